@@ -49,7 +49,7 @@ impl WebSocket {
     }
 
     /// The next message of a channel; `None`: the WebSocket is closed.
-    pub fn next(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
+    pub fn receive(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
         loop {
             let mut head = [0; 2];
             match self.0.read_exact(&mut head) {
@@ -74,7 +74,7 @@ impl WebSocket {
     /// All that comes on each of the channels 0 to 3, to the end.
     pub fn finish(mut self) -> Result<[Vec<u8>; 4]> {
         let mut all: [Vec<u8>; 4] = Default::default();
-        while let Some((channel, data)) = self.next()? {
+        while let Some((channel, data)) = self.receive()? {
             all.get_mut(usize::from(channel)).context("an unknown channel")?.extend_from_slice(&data);
         }
         Ok(all)

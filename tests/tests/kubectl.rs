@@ -269,8 +269,8 @@ impl Kubectl<'_> {
         terminal.wait_end()?;
         let pods = "/api/v1/namespaces/default/pods";
         let found = self.cluster.list(pods)?;
-        let names = found.iter().filter_map(|pod| pod["metadata"]["name"].as_str());
-        let name = names.filter(|name| name.starts_with("node-debugger-")).next_back().context("no pod")?;
+        let mut names = found.iter().filter_map(|pod| pod["metadata"]["name"].as_str());
+        let name = names.rfind(|name| name.starts_with("node-debugger-")).context("no pod")?;
         let path = format!("{pods}/{name}");
         wait_at(self.cluster, &path, "over", |found| found["status"]["phase"] == "Succeeded")?;
         self.cluster.delete(&path)?;

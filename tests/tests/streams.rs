@@ -91,7 +91,7 @@ fn has_exited(status: &[u8], code: u64) -> bool {
     let status: Value = serde_json::from_slice(status).unwrap_or_default();
     match code {
         0 => status["status"] == "Success",
-        code => status["details"]["causes"][0]["message"] == code.to_string(),
+        code => status["details"]["causes"][0]["message"].as_str() == Some(&*code.to_string()),
     }
 }
 
@@ -192,7 +192,7 @@ fn many_streams_at_once_carry_their_own_bytes(node: &mut TestNode) -> Result<()>
     for (number, stream) in streams.iter_mut().enumerate() {
         let mut said = Vec::new();
         while !said.ends_with(b"\n") {
-            let (channel, data) = stream.next()?.context("closed")?;
+            let (channel, data) = stream.receive()?.context("closed")?;
             ensure!(channel == 1, "{number}: channel {channel}: {}", String::from_utf8_lossy(&data));
             said.extend_from_slice(&data);
         }
@@ -220,16 +220,22 @@ fn many_streams_at_once_carry_their_own_bytes(node: &mut TestNode) -> Result<()>
         Forwarded::start_to(&mut command, &node.dir().join(format!("echo-{number}.log")), ECHO_PORT)
     });
     let forwards = forwards.collect::<Result<Vec<_>>>()?;
-    let connect = |number: usize| TcpStream::connect(("127.0.0.1", forwards[number % 2].port()));
-    let mut connections = (0..many()).map(connect).collect::<Result<Vec<_>, _>>()?;
-    for (number, connection) in connections.iter_mut().enumerate() {
-        connection.set_read_timeout(Some(wait::SOON))?;
+    let exchange = |connection: &mut TcpStream, number: usize| -> Result<()> {
         connection.write_all(&vec![number as u8; 1000])?;
-    }
-    for (number, connection) in connections.iter_mut().enumerate() {
         let mut echo = vec![0; 1000];
         connection.read_exact(&mut echo).with_context(|| format!("connection {number}"))?;
         ensure!(echo.iter().all(|byte| *byte == number as u8), "connection {number}: another's bytes");
+        Ok(())
+    };
+    // One after the other, as the pod's server has a short queue; then all of them are open.
+    let connect = |number: usize| {
+        let mut connection = TcpStream::connect(("127.0.0.1", forwards[number % 2].port()))?;
+        connection.set_read_timeout(Some(wait::SOON))?;
+        exchange(&mut connection, number).map(|()| connection)
+    };
+    let mut connections = (0..many()).map(connect).collect::<Result<Vec<_>>>()?;
+    for (number, connection) in connections.iter_mut().enumerate().rev() {
+        exchange(connection, number)?;
     }
     Ok(())
 }
@@ -341,8 +347,8 @@ fn a_container_that_dies_ends_its_streams(node: &mut TestNode) -> Result<()> {
     connection.set_read_timeout(Some(wait::SOON))?;
     connection.write_all(b"hello")?;
     connection.read_exact(&mut [0; 5])?;
-    ensure!(silent.next()?.is_some() && silent.next()?.is_some_and(|(_, data)| data == b"here\n"), "not started");
-    ensure!(busy.next()?.is_some(), "not started");
+    ensure!(silent.receive()?.is_some() && silent.receive()?.is_some_and(|(_, data)| data == b"here\n"), "not started");
+    ensure!(busy.receive()?.is_some(), "not started");
 
     node.exec("web", "main", &["touch", "/data/die"]).ok();
     let [.., status] = silent.finish()?;
