@@ -31,6 +31,8 @@ enum Part {
     Faults,
     /// 500 pods and an hour of work leave nothing behind.
     Leaks,
+    /// A real kubelet gives the answers that the suite of kubelet's own tests expects of limpet.
+    KubeletServer,
     /// A whole cluster with metrics-server: a Deployment, kubectl top, an autoscaler.
     MetricsServer,
     /// kubectl of 1.30 and of the newest release, by every protocol that an apiserver has for nodes.
@@ -53,6 +55,7 @@ impl Part {
             Self::Faults => &["test", "-p", "limpet-tests", "--test", "faults"],
             // One after the other: what is measured is an idle agent.
             Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks", "--", "--test-threads=1"],
+            Self::KubeletServer => &["test", "-p", "limpet-tests", "--test", "kubelet_server"],
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             // One after the other: what is measured is the agent's memory.
@@ -65,6 +68,7 @@ impl Part {
         match self {
             Self::Kubectl => kubernetes::apiserver().and_then(|_| kubernetes::kubectls()).map(drop),
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
+            Self::KubeletServer => kubernetes::apiserver().and_then(|_| kubernetes::kubelet()).map(drop),
             _ => Ok(()),
         }
     }
@@ -76,7 +80,7 @@ impl Part {
             // Every mount on the machine has an agent look at its watch again; those of others are not seen here.
             command = cargo::in_own_mount_namespace(&command);
         }
-        if matches!(self, Self::Faults | Self::Leaks | Self::Kubectl | Self::Streams) {
+        if matches!(self, Self::Faults | Self::Leaks | Self::KubeletServer | Self::Kubectl | Self::Streams) {
             command.env(suite::LONG_VARIABLE, "1");
         }
         command

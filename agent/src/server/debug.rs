@@ -23,9 +23,8 @@ const MAX_VERBOSITY: usize = 16;
 /// What both pages begin with, in kubelet's words.
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
                        guarantees and is for debugging purposes only.";
-/// The paths that `/statusz` lists.
-const PATHS: &str = "/configz /debug/flags/v /debug/pprof/ /flagz /healthz /logs/ /metrics /metrics/cadvisor \
-                     /metrics/probes /metrics/resource /pods /runningpods/ /stats/summary";
+/// The paths that `/statusz` lists: kubelet's, by their first parts.
+const PATHS: &str = "/configz /debug /flagz /healthz /metrics";
 
 /// Changes the verbosity of the log while the agent runs.
 pub type SetVerbosity = dyn Fn(u8) -> Result<(), String> + Send + Sync;

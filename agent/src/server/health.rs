@@ -68,7 +68,7 @@ impl Heartbeat {
 }
 
 /// A check's name, and its error, if it fails.
-type Check = (String, Result<(), String>);
+pub(super) type Check = (String, Result<(), String>);
 
 pub(super) async fn ping() -> &'static str {
     "ok"
@@ -79,7 +79,12 @@ pub(super) async fn sync_loop(State(state): State<ServerState>) -> (StatusCode, 
 }
 
 pub(super) async fn healthz(State(state): State<ServerState>) -> (StatusCode, String) {
-    report(&[("ping".to_owned(), Ok(())), sync_loop_check(&state).await])
+    report(&checks(&state).await)
+}
+
+/// The checks of `/healthz`.
+pub(super) async fn checks(state: &ServerState) -> [Check; 2] {
+    [("ping".to_owned(), Ok(())), sync_loop_check(state).await]
 }
 
 pub(super) async fn readyz(State(state): State<ServerState>) -> (StatusCode, String) {

@@ -32,8 +32,11 @@ pub struct StreamStates {
 
 /// All of kubelet's routes that limpet has, as far as `handlers` turns them on.
 pub fn routes(state: ServerState, streams: StreamStates, handlers: &DebugHandlers) -> KubeletRoutes {
-    let own = read_only().with_state(state.clone());
-    KubeletRoutes(own.merge(if handlers.enabled { debugging(state, streams, handlers) } else { without_debugging() }))
+    KubeletRoutes(if handlers.enabled {
+        read_only().with_state(state.clone()).merge(debugging(state, streams, handlers))
+    } else {
+        always().with_state(state).merge(without_debugging())
+    })
 }
 
 /// What `enableDebuggingHandlers` turns on, and the keys beside it.
@@ -67,6 +70,7 @@ fn without_debugging() -> Routes {
     let proxied = ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/debug/pprof/"];
     let routes =
         proxied.iter().fold(Routes::default(), |routes, path| debug::disabled(routes, path, Nodes(Proxy), WHY));
+    let routes = debug::disabled(routes, "/runningpods/", Nodes(Pods), WHY);
     debug::disabled(routes, "/logs/", Nodes(Log), WHY)
 }
 
@@ -75,17 +79,24 @@ const LOG_DIRECTORY: &str = "/var/log";
 
 /// What `readOnlyPort` serves.
 pub(super) fn read_only() -> Routes<ServerState> {
-    figures()
-        .merge(observability())
-        .get("/pods", Nodes(Pods), pods::pod_list)
-        .get("/pods/", Nodes(Pods), pods::pod_list)
-        .get("/runningpods/", Nodes(Pods), pods::running_pods)
+    always().get("/runningpods/", Nodes(Pods), pods::running_pods)
+}
+
+/// What no key turns off.
+fn always() -> Routes<ServerState> {
+    figures().merge(observability()).get("/pods", Nodes(Pods), pods::pod_list).get(
+        "/pods/",
+        Nodes(Pods),
+        pods::pod_list,
+    )
 }
 
 /// What the node and its pods use.
 fn figures() -> Routes<ServerState> {
     Routes::default()
         .get("/stats/summary", Nodes(Stats), stats::summary)
+        .post("/stats/summary", Nodes(Stats), stats::summary_of_form)
+        .get("/metrics/slis", Nodes(Metrics), stats::slis)
         .get("/metrics/resource", Nodes(Metrics), stats::resource)
         .get("/metrics/cadvisor", Nodes(Metrics), stats::cadvisor)
         .get("/metrics/probes", Nodes(Metrics), stats::probes)

@@ -114,7 +114,7 @@ async fn container_logs(
 ) -> Response {
     let (options, previous) = match parse(&query, Timestamp::now()) {
         Ok(parsed) => parsed,
-        Err(message) => return (StatusCode::BAD_REQUEST, format!("{message}\n")).into_response(),
+        Err(error) => return error.into_response(),
     };
     let target = LogTarget { pod: PodKey::new(namespace, pod), container, previous };
     let (subject, wanted) = (PathBuf::from(format!("the logs of pod {}", target.pod)), target.clone());
@@ -131,24 +131,56 @@ async fn container_logs(
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
 }
 
-/// Parses kubelet's query parameters; the flag is `previous`. `sinceSeconds` counts back from `now`.
-fn parse(query: &[(String, String)], now: Timestamp) -> Result<(ReadOptions, bool), String> {
+/// Why a query is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum QueryError {
+    /// A value is none of its kind.
+    #[error("{0}")]
+    Unreadable(String),
+    /// It can be read, and is not allowed: kubelet says no more of it.
+    #[error("{{\"message\": \"Invalid request.\"}}")]
+    Invalid,
+}
+
+impl IntoResponse for QueryError {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Unreadable(_) => (StatusCode::BAD_REQUEST, format!("{self}\n")).into_response(),
+            Self::Invalid => {
+                let json = [(header::CONTENT_TYPE, "application/json")];
+                (StatusCode::UNPROCESSABLE_ENTITY, json, self.to_string()).into_response()
+            }
+        }
+    }
+}
+
+/// Parses kubelet's query parameters; the flag is `previous`. `tail` is an older name of `tailLines`, and may be `all`. `sinceSeconds` counts back from `now`.
+fn parse(query: &[(String, String)], now: Timestamp) -> Result<(ReadOptions, bool), QueryError> {
     let value = |name: &str| {
         query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
     };
     let flag = |name: &str| match value(name) {
         None | Some("false" | "0") => Ok(false),
         Some("true" | "1") => Ok(true),
-        Some(other) => Err(format!("{name}: {other} is neither true nor false")),
+        Some(other) => Err(QueryError::Unreadable(format!("{name}: {other} is neither true nor false"))),
     };
     let number = |name: &str, least: u64| {
-        let parse = |text: &str| text.parse().ok().filter(|number| *number >= least);
-        let number = |text| parse(text).ok_or_else(|| format!("{name}: {text} is not a number of {least} or more"));
+        let number = |text: &str| {
+            let number: i64 =
+                text.parse().map_err(|_| QueryError::Unreadable(format!("{name}: {text} is not a number")))?;
+            u64::try_from(number).ok().filter(|number| *number >= least).ok_or(QueryError::Invalid)
+        };
         value(name).map(number).transpose()
     };
+    let tail_lines = match value("tail") {
+        Some("all") => None,
+        Some(_) => number("tail", 0)?,
+        None => number("tailLines", 0)?,
+    };
     let since_time = value("sinceTime")
-        .map(|text| text.parse::<Timestamp>().map_err(|_| format!("sinceTime: {text} is not an RFC 3339 time")))
-        .transpose()?;
+        .map(|text| text.parse::<Timestamp>())
+        .transpose()
+        .map_err(|_| QueryError::Unreadable("sinceTime is not an RFC 3339 time".to_owned()))?;
     // A time before the earliest timestamp selects everything.
     let before = |seconds| {
         let ago = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
@@ -156,17 +188,17 @@ fn parse(query: &[(String, String)], now: Timestamp) -> Result<(ReadOptions, boo
     };
     let since_seconds = number("sinceSeconds", 1)?.map(before);
     if since_time.is_some() && since_seconds.is_some() {
-        return Err("at most one of sinceTime and sinceSeconds may be given".to_owned());
+        return Err(QueryError::Invalid);
     }
     let stream = match value("stream") {
         None | Some("All") => None,
         Some("Stdout") => Some(LogStream::Stdout),
         Some("Stderr") => Some(LogStream::Stderr),
-        Some(other) => return Err(format!("stream: {other} is not one of All, Stdout, Stderr")),
+        Some(_) => return Err(QueryError::Invalid),
     };
     let options = ReadOptions {
         follow: flag("follow")?,
-        tail_lines: number("tailLines", 0)?,
+        tail_lines,
         since: since_time.or(since_seconds),
         timestamps: flag("timestamps")?,
         limit_bytes: number("limitBytes", 1)?,

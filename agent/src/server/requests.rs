@@ -2,36 +2,85 @@
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::Method;
-use axum::middleware::{Next, from_fn_with_state};
+use axum::http::header::{ALLOW, SEC_WEBSOCKET_PROTOCOL};
+use axum::http::{HeaderValue, Method, StatusCode};
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::Response;
 use tokio::time::Instant;
+use tower::Layer as _;
 
 use crate::status::metrics::{Metrics, RequestKind, ServerType};
 
 /// The routes whose answers become streams, by the beginning of their paths.
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "portForward"];
 
+/// The first parts of kubelet's paths, and of limpet's own: what a path that no route has is counted by, if it begins so.
+const ROOTS: [&str; 20] = [
+    "api",
+    "attach",
+    "checkpoint",
+    "configz",
+    "containerLogs",
+    "debug",
+    "exec",
+    "flagz",
+    "healthz",
+    "limpet",
+    "livez",
+    "logs",
+    "metrics",
+    "pods",
+    "portForward",
+    "readyz",
+    "run",
+    "runningpods",
+    "stats",
+    "statusz",
+];
+
+/// Of a WebSocket that reaches the containers' streams or ports without a translation to SPDY.
+const OWN_PROTOCOLS: [&str; 2] = ["v5.channel.k8s.io", "SPDY/3.1+portforward.k8s.io"];
+
 /// The methods that routes have.
 const METHODS: [Method; 5] = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::DELETE];
 
 /// The routes, each of whose requests is counted once its answer begins.
 pub(super) fn counted(routes: Router, metrics: &Metrics, server_type: ServerType) -> Router {
-    routes.layer(from_fn_with_state((metrics.clone(), server_type), count))
+    let counted = routes.layer(from_fn_with_state((metrics.clone(), server_type), count));
+    // Outside the routes, which name the methods of a path after their layers are done.
+    Router::new().fallback_service(map_response(allow_as_kubelet).layer(counted))
+}
+
+/// kubelet does not name HEAD beside GET.
+async fn allow_as_kubelet(mut response: Response) -> Response {
+    let allowed = response.headers().get(ALLOW).and_then(|allowed| allowed.to_str().ok());
+    let methods = allowed.map(|allowed| {
+        let methods: Vec<_> = allowed.split(',').map(str::trim).filter(|method| *method != "HEAD").collect();
+        methods.join(", ")
+    });
+    if let Some(methods) = methods.and_then(|methods| HeaderValue::try_from(methods).ok()) {
+        response.headers_mut().insert(ALLOW, methods);
+    }
+    response
 }
 
 async fn count(State((metrics, server_type)): State<(Metrics, ServerType)>, request: Request, next: Next) -> Response {
     let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let kind = kind(request.method(), path, server_type);
+    let kind = kind(request.method(), path, request.uri().path(), server_type);
     let began = Instant::now();
     let response = next.run(request).await;
     metrics.request_answered(&kind, began.elapsed());
+    let protocol = response.headers().get(SEC_WEBSOCKET_PROTOCOL).and_then(|protocol| protocol.to_str().ok());
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS && protocol.is_some_and(|it| OWN_PROTOCOLS.contains(&it)) {
+        metrics.websocket_opened(&kind.path);
+    }
     response
 }
 
-/// `path`: that of the route; `None`: there is no such route.
-fn kind(method: &Method, path: Option<&str>, server_type: ServerType) -> RequestKind {
-    let path = root(path.unwrap_or("/invalid"));
+/// `route`: the path of the route; `None`: there is none for the path that is `asked` for.
+fn kind(method: &Method, route: Option<&str>, asked: &str, server_type: ServerType) -> RequestKind {
+    let known = ROOTS.into_iter().find(|known| *known == root(asked)).unwrap_or("other");
+    let path = route.map_or(known, root);
     RequestKind {
         long_running: if LONG_RUNNING.contains(&path) { "true" } else { "false" },
         method: METHODS.iter().find(|known| *known == method).map_or("other", method_name),
@@ -70,11 +119,14 @@ mod tests {
             ("POST", Some("/exec/{namespace}/{pod}/{container}"), ("POST", "exec", "true")),
             ("GET", Some("/portForward/{namespace}/{pod}"), ("GET", "portForward", "true")),
             ("PUT", Some("/limpet/v1/pods"), ("PUT", "limpet", "false")),
-            ("BREW", None, ("other", "invalid", "false")),
+            ("BREW", None, ("other", "other", "false")),
         ] {
             let method = Method::from_bytes(method.as_bytes()).unwrap_or_default();
-            let kind = kind(&method, path, ServerType::ReadOnly);
+            let kind = kind(&method, path, "/made-up", ServerType::ReadOnly);
             assert_eq!((kind.method, kind.path.as_str(), kind.long_running), expected, "{path:?}");
+        }
+        for (asked, expected) in [("/healthz/", "healthz"), ("/healthzjunk", "other"), ("/metrics/hello", "other")] {
+            assert_eq!(kind(&Method::GET, None, asked, ServerType::ReadOnly).path, expected);
         }
     }
 }

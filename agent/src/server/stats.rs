@@ -12,15 +12,17 @@ mod summary;
 #[cfg(test)]
 pub(super) mod tests;
 
+use std::borrow::Cow;
 use std::io;
 
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
-use super::ServerState;
+use self::exposition::{Kind, Page, Sample};
 use super::pods::json;
+use super::{ServerState, health};
 use crate::status::metrics::CONTENT_TYPE;
 use limpet_host::cgroup::usage::Depth;
 
@@ -41,6 +43,50 @@ pub(super) async fn summary(State(state): State<ServerState>, Query(query): Quer
         Ok((usage, nano_cores)) => json(&summary::summary(&state.node_name, &usage, &nano_cores, disks.as_ref())),
         Err(error) => failed(&error),
     }
+}
+
+/// The same for a client that sends the query as a form; the answer to a type that is none is kubelet's.
+pub(super) async fn summary_of_form(
+    state: State<ServerState>,
+    Query(mut query): Query<SummaryQuery>,
+    headers: HeaderMap,
+    body: String,
+) -> Response {
+    let of_form =
+        |(key, value): (Cow<'_, str>, Cow<'_, str>)| (key == "only_cpu_and_memory").then(|| value.into_owned());
+    let media_type = headers.get(header::CONTENT_TYPE).map(|value| value.to_str().unwrap_or_default());
+    match media_type.map(|whole| whole.split(';').next().unwrap_or_default().trim()) {
+        Some("application/x-www-form-urlencoded") => {
+            let own = form_urlencoded::parse(body.as_bytes()).find_map(of_form);
+            query.only_cpu_and_memory = own.or(query.only_cpu_and_memory);
+        }
+        Some(other) if other.split('/').count() != 2 => return unparsed("mime: unexpected content after media type"),
+        // Another body says nothing.
+        _ => {}
+    }
+    summary(state, Query(query)).await
+}
+
+fn unparsed(why: &str) -> Response {
+    (StatusCode::INTERNAL_SERVER_ERROR, format!("parse form failed: {why}")).into_response()
+}
+
+/// The checks of health, as Kubernetes' components show them for service level indicators.
+pub(super) async fn slis(State(state): State<ServerState>) -> Response {
+    let checks = health::checks(&state).await;
+    let samples = checks.iter().map(|(name, verdict)| Sample {
+        labels: vec![("name", name.as_str()), ("type", "healthz")],
+        value: if verdict.is_ok() { 1.0 } else { 0.0 },
+        at: None,
+    });
+    let mut shown = Page::default();
+    shown.add(
+        "kubernetes_healthcheck",
+        Kind::Gauge,
+        "[STABLE] This metric records the result of a single healthcheck.",
+        samples,
+    );
+    page(shown.into_text())
 }
 
 /// CPU time and memory of node, pods and containers, for metrics-server.

@@ -184,6 +184,11 @@ impl Metrics {
         self.requests.answered(kind, took);
     }
 
+    /// A WebSocket to what the route of that beginning leads to was opened, in a protocol that needs no translation.
+    pub fn websocket_opened(&self, path: &str) {
+        self.requests.websocket_opened(path);
+    }
+
     /// The version of the node's cgroups.
     pub fn set_cgroup_version(&self, version: i64) {
         self.cgroup_version.set(version);

@@ -25,6 +25,8 @@ fn kubelets_query_parameters_are_parsed() {
         ("previous=true", all.clone(), true),
         ("follow=1&timestamps=true", ReadOptions { follow: true, timestamps: true, ..all.clone() }, false),
         ("tailLines=0", ReadOptions { tail_lines: Some(0), ..all.clone() }, false),
+        ("tail=7&tailLines=1", ReadOptions { tail_lines: Some(7), ..all.clone() }, false),
+        ("tail=all&tailLines=1", all.clone(), false),
         ("limitBytes=10", ReadOptions { limit_bytes: Some(10), ..all.clone() }, false),
         ("stream=Stderr", ReadOptions { stream: Some(LogStream::Stderr), ..all.clone() }, false),
         ("stream=All", all.clone(), false),
@@ -38,17 +40,19 @@ fn kubelets_query_parameters_are_parsed() {
     ] {
         assert_eq!(parse(&query(text), now), Ok((options, previous)), "{text}");
     }
-    for text in [
-        "follow=perhaps",
-        "tailLines=-1",
-        "limitBytes=0",
-        "sinceSeconds=0",
-        "sinceSeconds=x",
-        "sinceTime=noon",
-        "stream=stdin",
-        "sinceSeconds=1&sinceTime=2026-01-01T00:00:00Z",
+    for (text, is_invalid) in [
+        ("follow=perhaps", false),
+        ("tailLines=-1", true),
+        ("tail=-1", true),
+        ("limitBytes=0", true),
+        ("sinceSeconds=0", true),
+        ("sinceSeconds=x", false),
+        ("sinceTime=noon", false),
+        ("stream=stdin", true),
+        ("sinceSeconds=1&sinceTime=2026-01-01T00:00:00Z", true),
     ] {
-        assert!(parse(&query(text), now).is_err(), "{text}");
+        let error = parse(&query(text), now).unwrap_err();
+        assert_eq!(error == QueryError::Invalid, is_invalid, "{text}: {error}");
     }
 }
 

@@ -32,8 +32,10 @@ const OBSERVABILITY: [(&str, &str, Permission); 7] = [
 const PODS: [(&str, &str, Permission); 3] =
     [("GET", "/pods", Nodes(Pods)), ("GET", "/pods/", Nodes(Pods)), ("GET", "/runningpods/", Nodes(Pods))];
 
-const FIGURES: [(&str, &str, Permission); 4] = [
+const FIGURES: [(&str, &str, Permission); 6] = [
     ("GET", "/stats/summary", Nodes(Stats)),
+    ("POST", "/stats/summary", Nodes(Stats)),
+    ("GET", "/metrics/slis", Nodes(Metrics)),
     ("GET", "/metrics/resource", Nodes(Metrics)),
     ("GET", "/metrics/cadvisor", Nodes(Metrics)),
     ("GET", "/metrics/probes", Nodes(Metrics)),

@@ -36,7 +36,7 @@ pub struct RequestKind {
     pub long_running: &'static str,
     /// The method, if it is one that a route has.
     pub method: &'static str,
-    /// The beginning of its route's path: `pods`, `metrics/resource`; `invalid`: no route has it.
+    /// The beginning of its route's path: `pods`, `metrics/resource`; `other`: none of kubelet's or limpet's begins so.
     pub path: String,
     /// The listener.
     pub server_type: ServerType,
@@ -47,11 +47,22 @@ pub struct RequestKind {
 pub(super) struct RequestCounters {
     count: Family<RequestKind, Counter>,
     seconds: Family<RequestKind, Histogram>,
+    websockets: Family<SubresourceLabel, Counter>,
+}
+
+/// What a WebSocket leads to: kubelet's label `subresource`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SubresourceLabel {
+    subresource: String,
 }
 
 impl Default for RequestCounters {
     fn default() -> Self {
-        Self { count: Family::default(), seconds: Family::new_with_constructor(|| Histogram::new(DEFAULT_SECONDS)) }
+        Self {
+            count: Family::default(),
+            seconds: Family::new_with_constructor(|| Histogram::new(DEFAULT_SECONDS)),
+            websockets: Family::default(),
+        }
     }
 }
 
@@ -61,6 +72,14 @@ impl RequestCounters {
         all.register("kubelet_http_requests", help, self.count.clone());
         let help = "[ALPHA] Duration in seconds to serve http requests";
         all.register("kubelet_http_requests_duration_seconds", help, self.seconds.clone());
+        let help =
+            "[ALPHA] Total number of WebSocket streaming requests (exec/attach/portforward) received by the kubelet.";
+        all.register("kubelet_websocket_streaming_requests", help, self.websockets.clone());
+    }
+
+    /// `path`: the beginning of its route's: `exec`, `attach` or `portForward`.
+    pub(super) fn websocket_opened(&self, path: &str) {
+        self.websockets.get_or_create(&SubresourceLabel { subresource: path.to_lowercase() }).inc();
     }
 
     pub(super) fn answered(&self, kind: &RequestKind, took: Duration) {

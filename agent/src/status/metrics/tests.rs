@@ -47,6 +47,7 @@ pub(crate) fn filled() -> Metrics {
         server_type: ServerType::ReadOnly,
     };
     metrics.request_answered(&request, Duration::from_millis(1));
+    metrics.websocket_opened("exec");
     let pod = observed(json!({ "metadata": { "name": "web-edge1" } }));
     metrics.probed(&pod.record, "main", ProbeKind::Liveness, ProbeResult::Successful);
     metrics.runtime_operation("create_task", Duration::from_millis(40), false);

@@ -15,6 +15,7 @@ pub(super) const UNRECORDED: &[(&str, &str)] = &[
     ("kubelet_evictions", "as kubelet's, once a pod was evicted"),
     ("kubelet_image_garbage_collected_total", "as kubelet's, once an image was removed"),
     ("kubelet_image_pull_duration_seconds", "as kubelet's, once an image was pulled"),
+    ("kubelet_websocket_streaming_requests_total", "as kubelet's, once a WebSocket was opened"),
     ("prober_probe_total", "kubelet has it on `/metrics/probes` alone"),
     ("rest_client_requests_total", "in a cluster; `resource` in place of `host`, which is always the same"),
 ];
