@@ -13,6 +13,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     services().build_client(false).compile_protos(&["proto/runtime/v1/api.proto"], &["proto/runtime/v1"])?;
     services().compile_protos(&["proto/podresources/v1/api.proto"], &["proto/podresources/v1"])?;
     services().compile_protos(&["proto/pods/v1alpha1/api.proto"], &["proto/pods/v1alpha1"])?;
+    services().compile_protos(&["proto/deviceplugin/v1beta1/api.proto"], &["proto/deviceplugin/v1beta1"])?;
+    services().compile_protos(&["proto/pluginregistration/v1/api.proto"], &["proto/pluginregistration/v1"])?;
 
     let pod = tonic_prost_build::Config::new().load_fds(&["proto/core/v1/pod.proto"], &["proto/core/v1"])?;
     println!("cargo:rerun-if-changed=proto/core/v1/pod.proto");

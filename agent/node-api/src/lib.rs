@@ -1,11 +1,10 @@
-//! The gRPC definitions of the interfaces that node tools know, generated from Kubernetes' own files below `proto`.
+//! The gRPC definitions of the interfaces that node tools and plugins know, generated from Kubernetes' own files below `proto`.
 //!
 //! Types, service traits and the encoding of a Pod alone: what limpet answers is decided in the agent, `server/cri`,
-//! `server/pod_resources` and `server/pods_api`.
+//! `server/pod_resources`, `server/pods_api` and `device_plugins`.
 //! The files are those of Kubernetes 1.37.1: `k8s.io/cri-api/pkg/apis/runtime/v1/api.proto`, without the option `debug_redact`
-//! of four fields, which protoc 3.21 does not know, and `k8s.io/kubelet/pkg/apis`: `podresources/v1/api.proto`
-//! and `pods/v1alpha1/api.proto`; copyright The
-//! Kubernetes Authors, Apache-2.0.
+//! of four fields, which protoc 3.21 does not know, and of `k8s.io/kubelet/pkg/apis`: `podresources/v1`, `pods/v1alpha1`,
+//! `deviceplugin/v1beta1` and `pluginregistration/v1`; copyright The Kubernetes Authors, Apache-2.0.
 
 /// The Container Runtime Interface, `runtime.v1`.
 #[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
@@ -23,6 +22,18 @@ pub mod pod_resources {
 #[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
 pub mod pods {
     tonic::include_proto!("v1alpha1");
+}
+
+/// kubelet's device plugin API, `v1beta1`.
+#[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+pub mod device_plugin {
+    tonic::include_proto!("v1beta1");
+}
+
+/// kubelet's API for the registration of plugins, `v1`.
+#[allow(missing_docs, clippy::all, rustdoc::all, reason = "generated")]
+pub mod plugin_registration {
+    tonic::include_proto!("pluginregistration");
 }
 
 pub mod pod;
