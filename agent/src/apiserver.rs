@@ -30,6 +30,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::device_plugins::DevicePlugins;
 use crate::node::capacity::Capacity;
 use crate::source::api;
 use crate::status::event::Events;
@@ -74,6 +75,8 @@ pub struct Inputs {
     pub network: watch::Receiver<NetworkStatus>,
     /// Asked for its version.
     pub containerd: Containerd,
+    /// The devices of plugins.
+    pub device_plugins: Arc<DevicePlugins>,
     /// What each source has published.
     pub slots: Arc<Slots>,
     /// The source of the apiserver's pods.
@@ -103,6 +106,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         node_state: inputs.node_state,
         network: inputs.network,
         containerd: inputs.containerd,
+        device_plugins: inputs.device_plugins,
     };
     let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
     let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), inputs.slots);

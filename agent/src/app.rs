@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, DebugHandlers, RunFlags};
 use crate::debug;
+use crate::device_plugins::DevicePlugins;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, Parts};
 use crate::image_gc::{ImageCollector, KnownPods};
@@ -67,7 +68,7 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
-use listeners::{start_cri, start_listeners, start_pod_resources, start_pods_api};
+use listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
 use observer::NodeObserver;
 use published::ConfiguredSources;
 use shortage::evictor;
@@ -102,6 +103,7 @@ struct Shared {
     backends: Backends,
     capacity: Capacity,
     claims: Arc<NodeClaims>,
+    device_plugins: Arc<DevicePlugins>,
     node_network: watch::Receiver<NodeNetwork>,
     slots: Arc<Slots>,
     desired: Desired,
@@ -182,6 +184,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         meter: meter(&shared, &executor),
         pressure,
         health: shared.health.clone(),
+        device_plugins: Arc::clone(&shared.device_plugins),
     };
     let diff = DiffState {
         node_name,
@@ -213,6 +216,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     start_cri(&shared, CriState::new(state.clone(), executor.images.clone(), network, exec, streaming));
     start_pod_resources(&shared, state.clone());
     start_pods_api(&shared, state.clone());
+    start_device_plugins(&shared, &state);
     let local = server::local::routes(state.clone(), diff, images, DebugContainerState { orders: debug_orders });
     start_listeners(&shared, &state, on_network);
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));
@@ -285,8 +289,12 @@ async fn shared(
     stop: CancellationToken,
 ) -> Shared {
     let capacity = Capacity::measure(&config, node).await;
+    let tasks = TaskTracker::new();
+    let table = config.devices.keys().cloned().collect();
+    let device_plugins = Arc::new(DevicePlugins::new(table, &config.root_dir, tasks.clone(), stop.clone()));
     Shared {
-        claims: Arc::new(node_claims(&config, node, &capacity)),
+        claims: Arc::new(node_claims(&config, node, &capacity, &device_plugins)),
+        device_plugins,
         capacity,
         backends: Backends::open(&config, node).await,
         node_network,
@@ -297,7 +305,7 @@ async fn shared(
         metrics: Metrics::new(&node.name),
         health,
         stop,
-        tasks: TaskTracker::new(),
+        tasks,
         config,
     }
 }
@@ -326,6 +334,7 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
         node_network: shared.node_network.clone(),
         executable: std::env::current_exe().map_err(AppError::Executable)?,
         backends: shared.backends.clone(),
+        device_plugins: Arc::clone(&shared.device_plugins),
     };
     Ok(ContainerdExecutor::open(parts).await?)
 }
@@ -387,5 +396,6 @@ fn reporter(shared: &Shared, node: &NodeFacts) -> Reporter {
         metrics: shared.metrics.clone(),
         observed: shared.observed.clone(),
         health: shared.health.clone(),
+        device_plugins: Arc::clone(&shared.device_plugins),
     }
 }

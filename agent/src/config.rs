@@ -96,6 +96,18 @@ pub enum CriSocket {
     Off,
 }
 
+/// `pluginDirectory`: where plugins find their sockets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum PluginDirectory {
+    /// Where they look for kubelet's.
+    #[default]
+    OfKubelet,
+    /// In this directory.
+    At(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
 /// The agent's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
@@ -165,6 +177,10 @@ pub struct Config {
     pub runtime_binary: Option<PathBuf>,
     /// `devices`, by the resource's name.
     pub devices: BTreeMap<String, Device>,
+    /// `cdiSpecDirectories`. Default `/etc/cdi` and `/var/run/cdi`; a later one precedes.
+    pub cdi_dirs: Vec<PathBuf>,
+    /// `pluginDirectory`.
+    pub plugin_dir: PluginDirectory,
     /// `runtimeClasses`, by name.
     pub runtime_classes: BTreeMap<String, RuntimeClass>,
     /// `registryConfigDirectory`: containerd's `certs.d`. Default `/etc/containerd/certs.d`.
@@ -230,6 +246,8 @@ impl Default for Config {
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,
             devices: BTreeMap::new(),
+            cdi_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
+            plugin_dir: PluginDirectory::default(),
             runtime_classes: BTreeMap::new(),
             registry_config_dir: "/etc/containerd/certs.d".into(),
             cni_conf_dir: "/etc/cni/net.d".into(),
@@ -260,6 +278,16 @@ impl Config {
             CriSocket::InRunDirectory => Some(self.run_dir.join("cri.sock")),
             CriSocket::At(path) => Some(path.clone()),
             CriSocket::Off => None,
+        }
+    }
+
+    /// The directory of `device-plugins` and `plugins_registry`, if plugins are served. Beside a kubelet they are its own.
+    pub fn plugin_dir(&self) -> Option<PathBuf> {
+        match &self.plugin_dir {
+            PluginDirectory::OfKubelet if self.ignore_other_agents => None,
+            PluginDirectory::OfKubelet => Some("/var/lib/kubelet".into()),
+            PluginDirectory::At(path) => Some(path.clone()),
+            PluginDirectory::Off => None,
         }
     }
 

@@ -11,6 +11,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod debug;
+pub mod device_plugins;
 pub mod fuzz;
 
 pub mod eviction;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
+use crate::device_plugins::DevicePlugins;
 use crate::server::Health;
 use crate::status::event::EventType;
 use crate::status::event::Events;
@@ -49,6 +50,8 @@ pub struct Reporter {
     pub observed: Observed,
     /// Whether containerd answers, for health checks.
     pub health: Health,
+    /// Which devices of plugins containers have.
+    pub device_plugins: Arc<DevicePlugins>,
 }
 
 impl Reporter {
@@ -58,7 +61,8 @@ impl Reporter {
         let same_pod = known.as_ref().filter(|known| known.record.uid == pod.record.uid);
         let qos = qos_class(pod.record.spec());
         let before = same_pod.map(|known| &known.status);
-        let status = generate(pod, node, qos.as_str(), now, before);
+        let mut status = generate(pod, node, qos.as_str(), now, before);
+        self.device_plugins.show_health(&pod.record, &mut status);
         let observed = ObservedPod {
             record: Arc::clone(&pod.record),
             status,

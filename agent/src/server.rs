@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::{Link, Reviews};
 use crate::config::Config;
+use crate::device_plugins::DevicePlugins;
 use crate::source::push::Pusher;
 use crate::status::event::Events;
 use crate::status::metrics::{Metrics, ServerType};
@@ -112,6 +113,8 @@ pub struct ServerState {
     pub pressure: watch_channel::Receiver<NodePressure>,
     /// Whether the agent is alive and ready.
     pub health: Health,
+    /// The devices of plugins.
+    pub device_plugins: Arc<DevicePlugins>,
 }
 
 /// Why a listener could not be opened.
@@ -217,6 +220,13 @@ pub async fn serve_pod_resources(listener: UnixListener, state: ServerState, sto
 pub async fn serve_pods_api(listener: UnixListener, state: ServerState, stop: CancellationToken) {
     let lookup = Arc::new(CallerLookup::new(&state));
     serve_grpc(listener, lookup, pods_api::services(state), stop).await;
+}
+
+/// Serves the registration of device plugins on its socket until `stop`: to whoever can open it, as kubelet does, since
+/// plugins run in pods.
+pub async fn serve_registration(listener: UnixListener, state: ServerState, services: Router, stop: CancellationToken) {
+    let lookup = Arc::new(CallerLookup::new(&state));
+    connection::serve(connection::Grpc(connection::Local { listener, lookup }), services, stop).await;
 }
 
 async fn serve_grpc(listener: UnixListener, lookup: Arc<CallerLookup>, services: Router, stop: CancellationToken) {

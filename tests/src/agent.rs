@@ -129,6 +129,11 @@ impl Settings {
         self.dir.join("root")
     }
 
+    /// The directory of plugins.
+    pub fn plugins(&self) -> PathBuf {
+        self.dir.join("plugins")
+    }
+
     /// The run directory.
     pub fn run(&self) -> PathBuf {
         self.dir.join("run")
@@ -178,7 +183,8 @@ impl Settings {
              containerRuntimeEndpoint: unix://{}\ncgroupDriver: {}\ncgroupRoot: {}\npodLogsDir: {}\n\
              resolvConf: {}\n{}---\napiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n\
              rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
-             cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: {}\n{}",
+             cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: {}\npluginDirectory: {}\n\
+             cdiSpecDirectories: [{}]\n{}",
             self.manifests().display(),
             self.endpoint.display(),
             cgroup_driver(),
@@ -192,6 +198,8 @@ impl Settings {
             self.certs_d.display(),
             self.cni_config.display(),
             self.snapshotter,
+            self.plugins().display(),
+            self.plugins().join("cdi").display(),
             lines(&self.limpet),
         );
         fs::write(self.config(), text).with_context(|| format!("{}", self.config().display()))

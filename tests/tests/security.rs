@@ -216,12 +216,13 @@ fn a_device_is_the_containers_that_ask_for_it(node: &mut TestNode) -> Result<()>
     node.remove("modem")?;
     node.wait_running("second")?;
 
-    for (name, device, count, why) in [
-        ("unknown", "example.com/other", 1, "can't allocate unregistered device example.com/other"),
-        ("many", "example.com/lone", 2, "Requested: 2, Available: 1, which is unexpected"),
+    for (name, device, count, phase, why) in [
+        ("unknown", "example.com/other", 1, "Pending", "can't allocate unregistered device example.com/other"),
+        ("many", "example.com/lone", 2, "Failed", "Requested: 2, Available: 1, which is unexpected"),
     ] {
         node.apply(&asking(name, device, count))?;
-        let refused = node.wait_pod(name, "refused", |pod| pod["status"]["phase"] == "Failed")?;
+        let refused = node
+            .wait_pod(name, "refused", |pod| pod["status"]["phase"] == phase && pod["status"]["reason"].is_string())?;
         let message = refused["status"]["message"].as_str().unwrap_or_default();
         ensure!(refused["status"]["reason"] == "UnexpectedAdmissionError" && message.contains(why), "{refused}");
     }

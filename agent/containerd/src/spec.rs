@@ -5,6 +5,7 @@
 
 mod apparmor;
 mod capabilities;
+mod cdi;
 mod env_file;
 mod environment;
 mod expansion;
@@ -30,6 +31,7 @@ pub use self::resources::{resized, with_resources};
 pub use self::sub_paths::expand_sub_paths;
 
 use limpet_host::volume::Mount;
+use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::image::LocalImage;
 use limpet_model::node::{NodeAddresses, NodeFacts};
 use limpet_model::object::{ObjectKey, ObjectKind, PodObjects};
@@ -77,6 +79,8 @@ pub struct SpecInput<'a> {
     pub pod_dir: &'a Path,
     /// The ConfigMaps and Secrets the pod refers to, as they are now.
     pub objects: &'a PodObjects,
+    /// What device plugins have given it.
+    pub given: &'a [DeviceAllocation],
 }
 
 /// The annotation by which containers share containerd's shim: those of one pod.
@@ -243,6 +247,9 @@ pub enum SpecError {
     /// The container's AppArmor profile is not there.
     #[error("{0}")]
     AppArmor(String),
+    /// A CDI device that a device plugin names cannot be had.
+    #[error("failed to inject CDI devices: {0}")]
+    Cdi(String),
     /// A part of the document cannot be built.
     #[error("make the OCI document: {0}")]
     Document(String),
@@ -255,7 +262,10 @@ impl SpecError {
 
     /// Whether the failure is transient: a retry may succeed without an edit of the manifest, after a change on the node.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Read { .. } | Self::Profile { .. } | Self::AppArmor(_) | Self::EnvFile { .. })
+        matches!(
+            self,
+            Self::Read { .. } | Self::Profile { .. } | Self::AppArmor(_) | Self::EnvFile { .. } | Self::Cdi(_)
+        )
     }
 }
 
@@ -291,12 +301,13 @@ pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecErr
         .set_hostname(None)
         .set_annotations(Some(annotations(input)))
         .set_linux(Some(linux(input, host, seccomp)));
+    cdi::apply(&mut spec, &host.cdi);
     Ok(spec)
 }
 
 fn annotations(input: &SpecInput<'_>) -> HashMap<String, String> {
     let group = (SHIM_GROUP.to_owned(), input.pod.uid.as_str().to_owned());
-    scope::annotations(input).into_iter().chain([group]).collect()
+    cdi::annotations(input.given).into_iter().chain(scope::annotations(input)).chain([group]).collect()
 }
 
 fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>) -> Linux {

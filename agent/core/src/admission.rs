@@ -21,6 +21,9 @@ pub const OUT_OF: &str = "OutOf";
 /// kubelet's reason for a pod that names other nodes.
 pub const NODE_AFFINITY: &str = "NodeAffinity";
 
+/// kubelet's reason for a pod that cannot have what it needs, for a reason that no predicate knows.
+pub const UNEXPECTED: &str = "UnexpectedAdmissionError";
+
 /// Why the node does not take a pod now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
@@ -125,6 +128,24 @@ pub fn victims<'a>(
         }
     }
     candidates.into_iter().map(|(other, _)| other).collect()
+}
+
+/// Whether there are enough devices of the extended resource `name`: `offered` healthy ones, `None` where no plugin has
+/// registered it, of which others have `used`.
+pub fn has_devices(name: &str, wanted: usize, used: usize, offered: Option<usize>) -> Result<(), Refusal> {
+    let Some(offered) = offered else {
+        let message = format!(
+            "Allocate failed due to can't allocate unregistered device {name}, which is unexpected: no device plugin has \
+             registered it, and devices of the LimpetConfiguration does not name it"
+        );
+        return Err(Refusal { reason: UNEXPECTED.to_owned(), message });
+    };
+    if wanted <= offered.saturating_sub(used) {
+        return Ok(());
+    }
+    let message =
+        format!("Node didn't have enough resource: {name}, requested: {wanted}, used: {used}, capacity: {offered}");
+    Err(Refusal { reason: format!("{OUT_OF}{name}"), message })
 }
 
 #[cfg(test)]

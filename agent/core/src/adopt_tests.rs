@@ -45,6 +45,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         sandbox: Some("1".into()),
         resized_at: None,
         ephemeral: None,
+        devices: Vec::new(),
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),

@@ -13,6 +13,7 @@ pub mod api_pod;
 pub mod backoff;
 pub mod certificate;
 pub mod connectivity;
+pub mod device_plugins;
 pub mod eviction;
 pub mod exit_cause;
 #[cfg(any(test, feature = "fixtures"))]

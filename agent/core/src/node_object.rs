@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::device_plugins::DeviceCount;
 use crate::node_state::NodeState;
 use limpet_model::node::Pressure;
 use limpet_model::pod::requests::{Requests, Resource};
@@ -72,6 +73,8 @@ pub struct NodeReport {
     pub network_problem: Option<String>,
     /// containerd's version, once it has answered.
     pub runtime_version: String,
+    /// The devices of plugins, by resource.
+    pub devices: BTreeMap<String, DeviceCount>,
 }
 
 /// A Node object as the apiserver has it.
@@ -154,8 +157,8 @@ pub fn status_patch(node: &NodeDescription, report: &NodeReport, seen: &SeenNode
 }
 
 fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Value {
-    let quantities = |amounts: Requests| {
-        json!({
+    let quantities = |amounts: Requests, devices: fn(&DeviceCount) -> usize| {
+        let mut all = json!({
             "cpu": match amounts[Resource::Cpu].milli() {
                 milli if milli % 1_000 == 0 => (milli / 1_000).to_string(),
                 milli => format!("{milli}m"),
@@ -163,7 +166,11 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
             "memory": format!("{}Ki", amounts[Resource::Memory].units() >> 10),
             "ephemeral-storage": amounts[Resource::EphemeralStorage].units().to_string(),
             "pods": node.max_pods.to_string(),
-        })
+        });
+        for (name, count) in &report.devices {
+            all[name] = json!(devices(count).to_string());
+        }
+        all
     };
     let mut addresses: Vec<Value> = report
         .state
@@ -183,8 +190,8 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         "addresses": addresses,
         "daemonEndpoints": endpoint,
         "declaredFeatures": node.api_port.map(|_| [WEBSOCKETS]),
-        "capacity": quantities(node.capacity),
-        "allocatable": quantities(node.allocatable),
+        "capacity": quantities(node.capacity, |count| count.capacity),
+        "allocatable": quantities(node.allocatable, |count| count.allocatable),
         "conditions": conditions(report, seen, now),
         "nodeInfo": info,
     })

@@ -20,7 +20,7 @@ fn node() -> NodeDescription {
 }
 
 fn report() -> NodeReport {
-    NodeReport { state: READY, network_problem: None, runtime_version: "2.1.9".to_owned() }
+    NodeReport { state: READY, network_problem: None, runtime_version: "2.1.9".to_owned(), devices: BTreeMap::new() }
 }
 
 fn at(second: i64) -> Timestamp {

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::device_allocation::DeviceAllocation;
 use crate::pod::{PodKey, PodUid};
 use crate::probe::ProbeRecord;
 use crate::source::SourceKind;
@@ -121,6 +122,9 @@ pub struct ContainerIdentity {
     /// The definition of an ephemeral container: the manifest need not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ephemeral: Option<serde_json::Value>,
+    /// What device plugins have given it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceAllocation>,
 }
 
 impl ContainerIdentity {

@@ -6,6 +6,7 @@
 pub mod actor;
 pub mod attribution;
 pub mod container;
+pub mod device_allocation;
 pub mod directory_id;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;

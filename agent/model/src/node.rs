@@ -30,6 +30,8 @@ pub struct NodeFacts {
     pub runtime_endpoint: PathBuf,
     /// The devices that pods may ask for, by their resource's name.
     pub devices: BTreeMap<String, Device>,
+    /// The directories of the files of CDI devices; a later one precedes.
+    pub cdi_dirs: Vec<PathBuf>,
 }
 
 /// What the node is short of: a condition of the node, by Kubernetes' names.

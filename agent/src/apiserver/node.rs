@@ -1,6 +1,7 @@
 //! Keeps the Node object: registers it, makes it again when it was deleted, and reports its status.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -9,6 +10,7 @@ use tokio::time::Instant;
 
 use super::follow::Update;
 use super::link::Link;
+use crate::device_plugins::DevicePlugins;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_containerd::client::Client as Containerd;
@@ -53,6 +55,7 @@ pub(super) struct Keeper {
     pub(super) node_state: watch::Receiver<NodeState>,
     pub(super) network: watch::Receiver<NetworkStatus>,
     pub(super) containerd: Containerd,
+    pub(super) device_plugins: Arc<DevicePlugins>,
 }
 
 impl Keeper {
@@ -60,6 +63,7 @@ impl Keeper {
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         let (mut sent, mut failures) = (None, 0_u32);
         let mut version = String::new();
+        let mut device_changes = self.device_plugins.subscribe();
         loop {
             let state = *self.node_state.borrow_and_update();
             if state.runtime_ready && version.is_empty() {
@@ -67,7 +71,9 @@ impl Keeper {
             }
             let network = self.network.borrow_and_update().clone();
             let problem = (!network.is_ready()).then(|| network.to_string());
-            let report = NodeReport { state, network_problem: problem, runtime_version: version.clone() };
+            device_changes.borrow_and_update();
+            let devices = self.device_plugins.counts();
+            let report = NodeReport { state, network_problem: problem, runtime_version: version.clone(), devices };
             let pause = match self.keep(&report, &mut sent).await {
                 Ok(due) => {
                     failures = 0;
@@ -96,6 +102,7 @@ impl Keeper {
                 },
                 Ok(()) = self.node_state.changed() => {}
                 Ok(()) = self.network.changed() => {}
+                Ok(()) = device_changes.changed() => {}
                 () = self.link.online(), if !self.link.is_online() => {}
                 () = due => {}
             }

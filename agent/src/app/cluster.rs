@@ -33,6 +33,7 @@ pub(super) fn join_cluster(
         node_state,
         network: shared.backends.network.subscribe(),
         containerd: shared.backends.client.clone(),
+        device_plugins: Arc::clone(&shared.device_plugins),
         slots: Arc::clone(&shared.slots),
         source: source?,
     };

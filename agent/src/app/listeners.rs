@@ -2,6 +2,7 @@
 //! tried again.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -9,6 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
+use crate::device_plugins::{plugin_directory, registration};
 use crate::server::cri::CriState;
 use crate::server::kubelet::KubeletRoutes;
 use crate::server::{self, ServerState};
@@ -72,6 +74,26 @@ pub(super) fn start_pods_api(shared: &Shared, state: ServerState) {
     match server::bind(&shared.config.pods_api_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pods_api(listener, state, shared.stop.clone()))),
         Err(error) => tracing::error!(error = chain(&error), "the Pods API is not served"),
+    }
+}
+
+/// Serves the registration of device plugins and follows the directory of plugins, unless that is switched off. Sockets of
+/// an earlier life go first, so that plugins register again.
+pub(super) fn start_device_plugins(shared: &Shared, state: &ServerState) {
+    let plugins = &shared.device_plugins;
+    shared.tasks.spawn(Arc::clone(plugins).run());
+    let Some(directory) = shared.config.plugin_dir() else { return };
+    shared.tasks.spawn(plugin_directory::follow(Arc::clone(plugins), directory.join("plugins_registry")));
+    let sockets = directory.join("device-plugins");
+    if let Err(error) = registration::clear(&sockets) {
+        return tracing::error!(path = %sockets.display(), %error, "device plugins cannot register");
+    }
+    match server::bind(&sockets.join(registration::SOCKET)) {
+        Ok(listener) => {
+            let services = registration::services(Arc::clone(plugins), sockets);
+            shared.tasks.spawn(server::serve_registration(listener, state.clone(), services, shared.stop.clone()));
+        }
+        Err(error) => tracing::error!(error = chain(&error), "device plugins cannot register"),
     }
 }
 

@@ -11,6 +11,7 @@ use crate::attribution::Feed;
 use crate::clock;
 use crate::config::Config;
 use crate::debug::DebugOrder;
+use crate::device_plugins::DevicePlugins;
 use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::lifecycle;
@@ -32,11 +33,17 @@ use limpet_model::node::NodeFacts;
 const LIFECYCLE_INBOX: usize = 1_024;
 
 /// What the node has for its pods; nobody has any of it yet.
-pub(super) fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity) -> NodeClaims {
+pub(super) fn node_claims(
+    config: &Config,
+    node: &NodeFacts,
+    capacity: &Capacity,
+    plugins: &Arc<DevicePlugins>,
+) -> NodeClaims {
     let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
     let offer = NodeOffer {
         node_name: node.name.clone(),
         exclusive: exclusive.map(|(name, _)| name.clone()).collect(),
+        plugins: Arc::clone(plugins),
         allocatable: Some(capacity.offer()),
     };
     NodeClaims::new(offer, initial_labels(&node.name, architecture(), &config.cluster.labels))

@@ -246,6 +246,8 @@ pub(super) const LIMPET: &[Key] = &[
     supported("ignoreOtherAgents", Bool),
     supported("socketAllowedPods", Texts),
     supported("criSocket", Switch),
+    supported("pluginDirectory", Switch),
+    supported("cdiSpecDirectories", Texts),
     supported("manifestGuard", Switch),
     supported("manifestGuardRequired", Bool),
     supported("manifestGuardExecutables", Texts),

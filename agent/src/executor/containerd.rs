@@ -25,10 +25,12 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
+use self::admission::NotAdmitted;
 use self::handler::HttpGetter;
 use self::start::START_ERROR;
 use crate::clock;
 use crate::config::Config;
+use crate::device_plugins::DevicePlugins;
 use crate::reporter::Reporter;
 use crate::status::event::EventType;
 use limpet_containerd::client::Client;
@@ -91,6 +93,8 @@ pub struct ContainerdExecutor {
     pub logs: LogPaths,
     /// The GETs of probes and hooks.
     pub getter: HttpGetter,
+    /// The devices of plugins.
+    pub device_plugins: Arc<DevicePlugins>,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
     /// Bounds how many containers are started at once: as many as there are cores.
@@ -105,7 +109,8 @@ impl ContainerdExecutor {
         match action {
             Action::PrepareSandbox => match self.admit(&pod).await {
                 Ok(()) => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
-                Err(verdict) => Outcome::Refused(verdict),
+                Err(NotAdmitted::Never(verdict)) => Outcome::Refused(verdict),
+                Err(NotAdmitted::Yet(failure)) => Outcome::SandboxPrepared(Err(failure)),
             },
             Action::MeasureStorage => self.measure_storage(&pod).await,
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.update_volumes(&pod).await),
@@ -346,10 +351,24 @@ impl ContainerdExecutor {
             self.judge_snapshotter().await;
         }
         let (found, unreadable) = listed?;
+        if first {
+            self.find_devices(&found);
+        }
         for (id, reason) in unreadable {
             tracing::error!(container = %id, reason, "a container of limpet's that cannot be read; left alone");
         }
         Ok(found)
+    }
+
+    /// What device plugins have given containers before the agent started. The newest attempt counts.
+    fn find_devices(&self, found: &[FoundContainer]) {
+        let recorded = found.iter().map(|container| &container.recorded.identity);
+        let mut recorded: Vec<_> = recorded.filter(|identity| !identity.devices.is_empty()).collect();
+        recorded.sort_by_key(|identity| std::cmp::Reverse(identity.attempt));
+        for identity in recorded {
+            let uid = PodUid::new(identity.uid.as_str());
+            self.device_plugins.found(&uid, &identity.container, &identity.devices);
+        }
     }
 
     /// Without its snapshotter nothing can be read and no container starts; containerd does not say which there are instead.

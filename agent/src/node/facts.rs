@@ -27,6 +27,7 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
         seccomp_dir: config.root_dir.join("seccomp"),
         runtime_endpoint: config.runtime_endpoint.clone(),
         devices: config.devices.clone(),
+        cdi_dirs: config.cdi_dirs.clone(),
     }
 }
 

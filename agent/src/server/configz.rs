@@ -127,6 +127,8 @@ pub(crate) fn document(config: &Config) -> Value {
             "metricsAddress": config.metrics_address,
             "serverAllowedNames": server.allowed_names,
             "criSocket": config.cri_socket(),
+            "pluginDirectory": config.plugin_dir(),
+            "cdiSpecDirectories": config.cdi_dirs,
             "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
     });

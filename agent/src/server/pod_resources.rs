@@ -9,6 +9,8 @@ use tonic::{Request, Response, Status};
 
 use super::ServerState;
 use super::grpc::MAX_MESSAGE;
+use crate::device_plugins::DevicePlugins;
+use limpet_core::device_plugins::{Inventory, PluginDevice};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_model::node::Device;
 use limpet_model::pod::device::devices;
@@ -16,7 +18,8 @@ use limpet_model::pod::{PodKey, Role, is_terminal_phase};
 use limpet_node_api::pod_resources::pod_resources_lister_server::{PodResourcesLister, PodResourcesListerServer};
 use limpet_node_api::pod_resources::{
     AllocatableResourcesRequest, AllocatableResourcesResponse, ContainerDevices, ContainerResources,
-    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, PodResources,
+    GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, NumaNode,
+    PodResources, TopologyInfo,
 };
 
 /// The services of the socket.
@@ -35,7 +38,7 @@ type Table = BTreeMap<String, Device>;
 #[tonic::async_trait]
 impl PodResourcesLister for Lister {
     async fn list(&self, _: Request<ListPodResourcesRequest>) -> Answer<ListPodResourcesResponse> {
-        let pod_resources = all(&self.0.observed.load(), &self.0.config.devices);
+        let pod_resources = all(&self.0.observed.load(), &self.0.config.devices, &self.0.device_plugins);
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
@@ -43,7 +46,11 @@ impl PodResourcesLister for Lister {
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Answer<AllocatableResourcesResponse> {
-        let devices = self.0.config.devices.iter().map(|(name, device)| entry(name, device)).collect();
+        let table = self.0.config.devices.iter().map(|(name, device)| entry(name, device));
+        let healthy = |inventory: &Inventory| {
+            inventory.healthy().map(|(name, id, device)| plugin_entry(name, id, Some(device))).collect::<Vec<_>>()
+        };
+        let devices = table.chain(self.0.device_plugins.with(healthy)).collect();
         Ok(Response::new(AllocatableResourcesResponse { devices, ..AllocatableResourcesResponse::default() }))
     }
 
@@ -53,27 +60,36 @@ impl PodResourcesLister for Lister {
         let pod = observed.pods.get(&PodKey::new(pod_namespace.as_str(), pod_name.as_str()));
         let pod =
             pod.ok_or_else(|| Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found")))?;
-        Ok(Response::new(GetPodResourcesResponse { pod_resources: Some(of_pod(pod, &self.0.config.devices)) }))
+        Ok(Response::new(GetPodResourcesResponse {
+            pod_resources: Some(of_pod(pod, &self.0.config.devices, &self.0.device_plugins)),
+        }))
     }
 }
 
 /// What the pods have that have not ended.
-fn all(observed: &ObservedPods, table: &Table) -> Vec<PodResources> {
+fn all(observed: &ObservedPods, table: &Table, plugins: &DevicePlugins) -> Vec<PodResources> {
     let lives = |pod: &&ObservedPod| !pod.status.phase.as_deref().is_some_and(is_terminal_phase);
-    observed.pods.values().map(AsRef::as_ref).filter(lives).map(|pod| of_pod(pod, table)).collect()
+    observed.pods.values().map(AsRef::as_ref).filter(lives).map(|pod| of_pod(pod, table, plugins)).collect()
 }
 
 /// What a pod's sidecars and regular containers have, as in kubelet.
-fn of_pod(pod: &ObservedPod, table: &Table) -> PodResources {
+fn of_pod(pod: &ObservedPod, table: &Table, plugins: &DevicePlugins) -> PodResources {
     let spec = pod.record.spec();
     let lasting = Role::assign(spec).filter(|(_, role)| matches!(role, Role::Sidecar | Role::Main));
     let container = |(name, _): (&str, Role)| {
         // It has been given devices once it was created.
         let created = pod.record.container(name).filter(|_| pod.containers.contains_key(name));
         let given = created.into_iter().flat_map(devices);
+        let of_table = given.filter_map(|(name, _)| Some(entry(name, table.get(name)?)));
+        // Those of plugins it has from the pod's admission on.
+        let of_plugins = plugins.given(&pod.record, name);
+        let of_plugins = plugins.with(|inventory| {
+            let ids = of_plugins.iter().flat_map(|one| one.ids.iter().map(move |id| (one.resource.as_str(), id)));
+            ids.map(|(name, id)| plugin_entry(name, id, inventory.device(name, id))).collect::<Vec<_>>()
+        });
         ContainerResources {
             name: name.to_owned(),
-            devices: given.filter_map(|(name, _)| Some(entry(name, table.get(name)?))).collect(),
+            devices: of_table.chain(of_plugins).collect(),
             ..ContainerResources::default()
         }
     };
@@ -91,6 +107,17 @@ fn entry(name: &str, device: &Device) -> ContainerDevices {
         resource_name: name.to_owned(),
         device_ids: device.paths.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
         topology: None,
+    }
+}
+
+/// A device of a plugin. Its NUMA nodes are known while the plugin lists it.
+fn plugin_entry(name: &str, id: &str, device: Option<&PluginDevice>) -> ContainerDevices {
+    let nodes = device.into_iter().flat_map(|device| &device.numa_nodes).map(|id| NumaNode { id: *id });
+    let nodes: Vec<_> = nodes.collect();
+    ContainerDevices {
+        resource_name: name.to_owned(),
+        device_ids: vec![id.to_owned()],
+        topology: (!nodes.is_empty()).then_some(TopologyInfo { nodes }),
     }
 }
 
@@ -128,7 +155,7 @@ mod tests {
 
     #[test]
     fn created_containers_have_the_devices_of_the_table() {
-        let resources = of_pod(&pod("web", "Running", &["first", "main"]), &table());
+        let resources = of_pod(&pod("web", "Running", &["first", "main"]), &table(), &DevicePlugins::default());
         let shown: Vec<_> = resources
             .containers
             .iter()
@@ -143,7 +170,8 @@ mod tests {
         let pods =
             [pod("a", "Running", &[]), pod("b", "Succeeded", &[]), pod("c", "Failed", &[]), pod("d", "Pending", &[])];
         let observed = ObservedPods::of(pods.iter().map(|pod| (pod.record.key.clone(), Arc::clone(pod))).collect());
-        let names: Vec<_> = all(&observed, &table()).into_iter().map(|pod| pod.name).collect();
+        let names: Vec<_> =
+            all(&observed, &table(), &DevicePlugins::default()).into_iter().map(|pod| pod.name).collect();
         assert_eq!(names, ["a", "d"]);
     }
 }

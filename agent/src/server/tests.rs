@@ -96,6 +96,7 @@ fn fixture(name: &str) -> Fixture {
         pressure: tokio::sync::watch::channel(NodePressure::UNKNOWN).1,
         pusher: push::channel("edge1", Decoder { read: manifest::read, restore: manifest::restore_last_good }).0,
         health,
+        device_plugins: Arc::default(),
     };
     let stop = CancellationToken::new();
     let listener = bind(&path).unwrap();

@@ -1,5 +1,5 @@
 //! What pods have of the node: processor time, memory and disk space by their requests, and what only one pod can have, ports
-//! and exclusive devices. A pod for which there is not enough waits and starts once there is; one of the apiserver's fails,
+//! and exclusive devices, and of device plugins a number of devices. A pod for which there is not enough waits and starts once there is; one of the apiserver's fails,
 //! so that its controller makes another one. A pod that was found running has its claims without being asked.
 
 mod hold;
@@ -8,13 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::device_plugins::DevicePlugins;
 use limpet_core::admission::{self, OUT_OF, Refusal};
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::host_port::{HostPort, NODE_PORTS, host_ports};
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 pub use hold::{Hold, Refused};
 
@@ -61,11 +62,18 @@ struct Claims {
     record: Arc<PodRecord>,
     exclusive: Vec<Exclusive>,
     requests: Requests,
+    /// How many devices of plugins, by resource.
+    devices: BTreeMap<String, usize>,
 }
 
 impl Claims {
     fn is_empty(&self) -> bool {
-        self.exclusive.is_empty() && self.requests.is_zero()
+        self.exclusive.is_empty() && self.requests.is_zero() && self.devices.is_empty()
+    }
+
+    /// Whether it has more devices of plugins than `before`.
+    fn has_more_devices(&self, before: &Self) -> bool {
+        self.devices.iter().any(|(name, count)| before.devices.get(name).is_none_or(|before| before < count))
     }
 
     /// Whether it has something that only one can have and that `before` lacks.
@@ -83,6 +91,7 @@ impl Claims {
 struct Check {
     exclusive: bool,
     requests: bool,
+    devices: bool,
 }
 
 /// What the node has for its pods.
@@ -92,6 +101,8 @@ pub struct NodeOffer {
     pub node_name: String,
     /// The devices that one pod at a time can have.
     pub exclusive: BTreeSet<String>,
+    /// The devices of plugins.
+    pub plugins: Arc<DevicePlugins>,
     /// What pods may request together; `None`: any amount.
     pub allocatable: Option<Requests>,
 }
@@ -147,7 +158,37 @@ impl NodeClaims {
             record: Arc::clone(record),
             exclusive: ports.chain(devices.map(|name| Exclusive::Device(name.to_owned()))).collect(),
             requests: Requests::of(spec),
+            devices: self.offer.plugins.pod_wants(spec).map(|(name, count)| (name.to_owned(), count)).collect(),
         }
+    }
+
+    /// Reports changes of the devices of plugins.
+    pub fn device_changes(&self) -> watch::Receiver<u64> {
+        self.offer.plugins.subscribe()
+    }
+
+    /// Whether the pod has devices of plugins, or waits for some.
+    pub fn wants_plugins(&self, record: &PodRecord) -> bool {
+        self.offer.plugins.pod_wants(record.spec()).next().is_some()
+    }
+
+    /// Whether there are enough healthy devices of plugins beside those of `others`.
+    fn has_devices<'a>(
+        &self,
+        wanted: &Claims,
+        others: impl Iterator<Item = (&'a PodKey, &'a Claims)> + Clone,
+    ) -> Result<(), Refusal> {
+        self.offer.plugins.with(|inventory| {
+            wanted.devices.iter().try_for_each(|(name, count)| {
+                // A device that is not healthy is not offered, whoever has it.
+                let healthy = |(key, theirs): (&PodKey, &Claims)| {
+                    let claimed = theirs.devices.get(name).copied().unwrap_or(0);
+                    claimed.saturating_sub(inventory.unhealthy_of(key, name))
+                };
+                let offered = inventory.is_known(name).then(|| inventory.offer(name));
+                admission::has_devices(name, *count, others.clone().map(healthy).sum(), offered)
+            })
+        })
     }
 
     /// Gives `wanted` to the pod instead of what it has, if the others leave it as far as that is checked.
@@ -162,6 +203,12 @@ impl NodeClaims {
             {
                 return Err(Refused::of(refusal, &wanted.record));
             }
+        }
+        if check.devices
+            && let Err(refusal) = self.has_devices(&wanted, others())
+        {
+            let had = self.offer.plugins.with(|inventory| inventory.has_had(&wanted.record.uid));
+            return Err(if had { Refused::for_now(refusal) } else { Refused::of(refusal, &wanted.record) });
         }
         if let Some(allocatable) = self.offer.allocatable.filter(|_| check.requests) {
             let used = others().fold(Requests::default(), |sum, (_, theirs)| sum.plus(theirs.requests));

@@ -65,6 +65,8 @@ pub struct PodWorker {
     processes: ProcessWatch,
     /// What the pod has of the node, or waits for.
     hold: Hold,
+    /// Changes of the devices of plugins.
+    device_changes: watch::Receiver<u64>,
     /// Who waits for the end of the pod, because the node is short of what it takes.
     evicting: Option<oneshot::Sender<()>>,
     /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
@@ -86,6 +88,7 @@ impl PodWorker {
         let mut others: VecDeque<PodState> = adopted.into();
         let current = others.pop_front();
         let network_changes = node.borrow().network.changes;
+        let device_changes = context.node_claims.device_changes();
         let hold = Hold::of_found(&context.node_claims, &key, current.iter().chain(&others));
         Self {
             key,
@@ -106,6 +109,7 @@ impl PodWorker {
             probes: JoinSet::new(),
             processes: ProcessWatch::default(),
             hold,
+            device_changes,
             evicting: None,
             reconnected: false,
             generation: 0,
@@ -165,6 +169,8 @@ impl PodWorker {
                 None => std::future::pending().await,
             }
         };
+        let claims = &self.context.node_claims;
+        let has_devices = self.current.as_ref().is_some_and(|pod| claims.wants_plugins(&pod.record));
         tokio::select! {
             biased;
             () = self.stop.cancelled() => return true,
@@ -173,6 +179,7 @@ impl PodWorker {
             Some(joined) = self.probes.join_next() => self.probed(joined),
             (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
             () = self.hold.freed() => {}
+            Ok(()) = self.device_changes.changed(), if has_devices => {}
             () = alarm => {}
         }
         false

@@ -153,6 +153,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
         metrics: Metrics::new(&facts.name),
         observed: Observed::default(),
         health: Health::new().0,
+        device_plugins: Arc::default(),
     };
     let parts = Parts {
         node_network: NetworkFollower::new(config.node_ip).subscribe(),
@@ -160,6 +161,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
         node: facts,
         executable: env!("CARGO_BIN_EXE_limpet").into(),
         backends,
+        device_plugins: Arc::default(),
         reporter: Arc::new(reporter),
     };
     Ok(ContainerdExecutor::open(parts).await?)
@@ -193,6 +195,7 @@ impl RealNode {
             sandbox: None,
             resized_at: None,
             ephemeral: None,
+            devices: Vec::new(),
         };
         let spec = b"{}".to_vec();
         let (manifest, image) = (&record.manifest, &image.name);

@@ -77,6 +77,7 @@ impl Agent {
             metrics: Metrics::new(NODE),
             observed: observed.clone(),
             health,
+            device_plugins: Arc::default(),
         };
         let context = WorkerContext {
             executor: Arc::new(FakeExecutor::new(Arc::clone(world))),

@@ -38,6 +38,7 @@ fn identity(container: &str) -> ContainerIdentity {
         sandbox: None,
         resized_at: None,
         ephemeral: None,
+        devices: Vec::new(),
     }
 }
 

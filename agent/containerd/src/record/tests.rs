@@ -48,6 +48,7 @@ fn first_identity() -> ContainerIdentity {
         sandbox: None,
         resized_at: None,
         ephemeral: None,
+        devices: Vec::new(),
     }
 }
 

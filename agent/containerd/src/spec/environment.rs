@@ -73,7 +73,7 @@ pub(super) fn pod_variables(input: &SpecInput<'_>, host: &HostInput) -> Result<V
     Ok(variables)
 }
 
-/// `process.env`: the runtime's variables, then the image's, then the Pod's; the later wins.
+/// `process.env`: the runtime's variables, then the image's, then device plugins', then the Pod's; the later wins.
 pub(super) fn environment(input: &SpecInput<'_>, pod: &Variables) -> Vec<String> {
     let mut all = Variables::default();
     all.set("PATH", DEFAULT_PATH.to_owned());
@@ -85,6 +85,9 @@ pub(super) fn environment(input: &SpecInput<'_>, pod: &Variables) -> Vec<String>
     for entry in image.into_iter().flatten() {
         let (name, value) = entry.split_once('=').unwrap_or((entry, ""));
         all.set(name, value.to_owned());
+    }
+    for (name, value) in input.given.iter().flat_map(|one| &one.env) {
+        all.set(name, value.clone());
     }
     for (name, value) in pod.iter() {
         all.set(name, value.clone());

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
 use oci_spec::runtime::{Capabilities, LinuxDevice, LinuxDeviceType, LinuxSeccomp};
 
 use super::seccomp::{self, Profile};
-use super::{SpecError, SpecInput, apparmor, capabilities};
+use super::{SpecError, SpecInput, apparmor, capabilities, cdi};
 use limpet_host::peer;
 use limpet_host::volume::read_env_file;
 use limpet_model::pod::device::devices as devices_of;
@@ -32,6 +32,8 @@ pub struct HostInput {
     pub devices: Vec<LinuxDevice>,
     /// The devices that the container asks for, and what its cgroup allows with each.
     pub granted: Vec<(LinuxDevice, String)>,
+    /// What the CDI devices that the container has change.
+    pub cdi: Vec<cdi::ContainerEdits>,
     /// The parsed profile of a container with a `Localhost` one.
     pub seccomp: Option<LinuxSeccomp>,
     /// The AppArmor profile, which is loaded; `None`: none.
@@ -66,6 +68,7 @@ impl HostInput {
             },
             devices: if privileged { devices(Path::new("/dev"))? } else { Vec::new() },
             granted: granted(input)?,
+            cdi: cdi_edits(input)?,
             seccomp,
             apparmor: apparmor::profile(input.pod.spec(), input.container)?,
             env_files: env_files(input)?,
@@ -146,16 +149,45 @@ fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
     Ok(found)
 }
 
-/// The nodes of the devices that the container asks for, at the same paths. One that is not plugged in is waited for.
+/// The nodes of the devices that the container asks for, at the same paths, and those that device plugins have given it.
+/// One that is not plugged in is waited for.
 fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecError> {
     let named = devices_of(input.container).filter_map(|(name, _)| input.node.devices.get(name));
-    let paths = named.flat_map(|device| device.paths.iter().map(move |path| (path, &device.permissions)));
-    let node = |(path, permissions): (&PathBuf, &String)| {
-        let metadata = fs::metadata(path).map_err(|source| SpecError::read(path, source))?;
-        let no_device = || SpecError::read(path, std::io::Error::other("is no device"));
-        Ok((device(path, &metadata).ok_or_else(no_device)?, permissions.clone()))
-    };
-    paths.map(node).collect()
+    let named = named.flat_map(|one| one.paths.iter().map(move |path| (path, path, one.permissions.as_str())));
+    let given = input.given.iter().flat_map(|one| &one.devices);
+    let given = given.map(|one| (&one.host_path, &one.container_path, one.permissions.as_str()));
+    let mut granted = Vec::new();
+    for (host, inside, permissions) in named.chain(given) {
+        let metadata = fs::metadata(host).map_err(|source| SpecError::read(host, source))?;
+        let permissions = if permissions.is_empty() { "rwm" } else { permissions };
+        if let Some(node) = device(inside, &metadata) {
+            granted.push((node, permissions.to_owned()));
+            continue;
+        }
+        if !metadata.is_dir() {
+            return Err(SpecError::read(host, std::io::Error::other("is no device")));
+        }
+        for mut node in devices(host)? {
+            let below = node.path().strip_prefix(host).map(|below| inside.join(below));
+            node.set_path(below.unwrap_or_else(|_| inside.clone()));
+            granted.push((node, permissions.to_owned()));
+        }
+    }
+    Ok(granted)
+}
+
+/// What the container's CDI devices change. Files are read only for a container that has such devices.
+fn cdi_edits(input: &SpecInput<'_>) -> Result<Vec<cdi::ContainerEdits>, SpecError> {
+    let mut names = Vec::new();
+    for name in input.given.iter().flat_map(|one| one.cdi_names()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    cdi::resolve(&cdi::read(&input.node.cdi_dirs), &names)
 }
 
 fn device(path: &Path, metadata: &fs::Metadata) -> Option<LinuxDevice> {

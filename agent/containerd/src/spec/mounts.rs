@@ -7,6 +7,7 @@ use oci_spec::runtime::Mount;
 
 use super::SpecInput;
 use limpet_host::volume::{self, Propagation};
+use limpet_model::device_allocation::PluginMount;
 
 /// `spec.mounts`. A volume at the path of a default mount replaces it; one at `/dev` replaces all below it.
 pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
@@ -16,11 +17,13 @@ pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
         read_only: false,
         propagation: Propagation::Private,
     };
-    let taken: BTreeSet<PathBuf> = input.mounts.iter().map(|mount| clean(&mount.container_path)).collect();
+    let given: Vec<volume::Mount> = input.given.iter().flat_map(|one| &one.mounts).map(given).collect();
+    let all = || given.iter().chain(input.mounts);
+    let taken: BTreeSet<PathBuf> = all().map(|mount| clean(&mount.container_path)).collect();
     let dev = Path::new("/dev");
     let below_taken_dev = |path: &Path| taken.contains(dev) && path != dev && path.starts_with(dev);
     let free = |path: &Path| !taken.contains(path) && !below_taken_dev(path);
-    let mut binds: Vec<&volume::Mount> = input.mounts.iter().collect();
+    let mut binds: Vec<&volume::Mount> = all().collect();
     // A pod's shm is mounted even on a volume at `/dev`: only a volume at `/dev/shm` itself replaces it.
     if !taken.contains(Path::new("/dev/shm")) {
         binds.push(&shm);
@@ -32,6 +35,16 @@ pub(super) fn mounts(input: &SpecInput<'_>, privileged: bool) -> Vec<Mount> {
         .filter(|mount| free(mount.destination()))
         .chain(binds.into_iter().map(bind))
         .collect()
+}
+
+/// A mount of a device plugin.
+fn given(mount: &PluginMount) -> volume::Mount {
+    volume::Mount {
+        host_path: mount.host_path.clone(),
+        container_path: mount.container_path.clone(),
+        read_only: mount.read_only,
+        propagation: Propagation::Private,
+    }
 }
 
 /// `linux.rootfsPropagation`, when a mount has to propagate; `None` is private.

@@ -25,6 +25,7 @@ pub(crate) struct Fixture {
     pub(crate) node: NodeFacts,
     pub(crate) host: HostInput,
     pub(crate) objects: PodObjects,
+    pub(crate) given: Vec<limpet_model::device_allocation::DeviceAllocation>,
 }
 
 impl Fixture {
@@ -65,6 +66,7 @@ impl Fixture {
             node_addresses: [ip("192.0.2.1"), ip("2001:db8::1")].into_iter().collect(),
             mounts: Vec::new(),
             objects: PodObjects::default(),
+            given: Vec::new(),
             node: NodeFacts {
                 name: "node".to_owned(),
                 memory_capacity: 4_000_000_000,
@@ -76,6 +78,7 @@ impl Fixture {
                 seccomp_dir: "/var/lib/limpet/seccomp".into(),
                 runtime_endpoint: "/run/containerd/containerd.sock".into(),
                 devices: BTreeMap::new(),
+                cdi_dirs: Vec::new(),
             },
             host: HostInput {
                 capabilities: Capabilities::from([Capability::SysAdmin, Capability::Chown]),
@@ -100,6 +103,7 @@ impl Fixture {
             node: &self.node,
             pod_dir: Path::new("/var/lib/limpet/pods/x"),
             objects: &self.objects,
+            given: &self.given,
         }
     }
 

@@ -4,12 +4,17 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::qos::all_containers;
-use super::quantity;
+use super::validate::is_qualified_name;
+use super::{Role, quantity};
 
 /// Whether `name` is that of an extended resource: a name with a domain that is not Kubernetes' own.
 pub fn is_device(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/")
+}
+
+/// Whether a plugin may register it: [`is_device`], and a name as Kubernetes has them.
+pub fn is_extended_resource(name: &str) -> bool {
+    is_device(name) && !name.starts_with("requests.") && is_qualified_name(name)
 }
 
 /// The devices that the container asks for, and how many of each; at least one.
@@ -21,18 +26,33 @@ pub fn devices(container: &Container) -> impl Iterator<Item = (&str, i64)> {
     })
 }
 
-/// The devices that the pod needs at once, and how many of each: init containers run one by one, before the others.
+/// The devices that the pod needs at once, and how many of each: init containers run one by one, beside the sidecars
+/// before them, and what they have goes to the containers after them.
 pub fn pod_devices(spec: &PodSpec) -> BTreeMap<&str, i64> {
-    let mut needed = BTreeMap::new();
-    for (name, count) in spec.containers.iter().flat_map(devices) {
-        let sum = needed.entry(name).or_insert(0_i64);
+    let (mut lasting, mut most) = (BTreeMap::new(), BTreeMap::new());
+    let add = |needed: &mut BTreeMap<_, i64>, name, count| {
+        let sum: &mut i64 = needed.entry(name).or_insert(0);
         *sum = sum.saturating_add(count);
+        *sum
+    };
+    for container in spec.init_containers.iter().flatten() {
+        for (name, count) in devices(container) {
+            let at_once = match Role::of_init(container) {
+                Role::Sidecar => add(&mut lasting, name, count),
+                _ => count.saturating_add(lasting.get(name).copied().unwrap_or(0)),
+            };
+            let most = most.entry(name).or_insert(at_once);
+            *most = at_once.max(*most);
+        }
     }
-    for (name, count) in all_containers(spec).flat_map(devices) {
-        let most = needed.entry(name).or_insert(count);
+    for (name, count) in spec.containers.iter().flat_map(devices) {
+        add(&mut lasting, name, count);
+    }
+    for (name, count) in lasting {
+        let most = most.entry(name).or_insert(count);
         *most = count.max(*most);
     }
-    needed
+    most
 }
 
 #[cfg(test)]
@@ -53,5 +73,22 @@ mod tests {
         .unwrap();
         assert_eq!(pod_devices(&spec), BTreeMap::from([("example.com/a", 3), ("example.com/b", 1)]));
         assert!(!is_device("kubernetes.io/batch") && !is_device("cpu"));
+    }
+
+    #[test]
+    fn a_sidecar_keeps_its_devices_beside_the_containers_after_it() {
+        let one = |name: &str, count: u32, always: bool| serde_json::json!({"name": name, "restartPolicy": always.then_some("Always"), "resources": {"limits": {"x.io/a": count}}});
+        let cases = [
+            (vec![one("i", 3, false)], vec![one("a", 1, false), one("b", 1, false)], 3),
+            (vec![one("i", 1, false)], vec![one("a", 1, false), one("b", 1, false)], 2),
+            (vec![one("s", 1, true), one("i", 3, false)], vec![one("a", 1, false)], 4),
+            (vec![one("i", 3, false), one("s", 1, true)], vec![one("a", 1, false)], 3),
+            (vec![one("s", 1, true)], vec![one("a", 2, false)], 3),
+        ];
+        for (init, main, count) in cases {
+            let spec = serde_json::json!({"initContainers": init, "containers": main});
+            let spec: PodSpec = serde_json::from_value(spec).unwrap();
+            assert_eq!(pod_devices(&spec), BTreeMap::from([("x.io/a", count)]));
+        }
     }
 }

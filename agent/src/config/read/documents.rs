@@ -8,7 +8,7 @@ use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
 use super::super::url::duration;
-use super::super::{Config, CriSocket, quantity};
+use super::super::{Config, CriSocket, PluginDirectory, quantity};
 use super::Judge;
 use crate::config::GuardSettings;
 use limpet_core::backoff;
@@ -198,13 +198,8 @@ impl Judge {
             Some(path).filter(|path| path.is_absolute())
         });
         [self.url.ca_file, self.url.cert_file, self.url.key_file] = url;
-        let directories = map.texts("cniBinaryDirectories");
-        if !directories.is_empty() {
-            config.cni_bin_dirs = directories.iter().map(|(path, _)| PathBuf::from(path)).collect();
-            for (path, at) in directories.iter().filter(|(path, _)| !path.starts_with('/')) {
-                self.error(Some(*at), "cniBinaryDirectories", format!("{path:?} is not an absolute path"));
-            }
-        }
+        self.directories(map, "cniBinaryDirectories", &mut config.cni_bin_dirs);
+        self.directories(map, "cdiSpecDirectories", &mut config.cdi_dirs);
         if let Some((snapshotter, at)) = map.text("snapshotter") {
             if snapshotter.is_empty() {
                 self.error(Some(at), "snapshotter", "is empty");
@@ -262,6 +257,7 @@ impl Judge {
         }
         self.socket_allowed_pods(map, config);
         self.cri_socket(map, config);
+        self.plugins(map, config);
         self.allowed_names(map, &mut config.server);
         self.runtime_classes(map, config);
         self.devices(map, config);
@@ -287,5 +283,28 @@ impl Judge {
             path if path.starts_with('/') => CriSocket::At(PathBuf::from(path)),
             _ => return self.error(Some(at), KEY, format!("{text:?} is neither off nor an absolute path")),
         };
+    }
+
+    fn directories(&mut self, map: &Map<'_>, key: &'static str, into: &mut Vec<PathBuf>) {
+        let directories = map.texts(key);
+        if !directories.is_empty() {
+            *into = directories.iter().map(|(path, _)| PathBuf::from(path)).collect();
+            for (path, at) in directories.iter().filter(|(path, _)| !path.starts_with('/')) {
+                self.error(Some(*at), key, format!("{path:?} is not an absolute path"));
+            }
+        }
+    }
+
+    fn plugins(&mut self, map: &Map<'_>, config: &mut Config) {
+        const KEY: &str = "pluginDirectory";
+        let switch = map.bool(KEY).map(|(on, at)| (if on { "" } else { "off" }, at));
+        if let Some((text, at)) = map.text(KEY).or(switch) {
+            match text {
+                "" => config.plugin_dir = PluginDirectory::OfKubelet,
+                "off" => config.plugin_dir = PluginDirectory::Off,
+                path if path.starts_with('/') => config.plugin_dir = PluginDirectory::At(PathBuf::from(path)),
+                _ => self.error(Some(at), KEY, format!("{text:?} is neither off nor an absolute path")),
+            }
+        }
     }
 }

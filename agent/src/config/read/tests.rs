@@ -76,7 +76,7 @@ fn every_supported_key_has_an_effect() {
          runtimeClasses:\n  crun: {{binary: /usr/bin/crun}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
          devices:\n  example.com/modem: {{paths: [/dev/ttyS0], exclusive: true, permissions: rw}}\n\
-         serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\n\
+         serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\npluginDirectory: /plugins\ncdiSpecDirectories: [/cdi]\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
          staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
@@ -187,6 +187,8 @@ fn every_supported_key_has_an_effect() {
         ignore_other_agents: true,
         socket_allowed_pods: vec![PodKey::new("default", "deployer"), PodKey::new("lab", "ci")],
         cri_socket: super::super::CriSocket::At("/run/cri.sock".into()),
+        plugin_dir: super::super::PluginDirectory::At("/plugins".into()),
+        cdi_dirs: vec!["/cdi".into()],
         guard: GuardSettings {
             mode: Some(GuardMode::Strict),
             required: false,
@@ -573,4 +575,27 @@ fn the_socket_of_cri_is_moved_or_switched_off() {
     }
     let error = cri("criSocket: cri.sock\n").unwrap_err();
     assert!(error.contains(r#"criSocket: "cri.sock" is neither off nor an absolute path"#), "{error}");
+}
+
+#[test]
+fn plugins_are_where_kubelets_are_unless_a_kubelet_runs_too() {
+    let plugins = |line: &str| {
+        let (config, _, _) = load_text(&format!("{LIMPET_HEAD}{line}"), &[]);
+        config.map(|config| config.plugin_dir()).map_err(|errors| errors.join("\n"))
+    };
+    let table = [
+        ("", Some("/var/lib/kubelet")),
+        ("pluginDirectory: true\n", Some("/var/lib/kubelet")),
+        ("pluginDirectory: /p\n", Some("/p")),
+        ("pluginDirectory: off\n", None),
+        ("ignoreOtherAgents: true\n", None),
+        ("ignoreOtherAgents: true\npluginDirectory: /p\n", Some("/p")),
+    ];
+    for (line, path) in table {
+        assert_eq!(plugins(line), Ok(path.map(PathBuf::from)), "{line}");
+    }
+    let error = plugins("pluginDirectory: p\n").unwrap_err();
+    assert!(error.contains(r#"pluginDirectory: "p" is neither off nor an absolute path"#), "{error}");
+    let error = plugins("cdiSpecDirectories: [cdi]\n").unwrap_err();
+    assert!(error.contains(r#"cdiSpecDirectories: "cdi" is not an absolute path"#), "{error}");
 }

@@ -4,27 +4,51 @@ use k8s_openapi::api::core::v1::PodSpec;
 
 use super::ContainerdExecutor;
 use crate::status::event::EventType;
+use limpet_core::admission::UNEXPECTED;
+use limpet_core::outcome::Failure;
 use limpet_core::state::PodState;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::sandbox::sysctl;
 use limpet_host::{apparmor, selinux};
 use limpet_model::pod::apparmor::needs;
 use limpet_model::pod::device::pod_devices;
+use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
+/// The node does not run a pod.
+pub(super) enum NotAdmitted {
+    /// It would refuse it at every try.
+    Never(PodVerdict),
+    /// It may do so later.
+    Yet(Failure),
+}
+
 impl ContainerdExecutor {
-    /// kubelet's checks, with its reasons and messages.
-    pub(super) async fn admit(&self, pod: &PodState) -> Result<(), PodVerdict> {
+    /// kubelet's checks, with its reasons and messages; then its containers get the devices of plugins that they ask for.
+    pub(super) async fn admit(&self, pod: &PodState) -> Result<(), NotAdmitted> {
         let admitted = match self.permitted(pod.record.spec()) {
             Ok(()) => profiles(pod.record.spec()).await,
             refused => refused,
         };
-        admitted.map_err(|(reason, message)| {
-            tracing::warn!(pod = %pod.record.key, reason, message, "pod rejected");
-            let verdict = PodVerdict::rejected(reason, &message);
-            self.reporter.event(pod, None, EventType::Warning, reason, message);
-            verdict
+        admitted.map_err(|(reason, message)| self.reject(pod, reason, message))?;
+        let allocated = self.device_plugins.allocate(&pod.record).await;
+        allocated.map_err(|why| {
+            let message = format!("Allocate failed due to {why}, which is unexpected");
+            // The apiserver's pods have a controller that makes another one.
+            if pod.record.source == SourceKind::Api {
+                return self.reject(pod, UNEXPECTED, message);
+            }
+            tracing::warn!(pod = %pod.record.key, message, "no devices yet");
+            self.reporter.event(pod, None, EventType::Warning, UNEXPECTED, message.clone());
+            NotAdmitted::Yet(Failure { reason: UNEXPECTED, message, transient: true })
         })
+    }
+
+    fn reject(&self, pod: &PodState, reason: &'static str, message: String) -> NotAdmitted {
+        tracing::warn!(pod = %pod.record.key, reason, message, "pod rejected");
+        let verdict = PodVerdict::rejected(reason, &message);
+        self.reporter.event(pod, None, EventType::Warning, reason, message);
+        NotAdmitted::Never(verdict)
     }
 
     fn permitted(&self, spec: &PodSpec) -> Result<(), (&'static str, String)> {
@@ -32,21 +56,16 @@ impl ContainerdExecutor {
             let message = "Failed to admit pod as the OS field doesn't match node OS".to_owned();
             return Err(("PodOSNotSupported", message));
         }
-        self.devices(spec).map_err(|why| ("UnexpectedAdmissionError", format!("Allocate failed due to {why}")))?;
+        self.has_so_many(spec).map_err(|why| (UNEXPECTED, format!("Allocate failed due to {why}")))?;
         let allowed = sysctl::check_sysctls(spec, &self.config.allowed_unsafe_sysctls);
         allowed.map_err(|error| ("SysctlForbidden", error.to_string()))
     }
 
-    /// Whether the node has the devices that the pod asks for; whether they are free is the worker's to know.
-    fn devices(&self, spec: &PodSpec) -> Result<(), String> {
+    /// Whether there can be as many exclusive devices of the table as the pod asks for; whether they are free is the
+    /// worker's to know.
+    fn has_so_many(&self, spec: &PodSpec) -> Result<(), String> {
         for (name, count) in pod_devices(spec) {
-            let Some(device) = self.node.devices.get(name) else {
-                return Err(format!(
-                    "can't allocate unregistered device {name}, which is unexpected; set it in devices of the \
-                     LimpetConfiguration, and start limpet again"
-                ));
-            };
-            if device.exclusive && count > 1 {
+            if self.node.devices.get(name).is_some_and(|device| device.exclusive) && count > 1 {
                 return Err(format!(
                     "requested number of devices unavailable for {name}. Requested: {count}, Available: 1, which is unexpected"
                 ));

@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, watch};
 use super::ContainerdExecutor;
 use super::handler::HttpGetter;
 use crate::config::Config;
+use crate::device_plugins::DevicePlugins;
 use crate::reporter::Reporter;
 
 /// Why there is no executor: what pods run in cannot be had.
@@ -75,6 +76,8 @@ pub struct Parts {
     pub executable: PathBuf,
     /// containerd, CNI and volumes.
     pub backends: Backends,
+    /// The devices of plugins.
+    pub device_plugins: Arc<DevicePlugins>,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
 }
@@ -85,7 +88,7 @@ impl ContainerdExecutor {
     /// # Errors
     /// The directory of the sandboxes or the cgroups of the pods cannot be had.
     pub async fn open(parts: Parts) -> Result<Self, ComposeError> {
-        let Parts { config, node, node_network, executable, backends, reporter } = parts;
+        let Parts { config, node, node_network, executable, backends, device_plugins, reporter } = parts;
         let Backends { client, network, volumes } = backends;
         let images = ImagesConfig {
             snapshotter: config.snapshotter.clone(),
@@ -116,6 +119,7 @@ impl ContainerdExecutor {
             client,
             network,
             volumes,
+            device_plugins,
             reporter,
         })
     }

@@ -1,5 +1,6 @@
 //! One container start, the calls in their order (`docs/containerd.md`, "Start of a container").
 
+mod devices;
 mod ephemeral;
 mod failed;
 mod streams;
@@ -33,6 +34,7 @@ use limpet_host::orphan_processes;
 use limpet_host::process;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded};
+use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::image::LocalImage;
 use limpet_model::pod::ephemeral::to_record as ephemeral_record;
 use limpet_model::sandbox::PodAddresses;
@@ -49,6 +51,8 @@ struct Start<'a> {
     attempt: u32,
     pause: Duration,
     stop_signal: StopSignal,
+    /// What device plugins have given it.
+    given: Vec<DeviceAllocation>,
 }
 
 /// What runs after a start.
@@ -90,6 +94,7 @@ impl ContainerdExecutor {
             let message = format!("container {} was planned before its image and sandbox were ready", slot.name);
             return Err(Failure { reason: "CreateContainerError", message, transient: true });
         };
+        let given = self.devices(pod, slot).await?;
         let start = Start {
             pod,
             slot,
@@ -100,6 +105,7 @@ impl ContainerdExecutor {
             attempt,
             pause: slot.next_pause().min(self.config.max_restart_pause),
             stop_signal: self.stop_signal(pod, slot, image),
+            given,
         };
         let objects = Arc::clone(&pod.objects);
         let container_type = ContainerType::of(slot.role);
@@ -206,6 +212,7 @@ impl ContainerdExecutor {
         let (volumes, node) = (self.volumes.clone(), self.node.clone());
         let cgroups_path = self.cgroups.container_path(&record, id.as_str());
         let objects = Arc::clone(&start.pod.objects);
+        let given = start.given.clone();
         let node_addresses = self.node_network.borrow().addresses;
         let on_host = record.host_network().then(|| PodAddresses { ips: node_addresses.iter().collect() });
         calling("setting up the mounts");
@@ -224,7 +231,9 @@ impl ContainerdExecutor {
                 node: &node,
                 pod_dir: &pod_dir,
                 objects: &objects,
+                given: &given,
             };
+            devices::make_sources(&given)?;
             let expanded = spec::expand_sub_paths(&input).map_err(|error| error.to_string())?;
             let mounts = volumes.mounts(&record, &objects, &expanded, id.as_str(), progress);
             let mounts = mounts.map_err(|error| error.to_string())?;
@@ -304,6 +313,7 @@ impl ContainerdExecutor {
             sandbox: start.sandbox.sandbox.id.clone(),
             resized_at: None,
             ephemeral: record.ephemeral_of(&start.slot.name).and_then(ephemeral_record),
+            devices: start.given.clone(),
         }
     }
 

@@ -316,6 +316,7 @@ impl World {
             sandbox: self.sandbox(&record.uid),
             resized_at: None,
             ephemeral: record.ephemeral_of(&slot.name).and_then(to_record),
+            devices: Vec::new(),
         };
         let own = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
         let policy = own.or_else(|| record.spec().restart_policy.clone()).unwrap_or_default();

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::{Check, Claims, NodeClaims};
-use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal};
+use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal, UNEXPECTED};
 use limpet_core::plan::is_finished;
 use limpet_core::state::{ContainerSlot, PodState, SandboxState};
 use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
 /// The node does not take a pod now.
@@ -25,6 +26,11 @@ impl Refused {
     pub(super) fn of(refusal: Refusal, record: &PodRecord) -> Self {
         Self { verdict: refusal.verdict(record.source), victims: Vec::new() }
     }
+
+    /// It waits, whatever its source: it ran here before the agent started, and its plugin may not be back yet.
+    pub(super) fn for_now(refusal: Refusal) -> Self {
+        Self { verdict: refusal.verdict(SourceKind::File), victims: Vec::new() }
+    }
 }
 
 /// What a pod has until this is dropped.
@@ -36,6 +42,7 @@ struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        self.of.offer.plugins.free(&self.key);
         self.of.claims().remove(&self.key);
         self.of.wake_waiting();
     }
@@ -54,14 +61,20 @@ pub struct Hold {
 impl Hold {
     /// Of a pod that was found: what its incarnations use now.
     pub fn of_found<'a>(node: &Arc<NodeClaims>, key: &PodKey, found: impl Iterator<Item = &'a PodState>) -> Self {
-        let used = found.filter(|pod| uses_node(pod)).map(|pod| node.wanted(&pod.record)).reduce(|mut all, one| {
+        let mut uids = Vec::new();
+        let using = found.filter(|pod| uses_node(pod)).inspect(|pod| uids.push(pod.record.uid.clone()));
+        let used = using.map(|pod| node.wanted(&pod.record)).reduce(|mut all, one| {
             all.exclusive.extend(one.exclusive);
+            for (name, count) in one.devices {
+                *all.devices.entry(name).or_insert(0) += count;
+            }
             Claims { requests: all.requests.plus(one.requests), ..all }
         });
         let Some(used) = used.filter(|used| !used.is_empty()) else { return Self::default() };
-        if node.give(key, used, Check { exclusive: false, requests: false }).is_err() {
+        if node.give(key, used, Check { exclusive: false, requests: false, devices: false }).is_err() {
             return Self::default();
         }
+        uids.iter().for_each(|uid| node.offer.plugins.restore(key, uid));
         Self { claim: Some(Claim { of: Arc::clone(node), key: key.clone() }), ..Self::default() }
     }
 
@@ -108,12 +121,15 @@ impl Hold {
         }
         // One that was found without a claim uses what it names, and an edit of the requests of one that runs counts at once.
         let check = match &has {
-            None => Check { exclusive: !uses, requests: !uses },
-            Some(has) => {
-                Check { exclusive: wanted.grows_exclusively(has), requests: !uses && wanted.requests_more(has) }
-            }
+            None => Check { exclusive: !uses, requests: !uses, devices: !uses },
+            Some(has) => Check {
+                exclusive: wanted.grows_exclusively(has),
+                requests: !uses && wanted.requests_more(has),
+                devices: wanted.has_more_devices(has),
+            },
         };
         node.give(key, wanted, check)?;
+        node.offer.plugins.restore(key, &pod.record.uid);
         self.claim.get_or_insert_with(|| Claim { of: Arc::clone(node), key: key.clone() });
         Ok(())
     }
@@ -135,7 +151,7 @@ impl Hold {
 /// Whether a pod waits because of a claim.
 pub(super) fn is_claim(verdict: &PodVerdict) -> bool {
     let reason = &*verdict.reason;
-    !verdict.is_final() && (reason == NODE_PORTS || reason == NODE_AFFINITY || reason.starts_with(OUT_OF))
+    !verdict.is_final() && ([NODE_PORTS, NODE_AFFINITY, UNEXPECTED].contains(&reason) || reason.starts_with(OUT_OF))
 }
 
 /// Whether something of the pod may be bound to its ports, or have its devices open.

@@ -15,6 +15,7 @@ fn two_cores(labels: &[(&str, &str)]) -> Arc<NodeClaims> {
     let offer = NodeOffer {
         node_name: "edge1".to_owned(),
         exclusive: ["x.io/modem".to_owned()].into(),
+        plugins: Arc::new(DevicePlugins::with_table(["x.io/modem", "x.io/shared"])),
         allocatable: Some(amounts("2", "1Gi", "1Gi")),
     };
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();

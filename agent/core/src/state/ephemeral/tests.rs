@@ -150,6 +150,7 @@ fn found(pod: &PodState, state: ContainerState, task: Option<Task>) -> FoundCont
         sandbox: None,
         resized_at: None,
         ephemeral: definition,
+        devices: Vec::new(),
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "debug", 0),

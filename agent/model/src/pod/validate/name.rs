@@ -59,7 +59,7 @@ pub(super) fn is_label_value(text: &str) -> bool {
 }
 
 /// A key of labels, annotations, resources: an optional subdomain and `/`, then a name.
-pub(super) fn is_qualified_name(key: &str) -> bool {
+pub(in crate::pod) fn is_qualified_name(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => is_dns_subdomain(prefix) && is_plain_name(name),
         None => is_plain_name(key),

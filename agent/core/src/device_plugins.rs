@@ -1,0 +1,380 @@
+//! The devices of the device plugins: which there are, which container has which. Pure: time is an argument.
+//!
+//! kubelet's rules (`pkg/kubelet/cm/devicemanager`): the devices of a plugin that is gone count as unhealthy, and after
+//! five minutes the node has none of them; a container's devices are its own until its pod ends; what an init container
+//! has goes to the containers after it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::core::v1::PodSpec;
+
+use limpet_model::device_allocation::DeviceAllocation;
+use limpet_model::pod::{PodKey, PodUid, Role};
+
+/// For how long the node shows the resource of a plugin that is gone; kubelet's `endpointStopGracePeriod`.
+pub const GRACE: Duration = Duration::from_secs(5 * 60);
+
+/// One connection to a plugin.
+pub type PluginId = u64;
+
+/// A device as its plugin lists it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PluginDevice {
+    /// It can be used.
+    pub healthy: bool,
+    /// The NUMA nodes that it is near.
+    pub numa_nodes: Vec<i64>,
+}
+
+/// How many devices of a resource the node has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceCount {
+    /// All of them.
+    pub capacity: usize,
+    /// The healthy ones.
+    pub allocatable: usize,
+}
+
+/// One extended resource.
+#[derive(Debug, Clone, Default)]
+struct Resource {
+    devices: BTreeMap<String, PluginDevice>,
+    /// The connected plugins, the newest last.
+    plugins: Vec<PluginId>,
+    /// Since when there is none.
+    stopped: Option<Instant>,
+    /// The grace after that is over: the node has none of it.
+    gone: bool,
+}
+
+/// What one pod has.
+#[derive(Debug, Clone)]
+struct PodDevices {
+    key: PodKey,
+    /// By container and resource.
+    containers: BTreeMap<String, BTreeMap<String, Given>>,
+}
+
+/// What a container has of one resource.
+#[derive(Debug, Clone)]
+enum Given {
+    /// These ids; the plugin has not answered yet.
+    Reserved(Vec<String>),
+    Allocated(DeviceAllocation),
+}
+
+impl Given {
+    fn ids(&self) -> &[String] {
+        match self {
+            Self::Reserved(ids) => ids,
+            Self::Allocated(allocation) => &allocation.ids,
+        }
+    }
+}
+
+/// Why a container cannot have its devices; kubelet's words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllocationError {
+    /// No plugin has registered the resource.
+    #[error("can't allocate unregistered device {0}")]
+    Unregistered(String),
+    /// None is healthy.
+    #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
+    NoneHealthy(String),
+    /// One that the container has is not healthy any more.
+    #[error("previously allocated devices are no longer healthy; cannot allocate unhealthy devices {0}")]
+    Unhealthy(String),
+    /// Others have them.
+    #[error("requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}")]
+    Unavailable {
+        /// The resource.
+        resource: String,
+        /// How many more the container needs.
+        requested: usize,
+        /// How many are free.
+        available: usize,
+    },
+}
+
+/// What a container may choose among.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Choice {
+    /// The ids it takes in any case: those of init containers before it.
+    pub reused: Vec<String>,
+    /// The free ids.
+    pub free: BTreeSet<String>,
+    /// How many of those it needs.
+    pub needed: usize,
+}
+
+impl Choice {
+    /// The ids it gets, of which the plugin prefers some: sorted.
+    pub fn take(self, preferred: &[String]) -> Vec<String> {
+        let wanted: Vec<&String> = preferred.iter().filter(|id| self.free.contains(*id)).collect();
+        let others = self.free.iter().filter(|id| !wanted.contains(id));
+        let mut chosen: BTreeSet<String> = self.reused.iter().cloned().collect();
+        let all = self.reused.len() + self.needed;
+        for id in wanted.iter().copied().chain(others) {
+            if chosen.len() == all {
+                break;
+            }
+            chosen.insert(id.clone());
+        }
+        chosen.into_iter().collect()
+    }
+}
+
+/// All devices of all plugins.
+#[derive(Debug, Default)]
+pub struct Inventory {
+    resources: BTreeMap<String, Resource>,
+    pods: BTreeMap<PodUid, PodDevices>,
+    /// What is recorded on containers that were found, until their pods claim it.
+    recorded: BTreeMap<PodUid, Vec<(String, DeviceAllocation)>>,
+}
+
+impl Inventory {
+    /// The node has had this resource before the agent started; its plugin may come back.
+    pub fn remember(&mut self, resource: &str, now: Instant) {
+        let known = Resource { stopped: Some(now), ..Resource::default() };
+        self.resources.entry(resource.to_owned()).or_insert(known);
+    }
+
+    /// A plugin has registered; what it has follows.
+    pub fn connected(&mut self, resource: &str, plugin: PluginId) {
+        let known = self.resources.entry(resource.to_owned()).or_default();
+        known.plugins.push(plugin);
+        (known.stopped, known.gone) = (None, false);
+    }
+
+    /// A plugin lists all its devices. Returns whether that changes something.
+    pub fn listed(&mut self, resource: &str, plugin: PluginId, devices: BTreeMap<String, PluginDevice>) -> bool {
+        let known = self.resources.get_mut(resource).filter(|known| known.plugins.contains(&plugin));
+        known.is_some_and(|known| std::mem::replace(&mut known.devices, devices) != known.devices)
+    }
+
+    /// A plugin is gone. Returns whether it was connected.
+    pub fn disconnected(&mut self, resource: &str, plugin: PluginId, now: Instant) -> bool {
+        let Some(known) = self.resources.get_mut(resource) else { return false };
+        let before = known.plugins.len();
+        known.plugins.retain(|one| *one != plugin);
+        if known.plugins.is_empty() && known.stopped.is_none() {
+            known.stopped = Some(now);
+            known.devices.values_mut().for_each(|device| device.healthy = false);
+        }
+        known.plugins.len() < before
+    }
+
+    /// Forgets the devices of plugins that have been gone for too long. Returns when the next ones are due.
+    pub fn expire(&mut self, now: Instant) -> Option<Instant> {
+        let mut next: Option<Instant> = None;
+        for known in self.resources.values_mut().filter(|known| !known.gone) {
+            let Some(due) = known.stopped.map(|stopped| stopped + GRACE) else { continue };
+            if due <= now {
+                known.gone = true;
+                known.devices.clear();
+            } else {
+                next = Some(next.map_or(due, |next| next.min(due)));
+            }
+        }
+        next
+    }
+
+    /// How many devices there are, by resource. A resource that is gone is shown with none, as kubelet does.
+    pub fn counts(&self) -> BTreeMap<String, DeviceCount> {
+        let count = |known: &Resource| DeviceCount {
+            capacity: known.devices.len(),
+            allocatable: known.devices.values().filter(|device| device.healthy).count(),
+        };
+        self.resources.iter().map(|(name, known)| (name.clone(), count(known))).collect()
+    }
+
+    /// The healthy devices, by resource and id.
+    pub fn healthy(&self) -> impl Iterator<Item = (&str, &str, &PluginDevice)> {
+        self.resources.iter().flat_map(|(name, known)| {
+            let healthy = known.devices.iter().filter(|(_, device)| device.healthy);
+            healthy.map(move |(id, device)| (name.as_str(), id.as_str(), device))
+        })
+    }
+
+    /// One device, if its plugin still lists it.
+    pub fn device(&self, resource: &str, id: &str) -> Option<&PluginDevice> {
+        self.resources.get(resource)?.devices.get(id)
+    }
+
+    /// The plugin to ask about a resource.
+    pub fn plugin(&self, resource: &str) -> Option<PluginId> {
+        self.resources.get(resource)?.plugins.last().copied()
+    }
+
+    /// Whether a plugin has registered the resource, now or a short time ago.
+    pub fn is_known(&self, resource: &str) -> bool {
+        self.resources.get(resource).is_some_and(|known| !known.gone)
+    }
+
+    /// How many healthy devices pods may have together.
+    pub fn offer(&self, resource: &str) -> usize {
+        let devices = self.resources.get(resource).into_iter().flat_map(|known| known.devices.values());
+        devices.filter(|device| device.healthy).count()
+    }
+
+    /// How many of the devices that the pod of `key` has are not healthy.
+    pub fn unhealthy_of(&self, key: &PodKey, resource: &str) -> usize {
+        let pods = self.pods.values().filter(|pod| pod.key == *key);
+        let ids: BTreeSet<&String> = pods.flat_map(|pod| pod.ids(resource)).collect();
+        ids.into_iter().filter(|id| !self.device(resource, id).is_some_and(|device| device.healthy)).count()
+    }
+
+    /// What is recorded on a container that was found when the agent started; the first record of a name counts.
+    pub fn found(&mut self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
+        for allocation in allocations {
+            let resources = &mut self.resources;
+            let stopped = Resource { gone: true, ..Resource::default() };
+            resources.entry(allocation.resource.clone()).or_insert(stopped);
+            let recorded = self.recorded.entry(uid.clone()).or_default();
+            if !recorded.iter().any(|(name, one)| name == container && one.resource == allocation.resource) {
+                recorded.push((container.to_owned(), allocation.clone()));
+            }
+        }
+    }
+
+    /// Whether containers of the pod have had devices before the agent started.
+    pub fn has_had(&self, uid: &PodUid) -> bool {
+        self.recorded.contains_key(uid)
+    }
+
+    /// The pod has again what is recorded on its containers, unless another one has it now.
+    pub fn restore(&mut self, key: &PodKey, uid: &PodUid) {
+        for (container, allocation) in self.recorded.remove(uid).unwrap_or_default() {
+            let taken = self.taken_by_others(&allocation.resource, uid);
+            if !allocation.ids.iter().any(|id| taken.contains(id.as_str())) {
+                self.allocated(key, uid, &container, allocation);
+            }
+        }
+    }
+
+    /// Frees all that the pod of `key` has.
+    pub fn free(&mut self, key: &PodKey) {
+        self.pods.retain(|_, pod| pod.key != *key);
+    }
+
+    /// What the container may choose among to have `count` devices; `None`: it has them.
+    ///
+    /// # Errors
+    /// It cannot have so many.
+    pub fn choose(
+        &self,
+        uid: &PodUid,
+        spec: &PodSpec,
+        container: &str,
+        resource: &str,
+        count: usize,
+    ) -> Result<Option<Choice>, AllocationError> {
+        let pod = self.pods.get(uid);
+        if !self.is_known(resource) {
+            return Err(AllocationError::Unregistered(resource.to_owned()));
+        }
+        let listed = &self.resources[resource].devices;
+        let is_healthy = |id: &str| listed.get(id).is_some_and(|device| device.healthy);
+        if !listed.values().any(|device| device.healthy) {
+            return Err(AllocationError::NoneHealthy(resource.to_owned()));
+        }
+        let own = pod.and_then(|pod| pod.containers.get(container)?.get(resource));
+        if let Some(Given::Allocated(own)) = own.filter(|own| own.ids().len() == count) {
+            let healthy = own.ids.iter().all(|id| is_healthy(id));
+            return if healthy { Ok(None) } else { Err(AllocationError::Unhealthy(resource.to_owned())) };
+        }
+        // One that asks for another number since an edit keeps what it has.
+        let own: BTreeSet<String> = own.into_iter().flat_map(Given::ids).cloned().collect();
+        let mut reusable = pod.map(|pod| pod.reusable(spec, container, resource)).unwrap_or_default();
+        reusable.retain(|id| !own.contains(id));
+        let reused: Vec<String> = own.into_iter().chain(reusable).filter(|id| is_healthy(id)).take(count).collect();
+        let taken = self.taken(resource);
+        let healthy = listed.iter().filter(|(_, device)| device.healthy).map(|(id, _)| id);
+        let mut free: BTreeSet<String> = healthy.filter(|id| !taken.contains(id.as_str())).cloned().collect();
+        let needed = count - reused.len();
+        // What a pod had before the agent started is left to it as long as there is something else.
+        let awaited = self.recorded.iter().filter(|(other, _)| *other != uid).flat_map(|(_, recorded)| recorded);
+        let awaited = awaited.filter(|(_, one)| one.resource == resource).flat_map(|(_, one)| &one.ids);
+        for id in awaited {
+            if free.len() > needed {
+                free.remove(id);
+            }
+        }
+        if free.len() < needed {
+            let (resource, available) = (resource.to_owned(), free.len());
+            return Err(AllocationError::Unavailable { resource, requested: needed, available });
+        }
+        Ok(Some(Choice { reused, free, needed }))
+    }
+
+    /// Nobody else gets these from now on; [`Self::allocated`] follows, or [`Self::withdraw`].
+    pub fn reserve(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, ids: Vec<String>) {
+        self.give(key, uid, container, resource, Given::Reserved(ids));
+    }
+
+    /// The plugin has given them.
+    pub fn allocated(&mut self, key: &PodKey, uid: &PodUid, container: &str, allocation: DeviceAllocation) {
+        let resource = allocation.resource.clone();
+        self.give(key, uid, container, &resource, Given::Allocated(allocation));
+    }
+
+    /// Frees what of the container was reserved and not given, and what it does not ask for any more.
+    pub fn withdraw(&mut self, uid: &PodUid, container: &str, wanted: &[(&str, usize)]) {
+        let given = self.pods.get_mut(uid).and_then(|pod| pod.containers.get_mut(container));
+        let asked = |resource: &String| wanted.iter().any(|(name, _)| name == resource);
+        if let Some(given) = given {
+            given.retain(|resource, one| matches!(one, Given::Allocated(_)) && asked(resource));
+        }
+    }
+
+    /// What the container has.
+    pub fn of_container(&self, uid: &PodUid, container: &str) -> impl Iterator<Item = &DeviceAllocation> {
+        let given = self.pods.get(uid).and_then(|pod| pod.containers.get(container));
+        given.into_iter().flatten().filter_map(|(_, given)| match given {
+            Given::Allocated(allocation) => Some(allocation),
+            Given::Reserved(_) => None,
+        })
+    }
+
+    fn give(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, given: Given) {
+        let new = || PodDevices { key: key.clone(), containers: BTreeMap::new() };
+        let pod = self.pods.entry(uid.clone()).or_insert_with(new);
+        pod.containers.entry(container.to_owned()).or_default().insert(resource.to_owned(), given);
+    }
+
+    fn taken<'a>(&'a self, resource: &'a str) -> BTreeSet<&'a str> {
+        self.pods.values().flat_map(|pod| pod.ids(resource)).map(String::as_str).collect()
+    }
+
+    fn taken_by_others(&self, resource: &str, uid: &PodUid) -> BTreeSet<String> {
+        let others = self.pods.iter().filter(|(other, _)| *other != uid);
+        others.flat_map(|(_, pod)| pod.ids(resource)).cloned().collect()
+    }
+}
+
+impl PodDevices {
+    fn ids<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = &'a String> {
+        self.containers.values().filter_map(move |given| given.get(resource)).flat_map(Given::ids)
+    }
+
+    /// What init containers before `container` have and no sidecar or regular container before it has taken over.
+    fn reusable(&self, spec: &PodSpec, container: &str, resource: &str) -> BTreeSet<String> {
+        let mut reusable = BTreeSet::new();
+        for (name, role) in Role::assign(spec).take_while(|(name, _)| *name != container) {
+            let given = self.containers.get(name).and_then(|given| given.get(resource));
+            for id in given.into_iter().flat_map(Given::ids) {
+                match role {
+                    Role::Init => reusable.insert(id.clone()),
+                    Role::Sidecar | Role::Main | Role::Ephemeral => reusable.remove(id),
+                };
+            }
+        }
+        reusable
+    }
+}
+
+#[cfg(test)]
+#[path = "device_plugins_tests.rs"]
+mod tests;

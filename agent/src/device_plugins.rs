@@ -1,0 +1,230 @@
+//! kubelet's device plugins, `v1beta1`: they register on a socket, list their devices, and say what a container needs to use
+//! one. Which container has which device is decided by [`limpet_core::device_plugins`].
+//!
+//! Every call has a deadline, and runs in a task of the plugin or of the pod that needs it: a plugin that hangs delays its
+//! own pods alone. The socket, [`registration`], and the directory, [`plugin_directory`], lead to [`DevicePlugins::register`].
+
+mod allocation;
+mod connection;
+pub mod plugin_directory;
+pub mod registration;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::connection::Connection;
+use limpet_core::device_plugins::{DeviceCount, Inventory, PluginId};
+use limpet_model::device_allocation::DeviceAllocation;
+use limpet_model::pod::device::is_extended_resource;
+use limpet_model::pod::{PodKey, PodUid};
+
+pub use self::allocation::AllocateError;
+
+/// The version of the API that limpet speaks.
+const VERSION: &str = "v1beta1";
+/// How many plugins may be connected.
+const MAX_PLUGINS: usize = 256;
+/// The file below the root directory with the names of the resources, one a line: after a restart the Node has none of them
+/// until their plugins are back.
+const NAMES: &str = "device-plugin-resources";
+
+/// Why a plugin cannot register.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RegisterError {
+    /// It speaks another version.
+    #[error("requested API version {0:?} is not supported by limpet. Supported version is \"v1beta1\"")]
+    Version(String),
+    /// It is no name of an extended resource.
+    #[error("the ResourceName {0:?} is invalid")]
+    Name(String),
+    /// `devices` of the LimpetConfiguration names it.
+    #[error("the resource {0} is one of devices in the LimpetConfiguration; name one of the two otherwise")]
+    InTable(String),
+    /// The socket's name leads out of the directory.
+    #[error("the endpoint {0:?} is not the name of a socket in the directory of device plugins")]
+    Endpoint(String),
+    /// There are too many.
+    #[error("{MAX_PLUGINS} device plugins are connected already")]
+    TooMany,
+    /// Its socket does not answer.
+    #[error("cannot talk to the device plugin at {path}: {message}", path = path.display())]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// The cause.
+        message: String,
+    },
+}
+
+/// All device plugins of the node.
+#[derive(Debug, Default)]
+pub struct DevicePlugins {
+    inventory: Mutex<Inventory>,
+    connections: Mutex<BTreeMap<PluginId, Connection>>,
+    /// Counts changes of devices.
+    changes: watch::Sender<u64>,
+    next: AtomicU64,
+    /// The resources that `devices` of the LimpetConfiguration names.
+    table: BTreeSet<String>,
+    /// The file of [`NAMES`]; `None`: nothing is kept.
+    names: Option<PathBuf>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl DevicePlugins {
+    /// No plugin is connected yet. `table` names the resources that no plugin may register; `root_dir` is for what is kept.
+    pub fn new(table: BTreeSet<String>, root_dir: &Path, tasks: TaskTracker, stop: CancellationToken) -> Self {
+        let names = root_dir.join(NAMES);
+        let known = std::fs::read_to_string(&names).unwrap_or_default();
+        let mut inventory = Inventory::default();
+        let now = Instant::now();
+        known.lines().filter(|name| is_extended_resource(name)).for_each(|name| inventory.remember(name, now));
+        Self { inventory: Mutex::new(inventory), table, names: Some(names), tasks, stop, ..Self::default() }
+    }
+
+    /// Without a place on disk, for tests.
+    #[cfg(test)]
+    pub fn with_table<const N: usize>(table: [&str; N]) -> Self {
+        Self { table: table.map(str::to_owned).into(), ..Self::default() }
+    }
+
+    fn inventory(&self) -> MutexGuard<'_, Inventory> {
+        self.inventory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connections(&self) -> MutexGuard<'_, BTreeMap<PluginId, Connection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|changes| *changes += 1);
+    }
+
+    /// Reports every change of devices: of their number, or of their health.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Connects to the plugin at `socket`, and follows its devices until it is gone.
+    ///
+    /// # Errors
+    /// It does not answer within a deadline, or its resource cannot be registered.
+    pub async fn register(
+        self: &Arc<Self>,
+        resource: &str,
+        versions: &[String],
+        socket: PathBuf,
+    ) -> Result<PluginId, RegisterError> {
+        if !versions.iter().any(|version| version == VERSION) {
+            return Err(RegisterError::Version(versions.join(", ")));
+        }
+        if !is_extended_resource(resource) {
+            return Err(RegisterError::Name(resource.to_owned()));
+        }
+        if self.table.contains(resource) {
+            return Err(RegisterError::InTable(resource.to_owned()));
+        }
+        let (connection, client) = Connection::open(resource, socket).await?;
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut connections = self.connections();
+            // A plugin that was restarted at the same path, before the end of its predecessor was seen.
+            let earlier = connections.values().filter(|one| one.is_at(resource, connection.socket()));
+            earlier.for_each(Connection::end);
+            if connections.len() >= MAX_PLUGINS {
+                return Err(RegisterError::TooMany);
+            }
+            connections.insert(id, connection.clone());
+        }
+        self.inventory().connected(resource, id);
+        tracing::info!(resource, socket = %connection.socket().display(), "device plugin registered");
+        self.changed();
+        self.tasks.spawn(connection::follow(Arc::clone(self), id, connection, client));
+        Ok(id)
+    }
+
+    /// The plugin is to be followed no longer.
+    pub fn deregister(&self, plugin: PluginId) {
+        if let Some(connection) = self.connections().get(&plugin) {
+            connection.end();
+        }
+    }
+
+    /// Forgets what plugins had that have been gone for too long, and keeps the names of the resources on disk, until the
+    /// agent stops.
+    pub async fn run(self: Arc<Self>) {
+        let mut changes = self.subscribe();
+        let mut kept: BTreeSet<String> = self.inventory().counts().into_keys().collect();
+        loop {
+            changes.borrow_and_update();
+            let (before, due, counts) = {
+                let mut inventory = self.inventory();
+                (inventory.counts(), inventory.expire(Instant::now()), inventory.counts())
+            };
+            if before != counts {
+                self.changed();
+            }
+            let names: BTreeSet<String> = counts.into_keys().collect();
+            if names != kept {
+                self.keep(&names).await;
+                kept = names;
+            }
+            let expiry = async {
+                match due {
+                    Some(due) => tokio::time::sleep_until(due.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                Ok(()) = changes.changed() => {}
+                () = expiry => {}
+            }
+        }
+    }
+
+    async fn keep(&self, names: &BTreeSet<String>) {
+        let Some(path) = self.names.clone() else { return };
+        let text = names.iter().map(|name| format!("{name}\n")).collect::<String>();
+        let written = tokio::task::spawn_blocking(move || {
+            let fresh = path.with_extension("new");
+            std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, &path))
+        });
+        if let Ok(Err(error)) = written.await {
+            tracing::warn!(%error, "the names of the device plugins' resources are not kept");
+        }
+    }
+
+    /// How many devices there are, by resource.
+    pub fn counts(&self) -> BTreeMap<String, DeviceCount> {
+        self.inventory().counts()
+    }
+
+    /// Runs `look` on the devices as they are now.
+    pub fn with<T>(&self, look: impl FnOnce(&Inventory) -> T) -> T {
+        look(&self.inventory())
+    }
+
+    /// What is recorded on a container that was found when the agent started.
+    pub fn found(&self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
+        self.inventory().found(uid, container, allocations);
+    }
+
+    /// The pod has again what is recorded on its containers.
+    pub fn restore(&self, key: &PodKey, uid: &PodUid) {
+        self.inventory().restore(key, uid);
+    }
+
+    /// Frees what the pod of `key` has.
+    pub fn free(&self, key: &PodKey) {
+        self.inventory().free(key);
+    }
+}

@@ -1,0 +1,177 @@
+//! Gives the containers of a pod their devices.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PodSpec, PodStatus, ResourceHealth, ResourceStatus};
+
+use super::DevicePlugins;
+use super::connection::{Connection, said};
+use limpet_core::device_plugins::{AllocationError, Choice};
+use limpet_model::device_allocation::DeviceAllocation;
+use limpet_model::pod::device::{devices, pod_devices};
+use limpet_model::pod::{PodRecord, Role};
+
+/// Why a container does not get its devices.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllocateError {
+    /// The node does not have them.
+    #[error(transparent)]
+    Refused(#[from] AllocationError),
+    /// No plugin is there to ask.
+    #[error("endpoint of {0} has been stopped")]
+    Stopped(String),
+    /// The plugin's own words.
+    #[error("{0}")]
+    Plugin(String),
+}
+
+impl DevicePlugins {
+    /// The plugins' resources that a container asks for, and how many of each.
+    fn wanted<'a>(&'a self, record: &'a PodRecord, container: &str) -> impl Iterator<Item = (&'a str, usize)> {
+        let container = record.container(container);
+        let plain = container.into_iter().flat_map(devices).filter(|(name, _)| !self.table.contains(*name));
+        plain.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
+    }
+
+    /// The plugins' resources that the pod needs at once, and how many of each.
+    pub fn pod_wants<'a>(&self, spec: &'a PodSpec) -> impl Iterator<Item = (&'a str, usize)> {
+        let all = pod_devices(spec).into_iter().filter(|(name, _)| !self.table.contains(*name));
+        all.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
+    }
+
+    /// Gives every container of the pod what it asks for and does not have yet.
+    ///
+    /// # Errors
+    /// What one container cannot have; what the others have got stays theirs.
+    pub async fn allocate(self: &Arc<Self>, record: &PodRecord) -> Result<(), AllocateError> {
+        for (container, _) in Role::assign(record.spec()) {
+            self.allocate_container(record, container).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives one container what it asks for, unless it has it: what a start needs.
+    ///
+    /// # Errors
+    /// It cannot have it.
+    pub async fn complete(self: &Arc<Self>, record: &PodRecord, container: &str) -> Result<(), AllocateError> {
+        let given = self.given(record, container);
+        let has = |(resource, count): (&str, usize)| {
+            given.iter().any(|one| one.resource == resource && one.ids.len() == count)
+        };
+        if self.wanted(record, container).all(has) {
+            return Ok(());
+        }
+        self.allocate_container(record, container).await
+    }
+
+    async fn allocate_container(self: &Arc<Self>, record: &PodRecord, container: &str) -> Result<(), AllocateError> {
+        let wanted: Vec<(&str, usize)> = self.wanted(record, container).collect();
+        self.inventory().withdraw(&record.uid, container, &wanted);
+        for (resource, count) in wanted {
+            let given = self.allocate_resource(record, container, resource, count).await;
+            if given.is_err() {
+                self.inventory().withdraw(&record.uid, container, &[(resource, count)]);
+            }
+            given?;
+        }
+        Ok(())
+    }
+
+    async fn allocate_resource(
+        &self,
+        record: &PodRecord,
+        container: &str,
+        resource: &str,
+        count: usize,
+    ) -> Result<(), AllocateError> {
+        let (key, uid) = (&record.key, &record.uid);
+        let choose = |inventory: &limpet_core::device_plugins::Inventory| {
+            inventory.choose(uid, record.spec(), container, resource, count)
+        };
+        let Some(choice) = choose(&self.inventory())? else { return Ok(()) };
+        let plugin = self.connection(resource).ok_or_else(|| AllocateError::Stopped(resource.to_owned()))?;
+        let preferred = match &choice {
+            Choice { needed: 0, .. } => Vec::new(),
+            Choice { reused, free, .. } => {
+                let available = free.iter().chain(reused).cloned().collect();
+                let asked = plugin.preferred(available, reused.clone(), count).await;
+                let failed = |status| {
+                    AllocateError::Plugin(format!(
+                        "device plugin GetPreferredAllocation rpc failed with err: {}",
+                        said(&status)
+                    ))
+                };
+                asked.map_err(failed)?
+            }
+        };
+        // Others may have got some of them meanwhile.
+        let ids = {
+            let mut inventory = self.inventory();
+            let Some(choice) = choose(&inventory)? else { return Ok(()) };
+            let ids = choice.take(&preferred);
+            inventory.reserve(key, uid, container, resource, ids.clone());
+            ids
+        };
+        let allocation = plugin.allocate(ids).await.map_err(|status| AllocateError::Plugin(said(&status)))?;
+        tracing::info!(pod = %key, container, resource, ids = ?allocation.ids, "devices allocated");
+        self.inventory().allocated(key, uid, container, allocation);
+        Ok(())
+    }
+
+    fn connection(&self, resource: &str) -> Option<Connection> {
+        let plugin = self.inventory().plugin(resource)?;
+        self.connections().get(&plugin).cloned()
+    }
+
+    /// What plugins have given a container, of what it asks for.
+    pub fn given(&self, record: &PodRecord, container: &str) -> Vec<DeviceAllocation> {
+        let wanted: Vec<&str> = self.wanted(record, container).map(|(name, _)| name).collect();
+        if wanted.is_empty() {
+            return Vec::new();
+        }
+        let inventory = self.inventory();
+        let given = inventory.of_container(&record.uid, container);
+        given.filter(|one| wanted.contains(&one.resource.as_str())).cloned().collect()
+    }
+
+    /// Has the plugins prepare what a container has for its start, those that want to.
+    ///
+    /// # Errors
+    /// A plugin refuses, or does not answer in time.
+    pub async fn pre_start(&self, given: &[DeviceAllocation]) -> Result<(), AllocateError> {
+        for one in given {
+            // Without its plugin a container starts with what it has.
+            let Some(plugin) = self.connection(&one.resource) else { continue };
+            let failed = |status| {
+                AllocateError::Plugin(format!("device plugin PreStartContainer rpc failed with err: {}", said(&status)))
+            };
+            plugin.pre_start(one.ids.clone()).await.map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Shows the health of the devices that the regular containers have, as kubelet does.
+    pub fn show_health(&self, record: &PodRecord, status: &mut PodStatus) {
+        for container in status.container_statuses.iter_mut().flatten() {
+            let given = self.given(record, &container.name);
+            if given.is_empty() {
+                continue;
+            }
+            let inventory = self.inventory();
+            let health = |resource: &str, id: &String| {
+                let word = match inventory.device(resource, id) {
+                    Some(device) if device.healthy => "Healthy",
+                    Some(_) => "Unhealthy",
+                    None => "Unknown",
+                };
+                ResourceHealth { resource_id: id.clone(), health: Some(word.to_owned()), ..ResourceHealth::default() }
+            };
+            let shown = given.iter().map(|one| ResourceStatus {
+                name: one.resource.clone(),
+                resources: Some(one.ids.iter().map(|id| health(&one.resource, id)).collect()),
+            });
+            container.allocated_resources_status = Some(shown.collect());
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! What device plugins give a container that is about to start.
+
+use super::ContainerdExecutor;
+use crate::device_plugins::AllocateError;
+use limpet_core::outcome::Failure;
+use limpet_core::state::{ContainerSlot, PodState};
+use limpet_model::device_allocation::DeviceAllocation;
+
+impl ContainerdExecutor {
+    /// What device plugins give it. Before a permit is taken: a plugin that hangs delays no other pod.
+    pub(super) async fn devices(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Vec<DeviceAllocation>, Failure> {
+        let prepared = async {
+            self.device_plugins.complete(&pod.record, &slot.name).await?;
+            let given = self.device_plugins.given(&pod.record, &slot.name);
+            self.device_plugins.pre_start(&given).await?;
+            Ok::<_, AllocateError>(given)
+        };
+        prepared.await.map_err(|error| {
+            let (reason, message) = ("CreateContainerConfigError", error.to_string());
+            self.reporter.report_start_failure(pod, slot, reason, &message);
+            Failure { reason, message, transient: true }
+        })
+    }
+}
+
+/// Makes the sources of a plugin's mounts that are missing, as containerd's CRI plugin does: what was there when the plugin
+/// answered may be gone since the node was started anew. Blocks.
+pub(super) fn make_sources(given: &[DeviceAllocation]) -> Result<(), String> {
+    for mount in given.iter().flat_map(|one| &one.mounts).filter(|mount| !mount.host_path.exists()) {
+        let made = std::fs::create_dir_all(&mount.host_path);
+        made.map_err(|error| format!("create {}: {error}", mount.host_path.display()))?;
+    }
+    Ok(())
+}
