@@ -57,6 +57,7 @@ pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigErro
     judge.origin = Arc::clone(&file);
     judge.settle_certificate(&mut config.server);
     config.server.reviews = config.cluster.kubeconfig.is_some();
+    judge.cluster_as_a_whole(&config.cluster);
     judge.server_as_a_whole(&config.server);
     judge.origin = Arc::from("flags");
     if config.manifest_path.is_none() && config.manifest_url.is_none() {

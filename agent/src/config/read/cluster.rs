@@ -93,6 +93,13 @@ impl Judge {
         self.kubeconfigs(flags, cluster);
     }
 
+    /// What both documents and the flags say together.
+    pub(super) fn cluster_as_a_whole(&mut self, cluster: &ClusterSettings) {
+        if cluster.rotate_certificates && cluster.kubeconfig.is_none() {
+            self.warn(None, "rotateCertificates", "has no effect without --kubeconfig");
+        }
+    }
+
     /// The kubeconfig, which may be missing where there is one to begin with.
     fn kubeconfigs(&mut self, flags: &RunFlags, cluster: &mut ClusterSettings) {
         let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());
@@ -100,9 +107,6 @@ impl Judge {
         let Some(path) = given(&flags.kubeconfig) else {
             if bootstrap.is_some() {
                 self.error(None, "--bootstrap-kubeconfig", "needs --kubeconfig: the file that is written with it");
-            }
-            if cluster.rotate_certificates {
-                self.warn(None, "rotateCertificates", "has no effect without --kubeconfig");
             }
             if !flags.register_with_taints.is_empty() {
                 self.warn(None, "--register-with-taints", "has no effect without --kubeconfig");

@@ -65,7 +65,7 @@ fn every_supported_key_has_an_effect() {
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
          enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
          tlsCertFile: node.crt\ntlsPrivateKeyFile: /node.key\ntlsMinVersion: VersionTLS13\n\
-         tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\ntlsCurvePreferences: [29, 23]\n\
+         tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\ntlsCurvePreferences: [29, 23]\nrotateCertificates: true\nserverTLSBootstrap: false\n\
          enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
@@ -197,6 +197,7 @@ fn every_supported_key_has_an_effect() {
         },
         cluster: super::super::ClusterSettings {
             register: false,
+            rotate_certificates: true,
             provider_id: Some("edge://7".to_owned()),
             taints: vec![limpet_core::node_object::NodeTaint {
                 key: "a".to_owned(),
@@ -213,7 +214,8 @@ fn every_supported_key_has_an_effect() {
     assert_eq!(config.unwrap(), expected);
     let open = "config.yaml: authentication.anonymous.enabled: with authorization.mode AlwaysAllow: whoever reaches the \
                 port may run commands in every container";
-    assert_eq!(warnings, [open]);
+    let alone = "config.yaml: rotateCertificates: has no effect without --kubeconfig";
+    assert_eq!(warnings, [alone, open]);
 }
 
 #[test]
