@@ -1,5 +1,6 @@
 //! Connections: how many are open at once, how long a request may take to arrive and an answer to leave, how they close.
 
+mod authority;
 mod deadline;
 mod place;
 mod source;
@@ -29,6 +30,7 @@ use tracing::{debug, warn};
 
 use super::caller::{Caller, CallerLookup};
 use super::tls::Tls;
+use authority::LocalAuthority;
 use deadline::Deadline;
 use limpet_host::peer::Peer;
 pub(super) use place::{OpenStreams, Place};
@@ -251,7 +253,7 @@ async fn grpc(
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_CALLS)
         .max_header_list_size(MAX_HEAD as u32)
-        .serve_connection(TokioIo::new(stream), app.service());
+        .serve_connection(TokioIo::new(LocalAuthority::new(stream)), app.service());
     let connection = std::pin::pin!(connection);
     let served = finish(connection, |connection| connection.graceful_shutdown(), stop);
     match refused {
