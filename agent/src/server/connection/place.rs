@@ -88,7 +88,9 @@ impl Places {
             Caller::Local { origin: Origin::AllowedPod(_), .. } => {
                 (Arc::clone(&self.pods).try_acquire_owned().ok().map(Kept::from), true)
             }
-            Caller::Local { .. } | Caller::Streaming => (opening, true),
+            // It has a token for each connection.
+            Caller::Streaming => (turn(&self.all).await, true),
+            Caller::Local { .. } => (opening, true),
             // Nobody is anybody there.
             Caller::Anonymous | Caller::ReadOnly if source.is_some() => (self.anybody.enter(source), false),
             Caller::Anonymous | Caller::ReadOnly => (opening, false),
