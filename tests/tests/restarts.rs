@@ -300,6 +300,9 @@ fn out_of_memory_is_said_of_the_victim_alone(node: &mut TestNode) -> Result<()> 
     let victim = node.wait_pod("victim", "ended", |pod| end(pod).is_object())?;
     ensure!(end(&victim)["reason"] == "OOMKilled" && end(&victim)["exitCode"] == 137, "{}", end(&victim));
 
+    // They are loaded once a container runs, and know of nothing before.
+    node.apply(&simple("calm", IDLE))?;
+    wait::until_true(wait::SOON, "the BPF programs", || node.agent.log().contains("\"program\":\"oom_victim\""))?;
     node.apply(&limited("survivor", &format!("{GLUTTON}; echo survived; {IDLE}")))?;
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         // With cgroup v2 the kernel kills the container whole, as kubelet has it.
