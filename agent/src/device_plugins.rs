@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::connection::Connection;
+use crate::private_file;
 use limpet_core::device_plugins::{DeviceCount, Inventory, PluginId};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::is_extended_resource;
@@ -194,10 +195,7 @@ impl DevicePlugins {
     async fn keep(&self, names: &BTreeSet<String>) {
         let Some(path) = self.names.clone() else { return };
         let text = names.iter().map(|name| format!("{name}\n")).collect::<String>();
-        let written = tokio::task::spawn_blocking(move || {
-            let fresh = path.with_extension("new");
-            std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, &path))
-        });
+        let written = tokio::task::spawn_blocking(move || private_file::write(&path, &text));
         if let Ok(Err(error)) = written.await {
             tracing::warn!(%error, "the names of the device plugins' resources are not kept");
         }

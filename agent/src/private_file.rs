@@ -1,4 +1,4 @@
-//! Files with keys.
+//! Files that are nobody else's business: keys above all.
 
 use std::fs;
 use std::io::{self, Write as _};

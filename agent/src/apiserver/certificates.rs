@@ -19,7 +19,7 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use super::link::{Link, clock_set};
+use super::link::Link;
 use crate::config::{ClusterSettings, Config};
 use crate::private_file;
 use crate::store::chain;
@@ -155,18 +155,18 @@ impl Keeper {
         network.addresses.iter().map(|address| address.to_string()).chain([self.node.clone()]).collect()
     }
 
-    /// How the node names itself now. The certificate that this agent keeps counts before the kubeconfig's.
+    /// How the node names itself now. The certificate that this agent keeps counts before the kubeconfig's. Without a
+    /// kubeconfig there is nothing yet: a power cut may have come between the two files.
     async fn identity(&self, kubeconfig: PathBuf) -> Identity {
         let files = self.files.clone();
-        let look = move |_: &_| match files.contents() {
-            Some(contents) => Identity::Certificate(contents.validity),
-            None => match kubeconfig::certificate(&kubeconfig) {
-                Ok(Some(pem)) => Contents::of(&pem).map_or(Identity::Other, |own| Identity::Certificate(own.validity)),
-                Ok(None) => Identity::Other,
-                Err(_) => Identity::None,
-            },
+        let look = move |_: &_| match kubeconfig::certificate(&kubeconfig) {
+            Ok(own) => {
+                let held = files.contents().or_else(|| Contents::of(&own?));
+                held.map(|held| Identity::Certificate(held.validity))
+            }
+            Err(_) => Some(Identity::None),
         };
-        blocking::run(self.files.current(), blocking::DEADLINE, look).await.unwrap_or(Identity::Other)
+        blocking::run(self.files.current(), blocking::DEADLINE, look).await.ok().flatten().unwrap_or(Identity::Other)
     }
 
     async fn contents(&self) -> Option<Contents> {
@@ -245,10 +245,7 @@ impl Keeper {
 async fn wait(at: Option<Timestamp>) {
     if wall_clock::until(at).await.is_err() {
         // No timer to be had: as kubelet, which looks at the clock at times.
-        tokio::select! {
-            () = tokio::time::sleep(PATIENCE) => {}
-            () = clock_set() => {}
-        }
+        tokio::time::sleep(PATIENCE).await;
     }
 }
 

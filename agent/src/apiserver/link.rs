@@ -271,7 +271,7 @@ impl Link {
 }
 
 /// Resolves once somebody sets the clock: certificates may be valid from then on, or no longer.
-pub(super) async fn clock_set() {
+async fn clock_set() {
     loop {
         match wall_clock::until(None).await {
             Ok(Wake::ClockSet) => return,

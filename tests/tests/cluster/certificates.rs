@@ -165,5 +165,11 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     node.agent.start()?;
     wait::until_true(wait::SOON, "the connection", || node.agent.log_from(size).contains("the apiserver answers"))?;
     ensure!(pending(&cluster, CLIENT)?.is_empty() && pending(&cluster, SERVING)?.is_empty(), "asked once more");
-    Ok(())
+
+    // As after a power cut between the certificate and the kubeconfig that names it.
+    node.agent.terminate()?;
+    fs::remove_file(&kubeconfig)?;
+    node.agent.start()?;
+    issue(node, &cluster, &wait_pending(&cluster, CLIENT)?, NEW)?;
+    wait::until_true(wait::SOON, "the kubeconfig", || kubeconfig.exists())
 }
