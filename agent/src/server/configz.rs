@@ -134,6 +134,8 @@ pub(crate) fn document(config: &Config) -> Value {
     });
     if let (Some(kubelet), Value::Object(server)) = (document["kubeletconfig"].as_object_mut(), listeners(server)) {
         kubelet.extend(server);
+        // Go's clients take no null for a duration.
+        kubelet.retain(|_, value| !value.is_null());
         kubelet.insert("kind".to_owned(), "KubeletConfiguration".into());
         kubelet.insert("apiVersion".to_owned(), "kubelet.config.k8s.io/v1beta1".into());
     }

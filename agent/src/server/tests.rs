@@ -372,6 +372,8 @@ async fn metrics_and_configuration_are_shown() {
     assert!(page.contains("\nkubelet_running_pods 0\n") && page.ends_with('\n'), "{page}");
     let config: Value = fixture.client.get_json("/configz").await.unwrap();
     assert_eq!(config["kubeletconfig"]["maxPods"], 110);
+    let kubelet = config["kubeletconfig"].as_object().unwrap();
+    assert!(!kubelet.values().any(Value::is_null), "clients in Go read no duration from null: {config}");
 }
 
 #[tokio::test]
