@@ -210,6 +210,7 @@ impl Reporter {
                     _ => format!("Container {} failed {probe} probe", slot.name),
                 }
             }
+            KillCause::AllRestart => format!("Container {} is restarted with all containers of its pod", slot.name),
             KillCause::SandboxLost => "Pod sandbox changed, it will be killed and re-created.".to_owned(),
         };
         let signal = slot.instance.as_ref().map(|instance| instance.stop_signal).unwrap_or_default();

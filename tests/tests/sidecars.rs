@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         case!(a_pod_with_only_sidecars_left_completes),
         case!(a_sidecar_is_killed_with_the_grace_of_its_pod),
         case!(a_container_restarts_by_its_own_policy_and_rules),
+        case!(an_exit_restarts_all_containers_in_their_order),
     ])
 }
 
@@ -185,5 +186,37 @@ fn a_container_restarts_by_its_own_policy_and_rules(node: &mut TestNode) -> Resu
     );
     ensure!(container(&web, "retried")["state"]["terminated"]["exitCode"] == 0, "{}", web["status"]);
     ensure!(container(&web, "final")["state"]["terminated"]["exitCode"] == 1, "{}", web["status"]);
+    Ok(())
+}
+
+fn an_exit_restarts_all_containers_in_their_order(node: &mut TestNode) -> Result<()> {
+    let starts = |name: &str, after: &str, then: &str| {
+        in_shared(shell(name, &format!("{}; echo +{name} >> /shared/diary; {then}", wait_for(after))))
+    };
+    let once = "[ $(grep -c +source /shared/diary) -ge 2 ] || exit 42; sleep 1000";
+    let rules = json!([{ "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [42] } }]);
+    let source = json!({ "restartPolicy": "Never", "restartPolicyRules": rules });
+    let spec = json!({
+        "restartPolicy": "Never",
+        "initContainers": [starts("init", "", ":"), sidecar(starts("side", "", "sleep 1000"))],
+        "containers": [with(starts("source", "+other", once), source), starts("other", "", "sleep 1000")],
+    });
+    node.apply(&web(node, spec)?)?;
+    let names = ["init", "side", "source", "other"];
+    let web = node.wait_pod("web", "restarted", |pod| {
+        pod["status"]["phase"] == "Running"
+            && names.iter().all(|name| container(pod, name)["restartCount"] == 1)
+            && names[1..].iter().all(|name| container(pod, name)["state"]["running"].is_object())
+    })?;
+    let last = |name: &str| container(&web, name)["lastState"]["terminated"]["exitCode"].as_i64();
+    ensure!(names.map(last) == [Some(0), Some(137), Some(42), Some(137)], "{}", web["status"]);
+    let conditions = web["status"]["conditions"].as_array().context("conditions")?;
+    let restarting = conditions.iter().find(|one| one["type"] == "AllContainersRestarting");
+    ensure!(restarting.is_some_and(|one| one["status"] == "False"), "{}", web["status"]);
+    wait::until_true(wait::SOON, "the second entry of each", || diary(node).split_whitespace().count() == 8)?;
+    let diary = diary(node);
+    let entries: Vec<&str> = diary.split_whitespace().collect();
+    ensure!(entries[..4] == ["+init", "+side", "+other", "+source"], "{diary}");
+    ensure!(entries[4..6] == ["+init", "+side"], "init containers come first again: {diary}");
     Ok(())
 }

@@ -157,6 +157,8 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         signalled_by: None,
         stop_signal: identity.stop_signal,
         sandbox: identity.sandbox.clone(),
+        pod_restarts: identity.pod_restarts,
+        asked_before_edit: false,
         post_start: PostStart::Done,
         probes: None,
         resize: None,

@@ -43,6 +43,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         pod_ips: Vec::new(),
         stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
         sandbox: Some("1".into()),
+        pod_restarts: 0,
         resized_at: None,
         ephemeral: None,
         devices: Vec::new(),

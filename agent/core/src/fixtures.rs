@@ -144,6 +144,8 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         signalled_by: None,
         stop_signal: StopSignal::default(),
         sandbox: None,
+        pod_restarts: 0,
+        asked_before_edit: false,
         post_start: PostStart::Done,
         probes: None,
         resize: None,

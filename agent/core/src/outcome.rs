@@ -5,7 +5,7 @@ mod container;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::plan::{Action, is_finished};
+use super::plan::{Action, is_finished, restart_all};
 use super::probe::Probes;
 use super::state::{
     AFTER_NETWORK_CHANGE, Busy, CgroupState, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState,
@@ -219,7 +219,9 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             resize.into_iter().for_each(|resize| resize.setting = Some(Arc::clone(&pod.record)));
         }
         Action::Start(index) => {
+            let pod_restarts = restart_all::pod_restarts(pod);
             let slot = &mut pod.containers[*index];
+            slot.start_follows = pod_restarts;
             let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
             slot.busy = Some(Busy::Starting(id));
             slot.objects_changed = false;

@@ -11,6 +11,7 @@ mod hooks;
 pub mod over;
 mod probes;
 mod restart;
+pub mod restart_all;
 
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,8 @@ pub enum KillCause {
     PostStartFailed,
     /// Its liveness or startup probe has failed.
     ProbeFailed(ProbeKind),
+    /// All containers of its pod are restarted.
+    AllRestart,
 }
 
 /// One action. Containers are identified by their index in [`PodState::containers`].
@@ -183,15 +186,18 @@ fn mains(pod: &PodState) -> impl Iterator<Item = &ContainerSlot> {
     pod.containers.iter().filter(|slot| slot.role == Role::Main)
 }
 
-/// Whether a regular container was started in the present sandbox: initialisation counts as complete then.
+/// Whether a regular container was started in the present sandbox and after the last restart of all containers:
+/// initialisation counts as complete then.
 fn mains_began(pod: &PodState) -> bool {
-    mains(pod).any(|slot| is_in_sandbox(pod, slot) || matches!(slot.busy, Some(Busy::Starting(_))))
+    mains(pod).any(|slot| is_of_present_run(pod, slot) || restart_all::is_starting(pod, slot))
 }
 
-/// Whether the container's newest instance was started in the pod's present sandbox.
-fn is_in_sandbox(pod: &PodState, slot: &ContainerSlot) -> bool {
+/// Whether the container's newest instance was started in the pod's present sandbox and after the last restart of all
+/// containers.
+fn is_of_present_run(pod: &PodState, slot: &ContainerSlot) -> bool {
     let SandboxState::Ready(present) = &pod.sandbox else { return false };
-    slot.instance.as_ref().is_some_and(|instance| instance.sandbox == present.sandbox.id)
+    let in_sandbox = slot.instance.as_ref().is_some_and(|instance| instance.sandbox == present.sandbox.id);
+    in_sandbox && !restart_all::is_superseded(pod, slot)
 }
 
 /// Whether initialisation is complete in the present sandbox. In a new one it begins anew.
@@ -208,8 +214,8 @@ pub fn was_initialized(pod: &PodState) -> bool {
 /// a sidecar to have started, by its startup probe if it has one.
 pub fn holds_back_next(pod: &PodState, slot: &ContainerSlot) -> bool {
     match slot.role {
-        Role::Init => !slot.has_completed() || !is_in_sandbox(pod, slot),
-        Role::Sidecar => !slot.is_started(),
+        Role::Init => !slot.has_completed() || !is_of_present_run(pod, slot),
+        Role::Sidecar => !slot.is_started() || restart_all::is_superseded(pod, slot),
         Role::Main | Role::Ephemeral => false,
     }
 }
@@ -228,6 +234,9 @@ fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
         for (index, slot) in pod.containers.iter().enumerate() {
             stop(&mut plan, index, slot, grace(pod), KillCause::SandboxLost, now);
         }
+        return plan.step();
+    }
+    if restart_all::end_superseded(&mut plan, pod, now) {
         return plan.step();
     }
     let wanted = wanted(pod);

@@ -19,6 +19,7 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 use std::time::Instant;
 
 use crate::backoff;
+use crate::plan::restart_all;
 use crate::storage::{self, StorageWatch};
 pub use cgroup::CgroupState;
 pub use hook::{Hooks, PostStart};
@@ -292,7 +293,9 @@ impl PodState {
         let authored = Authored::of(&record.manifest);
         for name in PodDiff::between(&self.record, &record).touched() {
             let Some(index) = self.containers.iter().position(|slot| slot.name == name) else { continue };
+            let asked = restart_all::asks(self, &self.containers[index]);
             let slot = &mut self.containers[index];
+            slot.instance.iter_mut().for_each(|one| one.asked_before_edit |= asked);
             let before = slot.is_current().then_some(&self.record);
             slot.fingerprint = fingerprint(&authored, name);
             slot.settle_resize(before, &record);

@@ -116,6 +116,9 @@ pub struct ContainerIdentity {
     /// The id of the sandbox it was started in; earlier versions recorded none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<String>,
+    /// How often all containers of its pod had been restarted before its start.
+    #[serde(default)]
+    pub pod_restarts: u32,
     /// When it was last resized in place; `None`: it has the resources it was started with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resized_at: Option<Timestamp>,

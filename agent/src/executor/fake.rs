@@ -160,9 +160,9 @@ impl FakeExecutor {
         self.world().begin_start(pod, slot);
         let started = self.done("Start", |world| world.start(pod, slot, now)).await;
         let result = started.map(|(id, task, started_at, sandbox)| {
-            let fingerprint = self.world().fingerprint(&id);
+            let version = self.world().version(&id);
             let mut instance = instance(slot, id, started_at, sandbox);
-            instance.fingerprint = fingerprint.unwrap_or(instance.fingerprint);
+            (instance.fingerprint, instance.pod_restarts) = version.unwrap_or_default();
             match task {
                 Task::Running { pid } | Task::Unknown { pid } => {
                     instance.life = Life::Running { pid, process: self.processes.open(pid), stopping: None };
@@ -199,7 +199,7 @@ impl FakeExecutor {
                 met.map(|met| if met { None } else { self.exit_of(&id) })
             }
             StopPhase::Kill => {
-                self.world().begin_kill(&id);
+                self.world().begin_kill(&id, cause);
                 let again = slot.stopping().is_some_and(|before| before.phase == StopPhase::Kill);
                 let killed = self.done("Kill", |world| world.kill(&id)).await;
                 killed.map(|()| if again { self.exit_of(&id) } else { None })
@@ -352,6 +352,8 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
         signalled_by: None,
         stop_signal: StopSignal::default(),
         sandbox,
+        pod_restarts: 0,
+        asked_before_edit: false,
         post_start: PostStart::Done,
         probes: None,
         resize: None,

@@ -193,6 +193,7 @@ impl RealNode {
             pod_ips: Vec::new(),
             stop_signal: StopSignal::default(),
             sandbox: None,
+            pod_restarts: 0,
             resized_at: None,
             ephemeral: None,
             devices: Vec::new(),

@@ -27,10 +27,15 @@ pub(crate) fn contradictions(record: &PodRecord, newest: &Newest, failed: bool) 
     let (sidecars, inits): (Vec<&Container>, Vec<&Container>) =
         spec.init_containers.iter().flatten().partition(is_sidecar);
     let code = |container: &Container| newest.get(&container.name).and_then(|(_, code)| *code);
-    let stays = |container: &Container| match container.restart_policy.as_deref().unwrap_or(policy) {
-        "Never" => code(container).is_some(),
-        "OnFailure" => code(container) == Some(0),
-        _ => false,
+    // The rules of a container restart it, and all others, unless it succeeds.
+    let restarts = |container: &Container| container.restart_policy_rules.is_some() && code(container) != Some(0);
+    let stays = |container: &Container| {
+        !restarts(container)
+            && match container.restart_policy.as_deref().unwrap_or(policy) {
+                "Never" => code(container).is_some(),
+                "OnFailure" => code(container) == Some(0),
+                _ => false,
+            }
     };
     let failed = |init: &&Container| code(init).is_some_and(|code| code != 0);
     let failed_init = if policy == "Never" { inits.iter().position(failed) } else { None };

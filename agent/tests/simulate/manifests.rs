@@ -13,6 +13,8 @@ pub(crate) struct Made {
     mains: usize,
     /// The restart policy of each main container, if it has its own.
     own: Vec<Option<&'static str>>,
+    /// Whether an exit of each main container with another code than 0 restarts all of them.
+    restarts_all: Vec<bool>,
     /// The first main container has the node's address in its environment.
     needs_address: bool,
     host_network: bool,
@@ -52,6 +54,7 @@ impl Made {
             own: (0..mains)
                 .map(|_| rng.choice([None, None, None, None, Some("Always"), Some("Never")]).flatten())
                 .collect(),
+            restarts_all: (0..mains).map(|_| rng.u32(0..8) == 0).collect(),
             needs_address: rng.u32(0..4) == 0,
             host_network: rng.bool(),
             grace: rng.u32(1..10),
@@ -108,7 +111,13 @@ impl Made {
             for (name, _) in [("postStart", post_start), ("preStop", pre_stop)].iter().filter(|(_, has)| *has) {
                 main["lifecycle"][*name] = json!({ "exec": { "command": ["/bin/true"] } });
             }
-            with_policy(main, self.own[index])
+            let mut main = with_policy(main, self.own[index]);
+            if self.restarts_all[index] {
+                main["restartPolicy"] = self.own[index].unwrap_or("Never").into();
+                let codes = json!({ "operator": "NotIn", "values": [0] });
+                main["restartPolicyRules"] = json!([{ "action": "RestartAllContainers", "exitCodes": codes }]);
+            }
+            main
         };
         let inits: Vec<Value> = (0..self.inits).map(init).collect();
         let mut mains: Vec<Value> = (0..self.mains).map(main).collect();

@@ -36,6 +36,7 @@ fn identity(container: &str) -> ContainerIdentity {
         pod_ips: Vec::new(),
         stop_signal: StopSignal::default(),
         sandbox: None,
+        pod_restarts: 0,
         resized_at: None,
         ephemeral: None,
         devices: Vec::new(),

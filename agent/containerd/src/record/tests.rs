@@ -46,6 +46,7 @@ fn first_identity() -> ContainerIdentity {
         pod_ips: Vec::new(),
         stop_signal: StopSignal::default(),
         sandbox: None,
+        pod_restarts: 0,
         resized_at: None,
         ephemeral: None,
         devices: Vec::new(),
@@ -60,6 +61,7 @@ fn present() -> (ContainerIdentity, ContainerState, ProbeRecord) {
         pod_ips: vec![IpAddr::from([10, 0, 0, 2]), "fd00::2".parse().unwrap()],
         stop_signal: StopSignal::parse("SIGQUIT").unwrap(),
         sandbox: Some("1".into()),
+        pod_restarts: 2,
         resized_at: Some(Timestamp::from_second(2).unwrap()),
         ..first_identity()
     };

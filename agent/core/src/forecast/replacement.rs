@@ -105,6 +105,8 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         signalled_by: None,
         stop_signal: StopSignal::default(),
         sandbox: None,
+        pod_restarts: 0,
+        asked_before_edit: false,
         post_start: PostStart::Done,
         probes: None,
         resize: None,

@@ -91,7 +91,7 @@ pub(super) fn stop(
 }
 
 /// Whether the container's last action failed so recently that its retry is not due yet.
-fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
+pub(super) fn held_back(plan: &mut Plan, slot: &ContainerSlot, now: Instant) -> bool {
     match &slot.retry {
         Some(retry) if retry.retry_at > now => {
             plan.wake_at(retry.retry_at);

@@ -2,13 +2,16 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule};
 
-use super::{exit_code, restart_policy};
+use super::{exit_code, restart_all, restart_policy};
 use crate::state::{ContainerSlot, PodState};
 use limpet_model::pod::Role;
 
 /// Whether an exited container is to be restarted.
 pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
     let Some(code) = exit_code(slot) else { return false };
+    if restart_all::is_superseded(pod, slot) {
+        return true;
+    }
     // One that was ended for a failed probe has failed, whatever its exit code.
     let failed = code != 0 || slot.instance.as_ref().is_some_and(|one| one.failed_probe().is_some());
     let by_policy = || restarts(restart_policy(pod), pod.container_spec(&slot.name), code, failed);
@@ -23,22 +26,25 @@ pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
 
 /// kubelet's `ContainerShouldRestart`: the first rule that applies decides, and without one the policy.
 fn restarts(of_pod: &str, container: Option<&Container>, code: i32, failed: bool) -> bool {
-    let own = container.and_then(|one| one.restart_policy.as_deref());
-    let rules = container.and_then(|one| one.restart_policy_rules.as_deref()).unwrap_or_default();
-    if own.is_some() && rules.iter().any(|rule| applies(rule, code)) {
+    if container.and_then(|one| matching_rule(one, code)).is_some() {
         return true;
     }
-    match own.unwrap_or(of_pod) {
+    match container.and_then(|one| one.restart_policy.as_deref()).unwrap_or(of_pod) {
         "Never" => false,
         "OnFailure" => failed,
         _ => true,
     }
 }
 
-fn applies(rule: &ContainerRestartRule, code: i32) -> bool {
-    let Some(codes) = &rule.exit_codes else { return false };
-    let named = codes.values.iter().flatten().any(|value| *value == code);
-    rule.action == "Restart" && named == (codes.operator == "In")
+/// The first rule of the container that names the code. Each action restarts it, and one all others with it.
+pub(super) fn matching_rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
+    // The API refuses rules without a policy.
+    container.restart_policy.as_ref()?;
+    container.restart_policy_rules.iter().flatten().find(|rule| {
+        let Some(codes) = &rule.exit_codes else { return false };
+        let named = codes.values.iter().flatten().any(|value| *value == code);
+        named == (codes.operator == "In")
+    })
 }
 
 #[cfg(test)]

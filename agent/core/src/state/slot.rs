@@ -89,6 +89,10 @@ pub struct Instance {
     pub stop_signal: StopSignal,
     /// The id of the sandbox it was started in.
     pub sandbox: Option<String>,
+    /// How often all containers of its pod had been restarted before its start.
+    pub pod_restarts: u32,
+    /// Its exit asked for a restart of all containers before its own was edited.
+    pub asked_before_edit: bool,
     /// Its `postStart` hook.
     pub post_start: PostStart,
     /// Its probes, if its container has any.
@@ -196,6 +200,8 @@ pub struct ContainerSlot {
     pub retry: Option<RetryState>,
     /// The action in progress.
     pub busy: Option<Busy>,
+    /// How often all containers of the pod had been restarted before its last start began.
+    pub start_follows: u32,
     /// A start failed or was interrupted, and may have left orphans under this id.
     pub possible_orphan: Option<ContainerId>,
     /// The first attempt that is still available: containerd keeps the ids of earlier ones reserved.
@@ -222,6 +228,7 @@ impl ContainerSlot {
             pull_retry: None,
             retry: None,
             busy: None,
+            start_follows: 0,
             possible_orphan: None,
             attempt_floor: 0,
             objects_changed: false,

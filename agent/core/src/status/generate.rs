@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::node_state::NodeState;
-use crate::plan::{self, awaits};
+use crate::plan::{self, awaits, restart_all};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, Resize, SandboxState};
 use limpet_model::container::Exit;
 use limpet_model::pod::Role;
@@ -113,7 +113,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
     let spec_image = pod.container_spec(&slot.name).and_then(|spec| spec.image.clone()).unwrap_or_default();
     let state = state(pod, slot, node, now);
     let ready = match slot.role {
-        Role::Init => slot.has_completed(),
+        Role::Init => slot.has_completed() && !restart_all::is_superseded(pod, slot),
         Role::Sidecar | Role::Main => slot.is_ready(),
         // Nothing asks whether it is ready; kubelet leaves it so.
         Role::Ephemeral => false,
@@ -230,6 +230,11 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (
         );
         return ("CrashLoopBackOff".to_owned(), message);
     }
+    if restart_all::is_superseded(pod, slot) {
+        let cause = restart_all::cause(pod).map(|(slot, exit)| format!(": {} exited with {}", slot.name, exit.code));
+        let message = format!("all containers of the pod are restarted{}", cause.unwrap_or_default());
+        return (restart_all::RESTARTING_ALL.to_owned(), message);
+    }
     if slot.role == Role::Main && !plan::is_initialized(pod) {
         return ("PodInitializing".to_owned(), String::new());
     }
@@ -304,9 +309,21 @@ fn pod_conditions(
     ]
     .into_iter()
     .chain(resizing(pod).map(|standing| ("PodResizeInProgress", standing)))
+    .chain(restarting_all(pod, ended).map(|standing| ("AllContainersRestarting", standing)))
     .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
     .map(|(name, standing)| condition(name, standing, now, before))
     .collect()
+}
+
+/// Whether all containers of a pod that has a rule for that are being ended to be started anew.
+fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<Standing> {
+    let holds = ended.is_none() && restart_all::is_ending_all(pod);
+    let message = restart_all::cause(pod).filter(|_| holds);
+    restart_all::may_restart_all(pod).then(|| Standing {
+        holds,
+        reason: ended.or(holds.then_some("RestartAllContainersStarted")).map(str::to_owned),
+        message: message.map(|(slot, exit)| format!("container {} exited with {}", slot.name, exit.code)),
+    })
 }
 
 /// That the pod has ended for what the node was short of.

@@ -32,7 +32,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.C.startupProbe.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"])),
-    ("spec.C.restartPolicyRules[].action", Unless(&["Restart"])),
     ("spec.readinessGates", Always),
     ("spec.schedulingGates", Always),
     ("spec.evictionResponders", Always),

@@ -28,6 +28,7 @@ use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::observed_exit;
 use limpet_core::outcome::{Failure, Outcome};
+use limpet_core::plan::restart_all;
 use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, PostStart};
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::orphan_processes;
@@ -311,6 +312,7 @@ impl ContainerdExecutor {
             pod_ips: start.pod.addresses().to_vec(),
             stop_signal: start.stop_signal,
             sandbox: start.sandbox.sandbox.id.clone(),
+            pod_restarts: restart_all::pod_restarts(start.pod),
             resized_at: None,
             ephemeral: record.ephemeral_of(&start.slot.name).and_then(ephemeral_record),
             devices: start.given.clone(),
@@ -332,6 +334,8 @@ impl ContainerdExecutor {
             signalled_by: None,
             stop_signal: start.stop_signal,
             sandbox: start.sandbox.sandbox.id.clone(),
+            pod_restarts: restart_all::pod_restarts(start.pod),
+            asked_before_edit: false,
             post_start: PostStart::Done,
             probes: None,
             resize: None,
@@ -375,7 +379,7 @@ impl ContainerdExecutor {
         };
         let mut instance = self.started(start, pid, began, Duration::ZERO).await;
         if let Some(identity) = recorded.map(|recorded| recorded.identity) {
-            instance.fingerprint = identity.fingerprint;
+            (instance.fingerprint, instance.pod_restarts) = (identity.fingerprint, identity.pod_restarts);
             instance.image = identity.image;
             instance.image_digest = identity.image_digest;
         }

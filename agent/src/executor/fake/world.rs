@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use limpet_core::plan::restart_all;
 use limpet_core::state::{ContainerSlot, Now, PodState};
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded, Task};
 use limpet_model::lifecycle::LifecycleEvent;
@@ -44,6 +45,8 @@ struct Container {
     has_snapshot: bool,
     cpu_quota: Option<i64>,
     restart_policy: String,
+    /// Every exit with another code than 0 restarts all containers of its pod.
+    restarts_all: bool,
     /// Its stop, once that has begun.
     stop: Option<Stop>,
     /// How its process takes SIGTERM: after how long it exits; `None`: it ignores it.
@@ -285,7 +288,8 @@ impl World {
             container.task = Some(Task::Running { pid });
             container.recorded.state.started_at = Some(now.wall);
         }
-        self.note(|| format!("start {} {}/{} pid {pid}", short(&id), pod.record.key, slot.name));
+        let restarts = restart_all::pod_restarts(pod);
+        self.note(|| format!("start {} {}/{} pid {pid} restarts {restarts}", short(&id), pod.record.key, slot.name));
         self.hooks_of_started(&id, slot);
         self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
         self.draw_life(pid, slot.role == Role::Init);
@@ -314,11 +318,13 @@ impl World {
             pod_ips: pod.addresses().to_vec(),
             stop_signal: StopSignal::default(),
             sandbox: self.sandbox(&record.uid),
+            pod_restarts: restart_all::pod_restarts(pod),
             resized_at: None,
             ephemeral: record.ephemeral_of(&slot.name).and_then(to_record),
             devices: Vec::new(),
         };
         let own = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
+        let rules = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy_rules.as_ref());
         let policy = own.or_else(|| record.spec().restart_policy.clone()).unwrap_or_default();
         let container = Container {
             recorded: Recorded {
@@ -331,6 +337,7 @@ impl World {
             has_snapshot: true,
             cpu_quota: invariants::container_quota(pod, slot),
             restart_policy: policy,
+            restarts_all: rules.is_some(),
             stop: None,
             obeys: self.draw_obedience(),
             probed: Probed::default(),
@@ -339,9 +346,10 @@ impl World {
         id
     }
 
-    /// The version that a container was started with.
-    pub(super) fn fingerprint(&self, id: &ContainerId) -> Option<String> {
-        Some(self.containers.get(id)?.recorded.identity.fingerprint.clone())
+    /// The version that a container was started with, and how often all of its pod had been restarted before.
+    pub(super) fn version(&self, id: &ContainerId) -> Option<(String, u32)> {
+        let identity = &self.containers.get(id)?.recorded.identity;
+        Some((identity.fingerprint.clone(), identity.pod_restarts))
     }
 
     pub(super) fn is_running(&self, id: &ContainerId) -> bool {

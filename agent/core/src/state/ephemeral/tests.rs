@@ -148,6 +148,7 @@ fn found(pod: &PodState, state: ContainerState, task: Option<Task>) -> FoundCont
         pod_ips: Vec::new(),
         stop_signal: StopSignal::default(),
         sandbox: None,
+        pod_restarts: 0,
         resized_at: None,
         ephemeral: definition,
         devices: Vec::new(),

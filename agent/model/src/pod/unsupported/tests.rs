@@ -14,7 +14,7 @@ fn unsupported_fields_are_rejected_by_name() {
     let spec = json!({
         "initContainers": [{"name": "i", "restartPolicy": "Always"}],
         "containers": [
-            {"name": "r", "restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}, {"action": "RestartAllContainers"}]},
+            {"name": "r", "livenessProbe": {"httpGet": {"port": 1, "protocol": "HTTP2"}}},
             {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
             {"name": "t", "stdin": true, "stdinOnce": true, "tty": true},
             {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
@@ -27,7 +27,7 @@ fn unsupported_fields_are_rejected_by_name() {
     assert_eq!(
         refused,
         [
-            "spec.containers[0].restartPolicyRules[1].action",
+            "spec.containers[0].livenessProbe.httpGet.protocol",
             "spec.containers[1].stdin",
             "spec.containers[3].resources.limits.hugepages-2Mi",
             "spec.volumes[0].projected.sources[1].serviceAccountToken",

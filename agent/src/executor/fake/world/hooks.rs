@@ -163,6 +163,9 @@ impl World {
 
     /// A container gets its stop signal.
     pub(super) fn check_pre_stop(&mut self, id: &ContainerId) {
+        if self.containers.get(id).and_then(|one| one.stop.as_ref()).is_some_and(|stop| stop.at_once) {
+            return;
+        }
         let Some(log) = self.hooks.get(id).filter(|log| log.has_pre_stop && self.is_running(id)) else { return };
         let wrong = match log.pre_stop_until {
             _ if !log.pre_stop_begun => "without its preStop",

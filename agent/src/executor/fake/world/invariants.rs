@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use limpet_core::outcome::Failure;
-use limpet_core::plan::KillCause;
-use limpet_core::state::{ContainerSlot, PodState};
+use limpet_core::plan::{KillCause, restart_all};
+use limpet_core::state::{AFTER_HOOK, ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::{PodLimits, cpu_quota};
 use limpet_model::pod::qos::{CPU, limit};
@@ -13,7 +13,7 @@ use limpet_model::pod::{PodUid, Role};
 use tokio::time::Instant;
 
 use super::hooks::hook_allowance;
-use super::{World, is_running, short};
+use super::{Container, World, is_running, short};
 
 /// How late a SIGKILL may be.
 const LATE: Duration = Duration::from_secs(1);
@@ -31,6 +31,8 @@ pub(super) struct Stop {
     /// The undisturbed time in which the stop began.
     quiet: u32,
     killed: bool,
+    /// All containers of its pod are restarted: no hook runs, and no grace.
+    pub(super) at_once: bool,
 }
 
 impl World {
@@ -103,7 +105,8 @@ impl World {
 
     pub(super) fn check_start(&mut self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) {
         let uid = pod.record.uid.as_str();
-        let mut found = Vec::new();
+        let restarts = restart_all::pod_restarts(pod);
+        let mut found = self.wrong_restarts(pod, slot, restarts);
         for (other, one) in self.containers.iter().filter(|(other, _)| *other != id) {
             let identity = &one.recorded.identity;
             let same_slot = identity.uid == uid && identity.container == slot.name;
@@ -111,7 +114,8 @@ impl World {
                 found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
             }
             let code = one.exit_code();
-            let anew = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid);
+            let anew = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid)
+                || identity.pod_restarts < restarts;
             if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() && !anew {
                 let again = match one.restart_policy.as_str() {
                     "Never" => true,
@@ -139,6 +143,28 @@ impl World {
         found.into_iter().for_each(|what| self.violate(what));
     }
 
+    /// Whether a start after so many restarts of all containers is one too many, or comes while something of before runs.
+    fn wrong_restarts(&self, pod: &PodState, slot: &ContainerSlot, restarts: u32) -> Vec<String> {
+        let uid = pod.record.uid.as_str();
+        let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid);
+        let restartable: Vec<_> = of_pod.filter(|one| one.recorded.identity.ephemeral.is_none()).collect();
+        if slot.role == Role::Ephemeral {
+            return Vec::new();
+        }
+        let asks = |one: &Container| one.restarts_all && one.exit_code().is_some_and(|code| code != 0);
+        let most = restartable.iter().map(|one| one.recorded.identity.pod_restarts + u32::from(asks(one))).max();
+        let mut wrong = Vec::new();
+        if restarts > most.unwrap_or_default() {
+            wrong.push(format!("{}/{} restarts with all, which none has asked for", pod.record.key, slot.name));
+        }
+        let runs = |one: &&&Container| is_running(one) && one.recorded.identity.pod_restarts < restarts;
+        if let Some(one) = restartable.iter().find(runs) {
+            let other = &one.recorded.identity.container;
+            wrong.push(format!("{}/{} restarts with all while {other} still runs", pod.record.key, slot.name));
+        }
+        wrong
+    }
+
     /// The agent begins to stop a container, or tries again.
     pub(in crate::executor::fake) fn begin_stop(&mut self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
         let quiet = self.quiet;
@@ -147,6 +173,9 @@ impl World {
         self.check_stop_for_probe(id, cause);
         let own = Duration::from_secs(pod.record.grace_seconds());
         let Some(one) = self.containers.get(id).filter(|one| is_running(one)) else { return };
+        if cause == KillCause::AllRestart {
+            return self.begin_end_of_all(&id.clone(), hook_allowance(slot));
+        }
         if one.stop.as_ref().is_some_and(|stop| stop.quiet == quiet) {
             return;
         }
@@ -168,12 +197,27 @@ impl World {
         let Some(one) = self.containers.get_mut(id) else { return };
         match &mut one.stop {
             Some(stop) => (stop.must_kill_at, stop.quiet) = (must_kill_at + allowance, quiet),
-            None => one.stop = Some(Stop { may_kill_at, must_kill_at: must_kill_at + allowance, quiet, killed: false }),
+            None => {
+                let must_kill_at = must_kill_at + allowance;
+                one.stop = Some(Stop { may_kill_at, must_kill_at, quiet, killed: false, at_once: false });
+            }
         }
     }
 
+    /// All containers of a pod are restarted: each is ended without a grace, whatever grace it had.
+    fn begin_end_of_all(&mut self, id: &ContainerId, allowance: Duration) {
+        let (now, quiet) = (Instant::now(), self.quiet);
+        let Some(one) = self.containers.get_mut(id) else { return };
+        let killed = one.stop.as_ref().is_some_and(|stop| stop.killed);
+        // A hook of a stop that had begun before is cut, and its signal has its time all the same.
+        one.stop = Some(Stop { may_kill_at: now, must_kill_at: now + allowance, quiet, killed, at_once: true });
+    }
+
     /// The agent is about to send SIGKILL.
-    pub(in crate::executor::fake) fn begin_kill(&mut self, id: &ContainerId) {
+    pub(in crate::executor::fake) fn begin_kill(&mut self, id: &ContainerId, cause: KillCause) {
+        if cause == KillCause::AllRestart {
+            self.begin_end_of_all(id, AFTER_HOOK);
+        }
         let (now, quiet) = (Instant::now(), self.quiet);
         let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };
         let wrong = match &mut one.stop {

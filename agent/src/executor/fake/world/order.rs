@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use limpet_core::plan::KillCause;
+use limpet_core::plan::{KillCause, restart_all};
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::Role;
@@ -77,11 +77,12 @@ impl World {
     /// regular container waits for none once one was started, an ephemeral one never.
     pub(super) fn out_of_order(&self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> Option<String> {
         let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
-        let here: Vec<&Container> = self
-            .containers
-            .values()
-            .filter(|one| one.recorded.identity.uid == uid.as_str() && one.recorded.identity.sandbox == sandbox)
-            .collect();
+        let restarts = restart_all::pod_restarts(pod);
+        let is_here = |one: &&Container| {
+            let identity = &one.recorded.identity;
+            identity.uid == uid.as_str() && identity.sandbox == sandbox && identity.pod_restarts == restarts
+        };
+        let here: Vec<&Container> = self.containers.values().filter(is_here).collect();
         let is_main = |one: &&Container| {
             let identity = &one.recorded.identity;
             !identity.init && identity.ephemeral.is_none()

@@ -1,0 +1,103 @@
+//! `RestartAllContainers`, an action of `restartPolicyRules`: when a container exits with a code that such a rule names, every
+//! container of the pod is ended at once and started anew in its order, init containers included, in the same sandbox and
+//! with the same volumes. Ephemeral containers are not touched.
+//!
+//! Nothing but the containers says how far that is: each records how many restarts of all came before its start, so a crash in
+//! the middle is an ordinary case.
+
+use std::time::{Duration, Instant};
+
+use super::ending::{held_back, stop};
+use super::restart::matching_rule;
+use super::{Action, KillCause, Plan};
+use crate::state::{Busy, ContainerSlot, PodState};
+use limpet_model::container::Exit;
+use limpet_model::pod::Role;
+
+/// kubelet's reason for the state of a container that waits because all are restarted.
+pub const RESTARTING_ALL: &str = "RestartingAllContainers";
+
+const ACTION: &str = "RestartAllContainers";
+
+/// How often all containers of the pod have been restarted, the restart in progress included.
+pub fn pod_restarts(pod: &PodState) -> u32 {
+    let of_slot = |slot: &ContainerSlot| {
+        let started = slot.instance.as_ref().map(|one| one.pod_restarts.saturating_add(u32::from(asks(pod, slot))));
+        started.max(starting(slot))
+    };
+    restartable(pod).filter_map(of_slot).max().unwrap_or_default()
+}
+
+/// Whether the container's newest instance is of before the last restart of all.
+pub fn is_superseded(pod: &PodState, slot: &ContainerSlot) -> bool {
+    slot.role != Role::Ephemeral && slot.instance.as_ref().is_some_and(|one| one.pod_restarts < pod_restarts(pod))
+}
+
+/// Whether a start of the container is in progress that no restart of all has superseded.
+pub(super) fn is_starting(pod: &PodState, slot: &ContainerSlot) -> bool {
+    starting(slot).is_some_and(|restarts| slot.role == Role::Ephemeral || restarts >= pod_restarts(pod))
+}
+
+/// Whether a rule of a container may restart all.
+pub fn may_restart_all(pod: &PodState) -> bool {
+    let rules = pod.record.containers().flat_map(|container| container.restart_policy_rules.iter().flatten());
+    rules.into_iter().any(|rule| rule.action == ACTION)
+}
+
+/// Whether all are being restarted and something of before still runs.
+pub fn is_ending_all(pod: &PodState) -> bool {
+    restartable(pod).any(|slot| outlives(pod, slot))
+}
+
+/// The container whose exit asks for a restart of all that has not restarted itself yet, and that exit.
+pub fn cause(pod: &PodState) -> Option<(&ContainerSlot, &Exit)> {
+    let slot = restartable(pod).find(|slot| asks(pod, slot))?;
+    Some((slot, slot.instance.as_ref()?.exit()?))
+}
+
+/// Ends what still runs of before the last restart of all, without a grace period as kubelet. Whether anything is to be waited
+/// for.
+pub(super) fn end_superseded(plan: &mut Plan, pod: &PodState, now: Instant) -> bool {
+    for (index, slot) in pod.containers.iter().enumerate() {
+        if is_superseded(pod, slot) {
+            stop(plan, index, slot, Duration::ZERO, KillCause::AllRestart, now);
+        }
+        if lost_start(pod, slot) && slot.busy.is_none() && !held_back(plan, slot, now) {
+            plan.push(Action::Discard(index));
+        }
+    }
+    is_ending_all(pod)
+}
+
+/// Whether a start of before may have left a process: its answer was lost.
+fn lost_start(pod: &PodState, slot: &ContainerSlot) -> bool {
+    slot.role != Role::Ephemeral && slot.unknown_start().is_some() && slot.start_follows < pod_restarts(pod)
+}
+
+fn outlives(pod: &PodState, slot: &ContainerSlot) -> bool {
+    is_superseded(pod, slot) && slot.is_running()
+        || starting(slot).is_some() && !is_starting(pod, slot)
+        || lost_start(pod, slot)
+}
+
+fn restartable(pod: &PodState) -> impl Iterator<Item = &ContainerSlot> {
+    pod.containers.iter().filter(|slot| slot.role != Role::Ephemeral)
+}
+
+/// The restarts of all before the start in progress.
+fn starting(slot: &ContainerSlot) -> Option<u32> {
+    matches!(slot.busy, Some(Busy::Starting(_))).then_some(slot.start_follows)
+}
+
+/// Whether the container has exited in a way that asks for a restart of all. One that was ended for an edit of its own does
+/// not: an edit restarts what it touches.
+pub(crate) fn asks(pod: &PodState, slot: &ContainerSlot) -> bool {
+    let Some(instance) = &slot.instance else { return false };
+    let Some((container, exit)) = pod.container_spec(&slot.name).zip(instance.exit()) else { return false };
+    (slot.is_current() || instance.asked_before_edit)
+        && matching_rule(container, exit.code).is_some_and(|rule| rule.action == ACTION)
+}
+
+#[cfg(test)]
+#[path = "restart_all_tests.rs"]
+mod tests;
