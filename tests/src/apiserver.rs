@@ -12,7 +12,8 @@ use crate::claim::Port;
 use crate::process::{self, Daemon};
 use crate::{tools, wait};
 
-const TOKEN: &str = "limpet";
+/// The bearer token of its administrator.
+pub const TOKEN: &str = "limpet";
 /// etcd and the apiserver make their tables and certificates at the first start.
 pub(crate) const FIRST_START: Duration = Duration::from_secs(180);
 
@@ -68,6 +69,11 @@ impl Apiserver {
         Ok(server)
     }
 
+    /// Where it answers.
+    pub fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port.number)
+    }
+
     /// Its version, as in `v1.37.1`.
     pub fn version(&self) -> Result<String> {
         let said: Value = serde_json::from_str(&self.request("/version", None)?)?;
@@ -91,7 +97,7 @@ impl Apiserver {
         if body.is_some() {
             command.args(["--header", "Content-Type: application/json", "--data-binary", "@-"]);
         }
-        command.arg(format!("https://127.0.0.1:{}{path}", self.port.number));
+        command.arg(format!("{}{path}", self.url()));
         let input = body.map(Value::to_string).unwrap_or_default();
         let output = process::run(&mut command, input.as_bytes())?;
         anyhow::ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr).trim());

@@ -1,5 +1,5 @@
-//! `cargo xtask apiserver`, `cargo xtask kubelet`, `cargo xtask kubectl`, and the rest of a control plane: programs built from the
-//! Go module of Kubernetes, kept in the cache.
+//! `cargo xtask apiserver`, `cargo xtask kubelet`, `cargo xtask kubectl`, the rest of a control plane and the node tests: programs built
+//! from the Go module of Kubernetes, kept in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,11 @@ pub(crate) fn kubelet() -> Result<PathBuf> {
     ready("kubelet", VERSION)
 }
 
+/// Kubernetes' own tests of a node, `test/e2e_node`, as one program.
+pub(crate) fn node_tests() -> Result<PathBuf> {
+    ready("e2e_node.test", VERSION)
+}
+
 /// The kubectls that nodes are tried with.
 pub(crate) fn kubectls() -> Result<[PathBuf; 2]> {
     Ok([ready("kubectl", OLD_KUBECTL)?, ready("kubectl", VERSION)?])
@@ -64,8 +69,12 @@ fn build(name: &str, version: &str, dir: &Path, program: &Path) -> Result<()> {
          -X {package}.gitTreeState=clean"
     );
     let partial = dir.join(format!("{name}.partial"));
-    let mut command = go(&work, &["build", "-trimpath", "-ldflags", &flags, "-o"]);
-    command.arg(&partial).arg(format!("k8s.io/kubernetes/cmd/{name}"));
+    let (verb, package): (&[&str], _) = match name.strip_suffix(".test") {
+        Some(suite) => (&["test", "-c"], format!("k8s.io/kubernetes/test/{suite}")),
+        None => (&["build"], format!("k8s.io/kubernetes/cmd/{name}")),
+    };
+    let mut command = go(&work, verb);
+    command.args(["-trimpath", "-ldflags", &flags, "-o"]).arg(&partial).arg(package);
     process::checked(&mut command)?;
     fs::rename(&partial, program).with_context(|| format!("{}", program.display()))?;
     fs::remove_dir_all(&work).with_context(|| format!("{}", work.display()))

@@ -37,6 +37,8 @@ enum Part {
     MetricsServer,
     /// kubectl of 1.30 and of the newest release, by every protocol that an apiserver has for nodes.
     Kubectl,
+    /// The specs of Kubernetes' node tests for a kubelet without an apiserver.
+    Standalone,
     /// 1 GiB each way through exec and port-forward, and 200 streams at once.
     Streams,
 }
@@ -58,6 +60,7 @@ impl Part {
             Self::KubeletServer => &["test", "-p", "limpet-tests", "--test", "kubelet_server"],
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
+            Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
             // One after the other: what is measured is the agent's memory.
             Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],
         }
@@ -68,6 +71,7 @@ impl Part {
         match self {
             Self::Kubectl => kubernetes::apiserver().and_then(|_| kubernetes::kubectls()).map(drop),
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
+            Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
             Self::KubeletServer => kubernetes::apiserver().and_then(|_| kubernetes::kubelet()).map(drop),
             _ => Ok(()),
         }
