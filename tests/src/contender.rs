@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::agent::{self, Agent};
+use crate::claim::Port;
 use crate::containerd::Containerd;
 use crate::kubelet::Kubelet;
 use crate::manifest;
@@ -155,6 +156,7 @@ pub fn settle(contender: &dyn Contender, containerd: &Containerd) -> Result<()> 
 #[derive(Debug)]
 pub struct Stage {
     kubelet: Option<Kubelet>,
+    _ports: [Port; 3],
     /// The node; its agent is the first contender.
     pub node: TestNode,
 }
@@ -167,16 +169,18 @@ impl Stage {
         let program = std::env::var_os(agent::PROGRAM_VARIABLE).map(PathBuf::from);
         let program = program.map_or_else(|| agent::build(&["--release"]), Ok)?;
         let kubelet = std::env::var_os(KUBELET_VARIABLE).map(PathBuf::from);
+        let ports = [Port::claim()?, Port::claim()?, Port::claim()?];
         let node = TestNode::boot(&NodeOptions {
             program: Some(program),
             agent: false,
             cni: true,
             cri: kubelet.is_some(),
             verbosity: 2,
+            kubelet: every_listener(&ports),
             ..NodeOptions::default()
         })?;
         let kubelet = kubelet.map(|program| Kubelet::prepare(&program, &node)).transpose()?;
-        Ok(Self { kubelet, node })
+        Ok(Self { kubelet, _ports: ports, node })
     }
 
     /// The contenders, limpet first, and the containerd that they share.
@@ -199,4 +203,16 @@ impl Stage {
         drop(self.kubelet);
         self.node.finish()
     }
+}
+
+/// All that the agent serves on a network; its sockets are open anyway.
+fn every_listener([port, read_only, health]: &[Port; 3]) -> Vec<String> {
+    vec![
+        format!("address: 127.0.0.1\nport: {}\nreadOnlyPort: {}", port.number, read_only.number),
+        format!(
+            "healthzPort: {}\nauthentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}",
+            health.number
+        ),
+        "authorization: {mode: AlwaysAllow}".to_owned(),
+    ]
 }
