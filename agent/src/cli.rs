@@ -50,6 +50,7 @@ use error::CliError;
 use screen::Screen;
 
 use crate::config::RunFlags;
+use crate::lifecycle::memory;
 use crate::node::name_service;
 
 /// The default path of the agent's socket.
@@ -127,11 +128,22 @@ enum Command {
     Completion(completion::CompletionArgs),
 }
 
+/// Parses the process's arguments on a thread of its own. It takes 160 KiB of stack, which end with that thread; an agent would
+/// keep them for years.
+fn parse() -> Cli {
+    std::thread::scope(|scope| {
+        let parsed = std::thread::Builder::new().spawn_scoped(scope, Cli::parse).map(|thread| thread.join());
+        // Without another thread, on a machine that has no room for one, it is done here.
+        parsed.ok().and_then(Result::ok).unwrap_or_else(Cli::parse)
+    })
+}
+
 /// Parses the process's arguments, runs the subcommand, returns the exit code.
 pub fn main() -> ExitCode {
     CompleteEnv::with_factory(Cli::command).complete();
     name_service::use_built_in();
-    let cli = Cli::parse();
+    memory::limit_free_memory();
+    let cli = parse();
     let screen = Screen::new(cli.no_color, cli.quiet);
     let socket = cli.socket.filter(|path| !path.as_os_str().is_empty());
     let client = SocketClient::new(socket.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET)));

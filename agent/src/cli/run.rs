@@ -15,7 +15,6 @@ use crate::node::{self, NameNotice, StartError};
 
 /// Runs the agent until it is asked to stop; returns the exit code.
 pub fn run(flags: &RunFlags) -> ExitCode {
-    memory::limit_free_memory();
     if let Err(error) = forbid_core_dumps() {
         return fail(&error, 1);
     }
