@@ -195,16 +195,18 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         has_image: has_image(executor.images.clone()),
     };
     let (client, observed) = (&shared.backends.client, &shared.observed);
+    let idle = config.server.stream_idle_timeout;
     let streams = StreamStates {
         logs: LogState::observed(observed.clone()),
-        exec: ExecState::observed(client.clone(), config.exec_dir(), observed.clone(), stop.clone()),
+        exec: ExecState::observed(client.clone(), config.exec_dir(), observed.clone(), idle, stop.clone()),
         attach: AttachState {
             client: client.clone(),
             attach_dir: config.attach_dir(),
             observed: observed.clone(),
+            idle,
             stop: stop.clone(),
         },
-        ports: PortForwardState::new(observed.clone(), executor.sandboxes.clone(), stop.clone()),
+        ports: PortForwardState::new(observed.clone(), executor.sandboxes.clone(), idle, stop.clone()),
         debug: DebugState { started, flags: Arc::new(flags.values()), set_verbosity },
     };
     let exec = streams.exec.clone();

@@ -50,6 +50,7 @@ mod expiring;
 mod gate;
 mod grpc;
 pub mod health;
+mod idle;
 pub mod images;
 pub mod kubelet;
 pub mod local;

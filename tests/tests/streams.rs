@@ -37,6 +37,10 @@ fn main() -> ExitCode {
         case!(many_streams_at_once_carry_their_own_bytes).on(|node| node.cni = true),
         case!(clients_that_are_cut_off_or_read_nothing_leave_nothing).on(|node| node.cni = true),
         case!(a_container_that_dies_ends_its_streams).on(|node| node.cni = true),
+        case!(an_idle_stream_ends_and_one_in_use_does_not).on(|node| {
+            node.cni = true;
+            node.kubelet.push("streamingConnectionIdleTimeout: 2s".to_owned());
+        }),
     ])
 }
 
@@ -363,5 +367,31 @@ fn a_container_that_dies_ends_its_streams(node: &mut TestNode) -> Result<()> {
     logs.wait_end()?;
     // Closed, or reset: what it was connected to is gone.
     ensure!(matches!(connection.read(&mut [0; 1]), Ok(0) | Err(_)), "the forwarded connection goes on");
+    Ok(())
+}
+
+fn an_idle_stream_ends_and_one_in_use_does_not(node: &mut TestNode) -> Result<()> {
+    start_server(node, 0)?;
+    let socket = node.agent.settings().socket();
+    let script = "while :; do echo on; usleep 100000; done %26 read line; echo said $line; read line";
+    let mut busy = WebSocket::open(&socket, &exec(node, &["sh", "-c", script], "input=1&output=1"))?;
+    let idle = WebSocket::open(&socket, &exec(node, &["sleep", "100000"], "input=1&output=1"))?;
+    let attach = format!("/attach/default/{}/main?output=1&error=1", node.full_name("web"));
+    let attached = WebSocket::open(&socket, &attach)?;
+    let mut forward = node.agent.cli_command(&["port-forward", "web", &format!(":{ECHO_PORT}")])?;
+    let mut forward = Daemon::start(&mut forward, &node.dir().join("forward.log"))?;
+
+    // No status: the commands have not ended by themselves.
+    ensure!(idle.finish()?[3].is_empty() && attached.finish()?[3].is_empty(), "a status");
+    ensure!(!forward.wait(wait::SOON)?.success(), "port-forward succeeded");
+    ensure!(forward.log().contains("lost connection to pod"), "{}", forward.log());
+    wait::until_true(wait::SOON, "the end of the idle command", || commands(node).is_ok_and(|count| count == 0))?;
+    busy.send(0, b"more\n")?;
+    let mut said = String::new();
+    while !said.contains("said more") {
+        let (channel, data) = busy.receive()?.context("the stream in use has ended")?;
+        ensure!(channel == 1, "channel {channel}: {}", String::from_utf8_lossy(&data));
+        said += &String::from_utf8_lossy(&data);
+    }
     Ok(())
 }

@@ -19,7 +19,7 @@ use super::error::CliError;
 use super::target::find;
 use crate::server::document::PodNames;
 use crate::server::port_forward::{PORT, PROTOCOL, REQUEST_ID, STREAM_TYPE};
-use crate::server::spdy::connection::{Ended, Handle, IDLE_TIMEOUT, Role, Stream, connection};
+use crate::server::spdy::connection::{Ended, Handle, Role, Stream, connection};
 use crate::server::spdy::frame::Status;
 use crate::server::spdy::headers::Headers;
 use crate::server::spdy::tcp;
@@ -50,7 +50,8 @@ pub(super) async fn run(client: &SocketClient, args: PortForwardArgs) -> Result<
     let ports = resolve(client, &pod, &args.ports).await?;
     let path = format!("/portForward/{}/{}", pod.namespace, pod.name);
     let io = client.upgrade_spdy(&path, PROTOCOL).await?;
-    let (streams, driver) = connection(io, Role::Client, IDLE_TIMEOUT);
+    // The agent decides how long it may be idle.
+    let (streams, driver) = connection(io, Role::Client, None);
     let forwarder = Arc::new(Forwarder { streams, requests: AtomicU32::new(0) });
     let mut accepting = JoinSet::new();
     for forwarding in ports {

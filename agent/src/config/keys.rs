@@ -126,7 +126,7 @@ pub(super) const KUBELET: &[Key] = &[
     unsupported("oomScoreAdj", Int),
     supported("clusterDomain", Text),
     supported("clusterDNS", Texts),
-    unsupported("streamingConnectionIdleTimeout", Duration),
+    supported("streamingConnectionIdleTimeout", Duration),
     not_needed("nodeStatusUpdateFrequency", Duration, WATCHES),
     supported("nodeStatusReportFrequency", Duration),
     supported("nodeLeaseDurationSeconds", Int),

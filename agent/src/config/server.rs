@@ -98,6 +98,9 @@ pub struct ServerSettings {
     pub denied_lifetime: Duration,
     /// `serverAllowedNames`: common names of certificates, or `group:` and an organization.
     pub allowed_names: Vec<String>,
+    /// `streamingConnectionIdleTimeout`: how long `/exec`, `/attach` and `/portForward` may carry nothing; `None`: as long
+    /// as they like.
+    pub stream_idle_timeout: Option<Duration>,
     /// `enableDebuggingHandlers` and the related settings.
     pub debug: DebugHandlers,
 }
@@ -126,6 +129,7 @@ impl Default for ServerSettings {
             allowed_lifetime: Duration::from_secs(300),
             denied_lifetime: Duration::from_secs(30),
             allowed_names: Vec::new(),
+            stream_idle_timeout: Some(Duration::from_secs(4 * 60 * 60)),
             debug: DebugHandlers { system_log_query: false, ..DebugHandlers::ALL },
         }
     }

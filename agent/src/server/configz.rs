@@ -162,6 +162,7 @@ fn listeners(server: &ServerSettings) -> Value {
         "tlsPrivateKeyFile": server.certificate.as_ref().map(|(_, key)| key),
         "tlsCipherSuites": server.cipher_suites.iter().filter_map(|suite| suite.as_str()).collect::<Vec<_>>(),
         "tlsCurvePreferences": server.key_exchanges.iter().map(|group| u16::from(*group)).collect::<Vec<_>>(),
+        "streamingConnectionIdleTimeout": seconds(server.stream_idle_timeout.unwrap_or_default()),
         "enableDebuggingHandlers": server.debug.enabled,
         "enableSystemLogHandler": server.debug.system_logs,
         "enableSystemLogQuery": server.debug.system_log_query,

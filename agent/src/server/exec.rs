@@ -25,6 +25,7 @@ use self::session::{Process, Session};
 use super::authorization::{Permission, Subresource};
 use super::channels::{Encoding, READ_BUFFER};
 use super::connection::OpenStreams;
+use super::idle::IdleTimeout;
 use super::routes::Routes;
 use super::spdy::upgrade::{is_requested, negotiate};
 use limpet_containerd::client::Client;
@@ -88,13 +89,21 @@ pub struct ExecState {
     pub fifo_dir: PathBuf,
     /// Looks up the container; must not block.
     pub lookup: Arc<LookUpContainer>,
+    /// `streamingConnectionIdleTimeout`.
+    pub idle: IdleTimeout,
     /// Cancelled when the agent stops: commands are then killed.
     pub stop: CancellationToken,
 }
 
 impl ExecState {
-    /// Runs commands in the observed containers.
-    pub fn observed(client: Client, fifo_dir: PathBuf, observed: Observed, stop: CancellationToken) -> Self {
+    /// Runs commands in the observed containers; a stream may be idle for `idle`.
+    pub fn observed(
+        client: Client,
+        fifo_dir: PathBuf,
+        observed: Observed,
+        idle: IdleTimeout,
+        stop: CancellationToken,
+    ) -> Self {
         let lookup = move |target: &ExecTarget| {
             let pods = observed.load();
             let pod = target.find(&pods)?;
@@ -103,7 +112,7 @@ impl ExecState {
                 .map(|container| container.id.clone())
                 .ok_or_else(|| ExecLookupError::NotRunning(target.container.clone()))
         };
-        Self { client, fifo_dir, lookup: Arc::new(lookup), stop }
+        Self { client, fifo_dir, lookup: Arc::new(lookup), idle, stop }
     }
 }
 
@@ -170,10 +179,10 @@ async fn exec(
         Ok(container) => container,
         Err(error) => return error.into_response(),
     };
-    let ExecState { client, fifo_dir, stop, .. } = state;
+    let ExecState { client, fifo_dir, idle, stop, .. } = state;
     let command = ExecRequest { container_id, command, tty: streams.tty, stdin: streams.stdin };
     let process = Process::Command { client, fifo_dir, request: command };
-    connect(Session { process, streams, version: Version::V1, stop }, upgrade, request)
+    connect(Session { process, streams, version: Version::V1, idle, stop }, upgrade, request)
 }
 
 async fn attach(
@@ -190,7 +199,8 @@ async fn attach(
     match state.attachment(&path.into()) {
         Ok(attachment) => {
             let process = Process::Container(attachment);
-            connect(Session { process, streams, version: Version::V1, stop: state.stop }, upgrade, request)
+            let AttachState { idle, stop, .. } = state;
+            connect(Session { process, streams, version: Version::V1, idle, stop }, upgrade, request)
         }
         Err(error) => error.into_response(),
     }

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::authorization::{Permission, Subresource};
 use super::channels::{Encoding, READ_BUFFER};
+use super::idle::IdleTimeout;
 use super::routes::Routes;
 use super::spdy::upgrade::{is_requested, negotiate};
 use limpet_core::status::observed::{Observed, ObservedPod};
@@ -63,18 +64,19 @@ pub struct PortForwardState {
     observed: Observed,
     connect: Arc<Connect>,
     sessions: Arc<Semaphore>,
+    idle: IdleTimeout,
     /// Cancelled when the agent stops: connections are then closed.
     stop: CancellationToken,
 }
 
 impl PortForwardState {
-    /// Forwards to the observed pods, whose networks are those of `sandboxes`.
-    pub fn new(observed: Observed, sandboxes: Sandboxes, stop: CancellationToken) -> Self {
+    /// Forwards to the observed pods, whose networks are those of `sandboxes`; a client may be idle for `idle`.
+    pub fn new(observed: Observed, sandboxes: Sandboxes, idle: IdleTimeout, stop: CancellationToken) -> Self {
         let connect = move |target: &Target, port| -> BoxFuture<'static, _> {
             let network = (!target.host_network).then(|| sandboxes.network(&target.uid));
             Box::pin(pod_port::connect(network, port))
         };
-        Self { observed, connect: Arc::new(connect), sessions: Arc::new(Semaphore::new(MAX_SESSIONS)), stop }
+        Self { observed, connect: Arc::new(connect), sessions: Arc::new(Semaphore::new(MAX_SESSIONS)), idle, stop }
     }
 }
 

@@ -116,7 +116,12 @@ fn no_images() -> ImagesConfig {
 
 /// Forwards ports, if there were sandboxes.
 fn no_networks(state: &ServerState) -> PortForwardState {
-    PortForwardState::new(state.observed.clone(), Sandboxes::below(Path::new("/nonexistent")), CancellationToken::new())
+    PortForwardState::new(
+        state.observed.clone(),
+        Sandboxes::below(Path::new("/nonexistent")),
+        None,
+        CancellationToken::new(),
+    )
 }
 
 /// What kubelet's routes need, with a containerd that does not exist.
@@ -125,8 +130,8 @@ fn stream_states(state: &ServerState) -> StreamStates {
     let (observed, stop) = (state.observed.clone(), CancellationToken::new());
     StreamStates {
         logs: LogState::observed(observed.clone()),
-        exec: ExecState::observed(client.clone(), "/nonexistent".into(), observed.clone(), stop.clone()),
-        attach: AttachState { client, attach_dir: "/nonexistent".into(), observed, stop },
+        exec: ExecState::observed(client.clone(), "/nonexistent".into(), observed.clone(), None, stop.clone()),
+        attach: AttachState { client, attach_dir: "/nonexistent".into(), observed, idle: None, stop },
         ports: no_networks(state),
         debug: DebugState {
             started: Timestamp::UNIX_EPOCH,

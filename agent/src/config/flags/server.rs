@@ -70,6 +70,9 @@ pub struct ServerFlags {
     /// Cipher suites of TLS 1.2, by Go's names [default: all that are safe]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
+    /// How long exec, attach and port-forward may carry nothing; 0 for as long as they like [default: 4h]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    pub streaming_connection_idle_timeout: Option<Duration>,
     /// Whether logs, commands and what looks into the agent are served [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub enable_debugging_handlers: Option<bool>,

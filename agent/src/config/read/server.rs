@@ -55,6 +55,7 @@ impl Judge {
         let webhook = Map { entries: authorization.map("webhook") };
         self.lifetime(&webhook, "authorization.webhook", "cacheAuthorizedTTL", &mut server.allowed_lifetime);
         self.lifetime(&webhook, "authorization.webhook", "cacheUnauthorizedTTL", &mut server.denied_lifetime);
+        self.stream_idle_timeout(map, server);
         let handlers = &mut server.debug;
         for (key, into) in [
             ("enableDebuggingHandlers", &mut handlers.enabled),
@@ -155,6 +156,9 @@ impl Judge {
             *into =
                 flag.filter(|lifetime| !lifetime.is_zero()).map_or(*into, |lifetime| lifetime.min(LONGEST_LIFETIME));
         }
+        if let Some(timeout) = flags.streaming_connection_idle_timeout {
+            server.stream_idle_timeout = Some(timeout).filter(|timeout| !timeout.is_zero());
+        }
         if let Some(on) = flags.rotate_server_certificates {
             server.certificate_by_request = on;
         }
@@ -229,6 +233,16 @@ impl Judge {
             Some((None, text, at)) => {
                 self.error(Some(at), &format!("{parent}.{key}"), format!("{text:?} is not a duration such as 2m"));
             }
+        }
+    }
+
+    /// How long a stream may be idle; zero is kubelet's default.
+    fn stream_idle_timeout(&mut self, map: &Map<'_>, server: &mut ServerSettings) {
+        const KEY: &str = "streamingConnectionIdleTimeout";
+        match map.text(KEY).map(|(text, at)| (duration(text), text, at)) {
+            Some((Some(timeout), ..)) if !timeout.is_zero() => server.stream_idle_timeout = Some(timeout),
+            Some((Some(_), ..)) | None => {}
+            Some((None, text, at)) => self.error(Some(at), KEY, format!("{text:?} is not a duration such as 4h")),
         }
     }
 

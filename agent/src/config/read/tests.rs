@@ -66,7 +66,7 @@ fn every_supported_key_has_an_effect() {
          enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
          tlsCertFile: node.crt\ntlsPrivateKeyFile: /node.key\ntlsMinVersion: VersionTLS13\n\
          tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\ntlsCurvePreferences: [29, 23]\nrotateCertificates: true\nserverTLSBootstrap: false\n\
-         enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\n\
+         enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\nstreamingConnectionIdleTimeout: 10m\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
          allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
@@ -141,6 +141,7 @@ fn every_supported_key_has_an_effect() {
             allowed_lifetime: std::time::Duration::from_secs(120),
             denied_lifetime: std::time::Duration::from_secs(3),
             allowed_names: vec!["kube-apiserver".to_owned(), "group:readers".to_owned()],
+            stream_idle_timeout: Some(std::time::Duration::from_secs(600)),
             debug: DebugHandlers {
                 enabled: false,
                 system_logs: true,
@@ -384,6 +385,7 @@ fn flags_of_the_server_win_over_the_file() {
         "--cert-dir=/pki",
         "--enable-server",
         "--enable-debugging-handlers=false",
+        "--streaming-connection-idle-timeout=0",
     ];
     let server = load_text(&text, &flags).0.unwrap().server;
     let expected = ServerSettings {
@@ -399,6 +401,7 @@ fn flags_of_the_server_win_over_the_file() {
         tokens: false,
         token_lifetime: std::time::Duration::from_secs(60),
         allowed_lifetime: std::time::Duration::from_secs(120),
+        stream_idle_timeout: None,
         debug: DebugHandlers { enabled: false, ..ServerSettings::default().debug },
         ..ServerSettings::default()
     };
@@ -411,6 +414,22 @@ fn flags_of_the_server_win_over_the_file() {
         "flags: --tls-cipher-suites: none of TLS_RSA_WITH_AES_128_CBC_SHA is spoken; name an ECDHE suite with GCM or CHACHA20",
     ];
     assert_eq!(load_text(&text.replace("tlsCertFile: /a.crt\n", ""), &wrong).0.unwrap_err(), expected);
+}
+
+#[test]
+fn an_idle_timeout_of_zero_is_the_default_in_the_file_and_none_as_a_flag() {
+    let of = |line: &str, flags: &[&str]| {
+        let (config, ..) = load_text(&format!("{KUBELET_HEAD}staticPodPath: /m\n{line}"), flags);
+        config.map(|config| config.server.stream_idle_timeout)
+    };
+    let (key, flag) = ("streamingConnectionIdleTimeout: ", "--streaming-connection-idle-timeout");
+    let seconds = |seconds| Ok(Some(std::time::Duration::from_secs(seconds)));
+    assert_eq!(of(&format!("{key}0s\n"), &[]), seconds(14_400));
+    assert_eq!(of(&format!("{key}5m\n"), &[]), seconds(300));
+    assert_eq!(of(&format!("{key}5m\n"), &[&format!("{flag}=1m")]), seconds(60));
+    assert_eq!(of(&format!("{key}5m\n"), &[&format!("{flag}=0")]), Ok(None));
+    let expected = "config.yaml:4:33: streamingConnectionIdleTimeout: \"soon\" is not a duration such as 4h";
+    assert_eq!(of(&format!("{key}soon\n"), &[]), Err(vec![expected.to_owned()]));
 }
 
 #[test]
@@ -450,7 +469,7 @@ fn documents_are_recognized_by_kind_and_version() {
 #[test]
 fn unsupported_keys_cause_a_warning_unless_they_match_limpets_behaviour() {
     let text = format!(
-        "{KUBELET_HEAD}staticPodPath: /m\nqosReserved: {{memory: 100%}}\nfailSwapOn: false\nstreamingConnectionIdleTimeout: null\n\
+        "{KUBELET_HEAD}staticPodPath: /m\nqosReserved: {{memory: 100%}}\nfailSwapOn: false\nregistryBurst: null\n\
          syncFrequency: 1m\nauthentication:\n  anonymous:\n    enabled: false\n  webhook:\n    enabled: false\nport: null\n"
     );
     let (config, warnings, _) = load_text(&text, &[]);

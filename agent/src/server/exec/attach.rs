@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::session::{Activity, Incoming, Outgoing, pump, send};
 use super::wire::{Channel, Streams, exit_status, failure_status};
 use super::{ExecLookupError, ExecTarget};
+use crate::server::idle::IdleTimeout;
 use crate::server::logs::{LogTarget, finished};
 use limpet_containerd::attach::{AttachPoint, Ends};
 use limpet_containerd::client::Client;
@@ -30,6 +31,8 @@ pub struct AttachState {
     pub attach_dir: PathBuf,
     /// The pods, their containers and logs.
     pub observed: Observed,
+    /// `streamingConnectionIdleTimeout`.
+    pub idle: IdleTimeout,
     /// Cancelled when the agent stops: clients are then disconnected.
     pub stop: CancellationToken,
 }

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::attach::Attachment;
 use super::protocol::Version;
 use super::wire::{Channel, Streams, exit_status, failure_status};
+use crate::server::idle::IdleTimeout;
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
 
@@ -49,6 +50,8 @@ pub(super) struct Session {
     pub(super) streams: Streams,
     /// What the client speaks.
     pub(super) version: Version,
+    /// How long it may be idle.
+    pub(super) idle: IdleTimeout,
     /// Cancelled when the agent stops.
     pub(super) stop: CancellationToken,
 }
@@ -68,7 +71,7 @@ pub(super) async fn serve(
     writer: impl Future<Output = ()>,
     session: Session,
 ) {
-    let Session { process, streams, version, stop } = session;
+    let Session { process, streams, version, stop, .. } = session;
     let work = async {
         let status = match process {
             Process::Command { client: runtime, fifo_dir, request } => {

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Input, Output, Role, Stream, connection};
+use super::super::spdy::connection::{Handle, Input, Output, Role, Stream, connection};
 use super::super::spdy::frame::Status;
 use super::protocol::Version;
 use super::session::{self, CLOSE_TIMEOUT, Incoming, Outgoing, QUEUE, Session};
@@ -23,7 +23,7 @@ const MAX_SIZE: usize = 256;
 
 /// Serves the client over `io`.
 pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, session: Session) {
-    let (mut streams, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
+    let (mut streams, driver) = connection(io, Role::Server, session.idle);
     let mut driver = std::pin::pin!(driver);
     let work = async {
         if let Ok(Some(attached)) = timeout(STREAMS_TIMEOUT, Attached::accept(&mut streams, &session)).await {

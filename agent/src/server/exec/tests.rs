@@ -11,7 +11,7 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::super::caller::tests::for_host;
-use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Input, Role as SpdyRole, Stream, connection};
+use super::super::spdy::connection::{Handle, Input, Role as SpdyRole, Stream, connection};
 use super::super::spdy::headers::Headers;
 use super::*;
 use crate::cli::client::SocketClient;
@@ -28,6 +28,10 @@ struct Node {
 
 impl Node {
     async fn start() -> Option<Self> {
+        Self::with_idle_timeout(None).await
+    }
+
+    async fn with_idle_timeout(idle: IdleTimeout) -> Option<Self> {
         let container = TestContainer::start()?;
         let socket = container.rootfs().with_file_name("limpet.sock");
         let stop = CancellationToken::new();
@@ -40,6 +44,7 @@ impl Node {
             client: container.client.clone(),
             fifo_dir: container.fifo_dir(),
             lookup: Arc::new(lookup),
+            idle,
             stop: stop.clone(),
         };
         let names = PodNames {
@@ -154,7 +159,7 @@ async fn spdy_of<const COUNT: usize>(
     protocol: &str,
 ) -> (Handle, [Stream; COUNT]) {
     let io = node.client.upgrade_spdy(&format!("/exec/default/web-edge1/app?{query}"), protocol).await.unwrap();
-    let (client, driver) = connection(io, SpdyRole::Client, IDLE_TIMEOUT);
+    let (client, driver) = connection(io, SpdyRole::Client, None);
     tokio::spawn(driver);
     let open = kinds.map(|kind| client.open(Headers::of(&[("streamtype", kind)])));
     let streams: Vec<_> = futures_util::future::try_join_all(open).await.unwrap();
@@ -270,6 +275,20 @@ async fn a_process_is_killed_with_its_spdy_client() {
     let said = out.input.read().await.unwrap();
     assert!(said.starts_with(b"ready"), "{said:?}");
     client.close().await;
+    node.container.all_cleaned_up().await;
+}
+
+#[tokio::test]
+async fn a_process_is_killed_when_its_stream_is_idle() {
+    let Some(node) = Node::with_idle_timeout(Some(std::time::Duration::from_millis(500))).await else { return };
+    let query = form_urlencoded::Serializer::new("input=1&output=1".to_owned())
+        .extend_pairs(["sh", "-c", &node.container.endless()].map(|word| ("command", word)))
+        .finish();
+    let socket = node.connect(&query, PROTOCOL_V5).await.unwrap();
+    let (_client, [mut error, _stdin, mut out]) = spdy(&node, &query, ["error", "stdin", "stdout"]).await;
+    assert_eq!(socket.finish().await.2, Err("none came".to_owned()));
+    let (_, status) = tokio::join!(text(&mut out.input), text(&mut error.input));
+    assert_eq!(status, "");
     node.container.all_cleaned_up().await;
 }
 

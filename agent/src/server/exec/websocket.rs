@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::super::channels::Encoding;
+use super::super::idle::Idle;
 use super::protocol::Version;
 use super::session::{self, Incoming, Outgoing, QUEUE, Session};
 use super::wire::{Channel, parse_size};
@@ -31,8 +32,12 @@ pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encodin
     };
     // The queue is empty, and its other end is in this function.
     let _ = messages.send((first, Bytes::new())).await;
-    let client = Box::pin(incoming(stream, closable, encoding));
-    session::serve(client, messages, write(sink, queue, encoding), session).await;
+    let idle = Idle::new(session.idle);
+    let client = Box::pin(incoming(stream, closable, encoding, &idle));
+    tokio::select! {
+        () = session::serve(client, messages, write(sink, queue, encoding, &idle), session) => {}
+        () = idle.expired() => {}
+    }
 }
 
 /// What the client sends, until it disconnects.
@@ -40,11 +45,13 @@ fn incoming(
     stream: impl Stream<Item = Result<Message, axum::Error>>,
     closable: bool,
     encoding: Encoding,
+    idle: &Idle,
 ) -> impl Stream<Item = Incoming> {
     let open = stream.take_while(|message| ready(!matches!(message, Err(_) | Ok(Message::Close(_)))));
     open.filter_map(move |message| {
         let message = message.ok().and_then(|message| encoding.decode(message));
         let Some((channel, data)) = message else { return ready(None) };
+        idle.reset();
         ready(match Channel::of(channel) {
             Some(Channel::Stdin) => Some(Incoming::Stdin(data)),
             Some(Channel::Close) if closable && *data == [0] => Some(Incoming::StdinEnd),
@@ -56,7 +63,12 @@ fn incoming(
 }
 
 /// Sends queued messages, and a ping now and then; returns when the queue is closed or the client has disconnected.
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Outgoing>, encoding: Encoding) {
+async fn write(
+    mut sink: SplitSink<WebSocket, Message>,
+    mut queue: mpsc::Receiver<Outgoing>,
+    encoding: Encoding,
+    idle: &Idle,
+) {
     let mut ping = interval(PING_INTERVAL);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -65,8 +77,12 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
             _ = ping.tick() => Some(Message::Ping(Default::default())),
         };
         let Some(message) = message else { break };
+        let is_ping = matches!(message, Message::Ping(_));
         if sink.send(message).await.is_err() {
             return;
+        }
+        if !is_ping {
+            idle.reset();
         }
     }
     close(sink).await;

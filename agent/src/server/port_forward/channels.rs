@@ -13,10 +13,10 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::super::channels::Encoding;
-use super::super::spdy::connection::IDLE_TIMEOUT;
+use super::super::idle::Idle;
 use super::{Place, PortForwardState, Target};
 use limpet_host::pod_port::PodPortError;
 
@@ -82,12 +82,14 @@ pub(super) async fn serve(
         forwards.spawn(forward(data_channel, port, connected, target.clone(), received, messages.clone()));
     }
     drop(messages);
-    let mut writer = std::pin::pin!(write(sink, queue, encoding));
-    let mut reader = std::pin::pin!(read(stream, encoding, inputs));
+    let idle = Idle::new(state.idle);
+    let mut writer = std::pin::pin!(write(sink, queue, encoding, &idle));
+    let mut reader = std::pin::pin!(read(stream, encoding, inputs, &idle));
     tokio::select! {
         // Every connection is over.
         () = &mut writer => return,
         () = &mut reader => return,
+        () = idle.expired() => return,
         () = target.ended(&state.observed) => tracing::debug!(pod = %target.key, "forwarding ends with its pod"),
         () = state.stop.cancelled() => {}
     }
@@ -96,21 +98,16 @@ pub(super) async fn serve(
     let _ = timeout(CLOSE_TIMEOUT, writer).await;
 }
 
-/// Hands data to its connections, until the client has disconnected, or has sent nothing for long.
+/// Hands data to its connections, until the client has disconnected.
 async fn read(
     mut messages: impl futures_util::Stream<Item = Result<Message, axum::Error>> + Unpin,
     encoding: Encoding,
     inputs: Vec<mpsc::Sender<Bytes>>,
+    idle: &Idle,
 ) {
-    let mut last = Instant::now();
-    loop {
-        let message = tokio::select! {
-            message = messages.next() => message,
-            () = sleep_until(last + IDLE_TIMEOUT) => return tracing::debug!("a client was silent for too long"),
-        };
-        let Some(Ok(message)) = message else { return };
+    while let Some(Ok(message)) = messages.next().await {
         if let Some((channel, data)) = encoding.decode(message) {
-            last = Instant::now();
+            idle.reset();
             // Nothing is for a client to send on channels of errors.
             let input = (channel % 2 == 0).then(|| inputs.get(usize::from(channel / 2))).flatten();
             if let Some(input) = input {
@@ -122,7 +119,12 @@ async fn read(
 }
 
 /// Sends queued messages, and a ping now and then, until there are no more connections or the client has disconnected.
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Outgoing>, encoding: Encoding) {
+async fn write(
+    mut sink: SplitSink<WebSocket, Message>,
+    mut queue: mpsc::Receiver<Outgoing>,
+    encoding: Encoding,
+    idle: &Idle,
+) {
     let mut ping = interval(PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -131,8 +133,12 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
             _ = ping.tick() => Some(Message::Ping(Bytes::new())),
         };
         let Some(message) = message else { break };
+        let is_ping = matches!(message, Message::Ping(_));
         if sink.send(message).await.is_err() {
             return;
+        }
+        if !is_ping {
+            idle.reset();
         }
     }
     // A client that has disconnected needs no close message.

@@ -6,7 +6,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Role, Stream, connection};
+use super::super::spdy::connection::{Handle, Role, Stream, connection};
 use super::super::spdy::frame::Status;
 use super::forward::forward;
 use super::pairs::Pairs;
@@ -17,7 +17,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves a client over `io`. All its connections end with this call.
 pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, state: PortForwardState, target: Target, _place: Place) {
-    let (mut streams, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
+    let (mut streams, driver) = connection(io, Role::Server, state.idle);
     let mut driver = std::pin::pin!(driver);
     tokio::select! {
         () = &mut driver => return,

@@ -10,7 +10,7 @@ use tokio_tungstenite::tungstenite::protocol::Role as WebSocketRole;
 use tokio_util::io::{CopyToBytes, SinkWriter, StreamReader};
 
 use super::super::caller::tests::for_host;
-use super::super::spdy::connection::{Handle, IDLE_TIMEOUT, Role, Stream, connection};
+use super::super::spdy::connection::{Handle, Role, Stream, connection};
 use super::super::spdy::headers::Headers;
 use super::*;
 use crate::cli::client::SocketClient;
@@ -39,6 +39,10 @@ fn web() -> Arc<ObservedPod> {
 
 impl Node {
     async fn start() -> Self {
+        Self::with_idle_timeout(None).await
+    }
+
+    async fn with_idle_timeout(idle: IdleTimeout) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("limpet.sock");
         let (all, stop) = (Observed::default(), CancellationToken::new());
@@ -47,6 +51,7 @@ impl Node {
             observed: all.clone(),
             connect: Arc::new(|_, port| Box::pin(pod_port::connect(None, port))),
             sessions: Arc::new(Semaphore::new(2)),
+            idle,
             stop: stop.clone(),
         };
         let app = for_host(routes(state).into_router());
@@ -75,7 +80,7 @@ impl Node {
 }
 
 fn drive(io: impl AsyncRead + AsyncWrite + Send + 'static) -> Handle {
-    let (handle, driver) = connection(io, Role::Client, IDLE_TIMEOUT);
+    let (handle, driver) = connection(io, Role::Client, None);
     tokio::spawn(driver);
     handle
 }
@@ -201,6 +206,23 @@ async fn channels_carry_what_a_pod_sends_until_it_ends() {
     };
     tokio::join!(answers, reads);
     assert!(back[..2] == port.to_le_bytes() && back[2..] == data, "{} bytes from the pod", back.len());
+}
+
+#[tokio::test]
+async fn a_client_that_is_idle_is_disconnected_in_every_protocol() {
+    let node = Node::with_idle_timeout(Some(std::time::Duration::from_millis(100))).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let path = format!("/portForward/default/web-edge1?port={port}");
+    let stream = node.client.upgrade(&path, "v4.channel.k8s.io").await.unwrap();
+    let mut socket = WebSocketStream::from_raw_socket(stream, WebSocketRole::Client, None).await;
+    let (mut pod, _) = listener.accept().await.unwrap();
+    while let Some(Ok(_)) = socket.next().await {}
+    assert!(matches!(pod.read(&mut [0; 1]).await, Ok(0) | Err(_)));
+
+    for mut client in [node.spdy(&path).await.unwrap(), node.tunnel(&path).await] {
+        assert!(client.accept().await.is_none());
+    }
 }
 
 #[tokio::test]

@@ -10,17 +10,16 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::super::idle::{Idle, IdleTimeout};
 use super::frame::{Decoder, Encoder, Frame, MAX_DATA, Status};
 use super::headers::Headers;
 
 /// The most streams that are open at once: 128 forwarded connections.
 pub const MAX_STREAMS: usize = 256;
-/// How long a connection may be silent, as kubelet's `streamingConnectionIdleTimeout`.
-pub const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 /// How often a peer is asked for an answer, so that one that has gone is noticed while nothing else is read or written.
 const PING: Duration = Duration::from_secs(30);
 /// The most bytes of a connection that are received and not yet read.
@@ -166,7 +165,11 @@ impl Output {
 
 /// A connection over `io`, and the driver that must run for it to live. It ends when the peer disconnects or breaks the
 /// protocol, after [`Handle::close`], and when nothing but pings was sent or received for `idle`.
-pub fn connection(io: impl AsyncRead + AsyncWrite, role: Role, idle: Duration) -> (Handle, impl Future<Output = ()>) {
+pub fn connection(
+    io: impl AsyncRead + AsyncWrite,
+    role: Role,
+    idle: IdleTimeout,
+) -> (Handle, impl Future<Output = ()>) {
     let (frames, queue) = mpsc::channel(FRAMES);
     let (accept, accepted) = mpsc::channel(ACCEPTED);
     let (opens, open) = mpsc::channel(1);
@@ -176,12 +179,12 @@ pub fn connection(io: impl AsyncRead + AsyncWrite, role: Role, idle: Duration) -
         Streams { role, frames, accept, open: HashMap::new(), last: 0, unread: Arc::new(Semaphore::new(MAX_UNREAD)) };
     let driver = async move {
         let (reader, writer) = tokio::io::split(io);
-        let active = watch::Sender::new(Instant::now());
+        let idle = Idle::new(idle);
         tokio::select! {
-            () = read(reader, streams, open, &active) => {}
-            () = write(writer, queue, &active) => {}
+            () = read(reader, streams, open, &idle) => {}
+            () = write(writer, queue, &idle) => {}
             () = ping(&pings, role) => {}
-            () = silent(&active, idle) => tracing::debug!("a connection was silent for too long"),
+            () = idle.expired() => {}
         }
     };
     (handle, driver)
@@ -198,24 +201,8 @@ async fn ping(frames: &mpsc::Sender<Frame>, role: Role) {
     }
 }
 
-/// Resolves when nothing has happened for `idle`.
-async fn silent(active: &watch::Sender<Instant>, idle: Duration) {
-    loop {
-        let last = *active.borrow();
-        sleep_until(last + idle).await;
-        if *active.borrow() == last {
-            return;
-        }
-    }
-}
-
 /// Reads frames until the peer disconnects or breaks the protocol, and opens streams.
-async fn read(
-    mut reader: impl AsyncRead + Unpin,
-    mut streams: Streams,
-    mut opens: mpsc::Receiver<Open>,
-    active: &watch::Sender<Instant>,
-) {
+async fn read(mut reader: impl AsyncRead + Unpin, mut streams: Streams, mut opens: mpsc::Receiver<Open>, idle: &Idle) {
     let mut decoder = Decoder::default();
     let mut input = BytesMut::new();
     loop {
@@ -234,7 +221,7 @@ async fn read(
             match decoder.next(&mut input) {
                 Ok(Some(frame)) => {
                     if frame.is_use() {
-                        active.send_replace(Instant::now());
+                        idle.reset();
                     }
                     streams.receive(frame).await;
                 }
@@ -246,7 +233,7 @@ async fn read(
 }
 
 /// Writes frames until the peer has disconnected; none after the one that says that the connection ends.
-async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Frame>, active: &watch::Sender<Instant>) {
+async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Frame>, idle: &Idle) {
     let (mut encoder, mut output) = (Encoder::default(), BytesMut::new());
     while let Some(frame) = queue.recv().await {
         let mut next = Some(frame);
@@ -261,7 +248,7 @@ async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Fr
             return;
         }
         if used {
-            active.send_replace(Instant::now());
+            idle.reset();
         }
         output.clear();
         if last {

@@ -4,11 +4,14 @@ use tokio::io::{DuplexStream, duplex};
 
 use super::*;
 
+/// How long the connections here may be idle.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
+
 /// A server and a client, each with its driver in a task.
 fn pair() -> (Handle, Handle) {
     let (near, far) = duplex(1 << 10);
     let start = |io: DuplexStream, role| {
-        let (handle, driver) = connection(io, role, IDLE_TIMEOUT);
+        let (handle, driver) = connection(io, role, Some(IDLE_TIMEOUT));
         tokio::spawn(driver);
         handle
     };
@@ -92,9 +95,9 @@ async fn a_stream_that_is_not_read_holds_its_peer_up_and_one_that_is_dropped_doe
 #[tokio::test(start_paused = true)]
 async fn a_peer_that_is_gone_is_noticed_while_its_data_stands_unread() {
     let (near, far) = duplex(1 << 10);
-    let (mut server, driver) = connection(near, Role::Server, IDLE_TIMEOUT);
+    let (mut server, driver) = connection(near, Role::Server, Some(IDLE_TIMEOUT));
     let served = tokio::spawn(driver);
-    let (client, driver) = connection(far, Role::Client, IDLE_TIMEOUT);
+    let (client, driver) = connection(far, Role::Client, Some(IDLE_TIMEOUT));
     let peer = tokio::spawn(driver);
     let stream = client.open(Headers::default()).await.unwrap();
     let _unread = server.accept().await.unwrap();
@@ -119,7 +122,7 @@ async fn there_are_no_more_streams_than_allowed_and_those_that_ended_do_not_coun
 #[tokio::test]
 async fn a_peer_that_counts_streams_wrongly_or_pings_is_answered() {
     let (io, mut peer) = duplex(1 << 16);
-    let (_server, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
+    let (_server, driver) = connection(io, Role::Server, Some(IDLE_TIMEOUT));
     tokio::spawn(driver);
     let (mut encoder, mut output) = (Encoder::default(), BytesMut::new());
     let open = |id| Frame::Open { id, headers: Headers::default(), fin: false };
@@ -143,7 +146,7 @@ async fn a_peer_that_counts_streams_wrongly_or_pings_is_answered() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_connection_ends_and_an_active_one_does_not() {
     let (io, mut peer) = duplex(1 << 16);
-    let (mut server, driver) = connection(io, Role::Server, IDLE_TIMEOUT);
+    let (mut server, driver) = connection(io, Role::Server, Some(IDLE_TIMEOUT));
     let driver = tokio::spawn(driver);
     let mut encoder = Encoder::default();
     for id in [1, 3, 5] {
