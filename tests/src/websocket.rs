@@ -1,6 +1,6 @@
-//! A client of kubelet's WebSockets on the local socket, down to its bytes: it may read nothing, and be cut off anywhere.
+//! A client of kubelet's WebSockets, down to its bytes: it may read nothing, and be cut off anywhere.
 
-use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -10,21 +10,33 @@ use anyhow::{Context as _, Result, ensure};
 /// How long a client waits for what is to come.
 const TIMEOUT: Duration = Duration::from_secs(180);
 
+/// The protocol of commands, in its newest version.
+pub const COMMANDS: &str = "v5.channel.k8s.io";
+
+/// What carries a WebSocket. Reads end with an error after some time.
+pub trait Connection: Read + Write + Send {}
+
+impl<C: Read + Write + Send> Connection for C {}
+
 /// A connection that has become a WebSocket. Dropped, it is cut off.
-#[derive(Debug)]
-pub struct WebSocket(BufReader<UnixStream>);
+pub struct WebSocket(BufReader<Box<dyn Connection>>);
 
 impl WebSocket {
-    /// Asks the socket for `path` in the protocol `v5.channel.k8s.io`.
+    /// Asks the local socket for `path` in the protocol of commands.
     pub fn open(socket: &Path, path: &str) -> Result<Self> {
-        let mut stream = UnixStream::connect(socket).with_context(|| format!("{}", socket.display()))?;
+        let stream = UnixStream::connect(socket).with_context(|| format!("{}", socket.display()))?;
         stream.set_read_timeout(Some(TIMEOUT))?;
+        Self::over(stream, path, COMMANDS)
+    }
+
+    /// Asks for `path` over `stream` in that protocol.
+    pub fn over(mut stream: impl Connection + 'static, path: &str, protocol: &str) -> Result<Self> {
         let head = format!(
             "GET {path} HTTP/1.1\r\nHost: limpet\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
-             Sec-WebSocket-Key: bGltcGV0LWxpbXBldC1saQ==\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n\r\n"
+             Sec-WebSocket-Key: bGltcGV0LWxpbXBldC1saQ==\r\nSec-WebSocket-Protocol: {protocol}\r\n\r\n"
         );
         stream.write_all(head.as_bytes())?;
-        let mut reader = BufReader::new(stream);
+        let mut reader = BufReader::new(Box::new(stream) as Box<dyn Connection>);
         let mut answer = String::new();
         while reader.read_line(&mut answer)? > 2 {}
         ensure!(answer.starts_with("HTTP/1.1 101 "), "{path}: {answer}");

@@ -39,7 +39,7 @@ enum Part {
     Kubectl,
     /// The specs of Kubernetes' node tests for a kubelet without an apiserver.
     Standalone,
-    /// 1 GiB each way through exec and port-forward, and 200 streams at once.
+    /// 1 GiB each way through exec and port-forward, 200 streams at once, and clients that are gone without a word.
     Streams,
 }
 

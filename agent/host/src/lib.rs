@@ -21,5 +21,6 @@ pub mod process;
 pub mod process_cgroup;
 pub mod sandbox;
 pub mod selinux;
+pub mod tcp;
 pub mod volume;
 pub mod wall_clock;

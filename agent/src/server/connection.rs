@@ -2,6 +2,7 @@
 
 mod authority;
 mod deadline;
+mod delivery;
 mod place;
 mod source;
 
@@ -33,6 +34,7 @@ use super::tls::Tls;
 use authority::LocalAuthority;
 use deadline::Deadline;
 use limpet_host::peer::Peer;
+use limpet_host::tcp::{self, Delivery};
 pub(super) use place::{OpenStreams, Place};
 use place::{Places, is_refused};
 use source::Source;
@@ -74,6 +76,8 @@ pub(super) trait Listener {
     const PROTOCOL: Protocol = Protocol::Http;
     /// Whether clients are somewhere in a network: they never make the listener wait.
     const IS_NETWORK: bool = false;
+    /// Says what has become of what was sent on a connection; `None`: it cannot be lost.
+    const DELIVERY: Option<fn(&Self::Stream) -> Delivery> = None;
 
     /// The next connection, and where in a network it comes from. What takes its time is left to the future.
     async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)>;
@@ -134,6 +138,9 @@ pub(super) struct Secure {
 impl Listener for Secure {
     type Stream = TlsStream<TcpStream>;
     const IS_NETWORK: bool = true;
+    // Every kernel says it of TCP.
+    const DELIVERY: Option<fn(&Self::Stream) -> Delivery> =
+        Some(|stream| tcp::delivery(stream.get_ref().0).unwrap_or(Delivery::Acknowledged));
 
     async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
         let (stream, address) = self.listener.accept().await?;
@@ -178,7 +185,7 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                     };
                     let Some(place) = places.of(place, &caller, source).await else { return };
                     drop(unknown);
-                    let stream = Deadline::new(stream, WRITE_TIMEOUT, place.clone());
+                    let stream = Deadline::new(stream, WRITE_TIMEOUT, place.clone(), L::DELIVERY);
                     let app = Served { caller, place: place.clone(), places, app };
                     match L::PROTOCOL {
                         Protocol::Http => http(stream, app, stop).await,

@@ -1,4 +1,4 @@
-//! A stream that fails when its client reads nothing for too long.
+//! A stream that fails when its client reads nothing for too long, or is gone.
 
 use std::future::Future as _;
 use std::io::{self, IoSlice};
@@ -9,26 +9,48 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
+use limpet_host::tcp::Delivery;
+
+use super::delivery::Deliveries;
 use super::place::Place;
 
 /// A stream whose writes fail with `TimedOut` once none has made progress for the given time, as long as its client was
 /// not admitted to anything: those who may follow logs may pause them in a pager. Reads wait as long as they like: the
-/// server bounds how long a request takes to arrive.
+/// server bounds how long a request takes to arrive. Both fail once what was sent is lost on its way to the client.
 pub(super) struct Deadline<S> {
     stream: S,
     timeout: Duration,
     place: Place,
+    delivery: Option<fn(&S) -> Delivery>,
+    deliveries: Deliveries,
     /// Since a write waits.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> Deadline<S> {
-    pub(super) fn new(stream: S, timeout: Duration, place: Place) -> Self {
-        Self { stream, timeout, place, stalled: None }
+    pub(super) fn new(stream: S, timeout: Duration, place: Place, delivery: Option<fn(&S) -> Delivery>) -> Self {
+        Self { stream, timeout, place, delivery, deliveries: Deliveries::default(), stalled: None }
+    }
+
+    /// Something is on its way to the client.
+    fn sent(&mut self, context: &mut Context<'_>) {
+        if self.delivery.is_some() {
+            self.deliveries.sent(context);
+        }
+    }
+
+    /// Fails once the client is gone.
+    fn lost<T>(&mut self, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        let Self { stream, delivery: Some(delivery), deliveries, .. } = self else { return Poll::Pending };
+        let gone = |()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client is gone"));
+        deliveries.poll_lost(|| delivery(stream), context).map(gone)
     }
 
     /// The result of a write that took `result` just now.
     fn limit<T>(&mut self, result: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if let failed @ Poll::Ready(_) = self.lost(context) {
+            return failed;
+        }
         if result.is_ready() || self.place.is_proven() {
             self.stalled = None;
             return result;
@@ -48,13 +70,17 @@ impl<S: AsyncRead + Unpin> AsyncRead for Deadline<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        match Pin::new(&mut self.stream).poll_read(context, buffer) {
+            Poll::Pending => self.lost(context),
+            read => read,
+        }
     }
 }
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Deadline<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.sent(context);
         self.limit(result, context)
     }
 
@@ -64,6 +90,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Deadline<S> {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let result = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
+        self.sent(context);
         self.limit(result, context)
     }
 

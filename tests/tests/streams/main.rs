@@ -1,7 +1,11 @@
 //! Streams of kubelet's server: as many bytes and as many at once as it takes, clients that read nothing or are cut off,
 //! and containers that die in the middle. What the agent holds of them is counted and measured.
 //!
-//! `LIMPET_TEST_LONG=1` sends 1 GiB each way instead of 16 MiB, and has 200 streams at once instead of 20.
+//! `LIMPET_TEST_LONG=1` sends 1 GiB each way instead of 16 MiB, has 200 streams at once instead of 20, and waits until
+//! clients that are gone without a word are noticed.
+
+mod api;
+mod cut;
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -12,10 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use cut::{clients_that_are_gone_without_a_word_are_noticed, connections_that_are_reset_leave_nothing};
 use limpet_tests::footprint::Footprint;
 use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::inventory::Inventory;
 use limpet_tests::manifest::{pod, shell, with};
+use limpet_tests::node::NodeOptions;
 use limpet_tests::process::Daemon;
 use limpet_tests::terminal::Terminal;
 use limpet_tests::websocket::WebSocket;
@@ -32,7 +38,7 @@ const STREAM_ALLOWANCE: u64 = 2 << 10;
 const STUCK: u64 = 128;
 
 fn main() -> ExitCode {
-    suite::run([
+    let mut cases = vec![
         case!(whatever_a_stream_carries_arrives_and_takes_no_memory).on(|node| node.cni = true),
         case!(many_streams_at_once_carry_their_own_bytes).on(|node| node.cni = true),
         case!(clients_that_are_cut_off_or_read_nothing_leave_nothing).on(|node| node.cni = true),
@@ -41,7 +47,13 @@ fn main() -> ExitCode {
             node.cni = true;
             node.kubelet.push("streamingConnectionIdleTimeout: 2s".to_owned());
         }),
-    ])
+        case!(connections_that_are_reset_leave_nothing).on(|node| (node.cni, node.agent) = (true, false)),
+    ];
+    if suite::is_long() {
+        let networked = |node: &mut NodeOptions| (node.cni, node.agent) = (true, false);
+        cases.push(case!(clients_that_are_gone_without_a_word_are_noticed).on(networked));
+    }
+    suite::run(cases)
 }
 
 fn size() -> u64 {

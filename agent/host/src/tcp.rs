@@ -1,0 +1,83 @@
+//! Whether what was sent over a TCP connection arrives, as the kernel reports it.
+//!
+//! A peer that vanishes while something is on its way to it is given up by the kernel after a quarter of an hour.
+//! `TCP_USER_TIMEOUT` is shorter, but since Linux 5.11 it also ends connections to peers that are there and do not read.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::GetStruct;
+use nix::{getsockopt_impl, libc};
+
+/// How often something is sent again, each time after twice the pause, before the peer counts as gone: from 0.2 s on,
+/// for 102 s.
+const MOST_REPEATS: u8 = 9;
+
+/// What has become of the data that was sent over a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// The peer acknowledges, or nothing is on its way.
+    Acknowledged,
+    /// Something was sent again at least once, and is not acknowledged yet.
+    Repeated,
+    /// It was sent again so often that the peer counts as gone.
+    Lost,
+}
+
+/// The first fields of the kernel's `struct tcp_info`, each a byte.
+type Info = [u8; 8];
+/// Where it has the number of retransmissions without an acknowledgement.
+const RETRANSMITS: usize = 2;
+/// Where it has the number of unanswered probes of a closed window.
+const PROBES: usize = 3;
+
+#[derive(Debug, Clone, Copy)]
+struct TcpInfo;
+
+getsockopt_impl!(TcpInfo, libc::IPPROTO_TCP, libc::TCP_INFO, Info, GetStruct<Info>);
+
+/// What has become of what was sent on `socket`, a TCP connection.
+///
+/// # Errors
+/// It is none.
+pub fn delivery(socket: &impl AsFd) -> io::Result<Delivery> {
+    Ok(judge(getsockopt(socket, TcpInfo)?))
+}
+
+fn judge(info: Info) -> Delivery {
+    match info[RETRANSMITS].max(info[PROBES]) {
+        0 => Delivery::Acknowledged,
+        1..MOST_REPEATS => Delivery::Repeated,
+        _ => Delivery::Lost,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_acknowledges_is_there_whether_it_reads_or_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_far, _) = listener.accept().unwrap();
+        assert_eq!(delivery(&near).unwrap(), Delivery::Acknowledged);
+        near.set_nonblocking(true).unwrap();
+        while near.write(&[0; 65_536]).is_ok() {}
+        assert_ne!(delivery(&near).unwrap(), Delivery::Lost);
+        assert!(delivery(&std::fs::File::open("/dev/null").unwrap()).is_err());
+    }
+
+    #[test]
+    fn what_is_repeated_too_often_is_lost() {
+        let of = |retransmits, probes| judge([1, 0, retransmits, probes, 0, 0, 0, 0]);
+        assert_eq!(of(0, 0), Delivery::Acknowledged);
+        assert_eq!((of(1, 0), of(0, 8)), (Delivery::Repeated, Delivery::Repeated));
+        assert_eq!((of(9, 0), of(0, 9)), (Delivery::Lost, Delivery::Lost));
+    }
+}
