@@ -1,6 +1,7 @@
 //! The functions of the fuzz targets in `agent/fuzz`, whose seeds the tests replay: they feed bytes to a decoder and
 //! check properties that must hold for any input.
 
+use crate::server::channels;
 use crate::server::spdy::frame;
 use crate::source::http;
 use crate::store;
@@ -52,6 +53,15 @@ pub fn spdy(bytes: &[u8]) {
     frame::check(bytes);
 }
 
+/// Any bytes as those of a WebSocket's client, in a protocol that the first byte selects: the same messages however they
+/// arrive, and what they come to for commands and for ports, bounded.
+///
+/// # Panics
+/// When that does not hold.
+pub fn websocket(bytes: &[u8]) {
+    channels::check(bytes);
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -74,5 +84,6 @@ mod tests {
         replay("record", super::record);
         replay("answer", super::answer);
         replay("spdy", super::spdy);
+        replay("websocket", super::websocket);
     }
 }

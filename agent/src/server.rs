@@ -36,7 +36,7 @@ mod authentication;
 mod authorization;
 mod bodies;
 mod caller;
-mod channels;
+pub(crate) mod channels;
 pub(crate) mod configz;
 mod connection;
 pub mod cri;

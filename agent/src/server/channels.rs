@@ -1,13 +1,25 @@
 //! Kubernetes' channel protocols over a WebSocket: a message is one byte for the channel, then data; in their base64 form one
 //! digit for the channel, then the data in base64. Pure. What the channels are for is up to `/exec` and `/portForward`.
 
+mod check;
+
 use axum::body::Bytes;
-use axum::extract::ws::Message;
+use axum::extract::ws::{Message, WebSocketUpgrade};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
+pub(crate) use check::check;
+
 /// What a WebSocket reads at once, in bytes: memory that each one holds.
-pub(super) const READ_BUFFER: usize = 16 << 10;
+const READ_BUFFER: usize = 16 << 10;
+/// The largest message accepted from a client, and the largest part of one; kubectl's are 32 KiB.
+const MAX_MESSAGE: usize = 1 << 20;
+
+/// The WebSocket with these bounds.
+pub(super) fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {
+    let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
+    upgrade.read_buffer_size(READ_BUFFER).write_buffer_size(0)
+}
 
 /// How messages are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +31,14 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
+    /// How many channels there can be: in base64 the character of each is one of ASCII's.
+    pub(super) fn channels(self) -> usize {
+        match self {
+            Self::Binary => 256,
+            Self::Base64 => 128 - usize::from(b'0'),
+        }
+    }
+
     /// The channel and the data of a client's message; `None`: it has none, or they are not written this way.
     pub(super) fn decode(self, message: Message) -> Option<(u8, Bytes)> {
         let content: Bytes = match message {
@@ -33,7 +53,7 @@ impl Encoding {
         }
     }
 
-    /// The message that carries `data` on `channel`.
+    /// The message that carries `data` on `channel`, one of [`Self::channels`].
     pub(super) fn encode(self, channel: u8, data: &[u8]) -> Message {
         match self {
             Self::Binary => Message::Binary([&[channel], data].concat().into()),
@@ -53,7 +73,8 @@ mod tests {
     #[test]
     fn messages_are_read_as_they_are_written() {
         for encoding in [Encoding::Binary, Encoding::Base64] {
-            for (channel, data) in [(0, &b""[..]), (3, b"foo\n"), (4, &[0, 255, 128])] {
+            let last = (encoding.channels() - 1) as u8;
+            for (channel, data) in [(0, &b""[..]), (3, b"foo\n"), (4, &[0, 255, 128]), (last, b"last")] {
                 let read = encoding.decode(encoding.encode(channel, data));
                 assert_eq!(read, Some((channel, Bytes::copy_from_slice(data))), "{encoding:?}");
             }

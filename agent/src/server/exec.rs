@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use self::protocol::{SPDY, Version, WEBSOCKET};
 use self::session::{Process, Session};
 use super::authorization::{Permission, Subresource};
-use super::channels::{Encoding, READ_BUFFER};
+use super::channels::{Encoding, bounded};
 use super::connection::OpenStreams;
 use super::idle::IdleTimeout;
 use super::routes::Routes;
@@ -35,10 +35,8 @@ use limpet_model::pod::PodKey;
 
 pub use attach::AttachState;
 pub(super) use session::OUTPUT_IDLE;
+pub(super) use websocket::check_messages;
 pub use wire::{Channel, Command, PROTOCOL_V4, PROTOCOL_V5, Streams, parse_status, size as size_message};
-
-/// The largest message accepted from a client; kubectl's are 32 KiB.
-const MAX_MESSAGE: usize = 1 << 20;
 
 /// The container to run a command in, or to attach to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -245,8 +243,7 @@ fn connect(mut session: Session, upgrade: MaybeWebSocket, mut request: Request) 
             return bad_request(&format!("none of the subprotocols is supported; use one of {names}"));
         }
     };
-    let upgrade = upgrade.max_message_size(MAX_MESSAGE).read_buffer_size(READ_BUFFER).write_buffer_size(0);
-    upgrade.on_upgrade(async move |socket| {
+    bounded(upgrade).on_upgrade(async move |socket| {
         let _place = place;
         websocket::serve(socket, session, encoding).await;
     })

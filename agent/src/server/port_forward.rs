@@ -22,7 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
 use super::authorization::{Permission, Subresource};
-use super::channels::{Encoding, READ_BUFFER};
+use super::channels::{Encoding, bounded};
 use super::idle::IdleTimeout;
 use super::routes::Routes;
 use super::spdy::upgrade::{is_requested, negotiate};
@@ -30,6 +30,8 @@ use limpet_core::status::observed::{Observed, ObservedPod};
 use limpet_host::pod_port::{self, PodPortError};
 use limpet_host::sandbox::Sandboxes;
 use limpet_model::pod::{PodKey, PodUid};
+
+pub(super) use channels::check_messages;
 
 /// The protocol: pairs of streams, `error` and `data`, with the headers below.
 pub const PROTOCOL: &str = "portforward.k8s.io";
@@ -41,8 +43,6 @@ pub const PORT: &str = "port";
 pub const REQUEST_ID: &str = "requestid";
 /// SPDY within the binary messages of a WebSocket.
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
-/// The largest message of a WebSocket accepted from a client; kubectl's are 32 KiB.
-const MAX_MESSAGE: usize = 1 << 20;
 /// Clients that forward ports at once.
 const MAX_SESSIONS: usize = 64;
 
@@ -138,8 +138,7 @@ fn port_forward(
         Ok(upgrade) => upgrade.protocols([TUNNEL, channels::PROTOCOLS[0].0, channels::PROTOCOLS[1].0]),
         Err(rejection) => return rejection.into_response(),
     };
-    let upgrade = upgrade.max_message_size(MAX_MESSAGE).max_frame_size(MAX_MESSAGE);
-    let upgrade = upgrade.read_buffer_size(READ_BUFFER).write_buffer_size(0);
+    let upgrade = bounded(upgrade);
     let encoding = match upgrade.selected_protocol() {
         Some(selected) if selected == TUNNEL => {
             return upgrade.on_upgrade(move |socket| session::serve(tunnel::bytes(socket), state, target, place));
@@ -156,7 +155,7 @@ fn port_forward(
             return answer(StatusCode::BAD_REQUEST, &message);
         }
     };
-    match channels::ports(query) {
+    match channels::ports(query, encoding) {
         Ok(ports) => upgrade.on_upgrade(move |socket| channels::serve(socket, encoding, ports, state, target, place)),
         Err(message) => answer(StatusCode::BAD_REQUEST, &message),
     }

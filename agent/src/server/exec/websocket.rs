@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
 use futures_util::stream::SplitSink;
-use futures_util::{Sink, SinkExt, Stream, StreamExt};
+use futures_util::{FutureExt as _, Sink, SinkExt, Stream, StreamExt, stream};
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -86,6 +86,30 @@ async fn write(
         }
     }
     close(sink).await;
+}
+
+/// What a client's messages come to: input within what was sent, and its end only in a version that has one.
+///
+/// # Panics
+/// When that does not hold.
+pub(in crate::server) fn check_messages(messages: &[Message], encoding: Encoding, closable: bool) {
+    let (idle, all) = (Idle::new(None), stream::iter(messages.iter().cloned().map(Ok)));
+    let received: Vec<_> = incoming(all, closable, encoding, &idle).collect().now_or_never().unwrap_or_default();
+    let length = |message: &Message| match message {
+        Message::Text(text) => text.len(),
+        Message::Binary(data) => data.len(),
+        Message::Ping(_) | Message::Pong(_) | Message::Close(_) => 0,
+    };
+    let (mut input, mut ends) = (0, false);
+    for message in received {
+        match message {
+            Incoming::Stdin(data) => input += data.len(),
+            Incoming::StdinEnd => ends = true,
+            Incoming::Size(..) => {}
+        }
+    }
+    let sent: usize = messages.iter().map(length).sum();
+    assert!(input <= sent && (closable || !ends), "{input} bytes of input of {sent}, ends: {ends}");
 }
 
 async fn close(mut sink: impl Sink<Message> + Unpin) {

@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use axum::extract::ws::{Message, WebSocket};
 use bytes::BytesMut;
 use futures_util::stream::SplitSink;
-use futures_util::{SinkExt as _, StreamExt as _};
+use futures_util::{FutureExt as _, SinkExt as _, StreamExt as _, stream};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -23,8 +23,6 @@ use limpet_host::pod_port::PodPortError;
 /// The protocols, by name; a client that names none has the first.
 pub(super) const PROTOCOLS: [(&str, Encoding); 2] =
     [("v4.channel.k8s.io", Encoding::Binary), ("v4.base64.channel.k8s.io", Encoding::Base64)];
-/// The most ports of one request: their channels are numbered in a byte.
-const MAX_PORTS: usize = 128;
 /// The most bytes of a pod that are sent at once.
 const CHUNK: usize = 16 << 10;
 /// How often a silent client is pinged, to notice one that has gone.
@@ -39,7 +37,7 @@ type Outgoing = (u8, Bytes);
 ///
 /// # Errors
 /// What is wrong, in kubelet's words where it has them.
-pub(super) fn ports(query: &[(String, String)]) -> Result<Vec<u16>, String> {
+pub(super) fn ports(query: &[(String, String)], encoding: Encoding) -> Result<Vec<u16>, String> {
     let given: Vec<_> = query.iter().filter(|(key, _)| key == "port").map(|(_, value)| value.as_str()).collect();
     if given.is_empty() {
         return Err("query parameter \"port\" is required".to_owned());
@@ -55,8 +53,10 @@ pub(super) fn ports(query: &[(String, String)]) -> Result<Vec<u16>, String> {
             Err(_) => return Err(format!("unable to parse {text:?} as a port")),
         }
     }
-    if ports.len() > MAX_PORTS {
-        return Err(format!("{} ports are too many: at most {MAX_PORTS}", ports.len()));
+    // Each has two channels.
+    let most = encoding.channels() / 2;
+    if ports.len() > most {
+        return Err(format!("{} ports are too many: at most {most}", ports.len()));
     }
     Ok(ports)
 }
@@ -74,7 +74,7 @@ pub(super) async fn serve(
     let (messages, queue) = mpsc::channel(1);
     let mut forwards = JoinSet::new();
     let mut inputs = Vec::new();
-    // At most `MAX_PORTS`, so that two channels for each fit a byte.
+    // So few that two channels for each fit a byte.
     for (data_channel, port) in (0..=u8::MAX).step_by(2).zip(ports) {
         let (input, received) = mpsc::channel(1);
         inputs.push(input);
@@ -116,6 +116,26 @@ async fn read(
             }
         }
     }
+}
+
+/// What a client's messages come to with so many ports: each port has its own, in order.
+///
+/// # Panics
+/// When that does not hold.
+pub(in crate::server) fn check_messages(messages: &[Message], encoding: Encoding, ports: usize) {
+    // Room for every message, so that nobody is waited for.
+    let room = messages.len().max(1);
+    let (inputs, mut outputs): (Vec<_>, Vec<_>) = (0..ports).map(|_| mpsc::channel(room)).unzip();
+    let all = stream::iter(messages.iter().cloned().map(Ok));
+    assert!(read(all, encoding, inputs, &Idle::new(None)).now_or_never().is_some(), "it waits");
+    let mut expected = vec![Vec::new(); ports];
+    for (channel, data) in messages.iter().filter_map(|message| encoding.decode(message.clone())) {
+        if let (0, Some(port)) = (channel % 2, expected.get_mut(usize::from(channel / 2))) {
+            port.push(data);
+        }
+    }
+    let received = outputs.iter_mut().map(|output| std::iter::from_fn(|| output.try_recv().ok()).collect::<Vec<_>>());
+    assert!(received.eq(expected), "bytes of another port");
 }
 
 /// Sends queued messages, and a ping now and then, until there are no more connections or the client has disconnected.
@@ -216,7 +236,8 @@ mod tests {
     #[test]
     fn ports_are_those_of_the_query() {
         let of = |text: &str| {
-            ports(&form_urlencoded::parse(text.as_bytes()).into_owned().collect::<Vec<(String, String)>>())
+            let query: Vec<(String, String)> = form_urlencoded::parse(text.as_bytes()).into_owned().collect();
+            ports(&query, Encoding::Binary)
         };
         assert_eq!(of("port=80"), Ok(vec![80]));
         assert_eq!(of("port=80,443&a=1&port=65535"), Ok(vec![80, 443, 65_535]));
@@ -229,8 +250,10 @@ mod tests {
         ] {
             assert_eq!(of(wrong).unwrap_err(), why);
         }
-        let all = "port=1&".repeat(MAX_PORTS);
-        assert_eq!(of(&all).map(|ports| ports.len()), Ok(MAX_PORTS));
-        assert!(of(&format!("{all}port=1")).is_err());
+        for (encoding, most) in [(Encoding::Binary, 128), (Encoding::Base64, 40)] {
+            let of = |count| ports(&vec![("port".to_owned(), "1".to_owned()); count], encoding);
+            assert_eq!(of(most).map(|ports| ports.len()), Ok(most));
+            assert_eq!(of(most + 1), Err(format!("{} ports are too many: at most {most}", most + 1)));
+        }
     }
 }
