@@ -1,5 +1,5 @@
-//! `cargo xtask apiserver`, `cargo xtask kubelet`, `cargo xtask kubectl`, the rest of a control plane and the node tests: programs built
-//! from the Go module of Kubernetes, kept in the cache.
+//! `cargo xtask apiserver`, `cargo xtask kubelet`, `cargo xtask kubectl`, the rest of a control plane, the node tests and programs of
+//! kubelet's tests: built from the Go module of Kubernetes, kept in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ pub(crate) fn kubelet() -> Result<PathBuf> {
 
 /// Kubernetes' own tests of a node, `test/e2e_node`, as one program.
 pub(crate) fn node_tests() -> Result<PathBuf> {
-    ready("e2e_node.test", VERSION)
+    ready_from(Main::Suite, "e2e_node", VERSION)
 }
 
 /// The kubectls that nodes are tried with.
@@ -44,24 +44,54 @@ pub(crate) fn kubectls() -> Result<[PathBuf; 2]> {
     Ok([ready("kubectl", OLD_KUBECTL)?, ready("kubectl", VERSION)?])
 }
 
+/// kubelet's sample device plugin, and a program with kubelet's own client of PodResources.
+pub(crate) fn device_programs() -> Result<[PathBuf; 2]> {
+    let client = Main::Text(include_str!("../../tests/programs/pod-resources/main.go"));
+    Ok([
+        ready_from(Main::In("test/images"), "sample-device-plugin", VERSION)?,
+        ready_from(client, "pod-resources", VERSION)?,
+    ])
+}
+
+/// Where the main of a program is.
+#[derive(Debug, Clone, Copy)]
+enum Main {
+    /// In a package of the program's name, below this directory of Kubernetes.
+    In(&'static str),
+    /// It is this text.
+    Text(&'static str),
+    /// `go test` makes it, for the tests of a package below `test`.
+    Suite,
+}
+
 /// The program `name` of `k8s.io/kubernetes/cmd` of that version, built if it is not there yet.
 fn ready(name: &str, version: &str) -> Result<PathBuf> {
+    ready_from(Main::In("cmd"), name, version)
+}
+
+/// The same of another main. One whose text is here is built anew each time: the text may have changed.
+fn ready_from(main: Main, name: &str, version: &str) -> Result<PathBuf> {
     let dir = tools::cache_dir().join(format!("kubernetes-{version}"));
     let program = dir.join(name);
-    if !program.is_file() {
+    if !program.is_file() || matches!(main, Main::Text(_)) {
         let what = format!(
             "building {name} {version} into {} (8 minutes on two cores, 2 when others are built)",
             dir.display()
         );
-        apt::say(&what, || build(name, version, &dir, &program))?;
+        apt::say(&what, || build(main, name, version, &dir, &program))?;
     }
     Ok(program)
 }
 
-fn build(name: &str, version: &str, dir: &Path, program: &Path) -> Result<()> {
+fn build(main: Main, name: &str, version: &str, dir: &Path, program: &Path) -> Result<()> {
     let work = dir.join(format!("build-{name}"));
     fs::create_dir_all(&work).with_context(|| format!("{}", work.display()))?;
     write_module(version, &work)?;
+    let package_of_main = match main {
+        Main::In(directory) => format!("k8s.io/kubernetes/{directory}/{name}"),
+        Main::Suite => format!("k8s.io/kubernetes/test/{name}"),
+        Main::Text(text) => fs::write(work.join("main.go"), text).map(|()| ".".to_owned())?,
+    };
     let minor = version.split('.').nth(1).unwrap_or_default();
     let package = "k8s.io/component-base/version";
     let flags = format!(
@@ -69,12 +99,9 @@ fn build(name: &str, version: &str, dir: &Path, program: &Path) -> Result<()> {
          -X {package}.gitTreeState=clean"
     );
     let partial = dir.join(format!("{name}.partial"));
-    let (verb, package): (&[&str], _) = match name.strip_suffix(".test") {
-        Some(suite) => (&["test", "-c"], format!("k8s.io/kubernetes/test/{suite}")),
-        None => (&["build"], format!("k8s.io/kubernetes/cmd/{name}")),
-    };
+    let verb: &[&str] = if matches!(main, Main::Suite) { &["test", "-c"] } else { &["build"] };
     let mut command = go(&work, verb);
-    command.args(["-trimpath", "-ldflags", &flags, "-o"]).arg(&partial).arg(package);
+    command.args(["-trimpath", "-ldflags", &flags, "-o"]).arg(&partial).arg(package_of_main);
     process::checked(&mut command)?;
     fs::rename(&partial, program).with_context(|| format!("{}", program.display()))?;
     fs::remove_dir_all(&work).with_context(|| format!("{}", work.display()))

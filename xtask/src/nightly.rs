@@ -41,6 +41,8 @@ enum Part {
     Standalone,
     /// 1 GiB each way through exec and port-forward, 200 streams at once, and clients that are gone without a word.
     Streams,
+    /// kubelet's sample device plugin and its client of PodResources, through a restart of the agent.
+    DevicePlugin,
 }
 
 impl Part {
@@ -61,6 +63,7 @@ impl Part {
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
+            Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
             // One after the other: what is measured is the agent's memory.
             Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],
         }
@@ -72,6 +75,7 @@ impl Part {
             Self::Kubectl => kubernetes::apiserver().and_then(|_| kubernetes::kubectls()).map(drop),
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
             Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
+            Self::DevicePlugin => kubernetes::device_programs().map(drop),
             Self::KubeletServer => kubernetes::apiserver().and_then(|_| kubernetes::kubelet()).map(drop),
             _ => Ok(()),
         }
@@ -84,7 +88,11 @@ impl Part {
             // Every mount on the machine has an agent look at its watch again; those of others are not seen here.
             command = cargo::in_own_mount_namespace(&command);
         }
-        if matches!(self, Self::Faults | Self::Leaks | Self::KubeletServer | Self::Kubectl | Self::Streams) {
+        let has_long_form = matches!(
+            self,
+            Self::Faults | Self::Leaks | Self::KubeletServer | Self::Kubectl | Self::Streams | Self::DevicePlugin
+        );
+        if has_long_form {
             command.env(suite::LONG_VARIABLE, "1");
         }
         command

@@ -1,6 +1,7 @@
-//! Device plugins: a real plugin on its socket, and what containers get of it.
+//! Device plugins: a real plugin on its socket, and what containers get of it. `LIMPET_TEST_LONG=1` adds kubelet's own.
 
 mod plugin;
+mod sample;
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,16 +17,21 @@ use limpet_tests::{TestNode, case, suite, wait};
 use serde_json::{Value, json};
 
 use plugin::{Behaviour, CARD, Plugin};
+use sample::kubelets_sample_plugin_registers_again_after_a_restart;
 
 fn main() -> ExitCode {
-    suite::run([
+    let mut cases = vec![
         case!(a_device_is_one_containers_and_stays_it),
         case!(what_a_plugin_gives_is_in_the_container),
         case!(a_plugin_that_dies_takes_its_devices_with_it),
         case!(a_plugin_that_hangs_delays_its_own_pods_alone),
         case!(a_cdi_device_is_injected),
         case!(plugins_in_the_registry_are_asked),
-    ])
+    ];
+    if suite::is_long() {
+        cases.push(case!(kubelets_sample_plugin_registers_again_after_a_restart));
+    }
+    suite::run(cases)
 }
 
 fn socket(node: &TestNode, name: &str) -> PathBuf {
