@@ -1,5 +1,5 @@
-//! kubelet's device plugins, `v1beta1`: they register on a socket, list their devices, and say what a container needs to use
-//! one. Which container has which device is decided by [`limpet_core::device_plugins`].
+//! kubelet's device plugins, `v1beta1`: they register on a socket, list their devices, and return what a container needs to
+//! use one. Which container has which device is decided by [`limpet_core::device_plugins`].
 //!
 //! Every call has a deadline, and runs in a task of the plugin or of the pod that needs it: a plugin that hangs delays its
 //! own pods alone. The socket, [`registration`], and the directory, [`plugin_directory`], lead to [`DevicePlugins::register`].
@@ -42,7 +42,7 @@ pub enum RegisterError {
     /// It speaks another version.
     #[error("requested API version {0:?} is not supported by limpet. Supported version is \"v1beta1\"")]
     Version(String),
-    /// It is no name of an extended resource.
+    /// It is not the name of an extended resource.
     #[error("the ResourceName {0:?} is invalid")]
     Name(String),
     /// `devices` of the LimpetConfiguration names it.
@@ -152,14 +152,14 @@ impl DevicePlugins {
         Ok(id)
     }
 
-    /// The plugin is to be followed no longer.
+    /// Stops following the plugin.
     pub fn deregister(&self, plugin: PluginId) {
         if let Some(connection) = self.connections().get(&plugin) {
             connection.end();
         }
     }
 
-    /// Forgets what plugins had that have been gone for too long, and keeps the names of the resources on disk, until the
+    /// Forgets the devices of plugins that have been gone for too long, and keeps the names of the resources on disk, until the
     /// agent stops.
     pub async fn run(self: Arc<Self>) {
         let mut changes = self.subscribe();
@@ -216,12 +216,12 @@ impl DevicePlugins {
         self.inventory().found(uid, container, allocations);
     }
 
-    /// The pod has again what is recorded on its containers.
+    /// Assigns the pod the devices that are recorded on its containers.
     pub fn restore(&self, key: &PodKey, uid: &PodUid) {
         self.inventory().restore(key, uid);
     }
 
-    /// Frees what the pod of `key` has.
+    /// Frees the devices of the pod of `key`.
     pub fn free(&self, key: &PodKey) {
         self.inventory().free(key);
     }

@@ -1,7 +1,7 @@
 //! `limpet ui`: a full screen of pods, events, logs and pressure, on the local socket. It changes nothing.
 //!
-//! The core is pure: news and keys change what is known ([`state`]), of which a screen is drawn ([`frame`]), of which the
-//! fewest bytes are made that turn the last screen into it ([`paint`]). The shell is here: the terminal, signals, and the
+//! The core is pure: updates and keys change the state ([`state`]), from which a screen is drawn ([`frame`]), from which
+//! the fewest bytes are computed that turn the last screen into it ([`paint`]). The shell is here: the terminal, signals, and the
 //! tasks that follow the agent ([`feeds`]). It is made for serial lines: nothing is sent while nothing happens, and a
 //! screen is only made when the one before has left.
 
@@ -49,9 +49,9 @@ pub(super) struct UiArgs {}
 
 /// Between two screens that nobody asked for with a key.
 const PAUSE: Duration = Duration::from_millis(500);
-/// For how long Escape may be the beginning of another key: at 9,600 baud a byte takes one.
+/// For how long Escape may be the beginning of another key: at 9,600 baud a byte takes a millisecond.
 const ESCAPE: Duration = Duration::from_millis(100);
-/// For how long the agent's first answer is waited for before a screen is shown without it.
+/// How long to wait for the agent's first response before a screen is shown without it.
 const FIRST: Duration = Duration::from_millis(500);
 /// How long a shell may take to stop this process.
 const STOP: Duration = Duration::from_millis(50);
@@ -59,7 +59,7 @@ const STOP: Duration = Duration::from_millis(50);
 pub(super) async fn run(client: &SocketClient, _args: UiArgs, screen: Screen) -> Result<u8, CliError> {
     terminal::require()?;
     let abilities = Abilities::new(variable, screen.color)?;
-    // An agent that cannot be reached is said on the terminal as it was.
+    // An unreachable agent is reported before the terminal is changed.
     let (feeds, news) = Feeds::start(client, client.lines(PODS).await?);
     let screen = Screen { color: abilities.color, ..screen };
     let signals = Signals::new()?;
@@ -183,11 +183,11 @@ impl Shell {
     fn typed(&mut self, bytes: &[u8]) -> Option<Order> {
         self.due = Some(Instant::now());
         let keys = self.keys.feed(bytes);
-        // Each is acted upon, the last order counts: who types Ctrl-C wants to leave.
+        // Every key is processed, and the last action counts: Ctrl-C after other keys leaves.
         keys.into_iter().filter_map(|key| self.ui.key(key)).last()
     }
 
-    /// Takes what has come in, and has it drawn when a screen is due.
+    /// Applies the updates that have arrived, and schedules a screen.
     fn heard(&mut self, feed: Option<Feed>, news: &mut mpsc::Receiver<Feed>) {
         let now = Timestamp::now();
         let mut next = feed;
@@ -195,7 +195,7 @@ impl Shell {
             let first = matches!(feed, Feed::Pod(PodChange::Synced));
             self.ui.news(feed, now);
             let at = if first { Instant::now() } else { self.free };
-            // The agent's list comes pod by pod, and is shown as a whole.
+            // The agent's list arrives pod by pod, and is shown as a whole.
             if self.ui.link != state::Link::Connecting {
                 self.due = Some(self.due.map_or(at, |due| due.min(at)));
             }
@@ -210,21 +210,21 @@ impl Shell {
         (self.due, self.free) = (None, Instant::now() + PAUSE);
     }
 
-    /// Draws a screen of which the terminal has nothing.
+    /// Draws a screen from scratch.
     fn again(&mut self) {
         self.shown = None;
         self.due = Some(Instant::now());
     }
 
-    /// Lets the screen that is under way leave: it would come after the terminal was given back.
+    /// Waits for the screen that is being written: it would appear after the terminal was restored.
     async fn finish(&mut self) {
         if self.writer.is_busy() {
-            // A terminal that was stopped, or that is gone, takes nothing any more.
+            // A terminal that is stopped or gone accepts no output.
             let _ = tokio::time::timeout(PAUSE, self.writer.done()).await;
         }
     }
 
-    /// Stops as any command does by Ctrl-Z, and goes on when the shell says so; at once where no shell could.
+    /// Stops on Ctrl-Z as any command does, and goes on at SIGCONT; at once where no shell could send it.
     async fn suspend(&mut self, signals: &mut Signals, full: &FullScreen) -> Result<(), CliError> {
         self.finish().await;
         terminal::give_back();

@@ -17,10 +17,10 @@ pub enum AllocateError {
     /// The node does not have them.
     #[error(transparent)]
     Refused(#[from] AllocationError),
-    /// No plugin is there to ask.
+    /// The plugin is not connected.
     #[error("endpoint of {0} has been stopped")]
     Stopped(String),
-    /// The plugin's own words.
+    /// The plugin's own error message.
     #[error("{0}")]
     Plugin(String),
 }
@@ -42,7 +42,7 @@ impl DevicePlugins {
     /// Gives every container of the pod what it asks for and does not have yet.
     ///
     /// # Errors
-    /// What one container cannot have; what the others have got stays theirs.
+    /// A container cannot have its devices; the other containers keep theirs.
     pub async fn allocate(self: &Arc<Self>, record: &PodRecord) -> Result<(), AllocateError> {
         for (container, _) in Role::assign(record.spec()) {
             self.allocate_container(record, container).await?;
@@ -53,7 +53,7 @@ impl DevicePlugins {
     /// Gives one container what it asks for, unless it has it: what a start needs.
     ///
     /// # Errors
-    /// It cannot have it.
+    /// The container cannot have its devices.
     pub async fn complete(self: &Arc<Self>, record: &PodRecord, container: &str) -> Result<(), AllocateError> {
         let given = self.given(record, container);
         let has = |(resource, count): (&str, usize)| {
@@ -105,7 +105,7 @@ impl DevicePlugins {
                 asked.map_err(failed)?
             }
         };
-        // Others may have got some of them meanwhile.
+        // Other pods may have been given some of them meanwhile.
         let ids = {
             let mut inventory = self.inventory();
             let Some(choice) = choose(&inventory)? else { return Ok(()) };
@@ -124,7 +124,7 @@ impl DevicePlugins {
         self.connections().get(&plugin).cloned()
     }
 
-    /// What plugins have given a container, of what it asks for.
+    /// What the plugins have returned for a container, of the resources that it requests.
     pub fn given(&self, record: &PodRecord, container: &str) -> Vec<DeviceAllocation> {
         let wanted: Vec<&str> = self.wanted(record, container).map(|(name, _)| name).collect();
         if wanted.is_empty() {
@@ -135,13 +135,13 @@ impl DevicePlugins {
         given.filter(|one| wanted.contains(&one.resource.as_str())).cloned().collect()
     }
 
-    /// Has the plugins prepare what a container has for its start, those that want to.
+    /// Lets the plugins that require it prepare a container's devices for its start.
     ///
     /// # Errors
     /// A plugin refuses, or does not answer in time.
     pub async fn pre_start(&self, given: &[DeviceAllocation]) -> Result<(), AllocateError> {
         for one in given {
-            // Without its plugin a container starts with what it has.
+            // Without its plugin a container starts with the devices that it has.
             let Some(plugin) = self.connection(&one.resource) else { continue };
             let failed = |status| {
                 AllocateError::Plugin(format!("device plugin PreStartContainer rpc failed with err: {}", said(&status)))

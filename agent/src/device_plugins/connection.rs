@@ -69,7 +69,7 @@ impl Connection {
         self.end.cancel();
     }
 
-    /// The ids that the plugin would rather give, if it has an opinion.
+    /// The ids that the plugin prefers, if it has a preference.
     pub(super) async fn preferred(
         &self,
         available: Vec<String>,
@@ -89,7 +89,7 @@ impl Connection {
         Ok(answer.container_responses.into_iter().next().map(|one| one.device_i_ds).unwrap_or_default())
     }
 
-    /// Has the plugin give a container the devices `ids`.
+    /// Calls `Allocate` for a container's devices `ids`.
     pub(super) async fn allocate(&self, ids: Vec<String>) -> Result<DeviceAllocation, Status> {
         let wanted = ContainerAllocateRequest { devices_ids: ids.clone() };
         let request = AllocateRequest { container_requests: vec![wanted] };
@@ -99,7 +99,7 @@ impl Connection {
         Ok(allocation(&self.resource, ids, given))
     }
 
-    /// Has the plugin prepare devices for a start, if it wants to.
+    /// Calls `PreStartContainer`, if the plugin requires it.
     pub(super) async fn pre_start(&self, ids: Vec<String>) -> Result<(), Status> {
         if self.options.pre_start_required {
             let request = PreStartContainerRequest { devices_ids: ids };
@@ -109,7 +109,7 @@ impl Connection {
     }
 }
 
-/// The answer to a call, within its deadline: whatever the plugin does.
+/// The response to a call, or an error at its deadline.
 async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
     match tokio::time::timeout(CALL, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
@@ -129,7 +129,7 @@ pub(super) async fn connect(socket: PathBuf) -> Result<Channel, String> {
         .map_err(|error| crate::store::chain(&error))
 }
 
-/// What a plugin says of a failure.
+/// The message of a plugin's error.
 pub(super) fn said(status: &Status) -> String {
     format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }
@@ -156,7 +156,7 @@ fn allocation(resource: &str, ids: Vec<String>, given: ContainerAllocateResponse
     }
 }
 
-/// Takes what the plugin lists until it ends, is replaced, or the agent stops.
+/// Follows the plugin's list of devices until it ends, is replaced, or the agent stops.
 pub(super) async fn follow(
     plugins: Arc<DevicePlugins>,
     id: PluginId,

@@ -1,5 +1,5 @@
-//! `plugins_registry`: sockets of plugins that wait to be asked, `pluginregistration.v1`. A device plugin is registered; a
-//! plugin of another type is told that limpet does not support it.
+//! `plugins_registry`: sockets of plugins that wait for `GetInfo` of `pluginregistration.v1`. A device plugin is registered; a
+//! plugin of another type gets an error: limpet does not support it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -18,14 +18,14 @@ use limpet_host::path_watch::PathWatch;
 use limpet_node_api::plugin_registration::registration_client::RegistrationClient;
 use limpet_node_api::plugin_registration::{InfoRequest, RegistrationStatus};
 
-/// The one type of plugins that limpet has a use for.
+/// The only supported type of plugin.
 const DEVICE_PLUGIN: &str = "DevicePlugin";
 /// How long a call may take; kubelet gives one second, and ten for the connection.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The pauses before a socket that does not answer is tried again; after them only another event brings another try.
 const PAUSES: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
-/// How many sockets are looked at.
+/// The most sockets that are considered.
 const MAX_SOCKETS: usize = 256;
 
 /// A socket as it was seen: inode and time of its making, in nanoseconds.
@@ -81,7 +81,7 @@ fn sockets(directory: &Path) -> BTreeMap<PathBuf, Seen> {
     shown.filter_map(socket).take(MAX_SOCKETS).collect()
 }
 
-/// A socket that is being asked, or whose plugin is registered. Dropped, when the socket is gone: deregisters it.
+/// A socket that is being called, or whose plugin is registered. It is dropped when the socket is gone, and deregisters it.
 struct Registering {
     _task: JoinSet<()>,
     plugins: Arc<DevicePlugins>,
@@ -117,7 +117,7 @@ impl Drop for Registering {
     }
 }
 
-/// Asks what is at `path`, registers it, and tells it. An error is worth another try.
+/// Calls `GetInfo` at `path`, registers the plugin, and notifies it. After an error another attempt is made.
 async fn register(
     plugins: &Arc<DevicePlugins>,
     path: &Path,
@@ -150,7 +150,7 @@ async fn register(
             plugins.deregister(plugin);
             Err(error)
         }
-        // It knows, and there is nothing more to say to it.
+        // The plugin has its notification; its answer does not matter.
         (Err(_), _) => Ok(()),
     }
 }

@@ -17,7 +17,7 @@ pub const SOCKET: &str = "kubelet.sock";
 /// The largest message accepted from a plugin that registers.
 const MAX_MESSAGE: usize = 64 << 10;
 
-/// Removes the sockets of plugins of an earlier life, as kubelet does: that tells a plugin to register again. Blocks.
+/// Removes the sockets that plugins left before the agent started, as kubelet does: plugins then register again. Blocks.
 ///
 /// # Errors
 /// The directory cannot be made or read.

@@ -1,4 +1,4 @@
-//! What the agent tells `limpet ui`, and what the screen that is shown wants to be told.
+//! The data that `limpet ui` receives from the agent, and the data that the current screen needs.
 
 use k8s_openapi::api::core::v1::Event;
 use serde_json::Value;
@@ -9,14 +9,14 @@ use crate::server::usage::UsageDocument;
 /// A pod's namespace and name.
 pub(super) type PodId = (String, String);
 
-/// News from the agent.
+/// An update from the agent.
 #[derive(Debug)]
 pub(super) enum Feed {
-    /// Of the pods.
+    /// A change of the pods.
     Pod(PodChange),
     /// The connection is lost, for this reason.
     Away(String),
-    /// Of events: one that is new, or one more of its kind.
+    /// An event that is new, or that occurred once more.
     Event(EventsOf, Box<Event>),
     /// A pod as `limpet describe` shows it, or why there is none.
     Detail(DetailOf, Result<Box<DescribeDocument>, String>),
@@ -24,14 +24,14 @@ pub(super) enum Feed {
     Log(LogOf, Vec<String>),
     /// A log has no more lines, for this reason.
     LogEnd(LogOf, String),
-    /// What is used, or why it is not known.
+    /// The usage, or why it is unknown.
     Usage(Result<Box<Figures>, String>),
 }
 
 /// What the node and its pods use.
 #[derive(Debug)]
 pub(super) struct Figures {
-    /// The reading before.
+    /// The previous reading.
     pub(super) before: UsageDocument,
     /// The last reading.
     pub(super) after: UsageDocument,
@@ -39,7 +39,7 @@ pub(super) struct Figures {
     pub(super) summary: Value,
 }
 
-/// Events that are followed. `epoch` counts connections: what was followed before is begun anew.
+/// The followed events. `epoch` counts connections: after a reconnection the stream starts again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EventsOf {
     pub(super) epoch: u64,
@@ -47,30 +47,30 @@ pub(super) struct EventsOf {
     pub(super) pod: Option<PodId>,
 }
 
-/// A pod that is described.
+/// The described pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct DetailOf {
     pub(super) epoch: u64,
     pub(super) pod: PodId,
 }
 
-/// A log that is followed.
+/// The followed log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogOf {
     pub(super) epoch: u64,
     pub(super) pod: PodId,
     pub(super) container: String,
-    /// That of the instance before.
+    /// Whether it is the log of the previous instance.
     pub(super) previous: bool,
     /// The container's id, once it has one: another instance has another log.
     pub(super) instance: Option<String>,
 }
 
-/// What the screen shows besides the pods. What is not wanted is not asked for.
+/// What the screen shows besides the pods. Nothing else is requested.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) events: Option<EventsOf>,
-    /// With a number that grows when the description is to be read again.
+    /// With a number that grows when the description has to be read again.
     pub(super) detail: Option<(DetailOf, u64)>,
     pub(super) log: Option<LogOf>,
     /// The epoch.

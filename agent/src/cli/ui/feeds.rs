@@ -1,5 +1,5 @@
-//! The tasks that ask the agent for what the screen shows. Each follows a stream and waits; only usage, which no stream
-//! tells, is asked for again and again, while it is shown.
+//! The tasks that request from the agent what the screen shows. Each follows a stream; only usage, which has no stream, is
+//! requested periodically while it is shown.
 
 use std::convert::Infallible;
 use std::io;
@@ -20,16 +20,16 @@ use crate::cli::error::CliError;
 use crate::cli::top;
 use crate::server::document::PodChange;
 
-/// News that wait to be taken. A task that has more waits, too.
+/// The updates that may be queued. A task with further ones waits.
 const QUEUE: usize = 64;
-/// Between two readings of one description.
+/// The pause between two readings of one description.
 const SETTLE: Duration = Duration::from_millis(500);
-/// After an answer that cannot be read, or where nothing tells of the agent's return.
+/// The pause after an unreadable response, or where inotify cannot report that the agent is back.
 const AGAIN: Duration = Duration::from_secs(5);
-/// A line of a log without an end is cut off here.
+/// The longest log line; a longer one is cut off.
 const LONGEST_LINE: usize = 8 << 10;
 
-/// The task for one thing that is followed; dropping it ends the task.
+/// The task that follows one stream; dropping it ends the task.
 #[derive(Debug)]
 struct Follower<T> {
     of: T,
@@ -49,7 +49,7 @@ pub(super) struct Feeds {
 }
 
 impl Feeds {
-    /// Follows the pods, first by the stream `pods`; returns where the news come from.
+    /// Follows the pods, first by the stream `pods`; returns the receiver of all updates.
     pub(super) fn start(client: &SocketClient, pods: JsonLines<PodChange>) -> (Self, mpsc::Receiver<Feed>) {
         let (news, receiver) = mpsc::channel(QUEUE);
         let task = spawn(follow_pods(client.clone(), pods, news.clone()));
@@ -57,7 +57,7 @@ impl Feeds {
         (Self { client, news, _pods: task, events, detail, log, usage }, receiver)
     }
 
-    /// Follows what is wanted, and nothing else.
+    /// Follows exactly what `wanted` names.
     pub(super) fn want(&mut self, wanted: Wanted) {
         let (client, news) = (&self.client, &self.news);
         let begin = |of: EventsOf| spawn(follow_events(client.clone(), of, news.clone()));
@@ -81,7 +81,7 @@ impl Feeds {
 
 fn spawn(task: impl Future<Output = Option<Infallible>> + Send + 'static) -> AbortOnDropHandle<()> {
     AbortOnDropHandle::new(tokio::spawn(async move {
-        // It returns when nobody takes its news any more.
+        // It returns when the receiver is dropped.
         let _ = task.await;
     }))
 }
@@ -96,7 +96,7 @@ fn replace<T: Clone + PartialEq>(
     }
 }
 
-/// The pods, across restarts of the agent.
+/// Follows the pods across restarts of the agent.
 async fn follow_pods(
     client: SocketClient,
     mut pods: JsonLines<PodChange>,
@@ -125,17 +125,17 @@ async fn follow_pods(
     }
 }
 
-/// The stream of pods.
+/// Opens the stream of pods.
 pub(super) const PODS: &str = "/limpet/v1/pods?watch=1";
 
-/// Waits until the agent listens: it renames its socket into place, which inotify tells.
+/// Waits until the agent listens: it renames its socket into place, which inotify reports.
 async fn arrival(client: &SocketClient) -> io::Result<()> {
     loop {
         let near = existing(client.socket());
         let queue = Queue::new()?;
         let mask = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::DELETE_SELF | WatchFlags::MOVE_SELF;
         queue.adder()?.add(&near, mask)?;
-        // From here on nothing is missed.
+        // From here on no event is lost.
         match client.connect().await {
             Ok(_) => return Ok(()),
             Err(CliError::NotRunning { .. }) => {}
@@ -155,7 +155,7 @@ fn existing(socket: &Path) -> PathBuf {
 
 async fn follow_events(client: SocketClient, of: EventsOf, news: mpsc::Sender<Feed>) -> Option<Infallible> {
     let about = of.pod.as_ref().map(|(namespace, name)| format!("&pod={namespace}/{name}")).unwrap_or_default();
-    // When it ends the pods' stream has ended, too, which is said and acted upon there.
+    // When it ends, the stream of pods has ended too, and that one handles it.
     let mut events = client.lines(&format!("/limpet/v1/events?watch=1{about}")).await.ok()?;
     loop {
         let event = events.next().await.ok()??;
@@ -211,7 +211,7 @@ async fn read_log(client: &SocketClient, of: &LogOf, news: &mpsc::Sender<Feed>) 
     Ok(())
 }
 
-/// Takes the lines that are complete; no more than are kept.
+/// Takes the complete lines, at most as many as the screen keeps.
 fn whole_lines(pending: &mut Vec<u8>) -> Vec<String> {
     let end = match pending.iter().rposition(|byte| *byte == b'\n') {
         Some(last) => last + 1,
@@ -227,7 +227,7 @@ async fn follow_usage(client: SocketClient, news: mpsc::Sender<Feed>) -> Option<
     let mut before = None;
     loop {
         let (usage, summary) = tokio::join!(top::read(&client), client.get_json("/stats/summary"));
-        // Between the first two it waits for less: until then no CPU time is known.
+        // The first pause is shorter: CPU usage needs two readings.
         let pause = if before.is_none() { top::APART } else { top::REFRESH };
         let figures = usage.and_then(|after| {
             let first = before.take().unwrap_or_else(|| after.clone());

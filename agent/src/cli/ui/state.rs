@@ -1,4 +1,4 @@
-//! What `limpet ui` knows and shows: news and keys change it, [`super::frame`] draws it. Pure, with the time as an argument.
+//! The state of `limpet ui`: updates and keys change it, [`super::frame`] draws it. Pure, with the time as an argument.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ const ASIDE: usize = 16;
 pub(super) enum Order {
     /// Leave.
     Quit,
-    /// Give the terminal back and stop, until the shell goes on with it.
+    /// Restore the terminal and stop, until the shell sends SIGCONT.
     Suspend,
     /// Draw everything again.
     Redraw,
@@ -41,7 +41,7 @@ pub(super) enum Link {
     Connecting,
     /// It does.
     Up,
-    /// It does not, since then and for this reason.
+    /// It has not answered since then, for this reason.
     Away(Timestamp, String),
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Ui {
     pub(super) utf8: bool,
     /// Columns and lines.
     pub(super) size: (u16, u16),
-    /// When the last news came: ages are relative to it, so that nothing has to be drawn as time goes by.
+    /// When the last update arrived: ages are relative to it, so that nothing has to be redrawn as time passes.
     pub(super) now: Timestamp,
     pub(super) link: Link,
     epoch: u64,
@@ -87,7 +87,7 @@ pub(super) struct Ui {
     pub(super) views: Vec<View>,
     events: Vec<Event>,
     events_of: Option<EventsOf>,
-    /// How often the pod that is described has changed.
+    /// How often the described pod has changed.
     revision: u64,
     /// Characters that are out of sight at the left.
     pub(super) left: usize,
@@ -144,7 +144,7 @@ impl Ui {
         }
     }
 
-    /// News from the agent.
+    /// Applies an update from the agent.
     pub(super) fn news(&mut self, feed: Feed, now: Timestamp) {
         match feed {
             Feed::Pod(change) => self.pod(change, now),
@@ -254,7 +254,7 @@ impl Ui {
         self.stale = true;
     }
 
-    /// A key that was typed.
+    /// Applies a typed key.
     pub(super) fn key(&mut self, key: Key) -> Option<Order> {
         match key {
             Key::Control('c') => return Some(Order::Quit),

@@ -1,4 +1,4 @@
-//! The terminal that `limpet ui` fills: what it can show, its size, and that it is given back as it was.
+//! The terminal of `limpet ui`: its capabilities, its size, and the restoration of its state.
 
 use std::io::{self, IsTerminal as _};
 use std::sync::{Mutex, Once, PoisonError};
@@ -11,9 +11,9 @@ use crate::cli::exec::terminal::{RawMode, size};
 
 /// A screen has no more columns and lines than this.
 const MOST: (u16, u16) = (400, 200);
-/// That of a terminal that does not tell its size.
+/// The size of a terminal that does not report one.
 const USUAL: (u16, u16) = (80, 24);
-/// How long a terminal that takes no output is waited for at the end.
+/// How long to wait at the end for a terminal that accepts no output.
 const LAST_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 
 /// What the terminal can show.
@@ -59,7 +59,7 @@ pub(super) fn require() -> Result<(), CliError> {
     ))
 }
 
-/// Columns and lines: what the terminal says, else the environment, else 80 and 24.
+/// Columns and lines: as the terminal reports them, else from the environment, else 80 and 24.
 pub(super) fn columns_and_lines(env: impl Fn(&str) -> Option<String>) -> (u16, u16) {
     bounded(size(), |name| env(name)?.parse().ok())
 }
@@ -96,7 +96,7 @@ impl FullScreen {
         Ok(screen)
     }
 
-    /// Fills the terminal again, whatever was done to it in between.
+    /// Fills the terminal again, whatever its state is.
     pub(super) fn fill(&self) -> Result<(), CliError> {
         give_back();
         let raw = RawMode::with_flow_control().map_err(failed)?;
@@ -112,12 +112,12 @@ impl Drop for FullScreen {
     }
 }
 
-/// Gives the terminal back as it was; does nothing if that has been done.
+/// Restores the terminal's state; does nothing if that was done already.
 pub(super) fn give_back() {
     let Some((raw, abilities)) = FILLED.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
     let end: &[u8] =
         if abilities.alternate { b"\x1b[m\x1b[?25h\x1b[?1049l" } else { b"\x1b[m\x1b[r\x1b[H\x1b[J\x1b[?25h" };
-    // One that was stopped, or that is gone, is not waited for.
+    // Does not wait for a terminal that is stopped or gone.
     let out = rustix::stdio::stdout();
     let mut writable = [PollFd::new(&out, PollFlags::OUT)];
     if poll(&mut writable, Some(&LAST_WAIT)).is_ok_and(|ready| ready > 0) {
@@ -142,7 +142,7 @@ fn write(mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes screens on a thread of its own, which a slow line holds up.
+/// Writes screens on a thread of its own, because a slow line blocks it.
 #[derive(Debug)]
 pub(super) struct Writer {
     screens: mpsc::Sender<Vec<u8>>,
@@ -171,17 +171,17 @@ impl Writer {
         Ok(Self { screens, written, busy: false })
     }
 
-    /// Whether the last screen has not left yet.
+    /// Whether the last screen is still being written.
     pub(super) fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// Hands a screen over; only while it is not busy.
+    /// Sends a screen to the thread; only while it is not busy.
     pub(super) fn send(&mut self, bytes: Vec<u8>) {
         self.busy = !bytes.is_empty() && self.screens.try_send(bytes).is_ok();
     }
 
-    /// Waits until the last screen has left; without one, for ever. An error means that the terminal is gone.
+    /// Waits until the last screen is written; without one, for ever. An error means that the terminal is gone.
     pub(super) async fn done(&mut self) -> io::Result<()> {
         if !self.busy {
             return std::future::pending().await;
