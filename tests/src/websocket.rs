@@ -3,7 +3,7 @@
 use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -60,9 +60,11 @@ impl WebSocket {
         self.0.get_mut().write_all(&frame).context("send")
     }
 
-    /// The next message of a channel; `None`: the WebSocket is closed.
+    /// The next message of a channel; `None`: the WebSocket is closed. Pings alone are an error after some time.
     pub fn receive(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
+        let start = Instant::now();
         loop {
+            ensure!(start.elapsed() < TIMEOUT, "nothing but pings came");
             let mut head = [0; 2];
             match self.0.read_exact(&mut head) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
