@@ -18,6 +18,7 @@ mod lease;
 mod link;
 mod mirrors;
 mod node;
+mod outbox;
 mod pods;
 mod references;
 mod reviews;
@@ -45,6 +46,7 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
+pub use outbox::Unsent;
 pub use reviews::{Access, ReviewError, Reviews, User};
 
 /// How many updates of a watch may wait for those who compare; then the watch waits.

@@ -183,6 +183,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         metrics: shared.metrics.clone(),
         meter: meter(&shared, &executor),
         pressure,
+        started,
         health: shared.health.clone(),
         device_plugins: Arc::clone(&shared.device_plugins),
     };

@@ -36,7 +36,9 @@ mod pods;
 mod port_forward;
 pub mod run;
 mod screen;
+mod sheet;
 mod sources;
+mod status;
 mod support_bundle;
 mod table;
 pub mod target;
@@ -109,6 +111,8 @@ enum Command {
     Diff(diff::DiffArgs),
     /// Delete applied pods, ConfigMaps and Secrets
     Delete(delete::DeleteArgs),
+    /// Show how the agent, its connection to a cluster and the node's credentials are doing, and what needs attention
+    Status(status::StatusArgs),
     /// Check manifests without an agent
     Validate(validate::ValidateArgs),
     /// Check whether this machine can run pods
@@ -167,6 +171,7 @@ pub fn main() -> ExitCode {
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::History(args) => block_on(history::run(&client, args, screen)),
         Command::Sources(args) => block_on(sources::run(&client, args, screen)),
+        Command::Status(args) => block_on(status::run(&client, args, screen)),
         Command::Images(args) => block_on(images::run(&client, args, screen)),
         Command::Apply(args) => block_on(apply::run(&client, args, screen)),
         Command::Diff(args) => block_on(diff::run(&client, args, screen)),

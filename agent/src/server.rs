@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
+use jiff::Timestamp;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch as watch_channel;
 use tokio_util::sync::CancellationToken;
@@ -68,6 +69,7 @@ mod run;
 pub mod sources;
 pub mod spdy;
 mod stats;
+pub mod status;
 mod status_error;
 mod tls;
 pub mod usage;
@@ -112,6 +114,8 @@ pub struct ServerState {
     pub meter: Meter,
     /// What the node is short of.
     pub pressure: watch_channel::Receiver<NodePressure>,
+    /// When the agent started.
+    pub started: Timestamp,
     /// Whether the agent is alive and ready.
     pub health: Health,
     /// The devices of plugins.

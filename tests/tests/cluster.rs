@@ -80,6 +80,11 @@ fn wait_no_mirror(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
     })
 }
 
+/// What `limpet status` says.
+fn status_document(node: &TestNode) -> Result<Value> {
+    Ok(serde_json::from_str(&node.agent.cli(&["status", "-o", "json"])?.stdout)?)
+}
+
 /// The value of the metric.
 fn connected(metrics: &str) -> Option<&str> {
     let line = metrics.lines().find(|line| line.starts_with("limpet_apiserver_connected{"))?;
@@ -130,9 +135,17 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
         "{metrics}"
     );
 
+    let status = node.agent.cli(&["status"])?.success()?;
+    ensure!(status.contains("Apiserver:        online since ") && !status.contains("Needs attention"), "{status}");
+    let document = status_document(node)?;
+    let client = &document["certificates"][0];
+    ensure!(client["purpose"] == "client" && client["notAfter"].is_string(), "{document}");
+
     // Without its containerd the node is not ready, and then again.
     node.containerd.stop()?;
     wait_node(node, &cluster, "not ready", |found| condition(found, "Ready")["reason"] == "KubeletNotReady")?;
+    let needs = node.agent.cli(&["--quiet", "status"])?;
+    ensure!(needs.code == Some(1) && needs.stdout.starts_with("containerd is not connected"), "{needs:?}");
     node.containerd.start()?;
     wait_node(node, &cluster, "ready again", |found| condition(found, "Ready")["status"] == "True").map(drop)
 }
@@ -287,10 +300,19 @@ fn a_node_that_starts_without_an_apiserver_joins_when_it_comes(node: &mut TestNo
     let metrics = node.agent.metrics()?;
     ensure!(connected(&metrics) == Some("0"), "{metrics}");
     ensure!(node.agent.log().matches("no connection to the apiserver").count() == 1, "one line for one change");
+    let status = node.agent.cli(&["status"])?;
+    ensure!(status.code == Some(1) && status.stdout.contains("Apiserver:        offline since "), "{status:?}");
+    let apiserver = &status_document(node)?["apiserver"];
+    ensure!(apiserver["cause"] == "unreachable" && apiserver["lastSync"].is_null(), "{apiserver}");
+    ensure!(apiserver["unsent"]["mirrors"] == 1 && apiserver["unsent"]["events"] != 0, "{apiserver}");
 
     cluster.start()?;
     let mirror = wait_true(node, &cluster, "web")?;
     ensure!(container_id(&mirror, "main")? == id, "restarted");
+    wait::until_true(wait::SOON, "nothing unsent", || {
+        let nothing = json!({ "statuses": 0, "mirrors": 0, "events": 0 });
+        status_document(node).is_ok_and(|document| document["apiserver"]["unsent"] == nothing)
+    })?;
     wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True").map(drop)
 }
 

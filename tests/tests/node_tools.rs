@@ -23,8 +23,37 @@ fn main() -> ExitCode {
     suite::run([
         case!(a_support_bundle_explains_the_node_and_holds_no_secret).on(|node| node.agent = false),
         case!(a_tree_goes_into_a_container_and_comes_back),
+        case!(the_status_of_a_node_says_what_needs_attention),
         case!(no_link_leads_a_copy_out_of_a_container_or_of_its_destination),
     ])
+}
+
+/// On a node that is in no cluster.
+fn the_status_of_a_node_says_what_needs_attention(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    node.wait_running("web")?;
+    let well = node.agent.cli(&["status"])?.success()?;
+    ensure!(well.contains("Apiserver:        no apiserver configured") && !well.contains("Needs attention"), "{well}");
+    ensure!(well.contains("Pods:             1: 1 running, 1 ready"), "{well}");
+
+    let absent = json!({ "image": "none.example/none:1", "imagePullPolicy": "Never" });
+    node.apply(&pod("broken", json!({ "containers": [with(shell("main", IDLE), absent)] })))?;
+    node.drop_text("bad.yaml", "kind: Pod")?;
+    let document =
+        || -> Result<Value> { Ok(serde_json::from_str(&node.agent.cli(&["status", "-o", "json"])?.stdout)?) };
+    wait::until_true(wait::SOON, "what needs attention", || {
+        document().is_ok_and(|document| document["attention"].as_array().is_some_and(|points| points.len() == 2))
+    })?;
+    let document = document()?;
+    ensure!(document["pods"]["failing"][0]["name"] == node.full_name("broken"), "{document}");
+    ensure!(document["apiserver"].is_null() && document["pods"]["ready"] == 1, "{document}");
+    let shown = node.agent.cli(&["status"])?;
+    ensure!(shown.code == Some(1) && shown.stdout.contains("source file: 1 manifest is rejected"), "{shown:?}");
+
+    node.agent.terminate()?;
+    let gone = node.agent.cli(&["status"])?;
+    ensure!(gone.code == Some(3), "{gone:?}");
+    node.agent.start()
 }
 
 /// How every planted secret begins.

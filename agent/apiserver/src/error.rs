@@ -7,6 +7,17 @@ use std::time::Duration;
 use crate::causes::chain;
 use crate::kubeconfig::KubeconfigError;
 
+/// What is wrong with a certificate that one side refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CertificateFault {
+    /// Its time is over.
+    Expired,
+    /// Its time has not come: the clock of the side that refuses it is behind.
+    NotYetValid,
+    /// Anything else.
+    Untrusted,
+}
+
 /// Why there is no answer, or none that was hoped for.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
@@ -17,8 +28,13 @@ pub enum RequestError {
     #[error("{0}")]
     Unreachable(String),
     /// One side refuses the other's certificate.
-    #[error("{0}")]
-    Certificate(String),
+    #[error("{message}")]
+    Certificate {
+        /// What is wrong with it.
+        fault: CertificateFault,
+        /// TLS's message.
+        message: String,
+    },
     /// No whole answer within that time.
     #[error("no answer within {} s", .0.as_secs())]
     Deadline(Duration),
@@ -98,24 +114,39 @@ impl From<kube::Error> for RequestError {
             kube::Error::FromUtf8(error) => return Self::Unreadable(error.to_string()),
             _ => {}
         }
-        let (innermost, of_tls) = innermost(&error);
-        if of_tls { Self::Certificate(innermost) } else { Self::Unreachable(innermost) }
+        match innermost(&error) {
+            (message, Some(fault)) => Self::Certificate { fault, message },
+            (message, None) => Self::Unreachable(message),
+        }
     }
 }
 
-/// The innermost cause, which is the one that says something, and whether it is one of TLS.
-fn innermost(error: &(dyn Error + 'static)) -> (String, bool) {
+/// What TLS says of a certificate.
+fn fault(error: &rustls::Error) -> CertificateFault {
+    use rustls::{AlertDescription, CertificateError};
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. })
+        | rustls::Error::AlertReceived(AlertDescription::CertificateExpired) => CertificateFault::Expired,
+        rustls::Error::InvalidCertificate(
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+        ) => CertificateFault::NotYetValid,
+        _ => CertificateFault::Untrusted,
+    }
+}
+
+/// The innermost cause, which is the one that says something; if it is one of TLS, with what is wrong.
+fn innermost(error: &(dyn Error + 'static)) -> (String, Option<CertificateFault>) {
     let mut current = error;
     loop {
-        if current.is::<rustls::Error>() {
-            return (current.to_string(), true);
+        if let Some(error) = current.downcast_ref::<rustls::Error>() {
+            return (error.to_string(), Some(fault(error)));
         }
         // An io::Error does not name what it wraps as its source.
         let wrapped = current.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         let next = wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| current.source());
         match next {
             Some(next) => current = next,
-            None => return (current.to_string(), false),
+            None => return (current.to_string(), None),
         }
     }
 }
@@ -126,9 +157,18 @@ mod tests {
 
     #[test]
     fn the_innermost_cause_counts_through_io_errors() {
-        let tls = rustls::Error::InvalidCertificate(rustls::CertificateError::NotValidYet);
-        let wrapped = kube::Error::Service(Box::new(io::Error::other(io::Error::other(tls.clone()))));
-        assert!(matches!(RequestError::from(wrapped), RequestError::Certificate(said) if said == tls.to_string()));
+        use rustls::CertificateError::{Expired, NotValidYet, UnknownIssuer};
+        let table = [
+            (NotValidYet, CertificateFault::NotYetValid),
+            (Expired, CertificateFault::Expired),
+            (UnknownIssuer, CertificateFault::Untrusted),
+        ];
+        for (error, expected) in table {
+            let tls = rustls::Error::InvalidCertificate(error);
+            let wrapped = kube::Error::Service(Box::new(io::Error::other(io::Error::other(tls.clone()))));
+            assert!(matches!(RequestError::from(wrapped), RequestError::Certificate { fault, message }
+                if fault == expected && message == tls.to_string()));
+        }
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let text = refused.to_string();
         let error = RequestError::from(kube::Error::Service(Box::new(io::Error::other(refused))));

@@ -11,5 +11,5 @@ pub mod request;
 pub mod watch;
 
 pub use client::Client;
-pub use error::RequestError;
+pub use error::{CertificateFault, RequestError};
 pub use request::{Request, Resource};

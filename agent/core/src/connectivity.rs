@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use crate::certificate::Validity;
+
 /// The first pause after a failure.
 const FIRST: Duration = Duration::from_millis(500);
 /// The longest pause, unless the server asks for a longer one: how late a server is noticed that comes back without any
@@ -23,8 +25,12 @@ const MAX_DOUBLINGS: u32 = 16;
 pub enum Cause {
     /// No answer: no route, no name, a closed port, a link that swallows packets.
     Unreachable,
-    /// One side does not trust the other's certificate, or it is not valid at this time.
+    /// One side does not trust the other's certificate.
     Certificate,
+    /// The time of the node's certificate, or of the server's, is over.
+    CertificateExpired,
+    /// By the node's clock, a certificate is not valid yet: the clock is behind.
+    ClockSkew,
     /// The server does not know who asks.
     Unauthorized,
     /// The server knows who asks, and does not let this node read its own object.
@@ -41,10 +47,24 @@ impl Cause {
         match self {
             Self::Unreachable => "unreachable",
             Self::Certificate => "certificate",
+            Self::CertificateExpired => "certificate expired",
+            Self::ClockSkew => "clock skew",
             Self::Unauthorized => "unauthorized",
             Self::Forbidden => "forbidden",
             Self::Credentials => "credentials",
             Self::ServerError => "server error",
+        }
+    }
+}
+
+impl Cause {
+    /// The cause behind this one, where the node's own certificate explains it: a server that takes none that has expired
+    /// answers that it does not know who asks. `own`: when that certificate is valid, if the node names itself by one.
+    pub fn explained(self, own: Option<Validity>, now: Timestamp) -> Self {
+        match (self, own) {
+            (Self::Unauthorized | Self::Certificate, Some(own)) if now > own.not_after => Self::CertificateExpired,
+            (Self::Unauthorized | Self::Certificate, Some(own)) if now < own.not_before => Self::ClockSkew,
+            _ => self,
         }
     }
 }
@@ -144,6 +164,23 @@ mod tests {
         assert!(online.differs(&other) && other.differs(&online) && !online.differs(&online));
         assert!(offline.differs(&Connectivity::Connecting) && online.differs(&Connectivity::Connecting));
         assert_eq!(fails(&online, Cause::Unauthorized, 6), fails(&Connectivity::Connecting, Cause::Unauthorized, 6));
+    }
+
+    #[test]
+    fn a_certificate_of_another_time_explains_why_the_node_is_not_known() {
+        let at = |second| Timestamp::constant(second, 0);
+        let own = Some(Validity { not_before: at(10), not_after: at(20) });
+        let table = [
+            (Cause::Unauthorized, own, 21, Cause::CertificateExpired),
+            (Cause::Unauthorized, own, 9, Cause::ClockSkew),
+            (Cause::Unauthorized, own, 15, Cause::Unauthorized),
+            (Cause::Unauthorized, None, 21, Cause::Unauthorized),
+            (Cause::Certificate, own, 21, Cause::CertificateExpired),
+            (Cause::Unreachable, own, 21, Cause::Unreachable),
+        ];
+        for (cause, own, now, expected) in table {
+            assert_eq!(cause.explained(own, at(now)), expected, "{cause} {now}");
+        }
     }
 
     #[test]

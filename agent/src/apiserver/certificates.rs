@@ -27,7 +27,7 @@ use files::{Contents, FileError, Files};
 use limpet_apiserver::kubeconfig::{self, KubeconfigError};
 use limpet_apiserver::watch::{Change, Watch};
 use limpet_apiserver::{Client, Request, RequestError, Resource};
-use limpet_core::certificate::{self, Identity, Step};
+use limpet_core::certificate::{self, Identity, Step, Validity};
 use limpet_core::connectivity;
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
@@ -68,6 +68,19 @@ pub(super) fn client_certificate(config: &Config) -> PathBuf {
 /// The file with the certificate and the key that the node shows, in the directory of its certificates.
 pub(crate) fn serving_certificate(directory: &Path) -> PathBuf {
     Files::new(directory.to_owned(), Purpose::Serving).current()
+}
+
+/// When the certificate of that file is valid, or else the kubeconfig's own; `None`: there is none. Blocks.
+pub(super) fn identity(kubeconfig: &Path, certificate: Option<&Path>) -> Option<Validity> {
+    match certificate {
+        Some(file) => validity(file),
+        None => Contents::of(&kubeconfig::certificate(kubeconfig).ok()??).map(|contents| contents.validity),
+    }
+}
+
+/// When the certificate in that file is valid; `None`: there is none. Blocks.
+pub(crate) fn validity(file: &Path) -> Option<Validity> {
+    Contents::of(&std::fs::read(file).ok()?).map(|contents| contents.validity)
 }
 
 /// Asks for certificates, as far as this is configured.

@@ -22,21 +22,23 @@ const KEPT: SignedDuration = SignedDuration::from_hours(1);
 
 /// Posts what happens, for as long as the agent runs.
 pub(super) async fn post(link: Link, node_name: String, events: Events) {
-    // By name: how often it had happened.
-    let mut posted: BTreeMap<String, u32> = BTreeMap::new();
     let mut failures = 0;
     loop {
         link.online().await;
         // It sees every change from here on, also one during the requests below.
         let changed = events.changed();
         let all = events.snapshot();
-        posted.retain(|name, _| all.iter().any(|event| *name == event.name(&node_name)));
-        let news = due(&all, &posted, &node_name, Timestamp::now());
+        let news = {
+            let mut posted = link.outbox().posted();
+            posted.retain(|name, _| all.iter().any(|event| *name == event.name(&node_name)));
+            due(&all, &posted, &node_name, Timestamp::now())
+        };
         let more = news.len() > BATCH;
         let mut failed = None;
         for event in news.into_iter().take(BATCH) {
             let name = event.name(&node_name);
-            match post_one(&link, &node_name, event, posted.get(&name).is_some_and(|count| *count > 0)).await {
+            let known = link.outbox().posted().get(&name).is_some_and(|count| *count > 0);
+            match post_one(&link, &node_name, event, known).await {
                 Ok(()) => {}
                 // The server's rules refuse it, or its namespace is not there: the local event has to do.
                 Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 409 | 422)) => {
@@ -47,7 +49,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events) {
                     break;
                 }
             }
-            posted.insert(name, event.count);
+            link.outbox().posted().insert(name, event.count);
         }
         match failed {
             Some(error) => {
@@ -66,7 +68,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events) {
 }
 
 /// The events that the server does not have, or not with their count.
-fn due<'a>(all: &'a [Event], posted: &BTreeMap<String, u32>, node: &str, now: Timestamp) -> Vec<&'a Event> {
+pub(super) fn due<'a>(all: &'a [Event], posted: &BTreeMap<String, u32>, node: &str, now: Timestamp) -> Vec<&'a Event> {
     let is_due = |event: &&Event| {
         now.duration_since(event.last_seen) < KEPT
             && posted.get(&event.name(node)).is_none_or(|count| *count < event.count)

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,13 +13,15 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::certificates;
+use super::outbox::{Outbox, Unsent};
+use super::{certificates, events};
 use crate::config::Config;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use limpet_apiserver::client::DEADLINE;
 use limpet_apiserver::watch::Watch;
-use limpet_apiserver::{Client, Request, RequestError, Resource};
+use limpet_apiserver::{CertificateFault, Client, Request, RequestError, Resource};
+use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{self, Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
@@ -44,15 +47,23 @@ pub struct ClusterView {
 #[derive(Debug, Clone)]
 pub struct Link(Arc<Shared>);
 
+/// No time.
+const NEVER: i64 = i64::MIN;
+
 #[derive(Debug)]
 struct Shared {
     kubeconfig: PathBuf,
     /// Certificate and key, which count instead of the kubeconfig's user once they are there; `None`: they never are.
     certificate: Option<PathBuf>,
     client: Mutex<Option<Client>>,
+    /// When the certificate of the last client is valid; `None`: it had none.
+    identity: Mutex<Option<Validity>>,
     /// Counts the changes of the credentials.
     credentials: watch::Sender<u64>,
     view: watch::Sender<ClusterView>,
+    /// When a request was answered last, in milliseconds; [`NEVER`]: none was.
+    answered: AtomicI64,
+    outbox: Outbox,
     node_network: watch::Receiver<NodeNetwork>,
     metrics: Metrics,
     events: Events,
@@ -76,13 +87,16 @@ impl Link {
             refused: BTreeMap::new(),
         });
         let certificate = config.cluster.manages_certificate().then(|| certificates::client_certificate(config));
-        let (client, (credentials, _)) = (Mutex::default(), watch::channel(0));
+        let (client, identity, (credentials, _)) = (Mutex::default(), Mutex::default(), watch::channel(0));
         Some(Self(Arc::new(Shared {
             kubeconfig,
             certificate,
             client,
+            identity,
             credentials,
             view,
+            answered: AtomicI64::new(NEVER),
+            outbox: Outbox::default(),
             node_network,
             metrics,
             events,
@@ -92,6 +106,28 @@ impl Link {
     /// How it is now.
     pub fn view(&self) -> ClusterView {
         self.0.view.borrow().clone()
+    }
+
+    /// When the certificate is valid by which the node names itself; `None`: it has another way, or was not read yet.
+    pub fn identity(&self) -> Option<Validity> {
+        *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// When the apiserver answered a request last; `None`: not since the agent started.
+    pub fn last_answer(&self) -> Option<Timestamp> {
+        Timestamp::from_millisecond(self.0.answered.load(Ordering::Relaxed)).ok()
+    }
+
+    /// What the apiserver has not been told yet by the node of that name.
+    pub fn unsent(&self, node: &str) -> Unsent {
+        let all = self.0.events.snapshot();
+        let events = events::due(&all, &self.0.outbox.posted(), node, Timestamp::now()).len();
+        self.0.outbox.unsent(events)
+    }
+
+    /// Where the tasks say what is unsent.
+    pub(super) fn outbox(&self) -> &Outbox {
+        &self.0.outbox
     }
 
     /// Changes what others are shown of the pods.
@@ -147,6 +183,9 @@ impl Link {
             Err(error) => error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string()),
         };
         self.0.metrics.apiserver_request(verb, resource, code);
+        if result.is_ok() {
+            self.0.answered.store(Timestamp::now().as_millisecond(), Ordering::Relaxed);
+        }
         if let Err(error) = &result
             && let Some(cause) = cause(error)
         {
@@ -172,7 +211,9 @@ impl Link {
 
     fn failed(&self, cause: Cause, error: &RequestError) {
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        self.change(|state| state.failed(cause, error.to_string(), Timestamp::now()));
+        let now = Timestamp::now();
+        let cause = cause.explained(self.identity(), now);
+        self.change(|state| state.failed(cause, error.to_string(), now));
     }
 
     fn change(&self, next: impl FnOnce(&Connectivity) -> Connectivity) {
@@ -262,9 +303,14 @@ impl Link {
             return Ok(client);
         }
         let (path, certificate) = (self.0.kubeconfig.clone(), self.0.certificate.clone());
-        let open = move |_: &_| Client::open(&path, certificate.as_deref().filter(|path| path.exists()));
+        let open = move |_: &_| {
+            let certificate = certificate.as_deref().filter(|path| path.exists());
+            let client = Client::open(&path, certificate)?;
+            Ok::<_, RequestError>((client, certificates::identity(&path, certificate)))
+        };
         let opened = blocking::run(self.0.kubeconfig.clone(), DEADLINE, open).await;
-        let client = opened.map_err(|error| RequestError::Credentials(error.to_string()))??;
+        let (client, identity) = opened.map_err(|error| RequestError::Credentials(error.to_string()))??;
+        *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
         Ok(client)
     }
@@ -287,7 +333,9 @@ fn cause(error: &RequestError) -> Option<Cause> {
     match error {
         RequestError::Credentials(_) => Some(Cause::Credentials),
         RequestError::Unreachable(_) => Some(Cause::Unreachable),
-        RequestError::Certificate(_) => Some(Cause::Certificate),
+        RequestError::Certificate { fault: CertificateFault::Expired, .. } => Some(Cause::CertificateExpired),
+        RequestError::Certificate { fault: CertificateFault::NotYetValid, .. } => Some(Cause::ClockSkew),
+        RequestError::Certificate { fault: CertificateFault::Untrusted, .. } => Some(Cause::Certificate),
         RequestError::Refused { code: 401, .. } => Some(Cause::Unauthorized),
         // One request may be slow, a webhook's for example. The lease and what leads say whether all are.
         RequestError::Deadline(_) | RequestError::Refused { .. } | RequestError::Unreadable(_) => None,

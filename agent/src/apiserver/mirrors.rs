@@ -37,6 +37,9 @@ struct Retry {
     of: Option<Fingerprint>,
 }
 
+/// A step that is to be done: of which pod, what it is to be, and the generation of its mirror.
+type Planned = (PodKey, Step, Option<Wanted>, Option<i64>);
+
 /// What a step has brought.
 enum Done {
     /// There is this mirror now.
@@ -89,7 +92,14 @@ impl Mirrors {
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         let (mut pods, mut desired) = (self.observed.changes(), self.desired.changes());
         loop {
-            self.link.online().await;
+            if !self.link.is_online() {
+                self.compare();
+                tokio::select! {
+                    () = self.link.online() => {}
+                    true = pods.next() => continue,
+                    Ok(()) = desired.changed() => continue,
+                }
+            }
             // A step may be followed by another: a mirror that was made has no status yet.
             while self.link.is_online() && self.pass().await {
                 while let Ok(update) = updates.try_recv() {
@@ -153,8 +163,12 @@ impl Mirrors {
 
     /// Compares every pod and does what is due; whether anything was done.
     async fn pass(&mut self) -> bool {
-        let Some(node_uid) = self.node.borrow_and_update().node().map(|node| node.uid.clone()) else { return false };
-        let steps = self.steps(&node_uid);
+        let (mut steps, now) = (self.compare(), Instant::now());
+        let Some(node_uid) = self.node_uid() else { return false };
+        steps.retain(|(key, _, wanted, _)| {
+            let version = wanted.as_ref().map(|wanted| wanted.record.fingerprint);
+            self.retries.get(key).is_none_or(|retry| retry.at <= now || retry.of != version)
+        });
         let any = !steps.is_empty();
         let (link, name, uid) = (&self.link, &self.node_name, &node_uid);
         let done: Vec<_> = futures_util::stream::iter(steps)
@@ -174,11 +188,29 @@ impl Mirrors {
         any
     }
 
-    /// The steps that are due.
-    fn steps(&mut self, node_uid: &str) -> Vec<(PodKey, Step, Option<Wanted>, Option<i64>)> {
-        let Some(found) = &self.found else { return Vec::new() };
+    fn node_uid(&mut self) -> Option<String> {
+        self.node.borrow_and_update().node().map(|node| node.uid.clone())
+    }
+
+    /// The steps that are to be done; their number is what is unsent.
+    fn compare(&mut self) -> Vec<Planned> {
+        let (wanted, node_uid) = (self.wanted(), self.node_uid());
+        let (steps, count) = match (&self.found, node_uid) {
+            (Some(_), Some(node_uid)) => {
+                let steps = self.steps(wanted, &node_uid);
+                let count = steps.len();
+                (steps, count)
+            }
+            // What the apiserver has has not been seen yet.
+            _ => (Vec::new(), wanted.len()),
+        };
+        self.link.outbox().set_mirrors(count);
+        steps
+    }
+
+    /// The pods that are to have a mirror.
+    fn wanted(&self) -> BTreeMap<PodKey, Wanted> {
         let (observed, desired) = (self.observed.load(), self.desired.load());
-        let heard = self.sources.iter().all(|kind| desired.is_ready(*kind));
         let mut wanted: BTreeMap<PodKey, Wanted> = BTreeMap::new();
         let of_node = |kind: SourceKind| kind != SourceKind::Api;
         wanted.extend(
@@ -195,17 +227,20 @@ impl Mirrors {
                 .filter(|(_, pod)| of_node(pod.record.source))
                 .map(|(k, p)| (k.clone(), Wanted::observed(p))),
         );
+        wanted
+    }
+
+    fn steps(&mut self, mut wanted: BTreeMap<PodKey, Wanted>, node_uid: &str) -> Vec<Planned> {
+        let Some(found) = &self.found else { return Vec::new() };
+        let desired = self.desired.load();
+        let heard = self.sources.iter().all(|kind| desired.is_ready(*kind));
         let keys: BTreeSet<PodKey> = wanted.keys().chain(found.keys()).cloned().collect();
         self.known.retain(|key, _| keys.contains(key));
         self.retries.retain(|key, _| keys.contains(key));
-        let (now, nothing) = (Instant::now(), Acknowledged::default());
+        let nothing = Acknowledged::default();
         let mut steps = Vec::new();
         for key in keys {
             let pod = wanted.remove(&key);
-            let version = pod.as_ref().map(|pod| pod.record.fingerprint);
-            if self.retries.get(&key).is_some_and(|retry| retry.at > now && retry.of == version) {
-                continue;
-            }
             let mirror = found.get(&key);
             let known = self.known.get(&key).unwrap_or(&nothing);
             if let Some(step) = mirror::step(pod.as_ref(), mirror, known, node_uid, heard) {

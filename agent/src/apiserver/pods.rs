@@ -67,7 +67,7 @@ impl Pods {
         let mut changes = self.observed.changes();
         loop {
             if !self.link.is_online() {
-                self.release();
+                self.compare();
                 tokio::select! {
                     () = self.link.online() => {}
                     true = changes.next() => continue,
@@ -117,7 +117,8 @@ impl Pods {
 
     /// Compares every pod and does what is due; whether anything was done.
     async fn pass(&mut self) -> bool {
-        let due = self.due();
+        let (mut due, now) = (self.compare(), Instant::now());
+        due.retain(|due| self.retries.get(&due.key).is_none_or(|(_, at)| *at <= now));
         let any = !due.is_empty();
         let link = &self.link;
         let done: Vec<_> = futures_util::stream::iter(due)
@@ -145,9 +146,20 @@ impl Pods {
         }
     }
 
-    /// The steps that are due.
-    fn due(&mut self) -> Vec<Due> {
+    /// The steps that are to be done; their number is what is unsent.
+    fn compare(&mut self) -> Vec<Due> {
         self.release();
+        let due = self.due();
+        let count = match &self.found {
+            Some(_) => due.len(),
+            // What the apiserver knows of them has not been seen yet.
+            None => self.observed.load().pods.values().filter(|pod| pod.record.source == SourceKind::Api).count(),
+        };
+        self.link.outbox().set_statuses(count);
+        due
+    }
+
+    fn due(&mut self) -> Vec<Due> {
         let Some(found) = &self.found else { return Vec::new() };
         let observed = self.observed.load();
         let mut last: BTreeMap<&PodKey, &Arc<ObservedPod>> = BTreeMap::new();
@@ -157,12 +169,9 @@ impl Pods {
         self.known.retain(|key, _| found.contains_key(key));
         self.retries.retain(|key, _| found.contains_key(key));
         let rejected = &self.slots.load()[SourceKind::Api.index()].rejected;
-        let (now, nothing) = (Instant::now(), Acknowledged::default());
+        let nothing = Acknowledged::default();
         let mut due = Vec::new();
         for (key, pod) in found {
-            if self.retries.get(key).is_some_and(|(_, at)| *at > now) {
-                continue;
-            }
             let is_it = |observed: &&Arc<ObservedPod>| *observed.record.uid.to_string() == *pod.uid;
             let rejection = rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
             let running = observed.pods.get(key);

@@ -59,7 +59,7 @@ impl ReviewError {
     /// Whether nobody answers there: the next request would wait in vain as well.
     pub fn is_unreachable(&self) -> bool {
         use RequestError::{Certificate, Credentials, Unreachable};
-        matches!(self, Self::Request(Credentials(_) | Unreachable(_) | Certificate(_)))
+        matches!(self, Self::Request(Credentials(_) | Unreachable(_) | Certificate { .. }))
     }
 }
 

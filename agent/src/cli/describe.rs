@@ -1,7 +1,6 @@
 //! `limpet describe`: one pod, the state of each of its containers and the reason. kubectl's layout.
 
 mod container;
-mod sheet;
 mod volume;
 
 use clap_complete::engine::ArgValueCompleter;
@@ -14,10 +13,10 @@ use super::error::CliError;
 use super::output::DocumentFormat;
 use super::pod_status::Summary;
 use super::screen::{Screen, Tone};
+use super::sheet::Sheet;
 use super::{age, completion, events, history, sources, target};
 use crate::server::document::DescribeDocument;
 use limpet_model::pod::ephemeral;
-use sheet::Sheet;
 
 /// Arguments of `limpet describe`.
 #[derive(Debug, clap::Args)]

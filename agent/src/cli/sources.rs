@@ -56,8 +56,9 @@ fn render(sources: &[SourceDocument], screen: &Screen, now: Timestamp) -> String
     text
 }
 
-fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
-    let (state, tone) = match source.health.as_str() {
+/// How a source is doing.
+pub(super) fn state(source: &SourceDocument, now: Timestamp) -> (String, Tone) {
+    match source.health.as_str() {
         "good" if source.detail.is_empty() => ("ready".to_owned(), Tone::Good),
         "good" if source.source == "api" => (format!("online ({})", source.detail), Tone::Good),
         "good" if source.source == "http" => (format!("good ({})", source.detail), Tone::Good),
@@ -65,7 +66,11 @@ fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
         "starting" => ("starting".to_owned(), Tone::Warn),
         "blind" => (source.detail.clone(), Tone::Warn),
         _ => (unavailable(source, now), Tone::Bad),
-    };
+    }
+}
+
+fn row(source: &SourceDocument, now: Timestamp) -> Vec<Cell> {
+    let (state, tone) = state(source, now);
     let last_good = source.last_good.as_ref().map_or_else(|| "never".to_owned(), |last| age::since(last.0, now));
     let first = source.rejected.iter().find_map(|rejected| rejected.faults.first());
     let rejected = match first {

@@ -5,7 +5,7 @@ use super::debug_container::{self, DebugContainerState};
 use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
 use super::routes::Routes;
-use super::{ServerState, api, events, pods, usage};
+use super::{ServerState, api, events, pods, status, usage};
 use crate::status::POD_API;
 
 /// limpet's own routes.
@@ -21,6 +21,7 @@ pub fn routes(state: ServerState, diff: DiffState, images: ImagesState, debug: D
         .get("/limpet/v1/events", Read, events::events)
         .get("/limpet/v1/usage", Read, usage::usage)
         .get("/limpet/v1/sources", Read, pods::sources)
+        .get("/limpet/v1/status", Read, status::status)
         .get("/limpet/v1/version", Read, version);
     LocalRoutes(
         own.with_state(state)

@@ -84,6 +84,7 @@ fn fixture(name: &str) -> Fixture {
     let (health, heartbeat) = Health::new();
     let state = ServerState {
         cluster: None,
+        started: Timestamp::UNIX_EPOCH,
         node_name: "edge1".into(),
         config: Arc::default(),
         desired: Desired::default(),

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use limpet_model::probe::ProbeKind;
 
-use super::sheet::Sheet;
+use crate::cli::sheet::Sheet;
 use crate::server::document::ContainerDocument;
 
 pub(super) fn describe(

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Volume;
 
-use super::sheet::Sheet;
+use crate::cli::sheet::Sheet;
 
 pub(super) fn describe(sheet: &mut Sheet, volumes: &[Volume]) {
     if volumes.is_empty() {

@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 32] = [
+const LOCAL: [(&str, &str, Permission); 33] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -95,6 +95,7 @@ const LOCAL: [(&str, &str, Permission); 32] = [
     ("GET", "/limpet/v1/events", Read),
     ("GET", "/limpet/v1/usage", Read),
     ("GET", "/limpet/v1/sources", Read),
+    ("GET", "/limpet/v1/status", Read),
     ("GET", "/limpet/v1/version", Read),
     ("GET", "/limpet/v1/diff", Read),
     ("POST", "/limpet/v1/diff", Read),

@@ -1,4 +1,4 @@
-//! The page layout of `describe`: labels in one column, values in the next, sections indented.
+//! The page layout of `describe` and `status`: labels in one column, values in the next, sections indented.
 
 use std::collections::BTreeMap;
 

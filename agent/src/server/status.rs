@@ -1,0 +1,184 @@
+//! What `limpet status` reads: how the agent, its connection to the apiserver and the node's credentials are doing.
+
+use std::path::PathBuf;
+
+use axum::extract::State;
+use axum::response::Response;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::{Deserialize, Serialize};
+
+use super::ServerState;
+use super::pods::json;
+use crate::apiserver::certificates;
+use crate::apiserver::{Link, Unsent};
+use crate::config::Config;
+use limpet_core::certificate::Validity;
+use limpet_core::connectivity::Connectivity;
+use limpet_host::blocking;
+use limpet_host::proc_files::boot_time;
+use limpet_model::node::Pressure;
+use limpet_model::object::{ObjectKind, token};
+use limpet_model::source::SourceKind;
+
+/// How the agent and the node are doing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StatusDocument {
+    /// The agent's version.
+    pub version: String,
+    /// The node's name.
+    pub node: String,
+    /// When the agent started.
+    pub started: Time,
+    /// When the machine did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub booted: Option<Time>,
+    /// Whether containerd's event stream is open.
+    pub containerd: bool,
+    /// The connection to the apiserver; `None`: the node is in no cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apiserver: Option<ApiserverDocument>,
+    /// The node's certificates.
+    pub certificates: Vec<CertificateDocument>,
+    /// The tokens of service accounts that pods have.
+    pub tokens: TokensDocument,
+    /// The node's conditions that hold; `None` before the first measurement.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conditions: Option<Vec<Pressure>>,
+}
+
+/// The connection to the apiserver.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ApiserverDocument {
+    /// Its URL.
+    pub server: String,
+    /// `connecting`, `online` or `offline`.
+    pub state: String,
+    /// Why it is offline: `unreachable`, `certificate expired`, …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<String>,
+    /// The newest failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// Since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
+    /// When it answered a request last, since the agent started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_sync: Option<Time>,
+    /// What it has not been told yet.
+    pub unsent: UnsentDocument,
+}
+
+/// What the apiserver has not been told yet.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnsentDocument {
+    /// Pods of the apiserver with another status than it knows.
+    pub statuses: usize,
+    /// Mirror pods to make, replace, remove or report on.
+    pub mirrors: usize,
+    /// Events.
+    pub events: usize,
+}
+
+/// One certificate.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CertificateDocument {
+    /// `client`: by which the node names itself to the apiserver; `serving`: which its own API shows.
+    pub purpose: String,
+    /// Its first moment.
+    pub not_before: Time,
+    /// Its last one.
+    pub not_after: Time,
+}
+
+/// The tokens of service accounts.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokensDocument {
+    /// How many there are.
+    pub count: usize,
+    /// When the first of them expires.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_expiry: Option<Time>,
+}
+
+/// All of it, now.
+pub(super) async fn status(State(state): State<ServerState>) -> Response {
+    let pressure = *state.pressure.borrow();
+    json(&StatusDocument {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: state.node_name.to_string(),
+        started: Time(state.started),
+        booted: boot_time().map(Time),
+        containerd: state.health.has_containerd(),
+        apiserver: state.cluster.as_ref().map(|link| apiserver(link, &state.node_name)),
+        certificates: certificates(&state).await,
+        tokens: tokens(&state),
+        conditions: pressure.is_known().then(|| pressure.iter().collect()),
+    })
+}
+
+fn apiserver(link: &Link, node: &str) -> ApiserverDocument {
+    let view = link.view();
+    let (state, since, cause, message) = match view.state {
+        Connectivity::Connecting => ("connecting", None, None, None),
+        Connectivity::Online { since } => ("online", Some(since), None, None),
+        Connectivity::Offline { since, cause, message } => ("offline", Some(since), Some(cause), Some(message)),
+    };
+    let Unsent { statuses, mirrors, events } = link.unsent(node);
+    ApiserverDocument {
+        server: view.server,
+        state: state.to_owned(),
+        cause: cause.map(|cause| cause.to_string()),
+        message,
+        since: since.map(Time),
+        last_sync: link.last_answer().map(Time),
+        unsent: UnsentDocument { statuses, mirrors, events },
+    }
+}
+
+/// The certificates there are. One that cannot be read is left out: the log says so.
+async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
+    let client = state.cluster.as_ref().and_then(Link::identity);
+    let serving = match serving_file(&state.config) {
+        Some(file) => {
+            let read = blocking::run(file.clone(), blocking::DEADLINE, move |_| certificates::validity(&file));
+            read.await.ok().flatten()
+        }
+        None => None,
+    };
+    let document = |(purpose, held): (&str, Option<Validity>)| {
+        let Validity { not_before, not_after } = held?;
+        Some(CertificateDocument {
+            purpose: purpose.to_owned(),
+            not_before: Time(not_before),
+            not_after: Time(not_after),
+        })
+    };
+    [("client", client), ("serving", serving)].into_iter().filter_map(document).collect()
+}
+
+/// The certificate of kubelet's API, where it is one that somebody has to renew: the self-signed one is trusted by nobody.
+fn serving_file(config: &Config) -> Option<PathBuf> {
+    config.server.api()?;
+    match &config.server.certificate {
+        _ if config.server.certificate_by_request => Some(certificates::serving_certificate(&config.pki_dir())),
+        Some((certificate, _)) => Some(certificate.clone()),
+        None => None,
+    }
+}
+
+fn tokens(state: &ServerState) -> TokensDocument {
+    let views = state.sources.views();
+    let of_apiserver = views.iter().filter(|view| view.kind == SourceKind::Api);
+    let expiries: Vec<Option<Timestamp>> = of_apiserver
+        .flat_map(|view| view.snapshot.objects.iter())
+        .filter(|(key, _)| key.kind == ObjectKind::ServiceAccountToken)
+        .map(|(_, record)| token::expiry(record))
+        .collect();
+    TokensDocument { count: expiries.len(), first_expiry: expiries.into_iter().flatten().min().map(Time) }
+}
