@@ -135,6 +135,8 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
         "{metrics}"
     );
 
+    let sizes = "rest_client_request_size_bytes_count{resource=\"leases\",verb=\"PATCH\"}";
+    ensure!(metrics.contains(sizes) && metrics.contains("limpet_outbox_entries{kind=\"status\"} 0"), "{metrics}");
     let status = node.agent.cli(&["status"])?.success()?;
     ensure!(status.contains("Apiserver:        online since ") && !status.contains("Needs attention"), "{status}");
     let document = status_document(node)?;

@@ -28,6 +28,15 @@ pub struct Client {
     pub(crate) inner: kube::Client,
 }
 
+/// The bodies of a request and its answer, in bytes; `None`: there was none. The body of a refusal is not counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Of the request.
+    pub sent: Option<usize>,
+    /// Of the answer.
+    pub received: Option<usize>,
+}
+
 impl Client {
     /// Reads the kubeconfig and what it names, and runs its `exec` program if it has one. `certificate`: a file with
     /// certificate and key that counts instead of the kubeconfig's user. Connects to nothing yet. Blocks; within a runtime.
@@ -64,9 +73,19 @@ impl Client {
     /// # Errors
     /// See [`RequestError`]. Whether the server has done it is not known after [`RequestError::Deadline`].
     pub async fn send(&self, request: Request) -> Result<Value, RequestError> {
+        self.send_counted(request, &mut Traffic::default()).await
+    }
+
+    /// The same, and counts the bytes into `traffic`.
+    ///
+    /// # Errors
+    /// As [`Client::send`].
+    pub async fn send_counted(&self, request: Request, traffic: &mut Traffic) -> Result<Value, RequestError> {
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
+        traffic.sent = Some(request.body().len());
         let answered = tokio::time::timeout(DEADLINE, self.inner.request_text(request)).await;
         let text = answered.map_err(|_| RequestError::Deadline(DEADLINE))??;
+        traffic.received = Some(text.len());
         serde_json::from_str(&text).map_err(|error| RequestError::Unreadable(error.to_string()))
     }
 }

@@ -122,6 +122,11 @@ impl Keeper {
         loop {
             let bootstrap = settings.bootstrap_kubeconfig.clone();
             let identity = self.identity(kubeconfig.clone()).await;
+            let held = match identity {
+                Identity::Certificate(validity) => Some(validity),
+                Identity::None | Identity::Other => None,
+            };
+            self.show(held);
             let now = Timestamp::now();
             let step = certificate::next(identity, bootstrap.is_some(), settings.rotate_certificates, self.chance, now);
             let asked = match (step, bootstrap) {
@@ -146,6 +151,7 @@ impl Keeper {
         loop {
             let names = self.names(&network.borrow_and_update());
             let held = self.contents().await.filter(|held| held.names == names).map(|held| held.validity);
+            self.show(held);
             if let Step::Wait(at) = certificate::next_serving(held, self.chance, Timestamp::now()) {
                 tokio::select! {
                     () = wait(at) => {}
@@ -161,6 +167,11 @@ impl Keeper {
                 changed = network.changed() => if changed.is_err() { return },
             }
         }
+    }
+
+    /// Shows in the metrics how long the certificate lasts.
+    fn show(&self, held: Option<Validity>) {
+        self.link.metrics().certificate_held(self.purpose.metric(), held.map(|held| held.not_after));
     }
 
     /// What the node is called: as in the addresses of its Node object.
@@ -197,6 +208,7 @@ impl Keeper {
             return true;
         };
         *failures += 1;
+        self.link.metrics().renewal_failed(self.purpose.metric());
         // What was refused is not asked for again at once.
         let asked = match &error {
             CertificateError::Request(error) => error.retry_after(),

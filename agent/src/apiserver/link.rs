@@ -12,15 +12,16 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::outbox::{Outbox, Unsent};
 use super::{certificates, events};
 use crate::config::Config;
 use crate::status::event::{EventType, Events};
-use crate::status::metrics::Metrics;
+use crate::status::metrics::{ApiserverMetrics, Metrics};
 use limpet_apiserver::client::DEADLINE;
 use limpet_apiserver::watch::Watch;
-use limpet_apiserver::{CertificateFault, Client, Request, RequestError, Resource};
+use limpet_apiserver::{CertificateFault, Client, Request, RequestError, Resource, Traffic};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{self, Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
@@ -78,7 +79,7 @@ impl Link {
         events: Events,
     ) -> Option<Self> {
         let kubeconfig = config.cluster.kubeconfig.clone()?;
-        metrics.set_apiserver_connected(&config.cluster.server, false);
+        metrics.apiserver().set_connected(&config.cluster.server, false);
         let (view, _) = watch::channel(ClusterView {
             server: config.cluster.server.clone(),
             state: Connectivity::Connecting,
@@ -125,6 +126,11 @@ impl Link {
         self.0.outbox.unsent(events)
     }
 
+    /// The metrics of a node in a cluster.
+    pub(super) fn metrics(&self) -> &ApiserverMetrics {
+        self.0.metrics.apiserver()
+    }
+
     /// Where the tasks say what is unsent.
     pub(super) fn outbox(&self) -> &Outbox {
         &self.0.outbox
@@ -154,10 +160,12 @@ impl Link {
     /// Sends a request. One that finds nobody, or nobody who knows this node, ends the connection for all.
     pub(super) async fn send(&self, request: Request) -> Result<Value, RequestError> {
         let (method, resource) = (request.method.to_string(), request.resource.kind());
+        let (mut traffic, begun) = (Traffic::default(), Instant::now());
         let result = match self.client().await {
-            Ok(client) => client.send(request).await,
+            Ok(client) => client.send_counted(request, &mut traffic).await,
             Err(error) => Err(error),
         };
+        self.0.metrics.apiserver().answered(&method, resource, begun.elapsed(), traffic);
         self.judge(&method, resource, result)
     }
 
@@ -182,7 +190,7 @@ impl Link {
             Ok(_) => "200".to_owned(),
             Err(error) => error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string()),
         };
-        self.0.metrics.apiserver_request(verb, resource, code);
+        self.0.metrics.apiserver().requested(verb, resource, code);
         if result.is_ok() {
             self.0.answered.store(Timestamp::now().as_millisecond(), Ordering::Relaxed);
         }
@@ -240,7 +248,7 @@ impl Link {
     /// One line and one event for each change of the state.
     fn report(&self, was_online: bool) {
         let ClusterView { server, state, .. } = self.view();
-        self.0.metrics.set_apiserver_connected(&server, state.is_online());
+        self.0.metrics.apiserver().set_connected(&server, state.is_online());
         match state {
             Connectivity::Connecting => {}
             Connectivity::Online { .. } => {

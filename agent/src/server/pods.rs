@@ -131,6 +131,9 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
 /// The page for Prometheus.
 pub(super) async fn metrics(State(state): State<ServerState>) -> Response {
     let sources = state.sources.views();
+    if let Some(link) = &state.cluster {
+        state.metrics.apiserver().set_unsent(&link.unsent(&state.node_name).by_kind());
+    }
     let snapshots = sources.iter().map(|source| (source.kind, &*source.snapshot, source.last_good));
     let page = state.metrics.render(&state.observed.load(), snapshots);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()

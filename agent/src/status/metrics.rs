@@ -3,6 +3,7 @@
 //! Counters and histograms are updated where things happen. State (running pods, health of the sources) is read from
 //! the snapshots at each scrape, so that it is not counted twice.
 
+mod apiserver;
 mod labels;
 mod probe;
 mod process;
@@ -25,10 +26,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+pub use apiserver::{ApiserverMetrics, NodeCertificate};
 use labels::{
     BackendLabel, ChangeLabel, ConditionLabel, ContainerState, OperationLabel, RejectionLabels, RemovalLabel,
-    RequestLabels, ServerLabel, SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel,
-    TerminationLabels, TypeLabel, VerdictLabel, WriterLabels,
+    SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel, TerminationLabels, TypeLabel,
+    VerdictLabel, WriterLabels,
 };
 pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason};
 use limpet_core::eviction::Signal;
@@ -84,8 +86,7 @@ pub struct Metrics {
     source_success: Family<SourceLabel, Gauge<f64, AtomicU64>>,
     containerd_connected: Gauge,
     /// Without a series on a node that is in no cluster.
-    apiserver_connected: Family<ServerLabel, Gauge>,
-    apiserver_requests: Family<RequestLabels, Counter>,
+    apiserver: ApiserverMetrics,
     merge_changes: Family<ChangeLabel, Counter>,
     merge_seconds: Histogram,
     manifest_watch: Family<BackendLabel, Gauge>,
@@ -126,8 +127,7 @@ impl Metrics {
             source_healthy: Family::default(),
             source_success: Family::default(),
             containerd_connected: Gauge::default(),
-            apiserver_connected: Family::default(),
-            apiserver_requests: Family::default(),
+            apiserver: ApiserverMetrics::default(),
             merge_changes: Family::default(),
             merge_seconds: Histogram::new(exponential_buckets(1e-6, 4.0, 10)),
             manifest_watch: Family::default(),
@@ -219,15 +219,9 @@ impl Metrics {
         self.containerd_connected.set(i64::from(connected));
     }
 
-    /// Whether the apiserver answers.
-    pub fn set_apiserver_connected(&self, server: &str, connected: bool) {
-        self.apiserver_connected.get_or_create(&ServerLabel { server: server.to_owned() }).set(i64::from(connected));
-    }
-
-    /// A request to the apiserver has ended; `code` is `<error>` when nobody answered, as in client-go.
-    pub fn apiserver_request(&self, method: &str, resource: &'static str, code: String) {
-        let labels = RequestLabels { method: method.to_owned(), resource, code };
-        self.apiserver_requests.get_or_create(&labels).inc();
+    /// Those of a node in a cluster.
+    pub fn apiserver(&self) -> &ApiserverMetrics {
+        &self.apiserver
     }
 
     /// The merge passed on a change.

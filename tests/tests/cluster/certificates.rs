@@ -156,6 +156,10 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     wait_current(&pki, "kubelet-server", None)?;
     let mut curl = Command::new("curl");
     curl.args(["--silent", "--show-error", "--max-time", "10", "--cacert"]).arg(cluster.authority());
+    let metrics = node.agent.metrics()?;
+    for name in ["client_ttl_seconds", "server_ttl_seconds", "client_expiration_renew_errors"] {
+        ensure!(metrics.contains(&format!("\nkubelet_certificate_manager_{name} ")), "{metrics}");
+    }
     let health = process::checked(curl.arg(format!("https://{}:{}/healthz", address.address, port.number)))?;
     ensure!(health == "ok", "{health}");
 

@@ -4,6 +4,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
+use crate::status::metrics::NodeCertificate;
+
 /// Which of its two certificates the node asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
@@ -27,6 +29,14 @@ impl Purpose {
         match self {
             Self::Client => "kubelet-client",
             Self::Serving => "kubelet-server",
+        }
+    }
+
+    /// Its name among the metrics.
+    pub(super) fn metric(self) -> NodeCertificate {
+        match self {
+            Self::Client => NodeCertificate::Client,
+            Self::Serving => NodeCertificate::Serving,
         }
     }
 

@@ -140,14 +140,6 @@ one_label!(OperationLabel, operation_type: &'static str);
 one_label!(ChangeLabel, change: MergeChange);
 one_label!(SourceLabel, source: &'static str);
 one_label!(NodeLabel, node: String);
-one_label!(ServerLabel, server: String);
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct RequestLabels {
-    pub(super) code: String,
-    pub(super) method: String,
-    pub(super) resource: &'static str,
-}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct StartErrorLabels {

@@ -43,16 +43,7 @@ impl Metrics {
             "1 while containerd's event stream is open",
             self.containerd_connected.clone(),
         );
-        all.register(
-            "limpet_apiserver_connected",
-            "1 while the apiserver answers; absent without --kubeconfig",
-            self.apiserver_connected.clone(),
-        );
-        all.register(
-            "rest_client_requests",
-            "[BETA] Number of HTTP requests, partitioned by status code, method, and host.",
-            self.apiserver_requests.clone(),
-        );
+        self.apiserver.register(&mut all);
         all.register(
             "limpet_manifest_watch_backend",
             "1 for the active backend that attributes manifest changes; inotify: none does",

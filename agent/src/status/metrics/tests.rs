@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
+use limpet_apiserver::Traffic;
 use limpet_core::fixtures::observed;
 use limpet_core::source::Health;
 use limpet_core::status::observed::Observed;
@@ -51,8 +52,14 @@ pub(crate) fn filled() -> Metrics {
     let pod = observed(json!({ "metadata": { "name": "web-edge1" } }));
     metrics.probed(&pod.record, "main", ProbeKind::Liveness, ProbeResult::Successful);
     metrics.runtime_operation("create_task", Duration::from_millis(40), false);
-    metrics.set_apiserver_connected("https://127.0.0.1:6443", true);
-    metrics.apiserver_request("GET", "pods", "200".to_owned());
+    let apiserver = metrics.apiserver();
+    apiserver.set_connected("https://127.0.0.1:6443", true);
+    apiserver.requested("GET", "pods", "200".to_owned());
+    apiserver.answered("GET", "pods", Duration::from_millis(3), Traffic { sent: Some(0), received: Some(70) });
+    apiserver.set_unsent(&[("event", 2)]);
+    for certificate in NodeCertificate::ALL {
+        apiserver.certificate_held(certificate, None);
+    }
     metrics.merge_change(MergeChange::Added);
     metrics.manifest_rejected(SourceKind::File, RejectionReason::Invalid, 1);
     metrics.manifest_watch("inotify", Some("fanotify"));
@@ -141,4 +148,33 @@ fn a_scrape_contains_counters_and_current_state() {
     assert!(value(&samples, "process_start_time_seconds") > 1e9);
     assert!(value(&samples, "process_open_fds") > 2.0);
     assert!(samples.iter().any(|(name, _)| name.starts_with("kubernetes_build_info{git_version=\"v")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_without_a_connection_is_counted_and_a_certificate_says_how_long_it_lasts() {
+    let metrics = Metrics::new("edge1");
+    let absent = page(&metrics);
+    assert!(!absent.contains("limpet_offline_seconds") && !absent.contains("certificate_manager"), "{absent}");
+    let apiserver = metrics.apiserver();
+    let seconds = || value(&parse(&page(&metrics)), "limpet_offline_seconds_total");
+    apiserver.set_connected("https://a", false);
+    tokio::time::advance(Duration::from_secs(7)).await;
+    assert_eq!(seconds(), 7.0, "while it lasts, too");
+    apiserver.set_connected("https://a", true);
+    tokio::time::advance(Duration::from_secs(60)).await;
+    assert_eq!(seconds(), 7.0);
+    apiserver.set_connected("https://a", false);
+    apiserver.set_connected("https://a", false);
+    tokio::time::advance(Duration::from_secs(2)).await;
+    assert_eq!(seconds(), 9.0);
+
+    apiserver.certificate_held(NodeCertificate::Client, Some(Timestamp::now() + Duration::from_secs(3_600)));
+    apiserver.certificate_held(NodeCertificate::Serving, None);
+    apiserver.renewal_failed(NodeCertificate::Serving);
+    let samples = parse(&page(&metrics));
+    let left = value(&samples, "kubelet_certificate_manager_client_ttl_seconds");
+    assert!((3_500.0..=3_600.0).contains(&left), "{left}");
+    assert_eq!(value(&samples, "kubelet_certificate_manager_server_ttl_seconds"), f64::INFINITY);
+    assert_eq!(value(&samples, "kubelet_server_expiration_renew_errors"), 1.0);
+    assert_eq!(value(&samples, "kubelet_certificate_manager_client_expiration_renew_errors"), 0.0);
 }

@@ -9,7 +9,11 @@ use std::fmt::Write as _;
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// kubelet's counters whose names do not end in `_total`, as OpenMetrics has it.
-const WITHOUT_TOTAL: [&str; 1] = ["kubelet_evictions"];
+const WITHOUT_TOTAL: [&str; 3] = [
+    "kubelet_evictions",
+    "kubelet_certificate_manager_client_expiration_renew_errors",
+    "kubelet_server_expiration_renew_errors",
+];
 
 /// A page of OpenMetrics as a page of the text format.
 pub(super) fn of(open_metrics: &str) -> String {

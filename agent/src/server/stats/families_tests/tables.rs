@@ -12,14 +12,24 @@ pub(super) const UNRECORDED: &[(&str, &str)] = &[
     ("container_pressure_io_waiting_seconds_total", PRESSURE),
     ("container_pressure_memory_stalled_seconds_total", PRESSURE),
     ("container_pressure_memory_waiting_seconds_total", PRESSURE),
+    ("kubelet_certificate_manager_client_expiration_renew_errors", BY_REQUEST),
+    ("kubelet_certificate_manager_client_ttl_seconds", BY_REQUEST),
+    ("kubelet_certificate_manager_server_ttl_seconds", BY_REQUEST),
     ("kubelet_evictions", "as kubelet's, once a pod was evicted"),
     ("kubelet_image_garbage_collected_total", "as kubelet's, once an image was removed"),
     ("kubelet_image_pull_duration_seconds", "as kubelet's, once an image was pulled"),
+    ("kubelet_server_expiration_renew_errors", BY_REQUEST),
     ("kubelet_websocket_streaming_requests_total", "as kubelet's, once a WebSocket was opened"),
     ("prober_probe_total", "kubelet has it on `/metrics/probes` alone"),
-    ("rest_client_requests_total", "in a cluster; `resource` in place of `host`, which is always the same"),
+    ("rest_client_request_duration_seconds", REST_CLIENT),
+    ("rest_client_request_size_bytes", REST_CLIENT),
+    ("rest_client_requests_total", REST_CLIENT),
+    ("rest_client_response_size_bytes", REST_CLIENT),
 ];
 
+const BY_REQUEST: &str =
+    "as kubelet's, while the node asks for that certificate (`rotateCertificates`, `serverTLSBootstrap`)";
+const REST_CLIENT: &str = "in a cluster; `resource` in place of `host`, which is always the same";
 const PRESSURE: &str = "as kubelet's, with cgroup v2";
 
 const NO_EXCLUSIVE: &str = "no container gets processors or memory of its own";

@@ -1,0 +1,246 @@
+//! The connection to the apiserver, the requests to it under client-go's names, and the node's certificates under kubelet's.
+//!
+//! Without a series on a node that is in no cluster. What runs on by itself, a time without a connection or the rest of a
+//! certificate's life, is computed at the scrape.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+use tokio::time::Instant;
+
+use super::{Reading, Seconds};
+use limpet_apiserver::Traffic;
+
+/// client-go's buckets.
+const SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
+const BYTES: [f64; 11] =
+    [64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
+
+/// One of the node's certificates that it asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeCertificate {
+    /// By which it names itself to the apiserver.
+    Client,
+    /// Which its own API shows.
+    Serving,
+}
+
+impl NodeCertificate {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Client, Self::Serving];
+
+    /// kubelet's families of it: the rest of its life, and the failed renewals.
+    fn families(self) -> [(&'static str, &'static str); 2] {
+        let errors = "[ALPHA] Counter of certificate renewal errors.";
+        match self {
+            Self::Client => [
+                (
+                    "kubelet_certificate_manager_client_ttl_seconds",
+                    "[ALPHA] Gauge of the TTL (time-to-live) of the Kubelet's client certificate. The value is in \
+                     seconds until certificate expiry (negative if already expired). If client certificate is invalid \
+                     or unused, the value will be +INF.",
+                ),
+                ("kubelet_certificate_manager_client_expiration_renew_errors", errors),
+            ],
+            Self::Serving => [
+                (
+                    "kubelet_certificate_manager_server_ttl_seconds",
+                    "[ALPHA] Gauge of the shortest TTL (time-to-live) of the Kubelet's serving certificate. The value \
+                     is in seconds until certificate expiry (negative if already expired). If serving certificate is \
+                     invalid or unused, the value will be +INF.",
+                ),
+                ("kubelet_server_expiration_renew_errors", errors),
+            ],
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ServerLabel {
+    server: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CodeLabels {
+    code: String,
+    method: String,
+    resource: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VerbLabels {
+    resource: &'static str,
+    verb: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
+/// The metrics of a node in a cluster. Clones share them.
+#[derive(Debug, Clone)]
+pub struct ApiserverMetrics {
+    connected: Family<ServerLabel, Gauge>,
+    requests: Family<CodeLabels, Counter>,
+    seconds: Family<VerbLabels, Histogram>,
+    sent: Family<VerbLabels, Histogram>,
+    received: Family<VerbLabels, Histogram>,
+    unsent: Family<KindLabel, Gauge>,
+    running: Running,
+}
+
+impl Default for ApiserverMetrics {
+    fn default() -> Self {
+        let bytes = || Family::new_with_constructor((|| Histogram::new(BYTES)) as fn() -> Histogram);
+        Self {
+            connected: Family::default(),
+            requests: Family::default(),
+            seconds: Family::new_with_constructor(|| Histogram::new(SECONDS)),
+            sent: bytes(),
+            received: bytes(),
+            unsent: Family::default(),
+            running: Running::default(),
+        }
+    }
+}
+
+impl ApiserverMetrics {
+    /// Whether the apiserver answers; the time in which it does not is counted from the first call on.
+    pub fn set_connected(&self, server: &str, connected: bool) {
+        self.connected.get_or_create(&ServerLabel { server: server.to_owned() }).set(i64::from(connected));
+        let mut state = self.running.state();
+        let offline = state.offline.get_or_insert_default();
+        match (connected, offline.since) {
+            (true, Some(since)) => {
+                offline.before += since.elapsed();
+                offline.since = None;
+            }
+            (false, None) => offline.since = Some(Instant::now()),
+            _ => {}
+        }
+    }
+
+    /// A request has ended; `code` is `<error>` when nobody answered, as in client-go.
+    pub fn requested(&self, method: &str, resource: &'static str, code: String) {
+        self.requests.get_or_create(&CodeLabels { code, method: method.to_owned(), resource }).inc();
+    }
+
+    /// A request that is no watch has ended after `took`.
+    pub fn answered(&self, verb: &str, resource: &'static str, took: Duration, traffic: Traffic) {
+        let labels = VerbLabels { resource, verb: verb.to_owned() };
+        self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
+        for (family, bytes) in [(&self.sent, traffic.sent), (&self.received, traffic.received)] {
+            if let Some(bytes) = bytes {
+                family.get_or_create(&labels).observe(bytes as f64);
+            }
+        }
+    }
+
+    /// So much of each kind is not sent yet.
+    pub fn set_unsent(&self, by_kind: &[(&'static str, usize)]) {
+        for (kind, count) in by_kind {
+            self.unsent.get_or_create(&KindLabel { kind }).set(i64::try_from(*count).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// The node asks for that certificate, and the one it has is valid until then; `None`: it has none.
+    pub fn certificate_held(&self, certificate: NodeCertificate, until: Option<Timestamp>) {
+        self.running.state().of(certificate).get_or_insert_default().until = until;
+    }
+
+    /// The node has asked for that certificate, and got none.
+    pub fn renewal_failed(&self, certificate: NodeCertificate) {
+        self.running.state().of(certificate).get_or_insert_default().failures += 1;
+    }
+
+    pub(super) fn register(&self, all: &mut Registry) {
+        let help = "1 while the apiserver answers; absent without --kubeconfig";
+        all.register("limpet_apiserver_connected", help, self.connected.clone());
+        let help = "What the apiserver has not been told yet: statuses of its pods, mirror pods, events";
+        all.register("limpet_outbox_entries", help, self.unsent.clone());
+        let help = "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.";
+        all.register("rest_client_requests", help, self.requests.clone());
+        let help = "[ALPHA] Request latency in seconds. Broken down by verb, and host.";
+        all.register("rest_client_request_duration_seconds", help, self.seconds.clone());
+        let help = "[ALPHA] Request size in bytes. Broken down by verb and host.";
+        all.register("rest_client_request_size_bytes", help, self.sent.clone());
+        let help = "[ALPHA] Response size in bytes. Broken down by verb and host.";
+        all.register("rest_client_response_size_bytes", help, self.received.clone());
+        all.register_collector(Box::new(self.running.clone()));
+    }
+}
+
+/// What is computed at the scrape.
+#[derive(Debug, Clone, Default)]
+struct Running(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None`: the node is in no cluster.
+    offline: Option<Offline>,
+    client: Option<Held>,
+    serving: Option<Held>,
+}
+
+/// The time without a connection.
+#[derive(Debug, Default)]
+struct Offline {
+    before: Duration,
+    /// Since when there is none now.
+    since: Option<Instant>,
+}
+
+/// A certificate that the node asks for.
+#[derive(Debug, Default)]
+struct Held {
+    until: Option<Timestamp>,
+    failures: u64,
+}
+
+impl State {
+    fn of(&mut self, certificate: NodeCertificate) -> &mut Option<Held> {
+        match certificate {
+            NodeCertificate::Client => &mut self.client,
+            NodeCertificate::Serving => &mut self.serving,
+        }
+    }
+}
+
+impl Running {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collector for Running {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let mut state = self.state();
+        if let Some(offline) = &state.offline {
+            let now = offline.since.map(|since| since.elapsed()).unwrap_or_default();
+            let total = Seconds::new((offline.before + now).as_secs_f64());
+            let help = "Seconds without a connection to the apiserver since the agent started.";
+            total.encode(encoder.encode_descriptor("limpet_offline_seconds", help, None, total.metric_type())?)?;
+        }
+        for certificate in NodeCertificate::ALL {
+            let Some(held) = state.of(certificate) else { continue };
+            let [(ttl, ttl_help), (errors, errors_help)] = certificate.families();
+            let left = held.until.map_or(f64::INFINITY, |until| until.duration_since(Timestamp::now()).as_secs_f64());
+            let left = Reading::new(left.trunc());
+            let help = format!("{ttl_help}.");
+            left.encode(encoder.encode_descriptor(ttl, &help, None, left.metric_type())?)?;
+            let failures = ConstCounter::new(held.failures);
+            let help = format!("{errors_help}.");
+            failures.encode(encoder.encode_descriptor(errors, &help, None, failures.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
