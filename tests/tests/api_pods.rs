@@ -8,11 +8,14 @@ use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
 use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
+use pull_secrets::an_image_is_pulled_with_the_secret_of_the_service_account;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 #[path = "api_pods/pods_api.rs"]
 mod pods_api;
+#[path = "api_pods/pull_secrets.rs"]
+mod pull_secrets;
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -23,6 +26,7 @@ fn main() -> ExitCode {
         joining(case!(the_pods_api_hands_out_what_the_apiserver_decodes)),
         case!(the_pods_api_lists_and_watches_pods),
         joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
+        joining(case!(an_image_is_pulled_with_the_secret_of_the_service_account)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
