@@ -14,6 +14,7 @@ mod claims;
 mod events;
 mod facts;
 mod follow;
+mod images;
 mod lease;
 mod link;
 mod mirrors;
@@ -38,6 +39,7 @@ use crate::status::event::Events;
 use follow::{Followed, follow};
 use limpet_apiserver::Resource;
 use limpet_containerd::client::Client as Containerd;
+use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::NodeState;
@@ -77,6 +79,8 @@ pub struct Inputs {
     pub network: watch::Receiver<NetworkStatus>,
     /// Asked for its version.
     pub containerd: Containerd,
+    /// The image store.
+    pub images: Images,
     /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
     /// What each source has published.
@@ -109,6 +113,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         network: inputs.network,
         containerd: inputs.containerd,
         device_plugins: inputs.device_plugins,
+        images: images::NodeImages::new(inputs.images, inputs.config.cluster.max_images),
     };
     let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
     let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), inputs.slots);

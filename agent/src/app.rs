@@ -164,7 +164,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let (debug_orders, debug) = debug::channel();
     let node_state = supervise(&shared, &executor, &sources, heartbeat, offer, shortages, debug);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
-    let cluster = join_cluster(&shared, facts, own, node_state, api_updates);
+    let cluster = join_cluster(&shared, facts, own, node_state, api_updates, executor.images.clone());
     let images = collect_images(&shared, &executor.images, &evictor.pods);
     let pressure = evictor.pressure.subscribe();
     shared.tasks.spawn(evictor.run(stop.clone()));

@@ -7,6 +7,7 @@ use certificates::a_node_gets_its_certificates_and_renews_them;
 use limpet_tests::claim::Port;
 use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
+use limpet_tests::image::{self, ImageBuilder};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
@@ -119,6 +120,22 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     }
     let runtime = status["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();
     ensure!(runtime.starts_with("containerd://") && runtime.len() > "containerd://".len(), "{runtime}");
+
+    // The images that were there, and one that comes.
+    let images = |found: &Value| found["status"]["images"].as_array().cloned().unwrap_or_default();
+    let own = images(&found);
+    ensure!(own.iter().all(|one| one["sizeBytes"].as_u64() > Some(0)) && !own.is_empty(), "{own:?}");
+    let more = ImageBuilder::new("registry.test/more:v1").file("more", "1", 0o644).build()?;
+    let archive = node.dir().join("more.tar");
+    image::write_docker_archive(&[&more], &archive)?;
+    node.agent.cli(&["images", "import", &archive.to_string_lossy()])?.success()?;
+    wait_node(node, &cluster, "with the image", |found| {
+        let named = |one: &Value| {
+            let first = one["names"][0].as_str().unwrap_or_default();
+            first.starts_with("registry.test/more@sha256:") && one["names"][1] == "registry.test/more:v1"
+        };
+        images(found).iter().any(named)
+    })?;
 
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
     let first = wait_at(&cluster, &lease, "there", |_| true)?;

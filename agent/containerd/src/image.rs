@@ -108,6 +108,8 @@ struct Inner {
     ran_out: AtomicBool,
     /// Something came to the store, or may be removed from it.
     changed: tokio::sync::Notify,
+    /// Counts what came to the store by this agent, and what it removed.
+    contents: watch::Sender<u64>,
     /// A pod's use of the disk was measured.
     measured: tokio::sync::Notify,
     /// Normalised names of the images that were imported from archives.
@@ -130,6 +132,7 @@ impl Images {
             reservations: removal::Reservations::default(),
             ran_out: AtomicBool::new(false),
             changed: tokio::sync::Notify::new(),
+            contents: watch::Sender::default(),
             measured: tokio::sync::Notify::new(),
             imported: watch::Sender::default(),
         };
@@ -298,7 +301,7 @@ impl Inner {
                 }
                 Ok(local) => {
                     self.reservations.take(&local.digest).await;
-                    self.changed.notify_one();
+                    self.note_change();
                     tracing::info!(image = name.whole, digest = &*local.digest, size = local.size, "image pulled");
                     return Ok(self.remember(local));
                 }
@@ -326,6 +329,12 @@ impl Inner {
         let (session, others, complaints) = prepared.await.map_err(failed)?;
         self.complain(complaints);
         Ok((session?, others))
+    }
+
+    /// The store has something that it did not have.
+    fn note_change(&self) {
+        self.changed.notify_one();
+        self.contents.send_modify(|changes| *changes = changes.wrapping_add(1));
     }
 
     /// Whoever makes room learns that there was none.

@@ -23,6 +23,7 @@ pub mod image_gc;
 pub mod last_good;
 pub mod merge;
 pub mod mirror;
+pub mod node_images;
 pub mod node_object;
 pub mod node_state;
 #[cfg(test)]

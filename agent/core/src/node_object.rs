@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::device_plugins::DeviceCount;
+use crate::node_images::NodeImage;
 use crate::node_state::NodeState;
 use limpet_model::node::Pressure;
 use limpet_model::pod::requests::{Requests, Resource};
@@ -75,6 +76,8 @@ pub struct NodeReport {
     pub runtime_version: String,
     /// The devices of plugins, by resource.
     pub devices: BTreeMap<String, DeviceCount>,
+    /// The images that it shows.
+    pub images: Vec<NodeImage>,
 }
 
 /// A Node object as the apiserver has it.
@@ -146,9 +149,21 @@ pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> 
     })
 }
 
-/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay.
-pub fn status_patch(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Value {
+/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay. The images
+/// are in it when they differ from those that were `sent`: they are most of its bytes.
+pub fn status_patch(
+    node: &NodeDescription,
+    report: &NodeReport,
+    seen: &SeenNode,
+    sent: Option<&SentReport>,
+    now: Timestamp,
+) -> Value {
     let mut status = status(node, report, seen, now);
+    if sent.is_some_and(|sent| sent.uid == seen.uid && sent.report.images == report.images)
+        && let Some(status) = status.as_object_mut()
+    {
+        status.remove("images");
+    }
     if let Some(addresses) = status["addresses"].as_array_mut() {
         // They are merged by type otherwise, of which a node with two families has two.
         addresses.insert(0, json!({ "$patch": "replace" }));
@@ -184,6 +199,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     info["architecture"] = json!(node.architecture);
     info["operatingSystem"] = json!("linux");
     info["containerRuntimeVersion"] = json!(format!("containerd://{}", report.runtime_version));
+    let image = |image: &NodeImage| json!({ "names": image.names, "sizeBytes": image.size });
     // An apiserver takes port 0 for none.
     let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });
     json!({
@@ -193,6 +209,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         "capacity": quantities(node.capacity, |count| count.capacity),
         "allocatable": quantities(node.allocatable, |count| count.allocatable),
         "conditions": conditions(report, seen, now),
+        "images": report.images.iter().map(image).collect::<Vec<_>>(),
         "nodeInfo": info,
     })
 }
@@ -278,6 +295,7 @@ fn says_the_same(before: &NodeReport, now: &NodeReport) -> bool {
     shown(before) == shown(now)
         && before.network_problem == now.network_problem
         && before.runtime_version == now.runtime_version
+        && before.images == now.images
 }
 
 /// The lease to create.

@@ -20,7 +20,11 @@ fn node() -> NodeDescription {
 }
 
 fn report() -> NodeReport {
-    NodeReport { state: READY, network_problem: None, runtime_version: "2.1.9".to_owned(), devices: BTreeMap::new() }
+    NodeReport { state: READY, runtime_version: "2.1.9".to_owned(), ..NodeReport::default() }
+}
+
+fn image() -> NodeImage {
+    NodeImage { names: vec!["a/b@sha256:c".to_owned(), "a/b:1".to_owned()], size: 70 }
 }
 
 fn at(second: i64) -> Timestamp {
@@ -97,7 +101,7 @@ fn a_condition_keeps_the_time_of_its_change() {
     let seen = SeenNode::read(&seen).unwrap();
     let mut down = report();
     down.state.runtime_ready = false;
-    let patch = status_patch(&node(), &down, &seen, at(200));
+    let patch = status_patch(&node(), &down, &seen, None, at(200));
     let time = |name: &str, field: &str| {
         let all = patch["status"]["conditions"].as_array().unwrap();
         all.iter().find(|one| one["type"] == name).unwrap()[field].as_str().unwrap().parse::<Timestamp>().unwrap()
@@ -108,6 +112,24 @@ fn a_condition_keeps_the_time_of_its_change() {
         (at(100), at(200))
     );
     assert_eq!(patch["status"]["addresses"][0], json!({ "$patch": "replace" }));
+}
+
+#[test]
+fn images_are_sent_when_they_differ_from_those_that_were_sent() {
+    let report = NodeReport { images: vec![image()], ..report() };
+    let seen = SeenNode { uid: "n1".to_owned(), ..SeenNode::default() };
+    let sent = |uid: &str, report: &NodeReport| {
+        Some(SentReport { uid: uid.to_owned(), report: report.clone(), at: Instant::now() })
+    };
+    let images = |sent: Option<SentReport>| {
+        status_patch(&node(), &report, &seen, sent.as_ref(), at(0))["status"]["images"].clone()
+    };
+    let shown = json!([{ "names": ["a/b@sha256:c", "a/b:1"], "sizeBytes": 70 }]);
+    assert_eq!(images(None), shown);
+    assert_eq!(images(sent("n2", &report)), shown, "the Node was made anew");
+    assert_eq!(images(sent("n1", &self::report())), shown);
+    assert_eq!(images(sent("n1", &report)), Value::Null);
+    assert_eq!(document(&node(), &report, at(0))["status"]["images"], shown);
 }
 
 #[test]
@@ -150,6 +172,7 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
     assert_eq!(with(|report| report.state = on_network(&["192.0.2.9"])), None);
     assert_eq!(with(|report| report.runtime_version = "2.2.0".to_owned()), None);
     assert_eq!(with(|report| report.network_problem = Some("gone".to_owned())), None);
+    assert_eq!(with(|report| report.images = vec![image()]), None);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Images that are present on the node.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -36,4 +37,25 @@ pub struct StoredImage {
     pub last_used: Option<Timestamp>,
     /// When this agent last pulled it, or took it for a start.
     pub taken: Option<Instant>,
+}
+
+/// How digests begin.
+pub const ALGORITHM: &str = "sha256:";
+
+impl StoredImage {
+    /// Its names with a tag.
+    pub fn repo_tags(&self) -> impl Iterator<Item = &String> {
+        self.names.iter().filter(|name| !name.contains('@') && !name.starts_with(ALGORITHM))
+    }
+
+    /// Its repositories with its digest.
+    pub fn repo_digests(&self) -> BTreeSet<String> {
+        let repository = |name: &String| {
+            let name = name.split('@').next().filter(|name| !name.starts_with(ALGORITHM))?;
+            let without_tag =
+                name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).map_or(name, |(name, _)| name);
+            Some(format!("{without_tag}@{}", self.digest))
+        };
+        self.names.iter().filter_map(repository).collect()
+    }
 }

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::follow::Update;
+use super::images::NodeImages;
 use super::link::Link;
 use crate::device_plugins::DevicePlugins;
 use limpet_apiserver::request::PatchType;
@@ -56,6 +57,7 @@ pub(super) struct Keeper {
     pub(super) network: watch::Receiver<NetworkStatus>,
     pub(super) containerd: Containerd,
     pub(super) device_plugins: Arc<DevicePlugins>,
+    pub(super) images: NodeImages,
 }
 
 impl Keeper {
@@ -64,6 +66,7 @@ impl Keeper {
         let (mut sent, mut failures) = (None, 0_u32);
         let mut version = String::new();
         let mut device_changes = self.device_plugins.subscribe();
+        let mut full = false;
         loop {
             let state = *self.node_state.borrow_and_update();
             if state.runtime_ready && version.is_empty() {
@@ -73,7 +76,12 @@ impl Keeper {
             let problem = (!network.is_ready()).then(|| network.to_string());
             device_changes.borrow_and_update();
             let devices = self.device_plugins.counts();
-            let report = NodeReport { state, network_problem: problem, runtime_version: version.clone(), devices };
+            let images = match state.runtime_ready && self.link.is_online() {
+                true => self.images.shown(std::mem::take(&mut full)).await,
+                false => sent.as_ref().map(|sent: &SentReport| sent.report.images.clone()).unwrap_or_default(),
+            };
+            let report =
+                NodeReport { state, network_problem: problem, runtime_version: version.clone(), devices, images };
             let pause = match self.keep(&report, &mut sent).await {
                 Ok(due) => {
                     failures = 0;
@@ -104,7 +112,8 @@ impl Keeper {
                 Ok(()) = self.network.changed() => {}
                 Ok(()) = device_changes.changed() => {}
                 () = self.link.online(), if !self.link.is_online() => {}
-                () = due => {}
+                () = self.images.changed(), if state.runtime_ready && self.link.is_online() => {}
+                () = due => full = true,
             }
         }
     }
@@ -151,7 +160,7 @@ impl Keeper {
         if let Some(labels) = node.label_patch(&self.description) {
             self.link.send(Request::patch(Resource::Node(name.clone()), PatchType::Merge, labels)).await?;
         }
-        let patch = node_object::status_patch(&self.description, report, &node, Timestamp::now());
+        let patch = node_object::status_patch(&self.description, report, &node, sent.as_ref(), Timestamp::now());
         let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
         let now = self.link.send(request).await?;
         let due = self.sent(&node.uid, report, sent);

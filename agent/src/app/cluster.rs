@@ -8,6 +8,7 @@ use tokio::sync::{mpsc, watch};
 use super::Shared;
 use crate::apiserver::{self, Link};
 use crate::source::api;
+use limpet_containerd::image::Images;
 use limpet_core::node_state::NodeState;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
@@ -19,6 +20,7 @@ pub(super) fn join_cluster(
     sources: Vec<SourceKind>,
     node_state: watch::Receiver<NodeState>,
     source: Option<mpsc::Sender<api::Update>>,
+    images: Images,
 ) -> Option<Link> {
     let link = Link::new(&shared.config, shared.node_network.clone(), shared.metrics.clone(), shared.events.clone())?;
     let inputs = apiserver::Inputs {
@@ -33,6 +35,7 @@ pub(super) fn join_cluster(
         node_state,
         network: shared.backends.network.subscribe(),
         containerd: shared.backends.client.clone(),
+        images,
         device_plugins: Arc::clone(&shared.device_plugins),
         slots: Arc::clone(&shared.slots),
         source: source?,

@@ -27,6 +27,8 @@ pub struct ClusterSettings {
     pub taints: Vec<NodeTaint>,
     /// `nodeStatusReportFrequency`.
     pub report_every: Duration,
+    /// `nodeStatusMaxImages`: how many images the Node's status names; `None`: all.
+    pub max_images: Option<usize>,
     /// `nodeLeaseDurationSeconds`.
     pub lease_duration: Duration,
 }
@@ -43,6 +45,7 @@ impl Default for ClusterSettings {
             provider_id: None,
             taints: Vec::new(),
             report_every: Duration::from_secs(300),
+            max_images: Some(50),
             lease_duration: Duration::from_secs(40),
         }
     }

@@ -158,7 +158,7 @@ pub(super) const KUBELET: &[Key] = &[
     unsupported_unless("runOnce", Bool, Is(false)),
     unsupported_unless("cpuCFSQuota", Bool, Is(true)),
     unsupported_unless("cpuCFSQuotaPeriod", Duration, Word("100ms")),
-    unsupported("nodeStatusMaxImages", Int),
+    supported("nodeStatusMaxImages", Int),
     unsupported("maxOpenFiles", Int),
     unsupported("contentType", Text),
     unsupported("kubeAPIQPS", Int),

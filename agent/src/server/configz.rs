@@ -105,6 +105,7 @@ pub(crate) fn document(config: &Config) -> Value {
             "providerID": config.cluster.provider_id,
             "registerWithTaints": config.cluster.taints.iter().map(taint).collect::<Vec<_>>(),
             "nodeStatusReportFrequency": format!("{}s", config.cluster.report_every.as_secs_f64()),
+            "nodeStatusMaxImages": config.cluster.max_images.and_then(|most| i32::try_from(most).ok()).unwrap_or(-1),
             "nodeLeaseDurationSeconds": config.cluster.lease_duration.as_secs(),
             "logging": { "verbosity": config.verbosity },
         },

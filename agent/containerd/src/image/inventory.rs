@@ -14,6 +14,7 @@ use containerd_client::services::v1::{
 use containerd_client::types;
 use jiff::Timestamp;
 use prost_types::FieldMask;
+use tokio::sync::watch;
 use tonic::Code;
 
 use super::content::{Labels, Store};
@@ -105,6 +106,11 @@ impl Images {
     /// Notes that something in the store may not be needed any more: a pod or a container has gone.
     pub fn released(&self) {
         self.inner.changed.notify_one();
+    }
+
+    /// Changes when this agent has stored or removed an image.
+    pub fn contents(&self) -> watch::Receiver<u64> {
+        self.inner.contents.subscribe()
     }
 
     /// Notes that a pod's use of the disk was measured: the agent is awake, and the disk may have filled.

@@ -211,7 +211,7 @@ impl Images {
         let imported = import::import(&self.inner.store, path, labels).await;
         let images = imported.inspect_err(|error| self.inner.note_failure(error))?;
         let names: Vec<_> = images.into_iter().map(|image| self.inner.remember(image).name.to_string()).collect();
-        self.inner.changed.notify_one();
+        self.inner.note_change();
         self.inner.imported.send_modify(|known| Arc::make_mut(known).extend(names.iter().cloned()));
         Ok(names)
     }

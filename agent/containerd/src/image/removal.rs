@@ -107,6 +107,7 @@ impl Images {
             deleted.map_err(|error| ImageError::call(name, error))?;
             self.inner.forget(name);
         }
+        self.inner.contents.send_modify(|changes| *changes = changes.wrapping_add(1));
         Ok(true)
     }
 }

@@ -43,6 +43,13 @@ impl Judge {
                 None => self.error(Some(at), "nodeLeaseDurationSeconds", format!("must be {SHORTEST_LEASE} or more")),
             }
         }
+        if let Some((most, at)) = map.int("nodeStatusMaxImages") {
+            match usize::try_from(most) {
+                Ok(most) => cluster.max_images = Some(most),
+                Err(_) if most == -1 => cluster.max_images = None,
+                Err(_) => self.error(Some(at), "nodeStatusMaxImages", "must be -1, for all of them, or more"),
+            }
+        }
         for (taint, at) in map.maps("registerWithTaints") {
             let text = |name| taint.text(name).map(|(text, _)| text).unwrap_or_default();
             match new_taint(text("key"), text("value"), text("effect")) {
@@ -227,7 +234,7 @@ mod tests {
     #[test]
     fn mistakes_are_told_with_their_remedy() {
         let text = format!(
-            "{KUBELET_HEAD}nodeLeaseDurationSeconds: 2\nnodeStatusReportFrequency: soon\n\
+            "{KUBELET_HEAD}nodeLeaseDurationSeconds: 2\nnodeStatusReportFrequency: soon\nnodeStatusMaxImages: -2\n\
              registerWithTaints: [{{key: a, effect: Never}}]\n"
         );
         let more =
@@ -236,7 +243,8 @@ mod tests {
         let expected = [
             "config.yaml:3:27: nodeLeaseDurationSeconds: must be 4 or more",
             "config.yaml:4:28: nodeStatusReportFrequency: \"soon\" is not a duration of 1s or more such as 5m",
-            "config.yaml:5:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
+            "config.yaml:5:22: nodeStatusMaxImages: must be -1, for all of them, or more",
+            "config.yaml:6:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
             "flags: --register-with-taints: \"x\": \"\" is none of NoSchedule, PreferNoSchedule, NoExecute",
             "flags: --node-ip: \"::1\" is not an address of a node",
             "flags: --node-labels: \"a b\" is not a label such as site=lab",

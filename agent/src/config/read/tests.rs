@@ -69,7 +69,7 @@ fn every_supported_key_has_an_effect() {
          enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\nstreamingConnectionIdleTimeout: 10m\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
-         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
+         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
@@ -206,6 +206,7 @@ fn every_supported_key_has_an_effect() {
                 effect: "NoSchedule".to_owned(),
             }],
             report_every: std::time::Duration::from_secs(60),
+            max_images: None,
             lease_duration: std::time::Duration::from_secs(20),
             ..super::super::ClusterSettings::default()
         },

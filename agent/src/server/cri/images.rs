@@ -1,6 +1,6 @@
 //! CRI's image service: what containerd has, under the names and digests that containers are shown with.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use futures_util::stream::{self, BoxStream, StreamExt as _};
 use serde_json::json;
@@ -11,13 +11,11 @@ use super::{Answer, CriState, refusal};
 use limpet_containerd::image::ImageError;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::file_system;
-use limpet_model::image::{LocalImage, StoredImage};
+use limpet_model::image::{ALGORITHM, LocalImage, StoredImage};
 use limpet_model::image_name::normalize;
 use limpet_node_api::runtime as cri;
 use limpet_node_api::runtime::image_service_server::ImageService;
 
-/// How digests begin.
-const ALGORITHM: &str = "sha256:";
 /// Digits that are needed to mean an image.
 const MIN_DIGITS: usize = 4;
 
@@ -102,7 +100,8 @@ impl Images {
 fn is_called(image: &StoredImage, name: &str) -> bool {
     let digits = image.digest.trim_start_matches(ALGORITHM);
     let first = name.trim_start_matches(ALGORITHM);
-    let by_name = || normalize(name).is_ok_and(|name| image.names.contains(&name) || digests(image).contains(&name));
+    let by_name =
+        || normalize(name).is_ok_and(|name| image.names.contains(&name) || image.repo_digests().contains(&name));
     (first.len() >= MIN_DIGITS && digits.starts_with(first)) || by_name()
 }
 
@@ -111,27 +110,16 @@ fn image_of(image: &StoredImage, documents: Option<&LocalImage>) -> cri::Image {
     let user = config.and_then(|config| config.user().as_deref()).unwrap_or_default();
     let user = user.split(':').next().unwrap_or_default();
     let uid = user.parse::<i64>().ok();
-    let tags = image.names.iter().filter(|name| !name.contains('@') && !name.starts_with(ALGORITHM));
     cri::Image {
         id: image.digest.to_string(),
-        repo_tags: tags.cloned().collect(),
-        repo_digests: digests(image).into_iter().collect(),
+        repo_tags: image.repo_tags().cloned().collect(),
+        repo_digests: image.repo_digests().into_iter().collect(),
         size: documents.map_or(0, |local| local.size),
         uid: uid.map(|value| cri::Int64Value { value }),
         username: if uid.is_some() { String::new() } else { user.to_owned() },
         spec: None,
         pinned: image.pinned,
     }
-}
-
-/// Repositories with the image's digest.
-fn digests(image: &StoredImage) -> BTreeSet<String> {
-    let repository = |name: &String| {
-        let name = name.split('@').next().filter(|name| !name.starts_with(ALGORITHM))?;
-        let without_tag = name.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')).map_or(name, |(name, _)| name);
-        Some(format!("{without_tag}@{}", image.digest))
-    };
-    image.names.iter().filter_map(repository).collect()
 }
 
 fn info(local: &LocalImage) -> HashMap<String, String> {

@@ -1,0 +1,84 @@
+//! Which images the Node's status names. The store is read when this agent has stored or removed an image, and with each
+//! full report of the status, which shows what others have done to it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use limpet_containerd::image::{ImageError, Images};
+use limpet_core::node_images::{self, NodeImage};
+
+/// What comes within this time, as the pulls of one pod, is one report.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// The images of the node.
+#[derive(Debug)]
+pub(super) struct NodeImages {
+    images: Images,
+    /// `nodeStatusMaxImages`; `None`: all.
+    most: Option<usize>,
+    contents: watch::Receiver<u64>,
+    /// When a change is looked at.
+    due: Option<Instant>,
+    /// The sizes of those that were read: they do not change.
+    sizes: BTreeMap<Arc<str>, u64>,
+    shown: Vec<NodeImage>,
+}
+
+impl NodeImages {
+    /// Of that store, at most so many.
+    pub(super) fn new(images: Images, most: Option<usize>) -> Self {
+        let mut contents = images.contents();
+        contents.mark_unchanged();
+        // Whatever is there has not been looked at yet.
+        let due = Some(Instant::now());
+        Self { images, most, contents, due, sizes: BTreeMap::new(), shown: Vec::new() }
+    }
+
+    /// Resolves when there is a change to look at. Cancel safe.
+    pub(super) async fn changed(&mut self) {
+        if self.due.is_none() {
+            if self.contents.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            self.due = Some(Instant::now() + SETTLE);
+        }
+        if let Some(due) = self.due {
+            tokio::time::sleep_until(due).await;
+        }
+    }
+
+    /// As they are shown; read again when a change is due, or `anew`.
+    pub(super) async fn shown(&mut self, anew: bool) -> Vec<NodeImage> {
+        if anew || self.due.is_some_and(|due| due <= Instant::now()) {
+            self.due = None;
+            self.contents.mark_unchanged();
+            match self.read().await {
+                Ok(shown) => self.shown = shown,
+                // The next change or report looks again.
+                Err(error) => tracing::debug!(%error, "the images of the node are not known"),
+            }
+        }
+        self.shown.clone()
+    }
+
+    async fn read(&mut self) -> Result<Vec<NodeImage>, ImageError> {
+        let stored = self.images.stored().await?;
+        let mut sizes = BTreeMap::new();
+        for image in &stored {
+            let known = self.sizes.get(&image.digest).copied();
+            let size = match known {
+                Some(size) => Some(size),
+                None => self.images.size(image).await?,
+            };
+            sizes.extend(size.map(|size| (Arc::clone(&image.digest), size)));
+        }
+        self.sizes = sizes;
+        // One without its parts cannot run.
+        let whole = stored.into_iter().filter_map(|image| Some((self.sizes.get(&image.digest).copied()?, image)));
+        Ok(node_images::shown(whole.map(|(size, image)| (image, size)), self.most))
+    }
+}
