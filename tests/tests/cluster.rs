@@ -366,12 +366,30 @@ fn what_happened_without_an_apiserver_is_true_when_it_is_back(node: &mut TestNod
     Ok(())
 }
 
+/// The node waits for the controller, and leaves alone what it has decided.
+fn left_to_a_cloud_controller(node: &mut TestNode, cluster: &Cluster, found: &Value) -> Result<()> {
+    let taints = found["spec"]["taints"].as_array().cloned().unwrap_or_default();
+    let key = "node.cloudprovider.kubernetes.io/uninitialized";
+    ensure!(taints.iter().any(|taint| taint["key"] == key && taint["effect"] == "NoSchedule"), "{taints:?}");
+    let given = &found["metadata"]["annotations"]["alpha.kubernetes.io/provided-node-ip"];
+    ensure!(*given == "192.0.2.10", "{found}");
+    let decided = json!([{ "type": "ExternalIP", "address": "198.51.100.1" }]);
+    cluster.patch(&format!("{}/status", node_path(node)), &json!({ "status": { "addresses": decided } }))?;
+    // A status of the node's that is sent after it.
+    node.containerd.stop()?;
+    let after = wait_node(node, cluster, "not ready", |found| condition(found, "Ready")["status"] == "False")?;
+    ensure!(after["status"]["addresses"] == decided, "{after}");
+    node.containerd.start()?;
+    wait_node(node, cluster, "ready again", |found| condition(found, "Ready")["status"] == "True").map(drop)
+}
+
 fn a_deleted_node_object_is_made_again(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     node.apply(&networked("web", json!({})))?;
-    join(node, &cluster, &[])?;
+    join(node, &cluster, &["--cloud-provider=external"])?;
     let id = container_id(&wait_true(node, &cluster, "web")?, "main")?;
     let first = cluster.get(&node_path(node))?.context("no node")?;
+    left_to_a_cloud_controller(node, &cluster, &first)?;
     cluster.delete(&node_path(node))?;
     let second = wait_node(node, &cluster, "another one, ready", |found| {
         uid(found) != uid(&first) && condition(found, "Ready")["status"] == "True"

@@ -38,8 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn the_standalone_specs_of_kubernetes_pass(node: &mut TestNode) -> Result<()> {
-    let program =
-        tools::kubernetes("e2e_node").context("no e2e_node; run: cargo xtask nightly standalone")?;
+    let program = tools::kubernetes("e2e_node").context("no e2e_node; run: cargo xtask nightly standalone")?;
     let apiserver = Apiserver::start(&node.dir().join("apiserver"), &[])?;
     node.import(&[&ImageBuilder::new(BUSYBOX).build()?])?;
     let units = Units::new(&node.dir().join("units"))?;

@@ -1,6 +1,7 @@
 //! The Node object and its lease: what they are to hold, and when they are to be sent. Pure: time is an argument.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -23,6 +24,18 @@ const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 /// Conditions that somebody else changed are set right this long after they were sent: two agents with one name would
 /// otherwise answer one another without a pause. It is kubelet's `nodeStatusUpdateFrequency`.
 const CORRECTION: Duration = Duration::from_secs(10);
+
+/// The taint with which a node is registered that a cloud controller has to complete.
+const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+/// The annotation by which such a node names the address that it was given.
+const PROVIDED_ADDRESS: &str = "alpha.kubernetes.io/provided-node-ip";
+
+/// `--cloud-provider=external`: a cloud controller of the cluster decides the node's addresses and its provider's id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExternalCloud {
+    /// `--node-ip`: the node's address until the controller has decided, and which one it is to choose.
+    pub given_address: Option<IpAddr>,
+}
 
 /// A taint that the node is registered with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +64,8 @@ pub struct NodeDescription {
     pub provider_id: Option<String>,
     /// The taints it is registered with.
     pub taints: Vec<NodeTaint>,
+    /// What is left to a cloud controller; `None`: nothing.
+    pub external_cloud: Option<ExternalCloud>,
     /// Go's name of the architecture: `amd64`, `arm64`, `arm`, `riscv64`.
     pub architecture: &'static str,
     /// Its processors, memory and disk.
@@ -89,6 +104,17 @@ pub struct SeenNode {
     pub labels: BTreeMap<String, String>,
     /// When each condition changed last, and what it is: by type.
     conditions: BTreeMap<String, (String, Option<Timestamp>)>,
+    /// Somebody has decided its addresses.
+    has_addresses: bool,
+    /// The address that it names to a cloud controller.
+    provided_address: Option<String>,
+}
+
+impl NodeDescription {
+    /// The address that it is to name to a cloud controller.
+    fn provided_address(&self) -> Option<String> {
+        Some(self.external_cloud.as_ref()?.given_address?.to_string())
+    }
 }
 
 impl SeenNode {
@@ -100,6 +126,8 @@ impl SeenNode {
         Some(Self {
             uid: text(&node["metadata"]["uid"])?,
             labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
+            has_addresses: node["status"]["addresses"].as_array().is_some_and(|all| !all.is_empty()),
+            provided_address: text(&node["metadata"]["annotations"][PROVIDED_ADDRESS]),
             conditions: conditions
                 .filter_map(|one| {
                     let changed = one["lastTransitionTime"].as_str().and_then(|time| time.parse().ok());
@@ -109,13 +137,22 @@ impl SeenNode {
         })
     }
 
-    /// The merge patch that corrects the labels which every node has, where they differ.
-    pub fn label_patch(&self, node: &NodeDescription) -> Option<Value> {
+    /// The merge patch that corrects the labels which every node has, and what a cloud controller is told, where they differ.
+    pub fn metadata_patch(&self, node: &NodeDescription) -> Option<Value> {
         let wrong = own_labels(&node.name, node.architecture)
             .into_iter()
             .filter(|(name, value)| self.labels.get(*name) != Some(value));
         let wrong: BTreeMap<_, _> = wrong.collect();
-        (!wrong.is_empty()).then(|| json!({ "metadata": { "labels": wrong } }))
+        let mut metadata = json!({});
+        if !wrong.is_empty() {
+            metadata["labels"] = json!(wrong);
+        }
+        let provided = node.provided_address();
+        if provided != self.provided_address {
+            // A null removes it.
+            metadata["annotations"] = json!({ PROVIDED_ADDRESS: provided });
+        }
+        (metadata != json!({})).then(|| json!({ "metadata": metadata }))
     }
 }
 
@@ -140,13 +177,21 @@ pub fn initial_labels(name: &str, architecture: &str, given: &BTreeMap<String, S
 pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> Value {
     let labels = initial_labels(&node.name, node.architecture, &node.labels);
     let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
-    json!({
+    let mut taints: Vec<Value> = node.taints.iter().map(taint).collect();
+    if node.external_cloud.is_some() {
+        taints.push(json!({ "key": UNINITIALIZED, "value": "true", "effect": "NoSchedule" }));
+    }
+    let mut document = json!({
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": { "name": node.name, "labels": labels },
-        "spec": { "providerID": node.provider_id, "taints": node.taints.iter().map(taint).collect::<Vec<_>>() },
+        "spec": { "providerID": node.provider_id, "taints": taints },
         "status": status(node, report, &SeenNode::default(), now),
-    })
+    });
+    if let Some(provided) = node.provided_address() {
+        document["metadata"]["annotations"] = json!({ PROVIDED_ADDRESS: provided });
+    }
+    document
 }
 
 /// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay. The images
@@ -164,7 +209,7 @@ pub fn status_patch(
     {
         status.remove("images");
     }
-    if let Some(addresses) = status["addresses"].as_array_mut() {
+    if let Some(addresses) = status.get_mut("addresses").and_then(Value::as_array_mut) {
         // They are merged by type otherwise, of which a node with two families has two.
         addresses.insert(0, json!({ "$patch": "replace" }));
     }
@@ -187,14 +232,6 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         }
         all
     };
-    let mut addresses: Vec<Value> = report
-        .state
-        .network
-        .addresses
-        .iter()
-        .map(|address| json!({ "type": "InternalIP", "address": address.to_string() }))
-        .collect();
-    addresses.push(json!({ "type": "Hostname", "address": node.name }));
     let mut info = json!(node.info);
     info["architecture"] = json!(node.architecture);
     info["operatingSystem"] = json!("linux");
@@ -202,8 +239,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     let image = |image: &NodeImage| json!({ "names": image.names, "sizeBytes": image.size });
     // An apiserver takes port 0 for none.
     let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });
-    json!({
-        "addresses": addresses,
+    let mut status = json!({
         "daemonEndpoints": endpoint,
         "declaredFeatures": node.api_port.map(|_| [WEBSOCKETS]),
         "capacity": quantities(node.capacity, |count| count.capacity),
@@ -211,7 +247,22 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         "conditions": conditions(report, seen, now),
         "images": report.images.iter().map(image).collect::<Vec<_>>(),
         "nodeInfo": info,
-    })
+    });
+    if let Some(addresses) = addresses(node, report, seen) {
+        status["addresses"] = json!(addresses);
+    }
+    status
+}
+
+/// The node's addresses; `None`: a cloud controller has decided them.
+fn addresses(node: &NodeDescription, report: &NodeReport, seen: &SeenNode) -> Option<Vec<Value>> {
+    let own: Vec<IpAddr> = match &node.external_cloud {
+        Some(_) if seen.has_addresses => return None,
+        Some(cloud) => cloud.given_address.into_iter().collect(),
+        None => report.state.network.addresses.iter().collect(),
+    };
+    let internal = own.iter().map(|address| json!({ "type": "InternalIP", "address": address.to_string() }));
+    Some(internal.chain([json!({ "type": "Hostname", "address": node.name })]).collect())
 }
 
 /// kubelet's four conditions, with kubelet's reasons and messages.

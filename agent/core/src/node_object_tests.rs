@@ -10,6 +10,7 @@ fn node() -> NodeDescription {
         labels: BTreeMap::from([("site".to_owned(), "lab".to_owned())]),
         provider_id: Some("edge://7".to_owned()),
         taints: vec![NodeTaint { key: "edge".to_owned(), value: String::new(), effect: "NoSchedule".to_owned() }],
+        external_cloud: None,
         architecture: "arm64",
         capacity: amounts("4", "1Gi", "1000"),
         allocatable: amounts("3900m", "924Mi", "900"),
@@ -115,6 +116,41 @@ fn a_condition_keeps_the_time_of_its_change() {
 }
 
 #[test]
+fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
+    let external = |address: Option<&str>| NodeDescription {
+        external_cloud: Some(ExternalCloud { given_address: address.map(|address| address.parse().unwrap()) }),
+        ..node()
+    };
+    let (bare, given) = (external(None), external(Some("192.0.2.7")));
+    let registered = |node: &NodeDescription| document(node, &report(), at(0));
+    let taint = json!({ "key": UNINITIALIZED, "value": "true", "effect": "NoSchedule" });
+    assert_eq!(registered(&bare)["spec"]["taints"][1], taint);
+    assert_eq!(registered(&node())["spec"]["taints"].as_array().unwrap().len(), 1);
+    let hostname = json!({ "type": "Hostname", "address": "edge1" });
+    assert_eq!(registered(&bare)["status"]["addresses"], json!([hostname]));
+    let internal = json!({ "type": "InternalIP", "address": "192.0.2.7" });
+    assert_eq!(registered(&given)["status"]["addresses"], json!([internal, hostname]));
+    assert_eq!(registered(&given)["metadata"]["annotations"][PROVIDED_ADDRESS], "192.0.2.7");
+    assert_eq!(registered(&bare)["metadata"]["annotations"], Value::Null);
+
+    // What is there stays, the controller's too.
+    let seen = |node: &NodeDescription| {
+        let mut document = registered(node);
+        document["metadata"]["uid"] = json!("n1");
+        SeenNode::read(&document).unwrap()
+    };
+    let patch = status_patch(&given, &report(), &seen(&given), None, at(0));
+    assert_eq!(patch["status"].get("addresses"), None);
+    let unknown = SeenNode { has_addresses: false, ..seen(&given) };
+    assert_eq!(status_patch(&given, &report(), &unknown, None, at(0))["status"]["addresses"][1], internal);
+
+    let annotation = |value: Value| Some(json!({ "metadata": { "annotations": { PROVIDED_ADDRESS: value } } }));
+    assert_eq!(seen(&given).metadata_patch(&given), None);
+    assert_eq!(seen(&bare).metadata_patch(&given), annotation(json!("192.0.2.7")));
+    assert_eq!(seen(&given).metadata_patch(&node()), annotation(Value::Null), "out of date");
+}
+
+#[test]
 fn images_are_sent_when_they_differ_from_those_that_were_sent() {
     let report = NodeReport { images: vec![image()], ..report() };
     let seen = SeenNode { uid: "n1".to_owned(), ..SeenNode::default() };
@@ -137,10 +173,10 @@ fn labels_that_every_node_has_are_corrected_and_others_left_alone() {
     let mut seen = document(&node(), &report(), at(0));
     seen["metadata"]["uid"] = json!("n1");
     seen["metadata"]["labels"]["more"] = json!("1");
-    assert_eq!(SeenNode::read(&seen).unwrap().label_patch(&node()), None);
+    assert_eq!(SeenNode::read(&seen).unwrap().metadata_patch(&node()), None);
     seen["metadata"]["labels"]["kubernetes.io/arch"] = json!("amd64");
     seen["metadata"]["labels"]["site"] = json!("elsewhere");
-    let patch = SeenNode::read(&seen).unwrap().label_patch(&node());
+    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&node());
     assert_eq!(patch, Some(json!({ "metadata": { "labels": { "kubernetes.io/arch": "arm64" } } })));
     assert_eq!(SeenNode::read(&json!({ "metadata": {} })), None, "no UID");
 }

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::node::capacity::Capacity;
 use crate::node::facts::architecture;
 use crate::status::POD_API;
-use limpet_core::node_object::NodeDescription;
+use limpet_core::node_object::{ExternalCloud, NodeDescription};
 use limpet_host::blocking;
 use limpet_model::node::NodeFacts;
 
@@ -19,6 +19,7 @@ pub(super) async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capa
         labels: config.cluster.labels.clone(),
         provider_id: config.cluster.provider_id.clone(),
         taints: config.cluster.taints.clone(),
+        external_cloud: config.cluster.external_cloud.then_some(ExternalCloud { given_address: config.node_ip }),
         architecture: architecture(),
         capacity: capacity.all,
         allocatable: capacity.allocatable,

@@ -157,8 +157,8 @@ impl Keeper {
                 return Ok(Some(due));
             }
         }
-        if let Some(labels) = node.label_patch(&self.description) {
-            self.link.send(Request::patch(Resource::Node(name.clone()), PatchType::Merge, labels)).await?;
+        if let Some(metadata) = node.metadata_patch(&self.description) {
+            self.link.send(Request::patch(Resource::Node(name.clone()), PatchType::Merge, metadata)).await?;
         }
         let patch = node_object::status_patch(&self.description, report, &node, sent.as_ref(), Timestamp::now());
         let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);

@@ -23,6 +23,8 @@ pub struct ClusterSettings {
     pub labels: BTreeMap<String, String>,
     /// `--provider-id`, `providerID`: what names the machine at its provider.
     pub provider_id: Option<String>,
+    /// `--cloud-provider=external`: a cloud controller of the cluster completes the Node.
+    pub external_cloud: bool,
     /// `--register-with-taints`, `registerWithTaints`.
     pub taints: Vec<NodeTaint>,
     /// `nodeStatusReportFrequency`.
@@ -43,6 +45,7 @@ impl Default for ClusterSettings {
             register: true,
             labels: BTreeMap::new(),
             provider_id: None,
+            external_cloud: false,
             taints: Vec::new(),
             report_every: Duration::from_secs(300),
             max_images: Some(50),

@@ -52,6 +52,9 @@ pub struct RunFlags {
     /// What names this machine at its provider: the providerID that the node registers with
     #[arg(long, value_name = "ID")]
     pub provider_id: Option<String>,
+    /// external: a cloud controller of the cluster decides the node's addresses and takes its first taint off
+    #[arg(long, value_name = "NAME")]
+    pub cloud_provider: Option<String>,
     /// Labels the node registers with: key=value[,key=value...]; may be repeated
     #[arg(long, value_name = "LABELS", value_delimiter = ',')]
     pub node_labels: Vec<String>,

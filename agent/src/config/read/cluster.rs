@@ -75,6 +75,14 @@ impl Judge {
         if let Some(id) = flags.provider_id.as_ref().filter(|id| !id.is_empty()) {
             cluster.provider_id = Some(id.clone());
         }
+        match flags.cloud_provider.as_deref() {
+            None | Some("") => {}
+            Some("external") => cluster.external_cloud = true,
+            Some(name) => {
+                let message = format!("{name:?} is not there; use external, or leave the flag out");
+                self.error(None, "--cloud-provider", message);
+            }
+        }
         if !flags.register_with_taints.is_empty() {
             cluster.taints.clear();
         }
@@ -114,6 +122,9 @@ impl Judge {
         let Some(path) = given(&flags.kubeconfig) else {
             if bootstrap.is_some() {
                 self.error(None, "--bootstrap-kubeconfig", "needs --kubeconfig: the file that is written with it");
+            }
+            if cluster.external_cloud {
+                self.warn(None, "--cloud-provider", "has no effect without --kubeconfig");
             }
             if !flags.register_with_taints.is_empty() {
                 self.warn(None, "--register-with-taints", "has no effect without --kubeconfig");
@@ -185,6 +196,7 @@ mod tests {
             "--node-labels=site=lab,example.com/x=",
             "--register-node=false",
             "--provider-id=edge://7",
+            "--cloud-provider=external",
             "--node-ip=192.0.2.7",
         ];
         let config = load_text(&text, &more).0.unwrap_or_default();
@@ -203,6 +215,7 @@ mod tests {
             cluster.labels.into_iter().collect::<Vec<_>>(),
             [("example.com/x".to_owned(), String::new()), ("site".to_owned(), "lab".to_owned())]
         );
+        assert!(cluster.external_cloud);
         assert_eq!((cluster.register, cluster.taints), (false, vec![taint("a", "", "NoExecute")]));
         let more = [&*flag, "--register-node", "--register-with-taints=b=1:NoSchedule,c:NoExecute"];
         let cluster = load_text(&text, &more).0.map(|config| config.cluster).unwrap_or_default();
@@ -237,8 +250,13 @@ mod tests {
             "{KUBELET_HEAD}nodeLeaseDurationSeconds: 2\nnodeStatusReportFrequency: soon\nnodeStatusMaxImages: -2\n\
              registerWithTaints: [{{key: a, effect: Never}}]\n"
         );
-        let more =
-            ["--kubeconfig=/nowhere/kubeconfig", "--node-labels=a b", "--register-with-taints=x", "--node-ip=::1"];
+        let more = [
+            "--kubeconfig=/nowhere/kubeconfig",
+            "--node-labels=a b",
+            "--register-with-taints=x",
+            "--node-ip=::1",
+            "--cloud-provider=aws",
+        ];
         let faults = load_text(&text, &more).0.err().unwrap_or_default();
         let expected = [
             "config.yaml:3:27: nodeLeaseDurationSeconds: must be 4 or more",
@@ -246,6 +264,7 @@ mod tests {
             "config.yaml:5:22: nodeStatusMaxImages: must be -1, for all of them, or more",
             "config.yaml:6:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
             "flags: --register-with-taints: \"x\": \"\" is none of NoSchedule, PreferNoSchedule, NoExecute",
+            "flags: --cloud-provider: \"aws\" is not there; use external, or leave the flag out",
             "flags: --node-ip: \"::1\" is not an address of a node",
             "flags: --node-labels: \"a b\" is not a label such as site=lab",
             "flags: --kubeconfig: /nowhere/kubeconfig: there is no such file; write one (kubeadm and k3s do), or start without --kubeconfig",
