@@ -6,6 +6,7 @@ mod cgroup;
 mod ephemeral;
 mod hook;
 mod resize;
+mod restart_rule;
 mod slot;
 mod stop;
 
@@ -19,7 +20,6 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 use std::time::Instant;
 
 use crate::backoff;
-use crate::plan::restart_all;
 use crate::storage::{self, StorageWatch};
 pub use cgroup::CgroupState;
 pub use hook::{Hooks, PostStart};
@@ -33,6 +33,7 @@ use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::verdict::PodVerdict;
 pub use resize::{RESIZE_BACKOFF, Resize};
+pub use restart_rule::{RESTART_ALL, matching_rule};
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
 pub use stop::{AFTER_HOOK, KILL_AGAIN, StopPhase, Stopping};
 
@@ -293,7 +294,7 @@ impl PodState {
         let authored = Authored::of(&record.manifest);
         for name in PodDiff::between(&self.record, &record).touched() {
             let Some(index) = self.containers.iter().position(|slot| slot.name == name) else { continue };
-            let asked = restart_all::asks(self, &self.containers[index]);
+            let asked = self.asks_for_all(&self.containers[index]);
             let slot = &mut self.containers[index];
             slot.instance.iter_mut().for_each(|one| one.asked_before_edit |= asked);
             let before = slot.is_current().then_some(&self.record);

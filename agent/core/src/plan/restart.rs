@@ -1,9 +1,9 @@
 //! Whether a container that exited is restarted: by its rules, else by its own policy, else by the pod's.
 
-use k8s_openapi::api::core::v1::{Container, ContainerRestartRule};
+use k8s_openapi::api::core::v1::Container;
 
 use super::{exit_code, restart_all, restart_policy};
-use crate::state::{ContainerSlot, PodState};
+use crate::state::{ContainerSlot, PodState, matching_rule};
 use limpet_model::pod::Role;
 
 /// Whether an exited container is to be restarted.
@@ -34,17 +34,6 @@ fn restarts(of_pod: &str, container: Option<&Container>, code: i32, failed: bool
         "OnFailure" => failed,
         _ => true,
     }
-}
-
-/// The first rule of the container that names the code. Each action restarts it, and one all others with it.
-pub(super) fn matching_rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
-    // The API refuses rules without a policy.
-    container.restart_policy.as_ref()?;
-    container.restart_policy_rules.iter().flatten().find(|rule| {
-        let Some(codes) = &rule.exit_codes else { return false };
-        let named = codes.values.iter().flatten().any(|value| *value == code);
-        named == (codes.operator == "In")
-    })
 }
 
 #[cfg(test)]

@@ -8,21 +8,19 @@
 use std::time::{Duration, Instant};
 
 use super::ending::{held_back, stop};
-use super::restart::matching_rule;
 use super::{Action, KillCause, Plan};
-use crate::state::{Busy, ContainerSlot, PodState};
+use crate::state::{Busy, ContainerSlot, PodState, RESTART_ALL};
 use limpet_model::container::Exit;
 use limpet_model::pod::Role;
 
 /// kubelet's reason for the state of a container that waits because all are restarted.
 pub const RESTARTING_ALL: &str = "RestartingAllContainers";
 
-const ACTION: &str = "RestartAllContainers";
-
 /// How often all containers of the pod have been restarted, the restart in progress included.
 pub fn pod_restarts(pod: &PodState) -> u32 {
     let of_slot = |slot: &ContainerSlot| {
-        let started = slot.instance.as_ref().map(|one| one.pod_restarts.saturating_add(u32::from(asks(pod, slot))));
+        let started =
+            slot.instance.as_ref().map(|one| one.pod_restarts.saturating_add(u32::from(pod.asks_for_all(slot))));
         started.max(starting(slot))
     };
     restartable(pod).filter_map(of_slot).max().unwrap_or_default()
@@ -41,7 +39,7 @@ pub(super) fn is_starting(pod: &PodState, slot: &ContainerSlot) -> bool {
 /// Whether a rule of a container may restart all.
 pub fn may_restart_all(pod: &PodState) -> bool {
     let rules = pod.record.containers().flat_map(|container| container.restart_policy_rules.iter().flatten());
-    rules.into_iter().any(|rule| rule.action == ACTION)
+    rules.into_iter().any(|rule| rule.action == RESTART_ALL)
 }
 
 /// Whether all are being restarted and something of before still runs.
@@ -51,7 +49,7 @@ pub fn is_ending_all(pod: &PodState) -> bool {
 
 /// The container whose exit asks for a restart of all that has not restarted itself yet, and that exit.
 pub fn cause(pod: &PodState) -> Option<(&ContainerSlot, &Exit)> {
-    let slot = restartable(pod).find(|slot| asks(pod, slot))?;
+    let slot = restartable(pod).find(|slot| pod.asks_for_all(slot))?;
     Some((slot, slot.instance.as_ref()?.exit()?))
 }
 
@@ -87,15 +85,6 @@ fn restartable(pod: &PodState) -> impl Iterator<Item = &ContainerSlot> {
 /// The restarts of all before the start in progress.
 fn starting(slot: &ContainerSlot) -> Option<u32> {
     matches!(slot.busy, Some(Busy::Starting(_))).then_some(slot.start_follows)
-}
-
-/// Whether the container has exited in a way that asks for a restart of all. One that was ended for an edit of its own does
-/// not: an edit restarts what it touches.
-pub(crate) fn asks(pod: &PodState, slot: &ContainerSlot) -> bool {
-    let Some(instance) = &slot.instance else { return false };
-    let Some((container, exit)) = pod.container_spec(&slot.name).zip(instance.exit()) else { return false };
-    (slot.is_current() || instance.asked_before_edit)
-        && matching_rule(container, exit.code).is_some_and(|rule| rule.action == ACTION)
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ fn record() -> Arc<PodRecord> {
     spec.init_containers.as_mut().unwrap()[1].restart_policy = Some("Always".into());
     spec.containers[0].restart_policy = Some("Never".into());
     let codes = ContainerRestartRuleOnExitCodes { operator: "In".into(), values: Some(vec![42]) };
-    let rule = ContainerRestartRule { action: ACTION.into(), exit_codes: Some(codes) };
+    let rule = ContainerRestartRule { action: RESTART_ALL.into(), exit_codes: Some(codes) };
     spec.containers[0].restart_policy_rules = Some(vec![rule]);
     version(pod)
 }
