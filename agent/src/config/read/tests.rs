@@ -16,6 +16,10 @@ use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
 use limpet_model::pod::PodKey;
 
+mod limpet;
+mod places;
+mod server;
+
 #[derive(Debug, Parser)]
 struct Command {
     #[command(flatten)]
@@ -221,68 +225,6 @@ fn every_supported_key_has_an_effect() {
 }
 
 #[test]
-fn a_wrong_device_is_an_error_with_its_place() {
-    let text = format!(
-        "{LIMPET_HEAD}devices:\n  modem: {{paths: [/dev/a]}}\n  x.io/none: {{}}\n  x.io/text: a\n  x.io/out: {{paths: [/etc/passwd]}}\n  \
-         x.io/up: {{paths: [/dev/../etc]}}\n  x.io/all: {{paths: [/dev/a], permissions: all}}\n  x.io/key: {{path: /dev/a}}\n"
-    );
-    let (config, _, _) = load_text(&text, &[]);
-    let message = config.unwrap_err().join("\n");
-    for part in [
-        "devices.modem: is no extended resource",
-        "devices.x.io/none.paths: is missing",
-        "devices.x.io/text: expected a map",
-        "devices.x.io/out.paths: must be paths below /dev",
-        "devices.x.io/up.paths: must be paths below /dev",
-        "devices.x.io/all.permissions: \"all\" is not made of",
-        "devices.x.io/key.path: unknown key",
-    ] {
-        assert!(message.contains(part), "{part}: {message}");
-    }
-}
-
-#[test]
-fn a_wrong_runtime_class_is_an_error_with_its_place() {
-    let text = format!(
-        "{LIMPET_HEAD}runtimeClasses:\n  Bad Name: {{}}\n  plain:\n  text: x\n  a: {{binary: crun}}\n  b: {{binary: 3}}\n  \
-         c: {{path: /x}}\n  d: {{config: /x}}\n  e: {{runtime: other, binary: /x}}\n"
-    );
-    let (config, _, _) = load_text(&text, &[]);
-    let message = config.unwrap_err().join("\n");
-    for part in [
-        "\"Bad Name\" is not the name of a runtime class",
-        "runtimeClasses.text: expected a map, found text",
-        "runtimeClasses.a.binary: \"crun\" is no absolute path",
-        "runtimeClasses.b.binary: expected text",
-        "runtimeClasses.c.path: unknown key; a runtime class has runtime, binary, config",
-        "runtimeClasses.d.config: io.containerd.runc.v2 has no configuration file",
-        "runtimeClasses.e.binary: only io.containerd.runc.v2 takes a binary",
-    ] {
-        assert!(message.contains(part), "{part}: {message}");
-    }
-}
-
-#[test]
-fn an_invalid_guard_setting_is_an_error() {
-    // In YAML, `off` and `on` are false and true.
-    let text = format!("{LIMPET_HEAD}manifestGuard: off\n");
-    assert_eq!(load_text(&text, &[]).0.unwrap().guard.mode, None);
-    for mode in ["on", "everybody"] {
-        let text = format!("{LIMPET_HEAD}manifestGuard: {mode}\n");
-        let faults = load_text(&text, &[]).0.unwrap_err();
-        assert!(faults[0].contains("none of off, audit, containers, strict"), "{faults:?}");
-    }
-    let text = format!("{LIMPET_HEAD}manifestGuard: strict\nmanifestGuardCgroups: [system.slice]\n");
-    let faults = load_text(&text, &[]).0.unwrap_err();
-    assert!(faults[0].contains("not an absolute path"), "{faults:?}");
-    // Lists without the mode that uses them cause a warning.
-    let text = format!("{LIMPET_HEAD}manifestGuard: containers\nmanifestGuardExecutables: [/bin/a]\n");
-    let (config, warnings, _) = load_text(&text, &["--pod-manifest-path=/m"]);
-    assert_eq!(config.unwrap().guard.mode, Some(GuardMode::Containers));
-    assert!(warnings.len() == 1 && warnings[0].contains("manifestGuard: strict only"), "{warnings:?}");
-}
-
-#[test]
 fn flags_override_the_file() {
     let text = format!("{KUBELET_HEAD}staticPodPath: /file\ncontainerRuntimeEndpoint: unix:///file.sock\n");
     let arguments = [
@@ -329,108 +271,6 @@ fn all_errors_are_reported_at_once_with_their_positions() {
         "flags: --container-runtime-endpoint: \"tcp://x\" is not a socket such as unix:///run/containerd/containerd.sock",
     ];
     assert_eq!(faults, expected);
-}
-
-#[test]
-fn a_server_that_cannot_be_is_an_error_and_one_that_admits_nobody_a_warning() {
-    let text = format!(
-        "{KUBELET_HEAD}staticPodPath: /m\nport: 70000\naddress: everywhere\ntlsCertFile: /a.crt\ntlsMinVersion: VersionTLS14\n\
-         authorization:\n  mode: RBAC\n---\n{LIMPET_HEAD}serverAllowedNames: ['group:']\n"
-    );
-    let expected = [
-        "config.yaml:5:10: address: \"everywhere\" is not an IP address",
-        "config.yaml:4:7: port: 70000 is not a port: 0 to 65535",
-        "config.yaml:7:16: tlsMinVersion: \"VersionTLS14\" is neither VersionTLS12 nor VersionTLS13",
-        "config.yaml:9:9: authorization.mode: \"RBAC\" is neither AlwaysAllow nor Webhook",
-        "config.yaml:13:22: serverAllowedNames: a name is empty",
-        "config.yaml:6:14: tlsCertFile: needs tlsPrivateKeyFile beside it",
-    ];
-    assert_eq!(load_text(&text, &[]).0.unwrap_err(), expected);
-    let text = format!("{KUBELET_HEAD}staticPodPath: /m\nauthentication: {{x509: {{clientCAFile: /ca.crt}}}}\n");
-    let expected = "config.yaml: authorization.mode: is Webhook, and without --kubeconfig there is no apiserver to ask: \
-                    kubelet's API is refused to everybody; list names in serverAllowedNames, or set AlwaysAllow";
-    assert_eq!(load_text(&text, &[]).1, [expected]);
-    let text =
-        format!("{KUBELET_HEAD}staticPodPath: /m\nauthentication: {{webhook: {{enabled: true, cacheTTL: soon}}}}\n");
-    let expected = "config.yaml:4:53: authentication.webhook.cacheTTL: \"soon\" is not a duration such as 2m";
-    assert_eq!(load_text(&text, &[]).0.unwrap_err(), [expected]);
-    let expected = "config.yaml: authentication.webhook: has no effect without --kubeconfig: no token is taken";
-    assert_eq!(load_text(&text.replace("soon", "0s"), &[]).1, [expected]);
-    let text = format!("{KUBELET_HEAD}staticPodPath: /m\nserverTLSBootstrap: true\n");
-    let expected =
-        "config.yaml: serverTLSBootstrap: needs --kubeconfig: it is the apiserver that issues the certificate";
-    assert_eq!(load_text(&text, &[]).0.unwrap_err(), [expected]);
-}
-
-#[test]
-fn flags_of_the_server_win_over_the_file() {
-    let text = format!(
-        "{KUBELET_HEAD}staticPodPath: /m\nport: 1\nreadOnlyPort: 2\ntlsCertFile: /a.crt\ntlsMinVersion: VersionTLS13\n\
-         authentication: {{anonymous: {{enabled: true}}}}\nauthorization: {{mode: AlwaysAllow}}\n"
-    );
-    let flags = [
-        "--port=10350",
-        "--address=::1",
-        "--healthz-port=0",
-        "--healthz-bind-address=10.0.0.1",
-        "--anonymous-auth=false",
-        "--client-ca-file=/ca.crt",
-        "--authentication-token-webhook=false",
-        "--authentication-token-webhook-cache-ttl=1m",
-        "--authorization-mode=Webhook",
-        "--authorization-webhook-cache-authorized-ttl=2m",
-        "--authorization-webhook-cache-unauthorized-ttl=0s",
-        "--tls-private-key-file=/a.key",
-        "--tls-min-version=VersionTLS12",
-        "--tls-cipher-suites=TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
-        "--cert-dir=/pki",
-        "--enable-server",
-        "--enable-debugging-handlers=false",
-        "--streaming-connection-idle-timeout=0",
-    ];
-    let server = load_text(&text, &flags).0.unwrap().server;
-    let expected = ServerSettings {
-        address: "::1".parse().unwrap(),
-        port: 10_350,
-        read_only_port: 2,
-        healthz_address: "10.0.0.1".parse().unwrap(),
-        healthz_port: 0,
-        certificate: Some(("/a.crt".into(), "/a.key".into())),
-        certificate_dir: Some("/pki".into()),
-        cipher_suites: vec![rustls::CipherSuite::TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256],
-        client_ca: Some("/ca.crt".into()),
-        tokens: false,
-        token_lifetime: std::time::Duration::from_secs(60),
-        allowed_lifetime: std::time::Duration::from_secs(120),
-        stream_idle_timeout: None,
-        debug: DebugHandlers { enabled: false, ..ServerSettings::default().debug },
-        ..ServerSettings::default()
-    };
-    assert_eq!(server, expected);
-    let wrong =
-        ["--authorization-mode=RBAC", "--tls-min-version=1", "--tls-cipher-suites=TLS_RSA_WITH_AES_128_CBC_SHA"];
-    let expected = [
-        "flags: --authorization-mode: \"RBAC\" is neither AlwaysAllow nor Webhook",
-        "flags: --tls-min-version: \"1\" is neither VersionTLS12 nor VersionTLS13",
-        "flags: --tls-cipher-suites: none of TLS_RSA_WITH_AES_128_CBC_SHA is spoken; name an ECDHE suite with GCM or CHACHA20",
-    ];
-    assert_eq!(load_text(&text.replace("tlsCertFile: /a.crt\n", ""), &wrong).0.unwrap_err(), expected);
-}
-
-#[test]
-fn an_idle_timeout_of_zero_is_the_default_in_the_file_and_none_as_a_flag() {
-    let of = |line: &str, flags: &[&str]| {
-        let (config, ..) = load_text(&format!("{KUBELET_HEAD}staticPodPath: /m\n{line}"), flags);
-        config.map(|config| config.server.stream_idle_timeout)
-    };
-    let (key, flag) = ("streamingConnectionIdleTimeout: ", "--streaming-connection-idle-timeout");
-    let seconds = |seconds| Ok(Some(std::time::Duration::from_secs(seconds)));
-    assert_eq!(of(&format!("{key}0s\n"), &[]), seconds(14_400));
-    assert_eq!(of(&format!("{key}5m\n"), &[]), seconds(300));
-    assert_eq!(of(&format!("{key}5m\n"), &[&format!("{flag}=1m")]), seconds(60));
-    assert_eq!(of(&format!("{key}5m\n"), &[&format!("{flag}=0")]), Ok(None));
-    let expected = "config.yaml:4:33: streamingConnectionIdleTimeout: \"soon\" is not a duration such as 4h";
-    assert_eq!(of(&format!("{key}soon\n"), &[]), Err(vec![expected.to_owned()]));
 }
 
 #[test]
@@ -559,65 +399,4 @@ fn errors_in_the_url_settings_are_reported_without_secrets() {
     let flags = flags(&["--manifest-url=http://x/", "--http-check-frequency=5s", "--manifest-url-header=a:1"]);
     let url = load(&flags).unwrap().0.manifest_url.unwrap();
     assert_eq!((url.address.to_string().as_str(), url.frequency.as_secs(), url.headers.len()), ("http://x/", 5, 1));
-}
-
-#[test]
-fn the_socket_is_the_flag_s_before_the_run_directory_s() {
-    let text = format!("{LIMPET_HEAD}runDirectory: /x\n");
-    let root = tempfile::tempdir().unwrap();
-    let file = root.path().join("config.yaml");
-    std::fs::write(&file, text).unwrap();
-    let flags = RunFlags { config: Some(file), ..RunFlags::default() };
-    let socket = |flag: Option<&str>| {
-        let flags = RunFlags { socket: flag.map(PathBuf::from), ..flags.clone() };
-        load(&flags).unwrap().0.socket()
-    };
-    assert_eq!(socket(None), Path::new("/x/limpet.sock"));
-    assert_eq!(socket(Some("/y/agent.sock")), Path::new("/y/agent.sock"));
-    assert_eq!(socket(Some("agent.sock")), std::env::current_dir().unwrap().join("agent.sock"));
-}
-
-#[test]
-fn the_socket_of_cri_is_moved_or_switched_off() {
-    let cri = |line: &str| {
-        let (config, _, _) = load_text(&format!("{LIMPET_HEAD}runDirectory: /x\n{line}"), &[]);
-        config.map(|config| config.cri_socket()).map_err(|errors| errors.join("\n"))
-    };
-    let table = [
-        ("", Some("/x/cri.sock")),
-        ("criSocket: ''\n", Some("/x/cri.sock")),
-        ("criSocket: true\n", Some("/x/cri.sock")),
-        ("criSocket: /run/c.sock\n", Some("/run/c.sock")),
-        ("criSocket: unix:///run/c.sock\n", Some("/run/c.sock")),
-        ("criSocket: off\n", None),
-        ("criSocket: 'off'\n", None),
-    ];
-    for (line, path) in table {
-        assert_eq!(cri(line), Ok(path.map(PathBuf::from)), "{line}");
-    }
-    let error = cri("criSocket: cri.sock\n").unwrap_err();
-    assert!(error.contains(r#"criSocket: "cri.sock" is neither off nor an absolute path"#), "{error}");
-}
-
-#[test]
-fn plugins_are_where_kubelets_are_unless_a_kubelet_runs_too() {
-    let plugins = |line: &str| {
-        let (config, _, _) = load_text(&format!("{LIMPET_HEAD}{line}"), &[]);
-        config.map(|config| config.plugin_dir()).map_err(|errors| errors.join("\n"))
-    };
-    let table = [
-        ("", Some("/var/lib/kubelet")),
-        ("pluginDirectory: true\n", Some("/var/lib/kubelet")),
-        ("pluginDirectory: /p\n", Some("/p")),
-        ("pluginDirectory: off\n", None),
-        ("ignoreOtherAgents: true\n", None),
-        ("ignoreOtherAgents: true\npluginDirectory: /p\n", Some("/p")),
-    ];
-    for (line, path) in table {
-        assert_eq!(plugins(line), Ok(path.map(PathBuf::from)), "{line}");
-    }
-    let error = plugins("pluginDirectory: p\n").unwrap_err();
-    assert!(error.contains(r#"pluginDirectory: "p" is neither off nor an absolute path"#), "{error}");
-    let error = plugins("cdiSpecDirectories: [cdi]\n").unwrap_err();
-    assert!(error.contains(r#"cdiSpecDirectories: "cdi" is not an absolute path"#), "{error}");
 }

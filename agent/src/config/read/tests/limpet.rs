@@ -1,0 +1,65 @@
+//! Keys of LimpetConfiguration that are checked: devices, runtime classes, the guard.
+
+use super::*;
+
+#[test]
+fn a_wrong_device_is_an_error_with_its_place() {
+    let text = format!(
+        "{LIMPET_HEAD}devices:\n  modem: {{paths: [/dev/a]}}\n  x.io/none: {{}}\n  x.io/text: a\n  x.io/out: {{paths: [/etc/passwd]}}\n  \
+         x.io/up: {{paths: [/dev/../etc]}}\n  x.io/all: {{paths: [/dev/a], permissions: all}}\n  x.io/key: {{path: /dev/a}}\n"
+    );
+    let (config, _, _) = load_text(&text, &[]);
+    let message = config.unwrap_err().join("\n");
+    for part in [
+        "devices.modem: is no extended resource",
+        "devices.x.io/none.paths: is missing",
+        "devices.x.io/text: expected a map",
+        "devices.x.io/out.paths: must be paths below /dev",
+        "devices.x.io/up.paths: must be paths below /dev",
+        "devices.x.io/all.permissions: \"all\" is not made of",
+        "devices.x.io/key.path: unknown key",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
+fn a_wrong_runtime_class_is_an_error_with_its_place() {
+    let text = format!(
+        "{LIMPET_HEAD}runtimeClasses:\n  Bad Name: {{}}\n  plain:\n  text: x\n  a: {{binary: crun}}\n  b: {{binary: 3}}\n  \
+         c: {{path: /x}}\n  d: {{config: /x}}\n  e: {{runtime: other, binary: /x}}\n"
+    );
+    let (config, _, _) = load_text(&text, &[]);
+    let message = config.unwrap_err().join("\n");
+    for part in [
+        "\"Bad Name\" is not the name of a runtime class",
+        "runtimeClasses.text: expected a map, found text",
+        "runtimeClasses.a.binary: \"crun\" is no absolute path",
+        "runtimeClasses.b.binary: expected text",
+        "runtimeClasses.c.path: unknown key; a runtime class has runtime, binary, config",
+        "runtimeClasses.d.config: io.containerd.runc.v2 has no configuration file",
+        "runtimeClasses.e.binary: only io.containerd.runc.v2 takes a binary",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
+fn an_invalid_guard_setting_is_an_error() {
+    // In YAML, `off` and `on` are false and true.
+    let text = format!("{LIMPET_HEAD}manifestGuard: off\n");
+    assert_eq!(load_text(&text, &[]).0.unwrap().guard.mode, None);
+    for mode in ["on", "everybody"] {
+        let text = format!("{LIMPET_HEAD}manifestGuard: {mode}\n");
+        let faults = load_text(&text, &[]).0.unwrap_err();
+        assert!(faults[0].contains("none of off, audit, containers, strict"), "{faults:?}");
+    }
+    let text = format!("{LIMPET_HEAD}manifestGuard: strict\nmanifestGuardCgroups: [system.slice]\n");
+    let faults = load_text(&text, &[]).0.unwrap_err();
+    assert!(faults[0].contains("not an absolute path"), "{faults:?}");
+    // Lists without the mode that uses them cause a warning.
+    let text = format!("{LIMPET_HEAD}manifestGuard: containers\nmanifestGuardExecutables: [/bin/a]\n");
+    let (config, warnings, _) = load_text(&text, &["--pod-manifest-path=/m"]);
+    assert_eq!(config.unwrap().guard.mode, Some(GuardMode::Containers));
+    assert!(warnings.len() == 1 && warnings[0].contains("manifestGuard: strict only"), "{warnings:?}");
+}
