@@ -18,8 +18,10 @@ use super::*;
 const FIRST: &str = include_str!("golden/1-first.json");
 /// With every field of the time when probes came.
 const WITH_PROBES: &str = include_str!("golden/2-probes.json");
+/// Before restarts of all containers.
+const WITH_RESIZE: &str = include_str!("golden/3-resize.json");
 /// As they are written today, with every field.
-const PRESENT: &str = include_str!("golden/3-resize.json");
+const PRESENT: &str = include_str!("golden/4-restart-all.json");
 
 fn golden(text: &str) -> HashMap<String, Any> {
     let parts: BTreeMap<String, &RawValue> = serde_json::from_str(text).unwrap();
@@ -80,11 +82,14 @@ fn the_first_record_is_read_with_defaults() {
 }
 
 #[test]
-fn the_record_with_probes_is_read() {
+fn the_records_with_probes_and_with_a_resize_are_read() {
     let (identity, state, probes) = present();
-    let read = recorded(&golden(WITH_PROBES)).unwrap();
-    assert_eq!((read.identity, read.state), (ContainerIdentity { resized_at: None, ..identity }, state));
-    assert_eq!(read.probes, probes);
+    let with_resize = ContainerIdentity { pod_restarts: 0, ..identity };
+    let with_probes = ContainerIdentity { resized_at: None, ..with_resize.clone() };
+    for (text, identity) in [(WITH_PROBES, with_probes), (WITH_RESIZE, with_resize)] {
+        let read = recorded(&golden(text)).unwrap();
+        assert_eq!((&read.identity, &read.state, read.probes), (&identity, &state, probes));
+    }
 }
 
 #[test]

@@ -160,6 +160,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.C.resizePolicy",
         "spec.C.resources",
         "spec.C.restartPolicy",
+        "spec.C.restartPolicyRules",
         "spec.C.securityContext",
         "spec.C.startupProbe",
         "spec.C.terminationMessagePath",
