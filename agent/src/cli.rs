@@ -132,7 +132,7 @@ enum Command {
     Completion(completion::CompletionArgs),
 }
 
-/// Parses the process's arguments on a thread of its own. It takes 160 KiB of stack, which end with that thread; an agent would
+/// Parses the process's arguments on a thread of its own. It takes 210 KiB of stack, which end with that thread; an agent would
 /// keep them for years.
 fn parse() -> Cli {
     std::thread::scope(|scope| {
