@@ -21,8 +21,8 @@ use limpet_tests::{TestNode, case, process, suite, tools};
 /// The images of the suite that these specs run.
 const BUSYBOX: &str = "registry.k8s.io/e2e-test-images/busybox:1.37.0-2";
 
-/// It removes a container by CRI, which changes nothing at limpet, and asks that `startTime` is another one after a restart
-/// of the agent: limpet keeps it.
+/// It removes a container by CRI, which limpet refuses, and asserts that `startTime` changes when the agent restarts: limpet
+/// keeps it.
 const LEFT_OUT: &str = "should be ready after init container is removed and kubelet restarts";
 
 fn main() -> ExitCode {
@@ -71,7 +71,7 @@ fn the_standalone_specs_of_kubernetes_pass(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// What stands for systemd: a script hands a restart to the test, and waits for its answer.
+/// What stands for systemd: a script asks the test for a restart, and waits for its answer.
 struct Units {
     dir: PathBuf,
     asks: PathBuf,

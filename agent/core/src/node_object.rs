@@ -137,7 +137,7 @@ impl SeenNode {
         })
     }
 
-    /// The merge patch that corrects the labels which every node has, and what a cloud controller is told, where they differ.
+    /// The merge patch that corrects the labels which every node has, and the annotation for a cloud controller, where they differ.
     pub fn metadata_patch(&self, node: &NodeDescription) -> Option<Value> {
         let wrong = own_labels(&node.name, node.architecture)
             .into_iter()

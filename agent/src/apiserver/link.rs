@@ -119,7 +119,7 @@ impl Link {
         Timestamp::from_millisecond(self.0.answered.load(Ordering::Relaxed)).ok()
     }
 
-    /// What the apiserver has not been told yet by the node of that name.
+    /// What the node of that name has not sent to the apiserver yet.
     pub fn unsent(&self, node: &str) -> Unsent {
         let all = self.0.events.snapshot();
         let events = events::due(&all, &self.0.outbox.posted(), node, Timestamp::now()).len();

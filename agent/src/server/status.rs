@@ -68,11 +68,11 @@ pub struct ApiserverDocument {
     /// When it answered a request last, since the agent started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_sync: Option<Time>,
-    /// What it has not been told yet.
+    /// What is not sent to it yet.
     pub unsent: UnsentDocument,
 }
 
-/// What the apiserver has not been told yet.
+/// What is not sent to the apiserver yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnsentDocument {
     /// Pods of the apiserver with another status than it knows.

@@ -26,7 +26,7 @@ pub fn pod_restarts(pod: &PodState) -> u32 {
     restartable(pod).filter_map(of_slot).max().unwrap_or_default()
 }
 
-/// Whether the container's newest instance is of before the last restart of all.
+/// Whether the container's newest instance was started before the last restart of all.
 pub fn is_superseded(pod: &PodState, slot: &ContainerSlot) -> bool {
     slot.role != Role::Ephemeral && slot.instance.as_ref().is_some_and(|one| one.pod_restarts < pod_restarts(pod))
 }
@@ -42,7 +42,7 @@ pub fn may_restart_all(pod: &PodState) -> bool {
     rules.into_iter().any(|rule| rule.action == RESTART_ALL)
 }
 
-/// Whether all are being restarted and something of before still runs.
+/// Whether all are being restarted and a process from before that still runs.
 pub fn is_ending_all(pod: &PodState) -> bool {
     restartable(pod).any(|slot| outlives(pod, slot))
 }
@@ -53,8 +53,8 @@ pub fn cause(pod: &PodState) -> Option<(&ContainerSlot, &Exit)> {
     Some((slot, slot.instance.as_ref()?.exit()?))
 }
 
-/// Ends what still runs of before the last restart of all, without a grace period as kubelet. Whether anything is to be waited
-/// for.
+/// Ends what was started before the last restart of all and still runs, without a grace period, as kubelet. Returns whether
+/// anything has to be waited for.
 pub(super) fn end_superseded(plan: &mut Plan, pod: &PodState, now: Instant) -> bool {
     for (index, slot) in pod.containers.iter().enumerate() {
         if is_superseded(pod, slot) {
@@ -67,7 +67,7 @@ pub(super) fn end_superseded(plan: &mut Plan, pod: &PodState, now: Instant) -> b
     is_ending_all(pod)
 }
 
-/// Whether a start of before may have left a process: its answer was lost.
+/// Whether a start before the last restart of all may have left a process: its answer was lost.
 fn lost_start(pod: &PodState, slot: &ContainerSlot) -> bool {
     slot.role != Role::Ephemeral && slot.unknown_start().is_some() && slot.start_follows < pod_restarts(pod)
 }

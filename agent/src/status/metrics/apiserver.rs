@@ -165,7 +165,7 @@ impl ApiserverMetrics {
     pub(super) fn register(&self, all: &mut Registry) {
         let help = "1 while the apiserver answers; absent without --kubeconfig";
         all.register("limpet_apiserver_connected", help, self.connected.clone());
-        let help = "What the apiserver has not been told yet: statuses of its pods, mirror pods, events";
+        let help = "Not sent to the apiserver yet: statuses of its pods, mirror pods, events";
         all.register("limpet_outbox_entries", help, self.unsent.clone());
         let help = "[ALPHA] Number of HTTP requests, partitioned by status code, method, and host.";
         all.register("rest_client_requests", help, self.requests.clone());
