@@ -1,4 +1,4 @@
-//! Every key of KubeletConfiguration v1beta1 (Kubernetes 1.36), and limpet's own: its type, and whether it is
+//! Every key of KubeletConfiguration v1beta1 (Kubernetes 1.37), and limpet's own: its type, and whether it is
 //! supported.
 
 /// The type a key's value must have.
@@ -12,6 +12,8 @@ pub(super) enum Shape {
     Switch,
     /// A Go duration: `1m30s`.
     Duration,
+    /// The same, or a whole number of nanoseconds (`TimeOrMetaDuration`).
+    DurationOrInt,
     Texts,
     Ints,
     /// A map to anything: the keys are user-defined.
@@ -65,8 +67,9 @@ const fn not_needed(name: &'static str, shape: Shape, why: &'static str) -> Key 
 }
 
 use Plain::{Bool as Is, Int as Number, Text as Word};
-use Shape::{Bool, Duration, Float, Int, Ints, List, Map, Object, Switch, Text, Texts};
+use Shape::{Bool, Duration, DurationOrInt, Float, Int, Ints, List, Map, Object, Switch, Text, Texts};
 
+const AT_ONCE: &str = "every line of the log is written at once";
 const WATCHES: &str = "changes are seen as they happen, without a period";
 
 const AUTHENTICATION: &[Key] = &[
@@ -83,7 +86,7 @@ const AUTHORIZATION: &[Key] = &[
 ];
 const LOGGING: &[Key] = &[
     unsupported("format", Text),
-    unsupported("flushFrequency", Duration),
+    not_needed("flushFrequency", DurationOrInt, AT_ONCE),
     unsupported("verbosity", Int),
     unsupported("vmodule", List),
     unsupported("options", Map),

@@ -187,6 +187,7 @@ impl Judge {
             }
             match key.support {
                 Support::Acts => {}
+                _ if is_unset(&entry.node.value) => {}
                 Support::NotYet(anyway) if anyway.is_some_and(|anyway| is(anyway, &entry.node.value)) => {}
                 Support::NotYet(_) => self.warn(Some(entry.position), &path, "is not supported yet and has no effect"),
                 Support::Needless(why) => self.warn(Some(entry.position), &path, format!("has no effect: {why}")),
@@ -247,6 +248,17 @@ impl Judge {
     }
 }
 
+/// Whether Go's encoder writes the value for what nobody has set, as in every file of kubeadm's.
+fn is_unset(value: &Value) -> bool {
+    match value {
+        Value::Text(text) => matches!(text.as_str(), "" | "0" | "0s"),
+        Value::Int(0) => true,
+        Value::List(items) => items.is_empty(),
+        Value::Map(entries) => entries.iter().all(|entry| is_unset(&entry.node.value)),
+        _ => false,
+    }
+}
+
 fn is(plain: Plain, value: &Value) -> bool {
     match (plain, value) {
         (Plain::Bool(a), Value::Bool(b)) => a == *b,
@@ -269,6 +281,7 @@ pub(super) fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static st
         (Shape::Ints, _) => return items(|value| matches!(value, Value::Int(_))),
         (Shape::Bool, Value::Bool(_))
         | (Shape::Int, Value::Int(_))
+        | (Shape::DurationOrInt, Value::Int(_) | Value::Text(_))
         | (Shape::Float, Value::Int(_) | Value::Float)
         | (Shape::Text | Shape::Duration | Shape::Switch, Value::Text(_))
         | (Shape::Switch, Value::Bool(_))
@@ -286,7 +299,7 @@ pub(super) fn expected(shape: Shape) -> &'static str {
         Shape::Int => "a whole number",
         Shape::Float => "a number",
         Shape::Text | Shape::Switch => "text",
-        Shape::Duration => "a duration such as 1m30s",
+        Shape::Duration | Shape::DurationOrInt => "a duration such as 1m30s",
         Shape::Texts => "a list of texts",
         Shape::Ints => "a list of whole numbers",
         Shape::Map | Shape::Object(_) => "a map",

@@ -16,6 +16,7 @@ use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
 use limpet_model::pod::PodKey;
 
+mod kubeadm;
 mod limpet;
 mod places;
 mod server;
