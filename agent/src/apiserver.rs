@@ -133,7 +133,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
             Box::pin(follow(link.clone(), follow_pods, of_pods)),
             Box::pin(keeper.run(node_updates)),
             Box::pin(lease::renew(link.clone(), name.clone(), lease_duration, seen_by_others)),
-            Box::pin(split::split(all_pods, receivers)),
+            Box::pin(split::split(link.clone(), all_pods, receivers)),
             Box::pin(mirrors.run(mirror_updates)),
             Box::pin(pods.run(own_updates)),
             Box::pin(references),

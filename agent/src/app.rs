@@ -36,6 +36,7 @@ use crate::node::capacity::Capacity;
 use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
 use crate::server::Health;
+use crate::server::cluster::ClusterState;
 use crate::server::cri::CriState;
 use crate::server::debug::{DebugState, SetVerbosity};
 use crate::server::debug_container::DebugContainerState;
@@ -164,6 +165,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let (debug_orders, debug) = debug::channel();
     let node_state = supervise(&shared, &executor, &sources, heartbeat, offer, shortages, debug);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
+    let accepted = api_updates.clone();
     let cluster = join_cluster(&shared, facts, own, node_state, api_updates, executor.images.clone());
     let images = collect_images(&shared, &executor.images, &evictor.pods);
     let pressure = evictor.pressure.subscribe();
@@ -220,7 +222,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     start_pod_resources(&shared, state.clone());
     start_pods_api(&shared, state.clone());
     start_device_plugins(&shared, &state);
-    let local = server::local::routes(state.clone(), diff, images, DebugContainerState { orders: debug_orders });
+    let debug = DebugContainerState { orders: debug_orders };
+    let local = server::local::routes(state.clone(), diff, images, debug, ClusterState { source: accepted });
     start_listeners(&shared, &state, on_network);
     shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = metrics_listener {

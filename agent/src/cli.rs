@@ -16,6 +16,7 @@ mod age;
 mod apply;
 mod attach;
 pub mod client;
+mod cluster;
 pub mod completion;
 mod cp;
 mod debug;
@@ -113,6 +114,8 @@ enum Command {
     Delete(delete::DeleteArgs),
     /// Show how the agent, its connection to a cluster and the node's credentials are doing, and what needs attention
     Status(status::StatusArgs),
+    /// Take a cluster as it is that was restored from a backup or replaced
+    Cluster(cluster::ClusterArgs),
     /// Check manifests without an agent
     Validate(validate::ValidateArgs),
     /// Check whether this machine can run pods
@@ -171,6 +174,7 @@ pub fn main() -> ExitCode {
         Command::Events(args) => block_on(events::run(&client, args, screen)),
         Command::History(args) => block_on(history::run(&client, args, screen)),
         Command::Sources(args) => block_on(sources::run(&client, args, screen)),
+        Command::Cluster(args) => block_on(cluster::run(&client, &args, screen)),
         Command::Status(args) => block_on(status::run(&client, args, screen)),
         Command::Images(args) => block_on(images::run(&client, args, screen)),
         Command::Apply(args) => block_on(apply::run(&client, args, screen)),

@@ -38,6 +38,7 @@ mod authorization;
 mod bodies;
 mod caller;
 pub(crate) mod channels;
+pub mod cluster;
 pub(crate) mod configz;
 mod connection;
 pub mod cri;

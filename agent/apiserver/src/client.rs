@@ -4,6 +4,7 @@
 //! and logs each failure.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hyper_util::client::legacy;
@@ -26,6 +27,7 @@ const IDLE: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub struct Client {
     pub(crate) inner: kube::Client,
+    authorities: Arc<[Vec<u8>]>,
 }
 
 /// The bodies of a request and its answer, in bytes; `None`: there was none. The body of a refusal is not counted.
@@ -48,6 +50,7 @@ impl Client {
         if let Some(certificate) = certificate {
             config.auth_info = kubeconfig::user(certificate);
         }
+        let authorities = config.root_cert.clone().unwrap_or_default().into();
         let refused = |error: kube::Error| RequestError::Credentials(crate::causes::chain(&error));
         let auth = config.auth_layer().map_err(refused)?;
         let mut connector = legacy::connect::HttpConnector::new();
@@ -65,7 +68,12 @@ impl Client {
             .option_layer(auth)
             .map_err(tower::BoxError::from)
             .service(client);
-        Ok(Self { inner: kube::Client::new(service, config.default_namespace) })
+        Ok(Self { inner: kube::Client::new(service, config.default_namespace), authorities })
+    }
+
+    /// The certificates, DER, of the authorities that the kubeconfig names; none: the system's count.
+    pub fn authorities(&self) -> &[Vec<u8>] {
+        &self.authorities
     }
 
     /// Sends a request, and reads the whole answer.

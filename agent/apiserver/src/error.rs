@@ -18,6 +18,9 @@ pub enum CertificateFault {
     Untrusted,
 }
 
+/// How the apiserver begins its answer to a version that it has not come to (`NewTooLargeResourceVersionError`).
+const TOO_LARGE: &str = "Too large resource version";
+
 /// Why there is no answer, or none that was hoped for.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
@@ -74,9 +77,14 @@ impl RequestError {
         self.code() == Some(409)
     }
 
-    /// Whether the version that a watch is to begin at is too old: 410.
+    /// Whether the version that a watch is to begin at is none that the server has: too old (410), or newer than all that
+    /// it knows, as after a backup was restored. Only a new list helps.
     pub fn is_expired(&self) -> bool {
-        self.code() == Some(410)
+        match self {
+            Self::Refused { code: 410, .. } => true,
+            Self::Refused { code: 504, message, .. } => message.contains(TOO_LARGE),
+            _ => false,
+        }
     }
 
     /// How long the server asks to wait.

@@ -12,6 +12,7 @@ pub mod adopt;
 pub mod api_pod;
 pub mod backoff;
 pub mod certificate;
+pub mod cluster_history;
 pub mod connectivity;
 pub mod device_plugins;
 pub mod eviction;

@@ -31,12 +31,14 @@ pub(super) struct Followed {
 /// A change of the objects that are followed.
 #[derive(Debug)]
 pub(super) enum Update {
-    /// All there are, after which nothing that was known counts.
-    Listed(Vec<Value>),
+    /// All there are, after which nothing that was known counts, and the version of the list.
+    Listed(Vec<Value>, String),
     /// One is new or was changed.
     Stored(Value),
     /// One is gone.
     Deleted(Value),
+    /// Nothing has changed up to this version.
+    Bookmark(String),
 }
 
 /// Sends every update; ends once the receiver is dropped.
@@ -95,7 +97,7 @@ async fn session(
             if what.leads {
                 link.succeeded();
             }
-            let _ = updates.send(Update::Listed(items)).await;
+            let _ = updates.send(Update::Listed(items, at.clone())).await;
             version.insert(at).clone()
         }
     };
@@ -120,7 +122,7 @@ async fn session(
         let update = match change {
             Change::Stored(object) => Update::Stored(object),
             Change::Deleted(object) => Update::Deleted(object),
-            Change::Bookmark(_) => continue,
+            Change::Bookmark(version) => Update::Bookmark(version),
         };
         let _ = updates.send(update).await;
     }

@@ -3,7 +3,7 @@
 //! The client is made at the first request, and again after each loss: so credentials that were rotated, and a kubeconfig
 //! that was edited, are read by themselves, and no connection of before is used again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -112,6 +113,14 @@ impl Link {
     /// When the certificate is valid by which the node names itself; `None`: it has another way, or was not read yet.
     pub fn identity(&self) -> Option<Validity> {
         *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Digests of the certificates of the authorities that the kubeconfig in use names.
+    pub(super) fn authorities(&self) -> BTreeSet<String> {
+        let client = self.0.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let hex = |byte: &u8| format!("{byte:02x}");
+        let digest = |certificate: &Vec<u8>| Sha256::digest(certificate).iter().map(hex).collect();
+        client.iter().flat_map(|client| client.authorities().iter().map(digest)).collect()
     }
 
     /// When the apiserver answered a request last; `None`: not since the agent started.

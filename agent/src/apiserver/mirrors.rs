@@ -129,7 +129,8 @@ impl Mirrors {
 
     fn take(&mut self, update: Update) {
         match update {
-            Update::Listed(pods) => {
+            Update::Bookmark(_) => {}
+            Update::Listed(pods, _) => {
                 self.found = Some(BTreeMap::new());
                 pods.iter().for_each(|pod| self.stored(pod));
             }

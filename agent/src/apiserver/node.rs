@@ -120,7 +120,8 @@ impl Keeper {
 
     fn take(&mut self, update: Update) {
         let seen = match update {
-            Update::Listed(nodes) => nodes.iter().find_map(SeenNode::read).map_or(Seen::Absent, Seen::Present),
+            Update::Bookmark(_) => return,
+            Update::Listed(nodes, _) => nodes.iter().find_map(SeenNode::read).map_or(Seen::Absent, Seen::Present),
             Update::Stored(node) => SeenNode::read(&node).map_or(Seen::Absent, Seen::Present),
             Update::Deleted(_) => {
                 tracing::warn!("the Node object was deleted");

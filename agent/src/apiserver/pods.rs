@@ -99,7 +99,8 @@ impl Pods {
 
     fn take(&mut self, update: Update) {
         match update {
-            Update::Listed(pods) => self.found = Some(pods.iter().filter_map(ApiPod::read).collect()),
+            Update::Bookmark(_) => {}
+            Update::Listed(pods, _) => self.found = Some(pods.iter().filter_map(ApiPod::read).collect()),
             Update::Stored(pod) => {
                 if let Some((key, pod)) = ApiPod::read(&pod) {
                     self.found.get_or_insert_default().insert(key, pod);

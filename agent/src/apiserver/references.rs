@@ -85,7 +85,8 @@ async fn follow_object(
     let hand_on = async {
         while let Some(update) = updates.recv().await {
             let object = match update {
-                Update::Listed(list) => list.into_iter().next(),
+                Update::Bookmark(_) => continue,
+                Update::Listed(list, _) => list.into_iter().next(),
                 Update::Stored(object) => Some(object),
                 Update::Deleted(_) => None,
             };
@@ -118,7 +119,8 @@ async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api:
         };
         while let Some(update) = updates.recv().await {
             match update {
-                Update::Listed(list) => services = list.into_iter().filter_map(named).collect(),
+                Update::Bookmark(_) => continue,
+                Update::Listed(list, _) => services = list.into_iter().filter_map(named).collect(),
                 Update::Stored(stored) => services.extend(named(stored)),
                 Update::Deleted(deleted) => {
                     services.remove(deleted["metadata"]["name"].as_str().unwrap_or_default());

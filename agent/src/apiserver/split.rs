@@ -4,7 +4,9 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 
 use super::follow::Update;
+use super::link::Link;
 use crate::source::api;
+use limpet_core::cluster_history::ClusterHistory;
 use limpet_core::mirror::MIRROR_ANNOTATION;
 
 /// Who receives which Pods.
@@ -19,17 +21,20 @@ pub(super) struct Receivers {
 }
 
 /// Hands every update on; ends when the sender is dropped.
-pub(super) async fn split(mut updates: mpsc::Receiver<Update>, receivers: Receivers) {
+pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, receivers: Receivers) {
     let Receivers { mirrors, pods, source } = receivers;
     // Whoever has gone is not waited for: the agent stops.
     while let Some(update) = updates.recv().await {
         match update {
-            Update::Listed(all) => {
+            Update::Listed(all, version) => {
                 let (of_mirrors, own): (Vec<Value>, Vec<Value>) = all.into_iter().partition(is_mirror);
-                let _ = mirrors.send(Update::Listed(of_mirrors)).await;
-                let _ = source.send(api::Update::Listed(own.clone())).await;
-                let _ = pods.send(Update::Listed(own)).await;
+                let mut history = ClusterHistory { version: 0, authorities: link.authorities() };
+                history.saw(&version);
+                let _ = mirrors.send(Update::Listed(of_mirrors, version.clone())).await;
+                let _ = source.send(api::Update::Listed(own.clone(), history)).await;
+                let _ = pods.send(Update::Listed(own, version)).await;
             }
+            Update::Bookmark(version) => _ = source.send(api::Update::Reached(version)).await,
             Update::Stored(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Stored(pod)).await,
             Update::Deleted(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Deleted(pod)).await,
             Update::Stored(pod) => {

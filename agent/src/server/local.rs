@@ -1,6 +1,7 @@
 //! limpet's own routes, for the command line and for pushes: served on the local socket and never on a network.
 
 use super::authorization::Permission::Read;
+use super::cluster::{self, ClusterState};
 use super::debug_container::{self, DebugContainerState};
 use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
@@ -12,7 +13,13 @@ use crate::status::POD_API;
 pub struct LocalRoutes(pub(super) Routes);
 
 /// All of limpet's own routes.
-pub fn routes(state: ServerState, diff: DiffState, images: ImagesState, debug: DebugContainerState) -> LocalRoutes {
+pub fn routes(
+    state: ServerState,
+    diff: DiffState,
+    images: ImagesState,
+    debug: DebugContainerState,
+    cluster: ClusterState,
+) -> LocalRoutes {
     let own = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
         .get("/limpet/v1/names", Read, pods::names)
@@ -27,7 +34,8 @@ pub fn routes(state: ServerState, diff: DiffState, images: ImagesState, debug: D
         own.with_state(state)
             .merge(diff::routes(diff))
             .merge(images::routes(images))
-            .merge(debug_container::routes(debug)),
+            .merge(debug_container::routes(debug))
+            .merge(cluster::routes(cluster)),
     )
 }
 

@@ -14,7 +14,7 @@ use super::watch::{self, PodWatch};
 use super::{ServerState, SourceView};
 use crate::status::metrics::CONTENT_TYPE;
 use limpet_core::merge::DesiredPods;
-use limpet_core::source::ManifestChange;
+use limpet_core::source::{Health, ManifestChange};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
@@ -116,7 +116,12 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
         let persist_error = view.persist_error.as_ref().map(|reason| {
             format!("manifests accepted by {} are not saved to disk; a reboot while it is unavailable would lose them: {reason}", view.kind)
         });
-        let remarks: Vec<String> = damage.iter().cloned().chain(persist_error).collect();
+        // Of the apiserver's source the connection is shown in the place of its health.
+        let held = match &view.snapshot.health {
+            Health::Unavailable(reason) if view.kind == SourceKind::Api => Some(reason.to_string()),
+            _ => None,
+        };
+        let remarks: Vec<String> = damage.iter().cloned().chain(persist_error).chain(held).collect();
         let remark = (!remarks.is_empty()).then(|| remarks.join("\n"));
         let source = SourceDocument { remark, ..view::source(view, &desired) };
         match state.cluster.as_ref().filter(|_| view.kind == SourceKind::Api) {

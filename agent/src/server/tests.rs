@@ -10,6 +10,7 @@ use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{Event as KubeEvent, Pod};
 use serde_json::{Value, json};
 
+use super::cluster::ClusterState;
 use super::debug::DebugState;
 use super::debug_container::DebugContainerState;
 use super::diff::DiffState;
@@ -162,7 +163,8 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
             sources: Vec::new(),
         }),
     };
-    (kubelet, local::routes(state.clone(), diff, images, DebugContainerState { orders: crate::debug::channel().0 }))
+    let debug = DebugContainerState { orders: crate::debug::channel().0 };
+    (kubelet, local::routes(state.clone(), diff, images, debug, ClusterState { source: None }))
 }
 
 async fn serve_all(listener: UnixListener, state: ServerState, stop: CancellationToken) {

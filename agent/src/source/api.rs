@@ -2,20 +2,25 @@
 //!
 //! Others talk to the apiserver and send what they learn as [`Update`]s; this keeps the newest state, on disk before it is
 //! published. So a start without an apiserver has every pod with its objects as they were known last, and a pod ends
-//! only when a list of the apiserver's, or its watch, says that it is to.
+//! only when a list of the apiserver's, or its watch, says that it is to: of a cluster that was restored from a backup or
+//! replaced, only when the operator says so.
 
-use std::collections::BTreeSet;
+mod held;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use imbl::OrdSet;
 use jiff::Timestamp;
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use super::Pulse;
 use super::persist::Persister;
 use crate::store::Store;
+use held::Held;
+use limpet_core::cluster_history::ClusterHistory;
 use limpet_core::last_good::LastGood;
 use limpet_core::source::delta::Edits;
 use limpet_core::source::view::Contents;
@@ -25,18 +30,25 @@ use limpet_model::object::{ObjectKey, ObjectRecord, references};
 use limpet_model::pod::{PodKey, PodRecord, is_terminal_phase};
 use limpet_model::source::SourceKind;
 
+/// Under which name the history of the cluster is kept: no pod and no object has one without a slash.
+const HISTORY: &str = "cluster";
+
 /// How many updates may wait; then those who send them do.
 const INBOX: usize = 16;
 
 /// What is new at the apiserver.
 #[derive(Debug)]
 pub enum Update {
-    /// These are all Pods bound to the node.
-    Listed(Vec<Value>),
+    /// These are all Pods bound to the node, by an apiserver with that history.
+    Listed(Vec<Value>, ClusterHistory),
     /// One is new or was changed.
     Stored(Value),
     /// One is gone.
     Deleted(Value),
+    /// The apiserver has come to that version.
+    Reached(String),
+    /// The operator takes the cluster as it is: what it does not have ends. Answered with these pods.
+    Accepted(oneshot::Sender<Vec<PodKey>>),
     /// An object that pods refer to: its newest version, or that there is none.
     Object(ObjectKey, Option<Arc<ObjectRecord>>),
 }
@@ -54,6 +66,7 @@ pub struct ApiSource {
     persister: Persister,
     pulse: Arc<Pulse>,
     snapshot: SourceSnapshot,
+    held: Held,
     /// What differs from the last published snapshot.
     edits: Edits,
 }
@@ -64,7 +77,8 @@ impl ApiSource {
         let pulse: Arc<Pulse> = Arc::default();
         let persister = Persister::new(store, SourceKind::Api, Arc::clone(&pulse));
         let snapshot = SourceSnapshot { absent: Some(OrdSet::new()), ..SourceSnapshot::default() };
-        Self { node_name: Arc::from(node_name), decoder, persister, pulse, snapshot, edits: Edits::default() }
+        let (held, edits) = (Held::default(), Edits::default());
+        Self { node_name: Arc::from(node_name), decoder, persister, pulse, snapshot, held, edits }
     }
 
     /// When all pods were last listed, for users.
@@ -101,6 +115,9 @@ impl ApiSource {
         self.snapshot.health = Health::Good;
         let Some(loaded) = self.persister.load(|store| store.load::<LastGood>(SourceKind::Api)).await else { return };
         for (name, saved) in loaded.records {
+            if &*name == HISTORY {
+                self.held = Held::restore(&saved.mark);
+            }
             let mut restored = self.decoder.restore_all(&saved.manifests, ORIGIN, SourceKind::Api, &self.node_name);
             restored.pods.values_mut().for_each(|pod| end_as(pod, &saved.mark));
             restored.pods.keys().for_each(|key| self.edits.pod(key.clone()));
@@ -120,9 +137,18 @@ impl ApiSource {
     /// Whether the update changed anything.
     fn take(&mut self, update: Update) -> bool {
         match update {
-            Update::Listed(pods) => {
-                self.listed(&pods);
+            Update::Listed(pods, history) => {
+                self.listed(&pods, history);
                 self.pulse.succeeded(Timestamp::now());
+                true
+            }
+            Update::Reached(version) => {
+                self.held.reached(&version);
+                false
+            }
+            Update::Accepted(done) => {
+                // Nobody waits for the answer any more: it is done all the same.
+                let _ = done.send(self.accept_cluster());
                 true
             }
             Update::Stored(pod) => {
@@ -134,6 +160,7 @@ impl ApiSource {
             }
             Update::Deleted(pod) => match (key_of(&pod), uid_of(&pod)) {
                 (Some(key), Some(uid)) => {
+                    self.held.set_successor(&key, None);
                     let changed = self.remove(&key, |known| *known.uid.to_string() == *uid);
                     self.forget_unused();
                     changed
@@ -144,9 +171,11 @@ impl ApiSource {
         }
     }
 
-    fn listed(&mut self, pods: &[Value]) {
+    fn listed(&mut self, pods: &[Value], history: ClusterHistory) {
+        self.hold_lost(pods, history);
         let listed: BTreeSet<PodKey> = pods.iter().filter_map(key_of).collect();
-        let gone: Vec<PodKey> = self.snapshot.pods.keys().filter(|key| !listed.contains(key)).cloned().collect();
+        let is_gone = |key: &&PodKey| !listed.contains(*key) && !self.held.holds(key);
+        let gone: Vec<PodKey> = self.snapshot.pods.keys().filter(is_gone).cloned().collect();
         for key in gone {
             tracing::info!(pod = %key, "the apiserver does not have the pod any more");
             self.remove(&key, |_| true);
@@ -163,9 +192,49 @@ impl ApiSource {
         self.snapshot.ready = true;
     }
 
+    /// Holds the pods that a list does not have, if it comes from an apiserver with another history.
+    fn hold_lost(&mut self, pods: &[Value], history: ClusterHistory) {
+        let listed: BTreeMap<PodKey, &Value> = pods.iter().filter_map(|pod| Some((key_of(pod)?, pod))).collect();
+        let is_listed =
+            |pod: &PodRecord| listed.get(&pod.key).is_some_and(|listed| uid_of(listed) == Some(&*pod.uid.to_string()));
+        let knows_pods = self.snapshot.pods.values().any(|pod| is_listed(pod));
+        // One that has finished has nothing that could end.
+        let lost = self.snapshot.pods.values().filter(|pod| !is_listed(pod) && !pod.is_over());
+        let lost = lost.map(|pod| (pod.key.clone(), listed.get(&pod.key).map(|pod| (*pod).clone()))).collect();
+        self.held.listed(history, lost, knows_pods);
+        self.save_history();
+        self.show_held();
+    }
+
+    /// Ends what the cluster does not have, and takes what it has instead. Returns the pods that end.
+    fn accept_cluster(&mut self) -> Vec<PodKey> {
+        let held = self.held.accept();
+        for (key, successor) in &held {
+            tracing::info!(pod = %key, "the cluster is accepted as it is: the pod ends");
+            self.remove(key, |_| true);
+            successor.iter().for_each(|pod| _ = self.stored(pod));
+        }
+        self.forget_unused();
+        self.save_history();
+        self.show_held();
+        held.into_keys().collect()
+    }
+
+    fn save_history(&mut self) {
+        self.persister.put(Arc::from(HISTORY), Some(Arc::default()), &self.held.mark());
+    }
+
+    fn show_held(&mut self) {
+        self.snapshot.health = self.held.reason().map_or(Health::Good, |reason| Health::Unavailable(reason.into()));
+    }
+
     fn stored(&mut self, pod: &Value) -> bool {
         let (Some(key), Some(uid)) = (key_of(pod), uid_of(pod)) else { return false };
         let known = self.snapshot.pods.get(&key).filter(|known| *known.uid.to_string() == *uid).cloned();
+        if known.is_none() && self.held.holds(&key) {
+            self.held.set_successor(&key, Some(pod.clone()));
+            return false;
+        }
         // It ended elsewhere, or here before the disk was replaced: what has finished does not run again.
         let over = pod["status"]["phase"].as_str().is_some_and(is_terminal_phase);
         if over && known.is_none() {
@@ -216,6 +285,8 @@ impl ApiSource {
         let phase = record.pod.status.as_ref().and_then(|status| status.phase.as_deref());
         let mark = phase.filter(|phase| is_terminal_phase(phase)).unwrap_or_default();
         self.persister.put(Arc::from(key.to_string()), Some(Arc::new(contents)), mark);
+        // The versions that came meanwhile cost no write of their own.
+        self.save_history();
         self.edits.pod(key.clone());
         self.snapshot.pods.insert(key, Arc::clone(&record));
     }
@@ -232,6 +303,10 @@ impl ApiSource {
             return false;
         }
         self.snapshot.pods.remove(key);
+        if self.held.holds(key) {
+            self.held.release(key);
+            self.show_held();
+        }
         self.persister.put(Arc::from(key.to_string()), None, "");
         self.edits.pod(key.clone());
         true

@@ -56,7 +56,7 @@ async fn what_was_known_last_is_there_again_without_an_apiserver() {
     let all = published(
         root.path(),
         vec![
-            Update::Listed(vec![pod("web", "u-1", json!({})), pod("job", "u-2", json!({}))]),
+            Update::Listed(vec![pod("web", "u-1", json!({})), pod("job", "u-2", json!({}))], ClusterHistory::default()),
             Update::Object(key.clone(), Some(Arc::clone(&map))),
             Update::Deleted(pod("job", "u-2", json!({}))),
         ],
@@ -68,7 +68,7 @@ async fn what_was_known_last_is_there_again_without_an_apiserver() {
     assert_eq!(names(&again[0]), ["shop/web u-1"]);
     assert!(again[0].ready && again[0].objects[&key].same_content(&map));
     // What the list does not have any more has gone meanwhile, and nobody needs its objects.
-    let listed = published(root.path(), vec![Update::Listed(Vec::new())]).await;
+    let listed = published(root.path(), vec![Update::Listed(Vec::new(), ClusterHistory::default())]).await;
     assert!(listed[1].pods.is_empty() && listed[1].objects.is_empty());
     assert!(published(root.path(), Vec::new()).await[0].pods.is_empty());
 }
@@ -102,7 +102,7 @@ async fn what_has_finished_elsewhere_does_not_run_and_what_finished_here_stays()
     let all = published(
         root.path(),
         vec![
-            Update::Listed(vec![over("old", "u-0"), pod("job", "u-1", json!({}))]),
+            Update::Listed(vec![over("old", "u-0"), pod("job", "u-1", json!({}))], ClusterHistory::default()),
             Update::Stored(over("job", "u-1")),
             Update::Stored(pod("job", "u-2", json!({"metadata": {"labels": {"try": "2"}}}))),
             Update::Deleted(pod("job", "u-1", json!({}))),
@@ -137,7 +137,7 @@ async fn a_list_keeps_the_objects_that_a_successor_needs() {
         vec![
             Update::Stored(pod("web-1", "u-1", json!({}))),
             Update::Object(key.clone(), Some(map)),
-            Update::Listed(vec![pod("web-2", "u-2", json!({}))]),
+            Update::Listed(vec![pod("web-2", "u-2", json!({}))], ClusterHistory::default()),
         ],
     )
     .await;
@@ -168,4 +168,66 @@ async fn an_edit_that_is_refused_leaves_the_version_that_runs_and_a_deletion_end
     assert_eq!(all[3].pods.values().next().unwrap().deletion().1, Some(3));
     assert!(names(&all[4]) == ["shop/web u-1"] && all[4].rejected["shop/other"].kept.is_empty());
     assert!(!all[5].rejected.contains_key("shop/other"));
+}
+
+fn at(version: u64, authority: &str) -> ClusterHistory {
+    ClusterHistory { version, authorities: [authority.to_owned()].into() }
+}
+
+/// A backup from before one of the pods was made, and another one in the place of the other.
+#[tokio::test]
+async fn what_a_restored_cluster_does_not_have_runs_on_until_it_is_accepted() {
+    let root = tempfile::tempdir().unwrap();
+    let before = vec![pod("web-0", "u-1", json!({})), pod("job", "u-2", json!({})), pod("old", "u-3", json!({}))];
+    published(root.path(), vec![Update::Listed(before, at(900, "a")), Update::Reached("1000".to_owned())]).await;
+    let restored = || vec![pod("web-0", "u-9", json!({})), pod("old", "u-3", json!({}))];
+    let all = published(root.path(), vec![Update::Listed(restored(), at(850, "a"))]).await;
+    let held = all.last().unwrap();
+    assert_eq!(names(held), ["shop/job u-2", "shop/old u-3", "shop/web-0 u-1"]);
+    let Health::Unavailable(why) = &held.health else { panic!("{:?}", held.health) };
+    assert!(why.contains("older backup (version 850, 900 before)") && why.contains("shop/job, shop/web-0"), "{why}");
+
+    // Also once the cluster has gone on, and over a restart. What it deletes itself ends.
+    let (done, ended) = oneshot::channel();
+    let all = published(
+        root.path(),
+        vec![
+            Update::Listed(restored(), at(2000, "a")),
+            Update::Deleted(pod("old", "u-3", json!({}))),
+            Update::Stored(pod("web-0", "u-9", json!({"metadata": {"labels": {"new": "1"}}}))),
+            Update::Accepted(done),
+        ],
+    )
+    .await;
+    let seen: Vec<Vec<String>> = all.iter().map(|snapshot| names(snapshot)).collect();
+    let kept = ["shop/job u-2", "shop/web-0 u-1"].map(str::to_owned).to_vec();
+    assert_eq!(seen[1..3], [["shop/job u-2", "shop/old u-3", "shop/web-0 u-1"].map(str::to_owned).to_vec(), kept]);
+    let last = all.last().unwrap();
+    assert!(names(last) == ["shop/web-0 u-9"] && last.health == Health::Good, "{last:?}");
+    assert_eq!(last.pods.values().next().unwrap().pod.metadata.labels.as_ref().unwrap()["new"], "1");
+    assert_eq!(ended.await.unwrap().iter().map(ToString::to_string).collect::<Vec<_>>(), ["shop/job", "shop/web-0"]);
+    let again = published(root.path(), vec![Update::Listed(Vec::new(), at(2001, "a"))]).await;
+    assert!(names(&again[1]).is_empty(), "from then on its lists count");
+}
+
+#[tokio::test]
+async fn another_cluster_ends_nothing_and_the_first_one_may_come_back() {
+    let root = tempfile::tempdir().unwrap();
+    let known = || vec![pod("web", "u-1", json!({}))];
+    let other = vec![pod("other", "u-7", json!({}))];
+    let all = published(
+        root.path(),
+        vec![
+            Update::Listed(known(), at(10, "a")),
+            Update::Listed(other, at(5000, "b")),
+            Update::Listed(known(), at(11, "a")),
+            Update::Listed(Vec::new(), at(12, "a")),
+        ],
+    )
+    .await;
+    let seen: Vec<(Vec<String>, bool)> =
+        all[1..].iter().map(|snapshot| (names(snapshot), snapshot.health == Health::Good)).collect();
+    let web = || vec!["shop/web u-1".to_owned()];
+    let both = vec!["shop/other u-7".to_owned(), "shop/web u-1".to_owned()];
+    assert_eq!(seen, [(web(), true), (both, false), (web(), true), (vec![], true)]);
 }

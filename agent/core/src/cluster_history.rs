@@ -1,0 +1,101 @@
+//! Whether an apiserver goes on where the one before it was: a cluster may have been restored from a backup, or another
+//! may answer in its place. What such an apiserver does not have was not deleted.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+/// By what a cluster is known again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterHistory {
+    /// The newest resource version that was seen. They rise by every change in the cluster.
+    pub version: u64,
+    /// Digests of the certificates of the authorities that the server's certificate may be of.
+    pub authorities: BTreeSet<String>,
+}
+
+/// Why what the apiserver does not have counts as not deleted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HistoryBreak {
+    /// It has gone back: an older state was restored.
+    Restored {
+        /// The newest version from before.
+        before: u64,
+        /// The version it is at.
+        now: u64,
+    },
+    /// Its certificate is of another authority, and it knows none of the pods.
+    Replaced,
+}
+
+impl std::fmt::Display for HistoryBreak {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Restored { before, now } => {
+                write!(f, "the cluster was restored from an older backup (version {now}, {before} before)")
+            }
+            Self::Replaced => f.write_str("another cluster answers (its certificate authority is a different one)"),
+        }
+    }
+}
+
+impl ClusterHistory {
+    /// Notes a version that was seen; what is no number is none.
+    pub fn saw(&mut self, version: &str) {
+        self.version = self.version.max(version.parse().unwrap_or_default());
+    }
+
+    /// Whether the same authority may have issued the certificates of both servers.
+    pub fn shares_authority(&self, other: &Self) -> bool {
+        !self.authorities.is_disjoint(&other.authorities)
+    }
+
+    /// How `listed`, by which a list came, breaks with this one. `knows_pods`: the list has a pod that was known before;
+    /// then only the authority was renewed.
+    pub fn break_with(&self, listed: &Self, knows_pods: bool) -> Option<HistoryBreak> {
+        let named = !self.authorities.is_empty() && !listed.authorities.is_empty();
+        if named && !self.shares_authority(listed) && !knows_pods {
+            return Some(HistoryBreak::Replaced);
+        }
+        // Without a number, as of a server that is none of Kubernetes', nothing can be said.
+        let restored = listed.version != 0 && listed.version < self.version;
+        restored.then_some(HistoryBreak::Restored { before: self.version, now: listed.version })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history(version: u64, authorities: &[&str]) -> ClusterHistory {
+        ClusterHistory { version, authorities: authorities.iter().map(|name| (*name).to_owned()).collect() }
+    }
+
+    #[test]
+    fn a_list_breaks_with_what_was_known() {
+        let known = history(900, &["a"]);
+        let back = HistoryBreak::Restored { before: 900, now: 850 };
+        for (listed, knows_pods, expected) in [
+            (history(900, &["a"]), true, None),
+            (history(901, &["a"]), false, None),
+            (history(850, &["a"]), true, Some(back.clone())),
+            (history(850, &["a"]), false, Some(back)),
+            // The authority is renewed: both for a time, or at once.
+            (history(950, &["a", "b"]), false, None),
+            (history(950, &["b"]), true, None),
+            (history(950, &["b"]), false, Some(HistoryBreak::Replaced)),
+            // One that says neither.
+            (history(0, &[]), false, None),
+        ] {
+            assert_eq!(known.break_with(&listed, knows_pods), expected, "{listed:?} {knows_pods}");
+        }
+        assert_eq!(ClusterHistory::default().break_with(&history(1, &["a"]), false), None, "the first list");
+    }
+
+    #[test]
+    fn the_newest_version_counts() {
+        let mut history = history(5, &[]);
+        ["7", "6", "", "x"].into_iter().for_each(|version| history.saw(version));
+        assert_eq!(history.version, 7);
+    }
+}

@@ -1,0 +1,45 @@
+//! `POST /limpet/v1/cluster/accept`: the operator takes a cluster as it is that was restored from a backup or replaced.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot};
+
+use super::authorization::Permission::Write;
+use super::pods::json;
+use super::routes::Routes;
+use super::status_error::StatusError;
+use crate::source::api;
+
+/// What the route needs.
+#[derive(Debug, Clone)]
+pub struct ClusterState {
+    /// The source of the apiserver's pods; `None` in no cluster.
+    pub source: Option<mpsc::Sender<api::Update>>,
+}
+
+/// The pods that end, because the cluster does not have them.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AcceptedDocument {
+    /// `namespace/name` of each.
+    pub ended: Vec<String>,
+}
+
+/// The route.
+pub(super) fn routes(state: ClusterState) -> Routes {
+    Routes::default().post("/limpet/v1/cluster/accept", Write, accept).with_state(state)
+}
+
+async fn accept(State(state): State<ClusterState>) -> Response {
+    let refusal = |code, reason, message: &str| StatusError::new(code, reason, message.to_owned(), None);
+    let Some(source) = state.source else {
+        return refusal(StatusCode::CONFLICT, "Conflict", "the node is in no cluster").into_response();
+    };
+    let (done, answer) = oneshot::channel();
+    let sent = source.send(api::Update::Accepted(done)).await.is_ok();
+    match answer.await {
+        Ok(ended) if sent => json(&AcceptedDocument { ended: ended.iter().map(ToString::to_string).collect() }),
+        _ => refusal(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "limpet is stopping").into_response(),
+    }
+}

@@ -1,0 +1,111 @@
+//! Pods that an apiserver with another history does not have. Nobody has deleted them, so they run on until the operator
+//! takes the cluster as it is.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use limpet_core::cluster_history::{ClusterHistory, HistoryBreak};
+use limpet_model::pod::PodKey;
+
+/// What of it is kept on disk.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+struct Kept {
+    known: ClusterHistory,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    broken: Option<HistoryBreak>,
+}
+
+/// The history of the cluster that the pods are of, and those that the apiserver of today does not have.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    kept: Kept,
+    /// As the last list and what followed it were.
+    current: ClusterHistory,
+    /// Each with the Pod of the same name that the apiserver has, if it has one.
+    pods: BTreeMap<PodKey, Option<Value>>,
+}
+
+impl Held {
+    /// What [`Held::mark`] has returned in an earlier run.
+    pub(super) fn restore(mark: &str) -> Self {
+        let kept = serde_json::from_str(mark).unwrap_or_else(|error| {
+            tracing::warn!(%error, "what was known of the cluster cannot be read");
+            Kept::default()
+        });
+        Self { kept, ..Self::default() }
+    }
+
+    /// What is to be kept on disk.
+    pub(super) fn mark(&self) -> String {
+        serde_json::to_string(&self.kept).unwrap_or_default()
+    }
+
+    /// A list came with that history. `lost` are the pods it does not have, each with its successor; `knows_pods`: it has
+    /// others that were known. Returns whether `lost` are to be held.
+    pub(super) fn listed(
+        &mut self,
+        history: ClusterHistory,
+        lost: BTreeMap<PodKey, Option<Value>>,
+        knows_pods: bool,
+    ) -> bool {
+        let new_break = self.kept.known.break_with(&history, knows_pods);
+        let broken = match self.kept.broken.take() {
+            // The cluster of before is back.
+            Some(HistoryBreak::Replaced) if new_break.is_none() && self.kept.known.shares_authority(&history) => None,
+            broken => broken.or(new_break),
+        };
+        self.current = history;
+        // A cluster that has everything is as good as the one before.
+        let Some(broken) = broken.filter(|_| !lost.is_empty()) else {
+            self.accept();
+            return false;
+        };
+        if self.pods.keys().ne(lost.keys()) {
+            let pods: Vec<String> = lost.keys().map(ToString::to_string).collect();
+            let pods = pods.join(", ");
+            tracing::warn!(reason = %broken, pods, "pods that the apiserver does not have run on: limpet cluster accept ends them");
+        }
+        (self.kept.broken, self.pods) = (Some(broken), lost);
+        true
+    }
+
+    /// The apiserver has come to that version.
+    pub(super) fn reached(&mut self, version: &str) {
+        self.current.saw(version);
+        if self.kept.broken.is_none() {
+            self.kept.known.saw(version);
+        }
+    }
+
+    /// Whether the pod of that key is held.
+    pub(super) fn holds(&self, key: &PodKey) -> bool {
+        self.pods.contains_key(key)
+    }
+
+    /// The apiserver has this Pod under the key of one that is held; `None`: no more.
+    pub(super) fn set_successor(&mut self, key: &PodKey, pod: Option<Value>) {
+        if let Some(successor) = self.pods.get_mut(key) {
+            *successor = pod;
+        }
+    }
+
+    /// The pod of that key is to end after all.
+    pub(super) fn release(&mut self, key: &PodKey) {
+        self.pods.remove(key);
+    }
+
+    /// From now on the cluster counts as it is. Returns the pods that were held, each with its successor.
+    pub(super) fn accept(&mut self) -> BTreeMap<PodKey, Option<Value>> {
+        self.kept = Kept { known: self.current.clone(), broken: None };
+        std::mem::take(&mut self.pods)
+    }
+
+    /// Why pods are held, and which, for users; `None`: none are.
+    pub(super) fn reason(&self) -> Option<String> {
+        let broken = self.kept.broken.as_ref().filter(|_| !self.pods.is_empty())?;
+        let pods: Vec<String> = self.pods.keys().map(ToString::to_string).collect();
+        Some(format!("{broken}; it does not have {}, which run on: limpet cluster accept ends them", pods.join(", ")))
+    }
+}
