@@ -11,6 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use rustix::mount::MountPropagationFlags;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -36,7 +37,12 @@ const KERNEL_SETTINGS: [(&str, &str); 6] = [
 ];
 
 /// `$0` is its directory, the arguments are its own.
+///
+/// What it mounts in its root directory containerd has to see; all other mounts stay its own.
 const START: &str = r#"set -e
+while read -r _ _ _ _ path _; do
+    [ "$path" = "$0/root" ] || mount --make-slave "$path" 2> /dev/null || true
+done < /proc/self/mountinfo
 mount --bind "$0/var-lib" /var/lib
 mount --bind "$0/var-log" /var/log
 while read -r setting; do mount --bind "$0/kernel/$setting" "/proc/sys/$setting"; done < "$0/settings"
@@ -60,6 +66,9 @@ impl Kubelet {
         for name in ["manifests", "root", "logs", "plugins", "var-lib", "var-log"] {
             fs::create_dir_all(dir.join(name)).with_context(|| format!("{}", dir.display()))?;
         }
+        let root = dir.join("root");
+        rustix::mount::mount_bind(&root, &root).context("bind the root directory")?;
+        rustix::mount::mount_change(&root, MountPropagationFlags::SHARED).context("share the root directory")?;
         for (setting, value) in KERNEL_SETTINGS {
             let path = dir.join("kernel").join(setting);
             fs::create_dir_all(path.parent().unwrap_or(&path))?;
@@ -120,6 +129,16 @@ impl Kubelet {
         self.dir.join("manifests")
     }
 
+    /// Its root directory.
+    pub fn root(&self) -> PathBuf {
+        self.dir.join("root")
+    }
+
+    /// Where it keeps what pods write.
+    pub fn pod_logs(&self) -> PathBuf {
+        self.dir.join("logs")
+    }
+
     /// Its process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.daemon.as_ref().map(Daemon::pid)
@@ -128,7 +147,7 @@ impl Kubelet {
     /// Starts it; it may not answer yet.
     pub fn spawn(&mut self) -> Result<()> {
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", "slave", "/bin/sh", "-c", START]).arg(&self.dir);
+        command.args(["--mount", "--propagation", "unchanged", "/bin/sh", "-c", START]).arg(&self.dir);
         for (flag, path) in [("--config", "config.yaml"), ("--root-dir", "root"), ("--cert-dir", "root/pki")] {
             command.arg(flag).arg(self.dir.join(path));
         }

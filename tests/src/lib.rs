@@ -31,6 +31,7 @@ pub mod suite;
 pub mod sweep;
 pub mod terminal;
 pub mod tools;
+pub mod view;
 pub mod vm;
 pub mod wait;
 pub mod web;

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use limpet_tests::suite;
 
 use crate::go_program::METRICS_SERVER;
-use crate::{cargo, kubernetes};
+use crate::{cargo, kubernetes, setup};
 
 /// Which parts to run.
 #[derive(Debug, clap::Args)]
@@ -41,6 +41,8 @@ enum Part {
     Standalone,
     /// 1 GiB each way through exec and port-forward, 200 streams at once, and clients that are gone without a word.
     Streams,
+    /// A real kubelet runs the pods of tests/views: what they find and report is written down anew.
+    Views,
     /// kubelet's sample device plugin and its client of PodResources, through a restart of the agent.
     DevicePlugin,
 }
@@ -63,6 +65,7 @@ impl Part {
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
+            Self::Views => &["test", "-p", "limpet-tests", "--test", "views"],
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
             // One after the other: what is measured is the agent's memory.
             Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],
@@ -77,6 +80,7 @@ impl Part {
             Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
             Self::DevicePlugin => kubernetes::device_programs().map(drop),
             Self::KubeletServer => kubernetes::apiserver().and_then(|_| kubernetes::kubelet()).map(drop),
+            Self::Views => setup::with_containerd_2().and_then(|_| kubernetes::kubelet()).map(drop),
             _ => Ok(()),
         }
     }
@@ -90,7 +94,13 @@ impl Part {
         }
         let has_long_form = matches!(
             self,
-            Self::Faults | Self::Leaks | Self::KubeletServer | Self::Kubectl | Self::Streams | Self::DevicePlugin
+            Self::Faults
+                | Self::Leaks
+                | Self::KubeletServer
+                | Self::Kubectl
+                | Self::Streams
+                | Self::DevicePlugin
+                | Self::Views
         );
         if has_long_form {
             command.env(suite::LONG_VARIABLE, "1");

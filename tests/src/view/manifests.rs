@@ -1,0 +1,135 @@
+//! The pods of the corpus: short in their files, filled in here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::IMAGE;
+use crate::agent::workspace_dir;
+
+/// One pod.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The family and the pod's name.
+    pub family: String,
+    /// What the manifest calls the pod.
+    pub name: String,
+    /// The manifest, with `NODE_DIR` for the node's own directory.
+    pub manifest: Value,
+    /// Lines its status has once there is something to be compared.
+    pub until: Vec<String>,
+    /// Whether it is there for its status alone: its containers may never run.
+    pub status_alone: bool,
+}
+
+impl Case {
+    /// The containers whose view is taken.
+    pub fn viewers(&self) -> Vec<String> {
+        if self.status_alone {
+            return Vec::new();
+        }
+        let spec = &self.manifest["spec"];
+        let all = ["initContainers", "containers"].into_iter().filter_map(|list| spec[list].as_array()).flatten();
+        all.filter(|one| is_viewer(one)).filter_map(|one| one["name"].as_str().map(str::to_owned)).collect()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    name: String,
+    #[serde(default)]
+    metadata: Value,
+    spec: Value,
+    #[serde(default)]
+    until: Vec<String>,
+}
+
+/// Where the corpus is.
+pub fn dir() -> PathBuf {
+    workspace_dir().join("tests/views")
+}
+
+/// Every pod of the corpus, family by family, in the order they are written.
+pub fn cases() -> Result<Vec<Case>> {
+    let mut files: Vec<PathBuf> = fs::read_dir(dir())?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    files.retain(|path| path.extension().is_some_and(|end| end == "yaml"));
+    files.sort();
+    let mut cases: Vec<Case> = Vec::new();
+    for path in &files {
+        for case in family(path).with_context(|| format!("{}", path.display()))? {
+            ensure!(cases.iter().all(|other| other.name != case.name), "{} is there twice", case.name);
+            cases.push(case);
+        }
+    }
+    Ok(cases)
+}
+
+fn family(path: &Path) -> Result<Vec<Case>> {
+    let family = path.file_stem().and_then(|stem| stem.to_str()).context("a name in UTF-8")?;
+    let entries: Vec<Entry> = serde_saphyr::from_str(&fs::read_to_string(path)?)?;
+    Ok(entries.into_iter().map(|entry| filled(family, entry)).collect())
+}
+
+/// The whole manifest: what every pod would say is not in the files.
+fn filled(family: &str, entry: Entry) -> Case {
+    let Entry { name, metadata, mut spec, until } = entry;
+    for (list, own_name) in [("initContainers", "init"), ("containers", "main")] {
+        for container in spec[list].as_array_mut().into_iter().flatten() {
+            fill(container, own_name, list == "initContainers");
+        }
+    }
+    if spec["terminationGracePeriodSeconds"].is_null() {
+        spec["terminationGracePeriodSeconds"] = json!(1);
+    }
+    if spec["initContainers"].is_null() {
+        spec.as_object_mut().map(|spec| spec.remove("initContainers"));
+    }
+    let mut metadata = if metadata.is_null() { json!({}) } else { metadata };
+    metadata["name"] = json!(name);
+    let manifest = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+    let status_alone = !until.is_empty();
+    let until = if until.is_empty() { vec!["conditions[Ready].status = True".to_owned()] } else { until };
+    Case { family: family.to_owned(), name, manifest, until, status_alone }
+}
+
+fn fill(container: &mut Value, name: &str, ends: bool) {
+    let Some(keys) = container.as_object_mut() else { return };
+    keys.entry("name").or_insert_with(|| json!(name));
+    keys.entry("image").or_insert_with(|| json!(IMAGE));
+    // An init container has to end, or the others never start.
+    if ends && !keys.contains_key("restartPolicy") && !keys.contains_key("command") {
+        keys.insert("command".to_owned(), json!(["/bin/view", "once"]));
+    }
+}
+
+fn is_viewer(container: &Value) -> bool {
+    let of_view = container["image"].as_str().is_some_and(|image| image.contains("/view"));
+    let command = container["command"].as_array().filter(|command| !command.is_empty());
+    of_view && command.is_none_or(|command| command.iter().any(|word| word == "/bin/view"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pod_of_the_corpus_can_be_read() {
+        assert!(cases().unwrap().len() > 20);
+    }
+
+    #[test]
+    fn an_init_container_ends_and_is_looked_at_unless_it_runs_something_else() {
+        let spec = json!({
+            "initContainers": [{}, { "name": "other", "command": ["/bin/true"] }],
+            "containers": [{}, { "name": "side", "image": "registry.test/limpet/demo:v1" }],
+        });
+        let case = filled("family", Entry { name: "web".into(), metadata: Value::Null, spec, until: vec![] });
+        assert_eq!(case.viewers(), ["init", "main"]);
+        assert_eq!(case.manifest["spec"]["initContainers"][0]["command"], json!(["/bin/view", "once"]));
+    }
+}

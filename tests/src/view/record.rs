@@ -1,0 +1,155 @@
+//! Views on disk: the first as it is, each other as its difference from the first. Pure, but for reading and writing the file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use super::{View, Views, manifests};
+
+/// What one has and the other has not, line by line.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Difference {
+    /// Only the first has them.
+    #[serde(rename = "-", default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
+    /// Only the second has them.
+    #[serde(rename = "+", default, skip_serializing_if = "Vec::is_empty")]
+    pub added: Vec<String>,
+}
+
+impl Difference {
+    fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.added.is_empty()
+    }
+}
+
+/// One line of the file.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    view: String,
+    /// By section.
+    #[serde(flatten)]
+    differences: BTreeMap<String, Difference>,
+}
+
+/// How `other` differs from `one`, section by section; what is equal is left out.
+pub fn differences(one: &View, other: &View) -> BTreeMap<String, Difference> {
+    let sections: BTreeSet<_> = one.keys().chain(other.keys()).collect();
+    let all = sections.into_iter().map(|section| {
+        let lines = |view: &View| view.get(section).cloned().unwrap_or_default();
+        (section.clone(), difference(&lines(one), &lines(other)))
+    });
+    all.filter(|(_, difference)| !difference.is_empty()).collect()
+}
+
+fn difference(one: &[String], other: &[String]) -> Difference {
+    let without = |lines: &[String], taken: &[String]| {
+        let mut left = taken.to_vec();
+        let mut kept = lines.to_vec();
+        kept.retain(|line| match left.iter().position(|taken| taken == line) {
+            Some(at) => {
+                left.swap_remove(at);
+                false
+            }
+            None => true,
+        });
+        kept
+    };
+    Difference { missing: without(one, other), added: without(other, one) }
+}
+
+/// `one` with the differences applied.
+fn applied(one: &View, differences: &BTreeMap<String, Difference>) -> View {
+    let mut view = one.clone();
+    for (section, Difference { missing, added }) in differences {
+        let lines = view.entry(section.clone()).or_default();
+        for gone in missing {
+            if let Some(at) = lines.iter().position(|line| line == gone) {
+                lines.remove(at);
+            }
+        }
+        lines.extend(added.iter().cloned());
+        lines.sort();
+    }
+    view.retain(|_, lines| !lines.is_empty());
+    view
+}
+
+/// Views of containers and views of pods have little in common.
+fn is_of_pod(name: &str) -> bool {
+    !name.contains('/')
+}
+
+/// The text of the file: a line for each view.
+pub fn written(views: &Views) -> Result<String> {
+    let mut text = String::new();
+    for of_pods in [false, true] {
+        let mut base: Option<View> = None;
+        for (name, view) in views.iter().filter(|(name, _)| is_of_pod(name) == of_pods) {
+            let differences = differences(base.as_ref().unwrap_or(&View::new()), view);
+            text += &serde_json::to_string(&Line { view: name.clone(), differences })?;
+            text.push('\n');
+            base.get_or_insert_with(|| view.clone());
+        }
+    }
+    Ok(text)
+}
+
+/// The views of such a text.
+pub fn read(text: &str) -> Result<Views> {
+    let mut views = Views::new();
+    let mut bases: [Option<View>; 2] = [None, None];
+    for line in text.lines() {
+        let Line { view: name, differences } = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        let base = &mut bases[usize::from(is_of_pod(&name))];
+        let view = applied(base.as_ref().unwrap_or(&View::new()), &differences);
+        base.get_or_insert_with(|| view.clone());
+        views.insert(name, view);
+    }
+    Ok(views)
+}
+
+/// Where kubelet's views are.
+pub fn path() -> PathBuf {
+    manifests::dir().join("kubelet.jsonl")
+}
+
+/// What a real kubelet gave.
+pub fn of_kubelet() -> Result<Views> {
+    read(&fs::read_to_string(path()).with_context(|| format!("{}", path().display()))?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn view(sections: &[(&str, &[&str])]) -> View {
+        let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
+        sections.iter().map(|(section, all)| ((*section).to_owned(), lines(all))).collect()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let views = Views::from([
+            ("a/main".to_owned(), view(&[("environment", &["A=1", "B=2", "B=2"]), ("limits", &["x"])])),
+            ("b/main".to_owned(), view(&[("environment", &["A=1", "B=2", "C=3"])])),
+            ("a".to_owned(), view(&[("status", &["phase = Running"])])),
+            ("b".to_owned(), view(&[("status", &["phase = Failed"])])),
+        ]);
+        let text = written(&views).unwrap();
+        assert_eq!(read(&text).unwrap(), views);
+        assert!(!text.lines().nth(1).unwrap().contains("A=1"), "what is as in the first is not repeated: {text}");
+    }
+
+    #[test]
+    fn a_difference_is_what_one_alone_has() {
+        let found =
+            differences(&view(&[("s", &["a", "b", "b"]), ("t", &["x"])]), &view(&[("s", &["b", "c"]), ("t", &["x"])]));
+        let expected = Difference { missing: vec!["a".into(), "b".into()], added: vec!["c".into()] };
+        assert_eq!(found, BTreeMap::from([("s".to_owned(), expected)]));
+    }
+}

@@ -1,0 +1,166 @@
+//! A container under limpet finds what it finds under a real kubelet, and its pod's status says the same.
+//!
+//! `tests/views` holds the pods and what kubelet 1.37.1 gave for each on this kind of machine; `cargo xtask nightly views` runs
+//! kubelet again and writes that file anew.
+
+use std::fs;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::kubelet::Kubelet;
+use limpet_tests::node::NodeOptions;
+use limpet_tests::view::manifests::{self, Case};
+use limpet_tests::view::observe::{Stage, observe, prepare, settings};
+use limpet_tests::view::record::{self, Difference};
+use limpet_tests::view::{View, Views};
+use limpet_tests::{TestNode, case, suite, tools, wait};
+use serde_json::json;
+
+fn main() -> ExitCode {
+    let of_limpet = |node: &mut NodeOptions| {
+        node.cni = true;
+        node.agent = false;
+        node.verbosity = 2;
+        node.kubelet = settings().into_iter().map(|(key, value)| format!("{key}: {value}")).collect();
+    };
+    let of_kubelet = |node: &mut NodeOptions| {
+        node.cni = true;
+        node.cri = true;
+        // What kubelet serves with it alone: image volumes, strict groups, mounts that are read-only all the way down.
+        node.containerd_choice = Some("2".to_owned());
+        node.agent = false;
+    };
+    let limpet = case!(a_pod_under_limpet_is_as_under_kubelet).on(of_limpet);
+    let kubelet = case!(kubelet_gives_what_is_recorded).on(of_kubelet);
+    suite::run(std::iter::once(limpet).chain(suite::is_long().then_some(kubelet)))
+}
+
+/// Fields of the Pod API that kubelet drops unread while their gate is off.
+const GATES: [&str; 3] = ["ContainerStopSignals", "EmptyDirVolumeMode", "AtomicWriteVolumeUserFields"];
+
+/// Differences on purpose: how the view's name begins (of a pod `pod`, of a container `pod/container`), section, part of the
+/// line, and why.
+const ON_PURPOSE: &[Known] = &[
+    ("", "status", "hostIP", "kubelet without an apiserver does not know its node's address"),
+    ("", "status", " = HOST_IP", "the same of podIP on the host's network"),
+    ("environment-of-pod/", "environment", "HOSTS=", "limpet names the addresses of both families"),
+    ("", "status", "imageID = ", "limpet names the repository of an imported image too"),
+    ("", "status", "recursiveReadOnly = ", "limpet does it with every OCI runtime; kubelet needs runc 1.1.14"),
+    ("", "status", "stopSignal = ", "limpet shows the signal that is used; containerd 2.1 does not tell kubelet"),
+    ("processes-shared/", "process", "process 1: ", "there is no pause container"),
+    ("s-other-nodes", "status", "", "the pod waits and starts when that has changed"),
+    (
+        "s-out-of-",
+        "status",
+        "",
+        "the pod waits and starts when that has changed; an OOM kill is told apart from an error",
+    ),
+    ("s-non-root", "status", "state.waiting.message", "the status of a pod need not name the pod"),
+    ("s-sub-path-expression", "status", "state.waiting.message", "limpet names the mount"),
+    (
+        "s-no-seccomp-profile",
+        "status",
+        "state.waiting.",
+        "limpet reads the profile itself, before it makes the container",
+    ),
+    ("s-image-invalid", "status", "", "limpet makes no sandbox before it has looked at the image"),
+    ("s-image-", "status", "podIP", "the same"),
+    ("s-no", "status", "terminated.message", "the words are those of the version of containerd"),
+];
+
+/// Differences that are to go: what kubelet has and limpet does not.
+const NOT_YET: &[Known] = &[
+    ("", "status", ".user.linux.", "the user of a container's first process"),
+    ("", "status", "conditions[PodReadyToStartContainers]", "why there is no sandbox"),
+    ("", "status", "conditions[", "a rejected pod has no conditions"),
+    ("", "status", "resources.", "the pod's own resources in its status"),
+    ("", "status", "allocatedResources.", "the pod's own resources in its status"),
+    ("", "mounts", " tmpfs ", "a volume in memory is as large as the pod's limit, and not swapped out"),
+    ("", "volumes", "/volumes/", "a volume in memory is sticky"),
+    ("resources-of-pod", "cgroup", "", "a container without limits has those of its pod"),
+    ("t-resources-of-pod", "", "", "requests of the pod follow from those of its containers, not from its limits"),
+    (
+        "t-init-",
+        "status",
+        "initContainerStatuses[second].state.waiting.reason",
+        "PodInitializing of a later init container",
+    ),
+    ("s-apparmor", "status", "", "a rejected pod has no statuses of containers"),
+    ("s-other-system", "status", "", "a rejected pod has no statuses of containers"),
+    ("s-sysctl-forbidden", "status", "", "a rejected pod has no statuses of containers"),
+];
+
+type Known = (&'static str, &'static str, &'static str, &'static str);
+
+fn a_pod_under_limpet_is_as_under_kubelet(node: &mut TestNode) -> Result<()> {
+    let cases = chosen()?;
+    prepare(node, &node.agent.settings().root())?;
+    node.agent.start()?;
+    let stage = Stage::of_limpet(node);
+    let (views, late) = observe(&cases, &stage, &node.agent, wait::SOON * 2)?;
+    if let Some(path) = std::env::var_os("LIMPET_VIEWS") {
+        fs::write(path, record::written(&views)?)?;
+    }
+    let findings = differing(&record::of_kubelet()?, &views);
+    ensure!(findings.is_empty() && late.is_empty(), "{}\nnot in time:\n{}", findings.join("\n"), late.join("\n"));
+    Ok(())
+}
+
+/// Every fourth pod of the corpus, in the long form every one; with `LIMPET_TEST_VIEWS=text` those whose name contains the text.
+fn chosen() -> Result<Vec<Case>> {
+    let part = std::env::var("LIMPET_TEST_VIEWS").ok();
+    let step = if suite::is_long() || part.is_some() { 1 } else { 4 };
+    let part = part.unwrap_or_default();
+    Ok(manifests::cases()?.into_iter().filter(|case| case.name.contains(&part)).step_by(step).collect())
+}
+
+/// What differs from kubelet's views and not on purpose.
+fn differing(kubelet: &Views, limpet: &Views) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (name, view) in limpet {
+        let none = View::new();
+        // Of a pod that is there for its status alone nothing else is looked at.
+        let compared = |(section, _): &(String, Difference)| view.contains_key(section);
+        for (section, Difference { missing, added }) in
+            record::differences(kubelet.get(name).unwrap_or(&none), view).into_iter().filter(compared)
+        {
+            let wanted = |line: &&String| !is_on_purpose(name, &section, line);
+            findings.extend(missing.iter().filter(wanted).map(|line| format!("{name} {section}: - {line}")));
+            findings.extend(added.iter().filter(wanted).map(|line| format!("{name} {section}: + {line}")));
+        }
+    }
+    findings
+}
+
+fn is_on_purpose(name: &str, of_section: &str, of_line: &str) -> bool {
+    ON_PURPOSE.iter().chain(NOT_YET).any(|(view, section, part, _)| {
+        name.starts_with(view) && of_section.starts_with(section) && of_line.contains(part)
+    })
+}
+
+fn kubelet_gives_what_is_recorded(node: &mut TestNode) -> Result<()> {
+    let program = tools::kubernetes("kubelet").context("no kubelet; run: cargo xtask kubelet")?;
+    let cases = chosen()?;
+    let mut kubelet = Kubelet::prepare(&program, node)?;
+    prepare(node, &kubelet.root())?;
+    kubelet.reconfigure(|it| {
+        settings().into_iter().for_each(|(key, value)| it[key] = value);
+        // limpet has these without being asked.
+        it["featureGates"] = GATES.into_iter().map(|gate| (gate.to_owned(), json!(true))).collect();
+    })?;
+    kubelet.spawn()?;
+    kubelet.wait_ready()?;
+    let stage = Stage::of_kubelet(node, &kubelet);
+    let (views, late) = observe(&cases, &stage, &kubelet, Duration::from_secs(200))?;
+    let before = record::of_kubelet().unwrap_or_default();
+    let mut record: Views = before.clone();
+    record.retain(|name, _| cases.iter().all(|case| name.split('/').next() != Some(&case.name)));
+    record.extend(views.clone());
+    fs::write(record::path(), record::written(&record)?)?;
+    let changed = differing(&before, &views);
+    println!("{} views of {} pods", views.len(), cases.len());
+    ensure!(late.is_empty(), "not in time:\n{}\n{}", late.join("\n"), limpet_tests::process::tail(&kubelet.log(), 20));
+    ensure!(changed.is_empty(), "kubelet does not give what was recorded; written anew:\n{}", changed.join("\n"));
+    Ok(())
+}
