@@ -114,8 +114,13 @@ pub struct Cluster {
 impl Cluster {
     /// A cluster of this process's own, its apiserver running.
     pub fn boot() -> Result<Self> {
+        Self::boot_with(&[])
+    }
+
+    /// The same with further flags of the apiserver.
+    pub fn boot_with(flags: &[&str]) -> Result<Self> {
         let mut cluster = Self::prepare()?;
-        cluster.start()?;
+        cluster.start_with(flags)?;
         Ok(cluster)
     }
 
@@ -130,7 +135,7 @@ impl Cluster {
     }
 
     /// Where the apiserver answers.
-    fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("https://127.0.0.1:{}", self.port.number)
     }
 

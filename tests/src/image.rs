@@ -130,6 +130,7 @@ pub fn noise(seed: &str, size: usize) -> Vec<u8> {
 pub struct ImageBuilder {
     name: String,
     files: Vec<(String, Vec<u8>, u32)>,
+    links: Vec<(String, String)>,
     config: serde_json::Map<String, Value>,
     gzip: bool,
     bare: bool,
@@ -144,6 +145,12 @@ impl ImageBuilder {
     /// Adds a file; `path` is relative to the root.
     pub fn file(mut self, path: &str, content: impl Into<Vec<u8>>, mode: u32) -> Self {
         self.files.push((path.trim_start_matches('/').to_owned(), content.into(), mode));
+        self
+    }
+
+    /// Adds a symbolic link to `target`; `path` is relative to the root.
+    pub fn symlink(mut self, path: &str, target: &str) -> Self {
+        self.links.push((path.to_owned(), target.to_owned()));
         self
     }
 
@@ -168,10 +175,13 @@ impl ImageBuilder {
     /// Builds it.
     pub fn build(self) -> Result<Image> {
         let mut layers = if self.bare { Vec::new() } else { vec![busybox_layer()?] };
-        if !self.files.is_empty() {
+        if !self.files.is_empty() || !self.links.is_empty() {
             let mut layer = Layer::default();
             for (path, content, mode) in &self.files {
                 layer.file(path, content, *mode)?;
+            }
+            for (path, target) in &self.links {
+                layer.symlink(path, target)?;
             }
             layers.push(layer.finish()?);
         }

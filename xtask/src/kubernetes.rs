@@ -39,6 +39,14 @@ pub(crate) fn node_tests() -> Result<PathBuf> {
     ready_from(Main::Suite, "e2e_node", VERSION)
 }
 
+/// The same with what runs it in several processes, and the programs of the images that its specs run.
+pub(crate) fn conformance_tests() -> Result<PathBuf> {
+    ready_from(Main::Of("github.com/onsi/ginkgo/v2"), "ginkgo", VERSION)?;
+    ready_from(Main::In("test/images"), "agnhost", VERSION)?;
+    ready_from(Main::In("test/images"), "nonewprivs", VERSION)?;
+    node_tests()
+}
+
 /// The kubectls that nodes are tried with.
 pub(crate) fn kubectls() -> Result<[PathBuf; 2]> {
     Ok([ready("kubectl", OLD_KUBECTL)?, ready("kubectl", VERSION)?])
@@ -58,6 +66,8 @@ pub(crate) fn device_programs() -> Result<[PathBuf; 2]> {
 enum Main {
     /// In a package of the program's name, below this directory of Kubernetes.
     In(&'static str),
+    /// In a package of the program's name, of this module that Kubernetes requires.
+    Of(&'static str),
     /// It is this text.
     Text(&'static str),
     /// `go test` makes it, for the tests of a package below `test`.
@@ -89,6 +99,7 @@ fn build(main: Main, name: &str, version: &str, dir: &Path, program: &Path) -> R
     write_module(version, &work)?;
     let package_of_main = match main {
         Main::In(directory) => format!("k8s.io/kubernetes/{directory}/{name}"),
+        Main::Of(module) => format!("{module}/{name}"),
         Main::Suite => format!("k8s.io/kubernetes/test/{name}"),
         Main::Text(text) => fs::write(work.join("main.go"), text).map(|()| ".".to_owned())?,
     };
