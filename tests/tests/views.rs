@@ -72,7 +72,6 @@ const ON_PURPOSE: &[Known] = &[
 /// Differences that are to go: what kubelet has and limpet does not.
 const NOT_YET: &[Known] = &[
     ("", "status", ".user.linux.", "the user of a container's first process"),
-    ("", "status", "conditions[PodReadyToStartContainers]", "why there is no sandbox"),
     ("", "status", "conditions[", "a rejected pod has no conditions"),
     ("", "status", "resources.", "the pod's own resources in its status"),
     ("", "status", "allocatedResources.", "the pod's own resources in its status"),
@@ -80,12 +79,6 @@ const NOT_YET: &[Known] = &[
     ("", "volumes", "/volumes/", "a volume in memory is sticky"),
     ("resources-of-pod", "cgroup", "", "a container without limits has those of its pod"),
     ("t-resources-of-pod", "", "", "requests of the pod follow from those of its containers, not from its limits"),
-    (
-        "t-init-",
-        "status",
-        "initContainerStatuses[second].state.waiting.reason",
-        "PodInitializing of a later init container",
-    ),
     ("s-apparmor", "status", "", "a rejected pod has no statuses of containers"),
     ("s-other-system", "status", "", "a rejected pod has no statuses of containers"),
     ("s-sysctl-forbidden", "status", "", "a rejected pod has no statuses of containers"),

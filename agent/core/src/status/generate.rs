@@ -235,7 +235,15 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (
         let message = format!("all containers of the pod are restarted{}", cause.unwrap_or_default());
         return (restart_all::RESTARTING_ALL.to_owned(), message);
     }
-    if slot.role == Role::Main && !plan::is_initialized(pod) {
+    let is_before = |other: &&ContainerSlot| other.name != slot.name;
+    let waits_for_another = match slot.role {
+        Role::Main => !plan::is_initialized(pod),
+        Role::Init | Role::Sidecar => {
+            pod.containers.iter().take_while(is_before).any(|other| plan::holds_back_next(pod, other))
+        }
+        Role::Ephemeral => false,
+    };
+    if waits_for_another {
         return ("PodInitializing".to_owned(), String::new());
     }
     if matches!(pod.sandbox, SandboxState::Ready(_))
@@ -299,9 +307,8 @@ fn pod_conditions(
         _ => standing(None, "ContainersNotInitialized", "incomplete", &uninitialized),
     };
     let scheduled = Standing { holds: true, reason: None, message: None };
-    let sandboxed = Standing { holds: matches!(pod.sandbox, SandboxState::Ready(_)), reason: None, message: None };
     [
-        ("PodReadyToStartContainers", sandboxed),
+        ("PodReadyToStartContainers", sandboxed(&pod.sandbox)),
         ("Initialized", initialized),
         ("Ready", ready.clone()),
         ("ContainersReady", ready),
@@ -313,6 +320,16 @@ fn pod_conditions(
     .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
     .map(|(name, standing)| condition(name, standing, now, before))
     .collect()
+}
+
+/// Whether there is a sandbox that containers may start in.
+fn sandboxed(sandbox: &SandboxState) -> Standing {
+    let message = match sandbox {
+        SandboxState::Ready(_) => return Standing { holds: true, reason: None, message: None },
+        SandboxState::Absent { .. } | SandboxState::Preparing => "no pod sandbox exists",
+        SandboxState::Releasing | SandboxState::Gone => "pod sandbox is not ready",
+    };
+    Standing { holds: false, reason: Some("PodSandboxNotReady".to_owned()), message: Some(message.to_owned()) }
 }
 
 /// Whether all containers of a pod that has a rule for that are being ended to be started anew.
