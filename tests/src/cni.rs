@@ -18,7 +18,7 @@ pub struct Cni {
     /// Where host-local keeps the addresses it has given out.
     pub allocations: PathBuf,
     bridge: String,
-    _subnet: Subnet,
+    subnet: Subnet,
 }
 
 impl Cni {
@@ -46,7 +46,7 @@ impl Cni {
             ],
         });
         fs::write(config_dir.join("10-limpet.conflist"), serde_json::to_vec_pretty(&conflist)?)?;
-        Ok(Self { config_dir, allocations, bridge: bridge.to_owned(), _subnet: subnet })
+        Ok(Self { config_dir, allocations, bridge: bridge.to_owned(), subnet })
     }
 
     /// Adds the plugin that forwards the node's ports to pods.
@@ -66,6 +66,11 @@ impl Cni {
         let partial = file.with_extension("partial");
         fs::write(&partial, serde_json::to_vec_pretty(&conflist)?)?;
         fs::rename(&partial, &file).with_context(|| format!("{}", file.display()))
+    }
+
+    /// The subnet of its pods: `10.x.y.0/24`.
+    pub fn subnet(&self) -> String {
+        self.subnet.cidr()
     }
 
     /// The bridge that links all pods.

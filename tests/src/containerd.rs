@@ -54,6 +54,8 @@ pub struct Containerd {
     programs: ContainerdPrograms,
     dir: PathBuf,
     daemon: Option<Daemon>,
+    /// The process whose mount and network namespaces it runs in, when these are not the harness's.
+    host_of: Option<u32>,
     /// The snapshotter that images are unpacked with.
     pub(crate) snapshotter: &'static str,
 }
@@ -100,7 +102,7 @@ disabled_plugins = [{disabled}]
 "#
         );
         fs::write(dir.join("config.toml"), config).context("containerd's config.toml")?;
-        Ok(Self { programs, dir: dir.to_owned(), daemon: None, snapshotter: "overlayfs" })
+        Ok(Self { programs, dir: dir.to_owned(), daemon: None, host_of: None, snapshotter: "overlayfs" })
     }
 
     /// Its process id, while it runs.
@@ -128,9 +130,18 @@ disabled_plugins = [{disabled}]
         self.programs.version
     }
 
+    /// From its next start on it runs in the mount and network namespaces of the process `pid`.
+    pub fn move_to_host_of(&mut self, pid: u32) {
+        self.host_of = Some(pid);
+    }
+
     /// Starts it and waits until it answers.
     pub fn start(&mut self) -> Result<()> {
-        let mut command = Command::new(self.programs.dir.join("containerd"));
+        let program = self.programs.dir.join("containerd");
+        let mut command = match self.host_of {
+            None => Command::new(program),
+            Some(pid) => process::entering(pid, &program),
+        };
         command.arg("--config").arg(self.dir.join("config.toml")).env("PATH", self.path()?);
         self.daemon = Some(Daemon::start(&mut command, &self.dir.join("containerd.log"))?);
         let answers = wait::until_true(Duration::from_secs(30), "containerd's socket", || {

@@ -30,6 +30,13 @@ pub fn checked(command: &mut Command) -> Result<String> {
     Ok(said)
 }
 
+/// `program` in the mount and network namespaces of the process `pid`.
+pub fn entering(pid: u32, program: &Path) -> Command {
+    let mut command = Command::new("nsenter");
+    command.args(["--target", &pid.to_string(), "--mount", "--net", "--"]).arg(program);
+    command
+}
+
 /// Runs `command` to its end with `input` as its stdin, in its own process group.
 pub fn run(command: &mut Command, input: &[u8]) -> Result<Output> {
     command.process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

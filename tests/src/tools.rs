@@ -122,6 +122,16 @@ pub fn etcd() -> Option<PathBuf> {
     on_path("etcd").or_else(|| in_package("etcd-server", "usr/bin/etcd"))
 }
 
+/// The etcd of the release that kubeadm sets up, which `cargo xtask nightly kubeadm` has built.
+pub fn kubeadms_etcd() -> Option<PathBuf> {
+    in_package("etcd", "etcd")
+}
+
+/// The name server of a cluster, which `cargo xtask nightly kubeadm` has built.
+pub fn coredns() -> Option<PathBuf> {
+    in_package("coredns", "coredns")
+}
+
 /// The directory of the CNI plugins.
 pub fn cni_plugins() -> Option<PathBuf> {
     ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]

@@ -2,8 +2,8 @@
 //! the real kubelet on the same containerd.
 //!
 //! The specs speak to the apiserver, to the pods, and to the agent's ports 10250, 10255 and 10248. Their images are made here of
-//! busybox and of Kubernetes' own agnhost, under the names the specs ask for. `cargo xtask conformance` runs this and makes the
-//! table of docs/conformance.md of the two reports.
+//! busybox and of Kubernetes' own agnhost, under the names the specs ask for. ginkgo's
+//! reports go to `target/conformance`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -100,7 +100,8 @@ struct Bench {
 
 impl Bench {
     fn prepare(node: &TestNode) -> Result<Self> {
-        let program = tools::kubernetes("e2e_node").context("no e2e_node here; run: cargo xtask conformance")?;
+        let program =
+            tools::kubernetes("e2e_node").context("no e2e_node here; run: cargo xtask nightly conformance")?;
         // The suite makes pods before their namespace has its service account.
         let mut cluster = Cluster::boot_with(&["--disable-admission-plugins=ServiceAccount"])?;
         cluster.start_controllers(&[])?;
@@ -129,7 +130,7 @@ impl Bench {
         let reports = agent::workspace_dir().join("target/conformance");
         fs::create_dir_all(&reports)?;
         let report = format!("{agent}.json");
-        let ginkgo = tools::kubernetes("ginkgo").context("no ginkgo here; run: cargo xtask conformance")?;
+        let ginkgo = tools::kubernetes("ginkgo").context("no ginkgo here; run: cargo xtask nightly conformance")?;
         let script = "mkdir -p /var/log/pods /var/lib/kubelet && mount --bind \"$LOGS\" /var/log/pods && \
                       mount --rbind \"$ROOT\" /var/lib/kubelet && exec \"$@\"";
         let mut command = Command::new("unshare");
@@ -151,9 +152,6 @@ impl Bench {
         fs::remove_file(&log).ok();
         let mut suite = Daemon::start(&mut command, &log)?;
         suite.wait(NIGHT)?;
-        if std::env::var_os("LIMPET_CONFORMANCE_KEEP").is_some() {
-            fs::copy(node.dir().join("agent.log"), reports.join("agent.log")).ok();
-        }
         let report: Value = serde_json::from_slice(&fs::read(reports.join(&report))?)?;
         let failed = report[0]["SpecReports"].as_array().map_or(0, |all| {
             all.iter().filter(|spec| spec["State"] == "failed" || spec["State"] == "timedout").count()
@@ -182,7 +180,8 @@ fn token(cluster: &Cluster) -> Result<String> {
 /// What the specs run, of busybox and agnhost.
 fn images() -> Result<Vec<Image>> {
     let program = |name: &str| {
-        let path = tools::kubernetes(name).with_context(|| format!("no {name} here; run: cargo xtask conformance"))?;
+        let path =
+            tools::kubernetes(name).with_context(|| format!("no {name} here; run: cargo xtask nightly conformance"))?;
         fs::read(&path).with_context(|| format!("{}", path.display()))
     };
     let agnhost = program("agnhost")?;

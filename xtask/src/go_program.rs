@@ -1,4 +1,5 @@
-//! Programs of the tests that are built from a Go module of their own and kept in the cache: crictl, metrics-server.
+//! Programs of the tests that are built from a Go module of their own and kept in the cache: crictl, metrics-server, etcd,
+//! CoreDNS.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ pub(crate) struct GoProgram {
     package: &'static str,
     module: &'static str,
     version: &'static str,
-    /// The package of the module that holds its main.
+    /// The package of the module that holds its main: its directory, or `.`.
     main: &'static str,
     /// The variable that holds its version.
     version_variable: &'static str,
@@ -53,6 +54,30 @@ pub(crate) const METRICS_SERVER: GoProgram = GoProgram {
     takes: "3 minutes",
 };
 
+/// The store of a control plane that kubeadm sets up: it gives etcd flags of that release.
+pub(crate) const ETCD: GoProgram = GoProgram {
+    name: "etcd",
+    package: "etcd",
+    module: "go.etcd.io/etcd/server/v3",
+    version: "3.7.0",
+    main: ".",
+    version_variable: "go.etcd.io/etcd/api/v3/version.GitSHA",
+    files: &[],
+    takes: "2 minutes",
+};
+
+/// The name server of a cluster that kubeadm sets up, of the release that it asks for.
+pub(crate) const COREDNS: GoProgram = GoProgram {
+    name: "coredns",
+    package: "coredns",
+    module: "github.com/coredns/coredns",
+    version: "1.14.6",
+    main: ".",
+    version_variable: "github.com/coredns/coredns/coremain.GitCommit",
+    files: &[],
+    takes: "8 minutes",
+};
+
 impl GoProgram {
     /// The program, built if it is not there yet.
     pub(crate) fn ready(&self) -> Result<PathBuf> {
@@ -76,7 +101,9 @@ impl GoProgram {
         let flags = format!("-s -w -X {}=v{version}", self.version_variable);
         let partial = dir.join(format!("{}.partial", self.name));
         let mut command = go(&work, &["build", "-trimpath", "-ldflags", &flags, "-o"]);
-        process::checked(command.arg(&partial).arg(format!("{module}/{}", self.main)))?;
+        process::checked(
+            command.arg(&partial).arg(Path::new(module).join(self.main).components().collect::<PathBuf>()),
+        )?;
         fs::rename(&partial, program).with_context(|| format!("{}", program.display()))?;
         fs::remove_dir_all(&work).with_context(|| format!("{}", work.display()))
     }

@@ -47,6 +47,12 @@ pub(crate) fn conformance_tests() -> Result<PathBuf> {
     node_tests()
 }
 
+/// What kubeadm sets up: itself, its control plane's programs, kube-proxy and a kubectl.
+pub(crate) fn kubeadm() -> Result<()> {
+    control_plane()?;
+    ["kubeadm", "kube-proxy", "kubectl"].iter().try_for_each(|name| ready(name, VERSION).map(drop))
+}
+
 /// The kubectls that nodes are tried with.
 pub(crate) fn kubectls() -> Result<[PathBuf; 2]> {
     Ok([ready("kubectl", OLD_KUBECTL)?, ready("kubectl", VERSION)?])

@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use limpet_tests::suite;
 
-use crate::go_program::METRICS_SERVER;
+use crate::go_program::{COREDNS, ETCD, METRICS_SERVER};
 use crate::{cargo, kubernetes, setup};
 
 /// Which parts to run.
@@ -39,6 +39,10 @@ enum Part {
     Kubectl,
     /// The specs of Kubernetes' node tests for a kubelet without an apiserver.
     Standalone,
+    /// The specs of Kubernetes' node conformance, against limpet and against kubelet; only when it is named, since some fail.
+    Conformance,
+    /// kubeadm sets up a cluster whose control plane and nodes limpet runs.
+    Kubeadm,
     /// 1 GiB each way through exec and port-forward, 200 streams at once, and clients that are gone without a word.
     Streams,
     /// A real kubelet runs the pods of tests/views: what they find and report is written down anew.
@@ -66,6 +70,9 @@ impl Part {
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
             Self::Views => &["test", "-p", "limpet-tests", "--test", "views"],
+            // One after the other: the specs ask for kubelet's own ports.
+            Self::Conformance => &["test", "-p", "limpet-tests", "--test", "conformance", "--", "--test-threads=1"],
+            Self::Kubeadm => &["test", "-p", "limpet-tests", "--test", "kubeadm"],
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
             // One after the other: what is measured is the agent's memory.
             Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],
@@ -78,6 +85,12 @@ impl Part {
             Self::Kubectl => kubernetes::apiserver().and_then(|_| kubernetes::kubectls()).map(drop),
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
             Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
+            Self::Conformance => {
+                kubernetes::control_plane()?;
+                kubernetes::kubelet()?;
+                kubernetes::conformance_tests().map(drop)
+            }
+            Self::Kubeadm => kubernetes::kubeadm().and_then(|()| ETCD.ready()).and_then(|_| COREDNS.ready()).map(drop),
             Self::DevicePlugin => kubernetes::device_programs().map(drop),
             Self::KubeletServer => kubernetes::apiserver().and_then(|_| kubernetes::kubelet()).map(drop),
             Self::Views => setup::with_containerd_2().and_then(|_| kubernetes::kubelet()).map(drop),
@@ -111,7 +124,10 @@ impl Part {
 
 /// Runs them all, whatever fails; what failed comes last.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    let parts = if arguments.parts.is_empty() { Part::value_variants() } else { &arguments.parts };
+    let mut parts = arguments.parts.clone();
+    if parts.is_empty() {
+        parts.extend(Part::value_variants().iter().filter(|part| !matches!(part, Part::Conformance)));
+    }
     let mut ended = Vec::new();
     for part in parts {
         println!("==> {}: cargo xtask {}", part.name(), part.task().join(" "));
