@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 33] = [
+const LOCAL: [(&str, &str, Permission); 34] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -97,6 +97,7 @@ const LOCAL: [(&str, &str, Permission); 33] = [
     ("GET", "/limpet/v1/sources", Read),
     ("GET", "/limpet/v1/status", Read),
     ("GET", "/limpet/v1/version", Read),
+    ("POST", "/limpet/v1/cluster/accept", Write),
     ("GET", "/limpet/v1/diff", Read),
     ("POST", "/limpet/v1/diff", Read),
     ("GET", "/limpet/v1/images", Read),
