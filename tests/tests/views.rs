@@ -54,7 +54,7 @@ const ON_PURPOSE: &[Known] = &[
         "s-out-of-",
         "status",
         "",
-        "the pod waits and starts when that has changed; an OOM kill is told apart from an error",
+        "the pod waits and starts when that has changed; an OOM kill is reported as such, not as an error",
     ),
     ("s-non-root", "status", "state.waiting.message", "the status of a pod need not name the pod"),
     ("s-sub-path-expression", "status", "state.waiting.message", "limpet names the mount"),

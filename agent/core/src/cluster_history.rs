@@ -53,8 +53,8 @@ impl ClusterHistory {
     /// How `listed`, by which a list came, breaks with this one. `knows_pods`: the list has a pod that was known before;
     /// then only the authority was renewed.
     pub fn break_with(&self, listed: &Self, knows_pods: bool) -> Option<HistoryBreak> {
-        let named = !self.authorities.is_empty() && !listed.authorities.is_empty();
-        if named && !self.shares_authority(listed) && !knows_pods {
+        // One that names no authority any more is as foreign as one that names others.
+        if !self.authorities.is_empty() && !self.shares_authority(listed) && !knows_pods {
             return Some(HistoryBreak::Replaced);
         }
         // Without a number, as of a server that is none of Kubernetes', nothing can be said.
@@ -84,8 +84,9 @@ mod tests {
             (history(950, &["a", "b"]), false, None),
             (history(950, &["b"]), true, None),
             (history(950, &["b"]), false, Some(HistoryBreak::Replaced)),
-            // One that says neither.
-            (history(0, &[]), false, None),
+            // One that names neither a version nor an authority.
+            (history(0, &[]), true, None),
+            (history(0, &[]), false, Some(HistoryBreak::Replaced)),
         ] {
             assert_eq!(known.break_with(&listed, knows_pods), expected, "{listed:?} {knows_pods}");
         }

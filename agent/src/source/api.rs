@@ -303,8 +303,7 @@ impl ApiSource {
             return false;
         }
         self.snapshot.pods.remove(key);
-        if self.held.holds(key) {
-            self.held.release(key);
+        if self.held.release(key) {
             self.show_held();
         }
         self.persister.put(Arc::from(key.to_string()), None, "");

@@ -46,7 +46,7 @@ fn replaced(line: &str, text: &str, name: &str) -> String {
 pub struct Machine {
     /// `net` → `net:[4026531840]`.
     pub namespaces: BTreeMap<String, String>,
-    /// The lines of a `limits` file that the runtime hands on.
+    /// The lines of a `limits` file that the runtime passes on.
     pub limits: Vec<String>,
     /// The address that its packets have.
     pub address: String,

@@ -8,7 +8,7 @@ use limpet_tests::image::ImageBuilder;
 use limpet_tests::{TestNode, process, tools};
 use serde_json::json;
 
-/// Where kubeadm is told to have images from. Nothing answers there.
+/// The image repository in kubeadm's configuration. Nothing answers there: all images are imported.
 pub(crate) const REPOSITORY: &str = "registry.test/kubeadm";
 /// The release of kubeadm and of what it sets up.
 pub(crate) const VERSION: &str = "v1.37.1";

@@ -43,13 +43,8 @@ impl Held {
     }
 
     /// A list came with that history. `lost` are the pods it does not have, each with its successor; `knows_pods`: it has
-    /// others that were known. Returns whether `lost` are to be held.
-    pub(super) fn listed(
-        &mut self,
-        history: ClusterHistory,
-        lost: BTreeMap<PodKey, Option<Value>>,
-        knows_pods: bool,
-    ) -> bool {
+    /// others that were known. Holds `lost` if that history breaks with the one before.
+    pub(super) fn listed(&mut self, history: ClusterHistory, lost: BTreeMap<PodKey, Option<Value>>, knows_pods: bool) {
         let new_break = self.kept.known.break_with(&history, knows_pods);
         let broken = match self.kept.broken.take() {
             // The cluster of before is back.
@@ -60,7 +55,7 @@ impl Held {
         // A cluster that has everything is as good as the one before.
         let Some(broken) = broken.filter(|_| !lost.is_empty()) else {
             self.accept();
-            return false;
+            return;
         };
         if self.pods.keys().ne(lost.keys()) {
             let pods: Vec<String> = lost.keys().map(ToString::to_string).collect();
@@ -68,7 +63,6 @@ impl Held {
             tracing::warn!(reason = %broken, pods, "pods that the apiserver does not have run on: limpet cluster accept ends them");
         }
         (self.kept.broken, self.pods) = (Some(broken), lost);
-        true
     }
 
     /// The apiserver has come to that version.
@@ -91,14 +85,19 @@ impl Held {
         }
     }
 
-    /// The pod of that key is to end after all.
-    pub(super) fn release(&mut self, key: &PodKey) {
-        self.pods.remove(key);
+    /// The pod of that key is to end after all; whether it was held.
+    pub(super) fn release(&mut self, key: &PodKey) -> bool {
+        self.pods.remove(key).is_some()
     }
 
     /// From now on the cluster counts as it is. Returns the pods that were held, each with its successor.
     pub(super) fn accept(&mut self) -> BTreeMap<PodKey, Option<Value>> {
-        self.kept = Kept { known: self.current.clone(), broken: None };
+        let mut known = self.current.clone();
+        if known.authorities.is_empty() {
+            // The connection was lost before it was asked for them.
+            known.authorities = std::mem::take(&mut self.kept.known.authorities);
+        }
+        self.kept = Kept { known, broken: None };
         std::mem::take(&mut self.pods)
     }
 
