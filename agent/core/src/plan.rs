@@ -20,7 +20,7 @@ use super::state::{Busy, ContainerSlot, Instance, PodState, SandboxState, Stoppi
 use container::container;
 use ending::{end, evict, release, stop};
 use limpet_model::pod::Role;
-use limpet_model::pod::compute_resources::PodLimits;
+use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::probe::{ProbeKind, ProbeRecord};
 use limpet_model::verdict::PodVerdict;
 use probes::probes;
@@ -56,7 +56,7 @@ pub enum Action {
     /// Measure what the pod takes on disk.
     MeasureStorage,
     /// Set the limits of the pod's cgroup.
-    UpdateCgroup(PodLimits),
+    UpdateCgroup(CgroupLimits),
     /// Find the image, or pull it, as the pull policy says.
     EnsureImage(usize),
     /// Give the running instance the resources of the pod's present version.

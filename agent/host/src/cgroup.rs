@@ -22,7 +22,7 @@ use self::hierarchy::Hierarchies;
 use self::layout::{CLASSES, GroupName, Layout};
 use self::limits::{GroupLimits, REQUIRED_CONTROLLERS};
 use crate::process;
-use limpet_model::pod::compute_resources::{PodLimits, cpu_shares, pod_cpu_request, pod_limits};
+use limpet_model::pod::compute_resources::{CgroupLimits, cpu_shares, pod_cpu_request, pod_limits};
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::{PodRecord, PodUid};
 
@@ -205,7 +205,7 @@ impl Cgroups {
     ///
     /// # Errors
     /// When a cgroup cannot be created, or a limit cannot be set.
-    pub async fn update_pod(&self, pod: &PodRecord, limits: &PodLimits) -> Result<(), CgroupError> {
+    pub async fn update_pod(&self, pod: &PodRecord, limits: &CgroupLimits) -> Result<(), CgroupError> {
         let spec = pod.spec();
         let class = qos_class(spec);
         let (request, layout) = (pod_cpu_request(spec), &self.shared.layout);

@@ -7,6 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::node::Pressure;
 
+/// kubelet's reason for a pod that has run long enough.
+const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+
 /// kubelet's reason for a pod that takes too much.
 pub const EVICTED: &str = "Evicted";
 
@@ -63,10 +66,15 @@ impl PodVerdict {
         Self { reason: Cow::Borrowed(reason), message, phase: VerdictPhase::Failed, eviction: None }
     }
 
+    /// Whether the node never took the pod: kubelet then reports phase, reason and message alone.
+    pub fn is_rejection(&self) -> bool {
+        self.is_final() && ![DEADLINE_EXCEEDED, EVICTED, PREEMPTING].contains(&&*self.reason)
+    }
+
     /// Its `activeDeadlineSeconds` have passed.
     pub fn deadline_exceeded() -> Self {
         let message = "Pod was active on the node longer than the specified deadline";
-        Self::failed("DeadlineExceeded", message.to_owned())
+        Self::failed(DEADLINE_EXCEEDED, message.to_owned())
     }
 
     /// It takes more of the node than it may; its containers get a second to end.

@@ -15,7 +15,7 @@ use limpet_core::outcome::Outcome;
 use limpet_core::plan::Action;
 use limpet_core::state::{ImageState, PodState, SandboxState, StopPhase};
 use limpet_model::container::{ContainerId, Task};
-use limpet_model::pod::compute_resources::PodLimits;
+use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_tests::suite::{self, Case};
 use serde_json::json;
 
@@ -257,7 +257,7 @@ async fn volumes_and_cgroup_are_updated_in_place(node: &Node) -> Result<()> {
     node.act(&mut pod, Action::Start(MAIN)).await?;
     let pid = pid(&pod)?;
     for quota in [30_000, 30_000] {
-        let limits = PodLimits { cpu_quota: Some(quota), ..limits(&pod) };
+        let limits = CgroupLimits { cpu_quota: Some(quota), ..limits(&pod) };
         node.act(&mut pod, Action::UpdateCgroup(limits)).await?;
         ensure!(node.cpu_quota(&pod.record.uid)? == Some(quota), "{:?}", node.cpu_quota(&pod.record.uid));
         node.act(&mut pod, Action::UpdateVolumes).await?;
@@ -276,7 +276,7 @@ async fn a_container_is_resized_in_place(node: &Node) -> Result<()> {
         let next = node.pod_with(Process::Obeys, limited(cpu, memory))?.record;
         pod.update(next);
         // The pod first where it grows, last where it shrinks: the kernel refuses another order.
-        let grows = PodLimits { cpu_quota: Some(30_000), memory: Some(96 << 20), ..limits(&pod) };
+        let grows = CgroupLimits { cpu_quota: Some(30_000), memory: Some(96 << 20), ..limits(&pod) };
         node.act(&mut pod, Action::UpdateCgroup(grows)).await?;
         let before = pod.clone();
         node.act(&mut pod, Action::Resize(MAIN)).await?;
@@ -307,7 +307,7 @@ async fn an_orphan_is_removed(node: &Node) -> Result<()> {
     Ok(())
 }
 
-fn limits(pod: &PodState) -> PodLimits {
+fn limits(pod: &PodState) -> CgroupLimits {
     limpet_model::pod::compute_resources::pod_limits(pod.record.spec())
 }
 

@@ -2,18 +2,17 @@
 
 use std::collections::HashMap;
 
-use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 use oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources};
 use serde_json::Value;
 
 use super::host::swap_limit;
 
-use limpet_model::pod::compute_resources::{CPU_PERIOD, cpu_quota, cpu_shares};
-use limpet_model::pod::qos::{CPU, MEMORY, limit, request};
+use limpet_model::pod::compute_resources::{CPU_PERIOD, container_limits};
 
 /// What of a running container's limits a resize sets: cpu and memory. Reads a small file.
-pub fn resized(container: &Container, cgroup_v2: bool) -> LinuxResources {
-    let mut resources = container_resources(container, cgroup_v2, swap_limit(cgroup_v2));
+pub fn resized(pod: &PodSpec, container: &Container, cgroup_v2: bool) -> LinuxResources {
+    let mut resources = container_resources(pod, container, cgroup_v2, swap_limit(cgroup_v2));
     resources.set_unified(None);
     resources
 }
@@ -33,18 +32,16 @@ pub fn with_resources(spec: &[u8], resources: &LinuxResources) -> Result<Vec<u8>
 
 /// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets none, as with kubelet's
 /// `NoSwap`. On v1 that needs a memory limit.
-pub(super) fn container_resources(container: &Container, cgroup_v2: bool, swap: bool) -> LinuxResources {
-    let empty = ResourceRequirements::default();
-    let wanted = container.resources.as_ref().unwrap_or(&empty);
+pub(super) fn container_resources(pod: &PodSpec, container: &Container, cgroup_v2: bool, swap: bool) -> LinuxResources {
+    let limits = container_limits(pod, container);
     let mut cpu = LinuxCpu::default();
-    cpu.set_shares(Some(cpu_shares(request(wanted, CPU).milli())));
-    if let Some(quota) = cpu_quota(limit(wanted, CPU).milli()) {
+    cpu.set_shares(Some(limits.cpu_shares));
+    if let Some(quota) = limits.cpu_quota {
         cpu.set_quota(Some(quota)).set_period(Some(CPU_PERIOD));
     }
     let mut resources = LinuxResources::default();
     resources.set_cpu(Some(cpu));
-    let memory_limit = limit(wanted, MEMORY).units();
-    if memory_limit > 0 {
+    if let Some(memory_limit) = limits.memory {
         let mut memory = LinuxMemory::default();
         memory.set_limit(Some(memory_limit));
         if swap && !cgroup_v2 {

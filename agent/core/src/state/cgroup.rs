@@ -5,17 +5,17 @@
 
 use super::{Busy, ContainerSlot, Life, PodState, RetryState, SandboxState};
 use limpet_model::pod::Role;
-use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
+use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
 
 /// The state of the pod's cgroup.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupState {
     /// The limits it was set to last, or the lower ones while that is uncertain; `None`: not known.
-    pub set: Option<PodLimits>,
+    pub set: Option<CgroupLimits>,
     /// The last attempt failed: it may have set its limits all the same.
     pub uncertain: bool,
     /// The limits being set.
-    pub setting: Option<PodLimits>,
+    pub setting: Option<CgroupLimits>,
     /// Why they could not be set.
     pub retry: Option<RetryState>,
     /// The kernel refused the last attempt: a container may have more than the pod is to have.
@@ -24,7 +24,7 @@ pub struct CgroupState {
 
 impl PodState {
     /// The limits to set now, if the pod's cgroup has others and may have these.
-    pub fn due_cgroup_limits(&self) -> Option<PodLimits> {
+    pub fn due_cgroup_limits(&self) -> Option<CgroupLimits> {
         if !matches!(self.sandbox, SandboxState::Ready(_)) || self.cgroup.setting.is_some() {
             return None;
         }
@@ -53,7 +53,7 @@ impl PodState {
 
     /// Limits that allow every container as it is and as it is to be; `None`: one of another version is not resized, and what
     /// it has is not known.
-    fn limits_of_resizes(&self, wanted: PodLimits) -> Option<PodLimits> {
+    fn limits_of_resizes(&self, wanted: CgroupLimits) -> Option<CgroupLimits> {
         let mut others = self.containers.iter().filter(|slot| has_other_version(slot));
         others.try_fold(wanted, |limits, slot| Some(pod_limits(slot.resize()?.from.spec()).raised_to(&limits)))
     }
@@ -67,7 +67,8 @@ impl PodState {
     /// Whether the pod's cgroup is known to allow what its containers are to have, also once what is being set is.
     pub fn cgroup_admits(&self) -> bool {
         let wanted = pod_limits(self.record.spec());
-        let admits = |set: PodLimits| set.raised_to(&wanted) == PodLimits { cpu_shares: wanted.cpu_shares, ..set };
+        let admits =
+            |set: CgroupLimits| set.raised_to(&wanted) == CgroupLimits { cpu_shares: wanted.cpu_shares, ..set };
         self.cgroup.set.is_some_and(admits) && self.cgroup.setting.is_none_or(admits)
     }
 

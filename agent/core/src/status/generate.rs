@@ -15,10 +15,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::node_state::NodeState;
 use crate::plan::{self, awaits, restart_all};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, Resize, SandboxState};
+use crate::status::resources;
 use limpet_model::container::Exit;
 use limpet_model::pod::Role;
 use limpet_model::stop_signal::StopSignal;
-use limpet_model::verdict::VerdictPhase;
+use limpet_model::verdict::{PodVerdict, VerdictPhase};
 
 /// The status of `pod` now.
 ///
@@ -42,8 +43,11 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     let verdict = pod.verdict.as_ref();
     // Of a pod that the node has refused no container waits.
     let refused = verdict.is_some() && pod.containers.iter().all(|slot| slot.instance.is_none() && slot.busy.is_none());
+    let rejected = refused && verdict.is_some_and(PodVerdict::is_rejection);
+    let conditions = || pod_conditions(pod, &phase, (&init_statuses, &main_statuses), now.wall, before);
     PodStatus {
-        conditions: Some(pod_conditions(pod, &phase, (&init_statuses, &main_statuses), now.wall, before)),
+        conditions: (!rejected).then(conditions),
+        resources: resources::while_resized(pod),
         host_ip: node_ips.first().map(IpAddr::to_string),
         host_ips: (!node_ips.is_empty()).then(|| node_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect()),
         init_container_statuses: (!refused && !init_statuses.is_empty()).then_some(init_statuses),

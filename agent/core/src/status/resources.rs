@@ -1,18 +1,61 @@
-//! The resources of a pod's containers, as its status shows them.
+//! The resources of a pod and of its containers, as its status shows them.
 //!
-//! Pure. They follow from the manifest but for a container that is still to be resized, so they are added when a status is
-//! read and are not kept with it.
+//! Pure. They follow from the manifest but for what is still to be resized, so they are added when a status is read and are
+//! not kept with it.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use limpet_model::pod::PodRecord;
+use limpet_model::pod::compute_resources::{CPU_PERIOD, CgroupLimits, cpu_shares, pod_limits, pod_resources};
+use limpet_model::pod::qos::{CPU, MEMORY};
 
-/// The status with `resources` and `allocatedResources` of every container. A container that is to be resized has its own in
-/// `resources` already: those it has now.
+use crate::state::PodState;
+
+/// The status with `resources` and `allocatedResources` of the pod and of every container. What is to be resized has its own
+/// in `resources` already: those it has now. A pod that the node has refused has none.
 pub fn with_resources(record: &PodRecord, status: &PodStatus) -> PodStatus {
     let mut status = status.clone();
     let statuses = status.init_container_statuses.iter_mut().chain(&mut status.container_statuses);
     statuses.flatten().for_each(|one| add(record, one));
+    if status.container_statuses.is_some() {
+        let wanted = pod_resources(record.spec());
+        status.allocated_resources.clone_from(&wanted.requests);
+        status.resources.get_or_insert(wanted);
+    }
     status
+}
+
+/// What the pod has while its cgroup has other limits than it is to have; `None`: what it is to have.
+pub(super) fn while_resized(pod: &PodState) -> Option<ResourceRequirements> {
+    let spec = pod.record.spec();
+    let set = pod.cgroup.set.filter(|set| *set != pod_limits(spec))?;
+    Some(with_limits(pod_resources(spec), &set))
+}
+
+/// The resources with those that the cgroup's limits tell (kubelet's `convertToAPIPodLevelResourcesStatus`).
+fn with_limits(mut resources: ResourceRequirements, set: &CgroupLimits) -> ResourceRequirements {
+    let requests = resources.requests.get_or_insert_default();
+    let requested = limpet_model::pod::qos::amount(Some(requests), CPU);
+    if cpu_shares(requested.milli()) != set.cpu_shares {
+        put(requests, CPU, Some(format!("{}m", set.cpu_shares.saturating_mul(1_000).div_ceil(1_024))));
+    }
+    let limits = resources.limits.get_or_insert_default();
+    put(
+        limits,
+        CPU,
+        set.cpu_quota.map(|quota| format!("{}m", quota.unsigned_abs().saturating_mul(1_000) / CPU_PERIOD)),
+    );
+    put(limits, MEMORY, set.memory.map(|bytes| bytes.to_string()));
+    resources
+}
+
+fn put(amounts: &mut BTreeMap<String, Quantity>, name: &str, amount: Option<String>) {
+    match amount {
+        Some(amount) => drop(amounts.insert(name.to_owned(), Quantity(amount))),
+        None => drop(amounts.remove(name)),
+    }
 }
 
 fn add(record: &PodRecord, status: &mut ContainerStatus) {
@@ -51,5 +94,19 @@ mod tests {
         assert_eq!((&sidecar["resources"], &sidecar["allocatedResources"]), (&both("1"), &json!({ "cpu": "1" })));
         assert_eq!((&mains[0]["resources"], &mains[0]["allocatedResources"]), (&limits("3"), &json!({ "cpu": "2" })));
         assert_eq!((&mains[1]["resources"], &mains[1]["allocatedResources"]), (&json!({}), &Value::Null));
+        assert_eq!((&found["resources"], &found["allocatedResources"]), (&both("3"), &json!({ "cpu": "3" })));
+        let refused = with_resources(&record, &PodStatus::default());
+        assert_eq!((refused.resources, refused.allocated_resources), (None, None));
+    }
+
+    #[test]
+    fn a_pod_that_is_still_to_be_resized_has_what_its_cgroup_has() {
+        let wanted = json!({ "requests": { "cpu": "1", "memory": "1Gi" }, "limits": { "cpu": "2", "ephemeral-storage": "1Gi" } });
+        let wanted: ResourceRequirements = serde_json::from_value(wanted).unwrap();
+        let set = |cpu_shares| CgroupLimits { cpu_shares, cpu_quota: Some(150_000), memory: Some(64 << 20) };
+        let found = |cpu_shares| serde_json::to_value(with_limits(wanted.clone(), &set(cpu_shares))).unwrap();
+        let limits = json!({ "cpu": "1500m", "memory": "67108864", "ephemeral-storage": "1Gi" });
+        assert_eq!(found(1_024), json!({ "requests": { "cpu": "1", "memory": "1Gi" }, "limits": limits }));
+        assert_eq!(found(102)["requests"]["cpu"], "100m");
     }
 }

@@ -1,6 +1,6 @@
 //! A group's limits as files of v1 and v2, and as properties of a slice.
 
-use limpet_model::pod::compute_resources::{CPU_PERIOD, PodLimits};
+use limpet_model::pod::compute_resources::{CPU_PERIOD, CgroupLimits};
 
 /// The controllers that limits of pods need.
 pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
@@ -9,7 +9,7 @@ pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct GroupLimits {
     cpu_shares: Option<u64>,
-    pod: Option<(PodLimits, Option<i64>)>,
+    pod: Option<(CgroupLimits, Option<i64>)>,
 }
 
 /// One file to write.
@@ -41,7 +41,7 @@ impl GroupLimits {
     }
 
     /// A pod's CPU weight and limits, its number of processes included.
-    pub(super) fn of_pod(limits: &PodLimits, pids: Option<i64>) -> Self {
+    pub(super) fn of_pod(limits: &CgroupLimits, pids: Option<i64>) -> Self {
         Self { cpu_shares: Some(limits.cpu_shares), pod: Some((*limits, pids.filter(|pids| *pids > 0))) }
     }
 
@@ -111,12 +111,12 @@ mod tests {
     use super::*;
 
     fn limited() -> GroupLimits {
-        let pod = PodLimits { cpu_shares: 102, cpu_quota: Some(25_000), memory: Some(1_048_576) };
+        let pod = CgroupLimits { cpu_shares: 102, cpu_quota: Some(25_000), memory: Some(1_048_576) };
         GroupLimits::of_pod(&pod, Some(100))
     }
 
     fn unlimited() -> GroupLimits {
-        GroupLimits::of_pod(&PodLimits { cpu_shares: 2, cpu_quota: None, memory: None }, None)
+        GroupLimits::of_pod(&CgroupLimits { cpu_shares: 2, cpu_quota: None, memory: None }, None)
     }
 
     fn written(limits: GroupLimits, v2: bool) -> Vec<(&'static str, String)> {

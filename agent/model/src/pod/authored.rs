@@ -5,9 +5,12 @@
 
 use std::borrow::Cow;
 
+use k8s_openapi::api::core::v1::ResourceRequirements;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
+
+use crate::pod::qos::{CPU, MEMORY, limit, names_any};
 
 /// The parts of one canonical manifest.
 #[derive(Debug, Default, Deserialize)]
@@ -31,6 +34,8 @@ struct Spec<'a> {
     init_containers: Vec<AuthoredContainer<'a>>,
     #[serde(borrow, default)]
     containers: Vec<AuthoredContainer<'a>>,
+    #[serde(borrow)]
+    resources: Option<&'a RawValue>,
 }
 
 /// The fields of one container that can change in place, and the pull policy, whose default depends on the image.
@@ -45,12 +50,21 @@ pub struct AuthoredContainer<'a> {
     resources: Option<&'a RawValue>,
     #[serde(borrow)]
     image_pull_policy: Option<&'a RawValue>,
+    /// The pod's own resources, if it has any and the container has limits from them.
+    #[serde(skip)]
+    of_pod: Option<&'a RawValue>,
 }
 
 impl<'a> Authored<'a> {
     /// Reads a canonical manifest; an invalid one has no parts.
     pub fn of(manifest: &'a [u8]) -> Self {
-        serde_json::from_slice(manifest).unwrap_or_default()
+        let mut authored: Self = serde_json::from_slice(manifest).unwrap_or_default();
+        let spec = &mut authored.spec;
+        if spec.resources.is_some_and(|resources| parsed(resources).is_some_and(|resources| names_any(&resources))) {
+            let containers = spec.init_containers.iter_mut().chain(&mut spec.containers);
+            containers.filter(|one| one.has_limits_of_pod()).for_each(|one| one.of_pod = spec.resources);
+        }
+        authored
     }
 
     /// The container called `name`, init containers included.
@@ -64,12 +78,17 @@ impl<'a> Authored<'a> {
 }
 
 impl AuthoredContainer<'_> {
-    /// Hash of image and resources: a change restarts this container and no other.
+    /// Hash of image and resources: a change restarts this container and no other. The pod's own resources are part of it
+    /// where the container has its limits from them.
     pub fn fingerprint(&self) -> String {
         let mut hash = Sha256::new();
-        for part in ["[", text(self.image), ",", text(self.resources), "]"] {
+        for part in ["[", text(self.image), ",", text(self.resources)] {
             hash.update(part);
         }
+        for part in self.of_pod.iter().flat_map(|resources| [",", resources.get()]) {
+            hash.update(part);
+        }
+        hash.update("]");
         hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
@@ -78,7 +97,13 @@ impl AuthoredContainer<'_> {
     }
 
     pub(super) fn same_resources(&self, other: &Self) -> bool {
-        same(self.resources, other.resources)
+        same(self.resources, other.resources) && same(self.of_pod, other.of_pod)
+    }
+
+    /// Whether its cpu or its memory is not limited by itself: what limits the pod then limits it.
+    fn has_limits_of_pod(&self) -> bool {
+        let own = self.resources.and_then(parsed).unwrap_or_default();
+        [CPU, MEMORY].iter().any(|name| limit(&own, name).is_zero())
     }
 
     pub(super) fn same_pull_policy(&self, other: &Self) -> bool {
@@ -88,6 +113,10 @@ impl AuthoredContainer<'_> {
 
 fn same(a: Option<&RawValue>, b: Option<&RawValue>) -> bool {
     text(a) == text(b)
+}
+
+fn parsed(resources: &RawValue) -> Option<ResourceRequirements> {
+    serde_json::from_str(resources.get()).ok()
 }
 
 /// An absent key and `null` are the same.
@@ -119,6 +148,27 @@ mod tests {
         assert_eq!(fingerprint("prepare"), "b565d29b13803477f3703a4dbdad4647");
         assert_eq!(fingerprint("none"), of(json!([null, null])));
         assert!(authored.container("other").is_none());
+    }
+
+    #[test]
+    fn the_pods_resources_are_part_of_a_container_that_has_its_limits_from_them() {
+        let fingerprints = |pod: serde_json::Value| {
+            let own = json!({ "limits": { "cpu": "1", "memory": "1Mi" } });
+            let manifest = json!({ "spec": { "resources": pod, "containers": [
+                { "name": "none", "image": "a:1" },
+                { "name": "half", "image": "a:1", "resources": { "limits": { "cpu": "1" } } },
+                { "name": "own", "image": "a:1", "resources": own },
+            ]}});
+            let manifest = manifest.to_string();
+            let authored = Authored::of(manifest.as_bytes());
+            ["none", "half", "own"].map(|name| authored.container(name).unwrap().fingerprint())
+        };
+        let [none, half, own] = fingerprints(json!(null));
+        assert_eq!(fingerprints(json!({})), [none.clone(), half.clone(), own.clone()], "a pod without resources");
+        let limits = |cpu: &str| fingerprints(json!({ "limits": { "cpu": cpu } }));
+        let [of_pod, half_of_pod, still_own] = limits("1");
+        assert!(of_pod != none && half_of_pod != half && still_own == own);
+        assert!(limits("2")[0] != of_pod && limits("2")[2] == own);
     }
 
     #[test]

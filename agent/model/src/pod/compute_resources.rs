@@ -1,10 +1,14 @@
 //! A pod's requests and limits as kernel settings: CPU shares and quota, memory, OOM score (kubelet's formulas).
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::qos::{CPU, MEMORY, QosClass, all_containers, amount, limit, qos_class, request};
 use crate::pod::PodRecord;
 use crate::pod::quantity::Amount;
+use crate::pod::totals::{is_of_pods, totals};
 use crate::source::SourceKind;
 
 /// The minimum and maximum CPU shares of the kernel.
@@ -36,9 +40,9 @@ pub fn cpu_quota(milli_cpu: i64) -> Option<i64> {
     (milli_cpu > 0).then(|| (milli_cpu.saturating_mul(100_000) / 1_000).max(MIN_QUOTA))
 }
 
-/// The limits of a pod's own cgroup.
+/// The limits of the cgroup of a pod or of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PodLimits {
+pub struct CgroupLimits {
     /// CPU shares.
     pub cpu_shares: u64,
     /// CPU quota in microseconds per [`CPU_PERIOD`]; `None`: no limit.
@@ -47,7 +51,7 @@ pub struct PodLimits {
     pub memory: Option<i64>,
 }
 
-impl PodLimits {
+impl CgroupLimits {
     /// The smallest limits that allow both these and `other`, with the CPU shares of `other`: shares are a weight, and
     /// bind nothing below.
     pub fn raised_to(&self, other: &Self) -> Self {
@@ -71,15 +75,70 @@ impl PodLimits {
 }
 
 /// A pod's limits (kubelet's `ResourceConfigForPod`): the pod has a limit if every container has one.
-pub fn pod_limits(spec: &PodSpec) -> PodLimits {
+pub fn pod_limits(spec: &PodSpec) -> CgroupLimits {
     if qos_class(spec) == QosClass::BestEffort {
-        return PodLimits { cpu_shares: SHARES.0, cpu_quota: None, memory: None };
+        return CgroupLimits { cpu_shares: SHARES.0, cpu_quota: None, memory: None };
     }
-    PodLimits {
+    CgroupLimits {
         cpu_shares: cpu_shares(pod_request(spec, CPU).milli()),
         cpu_quota: pod_limit(spec, CPU).and_then(|amount| cpu_quota(amount.milli())),
         memory: pod_limit(spec, MEMORY).map(Amount::units),
     }
+}
+
+/// What limits a container's use of a resource: its own limit, else that of its pod (kubelet's `getCPULimit` and
+/// `getMemoryLimit`); zero is no limit.
+pub fn effective_limit(pod: &PodSpec, container: &Container, name: &str) -> Amount {
+    let own = container.resources.as_ref().map(|resources| limit(resources, name)).unwrap_or_default();
+    match &pod.resources {
+        Some(resources) if own.is_zero() => limit(resources, name),
+        _ => own,
+    }
+}
+
+/// The limits of a container's cgroup (kubelet's `generateLinuxContainerResources`): without a request its CPU shares follow
+/// from what limits it.
+pub fn container_limits(pod: &PodSpec, container: &Container) -> CgroupLimits {
+    let cpu = effective_limit(pod, container, CPU);
+    let requested = container.resources.as_ref().and_then(|resources| resources.requests.as_ref()?.get(CPU));
+    let request = requested.map_or(cpu, |_| container.resources.iter().map(|one| request(one, CPU)).sum());
+    CgroupLimits {
+        cpu_shares: cpu_shares(request.milli()),
+        cpu_quota: cpu_quota(cpu.milli()),
+        memory: Some(effective_limit(pod, container, MEMORY).units()).filter(|memory| *memory > 0),
+    }
+}
+
+/// Everything a pod requests, and is limited to, at most at one time, with its overhead (kubelet's `PodRequests` and
+/// `PodLimits`): a container without a limit does not count for the limits.
+pub fn pod_resources(spec: &PodSpec) -> ResourceRequirements {
+    let own = spec.resources.as_ref();
+    let overhead = |name: &str| amount(spec.overhead.as_ref(), name);
+    let mut requests = totals(spec, |resources| resources.requests.as_ref());
+    let mut limits = totals(spec, |resources| resources.limits.as_ref());
+    replace_with(&mut requests, own.and_then(|own| own.requests.as_ref()));
+    replace_with(&mut limits, own.and_then(|own| own.limits.as_ref()));
+    for name in spec.overhead.iter().flat_map(BTreeMap::keys) {
+        let requested = requests.entry(name.clone()).or_default();
+        *requested = *requested + overhead(name);
+    }
+    limits.iter_mut().filter(|(_, limit)| !limit.is_zero()).for_each(|(name, limit)| *limit = *limit + overhead(name));
+    ResourceRequirements { requests: listed(requests), limits: listed(limits), claims: None }
+}
+
+fn replace_with(amounts: &mut BTreeMap<String, Amount>, own: Option<&BTreeMap<String, Quantity>>) {
+    let of_pods = own.into_iter().flatten().filter(|(name, _)| is_of_pods(name));
+    amounts.extend(of_pods.map(|(name, _)| (name.clone(), amount(own, name))));
+}
+
+fn listed(amounts: BTreeMap<String, Amount>) -> Option<BTreeMap<String, Quantity>> {
+    let text = |name: &str, amount: Amount| match name {
+        CPU => amount.to_string(),
+        _ => amount.in_bytes(),
+    };
+    let amounts: BTreeMap<_, _> =
+        amounts.into_iter().map(|(name, amount)| (name.clone(), Quantity(text(&name, amount)))).collect();
+    Some(amounts).filter(|amounts| !amounts.is_empty())
 }
 
 /// Total millicores a pod requests.

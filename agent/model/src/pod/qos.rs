@@ -73,7 +73,8 @@ pub fn all_containers(spec: &PodSpec) -> impl Iterator<Item = &Container> {
     spec.init_containers.iter().flatten().chain(&spec.containers)
 }
 
-fn names_any(resources: &ResourceRequirements) -> bool {
+/// Whether CPU or memory is requested or limited.
+pub fn names_any(resources: &ResourceRequirements) -> bool {
     RESOURCES.iter().any(|name| !request(resources, name).is_zero() || !limit(resources, name).is_zero())
 }
 

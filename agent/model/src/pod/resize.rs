@@ -1,36 +1,41 @@
 //! Which edits of a container's resources are carried out while it runs, without a restart.
 //!
 //! The rules of the API's `resize` subresource: requests and limits of cpu and memory may change and be added, none may be
-//! removed. Where `resizePolicy` asks for a restart, or anything else differs, the container is replaced. That follows from
-//! the manifests alone.
+//! removed. A container that has its limits from its pod follows the pod's. Where `resizePolicy` asks for a restart, or anything
+//! else differs, the container is replaced. That follows from the manifests alone.
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::pod::authored::Authored;
+use crate::pod::compute_resources::effective_limit;
 use crate::pod::qos::{CPU, MEMORY, amount};
 use crate::pod::{PodRecord, Role};
 
 /// Whether the container called `name`, as it is in `old`, becomes that of `new` while it runs.
-pub fn resizes_in_place(old: &PodRecord, new: &PodRecord, name: &str) -> bool {
-    let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
+pub fn resizes_in_place(old_record: &PodRecord, new_record: &PodRecord, name: &str) -> bool {
+    let (before, after) = (Authored::of(&old_record.manifest), Authored::of(&new_record.manifest));
     let (Some(before), Some(after)) = (before.container(name), after.container(name)) else { return false };
     if !before.same_image(after) || before.same_resources(after) {
         return false;
     }
-    let of_init = Role::assign(new.spec()).any(|(one, role)| one == name && role == Role::Init);
-    let (Some(old), Some(new)) = (old.container(name), new.container(name)) else { return false };
-    !of_init && may_resize(old, new)
+    let of_init = Role::assign(new_record.spec()).any(|(one, role)| one == name && role == Role::Init);
+    let (Some(old), Some(new)) = (old_record.container(name), new_record.container(name)) else { return false };
+    !of_init && may_resize((old_record.spec(), old), (new_record.spec(), new))
 }
 
-fn may_resize(old: &Container, new: &Container) -> bool {
+fn may_resize((old_pod, old): (&PodSpec, &Container), (new_pod, new): (&PodSpec, &Container)) -> bool {
     let empty = ResourceRequirements::default();
     let (before, after) = (old.resources.as_ref().unwrap_or(&empty), new.resources.as_ref().unwrap_or(&empty));
     let lists = [(&before.limits, &after.limits), (&before.requests, &after.requests)];
     let kept = lists.iter().all(|(before, after)| keeps(before.as_ref(), after.as_ref()));
-    let changed = |name: &str| lists.iter().any(|(a, b)| amount(a.as_ref(), name) != amount(b.as_ref(), name));
+    // kubelet compares the requests, and the limits with those that follow from the pod's.
+    let changed = |name: &str| {
+        amount(before.requests.as_ref(), name) != amount(after.requests.as_ref(), name)
+            || effective_limit(old_pod, old, name) != effective_limit(new_pod, new, name)
+    };
     let restarts = |name: &str| {
         let mut policies = new.resize_policy.iter().flatten();
         policies.any(|policy| policy.resource_name == name && policy.restart_policy == "RestartContainer")
@@ -118,6 +123,25 @@ mod tests {
                 assert_eq!(resizes_in_place(&old, &new, name), in_place, "{name}: {before} -> {after} {policy}");
             }
             assert!(!resizes_in_place(&old, &record("a:2", &after, policy), "m"), "another image");
+        }
+    }
+
+    #[test]
+    fn a_container_without_limits_follows_those_of_its_pod() {
+        let record = |cpu: &str, own: &Value, policy: &Value| {
+            let spec = json!({ "resources": { "limits": { "cpu": cpu } }, "containers": [
+                { "name": "m", "image": "a:1", "resources": own, "resizePolicy": policy },
+            ]});
+            let manifest = json!({ "metadata": { "name": "web" }, "spec": spec });
+            restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap()
+        };
+        let restarts = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
+        let memory = json!({ "limits": { "memory": "1Mi" } });
+        let both = json!({ "limits": { "memory": "1Mi", "cpu": "1" } });
+        let cases = [(&json!({}), &json!(null), true), (&memory, &json!(null), true), (&both, &json!(null), false)];
+        for (own, policy, in_place) in cases.into_iter().chain([(&memory, &restarts, false)]) {
+            let (old, new) = (record("1", own, policy), record("2", own, policy));
+            assert_eq!(resizes_in_place(&old, &new, "m"), in_place, "{own} {policy}");
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
@@ -10,7 +11,8 @@ use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::state::{ContainerSlot, Instance, PodState};
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_model::container::ContainerId;
-use limpet_model::pod::qos::{MEMORY, limit};
+use limpet_model::pod::compute_resources::effective_limit;
+use limpet_model::pod::qos::MEMORY;
 use limpet_model::pod::{PodRecord, PodUid};
 
 use super::{ContainerdExecutor, failure};
@@ -55,14 +57,15 @@ impl ContainerdExecutor {
         instance: &Instance,
         container: &Container,
     ) -> Result<(), Failure> {
-        let wanted = container.resources.as_ref().map(|resources| limit(resources, MEMORY).units()).unwrap_or_default();
+        let wanted = effective_limit(pod.record.spec(), container, MEMORY).units();
         let used = self.memory_in_use(&pod.record.uid, Some(&instance.id)).await?;
         if let Some(used) = used.filter(|used| wanted > 0 && *used > wanted.unsigned_abs()) {
             return Err(below_usage(format!("container {:?}", slot.name), wanted, used));
         }
-        let (spec, cgroup_v2) = (container.clone(), self.node.cgroup_v2);
+        let (record, container, cgroup_v2) = (Arc::clone(&pod.record), container.clone(), self.node.cgroup_v2);
         let subject = PathBuf::from("the kernel's limit of swap");
-        let resources = blocking::run(subject, DEADLINE, move |_| spec::resized(&spec, cgroup_v2)).await;
+        let resources =
+            blocking::run(subject, DEADLINE, move |_| spec::resized(record.spec(), &container, cgroup_v2)).await;
         let resources = resources.map_err(|error| refused(error.to_string()))?;
         let resized = self.timed("update_container", self.containers.resize_task(&instance.id, &resources)).await;
         if !resized.map_err(|error| failure(RESIZE_ERROR, &error))? {

@@ -18,7 +18,7 @@ use limpet_host::orphan_processes;
 use limpet_host::sandbox::{Created, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use limpet_host::volume::{VolumeError, pod_hostname};
 use limpet_model::container::ContainerId;
-use limpet_model::pod::compute_resources::PodLimits;
+use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
@@ -116,7 +116,7 @@ impl ContainerdExecutor {
     }
 
     /// Sets the limits of the pod's cgroup; containers in it keep running.
-    pub(super) async fn update_cgroup(&self, pod: &PodState, limits: &PodLimits) -> Result<(), Failure> {
+    pub(super) async fn update_cgroup(&self, pod: &PodState, limits: &CgroupLimits) -> Result<(), Failure> {
         let updated = match self.check_pod_memory(&pod.record, limits.memory).await {
             Ok(()) => {
                 let failed = |error: CgroupError| (error.to_string(), !error.is_refusal());

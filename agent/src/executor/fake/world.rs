@@ -17,7 +17,7 @@ use limpet_core::plan::restart_all;
 use limpet_core::state::{ContainerSlot, Now, PodState};
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded, Task};
 use limpet_model::lifecycle::LifecycleEvent;
-use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
+use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
 use limpet_model::pod::ephemeral::to_record;
 use limpet_model::pod::{PodRecord, PodUid, Role};
 use limpet_model::probe::ProbeRecord;
@@ -82,7 +82,7 @@ pub struct World {
     directories: BTreeSet<String>,
     next_sandbox: u32,
     /// The limits of each pod's cgroup, by UID.
-    cgroups: BTreeMap<String, PodLimits>,
+    cgroups: BTreeMap<String, CgroupLimits>,
     /// Pods whose limits the kernel refused last.
     refused_limits: BTreeSet<String>,
     next_pid: u32,
@@ -230,7 +230,7 @@ impl World {
     }
 
     /// Sets a pod's limits.
-    pub(super) fn set_cgroup(&mut self, uid: &PodUid, limits: PodLimits) {
+    pub(super) fn set_cgroup(&mut self, uid: &PodUid, limits: CgroupLimits) {
         self.cgroups.insert(uid.to_string(), limits);
         self.refused_limits.remove(uid.as_str());
         self.note(|| format!("cgroup of {uid} {limits:?}"));
@@ -243,7 +243,7 @@ impl World {
     }
 
     /// The limits of a pod's cgroup.
-    pub fn cgroup(&self, uid: &PodUid) -> Option<PodLimits> {
+    pub fn cgroup(&self, uid: &PodUid) -> Option<CgroupLimits> {
         self.cgroups.get(uid.as_str()).copied()
     }
 

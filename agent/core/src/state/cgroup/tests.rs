@@ -46,13 +46,13 @@ fn actions(pod: &PodState, now: Instant) -> Vec<Action> {
     }
 }
 
-fn limits(cpus: &[i64]) -> PodLimits {
+fn limits(cpus: &[i64]) -> CgroupLimits {
     pod_limits(record(cpus).spec())
 }
 
 /// The pod's cgroup with the CPU shares of one edit and the limits of another.
-fn mixed(shares: &[i64], of: &[i64]) -> PodLimits {
-    PodLimits { cpu_shares: limits(shares).cpu_shares, ..limits(of) }
+fn mixed(shares: &[i64], of: &[i64]) -> CgroupLimits {
+    CgroupLimits { cpu_shares: limits(shares).cpu_shares, ..limits(of) }
 }
 
 fn done(pod: &mut PodState, action: &Action, now: Now) {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use limpet_model::pod::compute_resources::{PodLimits, pod_limits};
+use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
 use serde_json::{Value, json};
 
 use super::*;
@@ -31,7 +31,7 @@ fn running(record: Arc<PodRecord>) -> PodState {
     pod
 }
 
-fn limits(cpu: i64) -> PodLimits {
+fn limits(cpu: i64) -> CgroupLimits {
     pod_limits(record("app:1", cpu).spec())
 }
 
@@ -70,7 +70,7 @@ fn the_pod_grows_before_its_container_and_shrinks_after_it() {
     assert!(pod.containers[0].is_current() && !pod.is_updating() && next(&mut pod, now.mono).is_empty());
     assert!(pod.containers[0].instance.as_ref().unwrap().resize.is_none(), "nothing is kept of it");
     pod.update(record("app:1", 5));
-    let weight = PodLimits { cpu_shares: limits(5).cpu_shares, ..limits(20) };
+    let weight = CgroupLimits { cpu_shares: limits(5).cpu_shares, ..limits(20) };
     assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(weight), Action::Resize(0)]);
     cgroup_set(&mut pod, now);
     outcome(&mut pod, Ok(()), now);
@@ -139,7 +139,7 @@ fn the_pod_does_not_shrink_while_a_resize_above_it_is_in_progress() {
     cgroup_set(&mut pod, now);
     assert_eq!(next(&mut pod, now.mono), [Action::Resize(0)]);
     pod.update(record("app:1", 10));
-    let weight = PodLimits { cpu_shares: limits(10).cpu_shares, ..limits(20) };
+    let weight = CgroupLimits { cpu_shares: limits(10).cpu_shares, ..limits(20) };
     assert_eq!(next(&mut pod, now.mono), [Action::UpdateCgroup(weight)]);
     cgroup_set(&mut pod, now);
     outcome(&mut pod, Ok(()), now);

@@ -96,7 +96,7 @@ fn pods_are_limited_when_all_their_containers_are() {
     ];
     for (case, spec, (cpu_shares, cpu_quota, memory)) in cases {
         let made = pod_limits(&serde_json::from_value(spec).unwrap());
-        assert_eq!(made, PodLimits { cpu_shares, cpu_quota, memory }, "{case}");
+        assert_eq!(made, CgroupLimits { cpu_shares, cpu_quota, memory }, "{case}");
     }
 }
 
@@ -164,4 +164,42 @@ fn node_critical_pods_have_the_guaranteed_oom_score() {
     let mut pod = record(spec(2_000_001_000.into()));
     pod.source = SourceKind::Api;
     assert_eq!(score(&pod), -997);
+}
+
+#[test]
+fn a_container_without_limits_has_those_of_its_pod() {
+    let mebi = 1 << 20;
+    let own = json!({ "requests": { "cpu": "20m" }, "limits": { "cpu": "200m", "memory": "40Mi" } });
+    let cases = [
+        (json!(null), json!({}), (2, None, None)),
+        (json!({ "limits": { "cpu": "600m", "memory": "100Mi" } }), json!({}), (614, Some(60_000), Some(100 * mebi))),
+        (json!({ "limits": { "cpu": "600m", "memory": "100Mi" } }), own.clone(), (20, Some(20_000), Some(40 * mebi))),
+        (json!({ "requests": { "cpu": "600m" } }), json!({}), (2, None, None)),
+        (json!({ "limits": { "cpu": "1" } }), json!({ "requests": { "cpu": "100m" } }), (102, Some(100_000), None)),
+        (json!({ "limits": { "cpu": "1" } }), json!({ "requests": { "cpu": "0" } }), (2, Some(100_000), None)),
+    ];
+    for (of_pod, of_container, (cpu_shares, cpu_quota, memory)) in cases {
+        let pod = record(json!({ "resources": of_pod, "containers": [{ "name": "c", "resources": of_container }] }));
+        let found = container_limits(pod.spec(), &pod.spec().containers[0]);
+        assert_eq!(found, CgroupLimits { cpu_shares, cpu_quota, memory }, "{of_pod} {of_container}");
+    }
+}
+
+#[test]
+fn a_pods_resources_are_what_its_containers_need_together() {
+    let amounts = |cpu: &str, memory: &str| json!({ "cpu": cpu, "memory": memory });
+    let containers = json!([
+        container("a", amounts("60m", "64Mi"), amounts("60m", "64Mi")),
+        container("b", json!({ "cpu": "10m" }), json!({}))
+    ]);
+    let found = |spec: Value| {
+        let found = pod_resources(record(spec).spec());
+        (serde_json::to_value(found.requests).unwrap(), serde_json::to_value(found.limits).unwrap())
+    };
+    let spec = json!({ "containers": containers, "overhead": amounts("10m", "32Mi") });
+    assert_eq!(found(spec), (amounts("80m", "96Mi"), amounts("70m", "96Mi")));
+    let of_pod = json!({ "requests": { "cpu": "200m" }, "limits": { "cpu": "1", "memory": "1Gi" } });
+    let spec = json!({ "containers": containers, "resources": of_pod });
+    assert_eq!(found(spec), (amounts("200m", "64Mi"), amounts("1", "1Gi")));
+    assert_eq!(found(json!({ "containers": [{ "name": "a" }] })), (Value::Null, Value::Null));
 }

@@ -6,9 +6,7 @@ use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::pod::quantity::{self, Amount};
-use crate::pod::totals::{Amounts, totals};
-
-const HUGE_PAGES: &str = "hugepages-";
+use crate::pod::totals::{Amounts, HUGE_PAGES, is_of_pods, totals};
 
 /// A limit without a request becomes the request.
 pub(super) fn requests_from_limits(resources: &mut ResourceRequirements) {
@@ -45,10 +43,6 @@ pub(super) fn of_pod(spec: &mut PodSpec) {
     if let Some(own) = &mut spec.resources {
         (own.limits, own.requests) = (filled(limits), filled(requests));
     }
-}
-
-fn is_of_pods(name: &str) -> bool {
-    name == "cpu" || name == "memory" || name.starts_with(HUGE_PAGES)
 }
 
 fn keep_or(amounts: &mut Amounts, name: &str, amount: Amount) {

@@ -7,8 +7,7 @@ use limpet_core::outcome::Failure;
 use limpet_core::plan::{KillCause, restart_all};
 use limpet_core::state::{AFTER_HOOK, ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
-use limpet_model::pod::compute_resources::{PodLimits, cpu_quota};
-use limpet_model::pod::qos::{CPU, limit};
+use limpet_model::pod::compute_resources::{CgroupLimits, container_limits};
 use limpet_model::pod::{PodUid, Role};
 use tokio::time::Instant;
 
@@ -42,7 +41,7 @@ impl World {
     }
 
     /// A pod's limits must not be below those of a container whose cgroup is there.
-    pub(super) fn check_cgroup(&mut self, uid: &PodUid, limits: &PodLimits) {
+    pub(super) fn check_cgroup(&mut self, uid: &PodUid, limits: &CgroupLimits) {
         let of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
         let above = of_pod.filter(|(_, one)| one.task.is_some() && exceeds(one.cpu_quota, limits));
         let above: Vec<String> = above.map(|(id, _)| short(id)).collect();
@@ -236,8 +235,7 @@ impl World {
 
 /// The CPU quota of a container.
 pub(super) fn container_quota(pod: &PodState, slot: &ContainerSlot) -> Option<i64> {
-    let resources = pod.container_spec(&slot.name)?.resources.as_ref()?;
-    cpu_quota(limit(resources, CPU).milli())
+    container_limits(pod.record.spec(), pod.container_spec(&slot.name)?).cpu_quota
 }
 
 /// The image of a container, as its pod has it.
@@ -246,6 +244,6 @@ pub(super) fn image_of(pod: &PodState, slot: &ContainerSlot) -> String {
 }
 
 /// Whether the kernel refuses a container's quota in a pod with these limits (cgroup v1).
-fn exceeds(quota: Option<i64>, pod: &PodLimits) -> bool {
+fn exceeds(quota: Option<i64>, pod: &CgroupLimits) -> bool {
     quota.zip(pod.cpu_quota).is_some_and(|(container, pod)| container > pod)
 }
