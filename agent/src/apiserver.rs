@@ -26,7 +26,7 @@ mod reviews;
 mod split;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -97,9 +97,16 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
     let (of_mirrors, mirror_updates) = mpsc::channel(UPDATES);
     let (of_own, own_updates) = mpsc::channel(UPDATES);
     let (seen, seen_by_others) = watch::channel(node::Seen::Unknown);
-    let follow_node = Followed { resource: Resource::Nodes, fields: format!("metadata.name={name}"), leads: true };
-    let follow_pods = Followed { resource: Resource::AllPods, fields: format!("spec.nodeName={name}"), leads: false };
-    let lease_duration = inputs.config.cluster.lease_duration;
+    let lease = Arc::new(lease::Lease {
+        link: link.clone(),
+        name: name.clone(),
+        duration: inputs.config.cluster.lease_duration,
+        source: inputs.source.clone(),
+        unanswered: Mutex::default(),
+    });
+    let leads = Some(Arc::clone(&lease));
+    let follow_node = Followed { resource: Resource::Nodes, fields: format!("metadata.name={name}"), leads };
+    let follow_pods = Followed { resource: Resource::AllPods, fields: format!("spec.nodeName={name}"), leads: None };
     // The description reads files and disks; it is made once, before the first request.
     let description = facts::describe(&inputs.config, &inputs.facts, &inputs.capacity).await;
     let keeper = node::Keeper {
@@ -132,7 +139,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
             Box::pin(follow(link.clone(), follow_node, of_node)),
             Box::pin(follow(link.clone(), follow_pods, of_pods)),
             Box::pin(keeper.run(node_updates)),
-            Box::pin(lease::renew(link.clone(), name.clone(), lease_duration, seen_by_others)),
+            Box::pin(lease.renew(seen_by_others)),
             Box::pin(split::split(link.clone(), all_pods, receivers)),
             Box::pin(mirrors.run(mirror_updates)),
             Box::pin(pods.run(own_updates)),

@@ -24,6 +24,13 @@ pub enum HistoryBreak {
         /// The version it is at.
         now: u64,
     },
+    /// The node's lease in it is older than a renewal that it has confirmed: an older state was restored.
+    LeaseWentBack {
+        /// The confirmed renewal.
+        renewed: String,
+        /// What the lease says.
+        found: String,
+    },
     /// Its certificate is of another authority, and it knows none of the pods.
     Replaced,
 }
@@ -34,9 +41,27 @@ impl std::fmt::Display for HistoryBreak {
             Self::Restored { before, now } => {
                 write!(f, "the cluster was restored from an older backup (version {now}, {before} before)")
             }
+            Self::LeaseWentBack { renewed, found } => {
+                write!(
+                    f,
+                    "the cluster was restored from an older backup (the node's lease is of {found}, it was renewed at {renewed})"
+                )
+            }
             Self::Replaced => f.write_str("another cluster answers (its certificate authority is a different one)"),
         }
     }
+}
+
+/// The resource version of an object; 0: it is no number.
+pub fn version_of(object: &serde_json::Value) -> u64 {
+    object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
+/// How a lease whose `renewTime` is `found` breaks with the last renewal that the apiserver has confirmed (empty: none is
+/// known). Both have the form of a MicroTime, so their text is in the order of time.
+pub fn lease_break(renewed: &str, found: &str) -> Option<HistoryBreak> {
+    let (renewed, found) = (renewed.to_owned(), found.to_owned());
+    (found < renewed).then_some(HistoryBreak::LeaseWentBack { renewed, found })
 }
 
 impl ClusterHistory {
@@ -91,6 +116,16 @@ mod tests {
             assert_eq!(known.break_with(&listed, knows_pods), expected, "{listed:?} {knows_pods}");
         }
         assert_eq!(ClusterHistory::default().break_with(&history(1, &["a"]), false), None, "the first list");
+    }
+
+    #[test]
+    fn a_lease_that_is_older_than_its_renewal_is_of_a_restored_cluster() {
+        let (earlier, later) = ("2026-11-25T02:00:00.000001Z", "2026-11-25T02:00:10.000000Z");
+        for (renewed, found, breaks) in
+            [("", earlier, false), (earlier, earlier, false), (earlier, later, false), (later, earlier, true)]
+        {
+            assert_eq!(lease_break(renewed, found).is_some(), breaks, "{renewed} {found}");
+        }
     }
 
     #[test]

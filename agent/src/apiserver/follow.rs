@@ -1,11 +1,13 @@
 //! Follows what a selector matches: a list, then the changes, for as long as the agent runs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::lease::Lease;
 use super::link::Link;
 use limpet_apiserver::watch::Change;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -18,14 +20,14 @@ const OVERDUE: Duration = Duration::from_secs(30);
 const SHORTEST: Duration = Duration::from_secs(1);
 
 /// What is followed.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Followed {
     /// What to list and watch.
     pub(super) resource: Resource,
     /// The field selector.
     pub(super) fields: String,
-    /// It is this one that finds out whether there is a connection; the others wait for it.
-    pub(super) leads: bool,
+    /// It is this one that finds out whether there is a connection, and looks at the lease then; the others wait for it.
+    pub(super) leads: Option<Arc<Lease>>,
 }
 
 /// A change of the objects that are followed.
@@ -44,12 +46,20 @@ pub(super) enum Update {
 /// Sends every update; ends once the receiver is dropped.
 pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Update>) {
     let (mut failures, mut version) = (0_u32, None);
+    let mut beginnings = link.beginnings();
     while !updates.is_closed() {
-        if !what.leads {
+        if what.leads.is_none() {
             link.online().await;
+        }
+        if beginnings.has_changed().unwrap_or(false) {
+            beginnings.mark_unchanged();
+            version = None;
         }
         let begun = Instant::now();
         let ended = session(&link, &what, &updates, &mut version).await;
+        if beginnings.has_changed().unwrap_or(false) {
+            continue;
+        }
         let lasted = begun.elapsed() >= SHORTEST;
         if lasted {
             failures = 0;
@@ -64,7 +74,7 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
             }
             Err(error) => {
                 tracing::debug!(resource = what.resource.kind(), %error, "not followed");
-                if what.leads {
+                if what.leads.is_some() {
                     link.leader_failed(error);
                 }
                 error.retry_after()
@@ -84,6 +94,7 @@ async fn session(
     updates: &mpsc::Sender<Update>,
     version: &mut Option<String>,
 ) -> Result<(), RequestError> {
+    let mut beginnings = link.beginnings();
     let from = match version.clone() {
         Some(version) => version,
         None => {
@@ -94,18 +105,14 @@ async fn session(
                 Value::Array(items) => items,
                 _ => Vec::new(),
             };
-            if what.leads {
-                link.succeeded();
-            }
+            answered(link, what).await?;
             let _ = updates.send(Update::Listed(items, at.clone())).await;
             version.insert(at).clone()
         }
     };
     let limit = LIMIT + Duration::from_secs(fastrand::u64(0..LIMIT.as_secs()));
     let mut watch = link.watch(what.resource.clone(), &what.fields, &from, limit).await?;
-    if what.leads {
-        link.succeeded();
-    }
+    answered(link, what).await?;
     let mut lost = std::pin::pin!(link.lost());
     let mut overdue = std::pin::pin!(tokio::time::sleep(limit + OVERDUE));
     loop {
@@ -114,6 +121,8 @@ async fn session(
             // Its connection may be one that swallows packets.
             () = &mut lost => return Ok(()),
             () = &mut overdue => return Ok(()),
+            // Of an older state the server sends nothing before it has come to the version that the watch began at.
+            Ok(()) = beginnings.changed() => return Ok(()),
         };
         let Some(change) = change.transpose()? else { return Ok(()) };
         if let Some(at) = change.version() {
@@ -126,4 +135,15 @@ async fn session(
         };
         let _ = updates.send(update).await;
     }
+}
+
+/// The server has answered. The first answer to what leads counts once the lease was looked at.
+async fn answered(link: &Link, what: &Followed) -> Result<(), RequestError> {
+    if let Some(lease) = &what.leads {
+        if !link.is_online() {
+            lease.check().await?;
+        }
+        link.succeeded();
+    }
+    Ok(())
 }

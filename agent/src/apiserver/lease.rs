@@ -1,58 +1,133 @@
-//! Renews the node's lease: the sign of life by which a cluster knows the node.
+//! The node's lease: the sign of life by which a cluster knows the node, and by which the node knows the cluster again.
+//!
+//! Nobody else renews it. A lease that is older than the last renewal, or that has gone back to an older version, is one of a
+//! cluster that was restored from a backup: watches would wait there for versions that it has not come to, so everything is
+//! listed anew.
 
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::link::Link;
 use super::node::Seen;
+use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::cluster_history::{self, HistoryBreak};
 use limpet_core::node_object::{self, LEASE_NAMESPACE};
 
-/// Renews the lease for as long as there is a Node.
-pub(super) async fn renew(link: Link, name: String, duration: Duration, mut seen: watch::Receiver<Seen>) {
-    let mut failures = 0;
-    loop {
-        link.online().await;
-        let uid = match seen.wait_for(|seen| seen.node().is_some()).await {
-            Ok(seen) => seen.node().map(|node| node.uid.clone()).unwrap_or_default(),
-            Err(_) => return,
-        };
-        match renewed(&link, &name, &uid, duration).await {
-            Ok(_) => {
-                failures = 0;
-                tokio::select! {
-                    () = tokio::time::sleep(node_object::renew_after(duration, fastrand::u64(..))) => {}
-                    // An address that changed may have cost the connection, which is known only once it is used.
-                    () = link.network_changed() => {}
+/// How many renewals without an answer are remembered: each may have arrived.
+const MAX_UNANSWERED: usize = 16;
+
+/// The lease of this node.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub(super) link: Link,
+    pub(super) name: String,
+    pub(super) duration: Duration,
+    /// Keeps the last renewal over restarts of the agent.
+    pub(super) source: mpsc::Sender<Update>,
+    /// The times of the renewals that were sent and not answered.
+    pub(super) unanswered: Mutex<VecDeque<String>>,
+}
+
+impl Lease {
+    /// Renews it for as long as there is a Node.
+    pub(super) async fn renew(self: Arc<Self>, mut seen: watch::Receiver<Seen>) {
+        let (mut failures, mut version) = (0, 0);
+        loop {
+            self.link.online().await;
+            let uid = match seen.wait_for(|seen| seen.node().is_some()).await {
+                Ok(seen) => seen.node().map(|node| node.uid.clone()).unwrap_or_default(),
+                Err(_) => return,
+            };
+            match self.renew_once(&uid).await {
+                Ok(lease) => {
+                    failures = 0;
+                    self.compare_versions(&mut version, cluster_history::version_of(&lease)).await;
+                    tokio::select! {
+                        () = tokio::time::sleep(node_object::renew_after(self.duration, fastrand::u64(..))) => {}
+                        // An address that changed may have cost the connection, which is known only once it is used.
+                        () = self.link.network_changed() => {}
+                    }
                 }
-            }
-            Err(error) => {
-                failures += 1;
-                if failures == 1 {
-                    tracing::warn!(%error, "the node's lease is not renewed");
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 {
+                        tracing::warn!(%error, "the node's lease is not renewed");
+                    }
+                    // A link that swallows packets: a watch does not notice.
+                    if matches!(error, RequestError::Deadline(_)) {
+                        self.link.leader_failed(&error);
+                    }
+                    self.link.pause(failures, error.retry_after()).await;
                 }
-                // A link that swallows packets: a watch does not notice.
-                if matches!(error, RequestError::Deadline(_)) {
-                    link.leader_failed(&error);
-                }
-                link.pause(failures, error.retry_after()).await;
             }
         }
     }
-}
 
-async fn renewed(link: &Link, name: &str, uid: &str, duration: Duration) -> Result<Value, RequestError> {
-    let lease = Resource::Lease(LEASE_NAMESPACE.to_owned(), name.to_owned());
-    let renewal = node_object::renewal(name, duration, Timestamp::now());
-    match link.send(Request::patch(lease, PatchType::Merge, renewal)).await {
-        Err(error) if error.is_not_found() => {
-            let new = node_object::lease(name, uid, duration, Timestamp::now());
-            link.send(Request::create(Resource::Leases(LEASE_NAMESPACE.to_owned()), new)).await
+    /// Looks at the lease after a time without a connection, before anything else that the apiserver says is believed.
+    ///
+    /// # Errors
+    /// The apiserver did not answer. One that refuses says nothing about the lease.
+    pub(super) async fn check(&self) -> Result<(), RequestError> {
+        let found = match self.link.send(Request::get(self.resource())).await {
+            Ok(lease) => lease["spec"]["renewTime"].as_str().map(str::to_owned),
+            Err(RequestError::Refused { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let Some(found) = found else { return Ok(()) };
+        if self.unanswered().contains(&found) {
+            let _ = self.source.send(Update::Renewed(found)).await;
+            return Ok(());
         }
-        result => result,
+        let (answer, answered) = oneshot::channel();
+        let _ = self.source.send(Update::LeaseFound(found, answer)).await;
+        if answered.await == Ok(true) {
+            self.link.begin_anew();
+        }
+        Ok(())
+    }
+
+    async fn renew_once(&self, uid: &str) -> Result<Value, RequestError> {
+        let now = Timestamp::now();
+        let renewal = node_object::renewal(&self.name, self.duration, now);
+        let time = renewal["spec"]["renewTime"].as_str().unwrap_or_default().to_owned();
+        {
+            let mut unanswered = self.unanswered();
+            unanswered.truncate(MAX_UNANSWERED - 1);
+            unanswered.push_front(time.clone());
+        }
+        let renewed = match self.link.send(Request::patch(self.resource(), PatchType::Merge, renewal)).await {
+            Err(error) if error.is_not_found() => {
+                let new = node_object::lease(&self.name, uid, self.duration, now);
+                self.link.send(Request::create(Resource::Leases(LEASE_NAMESPACE.to_owned()), new)).await
+            }
+            result => result,
+        }?;
+        self.unanswered().clear();
+        let _ = self.source.send(Update::Renewed(time)).await;
+        Ok(renewed)
+    }
+
+    /// Whether the cluster has gone back follows from the versions of two renewals, too: of a connection that never ended.
+    async fn compare_versions(&self, before: &mut u64, now: u64) {
+        if now != 0 && now < *before {
+            let _ = self.source.send(Update::WentBack(HistoryBreak::Restored { before: *before, now })).await;
+            self.link.begin_anew();
+        }
+        *before = now;
+    }
+
+    fn resource(&self) -> Resource {
+        Resource::Lease(LEASE_NAMESPACE.to_owned(), self.name.clone())
+    }
+
+    fn unanswered(&self) -> std::sync::MutexGuard<'_, VecDeque<String>> {
+        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -62,6 +62,8 @@ struct Shared {
     identity: Mutex<Option<Validity>>,
     /// Counts the changes of the credentials.
     credentials: watch::Sender<u64>,
+    /// Counts how often the cluster has gone back to an older state.
+    beginnings: watch::Sender<u64>,
     view: watch::Sender<ClusterView>,
     /// When a request was answered last, in milliseconds; [`NEVER`]: none was.
     answered: AtomicI64,
@@ -90,12 +92,14 @@ impl Link {
         });
         let certificate = config.cluster.manages_certificate().then(|| certificates::client_certificate(config));
         let (client, identity, (credentials, _)) = (Mutex::default(), Mutex::default(), watch::channel(0));
+        let (beginnings, _) = watch::channel(0);
         Some(Self(Arc::new(Shared {
             kubeconfig,
             certificate,
             client,
             identity,
             credentials,
+            beginnings,
             view,
             answered: AtomicI64::new(NEVER),
             outbox: Outbox::default(),
@@ -159,6 +163,16 @@ impl Link {
     /// Resolves once the server does not answer any more.
     pub(super) async fn lost(&self) {
         let _ = self.0.view.subscribe().wait_for(|view| !view.state.is_online()).await;
+    }
+
+    /// The cluster has gone back to an older state: everything is to be listed anew.
+    pub(super) fn begin_anew(&self) {
+        self.0.beginnings.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// Changes when everything is to be listed anew.
+    pub(super) fn beginnings(&self) -> watch::Receiver<u64> {
+        self.0.beginnings.subscribe()
     }
 
     /// Whether the server answers.

@@ -80,7 +80,7 @@ async fn follow_object(
     source: &mpsc::Sender<api::Update>,
 ) {
     let resource = resource(key.namespace.to_string());
-    let followed = Followed { resource, fields: format!("metadata.name={}", key.name), leads: false };
+    let followed = Followed { resource, fields: format!("metadata.name={}", key.name), leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let hand_on = async {
         while let Some(update) = updates.recv().await {
@@ -109,7 +109,7 @@ async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api:
         service::KUBERNETES => format!("metadata.name={}", key.name),
         _ => String::new(),
     };
-    let followed = Followed { resource: Resource::Services(key.namespace.to_string()), fields, leads: false };
+    let followed = Followed { resource: Resource::Services(key.namespace.to_string()), fields, leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let hand_on = async {
         let mut services: BTreeMap<String, Service> = BTreeMap::new();

@@ -20,7 +20,7 @@ use super::Pulse;
 use super::persist::Persister;
 use crate::store::Store;
 use held::Held;
-use limpet_core::cluster_history::ClusterHistory;
+use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, lease_break};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::delta::Edits;
 use limpet_core::source::view::Contents;
@@ -47,6 +47,12 @@ pub enum Update {
     Deleted(Value),
     /// The apiserver has come to that version.
     Reached(String),
+    /// The apiserver has confirmed a renewal of the node's lease, of that time.
+    Renewed(String),
+    /// The node's lease is of that time. Answered with whether it is older than the last renewal.
+    LeaseFound(String, oneshot::Sender<bool>),
+    /// The cluster has gone back; a list will follow.
+    WentBack(HistoryBreak),
     /// The operator takes the cluster as it is: what it does not have ends. Answered with these pods.
     Accepted(oneshot::Sender<Vec<PodKey>>),
     /// An object that pods refer to: its newest version, or that there is none.
@@ -146,6 +152,20 @@ impl ApiSource {
                 self.held.reached(&version);
                 false
             }
+            Update::Renewed(time) => {
+                self.held.renewed(time);
+                false
+            }
+            Update::LeaseFound(time, answer) => {
+                let found = lease_break(self.held.last_renewal(), &time);
+                let _ = answer.send(found.is_some());
+                found.into_iter().for_each(|broken| self.went_back(broken));
+                false
+            }
+            Update::WentBack(broken) => {
+                self.went_back(broken);
+                false
+            }
             Update::Accepted(done) => {
                 // Nobody waits for the answer any more: it is done all the same.
                 let _ = done.send(self.accept_cluster());
@@ -190,6 +210,12 @@ impl ApiSource {
         // Only now: what a pod that is gone referred to, its successor may as well.
         self.forget_unused();
         self.snapshot.ready = true;
+    }
+
+    fn went_back(&mut self, broken: HistoryBreak) {
+        tracing::warn!(reason = %broken, "the apiserver is asked for everything anew");
+        self.held.went_back(broken);
+        self.save_history();
     }
 
     /// Holds the pods that a list does not have, if it comes from an apiserver with another history.

@@ -15,6 +15,9 @@ struct Kept {
     known: ClusterHistory,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     broken: Option<HistoryBreak>,
+    /// The last renewal of the node's lease that the apiserver has confirmed, as the lease has it. On disk it may be older.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    renewal: String,
 }
 
 /// The history of the cluster that the pods are of, and those that the apiserver of today does not have.
@@ -73,6 +76,21 @@ impl Held {
         }
     }
 
+    /// The cluster has gone back: what the next list does not have was not deleted.
+    pub(super) fn went_back(&mut self, broken: HistoryBreak) {
+        self.kept.broken.get_or_insert(broken);
+    }
+
+    /// The apiserver has confirmed a renewal of the node's lease.
+    pub(super) fn renewed(&mut self, time: String) {
+        self.kept.renewal = time;
+    }
+
+    /// The last confirmed renewal; empty: none is known.
+    pub(super) fn last_renewal(&self) -> &str {
+        &self.kept.renewal
+    }
+
     /// Whether the pod of that key is held.
     pub(super) fn holds(&self, key: &PodKey) -> bool {
         self.pods.contains_key(key)
@@ -97,7 +115,7 @@ impl Held {
             // The connection was lost before it was asked for them.
             known.authorities = std::mem::take(&mut self.kept.known.authorities);
         }
-        self.kept = Kept { known, broken: None };
+        self.kept = Kept { known, broken: None, renewal: std::mem::take(&mut self.kept.renewal) };
         std::mem::take(&mut self.pods)
     }
 

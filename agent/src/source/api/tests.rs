@@ -210,6 +210,40 @@ async fn what_a_restored_cluster_does_not_have_runs_on_until_it_is_accepted() {
     assert!(names(&again[1]).is_empty(), "from then on its lists count");
 }
 
+/// The cluster has gone back and come further than before, while the node did not see it.
+#[tokio::test]
+async fn a_lease_from_before_the_last_renewal_says_that_the_cluster_was_restored() {
+    let root = tempfile::tempdir().unwrap();
+    let time = |second: u8| format!("2026-11-25T02:00:{second:02}.000000Z");
+    let found = |second| {
+        let (answer, answered) = oneshot::channel();
+        (Update::LeaseFound(time(second), answer), answered)
+    };
+    let (same, of_same) = found(10);
+    let known = vec![pod("web", "u-1", json!({})), pod("old", "u-3", json!({}))];
+    published(root.path(), vec![Update::Renewed(time(10)), Update::Listed(known, at(900, "a")), same]).await;
+    assert!(!of_same.await.unwrap());
+    let (older, of_older) = found(0);
+    let restored = || vec![pod("old", "u-3", json!({}))];
+    let all = published(root.path(), vec![older, Update::Listed(restored(), at(2000, "a"))]).await;
+    assert!(of_older.await.unwrap(), "the renewal is known over a restart of the agent");
+    assert_eq!(names(all.last().unwrap()), ["shop/old u-3", "shop/web u-1"]);
+    let all = published(root.path(), vec![Update::Renewed(time(20)), Update::Listed(restored(), at(2001, "a"))]).await;
+    let Health::Unavailable(why) = &all.last().unwrap().health else { panic!("{:?}", all.last()) };
+    assert!(why.contains("lease is of 2026-11-25T02:00:00") && why.contains("shop/web"), "{why}");
+    let all = published(
+        root.path(),
+        vec![
+            Update::Listed(restored(), at(2001, "a")),
+            Update::Accepted(oneshot::channel().0),
+            Update::WentBack(HistoryBreak::Restored { before: 9, now: 8 }),
+            Update::Listed(Vec::new(), at(3000, "a")),
+        ],
+    )
+    .await;
+    assert_eq!(names(all.last().unwrap()), ["shop/old u-3"], "versions of two renewals say the same");
+}
+
 #[tokio::test]
 async fn another_cluster_ends_nothing_and_the_first_one_may_come_back() {
     let root = tempfile::tempdir().unwrap();
