@@ -29,6 +29,8 @@ pub struct Apiserver {
 /// Its store, with the ports it has.
 #[derive(Debug)]
 pub(crate) struct Etcd {
+    command: Command,
+    log: PathBuf,
     daemon: Daemon,
     _ports: [Port; 2],
 }
@@ -37,6 +39,12 @@ impl Etcd {
     /// Its process.
     pub(crate) fn daemon(&mut self) -> &mut Daemon {
         &mut self.daemon
+    }
+
+    /// Starts it again, after its process has ended.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        self.daemon = Daemon::start(&mut self.command, &self.log)?;
+        Ok(())
     }
 }
 
@@ -130,6 +138,7 @@ pub(crate) fn etcd(dir: &Path, certificates: Option<&Path>) -> Result<(Etcd, Str
             command.arg(format!("--{flag}={}", certificates.join(file).display()));
         }
     }
-    let daemon = Daemon::start(&mut command, &dir.join("etcd.log"))?;
-    Ok((Etcd { daemon, _ports: ports }, client))
+    let log = dir.join("etcd.log");
+    let daemon = Daemon::start(&mut command, &log)?;
+    Ok((Etcd { command, log, daemon, _ports: ports }, client))
 }

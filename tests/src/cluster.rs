@@ -1,6 +1,7 @@
 //! A cluster on loopback as kubeadm secures one: etcd and a kube-apiserver with certificates, RBAC, the node authorizer,
 //! NodeRestriction and the aggregation layer. Where it is wanted, with its controllers and its scheduler.
 
+mod backup;
 mod certificates;
 mod controllers;
 pub mod kubelet_api;

@@ -9,6 +9,7 @@ use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
 use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
 use pull_secrets::an_image_is_pulled_with_the_secret_of_the_service_account;
+use restored::a_restored_cluster_is_noticed_and_ends_nothing;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -16,6 +17,8 @@ use serde_json::{Value, json};
 mod pods_api;
 #[path = "api_pods/pull_secrets.rs"]
 mod pull_secrets;
+#[path = "api_pods/restored.rs"]
+mod restored;
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -31,6 +34,7 @@ fn main() -> ExitCode {
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
+        joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
         joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
         joining(case!(a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first)),
         joining(case!(a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room)),

@@ -1,0 +1,49 @@
+//! The state of a cluster, kept and put back: etcd's directory, as an operator restores it.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::Cluster;
+
+impl Cluster {
+    /// Keeps what the cluster is now. The apiserver and etcd are down meanwhile.
+    pub fn back_up(&mut self) -> Result<()> {
+        self.while_down(|cluster| {
+            fs::remove_dir_all(cluster.backup()).ok();
+            copy(cluster.state(), cluster.backup())
+        })
+    }
+
+    /// Puts back what was kept.
+    pub fn restore(&mut self) -> Result<()> {
+        self.while_down(|cluster| {
+            fs::remove_dir_all(cluster.state()).context("etcd's directory")?;
+            copy(cluster.backup(), cluster.state())
+        })
+    }
+
+    fn while_down(&mut self, work: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
+        self.stop()?;
+        self.etcd.daemon().kill();
+        work(self)?;
+        self.etcd.start()?;
+        self.start()
+    }
+
+    fn state(&self) -> PathBuf {
+        self.dir.join("etcd")
+    }
+
+    fn backup(&self) -> PathBuf {
+        self.dir.join("etcd-backup")
+    }
+}
+
+fn copy(from: PathBuf, to: PathBuf) -> Result<()> {
+    let status = Command::new("cp").arg("-a").args([&from, &to]).status()?;
+    ensure!(status.success(), "cp -a {} {}", from.display(), to.display());
+    Ok(())
+}

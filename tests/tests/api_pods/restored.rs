@@ -1,0 +1,75 @@
+//! A cluster that was restored from a backup, with a node that was connected before, and one that was not.
+
+use anyhow::{Result, ensure};
+use limpet_tests::cluster::{self, Cluster, join};
+use limpet_tests::manifest::{IDLE, simple};
+use limpet_tests::node::container_id;
+use limpet_tests::{TestNode, wait};
+
+use super::{create, object, wait_reported, with_account};
+
+/// A pod that was made after the backup runs on, whether or not the node was there when the cluster went back, and whether or
+/// not the cluster has come further than before by then.
+pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    create(node, &cluster, &simple("known", IDLE))?;
+    let known = wait_reported(node, &cluster, "known")?;
+    cluster.back_up()?;
+    // The lease that the backup has is older than the next renewal.
+    let renewed = wait_renewed(node, &cluster, "")?;
+    wait_renewed(node, &cluster, &renewed)?;
+    create(node, &cluster, &simple("later", IDLE))?;
+    let later = wait_reported(node, &cluster, "later")?;
+
+    cluster.restore()?;
+    wait_noticed(node, "later")?;
+    node.agent.kill();
+    cluster.restore()?;
+    come_further(&cluster, &later["metadata"]["resourceVersion"])?;
+    node.agent.start()?;
+    wait_noticed(node, "later")?;
+    for (name, before) in [("known", &known), ("later", &later)] {
+        let now = node.wait_running(name)?;
+        ensure!(container_id(&now, "main")? == container_id(before, "main")?, "{name} was restarted");
+    }
+
+    let accepted = node.agent.cli(&["cluster", "accept"])?.success()?;
+    ensure!(accepted == format!("pod/default/{} ends\n", node.full_name("later")), "{accepted:?}");
+    node.wait_gone("later")?;
+    let sources = node.agent.cli(&["sources"])?.success()?;
+    ensure!(!sources.contains("backup"), "{sources}");
+    wait_reported(node, &cluster, "known").map(drop)
+}
+
+/// The node's lease once it was renewed after `before`.
+fn wait_renewed(node: &TestNode, cluster: &Cluster, before: &str) -> Result<String> {
+    let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
+    let renewed = |lease: &serde_json::Value| lease["spec"]["renewTime"].as_str().is_some_and(|time| time > before);
+    let lease = cluster::wait_at(cluster, &lease, "renewed", renewed)?;
+    Ok(lease["spec"]["renewTime"].as_str().unwrap_or_default().to_owned())
+}
+
+fn wait_noticed(node: &TestNode, pod: &str) -> Result<()> {
+    let pod = node.full_name(pod);
+    wait::until_true(wait::SOON, "the sign of the restored cluster", || {
+        let sources = node.agent.cli(&["sources"]).and_then(|said| said.success());
+        sources.is_ok_and(|said| said.contains("restored from an older backup") && said.contains(&pod))
+    })
+}
+
+/// Changes so much that the cluster is at a newer version than `version`.
+fn come_further(cluster: &Cluster, version: &serde_json::Value) -> Result<()> {
+    let number = |version: &serde_json::Value| version.as_str().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+    let maps = "/api/v1/namespaces/default/configmaps";
+    for count in 0.. {
+        let name = format!("change-{count}");
+        cluster.create(maps, &object(&name, serde_json::json!({})))?;
+        let found = cluster.get(&format!("{maps}/{name}"))?.unwrap_or_default();
+        if number(&found["metadata"]["resourceVersion"]) > number(version) + 20 {
+            break;
+        }
+    }
+    Ok(())
+}
