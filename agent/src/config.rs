@@ -18,6 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::store::KeyLocation;
 use limpet_bpf::GuardMode;
 
 pub use cluster::ClusterSettings;
@@ -199,6 +200,8 @@ pub struct Config {
     pub ignore_other_agents: bool,
     /// `socketAllowedPods`: the pods whose processes may use the local socket.
     pub socket_allowed_pods: Vec<PodKey>,
+    /// `secretEncryptionKey`; `None`: Secrets are kept as they are.
+    pub secret_key: Option<KeyLocation>,
     /// `criSocket`.
     pub cri_socket: CriSocket,
     /// `manifestGuard` and the related settings.
@@ -257,6 +260,7 @@ impl Default for Config {
             verbosity: 2,
             ignore_other_agents: false,
             socket_allowed_pods: Vec::new(),
+            secret_key: None,
             cri_socket: CriSocket::default(),
             guard: GuardSettings::default(),
             cluster: ClusterSettings::default(),

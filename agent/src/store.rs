@@ -19,6 +19,7 @@ mod kinds;
 mod quarantine;
 mod record;
 mod salvage;
+mod seal;
 mod table;
 
 use std::collections::BTreeMap;
@@ -31,10 +32,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
 pub use changes::Changes;
+use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 use record::Record;
+pub use seal::{KeyError, KeyLocation, Sealer};
 use table::Table;
 pub use table::{Address, Stored};
 
@@ -71,6 +74,9 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
+    /// A Secret is among the changes, and the key that it is to be encrypted with cannot be had.
+    #[error("a Secret cannot be kept: the key of secretEncryptionKey cannot be had")]
+    Locked,
     /// Reading or writing failed: disk full, I/O error.
     #[error("cannot {operation} {path}")]
     Transaction {
@@ -125,6 +131,7 @@ pub(crate) fn check_record(bytes: &[u8]) {
 #[derive(Debug)]
 pub struct Store {
     path: PathBuf,
+    sealer: Sealer,
     state: Mutex<State>,
 }
 
@@ -146,7 +153,24 @@ impl Store {
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
         let (database, set_aside) = open_or_rebuild(path)?;
         let state = Mutex::new(State { database: Some(database), ..State::default() });
-        Ok((Self { path: path.to_owned(), state }, set_aside))
+        Ok((Self { path: path.to_owned(), sealer: Sealer::Off, state }, set_aside))
+    }
+
+    /// Keeps Secrets and tokens sealed from now on, also those that are stored already.
+    ///
+    /// # Errors
+    /// Reading or writing failed.
+    pub fn sealed_by(mut self, sealer: Sealer) -> Result<Self, StoreError> {
+        self.sealer = sealer;
+        if let Sealer::Ready(_) = self.sealer {
+            for source in SourceKind::ALL {
+                let mut changes = Changes::default();
+                let records = self.load::<LastGood>(source)?.records;
+                records.into_iter().for_each(|(name, record)| changes.put(name, Some(record)));
+                self.apply(source, &changes)?;
+            }
+        }
+        Ok(self)
     }
 
     /// Damaged databases that were set aside, newest last: this one may lack records that only they had.
@@ -167,7 +191,8 @@ impl Store {
     /// # Errors
     /// Reading failed.
     pub fn load<R: Stored>(&self, source: SourceKind) -> Result<Loaded<R>, StoreError> {
-        let records = self.transact("read", |database| table::all(&database.begin_read()?, source))?;
+        let records: BTreeMap<_, R> = self.transact("read", |database| table::all(&database.begin_read()?, source))?;
+        let records = records.into_iter().map(|(name, record)| (name, record.opened(&self.sealer))).collect();
         Ok(Loaded { records, complete: self.damaged().is_empty() })
     }
 
@@ -176,7 +201,8 @@ impl Store {
     /// # Errors
     /// Reading failed.
     pub fn get<R: Stored>(&self, source: SourceKind, name: &str) -> Result<Option<R>, StoreError> {
-        self.transact("read", |database| table::get(&database.begin_read()?, source, name))
+        let record: Option<R> = self.transact("read", |database| table::get(&database.begin_read()?, source, name))?;
+        Ok(record.map(|record| record.opened(&self.sealer)))
     }
 
     /// The last changes of a pod's manifest, oldest first.
@@ -191,9 +217,10 @@ impl Store {
     /// Returns whether the disk was written to.
     ///
     /// # Errors
-    /// Writing failed and nothing was stored: retry with the next changes.
+    /// Writing failed and nothing was stored: retry with the next changes. [`StoreError::Locked`]: all but Secrets was.
     pub fn apply(&self, source: SourceKind, changes: &Changes) -> Result<bool, StoreError> {
-        self.transact("write", |database| changes.write(database, source))
+        let written = self.transact("write", |database| changes.write(database, source, &self.sealer))?;
+        if changes.may_be_written(&self.sealer) { Ok(written) } else { Err(StoreError::Locked) }
     }
 
     /// Simulates a failed write: the next call reopens the file.
@@ -231,7 +258,9 @@ impl Store {
         let owners: Vec<_> = state.held.iter().filter_map(|(source, held)| Some((*source, held.upgrade()?))).collect();
         for (source, held) in owners {
             let changes = held.everything();
-            if let Err(error) = self.attempt(state, &|database: &Database| changes.write(database, source))? {
+            if let Err(error) =
+                self.attempt(state, &|database: &Database| changes.write(database, source, &self.sealer))?
+            {
                 tracing::error!(%source, %error, "cannot save again what the damaged database had");
                 return Ok(());
             }

@@ -2,11 +2,13 @@
 //! for them, registry passwords; and that no output contains a Secret's value.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64_STANDARD;
 use limpet_tests::image::ImageBuilder;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::container;
@@ -27,7 +29,41 @@ fn main() -> ExitCode {
         case!(a_broken_object_leaves_the_last_good_one),
         case!(a_registry_password_from_a_secret),
         case!(pushed_objects_serve_pushed_pods_and_survive_a_crash),
+        case!(a_secret_is_encrypted_on_disk_and_unusable_without_its_key).on(|node| node.agent = false),
     ])
+}
+
+/// The key is put in place, taken away, and put back.
+fn a_secret_is_encrypted_on_disk_and_unusable_without_its_key(node: &mut TestNode) -> Result<()> {
+    let key = node.dir().join("secret.key");
+    fs::write(&key, "5b".repeat(32))?;
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600))?;
+    node.agent.reconfigure(|settings| settings.limpet.push(format!("secretEncryptionKey: {}", key.display())))?;
+    node.agent.start()?;
+    let token = secret("token", json!({ "b": VALUE })).to_string();
+    node.agent.cli_with_input(&["apply", "-f", "-"], token.as_bytes())?.success()?;
+    let database = fs::read(node.agent.settings().root().join("limpet.db"))?;
+    for text in [VALUE.to_owned(), BASE64_STANDARD.encode(VALUE)] {
+        let shown = database.windows(text.len()).any(|part| part == text.as_bytes());
+        ensure!(!shown, "the database has the Secret's value");
+    }
+
+    node.agent.kill();
+    let aside = key.with_extension("aside");
+    fs::rename(&key, &aside)?;
+    node.agent.start()?;
+    let volume = json!({ "name": "conf", "secret": { "secretName": "token" } });
+    let web = web(json!({ "volumeMounts": [{ "name": "conf", "mountPath": "/conf" }] }), json!([volume]));
+    node.agent.cli_with_input(&["apply", "-f", "-"], web.to_string().as_bytes())?.success()?;
+    node.wait_event("secret \"token\" not found")?;
+    let refused = node.agent.cli_with_input(&["apply", "-f", "-"], token.as_bytes())?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("secretEncryptionKey"), "{refused:?}");
+
+    node.agent.kill();
+    fs::rename(&aside, &key)?;
+    node.agent.start()?;
+    node.wait_running("web")?;
+    wait_reads(node, "/conf/b", VALUE)
 }
 
 fn its_memory_is_dumped_nowhere(node: &mut TestNode) -> Result<()> {

@@ -248,6 +248,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("nodeIP", Text),
     supported("ignoreOtherAgents", Bool),
     supported("socketAllowedPods", Texts),
+    supported("secretEncryptionKey", Text),
     supported("criSocket", Switch),
     supported("pluginDirectory", Switch),
     supported("cdiSpecDirectories", Texts),

@@ -130,6 +130,7 @@ pub(crate) fn document(config: &Config) -> Value {
             "criSocket": config.cri_socket(),
             "pluginDirectory": config.plugin_dir(),
             "cdiSpecDirectories": config.cdi_dirs,
+            "secretEncryptionKey": config.secret_key.as_ref().map(ToString::to_string),
             "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
     });

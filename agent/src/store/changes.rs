@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redb::{Database, ReadableDatabase};
 
 use super::history;
+use super::seal::Sealer;
 use super::table::{LimitRemoved, Put, Stored, Write, next_sequence};
 use limpet_core::source::ManifestChange;
 use limpet_model::source::SourceKind;
@@ -43,12 +44,17 @@ impl Changes {
         self.remember(&later.history);
     }
 
+    /// Whether all of them may be written.
+    pub(super) fn may_be_written(&self, sealer: &Sealer) -> bool {
+        self.records.values().all(|record| record.may_be_written(sealer))
+    }
+
     /// Writes what is not stored yet. Returns whether there was any.
-    pub(super) fn write(&self, database: &Database, source: SourceKind) -> Result<bool, redb::Error> {
+    pub(super) fn write(&self, database: &Database, source: SourceKind, sealer: &Sealer) -> Result<bool, redb::Error> {
         let reading = database.begin_read()?;
         let mut records = Vec::new();
         for ((tag, name), record) in &self.records {
-            if record.is_new(&reading, source, name)? {
+            if record.is_new(&reading, source, name, sealer)? {
                 records.push((*tag, &**name, record));
             }
         }
@@ -62,7 +68,7 @@ impl Changes {
             let sequence = next_sequence(&transaction)?;
             let mut limits: BTreeMap<u8, LimitRemoved> = BTreeMap::new();
             for (tag, name, record) in records {
-                record.write(&transaction, sequence, source, name)?;
+                record.write(&transaction, sequence, source, name, sealer)?;
                 limits.extend(record.limit_removed().map(|limit| (tag, limit)));
             }
             limits.into_values().try_for_each(|limit| limit(&transaction, source))?;

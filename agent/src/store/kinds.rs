@@ -1,10 +1,12 @@
 //! The types of records, each in one definition.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
 use super::record::{put, take};
+use super::seal::Sealer;
 use super::table::{Stored, Table};
 use limpet_core::last_good::LastGood;
 use limpet_model::directory_id::DirectoryId;
@@ -41,6 +43,14 @@ impl Stored for LastGood {
 
     fn same(&self, other: &Self) -> bool {
         Self::same(self, other)
+    }
+
+    fn sealed(&self, sealer: &Sealer) -> Option<Cow<'_, Self>> {
+        sealer.sealed(self).map(Cow::Owned)
+    }
+
+    fn opened(self, sealer: &Sealer) -> Self {
+        sealer.opened(self)
     }
 }
 

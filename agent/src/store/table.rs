@@ -1,6 +1,7 @@
 //! Typed tables: one per type of record, each record with its own checksum ([`super::record`]). Reads and writes within
 //! one transaction.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use redb::{Key, ReadTransaction, ReadableTable, TableDefinition, TableError, Val
 
 use super::kinds::TABLES;
 use super::record::Record;
+use super::seal::Sealer;
 use limpet_model::source::SourceKind;
 
 /// `sequence` -> the sequence of the newest record.
@@ -18,7 +20,7 @@ const SEQUENCE: &str = "sequence";
 pub(super) const MAX_REMOVED: usize = 64;
 
 /// A type of record: its table, and how a record is encoded. All of it is on disk and never changes.
-pub trait Stored: Debug + Send + Sync + Sized + 'static {
+pub trait Stored: Debug + Clone + Send + Sync + Sized + 'static {
     /// What the table's keys consist of.
     type Key: Address;
     /// The table's name.
@@ -36,6 +38,16 @@ pub trait Stored: Debug + Send + Sync + Sized + 'static {
 
     /// Whether `other` need not be written where this one is stored.
     fn same(&self, other: &Self) -> bool;
+
+    /// The record as it is written; `None`: it is not to be written now.
+    fn sealed(&self, _: &Sealer) -> Option<Cow<'_, Self>> {
+        Some(Cow::Borrowed(self))
+    }
+
+    /// The record as it was before [`Stored::sealed`].
+    fn opened(self, _: &Sealer) -> Self {
+        self
+    }
 }
 
 /// The key of a record.
@@ -157,8 +169,17 @@ pub(super) fn start_sequence(transaction: &WriteTransaction, sequence: u64) -> R
 
 /// One record to write, whatever its type.
 pub(super) trait Write: Debug + Send + Sync {
-    /// Whether something else is stored.
-    fn is_new(&self, transaction: &ReadTransaction, source: SourceKind, name: &str) -> Result<bool, redb::Error>;
+    /// Whether it is to be written now: not a Secret without the key that is configured.
+    fn may_be_written(&self, sealer: &Sealer) -> bool;
+
+    /// Whether something else is stored, and it may be written.
+    fn is_new(
+        &self,
+        transaction: &ReadTransaction,
+        source: SourceKind,
+        name: &str,
+        sealer: &Sealer,
+    ) -> Result<bool, redb::Error>;
 
     /// Writes it with that sequence.
     fn write(
@@ -167,6 +188,7 @@ pub(super) trait Write: Debug + Send + Sync {
         sequence: u64,
         source: SourceKind,
         name: &str,
+        sealer: &Sealer,
     ) -> Result<(), redb::Error>;
 
     /// For a removed name: what drops the oldest such records beyond the limit.
@@ -181,10 +203,27 @@ pub(super) type LimitRemoved = fn(&WriteTransaction, SourceKind) -> Result<(), r
 pub(super) struct Put<R>(pub(super) Option<R>);
 
 impl<R: Stored> Write for Put<R> {
-    fn is_new(&self, transaction: &ReadTransaction, source: SourceKind, name: &str) -> Result<bool, redb::Error> {
-        Ok(match (find::<R>(transaction, source, name)?, &self.0) {
+    fn may_be_written(&self, sealer: &Sealer) -> bool {
+        self.0.as_ref().is_none_or(|record| record.sealed(sealer).is_some())
+    }
+
+    fn is_new(
+        &self,
+        transaction: &ReadTransaction,
+        source: SourceKind,
+        name: &str,
+        sealer: &Sealer,
+    ) -> Result<bool, redb::Error> {
+        let wanted = match &self.0 {
+            Some(record) => match record.sealed(sealer) {
+                Some(sealed) => Some(sealed),
+                None => return Ok(false),
+            },
+            None => None,
+        };
+        Ok(match (find::<R>(transaction, source, name)?, wanted) {
             (Found::Nothing | Found::Removed(_), None) => false,
-            (Found::Record(stored), Some(wanted)) => !stored.same(wanted),
+            (Found::Record(stored), Some(wanted)) => !stored.same(&wanted),
             _ => true,
         })
     }
@@ -195,11 +234,13 @@ impl<R: Stored> Write for Put<R> {
         sequence: u64,
         source: SourceKind,
         name: &str,
+        sealer: &Sealer,
     ) -> Result<(), redb::Error> {
         let mut content = Vec::new();
         let tag = match &self.0 {
             Some(record) => {
-                record.encode(&mut content);
+                let Some(sealed) = record.sealed(sealer) else { return Ok(()) };
+                sealed.encode(&mut content);
                 R::TAG
             }
             // A removed name leaves a record, see [`super::salvage`].

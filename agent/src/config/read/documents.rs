@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::store::KeyLocation;
 use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
@@ -185,6 +186,22 @@ impl Judge {
         }
     }
 
+    fn secret_key(&mut self, map: &Map<'_>) -> Option<KeyLocation> {
+        let (text, at) = map.text("secretEncryptionKey")?;
+        let is_name = |name: &str| {
+            !name.is_empty() && !name.starts_with('.') && name.bytes().all(|c| c.is_ascii_graphic() && c != b'/')
+        };
+        match text.strip_prefix("credential:") {
+            Some(name) if is_name(name) => return Some(KeyLocation::Credential(name.to_owned())),
+            None if text.starts_with('/') => return Some(KeyLocation::File(text.into())),
+            _ => {}
+        }
+        let message =
+            format!("{text:?} is neither an absolute path nor credential: and the name of a systemd credential");
+        self.error(Some(at), "secretEncryptionKey", message);
+        None
+    }
+
     /// Applies the values of LimpetConfiguration.
     pub(super) fn limpet(&mut self, map: &Map<'_>, config: &mut Config) {
         self.absolute_path(map, "rootDirectory", &mut config.root_dir);
@@ -200,6 +217,7 @@ impl Judge {
         [self.url.ca_file, self.url.cert_file, self.url.key_file] = url;
         self.directories(map, "cniBinaryDirectories", &mut config.cni_bin_dirs);
         self.directories(map, "cdiSpecDirectories", &mut config.cdi_dirs);
+        config.secret_key = self.secret_key(map);
         if let Some((snapshotter, at)) = map.text("snapshotter") {
             if snapshotter.is_empty() {
                 self.error(Some(at), "snapshotter", "is empty");

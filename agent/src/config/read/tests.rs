@@ -81,7 +81,7 @@ fn every_supported_key_has_an_effect() {
          runtimeClasses:\n  crun: {{binary: /usr/bin/crun}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
          devices:\n  example.com/modem: {{paths: [/dev/ttyS0], exclusive: true, permissions: rw}}\n\
-         serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\npluginDirectory: /plugins\ncdiSpecDirectories: [/cdi]\n\
+         serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\nsecretEncryptionKey: credential:limpet\npluginDirectory: /plugins\ncdiSpecDirectories: [/cdi]\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
          staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
@@ -192,6 +192,7 @@ fn every_supported_key_has_an_effect() {
         probe_timer_slack: 5,
         ignore_other_agents: true,
         socket_allowed_pods: vec![PodKey::new("default", "deployer"), PodKey::new("lab", "ci")],
+        secret_key: Some(crate::store::KeyLocation::Credential("limpet".to_owned())),
         cri_socket: super::super::CriSocket::At("/run/cri.sock".into()),
         plugin_dir: super::super::PluginDirectory::At("/plugins".into()),
         cdi_dirs: vec!["/cdi".into()],

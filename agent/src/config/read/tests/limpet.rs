@@ -1,6 +1,7 @@
 //! Keys of LimpetConfiguration that are checked: devices, runtime classes, the guard.
 
 use super::*;
+use crate::store::KeyLocation;
 
 #[test]
 fn a_wrong_device_is_an_error_with_its_place() {
@@ -62,4 +63,15 @@ fn an_invalid_guard_setting_is_an_error() {
     let (config, warnings, _) = load_text(&text, &["--pod-manifest-path=/m"]);
     assert_eq!(config.unwrap().guard.mode, Some(GuardMode::Containers));
     assert!(warnings.len() == 1 && warnings[0].contains("manifestGuard: strict only"), "{warnings:?}");
+}
+
+#[test]
+fn the_key_of_secrets_is_a_file_or_a_credential() {
+    let read = |value: &str| load_text(&format!("{LIMPET_HEAD}secretEncryptionKey: {value}\n"), &[]).0;
+    assert_eq!(read("/etc/limpet/key").unwrap().secret_key, Some(KeyLocation::File("/etc/limpet/key".into())));
+    assert_eq!(read("credential:edge").unwrap().secret_key, Some(KeyLocation::Credential("edge".to_owned())));
+    for wrong in ["key", "'credential:'", "credential:a/b", "credential:..", "''"] {
+        let faults = read(wrong).unwrap_err();
+        assert!(faults[0].contains("secretEncryptionKey") && faults[0].contains("neither"), "{wrong}: {faults:?}");
+    }
 }

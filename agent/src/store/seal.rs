@@ -1,0 +1,216 @@
+//! Secrets and tokens are kept encrypted where the operator has given a key.
+//!
+//! A manifest of theirs is replaced by its sealed form before it is written, and opened when it is read; what else is kept
+//! stays readable. ChaCha20-Poly1305, which is fast without AES instructions, by `ring`, which TLS needs anyway. The nonce is
+//! a keyed digest of the text: equal texts have equal sealed forms, so what has not changed is not written again.
+//!
+//! Without the key that was configured nothing of them is read, and nothing written: what is on disk stays for the day when
+//! the key is there again.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::hmac::{self, HMAC_SHA256};
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+use limpet_core::last_good::LastGood;
+use limpet_model::object::ObjectKind;
+
+/// How a sealed manifest begins; no manifest does.
+const SEALED: &[u8] = b"limpet-sealed-1\0";
+/// Bytes of a key.
+const KEY: usize = 32;
+/// A key in hexadecimal digits has twice as many.
+const HEX: usize = 2 * KEY;
+
+/// Where the key is: `secretEncryptionKey`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyLocation {
+    /// An absolute path.
+    File(PathBuf),
+    /// `credential:` and the name of one that systemd passes on (systemd.exec(5), `LoadCredentialEncrypted=`).
+    Credential(String),
+}
+
+impl fmt::Display for KeyLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path) => write!(f, "{}", path.display()),
+            Self::Credential(name) => write!(f, "credential:{name}"),
+        }
+    }
+}
+
+/// Why the key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The unit passes no credentials.
+    #[error("no credential {0:?}: limpet was started without credentials; add LoadCredentialEncrypted={0} to its unit")]
+    NoCredentials(String),
+    /// It cannot be read.
+    #[error("cannot read the key {path}")]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Others than its owner can read it.
+    #[error("the key {0} can be read by others than its owner: chmod 600 {0}")]
+    Open(PathBuf),
+    /// It is none.
+    #[error("{0} is no key: it must have 32 random bytes, or 64 hexadecimal digits (openssl rand -hex 32)")]
+    Form(PathBuf),
+}
+
+/// Seals and opens what is confidential.
+pub enum Sealer {
+    /// No key is configured: everything is kept as it is.
+    Off,
+    /// The configured key cannot be had.
+    Locked,
+    /// The key is there.
+    Ready(Box<Keys>),
+}
+
+/// Made from the configured key.
+pub struct Keys {
+    encryption: LessSafeKey,
+    nonces: hmac::Key,
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "Off",
+            Self::Locked => "Locked",
+            Self::Ready(_) => "Ready",
+        })
+    }
+}
+
+impl Sealer {
+    /// Reads the key. `credentials`: systemd's `$CREDENTIALS_DIRECTORY`.
+    ///
+    /// # Errors
+    /// See [`KeyError`].
+    pub fn open(key: &KeyLocation, credentials: Option<&Path>) -> Result<Self, KeyError> {
+        let path = match key {
+            KeyLocation::File(path) => path.clone(),
+            KeyLocation::Credential(name) => {
+                credentials.ok_or_else(|| KeyError::NoCredentials(name.clone()))?.join(name)
+            }
+        };
+        let (mode, bytes) = read(&path).map_err(|source| KeyError::Read { path: path.clone(), source })?;
+        // systemd alone decides who may read a credential.
+        if matches!(key, KeyLocation::File(_)) && mode & 0o077 != 0 {
+            return Err(KeyError::Open(path));
+        }
+        let secret = parsed(&bytes).ok_or(KeyError::Form(path))?;
+        Ok(Self::of(&secret))
+    }
+
+    fn of(secret: &[u8; KEY]) -> Self {
+        let secret = hmac::Key::new(HMAC_SHA256, secret);
+        let derived = |purpose: &str| hmac::sign(&secret, purpose.as_bytes());
+        let Ok(encryption) = UnboundKey::new(&CHACHA20_POLY1305, derived("encryption").as_ref()) else {
+            // A SHA-256 digest has the length of a key.
+            return Self::Locked;
+        };
+        let nonces = hmac::Key::new(HMAC_SHA256, derived("nonces").as_ref());
+        Self::Ready(Box::new(Keys { encryption: LessSafeKey::new(encryption), nonces }))
+    }
+
+    /// The record as it is written; `None`: it is not to be written, since it has something that cannot be sealed.
+    pub(super) fn sealed(&self, record: &LastGood) -> Option<LastGood> {
+        let seal = |manifest: &Arc<[u8]>| match (is_confidential(manifest), self) {
+            (false, _) | (true, Self::Off) => Some(Arc::clone(manifest)),
+            (true, Self::Locked) => None,
+            (true, Self::Ready(keys)) => keys.seal(manifest),
+        };
+        let manifests = record.manifests.iter().map(seal).collect::<Option<_>>()?;
+        Some(LastGood { manifests, mark: record.mark.clone(), accepted: record.accepted })
+    }
+
+    /// The record as it was before it was sealed, without what cannot be opened.
+    pub(super) fn opened(&self, mut record: LastGood) -> LastGood {
+        let open = |manifest: Arc<[u8]>| match (manifest.strip_prefix(SEALED), self) {
+            (None, _) => Some(manifest),
+            (Some(sealed), Self::Ready(keys)) => keys.open(sealed),
+            (Some(_), _) => None,
+        };
+        let before = record.manifests.len();
+        record.manifests = record.manifests.into_iter().filter_map(open).collect();
+        if record.manifests.len() < before {
+            tracing::error!("a Secret that is kept encrypted cannot be read without the key that it was written with");
+        }
+        record
+    }
+}
+
+impl Keys {
+    fn seal(&self, manifest: &[u8]) -> Option<Arc<[u8]>> {
+        let digest = hmac::sign(&self.nonces, manifest);
+        let nonce = digest.as_ref().first_chunk::<NONCE_LEN>()?;
+        let mut text = Zeroizing::new(manifest.to_vec());
+        text.reserve_exact(CHACHA20_POLY1305.tag_len());
+        self.encryption
+            .seal_in_place_append_tag(Nonce::assume_unique_for_key(*nonce), Aad::from(SEALED), &mut *text)
+            .ok()?;
+        Some([SEALED, nonce, &text].concat().into())
+    }
+
+    fn open(&self, sealed: &[u8]) -> Option<Arc<[u8]>> {
+        let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
+        let mut text = Zeroizing::new(text.to_vec());
+        let nonce = Nonce::assume_unique_for_key(*nonce);
+        let opened = self.encryption.open_in_place(nonce, Aad::from(SEALED), &mut text).ok()?;
+        Some(Arc::from(&*opened))
+    }
+}
+
+/// Whether a manifest is of a kind whose values are secret.
+fn is_confidential(manifest: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Kind<'a> {
+        #[serde(borrow)]
+        kind: std::borrow::Cow<'a, str>,
+    }
+    let secret = [ObjectKind::Secret, ObjectKind::ServiceAccountToken].map(ObjectKind::as_str);
+    serde_json::from_slice(manifest).is_ok_and(|Kind { kind }| secret.contains(&&*kind))
+}
+
+/// Its permissions, and its content as far as a key may be long.
+fn read(path: &Path) -> std::io::Result<(u32, Zeroizing<Vec<u8>>)> {
+    let file = File::open(path)?;
+    let mode = file.metadata()?.permissions().mode();
+    let mut bytes = Zeroizing::new(Vec::with_capacity(HEX + 3));
+    file.take(HEX as u64 + 3).read_to_end(&mut bytes)?;
+    Ok((mode, bytes))
+}
+
+fn parsed(bytes: &[u8]) -> Option<Zeroizing<[u8; KEY]>> {
+    if let Ok(key) = <[u8; KEY]>::try_from(bytes) {
+        return Some(Zeroizing::new(key));
+    }
+    let text = std::str::from_utf8(bytes).ok()?.trim_end();
+    let mut key = Zeroizing::new([0; KEY]);
+    if text.len() != HEX || !text.is_ascii() {
+        return None;
+    }
+    for (byte, digits) in key.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
+    }
+    Some(key)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
