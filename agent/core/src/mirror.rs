@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
 use crate::status::observed::ObservedPod;
@@ -271,6 +272,17 @@ fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Valu
         ("ephemeralContainerStatuses", &status.ephemeral_container_statuses),
     ];
     patch.extend(lists.map(|(name, value)| (name.to_owned(), json!(value))));
+    // Maps are merged: cpu and memory are what a pod may have had and has no more.
+    let amounts = |list: &Option<BTreeMap<String, Quantity>>| {
+        let mut all = json!({ "cpu": null, "memory": null });
+        list.iter().flatten().for_each(|(name, amount)| all[name] = json!(amount));
+        all
+    };
+    let resources = status.resources.as_ref();
+    let resources = resources.map(|of| json!({ "limits": amounts(&of.limits), "requests": amounts(&of.requests) }));
+    patch.insert("resources".to_owned(), json!(resources));
+    let allocated = status.resources.as_ref().map(|_| amounts(&status.allocated_resources));
+    patch.insert("allocatedResources".to_owned(), json!(allocated));
     // These two are merged by address, unless the patch says otherwise.
     let replaced = |list: Value| {
         let all = list.as_array().cloned().unwrap_or_default();

@@ -180,6 +180,16 @@ fn a_status_clears_what_is_gone_and_leaves_others_conditions() {
     let deleted: Vec<&Value> =
         conditions.iter().filter(|one| one["$patch"] == "delete").map(|one| &one["type"]).collect();
     assert_eq!(deleted, ["PodResizeInProgress", "DisruptionTarget"]);
+    assert!(
+        status["resources"].is_null() && status["allocatedResources"].is_null(),
+        "of one that was refused: {status}"
+    );
+
+    pod.status.container_statuses = Some(Vec::new());
+    pod.status.resources = serde_json::from_value(json!({ "limits": { "cpu": "1" } })).unwrap();
+    let resources = &status_patch(&pod, "m1", None)["status"]["resources"];
+    let none = json!({ "cpu": null, "memory": null });
+    assert_eq!(*resources, json!({ "limits": { "cpu": "1", "memory": null }, "requests": none }), "maps are merged");
 }
 
 #[test]

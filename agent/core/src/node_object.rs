@@ -21,6 +21,13 @@ const RENEWALS_PER_DURATION: u32 = 4;
 /// The node speaks WebSocket for `exec`: to one that does not declare it an apiserver speaks SPDY.
 const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 
+/// What else an apiserver 1.37 asks of a node before it lets a pod on it be changed so, or binds the pod.
+const FEATURES: [&str; 3] = [
+    "InPlacePodLevelResourcesVerticalScaling",
+    "InPlacePodVerticalScalingInitContainers",
+    "RestartAllContainersOnContainerExits",
+];
+
 /// Conditions that somebody else changed are set right this long after they were sent: two agents with one name would
 /// otherwise answer one another without a pause. It is kubelet's `nodeStatusUpdateFrequency`.
 const CORRECTION: Duration = Duration::from_secs(10);
@@ -241,7 +248,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });
     let mut status = json!({
         "daemonEndpoints": endpoint,
-        "declaredFeatures": node.api_port.map(|_| [WEBSOCKETS]),
+        "declaredFeatures": node.api_port.map(|_| WEBSOCKETS).into_iter().chain(FEATURES).collect::<Vec<_>>(),
         "capacity": quantities(node.capacity, |count| count.capacity),
         "allocatable": quantities(node.allocatable, |count| count.allocatable),
         "conditions": conditions(report, seen, now),

@@ -65,7 +65,8 @@ fn a_node_is_registered_with_its_labels_taints_and_quantities() {
     );
     assert_eq!((&info["operatingSystem"], &info["architecture"]), (&json!("linux"), &json!("arm64")));
     assert_eq!(status["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10_250);
-    assert_eq!(status["declaredFeatures"], json!(["ExtendWebSocketsToKubelet"]));
+    assert_eq!(status["declaredFeatures"][0], "ExtendWebSocketsToKubelet");
+    assert_eq!(status["declaredFeatures"].as_array().unwrap().len(), 4);
     let ready = ("True", "KubeletReady", "kubelet is posting ready status");
     assert_eq!(condition(status, "Ready"), (ready.0.into(), ready.1.into(), ready.2.into()));
 }

@@ -7,7 +7,7 @@ use super::{ContainerSlot, Instance, PodState, RetryState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::authored::Authored;
-use limpet_model::pod::resize::resizes_in_place;
+use limpet_model::pod::resize::{changes_resources_alone, resizes_in_place};
 
 /// The longest back-off before a resize is tried again: memory may be freed at any moment.
 pub const RESIZE_BACKOFF: Duration = Duration::from_secs(60);
@@ -19,8 +19,10 @@ pub struct Resize {
     pub from: Arc<PodRecord>,
     /// The version whose resources are being set.
     pub setting: Option<Arc<PodRecord>>,
-    /// Whether the desired version can be reached so; if not, only what is in progress is waited for.
+    /// Whether the desired version can be reached so; if not, what is in progress is waited for, and the container replaced.
     pub in_place: bool,
+    /// Whether it is replaced for its resources alone.
+    pub restarts: bool,
     /// Why it could not be done.
     pub retry: Option<RetryState>,
 }
@@ -31,6 +33,13 @@ impl ContainerSlot {
         let running = self.instance.as_ref().filter(|instance| instance.is_running())?;
         let resize = running.resize.as_deref()?;
         (resize.in_place && running.fingerprint != self.fingerprint).then_some(resize)
+    }
+
+    /// The version whose resources the newest instance has, while it is replaced for those of the desired one alone.
+    pub fn restarts_for_resize(&self) -> Option<&Arc<PodRecord>> {
+        let instance = self.instance.as_ref()?;
+        let resize = instance.resize.as_deref().filter(|resize| resize.restarts)?;
+        (instance.fingerprint != self.fingerprint).then_some(&resize.from)
     }
 
     /// Whether resources of it are being set.
@@ -44,12 +53,13 @@ impl ContainerSlot {
     pub fn settle_resize(&mut self, from: Option<&Arc<PodRecord>>, desired: &PodRecord) {
         let Some(instance) = self.instance.as_mut().filter(|instance| instance.is_running()) else { return };
         let begin = |from: &Arc<PodRecord>| {
-            Box::new(Resize { from: Arc::clone(from), setting: None, in_place: false, retry: None })
+            Box::new(Resize { from: Arc::clone(from), setting: None, in_place: false, restarts: false, retry: None })
         };
         let Some(mut resize) = instance.resize.take().or_else(|| from.map(begin)) else { return };
-        resize.in_place =
-            instance.fingerprint != self.fingerprint && resizes_in_place(&resize.from, desired, &self.name);
-        instance.resize = (resize.in_place || resize.setting.is_some()).then_some(resize);
+        let outdated = instance.fingerprint != self.fingerprint;
+        resize.in_place = outdated && resizes_in_place(&resize.from, desired, &self.name);
+        resize.restarts = outdated && !resize.in_place && changes_resources_alone(&resize.from, desired, &self.name);
+        instance.resize = (resize.in_place || resize.restarts || resize.setting.is_some()).then_some(resize);
     }
 }
 

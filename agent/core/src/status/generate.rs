@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, HostIP,
-    PodCondition, PodIP, PodStatus, VolumeMount, VolumeMountStatus,
+    PodCondition, PodIP, PodStatus, ResourceRequirements, VolumeMount, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -138,11 +138,17 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
         restart_count: slot.instance.as_ref().map_or(0, |instance| i32::try_from(instance.attempt).unwrap_or(i32::MAX)),
         state: Some(state),
         last_state: Some(ContainerState { terminated: last, ..ContainerState::default() }),
-        resources: slot.resize().and_then(|resize| resize.from.container(&slot.name)?.resources.clone()),
+        resources: resources_until_resized(slot),
         stop_signal: stop_signal(pod, slot),
         volume_mounts: volume_mounts(pod, slot),
         ..ContainerStatus::default()
     }
+}
+
+/// What it has, while it is to have other resources.
+fn resources_until_resized(slot: &ContainerSlot) -> Option<ResourceRequirements> {
+    let from = slot.resize().map(|resize| &resize.from).or_else(|| slot.restarts_for_resize())?;
+    Some(from.container(&slot.name)?.resources.clone().unwrap_or_default())
 }
 
 /// The signal that ends it, where its spec or its image names one.
@@ -319,7 +325,7 @@ fn pod_conditions(
         ("PodScheduled", scheduled),
     ]
     .into_iter()
-    .chain(resizing(pod).map(|standing| ("PodResizeInProgress", standing)))
+    .chain(resizing(pod).filter(|_| ended.is_none()).map(|standing| ("PodResizeInProgress", standing)))
     .chain(restarting_all(pod, ended).map(|standing| ("AllContainersRestarting", standing)))
     .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
     .map(|(name, standing)| condition(name, standing, now, before))
@@ -357,8 +363,10 @@ fn disrupted(pod: &PodState) -> Option<Standing> {
 /// What is to be said of the resizes that are due or in progress; the first that cannot be done comes first.
 fn resizing(pod: &PodState) -> Option<Standing> {
     let resizes: Vec<&Resize> = pod.containers.iter().filter_map(ContainerSlot::resize).collect();
-    let failed = resizes.iter().find_map(|resize| resize.retry.as_ref());
-    (!resizes.is_empty()).then(|| Standing {
+    let failed = resizes.iter().find_map(|resize| resize.retry.as_ref()).or(pod.cgroup.retry.as_ref());
+    let of_pod = resources::while_resized(pod).is_some();
+    let restarts = pod.containers.iter().any(|slot| slot.restarts_for_resize().is_some());
+    (!resizes.is_empty() || restarts || of_pod).then(|| Standing {
         holds: true,
         reason: failed.map(|_| "Error".to_owned()),
         message: failed.map(|retry| retry.message.clone()),

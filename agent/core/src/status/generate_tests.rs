@@ -8,6 +8,7 @@ use std::time::Instant;
 use super::*;
 use crate::fixtures::{self, READY, exit, now, on_network, sandbox};
 use crate::state::RetryState;
+use limpet_model::pod::compute_resources::pod_limits;
 
 /// A pod with an address: its init containers `i0`…, its containers `m0`….
 fn pod(policy: &str, inits: usize, mains: usize) -> PodState {
@@ -303,12 +304,15 @@ fn a_sidecar_counts_for_readiness_and_holds_back_a_final_phase() {
 
 #[test]
 fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
-    let record = |cpu: &str| {
+    let version = |cpu: &str, policy: &str| {
         let resources = serde_json::json!({ "limits": { "cpu": cpu } });
-        let container = serde_json::json!({ "name": "a", "image": "app:1", "resources": resources });
+        let policy = serde_json::json!([{ "resourceName": "cpu", "restartPolicy": policy }]);
+        let container =
+            serde_json::json!({ "name": "a", "image": "app:1", "resources": resources, "resizePolicy": policy });
         let spec = serde_json::from_value(serde_json::json!({ "containers": [container] })).unwrap();
         fixtures::version(k8s_openapi::api::core::v1::Pod { spec: Some(spec), ..Default::default() })
     };
+    let (record, restarting) = (|cpu| version(cpu, "NotRequired"), |cpu| version(cpu, "RestartContainer"));
     let condition = |pod: &PodState| {
         let found = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizeInProgress");
         found.map(|one| (one.status, one.reason, one.message))
@@ -328,4 +332,16 @@ fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
     assert_eq!((condition(&pod), shown(&pod)), (failed, Some("1".into())));
     pod.update(record("1"));
     assert_eq!((condition(&pod), shown(&pod)), (None, None), "an edit back");
+    // Where the policy asks for a restart, until the successor runs.
+    pod.update(restarting("3"));
+    assert_eq!((condition(&pod), shown(&pod)), (Some(("True".into(), None, None)), Some("1".into())));
+    let exit = Exit { code: 0, reason: "Completed".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };
+    pod.containers[0].instance.as_mut().unwrap().end(exit, now());
+    assert_eq!(shown(&pod), Some("1".into()));
+    let successor = fixtures::instance(&pod.containers[0], 1);
+    pod.containers[0].succeed(successor);
+    // The pod's own cgroup is the last.
+    assert_eq!((condition(&pod), shown(&pod)), (Some(("True".into(), None, None)), None));
+    pod.cgroup.set = Some(pod_limits(pod.record.spec()));
+    assert_eq!((condition(&pod), shown(&pod)), (None, None));
 }

@@ -9,21 +9,22 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::pod::PodRecord;
 use crate::pod::authored::Authored;
 use crate::pod::compute_resources::effective_limit;
 use crate::pod::qos::{CPU, MEMORY, amount};
-use crate::pod::{PodRecord, Role};
 
 /// Whether the container called `name`, as it is in `old`, becomes that of `new` while it runs.
-pub fn resizes_in_place(old_record: &PodRecord, new_record: &PodRecord, name: &str) -> bool {
-    let (before, after) = (Authored::of(&old_record.manifest), Authored::of(&new_record.manifest));
+pub fn resizes_in_place(old: &PodRecord, new: &PodRecord, name: &str) -> bool {
+    let (Some(before), Some(after)) = (old.container(name), new.container(name)) else { return false };
+    changes_resources_alone(old, new, name) && may_resize((old.spec(), before), (new.spec(), after))
+}
+
+/// Whether the container called `name` has the same image in both, and other resources.
+pub fn changes_resources_alone(old: &PodRecord, new: &PodRecord, name: &str) -> bool {
+    let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
     let (Some(before), Some(after)) = (before.container(name), after.container(name)) else { return false };
-    if !before.same_image(after) || before.same_resources(after) {
-        return false;
-    }
-    let of_init = Role::assign(new_record.spec()).any(|(one, role)| one == name && role == Role::Init);
-    let (Some(old), Some(new)) = (old_record.container(name), new_record.container(name)) else { return false };
-    !of_init && may_resize((old_record.spec(), old), (new_record.spec(), new))
+    before.same_image(after) && !before.same_resources(after)
 }
 
 fn may_resize((old_pod, old): (&PodSpec, &Container), (new_pod, new): (&PodSpec, &Container)) -> bool {
@@ -66,7 +67,7 @@ mod tests {
     /// Containers of every role with the same image, resources and policy.
     fn record(image: &str, resources: &Value, policy: &Value) -> PodRecord {
         let one = |name: &str| json!({ "name": name, "image": image, "resources": resources, "resizePolicy": policy });
-        let mut inits = [json!({ "name": "i", "image": image, "resources": resources }), one("s")];
+        let mut inits = [one("i"), one("s")];
         inits[1]["restartPolicy"] = json!("Always");
         let spec = json!({ "initContainers": inits, "containers": [one("m")] });
         let manifest = json!({ "metadata": { "name": "web" }, "spec": spec });
@@ -119,7 +120,7 @@ mod tests {
         ];
         for (before, after, policy, expected) in cases {
             let (old, new) = (record("a:1", &before, policy), record("a:1", &after, policy));
-            for (name, in_place) in [("m", expected), ("s", expected), ("i", false), ("none", false)] {
+            for (name, in_place) in [("m", expected), ("s", expected), ("i", expected), ("none", false)] {
                 assert_eq!(resizes_in_place(&old, &new, name), in_place, "{name}: {before} -> {after} {policy}");
             }
             assert!(!resizes_in_place(&old, &record("a:2", &after, policy), "m"), "another image");
