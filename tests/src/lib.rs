@@ -21,6 +21,7 @@ pub mod image;
 pub mod inventory;
 pub mod kubelet;
 pub mod life;
+pub mod loop_device;
 pub mod manifest;
 pub mod measure;
 pub mod need;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
+use limpet_tests::loop_device::LoopDevice;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         joining(case!(an_image_is_pulled_with_the_secret_of_the_service_account)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(claims_are_directories_of_the_node)),
+        joining(case!(claims_of_mode_block_are_devices_of_the_node)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
         joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
@@ -222,6 +224,10 @@ fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNo
 
 /// Makes the claim, of that owner if there is one. Its path.
 fn claim(cluster: &Cluster, name: &str, owner: Option<&Value>) -> Result<String> {
+    claim_of_mode(cluster, name, owner, "Filesystem")
+}
+
+fn claim_of_mode(cluster: &Cluster, name: &str, owner: Option<&Value>, mode: &str) -> Result<String> {
     let owners = owner.map(|pod| {
         let metadata = &pod["metadata"];
         json!({ "apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"] })
@@ -230,7 +236,8 @@ fn claim(cluster: &Cluster, name: &str, owner: Option<&Value>) -> Result<String>
     let claim = json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",
         "metadata": { "name": name, "ownerReferences": owners.into_iter().collect::<Vec<_>>() },
-        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } }, "storageClassName": "" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } }, "storageClassName": "",
+            "volumeMode": mode },
     });
     cluster.create(claims, &claim)?;
     Ok(format!("{claims}/{name}"))
@@ -304,6 +311,43 @@ fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<()> {
     cluster.delete(&path(node, "web"))?;
     wait_deleted(node, &cluster, "web")?;
     ensure!(data.join("runs").exists() && scratch.join("file").exists(), "the volumes are the cluster's to clear");
+    Ok(())
+}
+
+fn claims_of_mode_block_are_devices_of_the_node(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let disk = LoopDevice::of(&node.dir().join("disk"))?;
+    let (name, volume) = (format!("disk-{}", node.name()), format!("disk-{}", node.name()));
+    let claimed = claim_of_mode(&cluster, &name, None, "Block")?;
+    let anywhere = json!({ "key": "kubernetes.io/hostname", "operator": "Exists" });
+    let local = json!({
+        "local": { "path": disk.path() }, "volumeMode": "Block",
+        "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [anywhere] }] } },
+    });
+    bind(&cluster, &claimed, &volume, &local)?;
+    let of = |read_only: bool| json!([{ "name": "disk", "persistentVolumeClaim": { "claimName": name, "readOnly": read_only } }]);
+    let device = json!({ "volumeDevices": [{ "name": "disk", "devicePath": "/dev/data" }] });
+    let main = || json!([with(shell("main", IDLE), device.clone())]);
+    create(node, &cluster, &pod("web", json!({ "containers": main(), "volumes": of(false) })))?;
+    create(node, &cluster, &pod("reader", json!({ "containers": main(), "volumes": of(true) })))?;
+    wait_reported(node, &cluster, "web")?;
+    wait_reported(node, &cluster, "reader")?;
+    let write = ["/bin/sh", "-c", "echo of the pod | dd of=/dev/data conv=fsync"];
+    node.exec("web", "main", &write)?;
+    let read = node.exec("reader", "main", &["/bin/sh", "-c", "dd if=/dev/data bs=11 count=1 2> /dev/null"])?;
+    ensure!(read == "of the pod\n", "{read:?}");
+    ensure!(node.exec("reader", "main", &write).is_err(), "written to a read-only device");
+    // As a directory it is refused, in kubelet's words.
+    let mount = json!({ "volumeMounts": [{ "name": "disk", "mountPath": "/data" }] });
+    let mounts = json!({ "containers": [with(shell("main", IDLE), mount)], "volumes": of(false) });
+    create(node, &cluster, &pod("mounts", mounts))?;
+    node.wait_event("volume disk has volumeMode Block, but is specified in volumeMounts")?;
+    for name in ["web", "reader", "mounts"] {
+        cluster.delete(&path(node, name))?;
+        wait_deleted(node, &cluster, name)?;
+    }
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::loop_device::LoopDevice;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{NodeOptions, container};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
         case!(a_pod_that_takes_too_much_of_the_disk_is_evicted).on(measured_often),
         case!(files_belong_to_the_user_that_is_asked_for),
         case!(variables_come_from_a_file_that_an_init_container_wrote),
+        case!(a_block_device_of_the_host_is_a_device_of_the_container),
     ])
 }
 
@@ -48,6 +50,29 @@ impl Drop for HostDir {
     fn drop(&mut self) {
         Command::new("umount").arg("--recursive").arg(&self.0).status().ok();
     }
+}
+
+fn a_block_device_of_the_host_is_a_device_of_the_container(node: &mut TestNode) -> Result<()> {
+    let disk = LoopDevice::of(&node.dir().join("disk"))?;
+    let later = node.dir().join("later");
+    let device = json!([{ "name": "disk", "devicePath": "/dev/data" }, { "name": "later", "devicePath": "/later" }]);
+    let main = with(shell("main", IDLE), json!({ "volumeDevices": device }));
+    let typed = json!({ "name": "disk", "hostPath": { "path": disk.path(), "type": "BlockDevice" } });
+    let volumes = json!([typed, host_path("later", &later)]);
+    node.apply(&pod("web", json!({ "containers": [main, shell("other", IDLE)], "volumes": volumes })))?;
+    // A device that is not there is waited for, and not made as a directory.
+    node.wait_event(&format!("hostPath type check failed: {} is not a block device", later.display()))?;
+    ensure!(!later.exists());
+    std::os::unix::fs::symlink(disk.path(), &later)?;
+    node.wait_running("web")?;
+    node.exec("web", "main", &["/bin/sh", "-c", "echo of the pod | dd of=/dev/data conv=fsync 2> /dev/null"])?;
+    let read = node.exec("web", "main", &["/bin/sh", "-c", "dd if=/later bs=11 count=1 2> /dev/null"])?;
+    ensure!(read == "of the pod\n", "{read:?}");
+    ensure!(fs::read(node.dir().join("disk"))?.starts_with(b"of the pod\n"), "it is the node's own device");
+    ensure!(node.exec("web", "other", &["/bin/ls", "/dev/data"]).is_err(), "another container has none");
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    fs::remove_file(&later).context("the link is the node's")
 }
 
 fn has_no_pod_dir(node: &TestNode) -> bool {

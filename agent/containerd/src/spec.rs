@@ -30,7 +30,7 @@ pub use self::host::HostInput;
 pub use self::resources::{resized, with_resources};
 pub use self::sub_paths::expand_sub_paths;
 
-use limpet_host::volume::Mount;
+use limpet_host::volume::{BlockDevice, Mount};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::image::LocalImage;
 use limpet_model::node::{NodeAddresses, NodeFacts};
@@ -81,6 +81,8 @@ pub struct SpecInput<'a> {
     pub objects: &'a PodObjects,
     /// What device plugins have given it.
     pub given: &'a [DeviceAllocation],
+    /// The block devices of its volumes.
+    pub block_devices: &'a [BlockDevice],
 }
 
 /// The annotation by which containers share containerd's shim: those of one pod.
@@ -332,12 +334,13 @@ fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>)
     linux
 }
 
-/// The host's devices for a privileged container, and those that it asks for.
+/// The host's devices for a privileged container, and those that it asks for, which precede.
 fn devices(host: &HostInput, privileged: bool) -> Option<Vec<LinuxDevice>> {
     let mut devices = host.devices.clone();
     for (device, _) in &host.granted {
-        if !devices.iter().any(|other| other.path() == device.path()) {
-            devices.push(device.clone());
+        match devices.iter_mut().find(|other| other.path() == device.path()) {
+            Some(other) => *other = device.clone(),
+            None => devices.push(device.clone()),
         }
     }
     (privileged || !devices.is_empty()).then_some(devices)

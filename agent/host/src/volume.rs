@@ -21,6 +21,7 @@
 //!
 //! Volumes of other kinds are rejected with an error that names the kind.
 
+mod block_device;
 mod dns;
 mod empty_dir;
 mod env_file;
@@ -48,6 +49,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 
+pub use self::block_device::BlockDevice;
 pub use self::dns::ClusterDns;
 pub use self::env_file::read_env_file;
 pub use self::hostname::{PodHostname, pod_hostname};
@@ -160,6 +162,14 @@ pub enum VolumeError {
         /// The volume's name.
         volume: String,
     },
+    /// A device's path in a container is relative; kubelet's message.
+    #[error("container {container:?}: error DevicePath `{path}` must be an absolute path")]
+    DevicePath {
+        /// The container's name.
+        container: String,
+        /// The path as written.
+        path: String,
+    },
     /// A `subPath` leads out of its volume.
     #[error("container {container:?}: subPath {sub_path:?} leads out of volume {volume:?}")]
     SubPathEscapes {
@@ -212,7 +222,10 @@ pub enum VolumeError {
 impl VolumeError {
     /// Whether the failure is permanent unless manifest or configuration change.
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::Unsupported { .. } | Self::NoSuchVolume { .. } | Self::Hostname { .. })
+        matches!(
+            self,
+            Self::Unsupported { .. } | Self::NoSuchVolume { .. } | Self::Hostname { .. } | Self::DevicePath { .. }
+        )
     }
 
     fn io(operation: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
@@ -313,6 +326,21 @@ impl Volumes {
         progress: &Progress,
     ) -> Result<Vec<Mount>, VolumeError> {
         mounts::of(pod, objects, container, container_id, &self.settings.pod_dir(&pod.uid), progress)
+    }
+
+    /// The block devices of the host that one container gets as its `volumeDevices`. [`Self::prepare`] must have
+    /// succeeded. Blocks; `progress` is given the path that is accessed.
+    ///
+    /// # Errors
+    /// A device is not there, is no block device, or its claim is for another mode.
+    pub fn block_devices(
+        &self,
+        pod: &PodRecord,
+        objects: &PodObjects,
+        container: &Container,
+        progress: &Progress,
+    ) -> Result<Vec<BlockDevice>, VolumeError> {
+        block_device::of(pod, objects, container, progress)
     }
 
     /// Where an image volume is to be mounted; [`Self::prepare`] makes the directory.

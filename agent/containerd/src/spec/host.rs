@@ -11,7 +11,7 @@ use oci_spec::runtime::{Capabilities, LinuxDevice, LinuxDeviceType, LinuxSeccomp
 use super::seccomp::{self, Profile};
 use super::{SpecError, SpecInput, apparmor, capabilities, cdi};
 use limpet_host::peer;
-use limpet_host::volume::read_env_file;
+use limpet_host::volume::{BlockDevice, read_env_file};
 use limpet_model::pod::device::devices as devices_of;
 
 /// Largest seccomp profile read.
@@ -149,15 +149,19 @@ fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
     Ok(found)
 }
 
-/// The nodes of the devices that the container asks for, at the same paths, and those that device plugins have given it.
+/// The nodes of the devices that the container asks for, at the same paths, those that device plugins have given it, and
+/// those of its volumes.
 /// One that is not plugged in is waited for.
 fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecError> {
     let named = devices_of(input.container).filter_map(|(name, _)| input.node.devices.get(name));
     let named = named.flat_map(|one| one.paths.iter().map(move |path| (path, path, one.permissions.as_str())));
     let given = input.given.iter().flat_map(|one| &one.devices);
     let given = given.map(|one| (&one.host_path, &one.container_path, one.permissions.as_str()));
+    // As kubelet asks for them; who may only read may not make another node of the device either.
+    let access = |one: &BlockDevice| if one.read_only { "r" } else { "mrw" };
+    let blocks = input.block_devices.iter().map(|one| (&one.host_path, &one.container_path, access(one)));
     let mut granted = Vec::new();
-    for (host, inside, permissions) in named.chain(given) {
+    for (host, inside, permissions) in named.chain(given).chain(blocks) {
         let metadata = fs::metadata(host).map_err(|source| SpecError::read(host, source))?;
         let permissions = if permissions.is_empty() { "rwm" } else { permissions };
         if let Some(node) = device(inside, &metadata) {
@@ -246,6 +250,7 @@ fn thermal_paths() -> Vec<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use super::super::tests::Fixture;
     use super::*;
 
     #[test]
@@ -259,6 +264,20 @@ mod tests {
         let null = devices.iter().find(|device| device.path() == Path::new("/dev/null")).unwrap();
         assert_eq!((null.typ(), null.major(), null.minor()), (LinuxDeviceType::C, 1, 3));
         assert!(devices.iter().all(|device| !device.path().starts_with("/dev/pts")));
+    }
+
+    #[test]
+    fn a_volumes_device_is_a_node_at_the_containers_path_with_its_access() {
+        let mut fixture = Fixture::new(serde_json::json!({}), serde_json::json!({"Cmd": ["run"]}));
+        let of =
+            |read_only| BlockDevice { host_path: "/dev/null".into(), container_path: "/dev/data".into(), read_only };
+        fixture.block_devices = vec![of(false), of(true)];
+        let found = granted(&fixture.input()).unwrap();
+        let found: Vec<_> = found.iter().map(|(node, access)| (node.path(), node.minor(), access.as_str())).collect();
+        let path = &Path::new("/dev/data").to_owned();
+        assert_eq!(found, [(path, 3, "mrw"), (path, 3, "r")]);
+        fixture.block_devices[0].host_path = "/proc/version".into();
+        assert!(matches!(granted(&fixture.input()), Err(SpecError::Read { .. })));
     }
 
     #[test]

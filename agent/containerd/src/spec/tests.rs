@@ -26,6 +26,7 @@ pub(crate) struct Fixture {
     pub(crate) host: HostInput,
     pub(crate) objects: PodObjects,
     pub(crate) given: Vec<limpet_model::device_allocation::DeviceAllocation>,
+    pub(crate) block_devices: Vec<volume::BlockDevice>,
 }
 
 impl Fixture {
@@ -67,6 +68,7 @@ impl Fixture {
             mounts: Vec::new(),
             objects: PodObjects::default(),
             given: Vec::new(),
+            block_devices: Vec::new(),
             node: NodeFacts {
                 name: "node".to_owned(),
                 memory_capacity: 4_000_000_000,
@@ -104,6 +106,7 @@ impl Fixture {
             pod_dir: Path::new("/var/lib/limpet/pods/x"),
             objects: &self.objects,
             given: &self.given,
+            block_devices: &self.block_devices,
         }
     }
 
@@ -240,6 +243,12 @@ fn a_device_is_a_node_and_a_rule_of_the_cgroup() {
     fixture.host.granted = vec![(device, "rw".to_owned())];
     let spec = fixture.spec().unwrap();
     assert_eq!(spec["linux"]["devices"][0]["path"], "/dev/ttyS0");
+    // It precedes the host's own at that path.
+    let mut other = LinuxDevice::default();
+    other.set_path("/dev/ttyS0".into()).set_typ(LinuxDeviceType::C).set_major(4).set_minor(65);
+    fixture.host.devices = vec![other];
+    let devices = fixture.spec().unwrap()["linux"]["devices"].clone();
+    assert_eq!((devices.as_array().unwrap().len(), &devices[0]["minor"]), (1, &json!(64)));
     let rules = &spec["linux"]["resources"]["devices"];
     assert_eq!(rules[0], json!({"allow": false, "access": "rwm"}));
     assert_eq!(rules[1], json!({"allow": true, "type": "c", "major": 4, "minor": 64, "access": "rw"}));

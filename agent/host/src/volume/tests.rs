@@ -20,7 +20,9 @@ use limpet_model::source::SourceKind;
 /// A pod `default/web-node` with `spec`.
 pub(super) fn record(spec: serde_json::Value) -> PodRecord {
     let mut spec = spec;
-    spec["containers"] = json!([]);
+    if spec["containers"].is_null() {
+        spec["containers"] = json!([]);
+    }
     PodRecord {
         ephemeral: Vec::new(),
         key: PodKey::new("default", "web-node"),

@@ -10,8 +10,21 @@ use crate::pod::PodRecord;
 
 /// The entry with the volume's `hostPath`, as JSON.
 const SOURCE: &str = "hostPath";
+/// The entry with the volume's mode where it is not a file system.
+const MODE: &str = "volumeMode";
+/// The mode of a volume that containers get as a device.
+const BLOCK: &str = "Block";
 /// The entry that says why the pod cannot have the volume.
 const REFUSED: &str = "refused";
+
+/// What a claim stands for on this node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClaimedVolume {
+    /// The path, and what it has to be.
+    pub host_path: HostPathVolumeSource,
+    /// Containers get it as a block device (`volumeMode: Block`), and not as a directory.
+    pub block: bool,
+}
 
 /// The name of the claim that the volume refers to, if it does. That of an `ephemeral` volume has the pod's name in it.
 pub fn name(pod: &PodRecord, volume: &Volume) -> Option<String> {
@@ -47,9 +60,6 @@ pub fn volume_name(claim: &PersistentVolumeClaim, pod: &PodRecord, volume: &Volu
         return Err(format!("PVC {name} is being deleted"));
     }
     let spec = claim.spec.clone().unwrap_or_default();
-    if spec.volume_mode.as_deref() == Some("Block") {
-        return Err(format!("PVC {name} has volumeMode Block, which is not supported"));
-    }
     let bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
     let volume = spec.volume_name.filter(|volume| bound && !volume.is_empty());
     volume.ok_or_else(|| format!("PVC {name} is not bound"))
@@ -71,17 +81,22 @@ pub fn record(
     if owner != claim.metadata.uid.as_deref() {
         return Err(format!("PV {name} is not bound to PVC {}", of_object(&key.name)));
     }
-    let source = match (spec.host_path, spec.local) {
+    let block = spec.volume_mode.as_deref() == Some(BLOCK);
+    let mut source = match (spec.host_path, spec.local) {
         (Some(source), _) => source,
         // A device would have to be mounted first.
         (_, Some(local)) => HostPathVolumeSource { path: local.path, type_: Some("Directory".to_owned()) },
         _ => return Err(format!("PV {name} is neither hostPath nor local; use one of these")),
     };
+    if block {
+        source.type_ = Some("BlockDevice".to_owned());
+    }
     if !source.path.starts_with('/') || source.path.split('/').any(|part| part == "..") {
         return Err(format!("PV {name} has a path that is not absolute: {}", source.path));
     }
     let source = serde_json::to_string(&source).map_err(|error| error.to_string())?;
-    Ok(ObjectRecord::of_texts(key, origin, [(SOURCE, source)]))
+    let mode = block.then(|| (MODE, BLOCK.to_owned()));
+    Ok(ObjectRecord::of_texts(key, origin, [(SOURCE, source)].into_iter().chain(mode)))
 }
 
 /// The object for a claim that no pod can use here.
@@ -89,17 +104,18 @@ pub fn refusal(key: ObjectKey, origin: &str, why: String) -> ObjectRecord {
     ObjectRecord::of_texts(key, origin, [(REFUSED, why)])
 }
 
-/// The path on the node that a claim's object stands for.
+/// What a claim's object stands for on the node.
 ///
 /// # Errors
-/// Why there is none.
-pub fn source(object: &ObjectRecord) -> Result<HostPathVolumeSource, String> {
+/// Why there is nothing.
+pub fn source(object: &ObjectRecord) -> Result<ClaimedVolume, String> {
     let text = |name: &str| object.data.get(name).and_then(|entry| entry.bytes.expose_text());
     if let Some(why) = text(REFUSED) {
         return Err(why.to_owned());
     }
     let source = text(SOURCE).unwrap_or_default();
-    serde_json::from_str(source).map_err(|error| format!("{}: {error}", object.key))
+    let host_path = serde_json::from_str(source).map_err(|error| format!("{}: {error}", object.key))?;
+    Ok(ClaimedVolume { host_path, block: text(MODE) == Some(BLOCK) })
 }
 
 #[cfg(test)]
@@ -129,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_read_on_once_it_is_bound_and_never_for_a_block_device() {
+    fn a_claim_is_read_on_once_it_is_bound() {
         let pod = pod();
         let volumes = pod.spec().volumes.clone().unwrap();
         let of = |volume: usize, change: Value| volume_name(&claim(change), &pod, &volumes[volume]);
@@ -139,7 +155,7 @@ mod tests {
         let deleted = json!({"metadata": {"name": "data", "deletionTimestamp": "2026-01-01T00:00:00Z"}});
         assert_eq!(of(0, deleted), Err("PVC data is being deleted".to_owned()));
         let block = json!({"spec": {"volumeName": "pv", "volumeMode": "Block"}});
-        assert!(matches!(of(0, block), Err(why) if why.contains("volumeMode Block")));
+        assert_eq!(of(0, block), Ok("pv".to_owned()));
         let others = json!({"metadata": {"name": "web-tmp", "ownerReferences": [{"apiVersion": "v1", "kind": "Pod",
             "name": "web", "uid": "u-0"}]}});
         assert_eq!(of(1, others), Err("PVC n/web-tmp was not created for the pod".to_owned()));
@@ -159,11 +175,19 @@ mod tests {
             let record = of(spec, "c-1")?;
             let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
             assert_eq!(crate::object::restore(&manifest, "apiserver").unwrap().unwrap(), record);
-            source(&record).map(|source| (source.path, source.type_.unwrap_or_default()))
+            source(&record).map(|found| {
+                let kind = found.host_path.type_.unwrap_or_default();
+                assert_eq!(found.block, kind == "BlockDevice");
+                (found.host_path.path, kind)
+            })
         };
         let host = json!({"hostPath": {"path": "/srv/a", "type": "DirectoryOrCreate"}});
         assert_eq!(path(host), Ok(("/srv/a".to_owned(), "DirectoryOrCreate".to_owned())));
         assert_eq!(path(json!({"local": {"path": "/mnt/b"}})), Ok(("/mnt/b".to_owned(), "Directory".to_owned())));
+        for kind in ["hostPath", "local"] {
+            let device = json!({"volumeMode": "Block", kind: {"path": "/dev/b"}});
+            assert_eq!(path(device), Ok(("/dev/b".to_owned(), "BlockDevice".to_owned())));
+        }
         let relative = json!({"hostPath": {"path": "/srv/../etc"}});
         assert_eq!(path(relative), Err("PV pv has a path that is not absolute: /srv/../etc".to_owned()));
         let nfs = json!({"nfs": {"server": "s", "path": "/"}});

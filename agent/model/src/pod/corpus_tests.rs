@@ -14,6 +14,7 @@ use crate::source::SourceKind;
 
 /// Cases with another verdict by limpet, and why.
 const VERDICTS: &[(&str, &str)] = &[
+    ("mount/device of a hostPath", "a pod without an apiserver has no claims, and may have a device all the same"),
     ("metadata/annotations just fit", "the node adds annotations of its own, as kubelet does"),
     ("pod/nodeName in capitals", "the node writes its own name there"),
     ("security/root and no root", "kubelet accepts it and never starts it; limpet rejects it at once"),

@@ -69,9 +69,6 @@ pub fn unsupported(container: &EphemeralContainer) -> Option<(&'static str, &'st
     if asks(container.stdin) && !asks(container.tty) {
         return Some(("stdin", "is supported with a terminal only; set tty as well"));
     }
-    if container.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()) {
-        return Some(("volumeDevices", "is not supported yet"));
-    }
     mounts
         .into_iter()
         .any(|mount| mount.bind_mount_options.is_some())

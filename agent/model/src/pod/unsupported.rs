@@ -59,7 +59,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].vsphereVolume", Always),
     ("spec.volumes[].emptyDir.medium", Unless(&["Memory"])),
     ("spec.C.volumeMounts[].bindMountOptions", Always),
-    ("spec.C.volumeDevices", Always),
     // Security
     ("spec.hostUsers", False),
 ];

@@ -233,12 +233,16 @@ impl ContainerdExecutor {
                 pod_dir: &pod_dir,
                 objects: &objects,
                 given: &given,
+                block_devices: &[],
             };
             devices::make_sources(&given)?;
             let expanded = spec::expand_sub_paths(&input).map_err(|error| error.to_string())?;
             let mounts = volumes.mounts(&record, &objects, &expanded, id.as_str(), progress);
             let mounts = mounts.map_err(|error| error.to_string())?;
             input.mounts = &mounts;
+            let block_devices = volumes.block_devices(&record, &objects, &container, progress);
+            let block_devices = block_devices.map_err(|error| error.to_string())?;
+            input.block_devices = &block_devices;
             let spec = spec::build(&input).map_err(|error| error.to_string())?;
             serde_json::to_vec(&spec).map_err(|error| error.to_string())
         });

@@ -168,6 +168,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.C.stdin",
         "spec.C.stdinOnce",
         "spec.C.tty",
+        "spec.C.volumeDevices",
         "spec.C.volumeMounts",
         "spec.C.workingDir",
     ];

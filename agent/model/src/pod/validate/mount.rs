@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, HostPathVolumeSource, Volume, VolumeMount};
 
 use crate::pod::validate::container::Pod;
 use crate::pod::validate::field::{At, Faults, items, text};
@@ -94,7 +94,12 @@ fn bind_options(at: &At<'_>, mount: &VolumeMount, volume: Option<&Volume>, fault
     }
 }
 
-/// Validates `volumeDevices`.
+/// The types of a hostPath that can be a container's device: checked when the container starts, the first by kubelet's
+/// check of types, the second by the device itself.
+const DEVICE_TYPES: [&str; 2] = ["BlockDevice", ""];
+
+/// Validates `volumeDevices`. Beside claims, as in Kubernetes, a hostPath can be the device: without an apiserver there are
+/// no claims.
 pub(super) fn devices(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {
     let (mut names, mut paths) = (BTreeSet::new(), BTreeSet::new());
     let mounts: BTreeSet<&str> = items(&one.volume_mounts).map(|(_, mount)| mount.name.as_str()).collect();
@@ -105,8 +110,9 @@ pub(super) fn devices(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut 
         let (at_name, at_path) = (item.field("name"), item.field("devicePath"));
         volume_of(pod, &at_name, name, faults);
         let volume = pod.volumes.get(name);
-        if volume.is_some_and(|volume| volume.persistent_volume_claim.is_none() && volume.ephemeral.is_none()) {
-            let detail = "can only use volume source type of PersistentVolumeClaim or Ephemeral for block mode";
+        if volume.is_some_and(|volume| !may_be_device(volume)) {
+            let detail = "can only use volume source type of PersistentVolumeClaim, Ephemeral or hostPath of type \
+                BlockDevice for block mode";
             faults.invalid(&at_name, name, detail);
         }
         if !name.is_empty() && !names.insert(name) {
@@ -125,4 +131,11 @@ pub(super) fn devices(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut 
             faults.invalid(&at_path, path, "must not already exist as a path in volumeMounts");
         }
     }
+}
+
+fn may_be_device(volume: &Volume) -> bool {
+    let is_device = |path: &HostPathVolumeSource| DEVICE_TYPES.contains(&text(&path.type_));
+    volume.persistent_volume_claim.is_some()
+        || volume.ephemeral.is_some()
+        || volume.host_path.as_ref().is_some_and(is_device)
 }

@@ -1,0 +1,40 @@
+//! A block device of the node: a loop device over a file of its own.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use crate::process;
+
+/// Its size in bytes.
+const SIZE: u64 = 4 << 20;
+
+/// The device; detached when it is dropped.
+#[derive(Debug)]
+pub struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    /// A device over `file`, which is made.
+    ///
+    /// # Errors
+    /// No loop device is free, or losetup is not there.
+    pub fn of(file: &Path) -> Result<Self> {
+        File::create(file)?.set_len(SIZE)?;
+        let attached = process::checked(Command::new("losetup").args(["--find", "--show"]).arg(file));
+        let path = attached.with_context(|| format!("attach a loop device to {}", file.display()))?;
+        Ok(Self(PathBuf::from(path.trim())))
+    }
+
+    /// Its node below `/dev`.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        Command::new("losetup").arg("--detach").arg(&self.0).status().ok();
+    }
+}
