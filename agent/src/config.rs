@@ -77,7 +77,7 @@ impl Default for GuardSettings {
 }
 
 /// What of the node is not for pods.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reserved {
     /// `kubeReserved`: for containerd and this agent.
     pub kube: Requests,

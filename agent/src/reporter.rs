@@ -11,7 +11,7 @@ use crate::server::Health;
 use crate::status::event::EventType;
 use crate::status::event::Events;
 use crate::status::metrics::{ContainerType, MergeChange, Metrics};
-use limpet_core::admission::NODE_AFFINITY;
+use limpet_core::admission::{NODE_AFFINITY, UNEXPECTED};
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;
@@ -26,10 +26,28 @@ use limpet_model::container::ContainerId;
 use limpet_model::node::Pressure;
 use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::qos::qos_class;
-use limpet_model::pod::requests::Resource;
 use limpet_model::pod::{PodKey, PodRecord, Role};
 use limpet_model::verdict::{EVICTED, PREEMPTING, PodVerdict};
 use std::path::PathBuf;
+
+/// kubelet's reasons of pods that a node does not take: of the resources, huge pages of the sizes that machines have among
+/// them, and of the node itself.
+const ADMISSION: [&str; 14] = [
+    "OutOfcpu",
+    "OutOfmemory",
+    "OutOfephemeral-storage",
+    "OutOfhugepages-64Ki",
+    "OutOfhugepages-1Mi",
+    "OutOfhugepages-2Mi",
+    "OutOfhugepages-4Mi",
+    "OutOfhugepages-16Mi",
+    "OutOfhugepages-32Mi",
+    "OutOfhugepages-512Mi",
+    "OutOfhugepages-1Gi",
+    "OutOfhugepages-16Gi",
+    NODE_PORTS,
+    NODE_AFFINITY,
+];
 
 /// Where pods and the runtime are reported: for readers, people and machines.
 #[derive(Debug)]
@@ -169,8 +187,7 @@ impl Reporter {
     /// The node does not take the pod, now or at all.
     pub fn report_claim(&self, pod: &PodState, verdict: &PodVerdict) {
         // kubelet's reason where a device is not to be had.
-        let mut reasons = Resource::ALL.into_iter().map(Resource::out_of).chain([NODE_PORTS, NODE_AFFINITY]);
-        let reason = reasons.find(|reason| *reason == verdict.reason).unwrap_or("UnexpectedAdmissionError");
+        let reason = ADMISSION.into_iter().find(|reason| *reason == verdict.reason).unwrap_or(UNEXPECTED);
         self.report_wait(pod, None, reason, verdict.message.clone());
     }
 

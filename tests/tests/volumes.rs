@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::huge_page_pool::HugePagePool;
 use limpet_tests::loop_device::LoopDevice;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{NodeOptions, container};
@@ -22,6 +23,7 @@ fn main() -> ExitCode {
         case!(files_belong_to_the_user_that_is_asked_for),
         case!(variables_come_from_a_file_that_an_init_container_wrote),
         case!(a_block_device_of_the_host_is_a_device_of_the_container),
+        case!(huge_pages_are_a_resource_and_a_medium),
     ])
 }
 
@@ -73,6 +75,47 @@ fn a_block_device_of_the_host_is_a_device_of_the_container(node: &mut TestNode) 
     node.remove("web")?;
     node.wait_gone("web")?;
     fs::remove_file(&later).context("the link is the node's")
+}
+
+fn huge_pages_are_a_resource_and_a_medium(node: &mut TestNode) -> Result<()> {
+    if !HugePagePool::is_possible() {
+        println!("skipped: the kernel has no huge pages of 2 MiB");
+        return Ok(());
+    }
+    let _pool = HugePagePool::of(4)?;
+    // The agent knows the pool as it was at its start, as kubelet does.
+    node.agent.kill();
+    node.agent.start()?;
+    let of = |amount: &str| {
+        let resource = json!({ "resource": "limits.hugepages-2Mi", "divisor": "1Mi" });
+        let main = json!({
+            "resources": { "limits": { "hugepages-2Mi": amount, "memory": "64Mi" } },
+            "env": [{ "name": "PAGES", "valueFrom": { "resourceFieldRef": resource } }],
+            "volumeMounts": [{ "name": "huge", "mountPath": "/huge" }],
+        });
+        let volume = json!({ "name": "huge", "emptyDir": { "medium": "HugePages", "sizeLimit": "4Mi" } });
+        json!({ "containers": [with(shell("main", IDLE), main)], "volumes": [volume] })
+    };
+    node.apply(&pod("web", of("4Mi")))?;
+    node.wait_running("web")?;
+    node.apply(&pod("other", of("6Mi")))?;
+    node.wait_pod("other", "waiting for huge pages", |pod| pod["status"]["reason"] == "OutOfhugepages-2Mi")?;
+    let message = "hugepages-2Mi, requested: 6291456, used: 4194304, capacity: 8388608";
+    node.wait_event(message)?;
+    ensure!(node.exec("web", "main", &["/bin/sh", "-c", "echo $PAGES"])? == "4\n");
+    let mounts = node.exec("web", "main", &["/bin/sh", "-c", "grep ' /huge ' /proc/mounts"])?;
+    ensure!(mounts.contains("hugetlbfs") && mounts.contains("pagesize=2M"), "{mounts}");
+    node.exec("web", "main", &["/bin/fallocate", "-l", "4194304", "/huge/file"])?;
+    let more = node.exec("web", "main", &["/bin/fallocate", "-l", "2097152", "/huge/more"]);
+    ensure!(more.is_err(), "more than sizeLimit");
+
+    // Other pages are another pod: its cgroup and its volumes are made with them.
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    node.wait_running("other")?;
+    node.remove("other")?;
+    node.wait_gone("other")?;
+    wait::until_true(wait::SOON, "the pods' directories to go", || has_no_pod_dir(node))
 }
 
 fn has_no_pod_dir(node: &TestNode) -> bool {

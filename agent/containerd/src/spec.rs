@@ -359,6 +359,7 @@ fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
         rule.set_major(Some(device.major())).set_minor(Some(device.minor()));
         rule
     });
+    resources.set_hugepage_limits(resources::huge_page_limits(input.pod.spec(), input.container, input.node));
     resources.set_devices(Some(std::iter::once(devices).chain(granted).collect()));
     resources
 }

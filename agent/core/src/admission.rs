@@ -10,7 +10,7 @@ use std::sync::Arc;
 use limpet_model::node_selector;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
-use limpet_model::pod::requests::{Requests, Resource};
+use limpet_model::pod::requests::Requests;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
@@ -59,26 +59,26 @@ pub fn selects_node(record: &PodRecord, node_name: &str, labels: &BTreeMap<Strin
 }
 
 /// Whether the pod's requests fit into what the others leave of `allocatable`. What it does not ask for is never short.
-pub fn fits(requested: Requests, used: Requests, allocatable: Requests) -> Result<(), Refusal> {
+pub fn fits(requested: &Requests, used: &Requests, allocatable: &Requests) -> Result<(), Refusal> {
     let missing = missing(requested, used, allocatable);
-    let Some(resource) = Resource::ALL.into_iter().find(|resource| !missing[*resource].is_zero()) else {
+    let Some(resource) = missing.resources().find(|resource| !missing[*resource].is_zero()) else {
         return Ok(());
     };
-    let number = |requests: Requests| resource.number(requests[resource]);
-    let name = resource.as_str();
+    let number = |requests: &Requests| resource.number(requests[resource]);
+    let name = resource.name();
     let message = format!(
         "Node didn't have enough resource: {name}, requested: {}, used: {}, capacity: {}",
         number(requested),
         number(used),
         number(allocatable)
     );
-    Err(Refusal { reason: resource.out_of().to_owned(), message })
+    Err(Refusal { reason: resource.out_of(), message })
 }
 
 /// How much of each requested resource is not there.
-fn missing(requested: Requests, used: Requests, allocatable: Requests) -> Requests {
-    let mut missing = used.plus(requested).without(allocatable);
-    for resource in Resource::ALL.into_iter().filter(|resource| requested[*resource].is_zero()) {
+fn missing(requested: &Requests, used: &Requests, allocatable: &Requests) -> Requests {
+    let mut missing = used.clone().plus(requested).without(allocatable);
+    for resource in missing.resources().filter(|resource| requested[*resource].is_zero()) {
         missing[resource] = requested[resource];
     }
     missing
@@ -95,10 +95,10 @@ fn preempts(one: &PodRecord, other: &PodRecord) -> bool {
 pub fn victims<'a>(
     pod: &PodRecord,
     others: impl Iterator<Item = &'a Arc<PodRecord>>,
-    used: Requests,
-    allocatable: Requests,
+    used: &Requests,
+    allocatable: &Requests,
 ) -> Vec<Arc<PodRecord>> {
-    let missing = missing(Requests::of(pod.spec()), used, allocatable);
+    let missing = missing(&Requests::of(pod.spec()), used, allocatable);
     let mut candidates: Vec<(Arc<PodRecord>, Requests)> = others
         .filter(|other| preempts(pod, other))
         .map(|other| (Arc::clone(other), Requests::of(other.spec())))
@@ -114,15 +114,15 @@ pub fn victims<'a>(
     });
     // From the one that is to stay most: it is spared where the others alone are enough.
     let freed = |victims: &[(Arc<PodRecord>, Requests)]| {
-        victims.iter().fold(Requests::default(), |sum, (_, requests)| sum.plus(*requests))
+        victims.iter().fold(Requests::default(), |sum, (_, requests)| sum.plus(requests))
     };
-    if missing.is_zero() || !missing.without(freed(&candidates)).is_zero() {
+    if missing.is_zero() || !missing.clone().without(&freed(&candidates)).is_zero() {
         return Vec::new();
     }
     let mut at = 0;
     while at < candidates.len() {
         let spared = candidates.remove(at);
-        if !missing.without(freed(&candidates)).is_zero() {
+        if !missing.clone().without(&freed(&candidates)).is_zero() {
             candidates.insert(at, spared);
             at += 1;
         }

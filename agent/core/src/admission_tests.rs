@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{amounts, record_of as record};
+use limpet_model::pod::quantity::Amount;
+use limpet_model::pod::requests::Resource;
 
 const SOURCES: [SourceKind; 4] = [SourceKind::File, SourceKind::Push, SourceKind::Http, SourceKind::Api];
 
@@ -15,22 +17,42 @@ fn needs(cpu: &str, memory: &str) -> Value {
 #[test]
 fn what_is_requested_must_be_left_and_what_is_not_may_be_short() {
     let node = amounts("2", "1Gi", "10Gi");
-    assert_eq!(fits(amounts("1500m", "1Gi", "0"), amounts("500m", "0", "0"), node), Ok(()));
-    let refusal = fits(amounts("2", "2Gi", "0"), amounts("500m", "0", "0"), node).unwrap_err();
+    let fits = |requested: Requests, used: &Requests| fits(&requested, used, &node);
+    assert_eq!(fits(amounts("1500m", "1Gi", "0"), &amounts("500m", "0", "0")), Ok(()));
+    let refusal = fits(amounts("2", "2Gi", "0"), &amounts("500m", "0", "0")).unwrap_err();
     assert_eq!(refusal.reason, "OutOfcpu", "in kubelet's order");
     assert_eq!(refusal.message, "Node didn't have enough resource: cpu, requested: 2000, used: 500, capacity: 2000");
     let over = amounts("0", "3Gi", "0");
-    assert_eq!(fits(amounts("1", "0", "0"), over, node), Ok(()), "memory is short, and not asked for");
-    assert_eq!(fits(amounts("1", "1", "0"), over, node).unwrap_err().reason, "OutOfmemory");
-    assert_eq!(
-        fits(amounts("0", "0", "11Gi"), Requests::default(), node).unwrap_err().reason,
-        "OutOfephemeral-storage"
-    );
+    assert_eq!(fits(amounts("1", "0", "0"), &over), Ok(()), "memory is short, and not asked for");
+    assert_eq!(fits(amounts("1", "1", "0"), &over).unwrap_err().reason, "OutOfmemory");
+    let none = Requests::default();
+    assert_eq!(fits(amounts("0", "0", "11Gi"), &none).unwrap_err().reason, "OutOfephemeral-storage");
+}
+
+#[test]
+fn huge_pages_of_each_size_must_be_left() {
+    let of = |size: u64, bytes: u64| {
+        let mut requests = amounts("100m", "1Mi", "0");
+        requests[Resource::HugePages(size)] = Amount::from_units(bytes);
+        requests
+    };
+    let (small, large) = (2 << 20, 1 << 30);
+    let mut node = amounts("2", "1Gi", "0");
+    node[Resource::HugePages(small)] = Amount::from_units(8 << 20);
+    let used = of(small, 4 << 20);
+    assert_eq!(fits(&of(small, 4 << 20), &used, &node), Ok(()));
+    let refusal = fits(&of(small, 6 << 20), &used, &node).unwrap_err();
+    assert_eq!(refusal.reason, "OutOfhugepages-2Mi");
+    let message =
+        "Node didn't have enough resource: hugepages-2Mi, requested: 6291456, used: 4194304, capacity: 8388608";
+    assert_eq!(refusal.message, message);
+    assert_eq!(fits(&of(large, large), &used, &node).unwrap_err().reason, "OutOfhugepages-1Gi", "a size it has not");
+    assert_eq!(fits(&of(large, 0), &used, &node), Ok(()), "nothing of it is asked for");
 }
 
 #[test]
 fn a_pod_of_the_apiserver_fails_and_every_other_one_waits() {
-    let refusal = fits(amounts("3", "0", "0"), Requests::default(), amounts("2", "0", "0")).unwrap_err();
+    let refusal = fits(&amounts("3", "0", "0"), &Requests::default(), &amounts("2", "0", "0")).unwrap_err();
     for source in SOURCES {
         let verdict = refusal.clone().verdict(source);
         assert_eq!((verdict.is_final(), verdict.reason.as_ref()), (source == SourceKind::Api, "OutOfcpu"));
@@ -80,10 +102,10 @@ fn as_few_pods_as_possible_end_for_a_critical_one() {
         record("system", api, system),
         record("asks-for-nothing", api, json!({ "containers": [] })),
     ];
-    let used = others.iter().fold(Requests::default(), |sum, other| sum.plus(Requests::of(other.spec())));
+    let used = others.iter().fold(Requests::default(), |sum, other| sum.plus(&Requests::of(other.spec())));
     let node = amounts("4300m", "1Gi", "0");
     let end_for = |pod: &PodRecord| -> Vec<String> {
-        victims(pod, others.iter(), used, node).iter().map(|victim| victim.key.name().to_owned()).collect()
+        victims(pod, others.iter(), &used, &node).iter().map(|victim| victim.key.name().to_owned()).collect()
     };
     assert_eq!(end_for(&pod("new", SourceKind::File, "100m", None)), [""; 0], "it fits");
     assert_eq!(end_for(&pod("new", SourceKind::File, "300m", None)), ["small"]);

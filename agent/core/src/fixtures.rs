@@ -62,7 +62,7 @@ pub fn record_of(name: &str, source: SourceKind, spec: Value) -> Arc<PodRecord> 
 /// These amounts of processors, memory and disk.
 pub fn amounts(cpu: &str, memory: &str, disk: &str) -> Requests {
     let mut amounts = Requests::default();
-    for (resource, text) in Resource::ALL.into_iter().zip([cpu, memory, disk]) {
+    for (resource, text) in Resource::BASIC.into_iter().zip([cpu, memory, disk]) {
         amounts[resource] = quantity::parse(text).unwrap();
     }
     amounts

@@ -22,6 +22,7 @@ use crate::merge::{DesiredPods, Duplicate};
 use crate::source::Snapshots;
 use crate::source::SourceSnapshot;
 use crate::status::observed::{ObservedPod, ObservedPods};
+use limpet_model::pod::huge_pages::requests;
 use limpet_model::pod::replaceable::obstacles;
 use limpet_model::pod::{Edit, PodDiff, PodKey, PodRecord, edits};
 use limpet_model::source::SourceKind;
@@ -151,6 +152,9 @@ fn reasons(old: &PodRecord, new: &PodRecord) -> Vec<String> {
     let (before, after) = (old.qos_class(), new.qos_class());
     if before != after {
         reasons.push(format!("its QoS class changes from {before} to {after}"));
+    }
+    if requests(old.spec()) != requests(new.spec()) {
+        reasons.push("its huge pages change".to_owned());
     }
     reasons.extend(obstacles(old, new).iter().map(ToString::to_string));
     if old.source != new.source {

@@ -11,6 +11,7 @@ use crate::device_plugins::DeviceCount;
 use crate::node_images::NodeImage;
 use crate::node_state::NodeState;
 use limpet_model::node::Pressure;
+use limpet_model::pod::huge_pages;
 use limpet_model::pod::requests::{Requests, Resource};
 
 /// The namespace of the leases of nodes.
@@ -224,7 +225,7 @@ pub fn status_patch(
 }
 
 fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Value {
-    let quantities = |amounts: Requests, devices: fn(&DeviceCount) -> usize| {
+    let quantities = |amounts: &Requests, devices: fn(&DeviceCount) -> usize| {
         let mut all = json!({
             "cpu": match amounts[Resource::Cpu].milli() {
                 milli if milli % 1_000 == 0 => (milli / 1_000).to_string(),
@@ -234,6 +235,12 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
             "ephemeral-storage": amounts[Resource::EphemeralStorage].units().to_string(),
             "pods": node.max_pods.to_string(),
         });
+        for resource in amounts.resources() {
+            if let Resource::HugePages(_) = resource {
+                let bytes = u64::try_from(amounts[resource].units()).unwrap_or_default();
+                all[&*resource.name()] = json!(huge_pages::binary(bytes));
+            }
+        }
         for (name, count) in &report.devices {
             all[name] = json!(devices(count).to_string());
         }
@@ -249,8 +256,8 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     let mut status = json!({
         "daemonEndpoints": endpoint,
         "declaredFeatures": node.api_port.map(|_| WEBSOCKETS).into_iter().chain(FEATURES).collect::<Vec<_>>(),
-        "capacity": quantities(node.capacity, |count| count.capacity),
-        "allocatable": quantities(node.allocatable, |count| count.allocatable),
+        "capacity": quantities(&node.capacity, |count| count.capacity),
+        "allocatable": quantities(&node.allocatable, |count| count.allocatable),
         "conditions": conditions(report, seen, now),
         "images": report.images.iter().map(image).collect::<Vec<_>>(),
         "nodeInfo": info,

@@ -3,6 +3,7 @@
 use super::*;
 use crate::fixtures::{READY, amounts, on_network};
 use crate::node_state::NodePressure;
+use limpet_model::pod::quantity::Amount;
 
 fn node() -> NodeDescription {
     NodeDescription {
@@ -55,6 +56,11 @@ fn a_node_is_registered_with_its_labels_taints_and_quantities() {
     let capacity = json!({ "cpu": "4", "memory": "1048576Ki", "ephemeral-storage": "1000", "pods": "110" });
     let allocatable = json!({ "cpu": "3900m", "memory": "946176Ki", "ephemeral-storage": "900", "pods": "110" });
     assert_eq!((&status["capacity"], &status["allocatable"]), (&capacity, &allocatable));
+    let mut huge = node();
+    huge.capacity[Resource::HugePages(2 << 20)] = Amount::from_units(32 << 20);
+    huge.capacity[Resource::HugePages(1 << 30)] = Amount::ZERO;
+    let capacity = &super::document(&huge, &report(), at(0))["status"]["capacity"];
+    assert_eq!((&capacity["hugepages-2Mi"], &capacity["hugepages-1Gi"]), (&json!("32Mi"), &json!("0")));
     let addresses =
         json!([{ "type": "InternalIP", "address": "192.0.2.1" }, { "type": "Hostname", "address": "edge1" }]);
     assert_eq!(status["addresses"], addresses);

@@ -13,6 +13,7 @@ mod oom;
 mod systemd;
 pub mod usage;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use self::hierarchy::Hierarchies;
 use self::layout::{CLASSES, GroupName, Layout};
-use self::limits::{GroupLimits, REQUIRED_CONTROLLERS};
+use self::limits::{GroupLimits, HUGE_PAGES_CONTROLLER, REQUIRED_CONTROLLERS};
+use crate::huge_pages;
 use crate::process;
 use limpet_model::pod::compute_resources::{CgroupLimits, cpu_shares, pod_cpu_request, pod_limits};
+use limpet_model::pod::huge_pages::requests;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::{PodRecord, PodUid};
 
@@ -50,7 +53,7 @@ pub enum CgroupError {
         /// The controller.
         controller: &'static str,
         /// The file that is missing.
-        file: &'static str,
+        file: Cow<'static, str>,
         /// The value to be set.
         value: String,
     },
@@ -103,6 +106,11 @@ fn remedy(controller: &str) -> &'static str {
     if controller == "memory" { "; boot with cgroup_enable=memory" } else { "" }
 }
 
+/// Whether cgroups can limit huge pages here. Reads files of the kernel.
+pub fn limits_huge_pages() -> bool {
+    Hierarchies::find().is_ok_and(|found| found.controllers().contains(HUGE_PAGES_CONTROLLER))
+}
+
 /// Which pod or container a cgroup belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tenant {
@@ -128,6 +136,8 @@ struct Shared {
     hierarchies: Hierarchies,
     layout: Layout,
     pod_pids_limit: Option<i64>,
+    /// The sizes of huge pages whose use is limited; none where the kernel cannot limit them.
+    huge_page_sizes: Vec<u64>,
     systemd: Option<systemd::Manager>,
     /// Millicores requested by each burstable pod: together the CPU weight of their level.
     burstable: Mutex<BTreeMap<PodUid, i64>>,
@@ -147,11 +157,14 @@ impl Cgroups {
             CgroupDriver::Systemd => Some(systemd::Manager::connect().await?),
         };
         let layout = Layout::new(driver, root);
+        let limited = hierarchies.controllers().contains(HUGE_PAGES_CONTROLLER);
+        let huge_page_sizes = if limited { blocking(|| Ok(huge_pages::sizes())).await? } else { Vec::new() };
         let cgroups = Self {
             shared: Arc::new(Shared {
                 hierarchies,
                 layout,
                 pod_pids_limit,
+                huge_page_sizes,
                 systemd,
                 burstable: Mutex::default(),
                 exited_oom_kills: Mutex::default(),
@@ -216,7 +229,13 @@ impl Cgroups {
             QosClass::BestEffort => GroupLimits::weighing(cpu_shares(0)),
             QosClass::Guaranteed => GroupLimits::default(),
         };
-        let own = GroupLimits::of_pod(limits, self.shared.pod_pids_limit);
+        let requested = requests(spec);
+        // As in kubelet, a pod has none of what it does not ask for.
+        let huge_pages = self.shared.huge_page_sizes.iter().map(|size| {
+            let bytes = requested.get(size).map_or(0, |amount| u64::try_from(amount.units()).unwrap_or(0));
+            (*size, bytes)
+        });
+        let own = GroupLimits::of_pod(limits, self.shared.pod_pids_limit).with_huge_pages(huge_pages.collect());
         self.apply(vec![(layout.level(class), level), (layout.pod(class, &pod.uid), own)]).await?;
         self.begin_oom_account(&pod.uid);
         Ok(())
@@ -347,7 +366,7 @@ impl Cgroups {
                 let exists = self.exists(group).await?;
                 systemd.ensure(&group.slice(), exists, &limits.unit_properties(self.is_v2())).await?;
             }
-            return Ok(());
+            return self.limit_huge_pages(groups).await;
         }
         let shared = self.shared.clone();
         blocking(move || {
@@ -355,6 +374,26 @@ impl Cgroups {
                 let directory = shared.layout.directory(group);
                 files::create(&shared.hierarchies, &directory)?;
                 files::set(&shared.hierarchies, &directory, &limits.settings(shared.hierarchies.is_v2()))?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Limits the huge pages of slices, by their files: systemd neither knows the controller nor passes it on to children.
+    async fn limit_huge_pages(&self, groups: Vec<(GroupName, GroupLimits)>) -> Result<(), CgroupError> {
+        let shared = self.shared.clone();
+        let v2 = self.is_v2();
+        let limited: Vec<_> =
+            groups.into_iter().map(|(group, limits)| (group, limits.huge_page_settings(v2))).collect();
+        if limited.iter().all(|(_, settings)| settings.is_empty()) {
+            return Ok(());
+        }
+        blocking(move || {
+            for (group, settings) in limited.iter().filter(|(_, settings)| !settings.is_empty()) {
+                let directory = shared.layout.directory(group);
+                files::create(&shared.hierarchies, &directory)?;
+                files::set(&shared.hierarchies, &directory, settings)?;
             }
             Ok(())
         })

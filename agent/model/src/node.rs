@@ -32,6 +32,10 @@ pub struct NodeFacts {
     pub devices: BTreeMap<String, Device>,
     /// The directories of the files of CDI devices; a later one precedes.
     pub cdi_dirs: Vec<PathBuf>,
+    /// How many huge pages the kernel has set aside, by the size of one in bytes: of all sizes that it knows.
+    pub huge_pages: BTreeMap<u64, u64>,
+    /// Cgroups can limit huge pages: their controller `hugetlb` is there.
+    pub limits_huge_pages: bool,
 }
 
 /// What the node is short of: a condition of the node, by Kubernetes' names.

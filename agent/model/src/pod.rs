@@ -21,6 +21,7 @@ pub mod fault;
 mod fields_tests;
 pub(crate) mod fingerprint;
 pub mod host_port;
+pub mod huge_pages;
 pub mod identity;
 pub mod images;
 pub mod key;

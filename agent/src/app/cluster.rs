@@ -30,7 +30,7 @@ pub(super) fn join_cluster(
         desired: shared.desired.clone(),
         sources,
         events: shared.events.clone(),
-        capacity: shared.capacity,
+        capacity: shared.capacity.clone(),
         labels: follow_labels(shared),
         node_state,
         network: shared.backends.network.subscribe(),

@@ -1,5 +1,5 @@
 //! What the node has, and what of it is for pods: all but what `kubeReserved` and `systemReserved` name and what hard
-//! eviction keeps free. A Node object shows it, and admission adds up requests against it.
+//! eviction keeps free, and, of memory, what is set aside as huge pages. A Node object shows it, and admission adds up requests against it.
 
 use crate::config::Config;
 use limpet_core::eviction::Signal;
@@ -8,8 +8,8 @@ use limpet_model::node::NodeFacts;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::{Requests, Resource};
 
-/// The node's processors, memory and disk.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// The node's processors, memory, disk and huge pages.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// All of it.
     pub all: Requests,
@@ -28,19 +28,21 @@ impl Capacity {
         all[Resource::Cpu] = Amount::from_units(cpus);
         all[Resource::Memory] = Amount::from_units(facts.memory_capacity);
         all[Resource::EphemeralStorage] = Amount::from_units(disk);
-        Self {
-            all,
-            allocatable: all.without(config.reserved.kube).without(config.reserved.system).without(kept_free(
-                config,
-                facts.memory_capacity,
-                disk,
-            )),
+        let mut set_aside = Requests::default();
+        for (size, pages) in &facts.huge_pages {
+            let bytes = Amount::from_units(size.saturating_mul(*pages));
+            all[Resource::HugePages(*size)] = bytes;
+            // Their memory is no pod's unless it asks for them.
+            set_aside[Resource::Memory] = set_aside[Resource::Memory] + bytes;
         }
+        let allocatable = all.clone().without(&config.reserved.kube).without(&config.reserved.system);
+        let allocatable = allocatable.without(&kept_free(config, facts.memory_capacity, disk)).without(&set_aside);
+        Self { all, allocatable }
     }
 
     /// What pods may request together; any amount of disk where it could not be measured.
     pub fn offer(&self) -> Requests {
-        let mut offer = self.allocatable;
+        let mut offer = self.allocatable.clone();
         if self.all[Resource::EphemeralStorage].is_zero() {
             offer[Resource::EphemeralStorage] = Amount::from_units(u64::MAX);
         }

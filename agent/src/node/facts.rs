@@ -28,6 +28,8 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
         runtime_endpoint: config.runtime_endpoint.clone(),
         devices: config.devices.clone(),
         cdi_dirs: config.cdi_dirs.clone(),
+        huge_pages: limpet_host::huge_pages::pools(),
+        limits_huge_pages: limpet_host::cgroup::limits_huge_pages(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `/configz`: the configuration in effect, under kubelet's field names where kubelet has the field.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use limpet_core::eviction::{Amount, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
-use limpet_model::pod::requests::{Requests, Resource};
+use limpet_model::pod::requests::Requests;
 
 pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
     Json(document(&state.config))
@@ -145,9 +146,9 @@ pub(crate) fn document(config: &Config) -> Value {
 }
 
 /// The amounts that are not nothing, by the resource's name.
-fn quantities(requests: &Requests) -> BTreeMap<&'static str, String> {
-    let some = Resource::ALL.into_iter().filter(|resource| !requests[*resource].is_zero());
-    some.map(|resource| (resource.as_str(), requests[resource].to_string())).collect()
+fn quantities(requests: &Requests) -> BTreeMap<Cow<'static, str>, String> {
+    let some = requests.resources().filter(|resource| !requests[*resource].is_zero());
+    some.map(|resource| (resource.name(), requests[resource].to_string())).collect()
 }
 
 /// The settings of the listeners on the network.

@@ -82,7 +82,7 @@ impl Claims {
     }
 
     fn requests_more(&self, before: &Self) -> bool {
-        !self.requests.without(before.requests).is_zero()
+        !self.requests.clone().without(&before.requests).is_zero()
     }
 }
 
@@ -210,11 +210,11 @@ impl NodeClaims {
             let had = self.offer.plugins.with(|inventory| inventory.has_had(&wanted.record.uid));
             return Err(if had { Refused::for_now(refusal) } else { Refused::of(refusal, &wanted.record) });
         }
-        if let Some(allocatable) = self.offer.allocatable.filter(|_| check.requests) {
-            let used = others().fold(Requests::default(), |sum, (_, theirs)| sum.plus(theirs.requests));
-            if let Err(refusal) = admission::fits(wanted.requests, used, allocatable) {
+        if let Some(allocatable) = self.offer.allocatable.as_ref().filter(|_| check.requests) {
+            let used = others().fold(Requests::default(), |sum, (_, theirs)| sum.plus(&theirs.requests));
+            if let Err(refusal) = admission::fits(&wanted.requests, &used, allocatable) {
                 let records = others().map(|(_, theirs)| &theirs.record);
-                let victims = admission::victims(&wanted.record, records, used, allocatable);
+                let victims = admission::victims(&wanted.record, records, &used, allocatable);
                 return Err(Refused { victims, ..Refused::of(refusal, &wanted.record) });
             }
         }

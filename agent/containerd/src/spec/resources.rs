@@ -3,18 +3,40 @@
 use std::collections::HashMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
-use oci_spec::runtime::{LinuxCpu, LinuxMemory, LinuxResources};
+use oci_spec::runtime::{LinuxCpu, LinuxHugepageLimit, LinuxMemory, LinuxResources};
 use serde_json::Value;
 
 use super::host::swap_limit;
 
-use limpet_model::pod::compute_resources::{CPU_PERIOD, container_limits};
+use limpet_model::node::NodeFacts;
+use limpet_model::pod::compute_resources::{self, CPU_PERIOD};
+use limpet_model::pod::huge_pages::{container_limits, kernel_name};
 
 /// What of a running container's limits a resize sets: cpu and memory. Reads a small file.
 pub fn resized(pod: &PodSpec, container: &Container, cgroup_v2: bool) -> LinuxResources {
     let mut resources = container_resources(pod, container, cgroup_v2, swap_limit(cgroup_v2));
     resources.set_unified(None);
     resources
+}
+
+/// The limit of huge pages of each size that the kernel knows: none at all of what the container does not ask for. `None`:
+/// the kernel cannot limit them.
+pub(super) fn huge_page_limits(
+    spec: &PodSpec,
+    container: &Container,
+    node: &NodeFacts,
+) -> Option<Vec<LinuxHugepageLimit>> {
+    if !node.limits_huge_pages {
+        return None;
+    }
+    let limits = container_limits(spec, container);
+    let limit = |size: &u64| {
+        let mut limit = LinuxHugepageLimit::default();
+        let bytes = limits.get(size).copied().unwrap_or(0);
+        limit.set_page_size(kernel_name(*size)).set_limit(i64::try_from(bytes).unwrap_or(i64::MAX));
+        limit
+    };
+    Some(node.huge_pages.keys().map(limit).collect())
 }
 
 /// An OCI spec in JSON with the cpu and memory of `resources`.
@@ -33,7 +55,7 @@ pub fn with_resources(spec: &[u8], resources: &LinuxResources) -> Result<Vec<u8>
 /// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets none, as with kubelet's
 /// `NoSwap`. On v1 that needs a memory limit.
 pub(super) fn container_resources(pod: &PodSpec, container: &Container, cgroup_v2: bool, swap: bool) -> LinuxResources {
-    let limits = container_limits(pod, container);
+    let limits = compute_resources::container_limits(pod, container);
     let mut cpu = LinuxCpu::default();
     cpu.set_shares(Some(limits.cpu_shares));
     if let Some(quota) = limits.cpu_quota {

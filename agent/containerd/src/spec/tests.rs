@@ -81,6 +81,8 @@ impl Fixture {
                 runtime_endpoint: "/run/containerd/containerd.sock".into(),
                 devices: BTreeMap::new(),
                 cdi_dirs: Vec::new(),
+                huge_pages: BTreeMap::new(),
+                limits_huge_pages: false,
             },
             host: HostInput {
                 capabilities: Capabilities::from([Capability::SysAdmin, Capability::Chown]),
@@ -252,6 +254,18 @@ fn a_device_is_a_node_and_a_rule_of_the_cgroup() {
     let rules = &spec["linux"]["resources"]["devices"];
     assert_eq!(rules[0], json!({"allow": false, "access": "rwm"}));
     assert_eq!(rules[1], json!({"allow": true, "type": "c", "major": 4, "minor": 64, "access": "rw"}));
+}
+
+#[test]
+fn huge_pages_of_every_size_are_limited_where_the_kernel_can() {
+    let limits = json!({"resources": {"limits": {"hugepages-2Mi": "4Mi", "memory": "1Gi"}}});
+    let mut fixture = Fixture::new(limits, json!({"Cmd": ["run"]}));
+    fixture.node.huge_pages = BTreeMap::from([(2 << 20, 16), (1 << 30, 0)]);
+    let limits = |fixture: &Fixture| fixture.spec().unwrap()["linux"]["resources"]["hugepageLimits"].clone();
+    assert_eq!(limits(&fixture), Value::Null);
+    fixture.node.limits_huge_pages = true;
+    let wanted = json!([{"pageSize": "2MB", "limit": 4 << 20}, {"pageSize": "1GB", "limit": 0}]);
+    assert_eq!(limits(&fixture), wanted);
 }
 
 #[test]

@@ -86,6 +86,8 @@ fn effects_on_pods() {
     let base = web("proxy:1", "");
     let two =
         format!("{base}{}", pod("db", "terminationGracePeriodSeconds: 9, containers: [{name: db, image: 'db:1'}]"));
+    let huge_pages =
+        |amount: &str| format!("name: web, resources: {{limits: {{memory: 1Gi, hugepages-2Mi: {amount}}}}}, image");
     // Case, current files, proposed files, whether those are all, expected lines.
     type Case<'a> = (&'a str, Vec<File<'a>>, Vec<File<'a>>, bool, &'a [&'a str]);
     let cases: Vec<Case<'_>> = vec![
@@ -121,6 +123,13 @@ fn effects_on_pods() {
             &[
                 "web-edge1: recreates (its QoS class changes from BestEffort to Burstable) 30s spec.containers[web].resources.limits.cpu",
             ],
+        ),
+        (
+            "huge pages",
+            vec![file("w.yaml", &base.replace("name: web, image", &huge_pages("2Mi")))],
+            vec![file("w.yaml", &base.replace("name: web, image", &huge_pages("4Mi")))],
+            false,
+            &["web-edge1: recreates (its huge pages change) 30s spec.containers[web].resources.limits.hugepages-2Mi"],
         ),
         (
             "cpu",

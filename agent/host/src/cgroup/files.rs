@@ -87,15 +87,15 @@ fn use_hierarchy(path: &Path) {
 /// Writes a group's settings.
 pub(super) fn set(hierarchies: &Hierarchies, group: &Path, settings: &[Setting]) -> Result<(), CgroupError> {
     for setting in settings {
-        let path = hierarchies.path(setting.controller, group).map(|path| path.join(setting.file));
+        let path = hierarchies.path(setting.controller, group).map(|path| path.join(&*setting.file));
         match path.filter(|path| path.exists()) {
             Some(path) => write(&path, &setting.value)?,
-            None if setting.unlimited => {}
+            None if setting.optional => {}
             None => {
                 return Err(CgroupError::NoController {
                     group: group.to_owned(),
                     controller: setting.controller,
-                    file: setting.file,
+                    file: setting.file.clone(),
                     value: setting.value.clone(),
                 });
             }

@@ -1,15 +1,23 @@
 //! A group's limits as files of v1 and v2, and as properties of a slice.
 
+use std::borrow::Cow;
+
 use limpet_model::pod::compute_resources::{CPU_PERIOD, CgroupLimits};
+use limpet_model::pod::huge_pages::kernel_name;
+
+/// The controller of huge pages, which many kernels lack.
+pub(super) const HUGE_PAGES_CONTROLLER: &str = "hugetlb";
 
 /// The controllers that limits of pods need.
 pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
 /// The limits of one group. Absent ones are not changed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct GroupLimits {
     cpu_shares: Option<u64>,
     pod: Option<(CgroupLimits, Option<i64>)>,
+    /// Bytes in huge pages, by the size of one.
+    huge_pages: Vec<(u64, u64)>,
 }
 
 /// One file to write.
@@ -18,11 +26,11 @@ pub(super) struct Setting {
     /// The controller it belongs to.
     pub(super) controller: &'static str,
     /// The file in the group's directory.
-    pub(super) file: &'static str,
+    pub(super) file: Cow<'static, str>,
     /// What to write.
     pub(super) value: String,
-    /// The value is the default: it needs no file, so a kernel without the file is no error.
-    pub(super) unlimited: bool,
+    /// A kernel without the file is no error: the value is its default, or a limit that it may lack.
+    pub(super) optional: bool,
 }
 
 /// A property of a slice.
@@ -37,17 +45,28 @@ pub(super) enum Property {
 impl GroupLimits {
     /// A level's CPU weight.
     pub(super) fn weighing(cpu_shares: u64) -> Self {
-        Self { cpu_shares: Some(cpu_shares), pod: None }
+        Self { cpu_shares: Some(cpu_shares), ..Self::default() }
     }
 
     /// A pod's CPU weight and limits, its number of processes included.
     pub(super) fn of_pod(limits: &CgroupLimits, pids: Option<i64>) -> Self {
-        Self { cpu_shares: Some(limits.cpu_shares), pod: Some((*limits, pids.filter(|pids| *pids > 0))) }
+        let pod = Some((*limits, pids.filter(|pids| *pids > 0)));
+        Self { cpu_shares: Some(limits.cpu_shares), pod, ..Self::default() }
+    }
+
+    /// The same with limits of huge pages, in bytes by the size of one.
+    pub(super) fn with_huge_pages(self, huge_pages: Vec<(u64, u64)>) -> Self {
+        Self { huge_pages, ..self }
     }
 
     /// The limits as files of a group.
     pub(super) fn settings(&self, v2: bool) -> Vec<Setting> {
-        let setting = |controller, file, value: String, unlimited| Setting { controller, file, value, unlimited };
+        let setting = |controller, file: &'static str, value: String, optional| Setting {
+            controller,
+            file: file.into(),
+            value,
+            optional,
+        };
         let none = || if v2 { "max".to_owned() } else { "-1".to_owned() };
         let number = |value: Option<i64>| value.map_or_else(none, |value| value.to_string());
         let mut settings = Vec::new();
@@ -69,7 +88,25 @@ impl GroupLimits {
         }
         let pids_max = pids.map_or_else(|| "max".to_owned(), |pids| pids.to_string());
         settings.push(setting("pids", "pids.max", pids_max, pids.is_none()));
+        settings.extend(self.huge_page_settings(v2));
         settings
+    }
+
+    /// The limits of huge pages as files: of those in use and, from Linux 5.7 on, of those reserved. systemd has no
+    /// properties for them.
+    pub(super) fn huge_page_settings(&self, v2: bool) -> Vec<Setting> {
+        let end = if v2 { "max" } else { "limit_in_bytes" };
+        let files = self.huge_pages.iter().flat_map(|(size, limit)| {
+            let name = kernel_name(*size);
+            [format!("hugetlb.{name}.{end}"), format!("hugetlb.{name}.rsvd.{end}")].map(|file| (file, limit))
+        });
+        let setting = |(file, limit): (String, &u64)| Setting {
+            controller: HUGE_PAGES_CONTROLLER,
+            file: file.into(),
+            value: limit.to_string(),
+            optional: true,
+        };
+        files.map(setting).collect()
     }
 
     /// The limits as properties of a slice (systemd.resource-control(5)).
@@ -119,14 +156,14 @@ mod tests {
         GroupLimits::of_pod(&CgroupLimits { cpu_shares: 2, cpu_quota: None, memory: None }, None)
     }
 
-    fn written(limits: GroupLimits, v2: bool) -> Vec<(&'static str, String)> {
+    fn written(limits: GroupLimits, v2: bool) -> Vec<(Cow<'static, str>, String)> {
         limits.settings(v2).into_iter().map(|setting| (setting.file, setting.value)).collect()
     }
 
     #[test]
     fn limits_are_written_for_both_versions() {
-        let of = |pairs: &[(&'static str, &str)]| -> Vec<(&'static str, String)> {
-            pairs.iter().map(|(file, value)| (*file, (*value).to_owned())).collect()
+        let of = |pairs: &[(&'static str, &str)]| -> Vec<(Cow<'static, str>, String)> {
+            pairs.iter().map(|(file, value)| (Cow::Borrowed(*file), (*value).to_owned())).collect()
         };
         let cases = [
             (
@@ -167,8 +204,26 @@ mod tests {
         for (limits, v2, wanted) in cases {
             assert_eq!(written(limits, v2), wanted);
         }
-        assert!(unlimited().settings(true)[1..].iter().all(|setting| setting.unlimited));
-        assert!(limited().settings(true).iter().all(|setting| !setting.unlimited));
+        assert!(unlimited().settings(true)[1..].iter().all(|setting| setting.optional));
+        assert!(limited().settings(true).iter().all(|setting| !setting.optional));
+    }
+
+    #[test]
+    fn huge_pages_are_limited_in_use_and_reserved() {
+        let limits = limited().with_huge_pages(vec![(2 << 20, 4 << 20), (1 << 30, 0)]);
+        let names = |v2: bool| -> Vec<String> {
+            let settings = limits.settings(v2).into_iter().filter(|setting| setting.controller == "hugetlb");
+            settings.map(|setting| format!("{}={}", setting.file, setting.value)).collect()
+        };
+        assert_eq!(
+            names(true),
+            ["hugetlb.2MB.max=4194304", "hugetlb.2MB.rsvd.max=4194304", "hugetlb.1GB.max=0", "hugetlb.1GB.rsvd.max=0"]
+        );
+        assert_eq!(
+            names(false)[..2],
+            ["hugetlb.2MB.limit_in_bytes=4194304", "hugetlb.2MB.rsvd.limit_in_bytes=4194304"]
+        );
+        assert_eq!(limits.unit_properties(true), limited().unit_properties(true));
     }
 
     #[test]

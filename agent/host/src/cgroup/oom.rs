@@ -100,6 +100,7 @@ mod tests {
                 hierarchies: Hierarchies::of(&mountinfo),
                 layout: Layout::new(CgroupDriver::Systemd, Path::new("/")),
                 pod_pids_limit: None,
+                huge_page_sizes: Vec::new(),
                 systemd: None,
                 burstable: Mutex::default(),
                 exited_oom_kills: Mutex::default(),

@@ -3,13 +3,14 @@
 //! As in kubelet: mode 0777 unless `mode` is set; with `fsGroup` the directory belongs to that group, which may read and
 //! write, and files created in it inherit the group by the set-group-id bit. Only the directory itself is changed, when
 //! it is created and empty. An existing one is not touched, so a container's changes to it persist. `sizeLimit` limits a
-//! tmpfs; on disk whoever measures the pod's use of it ends a pod that takes more.
+//! tmpfs and a hugetlbfs; on disk whoever measures the pod's use of it ends a pod that takes more.
 
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::EmptyDirVolumeSource;
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PodSpec};
 
 use super::{VolumeError, files, tmpfs};
+use limpet_model::pod::huge_pages::{MEDIUM, MEDIUM_OF_SIZE, volume_page_size};
 
 /// kubelet's permissions without a `mode`.
 const DEFAULT_MODE: u32 = 0o777;
@@ -31,6 +32,8 @@ pub(super) enum Medium {
     Disk,
     /// A tmpfs of at most so many bytes; `None`: the kernel's default, half of the memory.
     Memory(Option<u64>),
+    /// A hugetlbfs of pages of so many bytes, of at most so many bytes.
+    HugePages(u64, Option<u64>),
 }
 
 impl EmptyDir {
@@ -43,21 +46,27 @@ impl EmptyDir {
         pod_dir: &Path,
         volume: &str,
         source: &EmptyDirVolumeSource,
-        fs_group: Option<i64>,
+        spec: &PodSpec,
     ) -> Result<Self, VolumeError> {
         let unsupported = |reason: String| VolumeError::Unsupported { volume: volume.to_owned(), reason };
+        let limit = || match source.size_limit.as_ref().map(|limit| limit.0.as_str()) {
+            None => Ok(None),
+            Some(limit) => bytes(limit)
+                .map(|bytes| Some(bytes).filter(|bytes| *bytes > 0))
+                .ok_or_else(|| unsupported(format!("sizeLimit {limit:?} is not a quantity of bytes"))),
+        };
         let medium = match source.medium.as_deref().unwrap_or_default() {
             "" => Medium::Disk,
-            "Memory" => match source.size_limit.as_ref().map(|limit| limit.0.as_str()) {
-                None => Medium::Memory(None),
-                Some(limit) => {
-                    let bytes = bytes(limit)
-                        .ok_or_else(|| unsupported(format!("sizeLimit {limit:?} is not a quantity of bytes")))?;
-                    Medium::Memory(Some(bytes).filter(|bytes| *bytes > 0))
-                }
-            },
-            other => return Err(unsupported(format!("medium {other:?} is not supported; use \"\" or \"Memory\""))),
+            "Memory" => Medium::Memory(limit()?),
+            medium if medium == MEDIUM || medium.starts_with(MEDIUM_OF_SIZE) => {
+                Medium::HugePages(volume_page_size(spec, medium).map_err(unsupported)?, limit()?)
+            }
+            other => {
+                let reason = format!("medium {other:?} is not supported; use \"\", \"Memory\" or \"HugePages\"");
+                return Err(unsupported(reason));
+            }
         };
+        let fs_group = spec.security_context.as_ref().and_then(|context| context.fs_group);
         let group = fs_group.map(u32::try_from).transpose();
         let group = group.map_err(|_| unsupported("fsGroup is not a group id".to_owned()))?;
         let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).unwrap_or(DEFAULT_MODE) & 0o1777;
@@ -73,6 +82,7 @@ impl EmptyDir {
         match self.medium {
             Medium::Disk => self.set_up_directory(),
             Medium::Memory(limit) => self.set_up_tmpfs(limit),
+            Medium::HugePages(page_size, limit) => self.set_up_huge_pages(page_size, limit),
         }
     }
 
@@ -100,6 +110,21 @@ impl EmptyDir {
         data.extend(self.group.map(|group| format!(",gid={group}")));
         tmpfs::mount(&self.path, &data)
     }
+
+    fn set_up_huge_pages(&self, page_size: u64, limit: Option<u64>) -> Result<(), VolumeError> {
+        let mounted = tmpfs::mount_huge_pages(&self.path, &huge_page_options(page_size, limit, self.mode, self.group))?;
+        // The mount's option takes no set-group-id bit.
+        if mounted && self.group.is_some() { files::set_mode(&self.path, self.mode) } else { Ok(()) }
+    }
+}
+
+/// The options of a hugetlbfs. The kernel rounds its size down to whole pages, and would take nothing for less than one.
+fn huge_page_options(page_size: u64, limit: Option<u64>, mode: u32, group: Option<u32>) -> String {
+    let mut data = format!("pagesize={page_size},mode={mode:o}");
+    let whole = limit.map(|bytes| bytes.div_ceil(page_size).saturating_mul(page_size));
+    data.extend(whole.map(|bytes| format!(",size={bytes}")));
+    data.extend(group.map(|group| format!(",gid={group}")));
+    data
 }
 
 /// The bytes of a quantity (`64Mi`, `1G`, `1.5e3`, `500m`), rounded up; `None` when it is invalid or negative.
@@ -170,15 +195,32 @@ mod tests {
             (json!({"medium": "Memory", "sizeLimit": "1Mi"}), None, Ok((Medium::Memory(Some(1 << 20)), 0o777))),
             (json!({"medium": "Memory", "sizeLimit": "0"}), None, Ok((Medium::Memory(None), 0o777))),
             (json!({"sizeLimit": "1Mi"}), None, Ok((Medium::Disk, 0o777))),
+            (json!({"medium": "HugePages"}), None, Ok((Medium::HugePages(2 << 20, None), 0o777))),
             (
-                json!({"medium": "HugePages"}),
+                json!({"medium": "HugePages-2Mi", "sizeLimit": "3Mi"}),
+                Some(1),
+                Ok((Medium::HugePages(2 << 20, Some(3 << 20)), 0o2777)),
+            ),
+            (
+                json!({"medium": "HugePages-1Gi"}),
                 None,
-                Err("volume \"v\": medium \"HugePages\" is not supported; use \"\" or \"Memory\""),
+                Err(
+                    "volume \"v\": medium HugePages-1Gi: hugePages storage requested, but there is no resource request \
+                     for huge pages",
+                ),
+            ),
+            (
+                json!({"medium": "Disk"}),
+                None,
+                Err("volume \"v\": medium \"Disk\" is not supported; use \"\", \"Memory\" or \"HugePages\""),
             ),
         ];
         for (source, group, wanted) in table {
             let source: EmptyDirVolumeSource = serde_json::from_value(source).unwrap();
-            let found = EmptyDir::of(Path::new("/p"), "v", &source, group);
+            let limits = json!({"limits": {"hugepages-2Mi": "4Mi"}});
+            let spec =
+                json!({"containers": [{"name": "c", "resources": limits}], "securityContext": {"fsGroup": group}});
+            let found = EmptyDir::of(Path::new("/p"), "v", &source, &serde_json::from_value(spec).unwrap());
             match wanted {
                 Ok((medium, mode)) => {
                     let found = found.unwrap();
@@ -187,5 +229,14 @@ mod tests {
                 Err(message) => assert_eq!(found.unwrap_err().to_string(), message),
             }
         }
+    }
+
+    #[test]
+    fn the_size_of_a_hugetlbfs_is_whole_pages() {
+        assert_eq!(huge_page_options(2 << 20, None, 0o777, None), "pagesize=2097152,mode=777");
+        assert_eq!(
+            huge_page_options(2 << 20, Some(3 << 20), 0o2777, Some(7)),
+            "pagesize=2097152,mode=2777,size=4194304,gid=7"
+        );
     }
 }

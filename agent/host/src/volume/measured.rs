@@ -29,8 +29,9 @@ pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume
         ephemeral,
     };
     if let Some(source) = &volume.empty_dir {
-        let memory = source.medium.as_deref() == Some("Memory");
-        return Some(measured(EmptyDir::path(pod_dir, &volume.name), memory, !memory));
+        let medium = source.medium.as_deref().unwrap_or_default();
+        // A hugetlbfs does not say what is used of it.
+        return Some(measured(EmptyDir::path(pod_dir, &volume.name), medium == "Memory", medium.is_empty()));
     }
     let (path, _) = written::location(pod_dir, volume)?;
     Some(measured(path, false, volume.config_map.is_some()))
@@ -48,6 +49,7 @@ mod tests {
         for (source, expected) in [
             (json!({ "emptyDir": {} }), Some(("kubernetes.io~empty-dir/v", false, true))),
             (json!({ "emptyDir": { "medium": "Memory" } }), Some(("kubernetes.io~empty-dir/v", true, false))),
+            (json!({ "emptyDir": { "medium": "HugePages-2Mi" } }), Some(("kubernetes.io~empty-dir/v", false, false))),
             (json!({ "configMap": { "name": "c" } }), Some(("kubernetes.io~configmap/v", false, true))),
             (json!({ "secret": { "secretName": "s" } }), Some(("kubernetes.io~secret/v", false, false))),
             (json!({ "projected": { "sources": [] } }), Some(("kubernetes.io~projected/v", false, false))),

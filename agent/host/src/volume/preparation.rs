@@ -114,9 +114,8 @@ impl VolumeKind {
 
     /// The volume as one of the supported kinds.
     fn of(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Self, VolumeError> {
-        let fs_group = sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
         if let Some(source) = &volume.empty_dir {
-            return EmptyDir::of(pod_dir, &volume.name, source, fs_group).map(Self::EmptyDir);
+            return EmptyDir::of(pod_dir, &volume.name, source, sources.pod.spec()).map(Self::EmptyDir);
         }
         if let Some((host_path, _)) = HostPath::find(volume, sources.pod, sources.objects)? {
             return Ok(Self::HostPath(host_path));

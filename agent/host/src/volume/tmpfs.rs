@@ -1,4 +1,4 @@
-//! Mounts tmpfs file systems for volumes in memory.
+//! Mounts tmpfs and hugetlbfs file systems for volumes in memory.
 
 use std::ffi::CString;
 use std::os::unix::fs::DirBuilderExt;
@@ -33,6 +33,15 @@ pub(super) fn mount_private(path: &Path, mode: u32, group: Option<u32>) -> Resul
     mounted.map_err(|errno| VolumeError::io("mount a tmpfs on", path)(errno.into()))
 }
 
+/// Mounts a hugetlbfs on `path`, which is created. `false`: something is mounted there already.
+pub(super) fn mount_huge_pages(path: &Path, data: &str) -> Result<bool, VolumeError> {
+    if prepare(path)? {
+        return Ok(false);
+    }
+    let mounted = try_mount_of("hugetlbfs", path, data, MountFlags::empty());
+    mounted.map(|()| true).map_err(|errno| VolumeError::io("mount a hugetlbfs on", path)(errno.into()))
+}
+
 /// Creates the mount point. True: something is mounted there already.
 fn prepare(path: &Path) -> Result<bool, VolumeError> {
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
@@ -41,7 +50,11 @@ fn prepare(path: &Path) -> Result<bool, VolumeError> {
 }
 
 fn try_mount(path: &Path, data: &str, flags: MountFlags) -> Result<(), Errno> {
+    try_mount_of("tmpfs", path, data, flags)
+}
+
+fn try_mount_of(file_system: &str, path: &Path, data: &str, flags: MountFlags) -> Result<(), Errno> {
     // The options consist of digits, letters and punctuation: no zero byte.
     let data = CString::new(data).unwrap_or_default();
-    rustix::mount::mount("tmpfs", path, "tmpfs", flags, data.as_c_str())
+    rustix::mount::mount(file_system, path, file_system, flags, data.as_c_str())
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::pod::huge_pages;
 use crate::pod::qos::{QosClass, qos_class};
 use crate::pod::replaceable::obstacles;
 use crate::pod::{PodKey, PodUid};
@@ -69,12 +70,13 @@ impl PodRecord {
     }
 
     /// Whether `other` can be reached without terminating the pod. A UID set in the manifest stays when the pod changes,
-    /// so the fingerprint decides as well; so does the QoS class, since a pod's cgroup lies in that of its class, and so do
-    /// edits of containers that cannot be replaced alone.
+    /// so the fingerprint decides as well; so does the QoS class, since a pod's cgroup lies in that of its class, the huge
+    /// pages, which its cgroup and volumes are made with, and so do edits of containers that cannot be replaced alone.
     pub fn is_same_incarnation(&self, other: &Self) -> bool {
         self.uid == other.uid
             && self.immutable_fingerprint == other.immutable_fingerprint
             && self.qos_class() == other.qos_class()
+            && huge_pages::requests(self.spec()) == huge_pages::requests(other.spec())
             && obstacles(self, other).is_empty()
     }
 

@@ -1,10 +1,13 @@
 //! What a pod requests of the resources that a node has a certain amount of.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::ops::{Index, IndexMut};
 
 use k8s_openapi::api::core::v1::PodSpec;
 
 use super::compute_resources::pod_request;
+use super::huge_pages;
 use super::qos::{CPU, MEMORY};
 use super::quantity::Amount;
 
@@ -12,7 +15,7 @@ use super::quantity::Amount;
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
 /// A resource that pods share, in the order in which kubelet checks them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
     /// Processor time.
     Cpu,
@@ -20,66 +23,76 @@ pub enum Resource {
     Memory,
     /// Disk space.
     EphemeralStorage,
+    /// Huge pages of so many bytes each.
+    HugePages(u64),
 }
 
 impl Resource {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::EphemeralStorage];
+    /// Those that every node has.
+    pub const BASIC: [Self; 3] = [Self::Cpu, Self::Memory, Self::EphemeralStorage];
 
     /// Kubernetes' name.
-    pub fn as_str(self) -> &'static str {
+    pub fn name(self) -> Cow<'static, str> {
         match self {
-            Self::Cpu => CPU,
-            Self::Memory => MEMORY,
-            Self::EphemeralStorage => EPHEMERAL_STORAGE,
+            Self::Cpu => CPU.into(),
+            Self::Memory => MEMORY.into(),
+            Self::EphemeralStorage => EPHEMERAL_STORAGE.into(),
+            Self::HugePages(size) => huge_pages::resource_name(size).into(),
         }
     }
 
     /// kubelet's reason for a pod that needs more of it than is left.
-    pub fn out_of(self) -> &'static str {
-        match self {
-            Self::Cpu => "OutOfcpu",
-            Self::Memory => "OutOfmemory",
-            Self::EphemeralStorage => "OutOfephemeral-storage",
-        }
+    pub fn out_of(self) -> String {
+        format!("OutOf{}", self.name())
     }
 
     /// The number in kubelet's messages: millicores, bytes.
     pub fn number(self, amount: Amount) -> i64 {
         match self {
             Self::Cpu => amount.milli(),
-            Self::Memory | Self::EphemeralStorage => amount.units(),
+            Self::Memory | Self::EphemeralStorage | Self::HugePages(_) => amount.units(),
         }
     }
 }
 
 /// An amount of each resource.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Requests([Amount; 3]);
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Requests {
+    basic: [Amount; 3],
+    /// By the size of the pages.
+    huge_pages: BTreeMap<u64, Amount>,
+}
 
 impl Requests {
     /// What the pod requests at most at one time, with its overhead.
     pub fn of(spec: &PodSpec) -> Self {
-        Self(Resource::ALL.map(|resource| pod_request(spec, resource.as_str())))
+        let basic = Resource::BASIC.map(|resource| pod_request(spec, &resource.name()));
+        Self { basic, huge_pages: huge_pages::requests(spec) }
     }
 
     /// Both together.
-    pub fn plus(self, other: Self) -> Self {
+    pub fn plus(self, other: &Self) -> Self {
         self.combined(other, |own, other| own + other)
     }
 
     /// What is left of these without `other`; never less than nothing.
-    pub fn without(self, other: Self) -> Self {
+    pub fn without(self, other: &Self) -> Self {
         self.combined(other, |own, other| (own - other).max(Amount::ZERO))
     }
 
     /// Whether it is nothing.
     pub fn is_zero(&self) -> bool {
-        self.0.iter().all(|amount| amount.is_zero())
+        self.resources().all(|resource| self[resource].is_zero())
     }
 
-    fn combined(mut self, other: Self, combine: impl Fn(Amount, Amount) -> Amount) -> Self {
-        for resource in Resource::ALL {
+    /// The resources of which it has an amount, be it zero.
+    pub fn resources(&self) -> impl Iterator<Item = Resource> + use<> {
+        let sizes: Vec<u64> = self.huge_pages.keys().copied().collect();
+        Resource::BASIC.into_iter().chain(sizes.into_iter().map(Resource::HugePages))
+    }
+
+    fn combined(mut self, other: &Self, combine: impl Fn(Amount, Amount) -> Amount) -> Self {
+        for resource in other.resources() {
             self[resource] = combine(self[resource], other[resource]);
         }
         self
@@ -90,13 +103,23 @@ impl Index<Resource> for Requests {
     type Output = Amount;
 
     fn index(&self, resource: Resource) -> &Amount {
-        &self.0[resource as usize]
+        match resource {
+            Resource::Cpu => &self.basic[0],
+            Resource::Memory => &self.basic[1],
+            Resource::EphemeralStorage => &self.basic[2],
+            Resource::HugePages(size) => self.huge_pages.get(&size).unwrap_or(&Amount::ZERO),
+        }
     }
 }
 
 impl IndexMut<Resource> for Requests {
     fn index_mut(&mut self, resource: Resource) -> &mut Amount {
-        &mut self.0[resource as usize]
+        match resource {
+            Resource::Cpu => &mut self.basic[0],
+            Resource::Memory => &mut self.basic[1],
+            Resource::EphemeralStorage => &mut self.basic[2],
+            Resource::HugePages(size) => self.huge_pages.entry(size).or_default(),
+        }
     }
 }
 
@@ -120,12 +143,21 @@ mod tests {
         }))
         .unwrap();
         let requests = Requests::of(&spec);
-        let numbers = Resource::ALL.map(|resource| resource.number(requests[resource]));
+        let numbers = Resource::BASIC.map(|resource| resource.number(requests[resource]));
         assert_eq!(numbers, [2_100, 128 << 20, 1 << 30]);
         assert!(Requests::of(&PodSpec::default()).is_zero());
         let mut less = Requests::default();
         less[Resource::Cpu] = parse("3").unwrap();
-        assert!(requests.without(less)[Resource::Cpu].is_zero() && !requests.without(less).is_zero());
-        assert_eq!(requests.without(less).plus(less)[Resource::Cpu], less[Resource::Cpu]);
+        let left = requests.clone().without(&less);
+        assert!(left[Resource::Cpu].is_zero() && !left.is_zero());
+        assert_eq!(left.plus(&less)[Resource::Cpu], less[Resource::Cpu]);
+        let huge = Resource::HugePages(2 << 20);
+        assert_eq!(
+            (requests[huge], &*huge.name(), huge.out_of()),
+            (Amount::ZERO, "hugepages-2Mi", "OutOfhugepages-2Mi".to_owned())
+        );
+        less[huge] = parse("4Mi").unwrap();
+        assert_eq!(requests.clone().plus(&less)[huge], less[huge]);
+        assert_eq!(requests.without(&less).resources().last(), Some(huge), "an amount of zero is one");
     }
 }

@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::pod::huge_pages::HUGE_PAGES;
 use crate::pod::qos::{CPU, MEMORY};
 use crate::pod::quantity::{self, Amount};
-
-/// How the names of huge pages begin.
-pub(super) const HUGE_PAGES: &str = "hugepages-";
 
 /// Whether a pod can have this resource of its own, in `spec.resources`.
 pub(super) fn is_of_pods(name: &str) -> bool {

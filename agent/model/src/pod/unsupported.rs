@@ -6,6 +6,8 @@ use serde_json::Value;
 
 use crate::pod::bandwidth::{ANNOTATIONS, rate};
 use crate::pod::device::is_device;
+use crate::pod::huge_pages::HUGE_PAGES;
+use crate::pod::quantity;
 use crate::pod::{Fault, Reason};
 use crate::source::SourceKind;
 
@@ -18,9 +20,12 @@ pub(super) enum Used {
     Filled,
     /// Only when it is `false`.
     False,
-    /// Unless it is one of these.
+    /// Unless it is one of these; `<size>` at the end stands for a quantity.
     Unless(&'static [&'static str]),
 }
+
+/// The end of a text in [`Used::Unless`] that stands for a quantity.
+const SIZE: &str = "<size>";
 
 use Used::{Always, False, Filled, Unless};
 
@@ -57,7 +62,7 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].scaleIO", Always),
     ("spec.volumes[].storageos", Always),
     ("spec.volumes[].vsphereVolume", Always),
-    ("spec.volumes[].emptyDir.medium", Unless(&["Memory"])),
+    ("spec.volumes[].emptyDir.medium", Unless(&["Memory", "HugePages", "HugePages-<size>"])),
     ("spec.C.volumeMounts[].bindMountOptions", Always),
     // Security
     ("spec.hostUsers", False),
@@ -117,7 +122,7 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
     let stdin = select(manifest, "spec.C").into_iter().filter_map(stdin_without_tty);
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
-    let huge = select(manifest, "spec.C.resources.limits").into_iter().flat_map(huge_pages);
+    let unknown = select(manifest, "spec.C.resources.limits").into_iter().flat_map(unknown_resources);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
     let elsewhere = NOT_ON_LINUX.iter().flat_map(|pattern| used(pattern, Filled).map(not_on_linux));
     let mut faults: Vec<Fault> = lacking
@@ -125,7 +130,7 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
         .chain(refused)
         .chain(stdin)
         .chain(rates)
-        .chain(huge)
+        .chain(unknown)
         .chain(silent)
         .chain(elsewhere)
         .collect();
@@ -181,12 +186,12 @@ fn bandwidth((path, annotations): (String, &Value), host_network: bool) -> Vec<F
     found.filter_map(fault).collect()
 }
 
-/// Limits on huge pages. Devices are known to the node alone.
-fn huge_pages((path, limits): (String, &Value)) -> Vec<Fault> {
+/// Limits of resources that Kubernetes may know and limpet does not. Devices are known to the node alone.
+fn unknown_resources((path, limits): (String, &Value)) -> Vec<Fault> {
     let known = ["cpu", "memory", "ephemeral-storage"];
     let names = limits.as_object().into_iter().flatten().map(|(name, _)| name);
     names
-        .filter(|name| !known.contains(&name.as_str()) && !is_device(name))
+        .filter(|name| !known.contains(&name.as_str()) && !is_device(name) && !name.starts_with(HUGE_PAGES))
         .map(|name| refuse(super::yaml::join(&path, name)))
         .collect()
 }
@@ -203,8 +208,15 @@ fn is_used(value: &Value, used: Used) -> bool {
             Always => true,
             Filled => !value.as_object().is_some_and(|fields| fields.values().all(Value::is_null)),
             False => value == &Value::Bool(false),
-            Unless(texts) => !value.as_str().is_some_and(|text| texts.contains(&text)),
+            Unless(texts) => !value.as_str().is_some_and(|text| texts.iter().any(|known| is_text(known, text))),
         }
+}
+
+fn is_text(known: &str, text: &str) -> bool {
+    match known.strip_suffix(SIZE) {
+        Some(begin) => text.strip_prefix(begin).is_some_and(|size| quantity::parse(size).is_ok()),
+        None => known == text,
+    }
 }
 
 /// Every value that matches `pattern`, with its path. A pattern without a match, the usual case, allocates nothing.

@@ -49,7 +49,7 @@ impl Judge {
     }
 
     fn reserve(&mut self, reserved: &mut Requests, name: &str, text: &str, at: Option<Position>, path: &str) {
-        let Some(resource) = Resource::ALL.into_iter().find(|resource| resource.as_str() == name) else {
+        let Some(resource) = Resource::BASIC.into_iter().find(|resource| resource.name() == name) else {
             if name == PID {
                 return self.warn(at, path, "has no effect: podPidsLimit bounds the processes of each pod");
             }
@@ -74,8 +74,8 @@ mod tests {
         );
         let numbers = |flags: &[&str]| {
             let reserved = load_text(&text, flags).0.map(|config| config.reserved).unwrap_or_default();
-            let sum = reserved.kube.plus(reserved.system);
-            Resource::ALL.map(|resource| resource.number(sum[resource]))
+            let sum = reserved.kube.plus(&reserved.system);
+            Resource::BASIC.map(|resource| resource.number(sum[resource]))
         };
         assert_eq!(numbers(&[]), [500, 100 << 20, 1 << 30]);
         assert_eq!(numbers(&["--kube-reserved=cpu=1,memory=50Mi"]), [1_300, 50 << 20, 1 << 30]);

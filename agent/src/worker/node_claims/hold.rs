@@ -68,7 +68,7 @@ impl Hold {
             for (name, count) in one.devices {
                 *all.devices.entry(name).or_insert(0) += count;
             }
-            Claims { requests: all.requests.plus(one.requests), ..all }
+            Claims { requests: all.requests.plus(&one.requests), ..all }
         });
         let Some(used) = used.filter(|used| !used.is_empty()) else { return Self::default() };
         if node.give(key, used, Check { exclusive: false, requests: false, devices: false }).is_err() {

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::cgroup::limits::GroupLimits;
 
 #[test]
 fn controllers_are_enabled_for_children_and_a_missing_one_is_named() {
@@ -18,7 +19,7 @@ fn controllers_are_enabled_for_children_and_a_missing_one_is_named() {
     assert_eq!(passed(""), "+memory", "a controller that is enabled already is not enabled again");
     assert_eq!(passed("a"), "+cpu");
 
-    let limit = |unlimited| Setting { controller: "memory", file: "memory.max", value: "5".to_owned(), unlimited };
+    let limit = |optional| Setting { controller: "memory", file: "memory.max".into(), value: "5".to_owned(), optional };
     set(&hierarchies, Path::new("a/b"), &[limit(true)]).unwrap();
     let error = set(&hierarchies, Path::new("a/b"), &[limit(false)]).unwrap_err();
     assert_eq!(
@@ -26,4 +27,24 @@ fn controllers_are_enabled_for_children_and_a_missing_one_is_named() {
         "set memory.max of cgroup a/b to 5: the kernel offers no memory controller here; boot with cgroup_enable=memory"
     );
     fs::remove_dir_all(&root).unwrap();
+}
+
+#[test]
+fn huge_pages_are_limited_where_the_kernel_has_their_controller() {
+    let huge = GroupLimits::default().with_huge_pages(vec![(2 << 20, 4 << 20), (1 << 30, 0)]);
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let (v1, v2) = (at("v1"), at("v2"));
+    for (path, file) in [(&v1, "hugetlb.2MB.limit_in_bytes"), (&v2, "hugetlb.2MB.max")] {
+        fs::create_dir_all(path.join("pod")).unwrap();
+        fs::write(path.join("pod").join(file), "max").unwrap();
+    }
+    let of = |path: &Path, line: &str| Hierarchies::of(&format!("30 25 0:26 / {} rw - {line}\n", path.display()));
+    let (one, two) = (of(&v1, "cgroup cgroup rw,hugetlb"), of(&v2, "cgroup2 cgroup2 rw"));
+    set(&one, Path::new("pod"), &huge.huge_page_settings(false)).unwrap();
+    set(&two, Path::new("pod"), &huge.huge_page_settings(true)).unwrap();
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+    assert_eq!(read(v1.join("pod/hugetlb.2MB.limit_in_bytes")), "4194304");
+    assert_eq!(read(v2.join("pod/hugetlb.2MB.max")), "4194304");
+    assert!(!v2.join("pod/hugetlb.1GB.max").exists(), "a size that the controller does not have");
 }

@@ -30,6 +30,7 @@ impl Tree {
             hierarchies: Hierarchies::of(&mountinfo),
             layout: Layout::new(driver, Path::new("/")),
             pod_pids_limit: None,
+            huge_page_sizes: Vec::new(),
             systemd: None,
             burstable: Mutex::default(),
             exited_oom_kills: Mutex::default(),

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use crate::pod::huge_pages::HUGE_PAGES;
 use crate::pod::quantity::{self, Amount};
-use crate::pod::totals::{Amounts, HUGE_PAGES, is_of_pods, totals};
+use crate::pod::totals::{Amounts, is_of_pods, totals};
 
 /// A limit without a request becomes the request.
 pub(super) fn requests_from_limits(resources: &mut ResourceRequirements) {

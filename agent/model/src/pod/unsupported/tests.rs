@@ -18,7 +18,7 @@ fn unsupported_fields_are_rejected_by_name() {
             {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
             {"name": "t", "stdin": true, "stdinOnce": true, "tty": true},
             {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
-             "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1}}}
+             "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1, "kubernetes.io/batch": 1}}}
         ],
         "volumes": [{"name": "v", "projected": {"sources": [{"configMap": {"name": "c"}}, {"serviceAccountToken": {}}]}}]
     });
@@ -29,10 +29,18 @@ fn unsupported_fields_are_rejected_by_name() {
         [
             "spec.containers[0].livenessProbe.httpGet.protocol",
             "spec.containers[1].stdin",
-            "spec.containers[3].resources.limits.hugepages-2Mi",
+            "spec.containers[3].resources.limits[kubernetes.io/batch]",
             "spec.volumes[0].projected.sources[1].serviceAccountToken",
         ]
     );
+}
+
+#[test]
+fn a_medium_that_there_is_not_is_refused() {
+    let of = |medium: &str| refused(json!({"volumes": [{"name": "v", "emptyDir": {"medium": medium}}]}));
+    for medium in ["Disk", "HugePages-", "HugePages-big", "Memory-2Mi"] {
+        assert_eq!(of(medium), ["spec.volumes[0].emptyDir.medium"], "{medium}");
+    }
 }
 
 #[test]
@@ -54,7 +62,8 @@ fn a_field_with_its_default_is_not_used() {
             "lifecycle": {}, "securityContext": {"procMount": "Default", "seLinuxOptions": {}}}],
         "overhead": {}, "setHostnameAsFQDN": true,
         "hostUsers": true, "shareProcessNamespace": false, "os": {"name": "linux"}, "serviceAccountName": "",
-        "volumes": [{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}]
+        "volumes": [{"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+            {"name": "h", "emptyDir": {"medium": "HugePages"}}, {"name": "s", "emptyDir": {"medium": "HugePages-2Mi"}}]
     });
     assert_eq!(refused(spec), Vec::<String>::new());
 }
