@@ -265,6 +265,8 @@ pub struct Agent {
     settings: Settings,
     /// The process whose network namespace it runs in, when that is not the harness's.
     network_of: Option<u32>,
+    /// A directory that comes first on its `PATH`.
+    first_on_path: Option<PathBuf>,
     daemon: Option<Daemon>,
 }
 
@@ -272,7 +274,7 @@ impl Agent {
     /// Prepares an agent; nothing is started. Without a `program` it is the one cargo builds when first needed.
     pub fn prepare(program: Option<PathBuf>, settings: Settings) -> Result<Self> {
         settings.write()?;
-        Ok(Self { program, settings, network_of: None, daemon: None })
+        Ok(Self { program, settings, network_of: None, first_on_path: None, daemon: None })
     }
 
     fn program(&self) -> Result<PathBuf> {
@@ -295,6 +297,11 @@ impl Agent {
         self.network_of = Some(pid);
     }
 
+    /// From its next start on it finds programs in `directory` first.
+    pub fn put_on_path(&mut self, directory: &Path) {
+        self.first_on_path = Some(directory.to_owned());
+    }
+
     /// From its next start on it is this executable.
     pub fn run_program(&mut self, program: PathBuf) {
         self.program = Some(program);
@@ -313,7 +320,7 @@ impl Agent {
         command.args(["run", "--hostname-override", &self.settings.node_name]);
         command.args(["--v", &self.settings.verbosity.to_string(), "--config"]).arg(self.settings.config());
         command.args(&self.settings.flags).env("RUST_BACKTRACE", "1");
-        if let Ok(path) = std::env::join_paths(tools::search_path()) {
+        if let Ok(path) = std::env::join_paths(self.first_on_path.iter().cloned().chain(tools::search_path())) {
             command.env("PATH", path);
         }
         Ok(command)

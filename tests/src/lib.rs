@@ -26,6 +26,7 @@ pub mod loop_device;
 pub mod manifest;
 pub mod measure;
 pub mod need;
+pub mod nfs_tools;
 pub mod node;
 pub mod process;
 pub mod registry;

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::loop_device::LoopDevice;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::nfs_tools::NfsTools;
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
 use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(claims_of_mode_block_are_devices_of_the_node)),
+        joining(case!(claims_of_nfs_are_mounted_with_their_options)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
         joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
@@ -348,6 +350,33 @@ fn claims_of_mode_block_are_devices_of_the_node(node: &mut TestNode) -> Result<(
         cluster.delete(&path(node, name))?;
         wait_deleted(node, &cluster, name)?;
     }
+    Ok(())
+}
+
+fn claims_of_nfs_are_mounted_with_their_options(node: &mut TestNode) -> Result<()> {
+    let tools = NfsTools::below(node.dir())?;
+    tools.install()?;
+    let data = tools.export("/srv/data")?;
+    node.agent.put_on_path(tools.programs());
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let name = format!("nfs-{}", node.name());
+    let claimed = claim(&cluster, &name, None)?;
+    let nfs = json!({ "nfs": { "server": "nas", "path": "/srv/data" }, "mountOptions": ["nfsvers=4.1", "hard"] });
+    bind(&cluster, &claimed, &name, &nfs)?;
+    let mount = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
+    let main = with(shell("main", &format!("echo run >> /data/runs; {IDLE}")), mount);
+    let volumes = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": name } }]);
+    create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
+    wait_reported(node, &cluster, "web")?;
+    wait::until_true(wait::SOON, "a first run", || data.join("runs").exists())?;
+    let calls = tools.calls();
+    ensure!(calls.len() == 1 && calls[0].starts_with("nas:/srv/data "), "{calls:?}");
+    ensure!(calls[0].ends_with("/volumes/kubernetes.io~nfs/data -o nfsvers=4.1,hard"), "{calls:?}");
+    cluster.delete(&path(node, "web"))?;
+    wait_deleted(node, &cluster, "web")?;
+    ensure!(data.join("runs").exists(), "what the server has is the server's");
     Ok(())
 }
 

@@ -11,7 +11,6 @@
 mod answer;
 mod chain;
 mod conflist;
-mod invoke;
 mod record;
 mod request;
 
@@ -23,8 +22,8 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::chain::Plugins;
 use self::conflist::Conflist;
-use self::invoke::Plugins;
 use self::record::{NetworkNamespace, Record, Records};
 pub use self::request::{AttachRequest, BandwidthLimits, PortMapping};
 use crate::blocking;

@@ -8,6 +8,7 @@
 //! | `volumes/kubernetes.io~configmap/<volume>` | a configMap's files, on disk |
 //! | `volumes/kubernetes.io~{secret,projected,downward-api}/<volume>` | the same for those kinds, on a tmpfs |
 //! | `volumes/kubernetes.io~image/<volume>` | an image's files, mounted read-only |
+//! | `volumes/kubernetes.io~nfs/<volume>` | an export of a server, mounted on it |
 //! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath`, or of a mount with `recursiveReadOnly` |
 //! | `containers/<container>/<container id>` | a container's termination message |
 //! | `etc-hosts`, `etc-hostname`, `etc-resolv.conf` | mounted into every container that does not mount its own |
@@ -32,7 +33,9 @@ mod hosts;
 mod image;
 mod measured;
 mod mounts;
+mod nfs;
 mod payload;
+mod place;
 mod preparation;
 mod read_only;
 mod removal;
@@ -152,6 +155,16 @@ pub enum VolumeError {
         /// The volume's name.
         volume: String,
         /// Why.
+        reason: String,
+    },
+    /// An export cannot be mounted.
+    #[error("MountVolume.SetUp failed for volume {volume:?} : mount {export}: {reason}")]
+    Mount {
+        /// The volume's name.
+        volume: String,
+        /// `server:/path`.
+        export: String,
+        /// Why, and the remedy.
         reason: String,
     },
     /// A container mounts a volume the pod does not have.
@@ -295,9 +308,27 @@ impl Volumes {
         hostname: &str,
     ) -> Result<Vec<Warning>, VolumeError> {
         let work = preparation::Preparation::of(pod, objects, addresses, hostname, &self.settings)?;
+        self.mount_exports(pod, objects).await?;
         let settings = self.settings.clone();
         let path = settings.pod_dir(&pod.uid);
         blocking(path, DEADLINE, move |progress| work.run(&settings, progress)).await
+    }
+
+    /// Mounts the exports of servers that the pod has as volumes and that are not mounted. Each has its own deadline, and
+    /// those of one pod are mounted side by side.
+    ///
+    /// # Errors
+    /// An export cannot be mounted: the error names its server and path.
+    pub async fn mount_exports(&self, pod: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
+        let pod_dir = self.settings.pod_dir(&pod.uid);
+        let mut exports = Vec::new();
+        for volume in pod.spec().volumes.iter().flatten() {
+            if let Some((place::Place::Server(export), _)) = place::Place::find(volume, pod, objects, &pod_dir)? {
+                exports.push(export);
+            }
+        }
+        let mounted = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up)).await;
+        mounted.into_iter().collect()
     }
 
     /// Rewrites a prepared pod's configMap, secret, projected and downwardAPI volumes, each atomically. Returns the names of
@@ -340,7 +371,7 @@ impl Volumes {
         container: &Container,
         progress: &Progress,
     ) -> Result<Vec<BlockDevice>, VolumeError> {
-        block_device::of(pod, objects, container, progress)
+        block_device::of(pod, objects, container, &self.settings.pod_dir(&pod.uid), progress)
     }
 
     /// Where an image volume is to be mounted; [`Self::prepare`] makes the directory.
@@ -351,6 +382,7 @@ impl Volumes {
     /// Detaches all that is mounted for a pod with image volumes, and returns their names.
     pub async fn detach_images(&self, uid: &PodUid) -> Result<Vec<String>, VolumeError> {
         let path = self.settings.pod_dir(uid);
+        nfs::unmount_all(&path).await?;
         blocking(path.clone(), DEADLINE, move |_| image::detach(&path)).await
     }
 
@@ -402,9 +434,11 @@ impl Volumes {
         blocking(self.pod_dir(uid), DEADLINE, read).await
     }
 
-    /// Removes all files of a pod: mounts below its directory are detached, busy or not, and the directory is deleted
-    /// without following a symlink or crossing into another mount. A missing one is success.
+    /// Removes all files of a pod: exports of servers are unmounted, other mounts below its directory are detached, busy or
+    /// not, and the directory is deleted without following a symlink or crossing into another mount. A missing one is
+    /// success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        nfs::unmount_all(&self.settings.pod_dir(uid)).await?;
         let (pods, name) = (self.settings.pods_dir(), uid.clone());
         blocking(self.settings.pod_dir(uid), REMOVAL_DEADLINE, move |_| removal::remove(&pods, name.as_str())).await
     }

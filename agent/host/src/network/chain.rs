@@ -2,14 +2,22 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use super::conflist::Conflist;
-use super::invoke::Plugins;
 use super::record::Record;
-use super::{INTERFACE, NetworkError, answer, invoke};
+use super::{INTERFACE, NetworkError, answer};
+use crate::program;
 use limpet_model::sandbox::PodAddresses;
+
+/// The plugins' directories, and how long a plugin may take.
+#[derive(Debug, Clone)]
+pub(super) struct Plugins {
+    pub dirs: Vec<PathBuf>,
+    pub deadline: Duration,
+}
 
 /// Calls each plugin in order, with the result of the one before.
 pub(super) async fn add(
@@ -74,7 +82,7 @@ async fn call(
     stdin: &Value,
 ) -> Result<Vec<u8>, NetworkError> {
     let plugin = conflist.plugin_type(index);
-    let found = invoke::find(plugin, &plugins.dirs).await;
+    let found = program::find(plugin, &plugins.dirs).await;
     let found = found.map_err(|error| failed_call(record, plugin, command, error.to_string()))?;
     let Some(program) = found else {
         return Err(NetworkError::PluginMissing {
@@ -85,13 +93,14 @@ async fn call(
     };
     let environment = environment(record, command, bin_path(&plugins.dirs));
     let input = stdin.to_string();
-    let output = invoke::run(&program, &environment, input.as_bytes(), plugins.deadline).await.map_err(|error| {
-        let reason = match error.kind() {
-            io::ErrorKind::TimedOut => format!("killed, it took longer than {} s", plugins.deadline.as_secs()),
-            _ => error.to_string(),
-        };
-        failed_call(record, plugin, command, reason)
-    })?;
+    let output =
+        program::run(&program, &[], &environment, input.as_bytes(), plugins.deadline).await.map_err(|error| {
+            let reason = match error.kind() {
+                io::ErrorKind::TimedOut => format!("killed, it took longer than {} s", plugins.deadline.as_secs()),
+                _ => error.to_string(),
+            };
+            failed_call(record, plugin, command, reason)
+        })?;
     if output.success {
         return Ok(output.stdout);
     }

@@ -1,11 +1,11 @@
 //! The block devices that a container gets of its volumes (`volumeDevices`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, VolumeDevice};
 
 use super::VolumeError;
-use super::host_path::HostPath;
+use super::place::Place;
 use crate::blocking::Progress;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::PodRecord;
@@ -26,10 +26,11 @@ pub(super) fn of(
     pod: &PodRecord,
     objects: &PodObjects,
     container: &Container,
+    pod_dir: &Path,
     progress: &Progress,
 ) -> Result<Vec<BlockDevice>, VolumeError> {
     let wanted = container.volume_devices.iter().flatten();
-    wanted.map(|device| block_device(pod, objects, container, device, progress)).collect()
+    wanted.map(|device| block_device(pod, objects, container, device, pod_dir, progress)).collect()
 }
 
 fn block_device(
@@ -37,6 +38,7 @@ fn block_device(
     objects: &PodObjects,
     container: &Container,
     wanted: &VolumeDevice,
+    pod_dir: &Path,
     progress: &Progress,
 ) -> Result<BlockDevice, VolumeError> {
     if !wanted.device_path.starts_with('/') {
@@ -46,7 +48,10 @@ fn block_device(
     let no_volume = || VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() };
     let volume = pod.spec().volumes.iter().flatten().find(|volume| volume.name == wanted.name);
     let volume = volume.ok_or_else(no_volume)?;
-    let (device, read_only) = HostPath::find(volume, pod, objects)?.ok_or_else(no_volume)?;
+    let (device, read_only) = match Place::find(volume, pod, objects, pod_dir)? {
+        Some((Place::Node(path), read_only)) => (path, read_only),
+        Some((Place::Server(_), _)) | None => return Err(no_volume()),
+    };
     progress.at(&device.path);
     device.set_up()?;
     Ok(BlockDevice { host_path: device.path, container_path: PathBuf::from(&wanted.device_path), read_only })
@@ -55,7 +60,6 @@ fn block_device(
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::path::Path;
     use std::sync::Arc;
 
     use limpet_model::object::claim;
@@ -76,7 +80,7 @@ mod tests {
         let spec = json!({"volumeMode": mode, "local": {"path": at}, "claimRef": {"uid": "u"}});
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
         let objects = PodObjects::of(&pod, |key| claim::record(key.clone(), "", &claim, &volume).ok().map(Arc::new));
-        let found = of(&pod, &objects, &pod.spec().containers[0], &Progress::new(at));
+        let found = of(&pod, &objects, &pod.spec().containers[0], Path::new("/pod"), &Progress::new(at));
         found.map_err(|error| error.to_string())
     }
 

@@ -5,12 +5,9 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Container, HostPathVolumeSource, Volume};
+use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
 use super::{VolumeError, files};
-use limpet_model::object::{ObjectKind, PodObjects, claim};
-use limpet_model::pod::PodRecord;
-use limpet_model::pod::qos::all_containers;
 
 /// `hostPath.type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,33 +32,6 @@ pub(super) struct HostPath {
 }
 
 impl HostPath {
-    /// The path of the node that `volume` is, by itself or by its claim, and whether it is read-only for containers;
-    /// `None`: it is of another kind.
-    pub(super) fn find(
-        volume: &Volume,
-        pod: &PodRecord,
-        objects: &PodObjects,
-    ) -> Result<Option<(Self, bool)>, VolumeError> {
-        let usage = Usage::of(pod, &volume.name);
-        if let Some(source) = &volume.host_path {
-            let mut found = Self::of(&volume.name, source)?;
-            // A missing one is waited for, and never made as a directory.
-            if usage.device {
-                found.kind = HostPathType::BlockDevice;
-            }
-            return Ok(Some((found, false)));
-        }
-        let Some(object) = claim::object_name(pod, volume) else { return Ok(None) };
-        let (kind, name) = (ObjectKind::VolumeClaim, claim::of_object(&object).to_owned());
-        let object = objects.get(kind, &object);
-        let object = object.ok_or_else(|| VolumeError::NoObject { volume: volume.name.clone(), kind, name })?;
-        let source = claim::source(object);
-        let claimed = source.and_then(|found| usage.agrees(found.block, &volume.name).map(|()| found));
-        let claimed = claimed.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
-        let read_only = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only);
-        Self::of(&volume.name, &claimed.host_path).map(|found| Some((found, read_only == Some(true))))
-    }
-
     pub(super) fn of(volume: &str, source: &HostPathVolumeSource) -> Result<Self, VolumeError> {
         let kind = match source.type_.as_deref().unwrap_or_default() {
             "" => HostPathType::Unset,
@@ -95,32 +65,6 @@ impl HostPath {
                 Err(VolumeError::HostPathType { volume: self.volume.clone(), path: self.path.clone(), wanted })
             }
         }
-    }
-}
-
-/// How the containers of a pod use a volume.
-#[derive(Debug, Clone, Copy)]
-struct Usage {
-    mounted: bool,
-    device: bool,
-}
-
-impl Usage {
-    fn of(pod: &PodRecord, volume: &str) -> Self {
-        let containers = || all_containers(pod.spec()).chain(&pod.ephemeral);
-        let mounts = |one: &Container| one.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
-        let devices = |one: &Container| one.volume_devices.iter().flatten().any(|device| device.name == volume);
-        Self { mounted: containers().any(mounts), device: containers().any(devices) }
-    }
-
-    /// Whether a claim's volume of that mode can be used so; kubelet's message.
-    fn agrees(self, block: bool, volume: &str) -> Result<(), String> {
-        let (mode, other) = match block {
-            true if self.mounted => ("Block", "volumeMounts"),
-            false if self.device => ("Filesystem", "volumeDevices"),
-            _ => return Ok(()),
-        };
-        Err(format!("volume {volume} has volumeMode {mode}, but is specified in {other}"))
     }
 }
 

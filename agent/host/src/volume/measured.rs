@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Volume;
 
 use super::empty_dir::EmptyDir;
-use super::written;
+use super::{nfs, written};
 
 /// A volume to be measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,9 @@ pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume
         // A hugetlbfs does not say what is used of it.
         return Some(measured(EmptyDir::path(pod_dir, &volume.name), medium == "Memory", medium.is_empty()));
     }
+    if volume.nfs.is_some() {
+        return Some(measured(nfs::path(pod_dir, &volume.name), true, false));
+    }
     let (path, _) = written::location(pod_dir, volume)?;
     Some(measured(path, false, volume.config_map.is_some()))
 }
@@ -54,6 +57,7 @@ mod tests {
             (json!({ "secret": { "secretName": "s" } }), Some(("kubernetes.io~secret/v", false, false))),
             (json!({ "projected": { "sources": [] } }), Some(("kubernetes.io~projected/v", false, false))),
             (json!({ "downwardAPI": { "items": [] } }), Some(("kubernetes.io~downward-api/v", false, false))),
+            (json!({ "nfs": { "server": "nas", "path": "/srv" } }), Some(("kubernetes.io~nfs/v", true, false))),
             (json!({ "hostPath": { "path": "/data" } }), None),
             (json!({ "image": { "reference": "web:1" } }), None),
         ] {

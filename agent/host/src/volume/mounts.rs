@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
-use super::host_path::HostPath;
+use super::place::Place;
 use super::sub_path::SubPath;
 use super::{Mount, Propagation, VolumeError, preparation, read_only, resolver, termination};
 use crate::blocking::Progress;
@@ -72,8 +72,14 @@ fn volume_mount(
         .iter()
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
-    let (path, only_read) = match HostPath::find(volume, pod, objects)? {
-        Some((host_path, only_read)) => {
+    let (path, only_read) = match Place::find(volume, pod, objects, pod_dir)? {
+        Some((Place::Server(export), only_read)) => {
+            progress.at(&export.path);
+            export.check_mounted()?;
+            answers(&export.path)?;
+            (export.path, only_read)
+        }
+        Some((Place::Node(host_path), only_read)) => {
             // Below `/run`, say, it may have been removed since the pod's first container started.
             progress.at(&host_path.path);
             host_path.set_up()?;
@@ -113,6 +119,15 @@ fn volume_mount(
             _ => Propagation::Private,
         },
     })
+}
+
+/// Waits for the server of an export: better here, where the wait has an end and a message, than in the OCI runtime.
+fn answers(path: &Path) -> Result<(), VolumeError> {
+    match std::fs::metadata(path) {
+        // The server may let root see nothing, and other users all.
+        Err(error) if error.kind() != std::io::ErrorKind::PermissionDenied => Err(VolumeError::io("stat", path)(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Rejects unsupported fields, which would otherwise be ignored silently.
@@ -162,7 +177,7 @@ mod tests {
             {"name": "data", "emptyDir": {}},
             {"name": "conf", "hostPath": {"path": dir.path().join("conf")}},
             {"name": "map", "configMap": {"name": "x"}},
-            {"name": "disk", "nfs": {"server": "x", "path": "/"}},
+            {"name": "disk", "cephfs": {"monitors": ["x"]}},
             {"name": "claimed", "persistentVolumeClaim": {"claimName": "data"}},
             {"name": "archive", "persistentVolumeClaim": {"claimName": "data", "readOnly": true}},
             {"name": "far", "persistentVolumeClaim": {"claimName": "far"}},
@@ -284,7 +299,7 @@ mod tests {
             ),
             (
                 json!({"name": "disk", "mountPath": "/x"}),
-                "volume \"disk\": nfs is not supported; use emptyDir, hostPath, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
+                "volume \"disk\": cephfs is not supported; use emptyDir, hostPath, nfs, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),

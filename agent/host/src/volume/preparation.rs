@@ -8,6 +8,7 @@ use super::dns::DnsRequest;
 use super::empty_dir::EmptyDir;
 use super::host_path::HostPath;
 use super::payload::{Sources, payload};
+use super::place::Place;
 use super::written::{self, WrittenVolume};
 use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, resolver};
 use crate::blocking::Progress;
@@ -32,6 +33,8 @@ pub(super) enum VolumeKind {
     HostPath(HostPath),
     /// The directory that an image is mounted on.
     Image(PathBuf),
+    /// The directory that an export of a server is mounted on, which is done.
+    Export(PathBuf),
     Written(WrittenVolume),
 }
 
@@ -82,6 +85,7 @@ impl Preparation {
                 VolumeKind::EmptyDir(empty_dir) => empty_dir.set_up()?,
                 VolumeKind::HostPath(host_path) => host_path.set_up()?,
                 VolumeKind::Image(path) => files::make_dirs(path, 0o755)?,
+                VolumeKind::Export(_) => {}
                 VolumeKind::Written(written) => {
                     written.set_up()?;
                 }
@@ -107,7 +111,7 @@ impl VolumeKind {
         match self {
             Self::EmptyDir(empty_dir) => &empty_dir.path,
             Self::HostPath(host_path) => &host_path.path,
-            Self::Image(path) => path,
+            Self::Image(path) | Self::Export(path) => path,
             Self::Written(written) => &written.path,
         }
     }
@@ -117,8 +121,10 @@ impl VolumeKind {
         if let Some(source) = &volume.empty_dir {
             return EmptyDir::of(pod_dir, &volume.name, source, sources.pod.spec()).map(Self::EmptyDir);
         }
-        if let Some((host_path, _)) = HostPath::find(volume, sources.pod, sources.objects)? {
-            return Ok(Self::HostPath(host_path));
+        match Place::find(volume, sources.pod, sources.objects, pod_dir)? {
+            Some((Place::Node(host_path), _)) => return Ok(Self::HostPath(host_path)),
+            Some((Place::Server(export), _)) => return Ok(Self::Export(export.path)),
+            None => {}
         }
         if volume.image.is_some() {
             return Ok(Self::Image(image::path(pod_dir, &volume.name)));
@@ -179,7 +185,7 @@ fn unsupported(volume: &Volume) -> VolumeError {
     VolumeError::Unsupported {
         volume: volume.name.clone(),
         reason: format!(
-            "{} is not supported; use emptyDir, hostPath, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
+            "{} is not supported; use emptyDir, hostPath, nfs, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             kind(volume)
         ),
     }

@@ -1,15 +1,22 @@
-//! PersistentVolumeClaims as pods use them: the path on this node that a claim's volume stands for.
+//! PersistentVolumeClaims as pods use them: the path on this node, or the export of a server, that a claim's volume stands
+//! for.
 //!
-//! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Volumes
-//! whose data is on the node are supported: `hostPath` and `local`.
+//! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Supported
+//! are volumes whose data is on the node, `hostPath` and `local`, and `nfs`.
 
-use k8s_openapi::api::core::v1::{HostPathVolumeSource, PersistentVolume, PersistentVolumeClaim, Volume};
+use k8s_openapi::api::core::v1::{
+    HostPathVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Volume,
+};
 
 use crate::object::{ObjectKey, ObjectRecord};
 use crate::pod::PodRecord;
 
 /// The entry with the volume's `hostPath`, as JSON.
 const SOURCE: &str = "hostPath";
+/// The entry with the volume's `nfs`, as JSON.
+const NFS: &str = "nfs";
+/// The entry with the volume's `mountOptions`, as JSON.
+const MOUNT_OPTIONS: &str = "mountOptions";
 /// The entry with the volume's mode where it is not a file system.
 const MODE: &str = "volumeMode";
 /// The mode of a volume that containers get as a device.
@@ -20,10 +27,24 @@ const REFUSED: &str = "refused";
 /// What a claim stands for on this node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimedVolume {
-    /// The path, and what it has to be.
-    pub host_path: HostPathVolumeSource,
+    /// Where its data is.
+    pub source: ClaimedSource,
     /// Containers get it as a block device (`volumeMode: Block`), and not as a directory.
     pub block: bool,
+}
+
+/// Where the data of a claim's volume is.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ClaimedSource {
+    /// On the node: the path, and what it has to be.
+    HostPath(HostPathVolumeSource),
+    /// On a server.
+    Nfs {
+        /// The server and its export.
+        export: NFSVolumeSource,
+        /// The volume's `mountOptions`.
+        options: Vec<String>,
+    },
 }
 
 /// The name of the claim that the volume refers to, if it does. That of an `ephemeral` volume has the pod's name in it.
@@ -82,21 +103,37 @@ pub fn record(
         return Err(format!("PV {name} is not bound to PVC {}", of_object(&key.name)));
     }
     let block = spec.volume_mode.as_deref() == Some(BLOCK);
-    let mut source = match (spec.host_path, spec.local) {
-        (Some(source), _) => source,
+    let source = entries(&name, &spec, block)?;
+    let mode = block.then(|| (MODE, BLOCK.to_owned()));
+    Ok(ObjectRecord::of_texts(key, origin, source.into_iter().chain(mode)))
+}
+
+/// The entries with where the data of the volume `name` is.
+fn entries(name: &str, spec: &PersistentVolumeSpec, block: bool) -> Result<Vec<(&'static str, String)>, String> {
+    let path = match (&spec.host_path, &spec.local, &spec.nfs) {
+        (Some(source), ..) => &source.path,
+        (_, Some(local), _) => &local.path,
+        (.., Some(export)) => &export.path,
+        _ => return Err(format!("PV {name} is neither hostPath, local nor nfs; use one of these")),
+    };
+    if !path.starts_with('/') || path.split('/').any(|part| part == "..") {
+        return Err(format!("PV {name} has a path that is not absolute: {path}"));
+    }
+    let text = |value: serde_json::Result<String>| value.map_err(|error| error.to_string());
+    let mut source = match (&spec.host_path, &spec.nfs) {
+        (Some(source), _) => source.clone(),
+        (_, Some(_)) if block => return Err(format!("PV {name} is nfs, which has no block devices")),
+        (_, Some(export)) => {
+            let options = text(serde_json::to_string(spec.mount_options.as_deref().unwrap_or_default()))?;
+            return Ok(vec![(NFS, text(serde_json::to_string(export))?), (MOUNT_OPTIONS, options)]);
+        }
         // A device would have to be mounted first.
-        (_, Some(local)) => HostPathVolumeSource { path: local.path, type_: Some("Directory".to_owned()) },
-        _ => return Err(format!("PV {name} is neither hostPath nor local; use one of these")),
+        _ => HostPathVolumeSource { path: path.clone(), type_: Some("Directory".to_owned()) },
     };
     if block {
         source.type_ = Some("BlockDevice".to_owned());
     }
-    if !source.path.starts_with('/') || source.path.split('/').any(|part| part == "..") {
-        return Err(format!("PV {name} has a path that is not absolute: {}", source.path));
-    }
-    let source = serde_json::to_string(&source).map_err(|error| error.to_string())?;
-    let mode = block.then(|| (MODE, BLOCK.to_owned()));
-    Ok(ObjectRecord::of_texts(key, origin, [(SOURCE, source)].into_iter().chain(mode)))
+    Ok(vec![(SOURCE, text(serde_json::to_string(&source))?)])
 }
 
 /// The object for a claim that no pod can use here.
@@ -113,9 +150,18 @@ pub fn source(object: &ObjectRecord) -> Result<ClaimedVolume, String> {
     if let Some(why) = text(REFUSED) {
         return Err(why.to_owned());
     }
-    let source = text(SOURCE).unwrap_or_default();
-    let host_path = serde_json::from_str(source).map_err(|error| format!("{}: {error}", object.key))?;
-    Ok(ClaimedVolume { host_path, block: text(MODE) == Some(BLOCK) })
+    let unreadable = |error: serde_json::Error| format!("{}: {error}", object.key);
+    let source = match text(NFS) {
+        Some(export) => ClaimedSource::Nfs {
+            export: serde_json::from_str(export).map_err(unreadable)?,
+            options: serde_json::from_str(text(MOUNT_OPTIONS).unwrap_or("[]")).map_err(unreadable)?,
+        },
+        None => {
+            let source = text(SOURCE).unwrap_or_default();
+            ClaimedSource::HostPath(serde_json::from_str(source).map_err(unreadable)?)
+        }
+    };
+    Ok(ClaimedVolume { source, block: text(MODE) == Some(BLOCK) })
 }
 
 #[cfg(test)]
@@ -175,10 +221,15 @@ mod tests {
             let record = of(spec, "c-1")?;
             let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
             assert_eq!(crate::object::restore(&manifest, "apiserver").unwrap().unwrap(), record);
-            source(&record).map(|found| {
-                let kind = found.host_path.type_.unwrap_or_default();
-                assert_eq!(found.block, kind == "BlockDevice");
-                (found.host_path.path, kind)
+            source(&record).map(|found| match found.source {
+                ClaimedSource::HostPath(source) => {
+                    let kind = source.type_.unwrap_or_default();
+                    assert_eq!(found.block, kind == "BlockDevice");
+                    (source.path, kind)
+                }
+                ClaimedSource::Nfs { export, options } => {
+                    (format!("{}:{}", export.server, export.path), options.join(","))
+                }
             })
         };
         let host = json!({"hostPath": {"path": "/srv/a", "type": "DirectoryOrCreate"}});
@@ -190,8 +241,12 @@ mod tests {
         }
         let relative = json!({"hostPath": {"path": "/srv/../etc"}});
         assert_eq!(path(relative), Err("PV pv has a path that is not absolute: /srv/../etc".to_owned()));
-        let nfs = json!({"nfs": {"server": "s", "path": "/"}});
-        assert_eq!(path(nfs), Err("PV pv is neither hostPath nor local; use one of these".to_owned()));
+        let nfs = json!({"nfs": {"server": "s", "path": "/"}, "mountOptions": ["nfsvers=4.1", "hard"]});
+        assert_eq!(path(nfs), Ok(("s:/".to_owned(), "nfsvers=4.1,hard".to_owned())));
+        let block = json!({"nfs": {"server": "s", "path": "/"}, "volumeMode": "Block"});
+        assert_eq!(path(block), Err("PV pv is nfs, which has no block devices".to_owned()));
+        let cloud = json!({"csi": {"driver": "d", "volumeHandle": "h"}});
+        assert_eq!(path(cloud), Err("PV pv is neither hostPath, local nor nfs; use one of these".to_owned()));
         let foreign = of(json!({"hostPath": {"path": "/srv/a"}}), "c-2");
         assert_eq!(foreign, Err("PV pv is not bound to PVC data".to_owned()));
     }

@@ -40,7 +40,7 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.readinessGates", Always),
     ("spec.schedulingGates", Always),
     ("spec.evictionResponders", Always),
-    // Volumes; every kind but emptyDir, hostPath, image, configMap, secret, downwardAPI and projections of the last three
+    // Volumes; every kind but emptyDir, hostPath, nfs, image, configMap, secret, downwardAPI and projections of the last three
     ("spec.volumes[].awsElasticBlockStore", Always),
     ("spec.volumes[].azureDisk", Always),
     ("spec.volumes[].azureFile", Always),
@@ -54,7 +54,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].gitRepo", Always),
     ("spec.volumes[].glusterfs", Always),
     ("spec.volumes[].iscsi", Always),
-    ("spec.volumes[].nfs", Always),
     ("spec.volumes[].photonPersistentDisk", Always),
     ("spec.volumes[].portworxVolume", Always),
     ("spec.volumes[].quobyte", Always),

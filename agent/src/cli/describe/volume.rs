@@ -28,6 +28,10 @@ fn kind(volume: &Volume) -> String {
             _ => format!("HostPath {}", host.path),
         };
     }
+    if let Some(export) = &volume.nfs {
+        let access = if export.read_only == Some(true) { ", read-only" } else { "" };
+        return format!("NFS {}:{}{access}", export.server, export.path);
+    }
     if let Some(map) = &volume.config_map {
         return format!("ConfigMap {}", map.name);
     }

@@ -210,6 +210,9 @@ impl ContainerdExecutor {
         let (record, container, id) = (Arc::clone(&start.pod.record), start.container.clone(), start.id.clone());
         let (image, addresses) = (Arc::clone(start.image), start.sandbox.addresses.clone());
         let sandbox = start.joined()?;
+        // They were mounted before the pod's first container: somebody may have unmounted one since.
+        let exports = self.volumes.mount_exports(&record, &start.pod.objects).await;
+        exports.map_err(|error| config_error(error.to_string()))?;
         let (volumes, node) = (self.volumes.clone(), self.node.clone());
         let cgroups_path = self.cgroups.container_path(&record, id.as_str());
         let objects = Arc::clone(&start.pod.objects);

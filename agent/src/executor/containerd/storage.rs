@@ -77,9 +77,14 @@ impl ContainerdExecutor {
     }
 
     async fn volume_disk(&self, pod: &PodKey, volume: MeasuredVolume) -> VolumeDisk {
+        if volume.own_file_system && blocking::is_busy(&volume.path) {
+            // It does not answer: who asks for figures waits for it once.
+            return VolumeDisk { name: volume.name, used: None, space: None, ephemeral: volume.ephemeral };
+        }
         let space = file_system::space_of(volume.path.clone()).await.ok();
         let used = match space {
             Some(space) if volume.own_file_system => Some(Walk { seen: space.used(), complete: true }),
+            None if volume.own_file_system => None,
             _ => self.walk(pod, volume.path).await,
         };
         VolumeDisk { name: volume.name, used, space, ephemeral: volume.ephemeral }

@@ -154,6 +154,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.volumes[].hostPath",
         "spec.volumes[].image",
         "spec.volumes[].name",
+        "spec.volumes[].nfs",
         "spec.volumes[].projected",
         "spec.volumes[].secret",
         "spec.C.args",

@@ -1,5 +1,7 @@
-//! Runs one CNI plugin once, with environment, standard input, bounded output and a deadline.
+//! Runs a program of the node once, a CNI plugin or a mount tool: with environment, standard input, bounded output and a
+//! deadline.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,33 +13,26 @@ use tokio::process::{Child, Command};
 
 use crate::blocking::{self, DEADLINE};
 
-/// The plugins' directories, and how long a plugin may take.
-#[derive(Debug, Clone)]
-pub(super) struct Plugins {
-    pub dirs: Vec<PathBuf>,
-    pub deadline: Duration,
-}
-
 /// Bytes of a result that are read; more is an error.
 const MAX_STDOUT: u64 = 1 << 20;
 
-/// Bytes of a plugin's standard error that are used; the rest is read and dropped.
+/// Bytes of a program's standard error that are used; the rest is read and dropped.
 const MAX_STDERR: u64 = 16 << 10;
 
-/// A plugin's exit status and output.
+/// A program's exit status and output.
 #[derive(Debug)]
-pub(super) struct Output {
-    pub success: bool,
-    pub stdout: Vec<u8>,
-    pub stderr: Vec<u8>,
+pub(crate) struct Output {
+    pub(crate) success: bool,
+    pub(crate) stdout: Vec<u8>,
+    pub(crate) stderr: Vec<u8>,
 }
 
-/// The executable of that `type`: the first one found in the directories, as in libcni.
+/// The executable `name`: the first one found in the directories.
 ///
 /// # Errors
 /// A directory's file system does not answer.
-pub(super) async fn find(plugin: &str, dirs: &[PathBuf]) -> io::Result<Option<PathBuf>> {
-    let paths: Vec<PathBuf> = dirs.iter().map(|dir| dir.join(plugin)).collect();
+pub(crate) async fn find(name: &str, dirs: &[PathBuf]) -> io::Result<Option<PathBuf>> {
+    let paths: Vec<PathBuf> = dirs.iter().map(|dir| dir.join(name)).collect();
     let Some(first) = paths.first().cloned() else { return Ok(None) };
     blocking::run(first, DEADLINE, move |progress| {
         paths.into_iter().find(|path| {
@@ -48,19 +43,21 @@ pub(super) async fn find(plugin: &str, dirs: &[PathBuf]) -> io::Result<Option<Pa
     .await
 }
 
-/// Runs `program` with `environment` added to the agent's own (plugins search `iptables` in `PATH`) and `input` on its
-/// standard input. After `deadline` the plugin is killed with all its child processes.
+/// Runs `program` with `environment` added to the agent's own (programs search `iptables` in `PATH`) and `input` on its
+/// standard input. After `deadline` the program is killed with all its child processes.
 ///
 /// # Errors
 /// The program could not be run, printed too much, or took too long (`TimedOut`).
-pub(super) async fn run(
+pub(crate) async fn run(
     program: &Path,
+    arguments: &[&OsStr],
     environment: &[(&str, String)],
     input: &[u8],
     deadline: Duration,
 ) -> io::Result<Output> {
     let mut command = Command::new(program);
     command
+        .args(arguments)
         .envs(environment.iter().map(|(name, value)| (name, value)))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -73,7 +70,8 @@ pub(super) async fn run(
         Ok(result) => result,
         Err(_) => {
             kill_group(&child);
-            child.wait().await?;
+            // One that waits for a device or a server cannot be killed before that answers: it is left to end by itself.
+            let _ = tokio::time::timeout(DEADLINE, child.wait()).await;
             Err(io::Error::from(io::ErrorKind::TimedOut))
         }
     }
@@ -83,7 +81,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let write = async {
         if let Some(mut stdin) = stdin {
-            // A plugin may exit without reading it all; its exit status is more useful than a broken pipe.
+            // A program may exit without reading it all; its exit status is more useful than a broken pipe.
             let _ = stdin.write_all(input).await;
         }
     };
@@ -107,7 +105,7 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool)
 fn kill_group(child: &Child) {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // The plugin may have exited just now; then there is no process to kill.
+        // The program may have exited just now; then there is no process to kill.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     }
 }
@@ -132,7 +130,7 @@ mod tests {
 
     async fn sh(script: &str, deadline: Duration) -> io::Result<Output> {
         // A shell reads its script from standard input, as a plugin its configuration.
-        run(Path::new("/bin/sh"), &[("CNI_COMMAND", "ADD".to_owned())], script.as_bytes(), deadline).await
+        run(Path::new("/bin/sh"), &[], &[("CNI_COMMAND", "ADD".to_owned())], script.as_bytes(), deadline).await
     }
 
     #[tokio::test]

@@ -1,0 +1,90 @@
+//! Where the data of a volume is that outlives its pod: at a path of the node, or on a server; by itself or by its claim.
+
+use std::path::Path;
+
+use k8s_openapi::api::core::v1::{Container, Volume};
+
+use super::VolumeError;
+use super::host_path::{HostPath, HostPathType};
+use super::nfs::NfsMount;
+use limpet_model::object::claim::{self, ClaimedSource};
+use limpet_model::object::{ObjectKind, PodObjects};
+use limpet_model::pod::PodRecord;
+use limpet_model::pod::qos::all_containers;
+
+/// The place of a volume's data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A path of the node.
+    Node(HostPath),
+    /// An export that is mounted for the pod.
+    Server(NfsMount),
+}
+
+impl Place {
+    /// The place of `volume`, and whether it is read-only for containers; `None`: it goes with its pod.
+    pub(super) fn find(
+        volume: &Volume,
+        pod: &PodRecord,
+        objects: &PodObjects,
+        pod_dir: &Path,
+    ) -> Result<Option<(Self, bool)>, VolumeError> {
+        let usage = Usage::of(pod, &volume.name);
+        if let Some(source) = &volume.host_path {
+            let mut found = HostPath::of(&volume.name, source)?;
+            // A missing one is waited for, and never made as a directory.
+            if usage.device {
+                found.kind = HostPathType::BlockDevice;
+            }
+            return Ok(Some((Self::Node(found), false)));
+        }
+        if let Some(export) = &volume.nfs {
+            let read_only = export.read_only == Some(true);
+            return Ok(Some((Self::Server(NfsMount::of(pod_dir, &volume.name, export, &[], read_only)?), read_only)));
+        }
+        let Some(object) = claim::object_name(pod, volume) else { return Ok(None) };
+        let (kind, name) = (ObjectKind::VolumeClaim, claim::of_object(&object).to_owned());
+        let object = objects.get(kind, &object);
+        let object = object.ok_or_else(|| VolumeError::NoObject { volume: volume.name.clone(), kind, name })?;
+        let source = claim::source(object);
+        let claimed = source.and_then(|found| usage.agrees(found.block, &volume.name).map(|()| found));
+        let claimed = claimed.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
+        let of_claim = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
+        match claimed.source {
+            ClaimedSource::HostPath(source) => {
+                HostPath::of(&volume.name, &source).map(|found| Some((Self::Node(found), of_claim)))
+            }
+            ClaimedSource::Nfs { export, options } => {
+                let read_only = of_claim || export.read_only == Some(true);
+                let mount = NfsMount::of(pod_dir, &volume.name, &export, &options, read_only)?;
+                Ok(Some((Self::Server(mount), read_only)))
+            }
+        }
+    }
+}
+
+/// How the containers of a pod use a volume.
+#[derive(Debug, Clone, Copy)]
+struct Usage {
+    mounted: bool,
+    device: bool,
+}
+
+impl Usage {
+    fn of(pod: &PodRecord, volume: &str) -> Self {
+        let containers = || all_containers(pod.spec()).chain(&pod.ephemeral);
+        let mounts = |one: &Container| one.volume_mounts.iter().flatten().any(|mount| mount.name == volume);
+        let devices = |one: &Container| one.volume_devices.iter().flatten().any(|device| device.name == volume);
+        Self { mounted: containers().any(mounts), device: containers().any(devices) }
+    }
+
+    /// Whether a claim's volume of that mode can be used so; kubelet's message.
+    fn agrees(self, block: bool, volume: &str) -> Result<(), String> {
+        let (mode, other) = match block {
+            true if self.mounted => ("Block", "volumeMounts"),
+            false if self.device => ("Filesystem", "volumeDevices"),
+            _ => return Ok(()),
+        };
+        Err(format!("volume {volume} has volumeMode {mode}, but is specified in {other}"))
+    }
+}
