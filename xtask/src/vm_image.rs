@@ -11,10 +11,10 @@ use limpet_tests::{process, tools, vm};
 use crate::apt::{self, Machine};
 
 /// Counts changes of this file that make another image.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 const SUITE: &str = "trixie";
 const SIZE: &str = "3G";
-const PACKAGES: [&str; 18] = [
+const PACKAGES: [&str; 20] = [
     "systemd-sysv",
     "dbus",
     "udev",
@@ -33,6 +33,8 @@ const PACKAGES: [&str; 18] = [
     "btrfs-progs",
     "dmsetup",
     "apparmor",
+    "nfs-common",
+    "nfs-kernel-server",
 ];
 
 /// What the emulator and the making of the image need: a package, and a program of it.
@@ -132,6 +134,9 @@ fn furnish(root: &Path) -> Result<()> {
         symlink(target, &name).with_context(|| format!("{}", name.display()))
     };
     link("/etc/systemd/system/serial-shell.service", "multi-user.target.wants/serial-shell.service")?;
+    // Its test starts it.
+    let server = root.join("etc/systemd/system/multi-user.target.wants/nfs-server.service");
+    fs::remove_file(&server).with_context(|| format!("{}", server.display()))?;
     for unit in [
         "apt-daily.timer",
         "apt-daily-upgrade.timer",

@@ -11,6 +11,7 @@ mod leftovers;
 mod machine;
 mod pod;
 mod snapshotters;
+mod storage;
 mod suites;
 
 use std::process::ExitCode;
@@ -34,9 +35,11 @@ const FIRST: [Case; 3] = [
 ];
 
 /// What only a long run shows.
-const FURTHER: [Case; 12] = [
+const FURTHER: [Case; 14] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
     ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
+    ("an_export_of_an_nfs_server_is_a_volume", storage::nfs),
+    ("huge_pages_are_limited_by_cgroups", storage::huge_pages),
     ("a_pod_lives_on_btrfs", snapshotters::btrfs),
     ("a_pod_lives_on_devmapper", snapshotters::devmapper),
     ("a_pod_lives_on_native_snapshots", snapshotters::native),
