@@ -3,10 +3,12 @@
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
+use claims::{
+    claims_are_directories_of_the_node, claims_of_mode_block_are_devices_of_the_node,
+    claims_of_nfs_are_mounted_with_their_options,
+};
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
-use limpet_tests::loop_device::LoopDevice;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
-use limpet_tests::nfs_tools::NfsTools;
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
 use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
@@ -15,6 +17,8 @@ use restored::a_restored_cluster_is_noticed_and_ends_nothing;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+#[path = "api_pods/claims.rs"]
+mod claims;
 #[path = "api_pods/pods_api.rs"]
 mod pods_api;
 #[path = "api_pods/pull_secrets.rs"]
@@ -221,162 +225,6 @@ fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNo
     wait_reported(node, &cluster, "later")?;
     let now = wait_reported(node, &cluster, "web")?;
     ensure!(container_id(&now, "main")? == container_id(&found, "main")?, "restarted");
-    Ok(())
-}
-
-/// Makes the claim, of that owner if there is one. Its path.
-fn claim(cluster: &Cluster, name: &str, owner: Option<&Value>) -> Result<String> {
-    claim_of_mode(cluster, name, owner, "Filesystem")
-}
-
-fn claim_of_mode(cluster: &Cluster, name: &str, owner: Option<&Value>, mode: &str) -> Result<String> {
-    let owners = owner.map(|pod| {
-        let metadata = &pod["metadata"];
-        json!({ "apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"] })
-    });
-    let claims = "/api/v1/namespaces/default/persistentvolumeclaims";
-    let claim = json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-        "metadata": { "name": name, "ownerReferences": owners.into_iter().collect::<Vec<_>>() },
-        "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } }, "storageClassName": "",
-            "volumeMode": mode },
-    });
-    cluster.create(claims, &claim)?;
-    Ok(format!("{claims}/{name}"))
-}
-
-/// Binds the claim to a new volume of that source, as a cluster's controller does.
-fn bind(cluster: &Cluster, claim: &str, volume: &str, source: &Value) -> Result<()> {
-    let found = cluster.get(claim)?.context("no claim")?;
-    let spec = json!({
-        "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Mi" }, "persistentVolumeReclaimPolicy": "Retain",
-        "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default",
-            "name": found["metadata"]["name"], "uid": found["metadata"]["uid"] },
-    });
-    let document = json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": volume }, "spec": with(spec, source.clone()) });
-    cluster.create("/api/v1/persistentvolumes", &document)?;
-    cluster.patch(claim, &json!({ "spec": { "volumeName": volume } }))?;
-    cluster.patch(&format!("{claim}/status"), &json!({ "status": { "phase": "Bound" } }))
-}
-
-fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
-    with_account(&cluster)?;
-    join(node, &cluster, &[])?;
-    let name = format!("data-{}", node.name());
-    let (data, scratch) = (node.dir().join("data"), node.dir().join("scratch"));
-    std::fs::create_dir(&scratch)?;
-    let main = with(
-        shell("main", &format!("echo run >> /data/runs; {IDLE}")),
-        json!({ "volumeMounts": [
-            { "name": "data", "mountPath": "/data" }, { "name": "again", "mountPath": "/again" },
-            { "name": "scratch", "mountPath": "/scratch" },
-        ] }),
-    );
-    let template =
-        json!({ "spec": { "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } } } });
-    let volumes = json!([
-        { "name": "data", "persistentVolumeClaim": { "claimName": name } },
-        { "name": "again", "persistentVolumeClaim": { "claimName": name, "readOnly": true } },
-        { "name": "scratch", "ephemeral": { "volumeClaimTemplate": template } },
-    ]);
-    create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
-    node.wait_event(&format!("persistentvolumeclaim \"{name}\" not found"))?;
-    let claimed = claim(&cluster, &name, None)?;
-    node.wait_event(&format!("PVC {name} is not bound"))?;
-    let host_path = json!({ "hostPath": { "path": data, "type": "DirectoryOrCreate" } });
-    bind(&cluster, &claimed, &format!("pv-{}", node.name()), &host_path)?;
-    let web = cluster.get(&path(node, "web"))?.context("no pod")?;
-    let scratched = claim(&cluster, &format!("{}-scratch", node.full_name("web")), Some(&web))?;
-    let anywhere = json!({ "key": "kubernetes.io/hostname", "operator": "Exists" });
-    let local = json!({
-        "local": { "path": scratch },
-        "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [anywhere] }] } },
-    });
-    bind(&cluster, &scratched, &format!("scratch-{}", node.name()), &local)?;
-    let before = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
-    node.exec("web", "main", &["sh", "-c", "echo 1 > /scratch/file"])?;
-    ensure!(node.exec("web", "main", &["cat", "/again/runs"])? == "run\n");
-    ensure!(node.exec("web", "main", &["sh", "-c", "echo 1 > /again/file"]).is_err(), "written to a read-only volume");
-    ensure!(std::fs::read_to_string(scratch.join("file"))? == "1\n");
-    // A start without an apiserver knows the volumes.
-    cluster.stop()?;
-    node.agent.kill();
-    node.agent.start()?;
-    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == before);
-    process::signal_pid(task.context("no task")?.pid, Signal::KILL);
-    wait::until_true(wait::SOON, "a second run", || {
-        std::fs::read_to_string(data.join("runs")).is_ok_and(|runs| runs == "run\nrun\n")
-    })?;
-    cluster.start()?;
-    wait_reported(node, &cluster, "web")?;
-    cluster.delete(&path(node, "web"))?;
-    wait_deleted(node, &cluster, "web")?;
-    ensure!(data.join("runs").exists() && scratch.join("file").exists(), "the volumes are the cluster's to clear");
-    Ok(())
-}
-
-fn claims_of_mode_block_are_devices_of_the_node(node: &mut TestNode) -> Result<()> {
-    let cluster = cluster::shared()?;
-    with_account(&cluster)?;
-    join(node, &cluster, &[])?;
-    let disk = LoopDevice::of(&node.dir().join("disk"))?;
-    let (name, volume) = (format!("disk-{}", node.name()), format!("disk-{}", node.name()));
-    let claimed = claim_of_mode(&cluster, &name, None, "Block")?;
-    let anywhere = json!({ "key": "kubernetes.io/hostname", "operator": "Exists" });
-    let local = json!({
-        "local": { "path": disk.path() }, "volumeMode": "Block",
-        "nodeAffinity": { "required": { "nodeSelectorTerms": [{ "matchExpressions": [anywhere] }] } },
-    });
-    bind(&cluster, &claimed, &volume, &local)?;
-    let of = |read_only: bool| json!([{ "name": "disk", "persistentVolumeClaim": { "claimName": name, "readOnly": read_only } }]);
-    let device = json!({ "volumeDevices": [{ "name": "disk", "devicePath": "/dev/data" }] });
-    let main = || json!([with(shell("main", IDLE), device.clone())]);
-    create(node, &cluster, &pod("web", json!({ "containers": main(), "volumes": of(false) })))?;
-    create(node, &cluster, &pod("reader", json!({ "containers": main(), "volumes": of(true) })))?;
-    wait_reported(node, &cluster, "web")?;
-    wait_reported(node, &cluster, "reader")?;
-    let write = ["/bin/sh", "-c", "echo of the pod | dd of=/dev/data conv=fsync"];
-    node.exec("web", "main", &write)?;
-    let read = node.exec("reader", "main", &["/bin/sh", "-c", "dd if=/dev/data bs=11 count=1 2> /dev/null"])?;
-    ensure!(read == "of the pod\n", "{read:?}");
-    ensure!(node.exec("reader", "main", &write).is_err(), "written to a read-only device");
-    // As a directory it is refused, in kubelet's words.
-    let mount = json!({ "volumeMounts": [{ "name": "disk", "mountPath": "/data" }] });
-    let mounts = json!({ "containers": [with(shell("main", IDLE), mount)], "volumes": of(false) });
-    create(node, &cluster, &pod("mounts", mounts))?;
-    node.wait_event("volume disk has volumeMode Block, but is specified in volumeMounts")?;
-    for name in ["web", "reader", "mounts"] {
-        cluster.delete(&path(node, name))?;
-        wait_deleted(node, &cluster, name)?;
-    }
-    Ok(())
-}
-
-fn claims_of_nfs_are_mounted_with_their_options(node: &mut TestNode) -> Result<()> {
-    let tools = NfsTools::below(node.dir())?;
-    tools.install()?;
-    let data = tools.export("/srv/data")?;
-    node.agent.put_on_path(tools.programs());
-    let cluster = cluster::shared()?;
-    with_account(&cluster)?;
-    join(node, &cluster, &[])?;
-    let name = format!("nfs-{}", node.name());
-    let claimed = claim(&cluster, &name, None)?;
-    let nfs = json!({ "nfs": { "server": "nas", "path": "/srv/data" }, "mountOptions": ["nfsvers=4.1", "hard"] });
-    bind(&cluster, &claimed, &name, &nfs)?;
-    let mount = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
-    let main = with(shell("main", &format!("echo run >> /data/runs; {IDLE}")), mount);
-    let volumes = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": name } }]);
-    create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
-    wait_reported(node, &cluster, "web")?;
-    wait::until_true(wait::SOON, "a first run", || data.join("runs").exists())?;
-    let calls = tools.calls();
-    ensure!(calls.len() == 1 && calls[0].starts_with("nas:/srv/data "), "{calls:?}");
-    ensure!(calls[0].ends_with("/volumes/kubernetes.io~nfs/data -o nfsvers=4.1,hard"), "{calls:?}");
-    cluster.delete(&path(node, "web"))?;
-    wait_deleted(node, &cluster, "web")?;
-    ensure!(data.join("runs").exists(), "what the server has is the server's");
     Ok(())
 }
 

@@ -14,6 +14,7 @@ use super::*;
 use crate::blocking::Progress;
 use crate::mount_table;
 use crate::mount_table::is_mount_point;
+use limpet_model::object::ObjectKind;
 use limpet_model::pod::{Fingerprint, PodKey};
 use limpet_model::source::SourceKind;
 

@@ -1,0 +1,72 @@
+//! Why cgroups cannot be made, changed or removed.
+
+use std::borrow::Cow;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a cgroup could not be created, changed or removed.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// No cgroup file system is mounted.
+    #[error("no cgroup file system is mounted below /sys/fs/cgroup")]
+    NotMounted,
+    /// The kernel does not offer the controller that a limit needs.
+    #[error("set {file} of cgroup {group} to {value}: the kernel offers no {controller} controller here{}", remedy(.controller))]
+    NoController {
+        /// The cgroup, from the root of the hierarchy.
+        group: PathBuf,
+        /// The controller.
+        controller: &'static str,
+        /// The file that is missing.
+        file: Cow<'static, str>,
+        /// The value to be set.
+        value: String,
+    },
+    /// A file operation in a cgroup failed.
+    #[error("{operation} {path}: {source}")]
+    File {
+        /// The operation.
+        operation: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Processes still run in a cgroup that is to be removed.
+    #[error("remove cgroup {0}: processes still run in it")]
+    Busy(PathBuf),
+    /// systemd refuses or does not answer.
+    #[error("{operation} {unit} with systemd: {reason}")]
+    Systemd {
+        /// `start`, `change`, `stop`, `reach`.
+        operation: &'static str,
+        /// The slice.
+        unit: String,
+        /// Its error.
+        reason: String,
+    },
+    /// The agent is stopping.
+    #[error("the agent stopped during a cgroup operation")]
+    Stopped,
+}
+
+impl CgroupError {
+    /// Whether the failure is transient: the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        !matches!(self, Self::NotMounted | Self::NoController { .. })
+    }
+
+    /// Whether the kernel refused a value or lacks what it needs, rather than that a call got no answer.
+    pub fn is_refusal(&self) -> bool {
+        !matches!(self, Self::Systemd { .. } | Self::Stopped)
+    }
+
+    pub(super) fn file(operation: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::File { operation, path: path.to_owned(), source }
+    }
+}
+
+fn remedy(controller: &str) -> &'static str {
+    // Several boards are shipped with it switched off.
+    if controller == "memory" { "; boot with cgroup_enable=memory" } else { "" }
+}
