@@ -28,6 +28,7 @@ pub use server::{AuthorizationMode, DebugHandlers, ServerSettings};
 
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
+use limpet_containerd::image::CredentialProvider;
 use limpet_containerd::log::LogRotation;
 use limpet_core::backoff;
 use limpet_core::eviction::EvictionPolicy;
@@ -186,6 +187,8 @@ pub struct Config {
     pub runtime_classes: BTreeMap<String, RuntimeClass>,
     /// `registryConfigDirectory`: containerd's `certs.d`. Default `/etc/containerd/certs.d`.
     pub registry_config_dir: PathBuf,
+    /// `--image-credential-provider-config`: the programs that give credentials for images.
+    pub credential_providers: Vec<CredentialProvider>,
     /// `cniConfigDirectory`. Default `/etc/cni/net.d`.
     pub cni_conf_dir: PathBuf,
     /// `cniBinaryDirectories`. Default `/opt/cni/bin` and `/usr/lib/cni`.
@@ -253,6 +256,7 @@ impl Default for Config {
             plugin_dir: PluginDirectory::default(),
             runtime_classes: BTreeMap::new(),
             registry_config_dir: "/etc/containerd/certs.d".into(),
+            credential_providers: Vec::new(),
             cni_conf_dir: "/etc/cni/net.d".into(),
             cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
             metrics_address: None,

@@ -1,7 +1,8 @@
 //! Images: absent ones, registries that want a password or break off, archives without any registry, a full disk.
 
 use std::fs;
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
         case!(an_absent_image_is_tried_until_it_is_there),
         case!(a_password_is_taken_from_the_auth_file),
         case!(a_wrong_password_is_said),
+        case!(a_password_is_taken_from_a_credential_provider),
         case!(a_broken_download_goes_on_where_it_stopped),
         case!(an_image_that_is_here_serves_while_its_registry_is_gone),
         case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
@@ -95,6 +97,69 @@ fn a_wrong_password_is_said(node: &mut TestNode) -> Result<()> {
     ensure!(!said.contains("not-it"), "the output contains the password: {said}");
     write_auth_file(node, registry::PASSWORD)?;
     node.wait_running("web").map(drop)
+}
+
+/// Writes a provider for the registry, whose program counts its calls and prints `answer`, and its configuration.
+fn write_provider(node: &TestNode, answer: &Value) -> Result<PathBuf> {
+    let dir = node.dir().join("providers");
+    fs::create_dir_all(&dir)?;
+    let config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1",
+        "kind": "CredentialProviderConfig",
+        "providers": [{
+            "name": "test-provider",
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+            "matchImages": ["*.test:5000"],
+            "defaultCacheDuration": "10m",
+            "args": ["get"],
+            "env": [{ "name": "CALLS", "value": dir.join("calls") }],
+        }],
+    });
+    fs::write(dir.join("config.yaml"), config.to_string())?;
+    let program = dir.join("test-provider");
+    let script = format!("#!/bin/sh\ncat >>$CALLS\necho \" $1\" >>$CALLS\ncat <<'END'\n{answer}\nEND\n");
+    // Renamed into place: one that is open for writing cannot be run.
+    fs::write(dir.join("new"), script)?;
+    fs::set_permissions(dir.join("new"), fs::Permissions::from_mode(0o755))?;
+    fs::rename(dir.join("new"), &program)?;
+    Ok(dir)
+}
+
+fn a_password_is_taken_from_a_credential_provider(node: &mut TestNode) -> Result<()> {
+    let registry = start_registry(node, true)?;
+    for repository in ["closed", "team/closed"] {
+        registry.add(&build(repository, 1000)?, repository, "v1")?;
+    }
+    let answer = json!({
+        "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+        "kind": "CredentialProviderResponse",
+        "cacheKeyType": "Registry",
+        "auth": { HOST: { "username": registry::USER, "password": registry::PASSWORD } },
+    });
+    let dir = write_provider(node, &json!({ "apiVersion": "v1" }))?;
+    for (flag, path) in [("config", dir.join("config.yaml")), ("bin-dir", dir.clone())] {
+        let flag = format!("--image-credential-provider-{flag}={}", path.display());
+        node.agent.reconfigure(|settings| settings.flags.push(flag))?;
+    }
+    node.agent.terminate()?;
+    node.agent.start()?;
+    node.apply(&running(&build("closed", 1000)?))?;
+    let web = node.wait_pod("web", "refused", |pod| waits(pod).0 == "ImagePullBackOff")?;
+    ensure!(
+        waits(&web).1.contains("credential provider test-provider: it answered with apiVersion"),
+        "{}",
+        web["status"]
+    );
+    write_provider(node, &answer)?;
+    node.wait_running("web")?;
+    fs::remove_file(dir.join("calls"))?;
+    let other = with(shell("main", IDLE), json!({ "image": build("team/closed", 1000)?.name }));
+    node.apply(&pod("other", json!({ "containers": [other] })))?;
+    node.wait_running("other")?;
+    ensure!(!dir.join("calls").exists(), "the answer for the registry is cached");
+    let said = format!("{}{}", node.events()?, node.agent.log());
+    ensure!(!said.contains(registry::PASSWORD), "the output contains the password: {said}");
+    Ok(())
 }
 
 fn a_broken_download_goes_on_where_it_stopped(node: &mut TestNode) -> Result<()> {

@@ -22,6 +22,7 @@ mod archive;
 mod auth;
 mod certs;
 mod content;
+mod credential_provider;
 mod document;
 mod error;
 mod http;
@@ -37,11 +38,13 @@ mod removal;
 mod token;
 mod unpack;
 
+pub use credential_provider::CredentialProvider;
 pub use error::{CallError, ImageError};
 pub use preload::ArchiveEvent;
 pub use progress::PullProgress;
 
 use content::Store;
+use credential_provider::{CredentialProviders, Provided};
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::normalize;
 use limpet_model::image_name::{ImageName, Target};
@@ -61,6 +64,8 @@ pub struct ImagesConfig {
     pub registry_config_dir: PathBuf,
     /// Docker's `config.json` files; the first that has credentials for a registry counts. Need not exist.
     pub auth_files: Vec<PathBuf>,
+    /// Programs that give credentials, tried after those of the files.
+    pub credential_providers: Vec<CredentialProvider>,
     /// `<root-dir>/images`: archives to import.
     pub archives_dir: PathBuf,
 }
@@ -95,6 +100,7 @@ impl std::fmt::Debug for Images {
 struct Inner {
     store: Store,
     config: Config,
+    credential_providers: CredentialProviders,
     cache: Mutex<HashMap<String, Arc<LocalImage>>>,
     flights: Mutex<HashMap<String, Vec<Flight>>>,
     /// Images whose pull was started by this agent and has not released its lease.
@@ -123,6 +129,7 @@ impl Images {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let inner = Inner {
             store: Store::new(client, &config.snapshotter),
+            credential_providers: CredentialProviders::new(config.credential_providers.clone()),
             config,
             cache: Mutex::default(),
             flights: Mutex::default(),
@@ -281,9 +288,13 @@ impl Images {
 impl Inner {
     async fn pull(&self, name: ImageName, secrets: &PullSecrets, progress: watch::Sender<PullProgress>) -> PullResult {
         let meter = progress::Meter::new(&name.whole, progress);
+        let provided = Arc::new(self.credential_providers.credentials(&name).await);
+        for failure in &provided.failures {
+            tracing::warn!(image = name.whole, failure, "no credentials");
+        }
         let mut turn = 0;
         loop {
-            let (session, others) = self.session(name.clone(), secrets, turn).await?;
+            let (session, others) = self.session(name.clone(), secrets, &provided, turn).await?;
             turn += 1;
             self.unfinished().insert(name.whole.clone());
             let pulled = pull::pull(&self.store, session, &self.config, &meter).await;
@@ -297,7 +308,7 @@ impl Inner {
                 }
                 Err(error) => {
                     self.note_failure(&error);
-                    return Err(error);
+                    return Err(error.with_causes(&provided.failures));
                 }
                 Ok(local) => {
                     self.reservations.take(&local.digest).await;
@@ -314,13 +325,14 @@ impl Inner {
         &self,
         name: ImageName,
         secrets: &PullSecrets,
+        provided: &Arc<Provided>,
         turn: usize,
     ) -> Result<(registry::Session, bool), ImageError> {
         let image = name.whole.clone();
         let (certs_d, auth_files) = (self.config.registry_config_dir.clone(), self.config.auth_files.clone());
-        let secrets = Arc::clone(secrets);
+        let (secrets, provided) = (Arc::clone(secrets), Arc::clone(provided));
         let prepared = blocking::run(certs_d.clone(), blocking::DEADLINE, move |_| {
-            let keyring = auth::Keyring::of(&secrets, &auth_files);
+            let keyring = auth::Keyring::of(&secrets, &auth_files, &provided.entries);
             let others = keyring.count(&name.host, &name.repository) > turn + 1;
             let session = registry::Session::prepare(name, &certs_d, &keyring, turn);
             (session, others, keyring.complaints)

@@ -20,7 +20,7 @@ pub mod pod_port;
 pub mod proc_files;
 pub mod process;
 pub mod process_cgroup;
-mod program;
+pub mod program;
 pub mod sandbox;
 pub mod selinux;
 pub mod tcp;

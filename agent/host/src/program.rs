@@ -1,9 +1,8 @@
-//! Runs a program of the node once, a CNI plugin or a mount tool: with environment, standard input, bounded output and a
-//! deadline.
+//! Runs a program of the node once: CNI plugins, credential providers, mount tools; with standard input, bounded output and
+//! a deadline.
 
-use std::ffi::OsStr;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -21,10 +20,13 @@ const MAX_STDERR: u64 = 16 << 10;
 
 /// A program's exit status and output.
 #[derive(Debug)]
-pub(crate) struct Output {
-    pub(crate) success: bool,
-    pub(crate) stdout: Vec<u8>,
-    pub(crate) stderr: Vec<u8>,
+pub struct Output {
+    /// Whether it exited with 0.
+    pub success: bool,
+    /// What it printed.
+    pub stdout: Vec<u8>,
+    /// What it complained of, its beginning.
+    pub stderr: Vec<u8>,
 }
 
 /// The executable `name`: the first one found in the directories.
@@ -43,29 +45,17 @@ pub(crate) async fn find(name: &str, dirs: &[PathBuf]) -> io::Result<Option<Path
     .await
 }
 
-/// Runs `program` with `environment` added to the agent's own (programs search `iptables` in `PATH`) and `input` on its
-/// standard input. After `deadline` the program is killed with all its child processes.
+/// Runs `command` with `input` on its standard input, in a process group of its own. What the command does not set of the
+/// environment is the agent's own: plugins search `PATH` for programs. After `deadline` it is killed with all its child
+/// processes.
 ///
 /// # Errors
-/// The program could not be run, printed too much, or took too long (`TimedOut`).
-pub(crate) async fn run(
-    program: &Path,
-    arguments: &[&OsStr],
-    environment: &[(&str, String)],
-    input: &[u8],
-    deadline: Duration,
-) -> io::Result<Output> {
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .envs(environment.iter().map(|(name, value)| (name, value)))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .kill_on_drop(true);
+/// The program could not be run, printed more than 1 MiB, or took too long (`TimedOut`).
+pub async fn run(mut command: Command, input: &[u8], deadline: Duration) -> io::Result<Output> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).kill_on_drop(true);
+    let program = PathBuf::from(command.as_std().get_program());
     // It returns once the executable was read from its file system.
-    let mut child = blocking::run(program.to_owned(), DEADLINE, move |_| command.spawn()).await??;
+    let mut child = blocking::run(program, DEADLINE, move |_| command.spawn()).await??;
     match tokio::time::timeout(deadline, talk(&mut child, input)).await {
         Ok(result) => result,
         Err(_) => {
@@ -81,7 +71,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let write = async {
         if let Some(mut stdin) = stdin {
-            // A program may exit without reading it all; its exit status is more useful than a broken pipe.
+            // A plugin may exit without reading it all; its exit status is more useful than a broken pipe.
             let _ = stdin.write_all(input).await;
         }
     };
@@ -105,7 +95,7 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool)
 fn kill_group(child: &Child) {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // The program may have exited just now; then there is no process to kill.
+        // The plugin may have exited just now; then there is no process to kill.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     }
 }
@@ -130,7 +120,9 @@ mod tests {
 
     async fn sh(script: &str, deadline: Duration) -> io::Result<Output> {
         // A shell reads its script from standard input, as a plugin its configuration.
-        run(Path::new("/bin/sh"), &[], &[("CNI_COMMAND", "ADD".to_owned())], script.as_bytes(), deadline).await
+        let mut command = Command::new("/bin/sh");
+        command.env("CNI_COMMAND", "ADD");
+        run(command, script.as_bytes(), deadline).await
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@ pub mod device_allocation;
 pub mod directory_id;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+pub mod go_duration;
 pub mod image;
 pub mod image_name;
 pub mod lifecycle;

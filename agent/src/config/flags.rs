@@ -67,6 +67,12 @@ pub struct RunFlags {
     /// What is kept for everything else on the node
     #[arg(long, value_name = "RESOURCES", value_delimiter = ',')]
     pub system_reserved: Vec<String>,
+    /// CredentialProviderConfig: a file, or a directory of them, that names programs which give credentials for images
+    #[arg(long, value_name = "PATH")]
+    pub image_credential_provider_config: Option<PathBuf>,
+    /// Directory of these programs
+    #[arg(long, value_name = "DIR")]
+    pub image_credential_provider_bin_dir: Option<PathBuf>,
     /// Directory for state that survives a reboot [default: /var/lib/limpet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,

@@ -257,3 +257,21 @@ pub(super) const LIMPET: &[Key] = &[
     supported("manifestGuardExecutables", Texts),
     supported("manifestGuardCgroups", Texts),
 ];
+
+/// CredentialProviderConfig, `kubelet.config.k8s.io/v1`.
+pub(super) const CREDENTIAL_PROVIDER_CONFIG: &[Key] =
+    &[supported("apiVersion", Text), supported("kind", Text), supported("providers", List)];
+
+/// One of its `providers`.
+pub(super) const CREDENTIAL_PROVIDER: &[Key] = &[
+    supported("name", Text),
+    supported("matchImages", Texts),
+    supported("defaultCacheDuration", Duration),
+    supported("apiVersion", Text),
+    supported("args", Texts),
+    supported("env", List),
+    supported("tokenAttributes", Map),
+];
+
+/// One variable of its `env`.
+pub(super) const CREDENTIAL_PROVIDER_VARIABLE: &[Key] = &[supported("name", Text), supported("value", Text)];

@@ -1,6 +1,7 @@
 //! From flags and file to one `Config`: parses with positions, checks every key and value, reports all errors.
 
 mod cluster;
+mod credential_providers;
 mod devices;
 mod documents;
 mod eviction;
@@ -103,27 +104,32 @@ impl Judge {
     }
 
     fn file(&mut self, text: &str, directory: &Path, config: &mut Config) {
+        let mut kinds: Vec<&'static str> = Vec::new();
+        for node in &self.documents(text) {
+            match &node.value {
+                Value::Map(entries) => self.document(node.position, entries, directory, config, &mut kinds),
+                Value::Null => {}
+                other => self.error(Some(node.position), "", format!("expected a map, found {}", other.kind())),
+            }
+        }
+    }
+
+    /// The documents of a file; none when it is no YAML, which is reported.
+    fn documents(&mut self, text: &str) -> Vec<Node> {
         let mut options = serde_saphyr::Options::default();
         options.legacy_octal_numbers = true;
         let mut budget = Budget::default();
         budget.max_depth = 64;
         budget.max_documents = 16;
         options.budget = Some(budget);
-        let documents = match serde_saphyr::from_multiple_with_options::<Node>(text, options) {
+        match serde_saphyr::from_multiple_with_options::<Node>(text, options) {
             Ok(documents) => documents,
             Err(error) => {
                 let position = error.location().map(|at| {
                     (u32::try_from(at.line()).unwrap_or(u32::MAX), u32::try_from(at.column()).unwrap_or(u32::MAX))
                 });
-                return self.error(position, "", format!("not YAML: {}", error.without_snippet()));
-            }
-        };
-        let mut kinds: Vec<&'static str> = Vec::new();
-        for node in &documents {
-            match &node.value {
-                Value::Map(entries) => self.document(node.position, entries, directory, config, &mut kinds),
-                Value::Null => {}
-                other => self.error(Some(node.position), "", format!("expected a map, found {}", other.kind())),
+                self.error(position, "", format!("not YAML: {}", error.without_snippet()));
+                Vec::new()
             }
         }
     }
@@ -223,6 +229,7 @@ impl Judge {
         self.cluster_flags(flags, &mut config.cluster);
         self.reserved_flags(flags, &mut config.reserved);
         self.server_flags(&flags.server, &mut config.server);
+        self.credential_provider_flags(flags, config);
         if let Some(verbosity) = flags.verbosity {
             config.verbosity = verbosity;
         }

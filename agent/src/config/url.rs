@@ -10,6 +10,7 @@ use super::keys::Shape;
 use super::read::{expected, misfit};
 use super::tree::{Map, Position};
 use crate::source::http::{Address, HttpSettings};
+use limpet_model::go_duration;
 
 /// kubelet's `httpCheckFrequency`.
 const FREQUENCY: Duration = Duration::from_secs(20);
@@ -82,7 +83,7 @@ impl UrlParts {
     /// The validated settings; `None` without a URL.
     pub(super) fn settle(self) -> (Option<HttpSettings>, Vec<Mistake>) {
         let mut mistakes = Vec::new();
-        let frequency = self.frequency.and_then(|(text, origin)| match duration(&text) {
+        let frequency = self.frequency.and_then(|(text, origin)| match go_duration::parse(&text) {
             Some(Duration::ZERO) => None,
             Some(frequency) if frequency >= Duration::from_secs(1) => Some(frequency),
             Some(_) => {
@@ -132,60 +133,9 @@ impl UrlParts {
     }
 }
 
-/// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is invalid or negative.
-pub(super) fn duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    let mut rest = text.strip_prefix('+').unwrap_or(text);
-    let mut seconds = 0.0;
-    if rest.is_empty() {
-        return None;
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let (number, after) = rest.split_at(digits);
-        let unit = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
-        let (unit, after) = after.split_at(unit);
-        let scale = match unit {
-            "ns" => 1e-9,
-            "us" | "µs" => 1e-6,
-            "ms" => 1e-3,
-            "s" => 1.0,
-            "m" => 60.0,
-            "h" => 3_600.0,
-            _ => return None,
-        };
-        seconds += number.parse::<f64>().ok()? * scale;
-        rest = after;
-    }
-    Duration::try_from_secs_f64(seconds).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_are_parsed_as_in_go() {
-        let table = [
-            ("20s", Some(20_000)),
-            ("1m30s", Some(90_000)),
-            ("1.5h", Some(5_400_000)),
-            ("300ms", Some(300)),
-            ("0", Some(0)),
-            ("0s", Some(0)),
-            ("20", None),
-            ("s", None),
-            ("", None),
-            ("-5s", None),
-            ("5 s", None),
-            ("1d", None),
-        ];
-        for (text, milliseconds) in table {
-            assert_eq!(duration(text), milliseconds.map(Duration::from_millis), "{text:?}");
-        }
-    }
 
     #[test]
     fn headers_of_a_flag_replace_those_of_the_file() {

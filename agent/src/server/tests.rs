@@ -112,6 +112,7 @@ fn no_images() -> ImagesConfig {
         snapshotter: "overlayfs".to_owned(),
         registry_config_dir: none(),
         auth_files: Vec::new(),
+        credential_providers: Vec::new(),
         archives_dir: none(),
     }
 }

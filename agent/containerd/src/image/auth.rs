@@ -93,8 +93,8 @@ pub(super) struct Keyring {
 }
 
 impl Keyring {
-    /// The credentials of pull secrets, then those of the files: a pod's own are tried first, as kubelet does.
-    pub(super) fn of(secrets: &[Arc<ObjectRecord>], files: &[PathBuf]) -> Self {
+    /// The credentials of pull secrets, then those of the files, then those that credential providers gave, in kubelet's order.
+    pub(super) fn of(secrets: &[Arc<ObjectRecord>], files: &[PathBuf], provided: &[(String, Credentials)]) -> Self {
         let mut keyring = Self::default();
         for secret in secrets {
             keyring.add_secret(secret);
@@ -104,6 +104,9 @@ impl Keyring {
         let of_files = Self::read(files);
         keyring.entries.extend(of_files.entries);
         keyring.complaints.extend(of_files.complaints);
+        let mut provided = provided.to_vec();
+        provided.sort_by(|(a, _), (b, _)| b.cmp(a));
+        keyring.entries.extend(provided);
         keyring
     }
 
@@ -212,7 +215,7 @@ fn is_docker_hub(host: &str) -> bool {
 }
 
 /// Normalises a key: `https://index.docker.io/v1/` is `index.docker.io`; a path that is not the API's version is retained.
-fn normal_key(key: &str) -> String {
+pub(super) fn normal_key(key: &str) -> String {
     let bare = key.strip_prefix("https://").or_else(|| key.strip_prefix("http://")).unwrap_or(key);
     let (host, path) = bare.split_once('/').unwrap_or((bare, ""));
     let path = path.trim_end_matches('/');
@@ -223,7 +226,7 @@ fn normal_key(key: &str) -> String {
 }
 
 /// kubelet's `URLsMatch`: as many labels, each by its glob; equal ports; the path is a prefix.
-fn matches(glob: &str, host: &str, repository: &str) -> bool {
+pub(super) fn matches(glob: &str, host: &str, repository: &str) -> bool {
     let (glob_host, glob_path) = glob.split_once('/').unwrap_or((glob, ""));
     let (glob_name, glob_port) = glob_host.split_once(':').unwrap_or((glob_host, ""));
     let (name, port) = host.split_once(':').unwrap_or((host, ""));
@@ -334,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_own_credentials_come_before_the_nodes() {
+    fn a_pods_own_credentials_come_before_the_nodes_and_those_before_the_providers() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.json");
         std::fs::write(
@@ -344,14 +347,18 @@ mod tests {
         .unwrap();
         let json = secret("dockerconfigjson", ".dockerconfigjson", r#"{"auths": {"q.io": {"username": "json"}}}"#);
         let cfg = secret("dockercfg", ".dockercfg", r#"{"q.io/team": {"username": "cfg"}}"#);
-        let ring = Keyring::of(&[json, cfg], &[file]);
+        let provided = ["q.io", "q.io/team", "last.io"].map(|pattern| {
+            let credentials = Credentials::Password { user: format!("plugin of {pattern}"), password: String::new() };
+            (pattern.to_owned(), credentials)
+        });
+        let ring = Keyring::of(&[json, cfg], &[file], &provided);
         let name = |turn| match ring.find("q.io", "team/app", turn).unwrap() {
             Credentials::Password { user, .. } => user.as_str(),
             Credentials::IdentityToken(token) => token,
         };
         assert_eq!(
-            ([name(0), name(1), name(2), name(9)], ring.count("q.io", "team/app")),
-            (["cfg", "json", "node", "node"], 3)
+            ([name(0), name(1), name(2), name(3), name(9)], ring.count("q.io", "team/app")),
+            (["cfg", "json", "node", "plugin of q.io/team", "plugin of q.io"], 5)
         );
         assert_eq!(user(&ring, "other.io", "x"), Some("node"));
         assert_eq!((ring.count("none.io", "x"), ring.find("none.io", "x", 0)), (0, None));
@@ -362,7 +369,7 @@ mod tests {
     fn an_invalid_pull_secret_is_reported_without_its_values() {
         let other = secret("ssh-auth", "ssh-privatekey", "hunter2");
         let broken = secret("dockercfg", ".dockercfg", r#"{"q.io": {"username": ["hunter2"]}}"#);
-        let ring = Keyring::of(&[other, broken], &[]);
+        let ring = Keyring::of(&[other, broken], &[], &[]);
         let wanted = [
             "Secret default/pull is not of a type for registry credentials",
             "Secret default/pull: not docker's format at 1:22",

@@ -163,6 +163,17 @@ impl ImageError {
         matches!(self, Self::Unreachable { .. } | Self::Cut { .. })
     }
 
+    /// The same error; one for want of credentials says why there were none, too.
+    pub(super) fn with_causes(mut self, causes: &[String]) -> Self {
+        if let Self::Unauthorized { cause, .. } = &mut self {
+            for further in causes {
+                cause.push_str("; ");
+                cause.push_str(further);
+            }
+        }
+        self
+    }
+
     /// Whether a later attempt can resume this one, so that its lease must not be deleted.
     pub(super) fn keeps_ingests(&self) -> bool {
         matches!(self, Self::Cut { .. } | Self::Unreachable { .. } | Self::Registry { .. } | Self::Runtime { .. })

@@ -76,6 +76,7 @@ impl Node {
                 snapshotter: SNAPSHOTTER.to_owned(),
                 registry_config_dir: self.node.containerd.certs_d(),
                 auth_files: vec![self.scratch("none.json"), self.scratch("config.json")],
+                credential_providers: Vec::new(),
                 archives_dir: self.archives(),
             },
         )

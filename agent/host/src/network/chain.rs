@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::process::Command;
 
 use super::conflist::Conflist;
 use super::record::Record;
@@ -91,16 +92,16 @@ async fn call(
             dirs: bin_path(&plugins.dirs),
         });
     };
-    let environment = environment(record, command, bin_path(&plugins.dirs));
+    let mut process = Command::new(program);
+    process.envs(environment(record, command, bin_path(&plugins.dirs)));
     let input = stdin.to_string();
-    let output =
-        program::run(&program, &[], &environment, input.as_bytes(), plugins.deadline).await.map_err(|error| {
-            let reason = match error.kind() {
-                io::ErrorKind::TimedOut => format!("killed, it took longer than {} s", plugins.deadline.as_secs()),
-                _ => error.to_string(),
-            };
-            failed_call(record, plugin, command, reason)
-        })?;
+    let output = program::run(process, input.as_bytes(), plugins.deadline).await.map_err(|error| {
+        let reason = match error.kind() {
+            io::ErrorKind::TimedOut => format!("killed, it took longer than {} s", plugins.deadline.as_secs()),
+            _ => error.to_string(),
+        };
+        failed_call(record, plugin, command, reason)
+    })?;
     if output.success {
         return Ok(output.stdout);
     }

@@ -3,7 +3,6 @@
 //! A server may be gone, so nothing here touches a mounted export: whether it is mounted is read from the mount table, and the
 //! tools are child processes with a deadline. A mount outlives the agent; its successor finds it mounted.
 
-use std::ffi::OsStr;
 use std::io;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
@@ -12,6 +11,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use tokio::process::Command;
 
 use super::{VolumeError, blocking, files};
 use crate::blocking::{self as blocking_calls, DEADLINE};
@@ -106,11 +106,12 @@ impl NfsMount {
             |reason: String| VolumeError::Mount { volume: self.volume.clone(), export: self.source.clone(), reason };
         let tool = program::find(MOUNT, &tool_dirs()).await.map_err(|error| failed(error.to_string()))?;
         let tool = tool.ok_or_else(|| failed(format!("{MOUNT} is not on this node: {PACKAGES}")))?;
-        let mut arguments = vec![OsStr::new(&self.source), self.path.as_os_str()];
+        let mut command = Command::new(&tool);
+        command.arg(&self.source).arg(&self.path);
         if !self.options.is_empty() {
-            arguments.extend([OsStr::new("-o"), OsStr::new(&self.options)]);
+            command.args(["-o", &self.options]);
         }
-        match program::run(&tool, &arguments, &[], b"", MOUNT_DEADLINE).await {
+        match program::run(command, b"", MOUNT_DEADLINE).await {
             Ok(output) if output.success => Ok(()),
             Ok(output) => Err(failed(said(&output))),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -145,7 +146,9 @@ pub(super) async fn unmount_all(pod_dir: &Path) -> Result<(), VolumeError> {
     // Without the tool, or where it fails, the mount is detached with the pod's other ones.
     let Some(tool) = tool else { return Ok(()) };
     for path in mounted {
-        match program::run(&tool, &[path.as_os_str()], &[], b"", UNMOUNT_DEADLINE).await {
+        let mut command = Command::new(&tool);
+        command.arg(&path);
+        match program::run(command, b"", UNMOUNT_DEADLINE).await {
             Ok(output) if output.success => {}
             Ok(output) => tracing::debug!(path = %path.display(), said = said(&output), "export is detached"),
             Err(error) => {

@@ -4,9 +4,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use limpet_model::go_duration;
 use serde::Serialize;
-
-use super::super::url::duration;
 
 /// kubelet's flags for the listeners on the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Serialize)]
@@ -79,5 +78,5 @@ pub struct ServerFlags {
 }
 
 fn parse_duration(text: &str) -> Result<Duration, String> {
-    duration(text).ok_or_else(|| "not a duration such as 2m".to_owned())
+    go_duration::parse(text).ok_or_else(|| "not a duration such as 2m".to_owned())
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::super::ClusterSettings;
 use super::super::flags::RunFlags;
 use super::super::tree::{Map, Position};
-use super::super::url::duration;
 use super::Judge;
 use limpet_apiserver::kubeconfig;
 use limpet_core::node_object::NodeTaint;
+use limpet_model::go_duration;
 use limpet_model::pod::is_dns_subdomain;
 
 /// A lease is renewed at a quarter of it: less than this would be a request each second.
@@ -27,7 +27,7 @@ impl Judge {
         }
         cluster.provider_id = map.text("providerID").map(|(id, _)| id.to_owned()).filter(|id| !id.is_empty());
         if let Some((text, at)) = map.text("nodeStatusReportFrequency") {
-            match duration(text) {
+            match go_duration::parse(text) {
                 // Kubernetes' zero is its default.
                 Some(Duration::ZERO) => {}
                 Some(every) if every >= Duration::from_secs(1) => cluster.report_every = every,

@@ -8,13 +8,13 @@ use crate::store::KeyLocation;
 use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
-use super::super::url::duration;
 use super::super::{Config, CriSocket, PluginDirectory, quantity};
 use super::Judge;
 use crate::config::GuardSettings;
 use limpet_core::backoff;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
+use limpet_model::go_duration;
 use limpet_model::pod::{PodKey, is_dns_label, is_dns_subdomain};
 
 /// The limit of parallel pulls where kubelet would set none.
@@ -55,7 +55,7 @@ impl Judge {
             }
         }
         if let Some((timeout, at)) = map.text("runtimeRequestTimeout") {
-            match duration(timeout) {
+            match go_duration::parse(timeout) {
                 // kubelet's default -1 means no limit.
                 Some(Duration::ZERO) => {}
                 Some(timeout) if timeout >= SHORTEST_TIMEOUT => config.runtime_request_timeout = timeout,
@@ -66,7 +66,7 @@ impl Judge {
             }
         }
         if let Some((period, at)) = map.text("volumeStatsAggPeriod") {
-            match duration(period) {
+            match go_duration::parse(period) {
                 // Kubernetes' zero is its default.
                 Some(Duration::ZERO) => {}
                 Some(period) if period >= SHORTEST_TIMEOUT => config.volume_stats_period = period,
@@ -80,7 +80,7 @@ impl Judge {
         }
         let back_off = Map { entries: map.map("crashLoopBackOff") };
         if let Some((period, at)) = back_off.text("maxContainerRestartPeriod") {
-            match duration(period).filter(|period| (SHORTEST_PAUSE..=backoff::MOST).contains(period)) {
+            match go_duration::parse(period).filter(|period| (SHORTEST_PAUSE..=backoff::MOST).contains(period)) {
                 Some(period) => config.max_restart_pause = period,
                 None => self.error(
                     Some(at),

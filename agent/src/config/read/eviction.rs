@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::super::quantity;
 use super::super::tree::{Map, Position, Value};
-use super::super::url::duration;
 use super::Judge;
 use limpet_core::eviction::{Amount, DEFAULT_HARD, EvictionPolicy, Signal, Threshold};
+use limpet_model::go_duration;
 
 const HARD: &str = "evictionHard";
 const SOFT: &str = "evictionSoft";
@@ -57,7 +57,7 @@ impl Judge {
     fn periods(&mut self, map: &Map<'_>, policy: &mut EvictionPolicy) {
         let key = "evictionPressureTransitionPeriod";
         if let Some((text, at)) = map.text(key) {
-            match duration(text) {
+            match go_duration::parse(text) {
                 // Kubernetes' zero is its default.
                 Some(period) if period.is_zero() => {}
                 Some(period) => policy.transition = period,
@@ -101,7 +101,7 @@ impl Judge {
     fn graces(&mut self, map: &Map<'_>) -> BTreeMap<Signal, Duration> {
         let mut graces = BTreeMap::new();
         for (signal, text, at) in self.entries(map, GRACE) {
-            match duration(text) {
+            match go_duration::parse(text) {
                 Some(grace) => drop(graces.insert(signal, grace)),
                 None => {
                     let message = format!("{text:?} is not a duration such as 1m30s");

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::super::tree::Map;
-use super::super::url::duration;
 use super::Judge;
 use limpet_core::image_gc::ImageGcPolicy;
+use limpet_model::go_duration;
 
 impl Judge {
     pub(super) fn image_gc(&mut self, map: &Map<'_>, policy: &mut ImageGcPolicy) {
@@ -39,7 +39,7 @@ impl Judge {
 
     fn age(&mut self, map: &Map<'_>, key: &str) -> Option<Duration> {
         let (text, at) = map.text(key)?;
-        let age = duration(text);
+        let age = go_duration::parse(text);
         if age.is_none() {
             self.error(Some(at), key, format!("{text:?} is not a duration such as 2m"));
         }

@@ -9,8 +9,8 @@ use super::super::cipher_suites::{Named, named};
 use super::super::curves::numbered;
 use super::super::server::{AuthorizationMode, ServerSettings};
 use super::super::tree::{Map, Position};
-use super::super::url::duration;
 use super::Judge;
+use limpet_model::go_duration;
 
 /// The node's certificate and its key, and where the file names them.
 #[derive(Default)]
@@ -226,7 +226,7 @@ impl Judge {
 
     /// How long answers are remembered; zero is kubelet's default.
     fn lifetime(&mut self, map: &Map<'_>, parent: &str, key: &str, into: &mut Duration) {
-        match map.text(key).map(|(text, at)| (duration(text), text, at)) {
+        match map.text(key).map(|(text, at)| (go_duration::parse(text), text, at)) {
             Some((Some(lifetime), ..)) if lifetime > LONGEST_LIFETIME => *into = LONGEST_LIFETIME,
             Some((Some(lifetime), ..)) if !lifetime.is_zero() => *into = lifetime,
             Some((Some(_), ..)) | None => {}
@@ -239,7 +239,7 @@ impl Judge {
     /// How long a stream may be idle; zero is kubelet's default.
     fn stream_idle_timeout(&mut self, map: &Map<'_>, server: &mut ServerSettings) {
         const KEY: &str = "streamingConnectionIdleTimeout";
-        match map.text(KEY).map(|(text, at)| (duration(text), text, at)) {
+        match map.text(KEY).map(|(text, at)| (go_duration::parse(text), text, at)) {
             Some((Some(timeout), ..)) if !timeout.is_zero() => server.stream_idle_timeout = Some(timeout),
             Some((Some(_), ..)) | None => {}
             Some((None, text, at)) => self.error(Some(at), KEY, format!("{text:?} is not a duration such as 4h")),

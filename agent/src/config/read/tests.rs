@@ -16,6 +16,7 @@ use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
 use limpet_model::pod::PodKey;
 
+mod credential_providers;
 mod kubeadm;
 mod limpet;
 mod places;
@@ -91,6 +92,7 @@ fn every_supported_key_has_an_effect() {
     }
     let (config, warnings, directory) = load_text(&text, &[]);
     let expected = Config {
+        credential_providers: Vec::new(),
         hostname_override: None,
         root_dir: "/r".into(),
         run_dir: "/x".into(),

@@ -94,6 +94,7 @@ impl ContainerdExecutor {
             snapshotter: config.snapshotter.clone(),
             registry_config_dir: config.registry_config_dir.clone(),
             auth_files: auth_files(&config),
+            credential_providers: config.credential_providers.clone(),
             archives_dir: config.root_dir.join("images"),
         };
         let containers = ContainersConfig {

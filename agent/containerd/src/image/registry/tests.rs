@@ -84,7 +84,7 @@ fn session(hosts: &str, auths: &[(&str, &str)]) -> (Session, tempfile::TempDir) 
     let config: PathBuf = dir.path().join("config.json");
     let entries = entries.collect::<Vec<_>>().join(", ");
     std::fs::write(&config, format!("{{\"auths\": {{{entries}}}}}")).unwrap();
-    let keyring = Keyring::of(&[], &[config]);
+    let keyring = Keyring::of(&[], &[config], &[]);
     assert!(keyring.complaints.is_empty(), "{:?}", keyring.complaints);
     let name = ImageName::parse("registry.example/app:1").unwrap();
     (Session::prepare(name, dir.path(), &keyring, 0).unwrap(), dir)

@@ -1,0 +1,276 @@
+//! Credential providers: programs on the node that give credentials for images, called as kubelet calls them.
+//!
+//! A program reads a CredentialProviderRequest from its standard input and prints a CredentialProviderResponse. What it
+//! answers is cached in memory, for the image, its registry or all images, as long as the answer says.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use tokio::process::Command;
+
+use super::auth::{self, Credentials};
+use limpet_host::program;
+use limpet_model::go_duration;
+use limpet_model::image_name::ImageName;
+
+/// How long a program may take, as with kubelet.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// How many bytes of a program's standard error become part of a message.
+const MAX_COMPLAINT: usize = 512;
+/// Cached answers of one provider; then all are forgotten.
+const MAX_CACHED: usize = 1024;
+/// The key of answers for all images; no image has such a name.
+const GLOBAL: &str = "<global>";
+
+/// One entry of a CredentialProviderConfig. The debug format shows neither arguments nor variables, which may be secrets.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CredentialProvider {
+    /// The name, for messages.
+    pub name: String,
+    /// The program: the name in the directory of the providers.
+    pub program: PathBuf,
+    /// Which images it is asked about: hosts with globs, each with a port and a prefix of the path if need be.
+    pub match_images: Vec<String>,
+    /// How long an answer is cached that says nothing about it.
+    pub default_cache_duration: Duration,
+    /// The version of request and response: `credentialprovider.kubelet.k8s.io/v1`.
+    pub api_version: String,
+    /// The program's arguments.
+    pub args: Vec<String>,
+    /// Variables added to the agent's own environment.
+    pub env: Vec<(String, String)>,
+}
+
+impl fmt::Debug for CredentialProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CredentialProvider").field("program", &self.program).finish_non_exhaustive()
+    }
+}
+
+impl CredentialProvider {
+    /// Whether the entry's `matchImages` has the image, by kubelet's rules.
+    fn matches(&self, image: &ImageName) -> bool {
+        self.match_images.iter().any(|glob| auth::matches(glob, &image.host, &image.repository))
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+}
+
+/// Patterns of images and the credentials for them.
+pub(super) type Entries = Vec<(String, Credentials)>;
+
+/// What the providers of an image gave.
+#[derive(Debug, Default)]
+pub(super) struct Provided {
+    /// The credentials, provider by provider.
+    pub(super) entries: Entries,
+    /// Why providers gave none, without what they printed.
+    pub(super) failures: Vec<String>,
+}
+
+/// The node's providers, with what they answered before.
+#[derive(Debug, Default)]
+pub(super) struct CredentialProviders {
+    all: Vec<Cached>,
+}
+
+#[derive(Debug)]
+struct Cached {
+    provider: CredentialProvider,
+    cache: Mutex<Cache>,
+}
+
+impl CredentialProviders {
+    pub(super) fn new(providers: Vec<CredentialProvider>) -> Self {
+        let cached = |provider| Cached { provider, cache: Mutex::default() };
+        Self { all: providers.into_iter().map(cached).collect() }
+    }
+
+    /// Asks every provider that matches the image, side by side. One that fails affects no other.
+    pub(super) async fn credentials(&self, image: &ImageName) -> Provided {
+        let asked = self.all.iter().filter(|cached| cached.provider.matches(image));
+        let answers = futures_util::future::join_all(asked.map(|cached| cached.credentials(image))).await;
+        let mut provided = Provided::default();
+        for answer in answers {
+            match answer {
+                Ok(entries) => provided.entries.extend(entries),
+                Err(failure) => provided.failures.push(failure),
+            }
+        }
+        provided
+    }
+}
+
+impl Cached {
+    async fn credentials(&self, image: &ImageName) -> Result<Entries, String> {
+        let subject = format!("{}/{}", image.host, image.repository);
+        if let Some(entries) = self.cache().get(&subject, &image.host, Instant::now()) {
+            return Ok(entries);
+        }
+        let provider = &self.provider;
+        let failed = |cause: String| format!("credential provider {}: {cause}", provider.name);
+        let request = serde_json::json!({"kind": "CredentialProviderRequest", "apiVersion": provider.api_version, "image": subject});
+        tracing::debug!(provider = provider.name, image = subject, "asks for credentials");
+        let output = program::run(provider.command(), request.to_string().as_bytes(), DEADLINE).await;
+        let output = output.map_err(|error| failed(not_run(&error)))?;
+        if !output.success {
+            return Err(failed(format!("it failed: {}", complaint(&output.stderr))));
+        }
+        let answer = Answer::parse(&output.stdout, provider).map_err(failed)?;
+        self.cache().put(&answer, &subject, &image.host, Instant::now());
+        Ok(answer.entries)
+    }
+
+    fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn not_run(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::TimedOut => format!("killed, it took longer than {} s", DEADLINE.as_secs()),
+        _ => format!("cannot be run: {error}"),
+    }
+}
+
+/// The beginning of what a program wrote to its standard error, on one line.
+fn complaint(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match text.char_indices().nth(MAX_COMPLAINT) {
+        _ if text.is_empty() => "it said nothing".to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
+}
+
+/// What an answer is cached for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+enum Scope {
+    Image,
+    Registry,
+    Global,
+}
+
+/// A program's answer.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    scope: Scope,
+    lasts: Duration,
+    entries: Entries,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TypeMeta {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+}
+
+/// CredentialProviderResponse of all three versions.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Response {
+    #[serde(rename = "apiVersion")]
+    _api_version: String,
+    #[serde(rename = "kind")]
+    _kind: String,
+    #[serde(default)]
+    cache_key_type: String,
+    #[serde(default)]
+    cache_duration: Option<String>,
+    #[serde(default)]
+    auth: Option<BTreeMap<String, AuthConfig>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AuthConfig {
+    #[serde(default)]
+    username: String,
+    #[serde(default)]
+    password: String,
+}
+
+impl Answer {
+    /// Reads an answer. The message of an error has nothing of it, as it may hold credentials.
+    fn parse(text: &[u8], provider: &CredentialProvider) -> Result<Self, String> {
+        let at = |error: serde_json::Error| format!("its answer is invalid at {}:{}", error.line(), error.column());
+        let meta: TypeMeta = serde_json::from_slice(text).map_err(at)?;
+        if meta.api_version != provider.api_version {
+            return Err(format!(
+                "it answered with apiVersion {:?} instead of {:?}",
+                meta.api_version, provider.api_version
+            ));
+        }
+        if meta.kind != "CredentialProviderResponse" {
+            return Err(format!("it answered with kind {:?} instead of CredentialProviderResponse", meta.kind));
+        }
+        let response: Response = serde_json::from_slice(text).map_err(at)?;
+        let scope = match response.cache_key_type.as_str() {
+            "Image" => Scope::Image,
+            "Registry" => Scope::Registry,
+            "Global" => Scope::Global,
+            other => return Err(format!("its cacheKeyType {other:?} is none of Image, Registry, Global")),
+        };
+        let lasts = match response.cache_duration.as_deref() {
+            None => provider.default_cache_duration,
+            // Over before it begins.
+            Some(text) if text.starts_with('-') => Duration::ZERO,
+            Some(text) => go_duration::parse(text).ok_or("its cacheDuration is not a duration such as 10m")?,
+        };
+        let auth = response.auth.unwrap_or_default().into_iter();
+        let entries = auth.map(|(pattern, auth)| {
+            (auth::normal_key(&pattern), Credentials::Password { user: auth.username, password: auth.password })
+        });
+        Ok(Self { scope, lasts, entries: entries.collect() })
+    }
+}
+
+/// Answers that still hold, by image, registry, or [`GLOBAL`].
+#[derive(Debug, Default)]
+struct Cache {
+    answers: HashMap<String, (Instant, Entries)>,
+}
+
+impl Cache {
+    fn get(&self, image: &str, registry: &str, now: Instant) -> Option<Entries> {
+        let found = [image, registry, GLOBAL].into_iter().filter_map(|key| self.answers.get(key));
+        found.filter(|(until, _)| now <= *until).map(|(_, entries)| entries.clone()).next()
+    }
+
+    /// Keeps the answer, if it lasts, and forgets those that do not any more.
+    fn put(&mut self, answer: &Answer, image: &str, registry: &str, now: Instant) {
+        self.answers.retain(|_, (until, _)| now <= *until);
+        if answer.lasts.is_zero() {
+            return;
+        }
+        if self.answers.len() >= MAX_CACHED {
+            self.answers.clear();
+        }
+        let key = match answer.scope {
+            Scope::Image => image,
+            Scope::Registry => registry,
+            Scope::Global => GLOBAL,
+        };
+        // A duration beyond what the clock can hold is not cached.
+        if let Some(until) = now.checked_add(answer.lasts) {
+            self.answers.insert(key.to_owned(), (until, answer.entries.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

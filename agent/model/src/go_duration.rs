@@ -1,0 +1,59 @@
+//! Durations as Go writes them: `1m30s`, in configuration files and in what programs answer.
+
+use std::time::Duration;
+
+/// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is invalid or negative.
+pub fn parse(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    let mut seconds = 0.0;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let (number, after) = rest.split_at(digits);
+        let unit = after.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(after.len());
+        let (unit, after) = after.split_at(unit);
+        let scale = match unit {
+            "ns" => 1e-9,
+            "us" | "µs" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3_600.0,
+            _ => return None,
+        };
+        seconds += number.parse::<f64>().ok()? * scale;
+        rest = after;
+    }
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_parsed_as_in_go() {
+        let table = [
+            ("20s", Some(20_000)),
+            ("1m30s", Some(90_000)),
+            ("1.5h", Some(5_400_000)),
+            ("300ms", Some(300)),
+            ("0", Some(0)),
+            ("0s", Some(0)),
+            ("20", None),
+            ("s", None),
+            ("", None),
+            ("-5s", None),
+            ("5 s", None),
+            ("1d", None),
+        ];
+        for (text, milliseconds) in table {
+            assert_eq!(parse(text), milliseconds.map(Duration::from_millis), "{text:?}");
+        }
+    }
+}
