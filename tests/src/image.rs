@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, Result, ensure};
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -27,6 +28,8 @@ const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
 const GZIP_LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+const ZSTD_LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+const DOCKER_ZSTD_LAYER_TYPE: &str = "application/vnd.docker.image.rootfs.diff.tar.zstd";
 /// The media type of the manifests built here.
 pub const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 
@@ -54,6 +57,10 @@ impl Blob {
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
         gzip.write_all(&self.bytes)?;
         Ok(Self::new(gzip.finish()?))
+    }
+
+    fn zstd(&self) -> Self {
+        Self::new(compress_to_vec(self.bytes.as_slice(), CompressionLevel::Fastest))
     }
 
     fn descriptor(&self, media_type: &str) -> Value {
@@ -125,6 +132,14 @@ pub fn noise(seed: &str, size: usize) -> Vec<u8> {
     (0..size.div_ceil(8)).flat_map(|_| word().to_le_bytes()).take(size).collect()
 }
 
+/// How layers are compressed.
+#[derive(Debug, Clone, Copy)]
+enum LayerCompression {
+    Gzip,
+    Zstd,
+    DockerZstd,
+}
+
 /// What an image is to hold beside busybox.
 #[derive(Debug, Default)]
 pub struct ImageBuilder {
@@ -132,7 +147,7 @@ pub struct ImageBuilder {
     files: Vec<(String, Vec<u8>, u32)>,
     links: Vec<(String, String)>,
     config: serde_json::Map<String, Value>,
-    gzip: bool,
+    compression: Option<LayerCompression>,
     bare: bool,
 }
 
@@ -168,7 +183,13 @@ impl ImageBuilder {
 
     /// Stores its layers compressed.
     pub fn gzip(mut self) -> Self {
-        self.gzip = true;
+        self.compression = Some(LayerCompression::Gzip);
+        self
+    }
+
+    /// Stores its layers compressed with zstd, as OCI's layers or, with `docker`, as docker's.
+    pub fn zstd(mut self, docker: bool) -> Self {
+        self.compression = Some(if docker { LayerCompression::DockerZstd } else { LayerCompression::Zstd });
         self
     }
 
@@ -196,9 +217,13 @@ impl ImageBuilder {
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
         });
         let config = Blob::new(serde_json::to_vec(&config)?);
-        let (layers, layer_type) = match self.gzip {
-            true => (layers.iter().map(Blob::gzip).collect::<Result<Vec<_>>>()?, GZIP_LAYER_TYPE),
-            false => (layers, LAYER_TYPE),
+        let (layers, layer_type) = match self.compression {
+            None => (layers, LAYER_TYPE),
+            Some(LayerCompression::Gzip) => {
+                (layers.iter().map(Blob::gzip).collect::<Result<Vec<_>>>()?, GZIP_LAYER_TYPE)
+            }
+            Some(LayerCompression::Zstd) => (layers.iter().map(Blob::zstd).collect(), ZSTD_LAYER_TYPE),
+            Some(LayerCompression::DockerZstd) => (layers.iter().map(Blob::zstd).collect(), DOCKER_ZSTD_LAYER_TYPE),
         };
         let manifest = json!({
             "schemaVersion": 2,

@@ -21,6 +21,8 @@ fn main() -> ExitCode {
         case!(a_password_is_taken_from_a_credential_provider),
         case!(a_broken_download_goes_on_where_it_stopped),
         case!(an_image_that_is_here_serves_while_its_registry_is_gone),
+        case!(layers_compressed_with_zstd_are_unpacked),
+        case!(an_image_with_the_digest_of_another_name_is_not_pulled),
         case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
         case!(an_archive_that_appears).on(|node| node.images = false),
         case!(an_archive_cut_short_is_said).on(|node| node.images = false),
@@ -48,6 +50,38 @@ fn build(repository: &str, size: usize) -> Result<Image> {
 
 fn running(image: &Image) -> Value {
     pod("web", json!({ "containers": [with(shell("main", IDLE), json!({ "image": &image.name }))] }))
+}
+
+fn layers_compressed_with_zstd_are_unpacked(node: &mut TestNode) -> Result<()> {
+    let registry = start_registry(node, false)?;
+    for (repository, docker) in [("oci", false), ("docker", true)] {
+        let image = ImageBuilder::new(&format!("{HOST}/{repository}:v1")).file("version", "zstd\n", 0o644);
+        let image = image.zstd(docker).build()?;
+        registry.add(&image, repository, "v1")?;
+        let main = with(shell("main", IDLE), json!({ "image": &image.name }));
+        node.apply(&pod(repository, json!({ "containers": [main] })))?;
+        node.wait_running(repository)?;
+        ensure!(node.exec(repository, "main", &["cat", "/version"])? == "zstd\n");
+    }
+    Ok(())
+}
+
+fn an_image_with_the_digest_of_another_name_is_not_pulled(node: &mut TestNode) -> Result<()> {
+    let image = build("same", 1000)?;
+    {
+        let registry = start_registry(node, false)?;
+        registry.add(&image, "same", "v1")?;
+        node.apply(&running(&image))?;
+        node.wait_running("web")?;
+    }
+    // There is no registry of either name any more.
+    for (name, host) in [("again", HOST), ("elsewhere", "elsewhere.test:5000")] {
+        let reference = format!("{host}/other/name@{}", image.manifest.digest());
+        let main = with(shell("main", IDLE), json!({ "image": reference, "imagePullPolicy": "IfNotPresent" }));
+        node.apply(&pod(name, json!({ "containers": [main] })))?;
+        node.wait_running(name)?;
+    }
+    Ok(())
 }
 
 /// Why the pod's container waits, when it does.
