@@ -18,8 +18,6 @@ const PARTS: &[(&str, &str)] = &[
 ];
 
 const WORKS: &str = "works";
-/// Works beside another field, by a check of its own.
-const STDIN: &str = "spec.C.stdin";
 /// Works in a pod that runs, and in no manifest.
 const EPHEMERAL: &str = "spec.ephemeralContainers";
 
@@ -106,9 +104,6 @@ fn verdict(field: &str) -> String {
     }
     if let Some((_, what)) = NEEDS_APISERVER.iter().find(|(pattern, _)| *pattern == field) {
         return format!("needs an apiserver: {what}");
-    }
-    if field == STDIN {
-        return "`true` needs `tty`".to_owned();
     }
     if field == EPHEMERAL {
         return "added to a running pod: `limpet debug`, `kubectl debug`".to_owned();

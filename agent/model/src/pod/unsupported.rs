@@ -119,7 +119,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
     let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
-    let stdin = select(manifest, "spec.C").into_iter().filter_map(stdin_without_tty);
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let unknown = select(manifest, "spec.C.resources.limits").into_iter().flat_map(unknown_resources);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
@@ -127,7 +126,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let mut faults: Vec<Fault> = lacking
         .chain(not_yet)
         .chain(refused)
-        .chain(stdin)
         .chain(rates)
         .chain(unknown)
         .chain(silent)
@@ -155,17 +153,6 @@ fn refuse(path: String) -> Fault {
     Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
         .because(Reason::Unsupported)
-}
-
-/// The input of a container, which it can have with a terminal alone: containerd's shim gives a process whose output goes to a
-/// logger no other.
-fn stdin_without_tty((path, container): (String, &Value)) -> Option<Fault> {
-    let asks = |field: &str| container.get(field) == Some(&Value::Bool(true));
-    (asks("stdin") && !asks("tty")).then(|| {
-        Fault::error(super::yaml::join(&path, "stdin"), "is supported with a terminal only")
-            .with_remedy("add tty: true, or remove the field")
-            .because(Reason::Unsupported)
-    })
 }
 
 /// Bandwidth annotations that are no rate, or that have no effect because the pod shares the node's network.
