@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
         joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
         joining(case!(a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first)),
+        joining(case!(a_pod_is_ready_once_its_readiness_gates_are_open)),
         joining(case!(a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room)),
     ]);
     cluster::end();
@@ -310,6 +311,41 @@ fn an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished(node
     let log = node.logs("job", "main")?;
     ensure!(log.matches("done once").count() == 1, "{log}");
     Ok(())
+}
+
+fn a_pod_is_ready_once_its_readiness_gates_are_open(node: &mut TestNode) -> Result<()> {
+    const GATE: &str = "example.com/registered";
+    let cluster = cluster::shared()?;
+    with_account(&cluster)?;
+    join(node, &cluster, &[])?;
+    let gates = json!({ "spec": { "readinessGates": [{ "conditionType": GATE }] } });
+    create(node, &cluster, &with(simple("gated", IDLE), gates.clone()))?;
+    let is = |status: &'static str, reason: &'static str| {
+        move |found: &Value| {
+            let ready = cluster::condition(found, "Ready");
+            ready["status"] == status
+                && ready["reason"].as_str().unwrap_or_default() == reason
+                && cluster::condition(found, "ContainersReady")["status"] == "True"
+        }
+    };
+    let path = path(node, "gated");
+    let shut = wait_at(&cluster, &path, "not ready", is("False", "ReadinessGatesNotReady"))?;
+    let message = &cluster::condition(&shut, "Ready")["message"];
+    ensure!(message == &format!("corresponding condition of pod readiness gate {GATE:?} does not exist."), "{message}");
+    let id = container_id(&node.wait_running("gated")?, "main")?;
+    for (status, ready, reason) in [("True", "True", ""), ("False", "False", "ReadinessGatesNotReady")] {
+        let patch = json!({ "status": { "conditions": [{ "type": GATE, "status": status }] } });
+        cluster.patch_items(&format!("{path}/status"), &patch)?;
+        let found = wait_at(&cluster, &path, "as its gate", is(ready, reason))?;
+        ensure!(cluster::condition(&found, GATE)["status"] == status, "{}", found["status"]);
+    }
+    ensure!(container_id(&node.wait_running("gated")?, "main")? == id, "restarted");
+    cluster.delete(&path)?;
+    wait_deleted(node, &cluster, "gated")?;
+
+    // Nobody can open those of a pod of a manifest.
+    node.apply(&with(simple("own", IDLE), gates))?;
+    node.wait_pod("own", "never ready", is("False", "ReadinessGatesNotReady")).map(drop)
 }
 
 fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut TestNode) -> Result<()> {

@@ -311,7 +311,8 @@ fn pod_conditions(
         "Failed" => Some("PodFailed"),
         _ => None,
     };
-    let ready = standing(ended, "ContainersNotReady", "unready", &unready);
+    let containers_ready = standing(ended, "ContainersNotReady", "unready", &unready);
+    let ready = if containers_ready.holds { gates(pod) } else { containers_ready.clone() };
     let initialized = match ended {
         Some("PodCompleted") => Standing { holds: true, reason: Some("PodCompleted".into()), message: None },
         _ => standing(None, "ContainersNotInitialized", "incomplete", &uninitialized),
@@ -320,8 +321,8 @@ fn pod_conditions(
     [
         ("PodReadyToStartContainers", sandboxed(&pod.sandbox)),
         ("Initialized", initialized),
-        ("Ready", ready.clone()),
-        ("ContainersReady", ready),
+        ("Ready", ready),
+        ("ContainersReady", containers_ready),
         ("PodScheduled", scheduled),
     ]
     .into_iter()
@@ -330,6 +331,24 @@ fn pod_conditions(
     .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
     .map(|(name, standing)| condition(name, standing, now, before))
     .collect()
+}
+
+/// Whether every readiness gate is open: others set their conditions at the apiserver.
+fn gates(pod: &PodState) -> Standing {
+    let set = pod.record.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let shut = pod.record.spec().readiness_gates.iter().flatten().filter_map(|gate| {
+        let name = &gate.condition_type;
+        match set.iter().find(|condition| condition.type_ == *name) {
+            None => Some(format!("corresponding condition of pod readiness gate {name:?} does not exist.")),
+            Some(found) if found.status == "True" => None,
+            Some(found) => {
+                Some(format!("the status of pod readiness gate {name:?} is not \"True\", but {}", found.status))
+            }
+        }
+    });
+    let shut: Vec<String> = shut.collect();
+    let reason = (!shut.is_empty()).then(|| "ReadinessGatesNotReady".to_owned());
+    Standing { holds: shut.is_empty(), reason, message: (!shut.is_empty()).then(|| shut.join(", ")) }
 }
 
 /// Whether there is a sandbox that containers may start in.

@@ -345,3 +345,35 @@ fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
     pod.cgroup.set = Some(pod_limits(pod.record.spec()));
     assert_eq!((condition(&pod), shown(&pod)), (None, None));
 }
+
+#[test]
+fn readiness_gates_are_asked_once_all_containers_are_ready() {
+    let mut pod = pod("Always", 0, 1);
+    let with = |pod: &PodState, conditions: serde_json::Value| {
+        let mut record = pod.record.pod.clone();
+        let gates = serde_json::json!([{"conditionType": "a.io/x"}, {"conditionType": "a.io/y"}]);
+        record.spec.as_mut().unwrap().readiness_gates = serde_json::from_value(gates).unwrap();
+        let status = serde_json::json!({ "conditions": conditions });
+        record.status = serde_json::from_value(status).unwrap();
+        fixtures::version(record)
+    };
+    let found = |pod: &PodState, name: &str| {
+        let condition = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == name).unwrap();
+        (condition.status, condition.reason.unwrap_or_default(), condition.message.unwrap_or_default())
+    };
+    let text = |status: &str, reason: &str, message: &str| (status.to_owned(), reason.to_owned(), message.to_owned());
+    pod.record = with(&pod, serde_json::json!([]));
+    assert_eq!(found(&pod, "Ready").1, "ContainersNotReady");
+    put(&mut pod, 0, None, Duration::ZERO);
+    let missing = "corresponding condition of pod readiness gate \"a.io/x\" does not exist., \
+                   corresponding condition of pod readiness gate \"a.io/y\" does not exist.";
+    assert_eq!(found(&pod, "Ready"), text("False", "ReadinessGatesNotReady", missing));
+    assert_eq!(found(&pod, "ContainersReady"), text("True", "", ""));
+    let conditions =
+        |x: &str| serde_json::json!([{"type": "a.io/x", "status": x}, {"type": "a.io/y", "status": "True"}]);
+    pod.record = with(&pod, conditions("False"));
+    let shut = "the status of pod readiness gate \"a.io/x\" is not \"True\", but False";
+    assert_eq!(found(&pod, "Ready"), text("False", "ReadinessGatesNotReady", shut));
+    pod.record = with(&pod, conditions("True"));
+    assert_eq!(found(&pod, "Ready"), text("True", "", ""));
+}

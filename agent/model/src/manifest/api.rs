@@ -35,7 +35,7 @@ pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     Ok(super::record(&desired, decoded, Arc::from(ORIGIN), SourceKind::Api, node_name))
 }
 
-/// The part of a stored Pod that a node acts on: of its status only an end.
+/// The part of a stored Pod that a node acts on: of its status only an end, and the conditions of its readiness gates.
 fn desired(pod: &Value) -> Value {
     let metadata: Map<String, Value> = METADATA
         .iter()
@@ -48,7 +48,22 @@ fn desired(pod: &Value) -> Value {
     if let Some(phase) = pod["status"]["phase"].as_str().filter(|phase| is_terminal_phase(phase)) {
         desired["status"] = serde_json::json!({ "phase": phase });
     }
+    let conditions = gate_conditions(pod);
+    if !conditions.is_empty() {
+        desired["status"]["conditions"] = Value::Array(conditions);
+    }
     desired
+}
+
+/// What others say of the pod's readiness gates: type and status of each condition that a gate names.
+fn gate_conditions(pod: &Value) -> Vec<Value> {
+    let gates = pod["spec"]["readinessGates"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let conditions = pod["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let is_gate = |condition: &&Value| {
+        condition["type"].is_string() && gates.iter().any(|gate| gate["conditionType"] == condition["type"])
+    };
+    let found = conditions.iter().filter(is_gate);
+    found.map(|condition| serde_json::json!({ "type": condition["type"], "status": condition["status"] })).collect()
 }
 
 /// `pod` as it was before its deletion was requested.
@@ -92,6 +107,26 @@ mod tests {
         later["spec"]["containers"][0]["image"] = json!("app:2");
         let edited = read(&later, "edge1").unwrap();
         assert!(edited.fingerprint != pod.fingerprint && edited.is_same_incarnation(&pod));
+    }
+
+    #[test]
+    fn of_the_conditions_those_of_readiness_gates_count_and_change_no_version() {
+        let mut pod = stored();
+        pod["spec"]["readinessGates"] = json!([{"conditionType": "example.com/dns"}]);
+        let before = read(&pod, "edge1").unwrap();
+        assert!(before.pod.status.as_ref().is_none_or(|status| status.conditions.is_none()));
+        pod["status"]["conditions"] = json!([
+            {"type": "Ready", "status": "False"},
+            {"type": "example.com/dns", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            {"type": "example.com/other", "status": "True"},
+        ]);
+        let after = read(&pod, "edge1").unwrap();
+        let conditions = after.pod.status.as_ref().unwrap().conditions.as_ref().unwrap();
+        let found: Vec<_> = conditions.iter().map(|one| (one.type_.as_str(), one.status.as_str())).collect();
+        assert_eq!(found, [("example.com/dns", "True")]);
+        assert!(after != before && after.fingerprint == before.fingerprint && after.is_same_incarnation(&before));
+        pod["status"]["conditions"][0]["status"] = json!("True");
+        assert!(read(&pod, "edge1").unwrap() == after, "the node's own conditions change nothing");
     }
 
     #[test]

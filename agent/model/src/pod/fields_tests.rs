@@ -18,6 +18,8 @@ const PARTS: &[(&str, &str)] = &[
 ];
 
 const WORKS: &str = "works";
+/// Works, and warns where there is no apiserver.
+const GATES: &str = "spec.readinessGates";
 /// Works in a pod that runs, and in no manifest.
 const EPHEMERAL: &str = "spec.ephemeralContainers";
 
@@ -104,6 +106,9 @@ fn verdict(field: &str) -> String {
     }
     if let Some((_, what)) = NEEDS_APISERVER.iter().find(|(pattern, _)| *pattern == field) {
         return format!("needs an apiserver: {what}");
+    }
+    if field == GATES {
+        return "works; without an apiserver the pod is never ready, as with kubelet".to_owned();
     }
     if field == EPHEMERAL {
         return "added to a running pod: `limpet debug`, `kubectl debug`".to_owned();

@@ -37,7 +37,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.C.startupProbe.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"])),
-    ("spec.readinessGates", Always),
     ("spec.schedulingGates", Always),
     ("spec.evictionResponders", Always),
     // Volumes; every kind but emptyDir, hostPath, nfs, image, configMap, secret, downwardAPI and projections of the last three
@@ -119,6 +118,8 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
     let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
+    let gates =
+        select(manifest, "spec.readinessGates").into_iter().filter(|(_, gates)| local && is_used(gates, Always));
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let unknown = select(manifest, "spec.C.resources.limits").into_iter().flat_map(unknown_resources);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
@@ -126,6 +127,7 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let mut faults: Vec<Fault> = lacking
         .chain(not_yet)
         .chain(refused)
+        .chain(gates.map(|(path, _)| never_ready(path)))
         .chain(rates)
         .chain(unknown)
         .chain(silent)
@@ -137,6 +139,13 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
 
 fn no_effect(path: String) -> Fault {
     Fault::warning(path, "has no effect on a node without an apiserver").because(Reason::NoEffect)
+}
+
+/// As with kubelet, nobody can set the conditions of such a pod: its mirror's do not count.
+fn never_ready(path: String) -> Fault {
+    Fault::warning(path, "name conditions that only an apiserver can be told: this pod runs and is never ready")
+        .with_remedy("remove the field, or create this Pod through an apiserver")
+        .because(Reason::NeedsApiserver)
 }
 
 fn not_on_linux(path: String) -> Fault {

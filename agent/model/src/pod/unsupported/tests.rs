@@ -83,6 +83,16 @@ fn bandwidth_is_a_rate_and_needs_a_network_of_its_own() {
 }
 
 #[test]
+fn readiness_gates_are_a_warning_where_nobody_sets_their_conditions() {
+    let manifest = json!({"spec": {"readinessGates": [{"conditionType": "example.com/dns"}]}});
+    let of = |source| -> Vec<(Severity, String)> {
+        check(&manifest, source).into_iter().map(|fault| (fault.severity, fault.path)).collect()
+    };
+    assert_eq!(of(SourceKind::Api), []);
+    assert_eq!(of(SourceKind::File), [(Severity::Warning, "spec.readinessGates".to_owned())]);
+}
+
+#[test]
 fn fields_only_a_scheduler_reads_are_warnings() {
     let affinity = json!({"podAffinity": {}, "nodeAffinity": {}});
     let manifest = json!({"spec": {"tolerations": [{"operator": "Exists"}], "affinity": affinity}});
@@ -139,6 +149,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.resources",
         "spec.overhead",
         "spec.priority",
+        "spec.readinessGates",
         "spec.restartPolicy",
         "spec.runtimeClassName",
         "spec.securityContext",
