@@ -18,6 +18,8 @@ use tokio::net::unix::pipe::{OpenOptions, Sender};
 const STDIN: &str = "stdin";
 /// The socket's name.
 const OUTPUT: &str = "output";
+/// The link to limpet's executable, by whose name that knows what it is.
+pub(crate) const RUNTIME_WITH_STDIN: &str = "runtime-with-stdin";
 /// The name of the link to the OCI runtime that [`crate::stdin`] executes.
 const RUNTIME: &str = "runtime";
 
@@ -73,7 +75,7 @@ impl AttachPoint {
 
     /// The link that is the shim's OCI runtime.
     pub(crate) fn runtime_with_stdin(&self) -> PathBuf {
-        self.directory.join(crate::stdin::LINK)
+        self.directory.join(RUNTIME_WITH_STDIN)
     }
 
     /// The OCI runtime itself.

@@ -13,10 +13,8 @@ use std::process::{Command, ExitCode};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::attach::AttachPoint;
+use crate::attach::{AttachPoint, RUNTIME_WITH_STDIN};
 
-/// The link's name, by which the executable knows what it is.
-pub(crate) const LINK: &str = "runtime-with-stdin";
 /// The subcommand of an OCI runtime that starts the process.
 const CREATE: &str = "create";
 
@@ -27,7 +25,7 @@ pub fn invoked() -> Option<PathBuf> {
 
 fn directory_of(program: OsString) -> Option<PathBuf> {
     let program = PathBuf::from(program);
-    let is_link = program.is_absolute() && program.file_name().is_some_and(|name| name == LINK);
+    let is_link = program.is_absolute() && program.file_name().is_some_and(|name| name == RUNTIME_WITH_STDIN);
     is_link.then(|| program.parent().map(Path::to_owned)).flatten()
 }
 
