@@ -85,6 +85,11 @@ pub(crate) fn immutable(manifest: &Value) -> Fingerprint {
     hash(&without(manifest, is_in_place))
 }
 
+/// The same of an apiserver's pod, whose UID follows from none of them: it is resized in place, the pod's own resources too.
+pub(crate) fn immutable_of_api(manifest: &Value) -> Fingerprint {
+    hash(&without(manifest, |steps| is_in_place(steps) || matches!(steps, ["spec", "resources", ..])))
+}
+
 /// Whether the field at `steps` can change in place; `*` stands for an item of a list.
 pub(super) fn is_in_place(steps: &[&str]) -> bool {
     match steps {

@@ -139,6 +139,14 @@ mod tests {
         let restarts = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
         let memory = json!({ "limits": { "memory": "1Mi" } });
         let both = json!({ "limits": { "memory": "1Mi", "cpu": "1" } });
+        let of_api = |cpu: &str| {
+            let pod = json!({ "metadata": { "name": "web", "uid": "u-1" }, "spec": {
+                "resources": { "limits": { "cpu": cpu }, "requests": { "cpu": "1" } },
+                "containers": [{ "name": "m", "image": "a:1" }],
+            }});
+            restore(pod.to_string().as_bytes(), "", SourceKind::Api, "edge1").unwrap()
+        };
+        assert!(of_api("2").is_same_incarnation(&of_api("3")), "an apiserver's pod keeps its UID");
         let cases = [(&json!({}), &json!(null), true), (&memory, &json!(null), true), (&both, &json!(null), false)];
         for (own, policy, in_place) in cases.into_iter().chain([(&memory, &restarts, false)]) {
             let (old, new) = (record("1", own, policy), record("2", own, policy));
