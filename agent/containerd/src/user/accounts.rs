@@ -56,7 +56,11 @@ fn read_in_namespace(image: &Root) -> io::Result<Accounts> {
         .map_err(|error| io::Error::new(error.kind(), format!("mount the image's {image}: {error}")))?;
     let read = read_mounted();
     // The namespace goes after the thread was joined, and a device that is still mounted could not be mounted otherwise.
-    unmount(MOUNT_POINT, UnmountFlags::empty())?;
+    match unmount(MOUNT_POINT, UnmountFlags::empty()) {
+        // A process that another thread has just forked still has a copy of a descriptor: until it executes its program.
+        Err(rustix::io::Errno::BUSY) => unmount(MOUNT_POINT, UnmountFlags::DETACH)?,
+        unmounted => unmounted?,
+    }
     read
 }
 
