@@ -352,14 +352,14 @@ fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut T
     let cluster = cluster::shared()?;
     with_account(&cluster)?;
     join(node, &cluster, &[])?;
-    let volumes = json!([{ "name": "data", "nfs": { "server": "192.0.2.1", "path": "/" } }]);
+    let volumes = json!([{ "name": "data", "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:data", "lun": 0 } }]);
     create(node, &cluster, &with(simple("data", IDLE), json!({ "spec": { "volumes": volumes } })))?;
     let refused =
         wait_at(&cluster, &path(node, "data"), "refused", |found| found["status"]["reason"] == "UnsupportedPodSpec")?;
     let message = refused["status"]["message"].as_str().unwrap_or_default();
-    ensure!(refused["status"]["phase"] == "Pending" && message.contains("spec.volumes[0].nfs"), "{refused}");
+    ensure!(refused["status"]["phase"] == "Pending" && message.contains("spec.volumes[0].iscsi"), "{refused}");
     let sources = node.agent.cli(&["sources"])?.success()?;
-    ensure!(sources.contains("spec.volumes[0].nfs"), "{sources}");
+    ensure!(sources.contains("spec.volumes[0].iscsi"), "{sources}");
     cluster.delete(&path(node, "data"))?;
     wait_deleted(node, &cluster, "data")?;
 
