@@ -352,7 +352,8 @@ fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut T
     let cluster = cluster::shared()?;
     with_account(&cluster)?;
     join(node, &cluster, &[])?;
-    let volumes = json!([{ "name": "data", "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:data", "lun": 0 } }]);
+    let volumes =
+        json!([{ "name": "data", "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:data", "lun": 0 } }]);
     create(node, &cluster, &with(simple("data", IDLE), json!({ "spec": { "volumes": volumes } })))?;
     let refused =
         wait_at(&cluster, &path(node, "data"), "refused", |found| found["status"]["reason"] == "UnsupportedPodSpec")?;

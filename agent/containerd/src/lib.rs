@@ -17,5 +17,4 @@ pub mod record;
 pub mod snapshot_mount;
 pub mod snapshotter;
 pub mod spec;
-pub mod stdin;
 pub mod user;

@@ -1,7 +1,7 @@
 //! The streams of a container's own process, for a client that attaches to it.
 //!
-//! A container with a terminal has its input and its live output in an [`AttachPoint`]. Another one may have an input there, and its
-//! output is followed in its log, line by line.
+//! A container with a terminal has its input and its live output in an [`AttachPoint`]. Another one has no input, and its output is
+//! followed in its log, line by line.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,6 @@ use super::wire::{Channel, Streams, exit_status, failure_status};
 use super::{ExecLookupError, ExecTarget};
 use crate::server::idle::IdleTimeout;
 use crate::server::logs::{LogTarget, finished};
-use k8s_openapi::api::core::v1::Container;
 use limpet_containerd::attach::{AttachPoint, Ends};
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::ExecControl;
@@ -49,14 +48,7 @@ enum Output {
     /// Its terminal.
     Terminal(AttachPoint),
     /// Its log, and when it has exited.
-    Log(PathBuf, watch::Receiver<bool>, Option<Input>),
-}
-
-/// The input of a container without a terminal.
-struct Input {
-    point: AttachPoint,
-    /// `stdinOnce`: it is closed for good when its first client ends it or leaves.
-    once: bool,
+    Log(PathBuf, watch::Receiver<bool>),
 }
 
 impl AttachState {
@@ -69,16 +61,13 @@ impl AttachState {
         let pod = target.find(&pods)?;
         let container = pod.containers.get(&target.container).filter(|container| container.pid.is_some());
         let container = container.ok_or_else(|| ExecLookupError::NotRunning(target.container.clone()))?;
-        let spec = pod.record.container(&target.container);
-        let asks = |of: fn(&Container) -> Option<bool>| spec.and_then(of) == Some(true);
-        let point = AttachPoint::new(&self.attach_dir, &container.id);
-        let output = match asks(|spec| spec.tty) {
-            true => Output::Terminal(point),
+        let has_terminal = pod.record.container(&target.container).is_some_and(|spec| spec.tty == Some(true));
+        let output = match has_terminal {
+            true => Output::Terminal(AttachPoint::new(&self.attach_dir, &container.id)),
             false => {
-                let input = asks(|spec| spec.stdin).then(|| Input { point, once: asks(|spec| spec.stdin_once) });
                 let log = LogTarget { pod: target.pod.clone(), container: target.container.clone(), previous: false };
                 let path = container.log_path.join(format!("{}.log", container.restart_count));
-                Output::Log(path, finished(self.observed.clone(), log, container.id.clone()), input)
+                Output::Log(path, finished(self.observed.clone(), log, container.id.clone()))
             }
         };
         Ok(Attachment { control: ExecControl::of_container(&self.client, &container.id), output })
@@ -104,21 +93,15 @@ impl Attachment {
                 }
                 Err(error) => Some(failure_status(&format!("error attaching to container: {error}"))),
             },
-            Output::Log(path, finished, input) => {
-                let input = input.filter(|_| streams.stdin);
-                let stdin = match input.as_ref().map(|input| input.point.open_input()).transpose() {
-                    Ok(stdin) => stdin.flatten(),
-                    Err(error) => return Some(failure_status(&format!("error attaching to container: {error}"))),
-                };
+            Output::Log(path, finished) => {
                 let follow = |stream, channel, wanted| {
                     follow(path.clone(), finished.clone(), stream, channel, messages.clone(), wanted)
                 };
                 let stdout = follow(LogStream::Stdout, Channel::Stdout, streams.stdout);
                 let stderr = follow(LogStream::Stderr, Channel::Stderr, streams.stderr);
-                let once = input.filter(|input| input.once && stdin.is_some());
                 tokio::select! {
                     _ = async { tokio::join!(stdout, stderr) } => Some(exit_status(0)),
-                    left = feed(client, stdin, once, &self.control) => left.then(|| exit_status(0)),
+                    _ = receive(client, None, &self.control) => None,
                 }
             }
         }
@@ -148,26 +131,6 @@ async fn receive(
             // It has no input.
             (Incoming::Stdin(_) | Incoming::StdinEnd, None) => {}
         }
-    }
-    false
-}
-
-/// As [`receive`]. A client whose container has an input for one client alone stays after it has ended it, to see what
-/// the container still writes, until it disconnects.
-async fn feed(
-    mut client: impl Stream<Item = Incoming> + Unpin,
-    stdin: Option<Sender>,
-    once: Option<Input>,
-    control: &ExecControl,
-) -> bool {
-    let left = receive(&mut client, stdin, control).await;
-    let Some(input) = once else { return left };
-    input.point.end_input();
-    if let Err(error) = control.close_stdin().await {
-        tracing::warn!(%error, "a container's input stays open");
-    }
-    if left {
-        while client.next().await.is_some() {}
     }
     false
 }
