@@ -5,7 +5,7 @@
 //! another try.
 
 mod cluster;
-
+mod database;
 mod error;
 mod listeners;
 mod observer;
@@ -16,7 +16,6 @@ mod sources;
 mod supervision;
 
 use limpet_model::manifest;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,11 +50,11 @@ use crate::server::{self, ServerState, Sources};
 use crate::source::push;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
-use crate::store::{Sealer, Store, StoreError, chain};
 use crate::usage::disks::{DiskMeter, MeasureDisks};
 use crate::usage::{Meter, NodeReader};
 use crate::worker::node_claims::NodeClaims;
 use cluster::join_cluster;
+use database::open_store;
 pub use error::AppError;
 use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
@@ -245,38 +244,6 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     signals.abort();
     drop(lock);
     Ok(())
-}
-
-/// The database below the root directory; a damaged one is replaced and reported.
-async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
-    let (path, sealer) = (config.database(), sealer(config));
-    let open = move || {
-        let (store, set_aside) = Store::open(&path)?;
-        Ok::<_, StoreError>((store.sealed_by(sealer)?, set_aside))
-    };
-    let opened = tokio::task::spawn_blocking(open).await;
-    let (store, set_aside) = opened.map_err(|error| AppError::Died("opening the database", error))??;
-    if let Some(aside) = set_aside {
-        tracing::error!(aside = %aside.path.display(), recovered = aside.recovered, "damaged database replaced");
-    }
-    Ok(Arc::new(store))
-}
-
-/// What seals Secrets on disk. A key that is missing stops no pod but those that wait for a Secret which nobody else has.
-fn sealer(config: &Config) -> Sealer {
-    let Some(key) = &config.secret_key else { return Sealer::Off };
-    let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-    match Sealer::open(key, credentials.as_deref()) {
-        Ok(sealer) => {
-            tracing::info!(%key, "Secrets are kept encrypted");
-            sealer
-        }
-        Err(error) => {
-            let error = chain(&error);
-            tracing::error!(%key, error, "SECRETS ARE NEITHER READ FROM DISK NOR WRITTEN");
-            Sealer::Locked
-        }
-    }
 }
 
 /// Arms the guard before anything is read; without it, when it is demanded, nothing starts.

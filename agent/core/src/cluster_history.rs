@@ -60,8 +60,8 @@ pub fn version_of(object: &serde_json::Value) -> u64 {
 /// How a lease whose `renewTime` is `found` breaks with the last renewal that the apiserver has confirmed (empty: none is
 /// known). Both have the form of a MicroTime, so their text is in the order of time.
 pub fn lease_break(renewed: &str, found: &str) -> Option<HistoryBreak> {
-    let (renewed, found) = (renewed.to_owned(), found.to_owned());
-    (found < renewed).then_some(HistoryBreak::LeaseWentBack { renewed, found })
+    let went_back = || HistoryBreak::LeaseWentBack { renewed: renewed.to_owned(), found: found.to_owned() };
+    (found < renewed).then(went_back)
 }
 
 impl ClusterHistory {

@@ -46,7 +46,7 @@ impl Stored for LastGood {
     }
 
     fn sealed(&self, sealer: &Sealer) -> Option<Cow<'_, Self>> {
-        sealer.sealed(self).map(Cow::Owned)
+        sealer.sealed(self)
     }
 
     fn opened(self, sealer: &Sealer) -> Self {

@@ -7,6 +7,7 @@
 //! Without the key that was configured nothing of them is read, and nothing written: what is on disk stays for the day when
 //! the key is there again.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
 use std::io::Read as _;
@@ -129,14 +130,17 @@ impl Sealer {
     }
 
     /// The record as it is written; `None`: it is not to be written, since it has something that cannot be sealed.
-    pub(super) fn sealed(&self, record: &LastGood) -> Option<LastGood> {
-        let seal = |manifest: &Arc<[u8]>| match (is_confidential(manifest), self) {
-            (false, _) | (true, Self::Off) => Some(Arc::clone(manifest)),
-            (true, Self::Locked) => None,
-            (true, Self::Ready(keys)) => keys.seal(manifest),
+    pub(super) fn sealed<'a>(&self, record: &'a LastGood) -> Option<Cow<'a, LastGood>> {
+        if matches!(self, Self::Off) || !record.manifests.iter().any(|manifest| is_confidential(manifest)) {
+            return Some(Cow::Borrowed(record));
+        }
+        let Self::Ready(keys) = self else { return None };
+        let seal = |manifest: &Arc<[u8]>| match is_confidential(manifest) {
+            true => keys.seal(manifest),
+            false => Some(Arc::clone(manifest)),
         };
         let manifests = record.manifests.iter().map(seal).collect::<Option<_>>()?;
-        Some(LastGood { manifests, mark: record.mark.clone(), accepted: record.accepted })
+        Some(Cow::Owned(LastGood { manifests, mark: record.mark.clone(), accepted: record.accepted }))
     }
 
     /// The record as it was before it was sealed, without what cannot be opened.
@@ -181,7 +185,7 @@ fn is_confidential(manifest: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Kind<'a> {
         #[serde(borrow)]
-        kind: std::borrow::Cow<'a, str>,
+        kind: Cow<'a, str>,
     }
     let secret = [ObjectKind::Secret, ObjectKind::ServiceAccountToken].map(ObjectKind::as_str);
     serde_json::from_slice(manifest).is_ok_and(|Kind { kind }| secret.contains(&&*kind))

@@ -7,7 +7,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::qos::{CPU, MEMORY, QosClass, all_containers, amount, limit, qos_class, request};
 use crate::pod::PodRecord;
+use crate::pod::huge_pages;
 use crate::pod::quantity::Amount;
+use crate::pod::requests::EPHEMERAL_STORAGE;
 use crate::pod::totals::{is_of_pods, totals};
 use crate::source::SourceKind;
 
@@ -132,9 +134,9 @@ fn replace_with(amounts: &mut BTreeMap<String, Amount>, own: Option<&BTreeMap<St
 }
 
 fn listed(amounts: BTreeMap<String, Amount>) -> Option<BTreeMap<String, Quantity>> {
-    let text = |name: &str, amount: Amount| match name {
-        CPU => amount.to_string(),
-        _ => amount.in_bytes(),
+    let text = |name: &str, amount: Amount| match name == EPHEMERAL_STORAGE || is_of_pods(name) && name != CPU {
+        true => huge_pages::binary(u64::try_from(amount.units()).unwrap_or_default()),
+        false => amount.to_string(),
     };
     let amounts: BTreeMap<_, _> =
         amounts.into_iter().map(|(name, amount)| (name.clone(), Quantity(text(&name, amount)))).collect();

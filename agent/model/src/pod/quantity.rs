@@ -90,16 +90,6 @@ impl fmt::Display for Amount {
     }
 }
 
-impl Amount {
-    /// The quantity of bytes in the largest binary unit that divides it: `96Mi`; otherwise as [`fmt::Display`] has it.
-    pub fn in_bytes(self) -> String {
-        let units = ["Ei", "Pi", "Ti", "Gi", "Mi", "Ki"];
-        let size = |index: usize| NANO << (10 * (units.len() - index));
-        let unit = (0..units.len()).find(|index| self.0 != 0 && self.0 % size(*index) == 0);
-        unit.map_or_else(|| self.to_string(), |index| format!("{}{}", self.0 / size(index), units[index]))
-    }
-}
-
 impl Add for Amount {
     type Output = Self;
     fn add(self, other: Self) -> Self {

@@ -145,7 +145,7 @@ fn no_effect(path: String) -> Fault {
 
 /// As with kubelet, nobody can set the conditions of such a pod: its mirror's do not count.
 fn never_ready(path: String) -> Fault {
-    Fault::warning(path, "name conditions that only an apiserver can be told: this pod runs and is never ready")
+    Fault::warning(path, "name conditions that others set at an apiserver: this pod runs and is never ready")
         .with_remedy("remove the field, or create this Pod through an apiserver")
         .because(Reason::NeedsApiserver)
 }
