@@ -47,6 +47,10 @@ const ON_PURPOSE: &[Known] = &[
     ("environment-of-pod/", "environment", "HOSTS=", "limpet names the addresses of both families"),
     ("", "status", "imageID = ", "limpet names the repository of an imported image too"),
     ("", "status", "recursiveReadOnly = ", "limpet does it with every OCI runtime; kubelet needs runc 1.1.14"),
+    ("", "mounts", "size=ALLOCATABLE_MEMORY,mode=", "limpet gives owner and mode with the mount itself"),
+    ("empty-directory-of-group/", "mounts", "/volumes/b tmpfs", "the same"),
+    ("downward-of-group/", "mounts", "/volumes/a tmpfs", "the same"),
+    ("empty-directory-with-mode/", "", "/volumes/b ", "limpet heeds emptyDir.mode in memory, too"),
     ("", "status", "stopSignal = ", "limpet shows the signal that is used; containerd 2.1 does not tell kubelet"),
     (
         "t-resources-of-pod",
@@ -83,11 +87,7 @@ const ON_PURPOSE: &[Known] = &[
 const SANDBOX: &str = "a sandbox is made beside the pull, and is gone at once when its pod has ended";
 
 /// Differences that are to go: what kubelet has and limpet does not.
-const NOT_YET: &[Known] = &[
-    ("", "status", ".user.linux.", "the user of a container's first process"),
-    ("", "mounts", " tmpfs ", "a volume in memory is as large as the pod's limit, and not swapped out"),
-    ("", "volumes", "/volumes/", "a volume in memory is sticky"),
-];
+const NOT_YET: &[Known] = &[("", "status", ".user.linux.", "the user of a container's first process")];
 
 type Known = (&'static str, &'static str, &'static str, &'static str);
 

@@ -7,6 +7,17 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pod::quantity::Amount;
+
+/// The limits of a container that has none: what of the node is for pods, its allocatable resources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeLimits {
+    /// Processors.
+    pub cpu: Amount,
+    /// Bytes of memory.
+    pub memory: Amount,
+}
+
 /// Facts of the node that do not change while the agent runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeFacts {
@@ -14,6 +25,8 @@ pub struct NodeFacts {
     pub name: String,
     /// Bytes of memory, for kubelet's OOM score formula.
     pub memory_capacity: u64,
+    /// What of it is for pods.
+    pub limits: NodeLimits,
     /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
     pub oom_score_floor: i32,
     /// Only the unified (v2) cgroup hierarchy is mounted.

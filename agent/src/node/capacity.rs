@@ -1,10 +1,12 @@
 //! What the node has, and what of it is for pods: all but what `kubeReserved` and `systemReserved` name and what hard
 //! eviction keeps free, and, of memory, what is set aside as huge pages. A Node object shows it, and admission adds up requests against it.
 
+use std::collections::BTreeMap;
+
 use crate::config::Config;
 use limpet_core::eviction::Signal;
 use limpet_host::{blocking, file_system};
-use limpet_model::node::NodeFacts;
+use limpet_model::node::{NodeFacts, NodeLimits};
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::{Requests, Resource};
 
@@ -23,21 +25,31 @@ impl Capacity {
         let root = config.root_dir.clone();
         let look = blocking::run(root.clone(), blocking::DEADLINE, move |_| file_system::space(&root).ok());
         let disk = look.await.ok().flatten().map_or(0, |space| space.capacity);
+        Self::of(config, facts.memory_capacity, disk, &facts.huge_pages)
+    }
+
+    /// Of a node of that many bytes of memory, of disk and, by their size, pages.
+    pub fn of(config: &Config, memory: u64, disk: u64, huge_pages: &BTreeMap<u64, u64>) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
         let mut all = Requests::default();
         all[Resource::Cpu] = Amount::from_units(cpus);
-        all[Resource::Memory] = Amount::from_units(facts.memory_capacity);
+        all[Resource::Memory] = Amount::from_units(memory);
         all[Resource::EphemeralStorage] = Amount::from_units(disk);
         let mut set_aside = Requests::default();
-        for (size, pages) in &facts.huge_pages {
+        for (size, pages) in huge_pages {
             let bytes = Amount::from_units(size.saturating_mul(*pages));
             all[Resource::HugePages(*size)] = bytes;
             // Their memory is no pod's unless it asks for them.
             set_aside[Resource::Memory] = set_aside[Resource::Memory] + bytes;
         }
         let allocatable = all.clone().without(&config.reserved.kube).without(&config.reserved.system);
-        let allocatable = allocatable.without(&kept_free(config, facts.memory_capacity, disk)).without(&set_aside);
+        let allocatable = allocatable.without(&kept_free(config, memory, disk)).without(&set_aside);
         Self { all, allocatable }
+    }
+
+    /// What a container without limits may use.
+    pub fn limits(&self) -> NodeLimits {
+        NodeLimits { cpu: self.allocatable[Resource::Cpu], memory: self.allocatable[Resource::Memory] }
     }
 
     /// What pods may request together; any amount of disk where it could not be measured.

@@ -4,6 +4,7 @@ use rustix::fs::statfs;
 use rustix::thread::CapabilitySet;
 
 use crate::config::Config;
+use crate::node::capacity::Capacity;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::NodeFacts;
 
@@ -16,9 +17,12 @@ const CGROUP2_MAGIC: u64 = 0x6367_7270;
 #[allow(clippy::useless_conversion)] // totalram is a C long: 32 bits on 32-bit machines
 pub fn facts(config: &Config, name: String) -> NodeFacts {
     let memory = rustix::system::sysinfo();
+    let memory_capacity = u64::from(memory.totalram).saturating_mul(u64::from(memory.mem_unit));
+    let huge_pages = limpet_host::huge_pages::pools();
     NodeFacts {
         name,
-        memory_capacity: u64::from(memory.totalram).saturating_mul(u64::from(memory.mem_unit)),
+        memory_capacity,
+        limits: Capacity::of(config, memory_capacity, 0, &huge_pages).limits(),
         oom_score_floor: oom_score_floor(),
         cgroup_v2: cgroup_v2(),
         systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
@@ -28,7 +32,7 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
         runtime_endpoint: config.runtime_endpoint.clone(),
         devices: config.devices.clone(),
         cdi_dirs: config.cdi_dirs.clone(),
-        huge_pages: limpet_host::huge_pages::pools(),
+        huge_pages,
         limits_huge_pages: limpet_host::cgroup::limits_huge_pages(),
     }
 }

@@ -48,6 +48,8 @@ pub struct Machine {
     pub namespaces: BTreeMap<String, String>,
     /// The lines of a `limits` file that the runtime passes on.
     pub limits: Vec<String>,
+    /// Bytes of memory.
+    pub memory: u64,
     /// The address that its packets have.
     pub address: String,
 }

@@ -166,6 +166,10 @@ fn names(pod: &Value, stage: &Stage, machine: &Machine) -> Names {
     // The machine's first process, which a pod with `hostPID` sees.
     let init = fs::read("/proc/1/cmdline").unwrap_or_default();
     names.add(String::from_utf8_lossy(&init).replace('\0', " ").trim_end(), "HOST_INIT");
+    let memory = machine.memory >> 10;
+    names.add(&format!("{memory}k"), "NODE_MEMORY");
+    // The `evictionHard` of tests keeps 1 MiB free.
+    names.add(&format!("{}k", memory.saturating_sub(1024)), "ALLOCATABLE_MEMORY");
     let host = text(&pod["status"]["hostIP"]);
     names.add(&host, "HOST_IP");
     names.add(&machine.address, "HOST_IP");
@@ -208,7 +212,8 @@ fn cgroup(pod: &Value, stage: &Stage) -> Option<Vec<String>> {
 }
 
 fn machine() -> Result<Machine> {
-    let mut machine = Machine::default();
+    let memory = rustix::system::sysinfo();
+    let mut machine = Machine { memory: memory.totalram * u64::from(memory.mem_unit), ..Machine::default() };
     // Nothing is sent: the kernel says from where it would be.
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     if socket.connect("192.0.2.1:9").is_ok() {

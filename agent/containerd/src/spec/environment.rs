@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, FileKeySelector, ObjectFi
 use super::host::HostInput;
 use super::{SpecError, SpecInput, env_file, expansion};
 use limpet_model::object::{Entry, ObjectKind, ObjectRecord};
-use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
+use limpet_model::pod::downward::{metadata_field, resource_field};
 
 /// containerd's `PATH` for a container whose image has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -116,9 +116,10 @@ fn value_of(
         return field_value(field, &variable.name, input).map(Some);
     }
     if let Some(resource) = &source.resource_field_ref {
-        let node = NodeLimits { cpus: host.cpus, memory: input.node.memory_capacity };
         let unknown = || SpecError::Field { variable: variable.name.clone(), path: resource.resource.clone() };
-        return resource_field(input.pod, Some(input.container), resource, node).ok_or_else(unknown).map(Some);
+        return resource_field(input.pod, Some(input.container), resource, input.node.limits)
+            .ok_or_else(unknown)
+            .map(Some);
     }
     object_value(source, input)
 }

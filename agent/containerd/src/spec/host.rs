@@ -40,8 +40,6 @@ pub struct HostInput {
     pub apparmor: Option<String>,
     /// The files that variables come from, by volume and path; `None`: there is no such file.
     pub env_files: BTreeMap<(String, String), Option<String>>,
-    /// The number of CPUs, for `resourceFieldRef: limits.cpu` of a container without that limit.
-    pub cpus: u64,
     /// The kernel can limit swap.
     pub swap_limit: bool,
     /// Directories under `/sys` that expose the CPU temperature, hidden from containers.
@@ -72,7 +70,6 @@ impl HostInput {
             seccomp,
             apparmor: apparmor::profile(input.pod.spec(), input.container)?,
             env_files: env_files(input)?,
-            cpus: std::thread::available_parallelism().map_or(1, |count| count.get() as u64),
             swap_limit: swap_limit(input.node.cgroup_v2),
             thermal_paths: thermal_paths(),
         })

@@ -11,6 +11,8 @@ use serde_json::{Value, json};
 use super::*;
 use limpet_host::volume::{self, Propagation};
 use limpet_model::fixtures::record_of_spec as record;
+use limpet_model::node::NodeLimits;
+use limpet_model::pod::quantity::Amount;
 use limpet_model::sandbox::Namespaces;
 
 /// All inputs of a spec, with plain defaults.
@@ -72,6 +74,7 @@ impl Fixture {
             node: NodeFacts {
                 name: "node".to_owned(),
                 memory_capacity: 4_000_000_000,
+                limits: NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(4_000_000_000) },
                 oom_score_floor: -1_000,
                 cgroup_v2: false,
                 systemd_cgroup: false,
@@ -86,7 +89,6 @@ impl Fixture {
             },
             host: HostInput {
                 capabilities: Capabilities::from([Capability::SysAdmin, Capability::Chown]),
-                cpus: 4,
                 swap_limit: true,
                 ..HostInput::default()
             },

@@ -1,6 +1,6 @@
 //! emptyDir: a directory, or a tmpfs, that lives as long as its pod.
 //!
-//! As in kubelet: mode 0777 unless `mode` is set; with `fsGroup` the directory belongs to that group, which may read and
+//! As in kubelet: mode 0777, of a tmpfs 01777, unless `mode` is set; with `fsGroup` the directory belongs to that group, which may read and
 //! write, and files created in it inherit the group by the set-group-id bit. Only the directory itself is changed, when
 //! it is created and empty. An existing one is not touched, so a container's changes to it persist. `sizeLimit` limits a
 //! tmpfs and a hugetlbfs; on disk whoever measures the pod's use of it ends a pod that takes more.
@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PodSpec};
 
 use super::{VolumeError, files, tmpfs};
+use limpet_model::node::NodeLimits;
 use limpet_model::pod::huge_pages::{MEDIUM, MEDIUM_OF_SIZE, volume_page_size};
+use limpet_model::pod::quantity::parse;
 
 /// kubelet's permissions without a `mode`.
 const DEFAULT_MODE: u32 = 0o777;
@@ -30,8 +32,8 @@ pub(super) struct EmptyDir {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Medium {
     Disk,
-    /// A tmpfs of at most so many bytes; `None`: the kernel's default, half of the memory.
-    Memory(Option<u64>),
+    /// A tmpfs of at most so many bytes.
+    Memory(u64),
     /// A hugetlbfs of pages of so many bytes, of at most so many bytes.
     HugePages(u64, Option<u64>),
 }
@@ -47,17 +49,18 @@ impl EmptyDir {
         volume: &str,
         source: &EmptyDirVolumeSource,
         spec: &PodSpec,
+        node: NodeLimits,
     ) -> Result<Self, VolumeError> {
         let unsupported = |reason: String| VolumeError::Unsupported { volume: volume.to_owned(), reason };
         let limit = || match source.size_limit.as_ref().map(|limit| limit.0.as_str()) {
             None => Ok(None),
-            Some(limit) => bytes(limit)
-                .map(|bytes| Some(bytes).filter(|bytes| *bytes > 0))
-                .ok_or_else(|| unsupported(format!("sizeLimit {limit:?} is not a quantity of bytes"))),
+            Some(limit) => parse(limit)
+                .map(|limit| u64::try_from(limit.units()).ok().filter(|bytes| *bytes > 0))
+                .map_err(|error| unsupported(format!("sizeLimit: {error}"))),
         };
         let medium = match source.medium.as_deref().unwrap_or_default() {
             "" => Medium::Disk,
-            "Memory" => Medium::Memory(limit()?),
+            "Memory" => Medium::Memory(tmpfs::size(limit()?, spec, node)),
             medium if medium == MEDIUM || medium.starts_with(MEDIUM_OF_SIZE) => {
                 Medium::HugePages(volume_page_size(spec, medium).map_err(unsupported)?, limit()?)
             }
@@ -69,7 +72,8 @@ impl EmptyDir {
         let fs_group = spec.security_context.as_ref().and_then(|context| context.fs_group);
         let group = fs_group.map(u32::try_from).transpose();
         let group = group.map_err(|_| unsupported("fsGroup is not a group id".to_owned()))?;
-        let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).unwrap_or(DEFAULT_MODE) & 0o1777;
+        let default_mode = if let Medium::Memory(_) = medium { tmpfs::MODE } else { DEFAULT_MODE };
+        let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).unwrap_or(default_mode) & 0o1777;
         let mode = if group.is_some() { mode | GROUP_MODE } else { mode };
         Ok(Self { path: Self::path(pod_dir, volume), medium, mode, group })
     }
@@ -81,7 +85,7 @@ impl EmptyDir {
         }
         match self.medium {
             Medium::Disk => self.set_up_directory(),
-            Medium::Memory(limit) => self.set_up_tmpfs(limit),
+            Medium::Memory(size) => self.set_up_tmpfs(size),
             Medium::HugePages(page_size, limit) => self.set_up_huge_pages(page_size, limit),
         }
     }
@@ -104,11 +108,8 @@ impl EmptyDir {
         std::fs::rename(&beside, &self.path).map_err(VolumeError::io("make directory", &self.path))
     }
 
-    fn set_up_tmpfs(&self, limit: Option<u64>) -> Result<(), VolumeError> {
-        let mut data = format!("mode={:o}", self.mode);
-        data.extend(limit.map(|bytes| format!(",size={bytes}")));
-        data.extend(self.group.map(|group| format!(",gid={group}")));
-        tmpfs::mount(&self.path, &data)
+    fn set_up_tmpfs(&self, size: u64) -> Result<(), VolumeError> {
+        tmpfs::mount(&self.path, size, self.mode, self.group)
     }
 
     fn set_up_huge_pages(&self, page_size: u64, limit: Option<u64>) -> Result<(), VolumeError> {
@@ -127,73 +128,28 @@ fn huge_page_options(page_size: u64, limit: Option<u64>, mode: u32, group: Optio
     data
 }
 
-/// The bytes of a quantity (`64Mi`, `1G`, `1.5e3`, `500m`), rounded up; `None` when it is invalid or negative.
-fn bytes(quantity: &str) -> Option<u64> {
-    let end = quantity.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '+').unwrap_or(quantity.len());
-    let (number, suffix) = quantity.split_at(end);
-    let factor = match suffix {
-        "" => 1.0,
-        "n" => 1e-9,
-        "u" => 1e-6,
-        "m" => 1e-3,
-        "k" => 1e3,
-        "M" => 1e6,
-        "G" => 1e9,
-        "T" => 1e12,
-        "P" => 1e15,
-        "E" => 1e18,
-        "Ki" => 2f64.powi(10),
-        "Mi" => 2f64.powi(20),
-        "Gi" => 2f64.powi(30),
-        "Ti" => 2f64.powi(40),
-        "Pi" => 2f64.powi(50),
-        "Ei" => 2f64.powi(60),
-        exponent => 10f64.powi(exponent.strip_prefix(['e', 'E'])?.parse().ok()?),
-    };
-    let bytes = (number.parse::<f64>().ok()? * factor).ceil();
-    // Beyond 2^63 the conversion saturates, which is equivalent to no limit.
-    bytes.is_finite().then_some(bytes as u64)
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::json;
 
+    use limpet_model::pod::quantity::Amount;
+
     use super::*;
 
     #[test]
-    fn quantities() {
-        let table = [
-            ("0", Some(0)),
-            ("1000", Some(1000)),
-            ("64Mi", Some(64 << 20)),
-            ("1.5Gi", Some(3 << 29)),
-            ("2G", Some(2_000_000_000)),
-            ("1e3", Some(1000)),
-            ("1E3", Some(1000)),
-            ("500m", Some(1)),
-            ("1Ei", Some(1 << 60)),
-            ("-1", None),
-            ("", None),
-            ("64MB", None),
-            ("e3", None),
-        ];
-        for (text, wanted) in table {
-            assert_eq!(bytes(text), wanted, "{text}");
-        }
-    }
-
-    #[test]
     fn medium_limit_and_group_are_parsed() {
+        let node = NodeLimits { cpu: Amount::from_units(1), memory: Amount::from_units(1 << 30) };
         let table = [
             (json!({}), None, Ok((Medium::Disk, 0o777))),
             (json!({}), Some(2000), Ok((Medium::Disk, 0o2777))),
             (json!({"mode": 0o700}), None, Ok((Medium::Disk, 0o700))),
             (json!({"mode": 0o1750}), Some(1), Ok((Medium::Disk, 0o3770))),
-            (json!({"medium": "Memory"}), None, Ok((Medium::Memory(None), 0o777))),
-            (json!({"medium": "Memory", "sizeLimit": "1Mi"}), None, Ok((Medium::Memory(Some(1 << 20)), 0o777))),
-            (json!({"medium": "Memory", "sizeLimit": "0"}), None, Ok((Medium::Memory(None), 0o777))),
+            (json!({"medium": "Memory"}), None, Ok((Medium::Memory(1 << 30), 0o1777))),
+            (json!({"medium": "Memory", "sizeLimit": "1Mi"}), None, Ok((Medium::Memory(1 << 20), 0o1777))),
+            (json!({"medium": "Memory", "sizeLimit": "0"}), None, Ok((Medium::Memory(1 << 30), 0o1777))),
+            (json!({"medium": "Memory", "sizeLimit": "9Gi"}), None, Ok((Medium::Memory(1 << 30), 0o1777))),
+            (json!({"medium": "Memory", "mode": 0o750}), Some(1), Ok((Medium::Memory(1 << 30), 0o2770))),
             (json!({"sizeLimit": "1Mi"}), None, Ok((Medium::Disk, 0o777))),
             (json!({"medium": "HugePages"}), None, Ok((Medium::HugePages(2 << 20, None), 0o777))),
             (
@@ -220,7 +176,7 @@ mod tests {
             let limits = json!({"limits": {"hugepages-2Mi": "4Mi"}});
             let spec =
                 json!({"containers": [{"name": "c", "resources": limits}], "securityContext": {"fsGroup": group}});
-            let found = EmptyDir::of(Path::new("/p"), "v", &source, &serde_json::from_value(spec).unwrap());
+            let found = EmptyDir::of(Path::new("/p"), "v", &source, &serde_json::from_value(spec).unwrap(), node);
             match wanted {
                 Ok((medium, mode)) => {
                     let found = found.unwrap();

@@ -10,7 +10,7 @@ use super::host_path::HostPath;
 use super::payload::{Sources, payload};
 use super::place::Place;
 use super::written::{self, WrittenVolume};
-use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, resolver};
+use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, resolver, tmpfs};
 use crate::blocking::Progress;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodRecord, PodUid};
@@ -119,7 +119,7 @@ impl VolumeKind {
     /// The volume as one of the supported kinds.
     fn of(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Self, VolumeError> {
         if let Some(source) = &volume.empty_dir {
-            return EmptyDir::of(pod_dir, &volume.name, source, sources.pod.spec()).map(Self::EmptyDir);
+            return EmptyDir::of(pod_dir, &volume.name, source, sources.pod.spec(), sources.node).map(Self::EmptyDir);
         }
         match Place::find(volume, sources.pod, sources.objects, pod_dir)? {
             Some((Place::Node(host_path), _)) => return Ok(Self::HostPath(host_path)),
@@ -178,6 +178,7 @@ fn written(volume: &Volume, pod_dir: &Path, sources: Sources<'_>) -> Result<Opti
         volume: volume.name.clone(),
         reason: "fsGroup is not a group id".to_owned(),
     })?;
+    let memory = memory.then(|| tmpfs::size(None, sources.pod.spec(), sources.node));
     Ok(Some(WrittenVolume { path, memory, group, payload }))
 }
 

@@ -15,6 +15,7 @@ use crate::blocking::Progress;
 use crate::mount_table;
 use crate::mount_table::is_mount_point;
 use limpet_model::object::ObjectKind;
+use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::{Fingerprint, PodKey};
 use limpet_model::source::SourceKind;
 
@@ -53,7 +54,7 @@ impl Node {
             resolv_conf: Some(dir.path().join("resolv.conf")),
             hosts_file: dir.path().join("hosts"),
             cluster: dns::ClusterDns { nameservers: Vec::new(), domain: String::new() },
-            limits: NodeLimits { cpus: 1, memory: 1 << 30 },
+            limits: NodeLimits { cpu: Amount::from_units(1), memory: Amount::from_units(1 << 30) },
         };
         Self { dir, volumes: Volumes { settings: Arc::new(settings) } }
     }
@@ -151,9 +152,9 @@ async fn fs_group_owns_the_empty_dirs() {
     let node = Node::new();
     let volumes = json!([{"name": "disk", "emptyDir": {}}, {"name": "ram", "emptyDir": {"medium": "Memory"}}]);
     node.prepare(json!({"volumes": volumes, "securityContext": {"fsGroup": 2000}})).await.unwrap();
-    for name in ["disk", "ram"] {
+    for (name, mode) in [("disk", 0o2777), ("ram", 0o3777)] {
         let metadata = std::fs::metadata(node.volume(name)).unwrap();
-        assert_eq!((metadata.gid(), metadata.mode() & 0o7777), (2000, 0o2777), "{name}");
+        assert_eq!((metadata.gid(), metadata.mode() & 0o7777), (2000, mode), "{name}");
         std::fs::write(node.volume(name).join("file"), "").unwrap();
         assert_eq!(std::fs::metadata(node.volume(name).join("file")).unwrap().gid(), 2000, "{name}");
     }
@@ -171,7 +172,7 @@ async fn memory_is_a_tmpfs_of_its_limit_mounted_once() {
     std::fs::write(ram.join("file"), "kept").unwrap();
     node.prepare(spec.clone()).await.unwrap();
     assert_eq!(std::fs::read_to_string(ram.join("file")).unwrap(), "kept");
-    assert_eq!(mode(&ram), 0o777);
+    assert_eq!(mode(&ram), 0o1777);
     let full = std::fs::write(ram.join("big"), vec![0; 2 << 20]).unwrap_err();
     assert_eq!(full.kind(), io::ErrorKind::StorageFull);
 

@@ -7,27 +7,49 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
+use k8s_openapi::api::core::v1::PodSpec;
+
 use super::VolumeError;
 use crate::mount_table;
+use limpet_model::node::NodeLimits;
+use limpet_model::pod::compute_resources::pod_limits;
 
-/// Mounts a tmpfs on `path`, which is created, unless something is mounted there. `data`: the mount options.
-pub(super) fn mount(path: &Path, data: &str) -> Result<(), VolumeError> {
-    if prepare(path)? {
-        return Ok(());
-    }
-    try_mount(path, data, MountFlags::empty()).map_err(|errno| VolumeError::io("mount a tmpfs on", path)(errno.into()))
+/// A tmpfs's own permissions.
+pub(super) const MODE: u32 = 0o1777;
+
+/// The bytes of a volume in memory (kubelet's `calculateEmptyDirMemorySize`): what the pod may use, or a node's pods together, at
+/// most its own limit.
+pub(super) fn size(limit: Option<u64>, spec: &PodSpec, node: NodeLimits) -> u64 {
+    let of_pod = pod_limits(spec).memory;
+    let sizes = [of_pod, Some(node.memory.units())].into_iter().flatten();
+    let sizes = sizes.filter_map(|bytes| u64::try_from(bytes).ok()).filter(|bytes| *bytes > 0);
+    // A tmpfs of no size has no limit.
+    sizes.chain(limit).min().unwrap_or(0)
 }
 
-/// The same for secrets: not swapped out, where the kernel supports that (Linux 6.4).
-pub(super) fn mount_private(path: &Path, mode: u32, group: Option<u32>) -> Result<(), VolumeError> {
+/// Mounts a tmpfs of `size` bytes on `path`, which is created, unless something is mounted there. It is not swapped out, where
+/// the kernel supports that (Linux 6.4).
+pub(super) fn mount(path: &Path, size: u64, mode: u32, group: Option<u32>) -> Result<(), VolumeError> {
+    mount_with(path, &options(size, mode, group), MountFlags::empty())
+}
+
+/// The same for secrets.
+pub(super) fn mount_private(path: &Path, size: u64, mode: u32, group: Option<u32>) -> Result<(), VolumeError> {
+    mount_with(path, &options(size, mode, group), MountFlags::NODEV | MountFlags::NOSUID)
+}
+
+fn options(size: u64, mode: u32, group: Option<u32>) -> String {
+    let mode = if mode == MODE { String::new() } else { format!(",mode={mode:o}") };
+    let group = group.map(|group| format!(",gid={group}")).unwrap_or_default();
+    format!("size={size}{mode}{group}")
+}
+
+fn mount_with(path: &Path, data: &str, flags: MountFlags) -> Result<(), VolumeError> {
     if prepare(path)? {
         return Ok(());
     }
-    let mut data = format!("mode={mode:o}");
-    data.extend(group.map(|group| format!(",gid={group}")));
-    let flags = MountFlags::NODEV | MountFlags::NOSUID;
     let mounted = match try_mount(path, &format!("{data},noswap"), flags) {
-        Err(Errno::INVAL) => try_mount(path, &data, flags),
+        Err(Errno::INVAL) => try_mount(path, data, flags),
         other => other,
     };
     mounted.map_err(|errno| VolumeError::io("mount a tmpfs on", path)(errno.into()))
@@ -57,4 +79,29 @@ fn try_mount_of(file_system: &str, path: &Path, data: &str, flags: MountFlags) -
     // The options consist of digits, letters and punctuation: no zero byte.
     let data = CString::new(data).unwrap_or_default();
     rustix::mount::mount(file_system, path, file_system, flags, data.as_c_str())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use limpet_model::pod::quantity::Amount;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_in_memory_is_not_larger_than_what_its_pod_may_use() {
+        let node = NodeLimits { cpu: Amount::from_units(1), memory: Amount::from_units(1 << 30) };
+        let limited = json!({"name": "a", "resources": {"limits": {"memory": "64Mi"}}});
+        let cases = [
+            (json!([limited]), None, 64 << 20),
+            (json!([limited]), Some(1 << 20), 1 << 20),
+            (json!([limited]), Some(1 << 40), 64 << 20),
+            (json!([limited, {"name": "b"}]), None, 1 << 30),
+        ];
+        for (containers, limit, wanted) in cases {
+            let spec = serde_json::from_value(json!({ "containers": containers })).unwrap();
+            assert_eq!(size(limit, &spec, node), wanted, "{containers} {limit:?}");
+        }
+    }
 }

@@ -35,8 +35,8 @@ const MAX_NAMES: u32 = 100;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WrittenVolume {
     pub path: PathBuf,
-    /// On a tmpfs, else on disk.
-    pub memory: bool,
+    /// On a tmpfs of so many bytes; `None`: on disk.
+    pub memory: Option<u64>,
     pub group: Option<u32>,
     pub payload: Payload,
 }
@@ -59,12 +59,12 @@ impl WrittenVolume {
         if let Some(parent) = self.path.parent() {
             files::make_dirs(parent, 0o750)?;
         }
-        let mode = VOLUME_MODE | self.group.map_or(0, |_| GROUP_DIRECTORY_MODE);
-        if self.memory {
-            tmpfs::mount_private(&self.path, mode, self.group)?;
+        let of_group = self.group.map_or(0, |_| GROUP_DIRECTORY_MODE);
+        if let Some(size) = self.memory {
+            tmpfs::mount_private(&self.path, size, tmpfs::MODE | of_group, self.group)?;
         } else {
             files::make_dirs(&self.path, DIRECTORY_MODE)?;
-            set_owner(&self.path, None, self.group, mode)?;
+            set_owner(&self.path, None, self.group, VOLUME_MODE | of_group)?;
         }
         let current = self.current()?;
         let changed = match &current {

@@ -2,18 +2,10 @@
 
 use k8s_openapi::api::core::v1::{Container, ResourceFieldSelector};
 
+use crate::node::NodeLimits;
 use crate::pod::PodRecord;
 use crate::pod::qos::{all_containers, limit, request};
 use crate::pod::quantity::{Amount, parse};
-
-/// The limits of an unlimited container: the node's resources.
-#[derive(Debug, Clone, Copy)]
-pub struct NodeLimits {
-    /// Processors.
-    pub cpus: u64,
-    /// Bytes of memory.
-    pub memory: u64,
-}
 
 /// A field of the pod's metadata that environment and files may use; `None`: `path` is not one.
 pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {
@@ -50,8 +42,8 @@ pub fn resource_field(
     let amount = match kind {
         "requests" => request(&resources, name),
         "limits" => match (limit(&resources, name), name) {
-            (Amount::ZERO, "cpu") => Amount::from_units(node.cpus),
-            (Amount::ZERO, "memory") => Amount::from_units(node.memory),
+            (Amount::ZERO, "cpu") => node.cpu,
+            (Amount::ZERO, "memory") => node.memory,
             (limit, _) => limit,
         },
         _ => return None,

@@ -14,7 +14,7 @@ use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
 use limpet_host::volume::{self, ClusterDns, Volumes};
 use limpet_model::node::NodeFacts;
-use limpet_model::pod::downward::NodeLimits;
+use limpet_model::node::NodeLimits;
 use tokio::sync::{Semaphore, watch};
 
 use super::ContainerdExecutor;
@@ -58,7 +58,7 @@ impl Backends {
                 config.runtime_request_timeout / 2,
             )
             .await,
-            volumes: Volumes::new(volume_settings(config, limits(node))),
+            volumes: Volumes::new(volume_settings(config, node.limits)),
         }
     }
 }
@@ -124,12 +124,6 @@ impl ContainerdExecutor {
             reporter,
         })
     }
-}
-
-/// What a container without limits may use.
-fn limits(node: &NodeFacts) -> NodeLimits {
-    let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
-    NodeLimits { cpus, memory: node.memory_capacity }
 }
 
 /// What of the configuration concerns volumes.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use limpet_model::object::ObjectKey;
+use limpet_model::pod::quantity::Amount;
 
 use super::super::tests::record;
 use super::*;
@@ -34,7 +35,11 @@ fn files(volume: Value) -> Result<Vec<String>, String> {
         ],
     );
     let volume = pod.spec().volumes.as_ref().unwrap()[0].clone();
-    let sources = Sources { pod: &pod, objects: &objects, node: NodeLimits { cpus: 4, memory: 1 << 30 } };
+    let sources = Sources {
+        pod: &pod,
+        objects: &objects,
+        node: NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(1 << 30) },
+    };
     let text = |file: &PayloadFile| file.bytes.expose_text().unwrap().to_owned();
     let payload = payload(&volume, sources).map_err(|error| error.to_string())?.unwrap();
     let user = |file: &PayloadFile| file.user.map(|user| format!(" of {user}")).unwrap_or_default();
@@ -137,7 +142,11 @@ fn a_token_is_for_the_volumes_group_where_there_is_one() {
         let issued = jiff::Timestamp::UNIX_EPOCH;
         let token = Arc::new(token::record(key, "apiserver", "secret".to_owned(), issued, issued));
         let objects = PodObjects::of(&pod, |key| (given && *key == token.key).then(|| Arc::clone(&token)));
-        let sources = Sources { pod: &pod, objects: &objects, node: NodeLimits { cpus: 4, memory: 1 << 30 } };
+        let sources = Sources {
+            pod: &pod,
+            objects: &objects,
+            node: NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(1 << 30) },
+        };
         let payload = payload(&pod.spec().volumes.as_ref().unwrap()[0], sources).map_err(|error| error.to_string())?;
         let file = &payload.unwrap()["token"];
         Ok::<_, String>(format!("{:o} {}", file.mode, file.bytes.expose_text().unwrap()))

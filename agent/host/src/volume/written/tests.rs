@@ -10,7 +10,7 @@ fn volume(dir: &Path, files: &[(&str, &str, u32)]) -> WrittenVolume {
     let file = |(path, text, mode): &(&str, &str, u32)| {
         ((*path).to_owned(), PayloadFile { bytes: SecretBytes::new(text.as_bytes().to_vec()), mode: *mode, user: None })
     };
-    WrittenVolume { path: dir.join("v"), memory: false, group: None, payload: files.iter().map(file).collect() }
+    WrittenVolume { path: dir.join("v"), memory: None, group: None, payload: files.iter().map(file).collect() }
 }
 
 /// The names in the volume, those of the swap without their time.
