@@ -159,6 +159,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         sandbox: identity.sandbox.clone(),
         pod_restarts: identity.pod_restarts,
         asked_before_edit: false,
+        replaced: false,
         post_start: PostStart::Done,
         probes: None,
         resize: None,

@@ -146,6 +146,7 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         sandbox: None,
         pod_restarts: 0,
         asked_before_edit: false,
+        replaced: false,
         post_start: PostStart::Done,
         probes: None,
         resize: None,

@@ -5,7 +5,7 @@ mod container;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::plan::{Action, is_finished, restart_all};
+use super::plan::{Action, KillCause, is_finished, restart_all};
 use super::probe::Probes;
 use super::state::{
     AFTER_NETWORK_CHANGE, Busy, CgroupState, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState,
@@ -231,9 +231,13 @@ pub fn begin(pod: &mut PodState, action: &Action) {
                 instance.post_start = PostStart::Running;
             }
         }
-        Action::Stop(index, entered, _) => {
+        Action::Stop(index, entered, cause) => {
             pod.signals_being_sent += u32::from(entered.phase != StopPhase::PreStop);
-            if let Some(Instance { life: Life::Running { stopping, .. }, .. }) = &mut pod.containers[*index].instance {
+            if let Some(Instance { life: Life::Running { stopping, .. }, replaced, .. }) =
+                &mut pod.containers[*index].instance
+            {
+                // Only the first phase says why it ends.
+                *replaced |= stopping.is_none() && *cause == KillCause::DefinitionChanged;
                 *stopping = Some(*entered);
             }
         }

@@ -300,8 +300,7 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
     if pod.ending.is_some() || pod.is_failed() || is_finished(pod) {
         return Vec::new();
     }
-    let renewed = |slot: &ContainerSlot| !slot.is_current() && slot.resize().is_none();
-    wanted(pod).into_iter().filter(|index| renewed(&pod.containers[*index])).collect()
+    wanted(pod).into_iter().filter(|index| pod.containers[*index].is_outdated()).collect()
 }
 
 /// Plans the sandbox when there is none and nothing prevents it.

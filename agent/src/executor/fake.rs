@@ -354,6 +354,7 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
         sandbox,
         pod_restarts: 0,
         asked_before_edit: false,
+        replaced: false,
         post_start: PostStart::Done,
         probes: None,
         resize: None,

@@ -107,6 +107,7 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         sandbox: None,
         pod_restarts: 0,
         asked_before_edit: false,
+        replaced: false,
         post_start: PostStart::Done,
         probes: None,
         resize: None,

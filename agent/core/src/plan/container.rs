@@ -15,10 +15,9 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
         return stop(plan, index, slot, grace, KillCause::ProbeFailed(kind), now);
     }
     // A stop that has begun is carried through, whatever the desired version is by now.
-    let outdated = !slot.is_current() && slot.resize().is_none();
     // One that is not to start yet is replaced at once if the start of the container before it waits for that.
     let replaced = wanted || pod.cgroup_waits_for_other_versions();
-    if slot.stopping().is_some() || slot.is_running() && replaced && outdated {
+    if slot.stopping().is_some() || slot.is_running() && replaced && slot.is_outdated() {
         return replace(plan, pod, index, now);
     }
     resize(plan, pod, index, now);

@@ -6,6 +6,7 @@ use std::fmt;
 use super::{is_finished, wants_restart};
 use crate::state::PodState;
 use limpet_model::pod::{PodDiff, PodRecord, Role};
+use limpet_model::source::SourceKind;
 
 /// What of a pod is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +37,10 @@ pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
 /// Why a pod is made anew for `next`: image or resources of a container differ, and the pod is over, or the container has
 /// finished for good.
 pub fn makes_anew(pod: &PodState, next: &PodRecord) -> Option<Over> {
+    // The apiserver's pods are what their UID says: what is over stays so, and heeds no edit.
+    if next.source == SourceKind::Api {
+        return None;
+    }
     let over = match &pod.verdict {
         Some(verdict) if pod.is_failed() => Some(Over::Failed(verdict.reason.to_string())),
         _ => is_finished(pod).then_some(Over::Finished),
@@ -98,6 +103,8 @@ mod tests {
         ];
         for (case, pod, over) in cases {
             assert_eq!(makes_anew(&pod, &edited(&pod, "image")), over, "{case}");
+            let of_api = PodRecord { source: SourceKind::Api, ..(*edited(&pod, "image")).clone() };
+            assert_eq!(makes_anew(&pod, &of_api), None, "{case}");
             for field in ["", "labels", "deadline"] {
                 assert!(takes_in_place(&pod, &edited(&pod, field)), "{case}: {field}");
             }

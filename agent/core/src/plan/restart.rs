@@ -1,4 +1,5 @@
-//! Whether a container that exited is restarted: by its rules, else by its own policy, else by the pod's.
+//! Whether a container that exited is restarted: one that was ended for a newer version of itself always, others by
+//! their rules, else by their own policy, else by the pod's.
 
 use k8s_openapi::api::core::v1::Container;
 
@@ -9,7 +10,7 @@ use limpet_model::pod::Role;
 /// Whether an exited container is to be restarted.
 pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
     let Some(code) = exit_code(slot) else { return false };
-    if restart_all::is_superseded(pod, slot) {
+    if restart_all::is_superseded(pod, slot) || slot.instance.as_ref().is_some_and(|one| one.replaced) {
         return true;
     }
     // One that was ended for a failed probe has failed, whatever its exit code.
@@ -42,6 +43,54 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::fixtures::{exit, image, instance, now, pod, ready, version};
+    use crate::outcome::begin;
+    use crate::plan::{Action, Step, plan};
+    use crate::state::Now;
+
+    #[test]
+    fn one_that_was_ended_for_its_new_image_starts_again_whatever_its_policy() {
+        // The role's policy, whether it runs when its image is edited, and whether it starts again.
+        let cases =
+            [("Never", true, true), ("OnFailure", true, true), ("Never", false, false), ("OnFailure", false, false)];
+        for (policy, runs, starts) in cases {
+            let mut pod = ready(pod(policy, &[], &["a"]));
+            let mut first = instance(&pod.containers[0], 0);
+            let now: Now = now();
+            if !runs {
+                first.end(exit(0), now);
+            }
+            pod.containers[0].succeed(first);
+            let mut edited = pod.record.pod.clone();
+            edited.spec.as_mut().unwrap().containers[0].image = Some("app:2".into());
+            pod.update(version(edited));
+            pod.containers[0].image = image();
+            if let Step::Do(actions) = plan(&pod, crate::fixtures::READY, now.mono) {
+                assert!(
+                    actions.iter().all(|action| matches!(action, Action::Stop(..)) == runs),
+                    "{policy}: {actions:?}"
+                );
+                actions.iter().for_each(|action| begin(&mut pod, action));
+            }
+            if runs {
+                pod.containers[0].instance.as_mut().unwrap().end(exit(0), now);
+            }
+            assert_eq!(wants_restart(&pod, &pod.containers[0]), starts, "{policy}, runs: {runs}");
+        }
+    }
+
+    #[test]
+    fn an_init_container_runs_to_its_end_with_the_image_that_it_has() {
+        let mut pod = ready(pod("Never", &["i"], &["a"]));
+        let first = instance(&pod.containers[0], 0);
+        pod.containers[0].succeed(first);
+        let mut edited = pod.record.pod.clone();
+        edited.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].image = Some("app:2".into());
+        assert_eq!(pod.update(version(edited)), [0]);
+        pod.containers[0].image = image();
+        let Step::Do(actions) = plan(&pod, crate::fixtures::READY, now().mono) else { return };
+        assert!(!actions.iter().any(|action| matches!(action, Action::Stop(..))), "{actions:?}");
+    }
 
     #[test]
     fn rules_decide_before_the_containers_policy_and_that_before_the_pods() {

@@ -93,6 +93,8 @@ pub struct Instance {
     pub pod_restarts: u32,
     /// Its exit asked for a restart of all containers before its own was edited.
     pub asked_before_edit: bool,
+    /// It was ended for a newer version of itself: that one starts, whatever the restart policy.
+    pub replaced: bool,
     /// Its `postStart` hook.
     pub post_start: PostStart,
     /// Its probes, if its container has any.
@@ -300,6 +302,13 @@ impl ContainerSlot {
     /// Whether the instance that runs, or ran last, is the desired version.
     pub fn is_current(&self) -> bool {
         self.instance.as_ref().is_none_or(|instance| instance.fingerprint == self.fingerprint)
+    }
+
+    /// Whether the instance that runs, or ran last, gives way to the desired version, as far as it has not ended. An init
+    /// container runs to its end with the image that it has, as under kubelet.
+    pub fn is_outdated(&self) -> bool {
+        let is_replaceable = self.role != Role::Init || self.restarts_for_resize().is_some();
+        !self.is_current() && self.resize().is_none() && is_replaceable
     }
 
     /// Makes `instance` the newest one; the replaced one becomes the previous, and the one before it stale.

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 use crate::pod::authored::Authored;
 use crate::pod::resize::resizes_in_place;
 use crate::pod::{PodRecord, Role};
+use crate::source::SourceKind;
 
 /// Why a container cannot be replaced alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,8 +34,10 @@ impl fmt::Display for Obstacle<'_> {
 }
 
 /// The containers whose image or resources differ between two versions, and which can be neither resized nor replaced alone.
+/// There are none in a pod of the apiserver, which has one UID for all its life: as under kubelet a container of it that runs
+/// is replaced whatever its restart policy, and one that has finished stays so.
 pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
-    if old.fingerprint == new.fingerprint || !irreplaceable(new.spec()).any(|_| true) {
+    if new.source == SourceKind::Api || old.fingerprint == new.fingerprint || !irreplaceable(new.spec()).any(|_| true) {
         return Vec::new();
     }
     let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
@@ -62,7 +65,6 @@ mod tests {
 
     use super::*;
     use crate::manifest::restore;
-    use crate::source::SourceKind;
 
     /// The images of an init container, a sidecar and a regular container.
     fn record(policy: Option<&str>, images: [&str; 3]) -> PodRecord {
@@ -74,6 +76,13 @@ mod tests {
             "containers": [{ "name": "m", "image": images[2] }],
         }});
         restore(manifest.to_string().as_bytes(), "web.yaml", SourceKind::File, "edge1").unwrap()
+    }
+
+    #[test]
+    fn a_pod_of_the_apiserver_keeps_its_uid_and_is_never_made_anew() {
+        let of_api = |images| PodRecord { source: SourceKind::Api, ..record(Some("Never"), images) };
+        let (old, new) = (of_api(["a", "a", "a"]), of_api(["b", "b", "b"]));
+        assert!(obstacles(&old, &new).is_empty() && old.is_same_incarnation(&new));
     }
 
     #[test]

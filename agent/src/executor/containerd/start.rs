@@ -343,6 +343,7 @@ impl ContainerdExecutor {
             sandbox: start.sandbox.sandbox.id.clone(),
             pod_restarts: restart_all::pod_restarts(start.pod),
             asked_before_edit: false,
+            replaced: false,
             post_start: PostStart::Done,
             probes: None,
             resize: None,
