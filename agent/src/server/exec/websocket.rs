@@ -8,12 +8,12 @@ use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
 use futures_util::stream::SplitSink;
 use futures_util::{FutureExt as _, Sink, SinkExt, Stream, StreamExt, stream};
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::super::channels::Encoding;
 use super::super::idle::Idle;
 use super::protocol::Version;
-use super::session::{self, Incoming, Outgoing, QUEUE, Session};
+use super::session::{self, CLOSE_TIMEOUT, Incoming, Outgoing, QUEUE, Session};
 use super::wire::{Channel, parse_size};
 
 /// How often an idle connection is pinged, to detect a client that has disappeared.
@@ -33,10 +33,18 @@ pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encodin
     // The queue is empty, and its other end is in this function.
     let _ = messages.send((first, Bytes::new())).await;
     let idle = Idle::new(session.idle);
-    let client = Box::pin(incoming(stream, closable, encoding, &idle));
+    let mut client = Box::pin(incoming(stream, closable, encoding, &idle));
+    let stop = session.stop.clone();
     tokio::select! {
-        () = session::serve(client, messages, write(sink, queue, encoding, &idle), session) => {}
-        () = idle.expired() => {}
+        () = session::serve(&mut client, messages, write(sink, queue, encoding, &idle), session) => {}
+        () = idle.expired() => return,
+    }
+    // RFC 6455, 5.5.1: the connection is closed after the client's own close message. One that is closed before, with something
+    // of the client unread, is reset, and what an apiserver between has not passed on yet is lost.
+    let closed = async { while client.next().await.is_some() {} };
+    tokio::select! {
+        _ = timeout(CLOSE_TIMEOUT, closed) => {}
+        () = stop.cancelled() => {}
     }
 }
 

@@ -86,8 +86,8 @@ pub(super) async fn serve(
     let mut writer = std::pin::pin!(write(sink, queue, encoding, &idle));
     let mut reader = std::pin::pin!(read(stream, encoding, inputs, &idle));
     tokio::select! {
-        // Every connection is over.
-        () = &mut writer => return,
+        // Every connection is over. A client that is not heard to its close message loses what was sent last.
+        () = &mut writer => return drop(timeout(CLOSE_TIMEOUT, reader).await),
         () = &mut reader => return,
         () = idle.expired() => return,
         () = target.ended(&state.observed) => tracing::debug!(pod = %target.key, "forwarding ends with its pod"),
