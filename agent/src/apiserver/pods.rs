@@ -180,9 +180,6 @@ impl Pods {
             let displaced = running.is_some_and(|running| running.record.source != SourceKind::Api);
             let (known, report) = match (running.filter(is_it), last.get(key).copied().filter(is_it), rejection) {
                 (Some(running), ..) => (Known::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),
-                (None, Some(gone), _) if gone.containers.is_empty() => {
-                    (Known::Gone, Report::Observed(Arc::clone(gone)))
-                }
                 (None, Some(gone), _) => (Known::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
                 (None, None, Some(why)) => (Known::Refused(&why.faults), Report::Refused(Arc::clone(why))),
                 (None, None, None) => match running.filter(|_| displaced) {
