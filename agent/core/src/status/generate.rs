@@ -272,7 +272,10 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (
             awaited.map(|awaited| awaited.to_string()).unwrap_or_default()
         }
     };
-    ("ContainerCreating".to_owned(), message)
+    // kubelet's, for containers of every role.
+    let has_inits = pod.containers.iter().any(|one| matches!(one.role, Role::Init | Role::Sidecar));
+    let reason = if has_inits && slot.role != Role::Ephemeral { "PodInitializing" } else { "ContainerCreating" };
+    (reason.to_owned(), message)
 }
 
 fn terminated(instance: &Instance) -> Option<ContainerStateTerminated> {
