@@ -243,6 +243,8 @@ pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Va
         SourceKind::Api => &[RESIZE_CONDITION],
         _ => &PASSING_CONDITIONS,
     };
+    // A pod of a manifest has no generation: its mirror says nothing of one, as under kubelet.
+    let generation = generation.filter(|_| pod.record.source == SourceKind::Api);
     let mut shown = with_resources(&pod.record, &pod.status);
     if let Some(ephemeral) = shown.ephemeral_container_statuses.take() {
         // Of those that the apiserver's Pod has.

@@ -168,7 +168,8 @@ fn a_status_clears_what_is_gone_and_leaves_others_conditions() {
     let patch = status_patch(&pod, "m1", Some(3));
     assert_eq!(patch["metadata"], json!({ "uid": "m1" }));
     let status = &patch["status"];
-    assert_eq!((&status["phase"], &status["observedGeneration"]), (&json!("Running"), &json!(3)));
+    // A pod of a manifest has no generation.
+    assert_eq!((&status["phase"], &status["observedGeneration"]), (&json!("Running"), &Value::Null));
     for cleared in ["reason", "message", "containerStatuses", "podIP"] {
         assert!(status.get(cleared).is_some_and(Value::is_null), "{cleared}: {status}");
     }
@@ -176,7 +177,10 @@ fn a_status_clears_what_is_gone_and_leaves_others_conditions() {
     assert_eq!(status["hostIPs"], json!([{ "$patch": "replace" }]));
     let conditions = status["conditions"].as_array().unwrap();
     assert_eq!((&conditions[0]["type"], &conditions[0]["reason"]), (&json!("Ready"), &Value::Null));
-    assert_eq!(conditions[0]["observedGeneration"], 3);
+    assert_eq!(conditions[0]["observedGeneration"], Value::Null);
+    pod.record = Arc::new(PodRecord { source: SourceKind::Api, ..(*pod.record).clone() });
+    let of_api = &status_patch(&pod, "m1", Some(3))["status"];
+    assert_eq!((&of_api["observedGeneration"], &of_api["conditions"][0]["observedGeneration"]), (&json!(3), &json!(3)));
     let deleted: Vec<&Value> =
         conditions.iter().filter(|one| one["$patch"] == "delete").map(|one| &one["type"]).collect();
     assert_eq!(deleted, ["PodResizeInProgress", "DisruptionTarget"]);
