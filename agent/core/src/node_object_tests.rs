@@ -17,6 +17,8 @@ fn node() -> NodeDescription {
         allocatable: amounts("3900m", "924Mi", "900"),
         max_pods: 110,
         api_port: Some(10_250),
+        runtime_classes: vec!["runsc".to_owned()],
+        recursive_read_only: true,
         info: BTreeMap::from([("kernelVersion", "6.12".to_owned())]),
     }
 }
@@ -71,6 +73,9 @@ fn a_node_is_registered_with_its_labels_taints_and_quantities() {
     );
     assert_eq!((&info["operatingSystem"], &info["architecture"]), (&json!("linux"), &json!("arm64")));
     assert_eq!(status["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10_250);
+    let features = json!({ "recursiveReadOnlyMounts": true, "userNamespaces": false });
+    let handlers = ["", "runsc"].map(|name| json!({ "name": name, "features": features }));
+    assert_eq!(status["runtimeHandlers"], json!(handlers));
     assert_eq!(status["declaredFeatures"][0], "ExtendWebSocketsToKubelet");
     assert_eq!(status["declaredFeatures"].as_array().unwrap().len(), 4);
     let ready = ("True", "KubeletReady", "kubelet is posting ready status");
