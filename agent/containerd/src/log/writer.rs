@@ -40,6 +40,10 @@ const HEADER: usize = STAMP_LENGTH + 10;
 /// How often reporting lost lines is retried while the container is silent. No event reports that a disk has space again.
 const RETRY: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
+/// How long the start of a line waits for its end before it is written as a part of its own: less than readers wait for the last
+/// line of a container that has exited, whose pipes the shim holds open.
+const UNENDED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
 /// The configuration of a logger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WriterConfig {
@@ -172,8 +176,14 @@ pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl F
     };
     let mut streams = [Stream::new(stdout, b"stdout"), Stream::new(stderr, b"stderr")];
     ready(log.file.is_contended());
-    while let Some(readable) = wait(&streams, &followers, log.file.has_losses()) {
+    loop {
+        let pending = streams.iter().any(|stream| stream.filled > 0);
+        let timeout = if pending { Some(&UNENDED) } else { log.file.has_losses().then_some(&RETRY) };
+        let Some(readable) = wait(&streams, &followers, timeout) else { break };
         log.stamp = Stamp::now();
+        if pending && readable.is_nothing() {
+            streams.iter_mut().for_each(|stream| stream.write_unended(&mut log));
+        }
         for (stream, readable) in streams.iter_mut().zip(readable.streams) {
             if readable {
                 followers.pass_on(stream.read());
@@ -193,8 +203,14 @@ struct Readable {
     listener: bool,
 }
 
+impl Readable {
+    fn is_nothing(&self) -> bool {
+        !self.listener && self.streams == [false; 2]
+    }
+}
+
 /// Waits until streams are readable or closed, or a client connects; `None` once both streams are closed.
-fn wait(streams: &[Stream; 2], followers: &Followers, retry: bool) -> Option<Readable> {
+fn wait(streams: &[Stream; 2], followers: &Followers, timeout: Option<&Timespec>) -> Option<Readable> {
     let pipes = streams.iter().filter_map(|stream| stream.pipe.as_ref());
     let mut polls: Vec<_> = pipes.map(|pipe| PollFd::new(pipe, PollFlags::IN)).collect();
     if polls.is_empty() {
@@ -202,7 +218,7 @@ fn wait(streams: &[Stream; 2], followers: &Followers, retry: bool) -> Option<Rea
     }
     polls.extend(followers.listener().map(|listener| PollFd::new(listener, PollFlags::IN)));
     // An error is an interrupted call, and then nothing is readable.
-    let _ = rustix::event::poll(&mut polls, retry.then_some(&RETRY));
+    let _ = rustix::event::poll(&mut polls, timeout);
     let mut readable = polls.iter().map(|poll| !poll.revents().is_empty());
     let mut next = || readable.next().unwrap_or(false);
     let streams = streams.each_ref().map(|stream| stream.pipe.is_some() && next());
@@ -255,7 +271,8 @@ impl Stream {
                 log.push(self.name, b'P', &rest[..PART]);
                 start += PART;
             } else if self.pipe.is_none() {
-                log.push(self.name, b'F', rest);
+                // As containerd: a line without an end is a part.
+                log.push(self.name, b'P', rest);
                 start += length;
             } else {
                 break;
@@ -263,6 +280,14 @@ impl Stream {
         }
         self.buffer.copy_within(start..self.filled, 0);
         self.filled -= start;
+    }
+
+    /// Passes on the start of a line whose end does not come.
+    fn write_unended(&mut self, log: &mut Log) {
+        if self.filled > 0 {
+            log.push(self.name, b'P', &self.buffer[..self.filled]);
+            self.filled = 0;
+        }
     }
 }
 

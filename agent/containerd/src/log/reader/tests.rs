@@ -132,10 +132,31 @@ fn a_missing_log_is_not_found() {
 async fn termination_messages_are_the_last_lines_and_bytes() {
     let log = Log::new(&[("0.log", &lines(0..200))]);
     assert_eq!(tail_for_termination_message(&log.path()).await.unwrap(), expected(120..200));
+    let unended = "2026-01-01T00:00:00Z stdout F one\n2026-01-01T00:00:00Z stdout P DONE\n";
+    assert_eq!(tail_for_termination_message(&Log::new(&[("0.log", unended)]).path()).await.unwrap(), "one\nDONE");
     let long: String = (0..100).map(|_| format!("2026-01-01T00:00:00Z stdout F {}\n", "é".repeat(50))).collect();
     let log = Log::new(&[("0.log", &long)]);
     let message = tail_for_termination_message(&log.path()).await.unwrap();
     assert!((2_045..=2_048).contains(&message.len()) && message.starts_with('é') && message.ends_with("é\n"));
+}
+
+#[tokio::test]
+async fn a_last_line_without_its_end_is_read_while_the_shim_holds_the_streams_open() {
+    let log = Log::new(&[]);
+    let (out_reader, mut stdout) = std::io::pipe().unwrap();
+    let (err_reader, stderr) = std::io::pipe().unwrap();
+    let config =
+        WriterConfig { rotation: LogRotation { max_size: 2_000, max_files: 5 }, path: log.path(), terminal: None };
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let writer =
+        std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
+    is_ready.recv().unwrap();
+    stdout.write_all(b"one\nDONE").unwrap();
+    assert_eq!(tail_for_termination_message(&log.path()).await.unwrap(), "one\nDONE");
+    stdout.write_all(b" again\n").unwrap();
+    drop((stdout, stderr));
+    writer.join().unwrap();
+    assert_eq!(tail_for_termination_message(&log.path()).await.unwrap(), "one\nDONE again\n");
 }
 
 #[tokio::test]

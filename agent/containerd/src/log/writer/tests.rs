@@ -101,7 +101,7 @@ fn cri_lines_and_the_last_partial_one_are_written() {
     logger.stderr.write_all(b"oops\n").unwrap();
     logger.finish();
     let (out, err): (Vec<_>, Vec<_>) = entries(&path).into_iter().partition(|(stream, ..)| stream == "stdout");
-    assert!(out.iter().all(|(_, tag, _)| tag == "F"));
+    assert_eq!(out.iter().map(|(_, tag, _)| tag.as_str()).collect::<Vec<_>>(), ["F", "F", "P"]);
     let texts: Vec<_> = out.into_iter().map(|(_, _, text)| text).collect();
     assert_eq!(texts, [b"one".to_vec(), b"".to_vec(), b"three".to_vec()]);
     assert_eq!(err, [("stderr".to_owned(), "F".to_owned(), b"oops".to_vec())]);
