@@ -60,11 +60,7 @@ impl ContainerdExecutor {
     async fn make_sandbox(&self, pod: &PodState) -> Result<PodSandbox, Failure> {
         let record = &*pod.record;
         self.runtime_class(record.spec()).map_err(sandbox_failure)?;
-        let hostname = hostname(record, &self.config.cluster_domain).map_err(|error| Failure {
-            reason: FAILED,
-            message: error.to_string(),
-            transient: false,
-        })?;
+        let hostname = hostname(record, &self.config.cluster_domain).map_err(sandbox_failure)?;
         let sysctls = sysctl::sysctls(record.spec());
         let request = self.sandbox_request(record, &hostname, &sysctls);
         let (cgroup, sandbox) = tokio::join!(self.cgroups.ensure_pod(record), async {
