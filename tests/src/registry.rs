@@ -49,10 +49,7 @@ impl Registry {
     pub fn start_tls(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("{}", dir.display()))?;
         let (key, certificate) = (dir.join("key.pem"), certificate(dir));
-        let mut command = Command::new("openssl");
-        command.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]);
-        command.args(["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]);
-        process::checked(command.arg("-keyout").arg(&key).arg("-out").arg(&certificate))?;
+        self_signed(&key, &certificate)?;
         let (key, certificate) = (key.display(), certificate.display());
         Self::start_with(dir, &format!("  tls:\n    key: {key}\n    certificate: {certificate}\n"), "")
     }
@@ -100,6 +97,14 @@ impl Registry {
     pub fn add_index(&self, index: &Blob, repository: &str, tag: &str) -> Result<()> {
         Repository::new(&self.dir, repository).tag(tag, index)
     }
+}
+
+/// Writes a certificate for 127.0.0.1, which vouches for itself, and its key.
+pub fn self_signed(key: &Path, certificate: &Path) -> Result<()> {
+    let mut command = Command::new("openssl");
+    command.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]);
+    command.args(["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]);
+    process::checked(command.arg("-keyout").arg(key).arg("-out").arg(certificate)).map(drop)
 }
 
 fn certificate(dir: &Path) -> PathBuf {

@@ -16,6 +16,7 @@ use limpet_tests::cluster::{self, Cluster, cluster_role_binding, condition};
 use limpet_tests::image::{Image, ImageBuilder};
 use limpet_tests::kubelet::Kubelet;
 use limpet_tests::process::{self, Daemon};
+use limpet_tests::registry::{Registry, allow_plain_http, self_signed};
 use limpet_tests::{TestNode, agent, case, suite, tools, wait};
 use serde_json::{Value, json};
 
@@ -31,6 +32,16 @@ const NMETER: &str = r#"#!/bin/sh
 set -- $(adjtimex | sed -n 's/.*tv_u*sec: *//p')
 printf '%s.%03d\n' "$(date -u -d "@$1" +%T)" "$(($2 / 1000))"
 "#;
+/// What they use of curl.
+const CURL: &str = r#"#!/bin/sh
+for url; do :; done
+address=${url#http://}
+path=/${address#*/}
+address=${address%%/*}
+printf 'GET %s HTTP/1.0\r\nHost: %s\r\n\r\n' "$path" "$address" | nc "${address%:*}" "${address##*:}" | sed '1,/^\r*$/d'
+"#;
+/// What they use of bash.
+const BASH: &str = "#!/bin/sh\nexec sh \"$@\"\n";
 /// Most of its time a spec waits.
 const PROCESSES: &str = "--procs=8";
 /// After that long what is left of the specs is not run: `4h`.
@@ -59,7 +70,9 @@ fn limpet_runs_the_specs(node: &mut TestNode) -> Result<()> {
     node.agent.start()?;
     let name = node.name().to_owned();
     bench.wait_ready(&name)?;
-    bench.run("limpet", node, &name, &node.agent.settings().pod_logs(), &node.agent.settings().root())
+    let ran = bench.run("limpet", node, &name, &node.agent.settings().pod_logs(), &node.agent.settings().root());
+    fs::write(agent::workspace_dir().join("target/conformance/limpet-agent.log"), node.agent.log())?;
+    ran
 }
 
 fn kubelet_runs_the_specs(node: &mut TestNode) -> Result<()> {
@@ -103,6 +116,7 @@ struct Bench {
     address: NodeAddress,
     program: PathBuf,
     token: String,
+    _registry: Registry,
 }
 
 impl Bench {
@@ -113,9 +127,16 @@ impl Bench {
         let mut cluster = Cluster::boot_with(&["--disable-admission-plugins=ServiceAccount"])?;
         cluster.start_controllers(&[])?;
         let token = token(&cluster)?;
-        let images = images()?;
+        let images = images(node.dir())?;
         node.import(&images.iter().collect::<Vec<_>>())?;
-        Ok(Self { cluster, address: NodeAddress::add()?, program, token })
+        // What is to be pulled always comes from here.
+        let registry = Registry::start(&node.dir().join("registry"))?;
+        for image in &images {
+            let (repository, tag) = image.name.rsplit_once(':').context("an image without a tag")?;
+            registry.add(image, repository.trim_start_matches("registry.k8s.io/"), tag)?;
+        }
+        allow_plain_http(&node.containerd.certs_d(), "registry.k8s.io", registry.address())?;
+        Ok(Self { cluster, address: NodeAddress::add()?, program, token, _registry: registry })
     }
 
     fn wait_ready(&self, name: &str) -> Result<()> {
@@ -139,7 +160,8 @@ impl Bench {
         let report = format!("{agent}.json");
         let ginkgo = tools::kubernetes("ginkgo").context("no ginkgo here; run: cargo xtask nightly conformance")?;
         let script = "mkdir -p /var/log/pods /var/lib/kubelet && mount --bind \"$LOGS\" /var/log/pods && \
-                      mount --rbind \"$ROOT\" /var/lib/kubelet && exec \"$@\"";
+                      mkdir -p \"$ROOT/device-plugins\" && mount --rbind \"$ROOT\" /var/lib/kubelet && \
+                      mount --bind \"$PLUGINS\" /var/lib/kubelet/device-plugins && exec \"$@\"";
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", script, "sh"]).arg(ginkgo);
         command.args([PROCESSES, "--no-color", "--keep-going", &format!("--label-filter={LABELS}")]);
@@ -157,7 +179,8 @@ impl Bench {
         command.args([format!("--host={}", self.cluster.address()), format!("--bearer-token={}", self.token)]);
         command.arg(format!("--node-name={name}"));
         command.arg(format!("--container-runtime-endpoint=unix://{}", node.containerd.socket().display()));
-        command.env("LOGS", logs).env("ROOT", root).current_dir(&dir);
+        let plugins = if agent == "limpet" { node.agent.settings().plugins() } else { root.to_owned() };
+        command.env("LOGS", logs).env("ROOT", root).env("PLUGINS", plugins.join("device-plugins")).current_dir(&dir);
         let log = reports.join(format!("{agent}.log"));
         fs::remove_file(&log).ok();
         let mut suite = Daemon::start(&mut command, &log)?;
@@ -188,13 +211,16 @@ fn token(cluster: &Cluster) -> Result<String> {
 }
 
 /// What the specs run, of busybox and agnhost.
-fn images() -> Result<Vec<Image>> {
+fn images(dir: &Path) -> Result<Vec<Image>> {
     let program = |name: &str| {
         let path =
             tools::kubernetes(name).with_context(|| format!("no {name} here; run: cargo xtask nightly conformance"))?;
         fs::read(&path).with_context(|| format!("{}", path.display()))
     };
     let agnhost = program("agnhost")?;
+    let (key, certificate) = (dir.join("localhost.key"), dir.join("localhost.crt"));
+    self_signed(&key, &certificate)?;
+    let (key, certificate) = (fs::read(key)?, fs::read(certificate)?);
     let path = json!(["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]);
     let image = |name: &str| ImageBuilder::new(&format!("registry.k8s.io/{name}")).config("Env", path.clone());
     let passwd = "root:x:0:0::/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/tmp:/bin/sh\n";
@@ -205,6 +231,11 @@ fn images() -> Result<Vec<Image>> {
             .symlink("agnhost-2", "agnhost")
             .file("etc/passwd", passwd, 0o644)
             .file("etc/group", group, 0o644)
+            .file("localhost.crt", certificate.clone(), 0o644)
+            .file("localhost.key", key.clone(), 0o644)
+            .file("bin/nmeter", NMETER, 0o755)
+            .file("bin/curl", CURL, 0o755)
+            .file("bin/bash", BASH, 0o755)
             .config("Entrypoint", json!(["/agnhost"]))
             .config("Cmd", json!(arguments))
             .build()
@@ -215,8 +246,13 @@ fn images() -> Result<Vec<Image>> {
         with_agnhost("pause:3.10.2", &["pause"])?,
         with_agnhost("e2e-test-images/nginx:1.27.0-2", &["netexec", "--http-port=80"])?,
         with_agnhost("e2e-test-images/nginx:1.28.0-2", &["netexec", "--http-port=80"])?,
-        image("e2e-test-images/busybox:1.37.0-2").file("bin/nmeter", NMETER, 0o755).build()?,
+        image("e2e-test-images/busybox:1.37.0-2")
+            .file("bin/nmeter", NMETER, 0o755)
+            .file("bin/bash", BASH, 0o755)
+            .build()?,
         image("e2e-test-images/ipc-utils:1.4").build()?,
+        image("e2e-test-images/glibc-dns-testing:2.1.1").build()?,
+        image("e2e-test-images/kitten:1.8").file("kitten.jpg", "kitten", 0o644).build()?,
         image("e2e-test-images/nonroot:1.5").config("User", json!("1234")).build()?,
         image("e2e-test-images/nonewprivs:1.4")
             .file("usr/local/bin/nnp", program("nonewprivs")?, 0o4755)
