@@ -61,8 +61,8 @@ pub use self::hostname::{PodHostname, pod_hostname};
 pub use self::measured::MeasuredVolume;
 pub use self::termination::MAX_TERMINATION_MESSAGE;
 use crate::blocking::{self, DEADLINE, Progress};
-use limpet_model::node::NodeLimits;
 use limpet_model::object::PodObjects;
+use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 

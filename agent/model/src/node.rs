@@ -7,16 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::pod::quantity::Amount;
-
-/// The limits of a container that has none: what of the node is for pods, its allocatable resources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NodeLimits {
-    /// Processors.
-    pub cpu: Amount,
-    /// Bytes of memory.
-    pub memory: Amount,
-}
+use crate::pod::downward::NodeLimits;
 
 /// Facts of the node that do not change while the agent runs.
 #[derive(Debug, Clone, PartialEq)]

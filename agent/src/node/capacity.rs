@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use crate::config::Config;
 use limpet_core::eviction::Signal;
 use limpet_host::{blocking, file_system};
-use limpet_model::node::{NodeFacts, NodeLimits};
+use limpet_model::node::NodeFacts;
+use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::{Requests, Resource};
 

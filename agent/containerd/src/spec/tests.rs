@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::*;
 use limpet_host::volume::{self, Propagation};
 use limpet_model::fixtures::record_of_spec as record;
-use limpet_model::node::NodeLimits;
+use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::sandbox::Namespaces;
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PodSpec};
 
 use super::{VolumeError, files, tmpfs};
-use limpet_model::node::NodeLimits;
+use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::huge_pages::{MEDIUM, MEDIUM_OF_SIZE, volume_page_size};
 use limpet_model::pod::quantity::parse;
 

@@ -10,10 +10,10 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::VolumeError;
-use limpet_model::node::NodeLimits;
 use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::{ObjectKind, PodObjects, SecretBytes};
 use limpet_model::pod::PodRecord;
+use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::downward::{metadata_field, resource_field};
 
 /// Kubernetes' permissions without a `defaultMode`.

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::PodSpec;
 
 use super::VolumeError;
 use crate::mount_table;
-use limpet_model::node::NodeLimits;
 use limpet_model::pod::compute_resources::pod_limits;
+use limpet_model::pod::downward::NodeLimits;
 
 /// A tmpfs's own permissions.
 pub(super) const MODE: u32 = 0o1777;

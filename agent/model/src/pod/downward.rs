@@ -2,10 +2,18 @@
 
 use k8s_openapi::api::core::v1::{Container, ResourceFieldSelector};
 
-use crate::node::NodeLimits;
 use crate::pod::PodRecord;
 use crate::pod::qos::{all_containers, limit, request};
 use crate::pod::quantity::{Amount, parse};
+
+/// The limits of a container that has none: what of the node is for pods, its allocatable resources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeLimits {
+    /// Processors.
+    pub cpu: Amount,
+    /// Bytes of memory.
+    pub memory: Amount,
+}
 
 /// A field of the pod's metadata that environment and files may use; `None`: `path` is not one.
 pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {

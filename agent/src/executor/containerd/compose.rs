@@ -14,7 +14,7 @@ use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
 use limpet_host::volume::{self, ClusterDns, Volumes};
 use limpet_model::node::NodeFacts;
-use limpet_model::node::NodeLimits;
+use limpet_model::pod::downward::NodeLimits;
 use tokio::sync::{Semaphore, watch};
 
 use super::ContainerdExecutor;
