@@ -32,6 +32,8 @@ pub struct Mount {
     pub point: PathBuf,
     /// What this mount alone is: `ro`, `nosuid`.
     pub flags: Vec<String>,
+    /// How mounts below it propagate: `shared:1`, `master:2`; empty: not at all.
+    pub propagation: Vec<String>,
     /// The file system's type: `ext4`, `fuse.sshfs`.
     pub file_system: String,
     /// The options of the file system; of a cgroup v1 hierarchy its controllers, too.
@@ -55,10 +57,22 @@ fn mount(line: &[u8]) -> Option<Mount> {
     let (device, point) = (text(fields.nth(2)?), unescape(fields.nth(1)?));
     let list = |field: &[u8]| text(field).split(',').map(str::to_owned).collect();
     let flags = list(fields.next()?);
-    fields.find(|field| *field == b"-")?;
+    let mut propagation = Vec::new();
+    loop {
+        match fields.next()? {
+            b"-" => break,
+            field => propagation.push(text(field)),
+        }
+    }
     let file_system = text(fields.next()?);
     let options = list(fields.nth(1).unwrap_or_default());
-    Some(Mount { device, point, flags, file_system, options })
+    Some(Mount { device, point, flags, propagation, file_system, options })
+}
+
+/// The mount that `path`, which has no symlinks, is on: of those at one point the last.
+pub fn holding<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let above = mounts.iter().filter(|mount| path.starts_with(&mount.point));
+    above.max_by_key(|mount| mount.point.components().count())
 }
 
 /// A path as the kernel writes it there, with `\ooo` for white space and backslashes.
@@ -84,15 +98,33 @@ mod tests {
         let text = b"22 27 0:21 / /proc rw,relatime - proc proc rw\n\
             23 27 0:22 / /a\\040b\\134c rw shared:1 master:2 - cgroup cgroup rw,cpu,cpuacct\n\
             nonsense\n1 2 3 - cgroup\n24 27 0:23 / /cut rw -\n\n";
-        let mount = |device: &str, point: &str, flags: &[&str], file_system: &str, options: &[&str]| Mount {
-            device: device.to_owned(),
-            point: PathBuf::from(point),
-            flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
-            file_system: file_system.to_owned(),
-            options: options.iter().map(|option| (*option).to_owned()).collect(),
+        let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let proc = Mount {
+            device: "0:21".to_owned(),
+            point: "/proc".into(),
+            flags: list(&["rw", "relatime"]),
+            propagation: Vec::new(),
+            file_system: "proc".to_owned(),
+            options: list(&["rw"]),
         };
-        let cgroup = mount("0:22", "/a b\\c", &["rw"], "cgroup", &["rw", "cpu", "cpuacct"]);
-        assert_eq!(parse(text), [mount("0:21", "/proc", &["rw", "relatime"], "proc", &["rw"]), cgroup]);
+        let cgroup = Mount {
+            device: "0:22".to_owned(),
+            point: "/a b\\c".into(),
+            flags: list(&["rw"]),
+            propagation: list(&["shared:1", "master:2"]),
+            file_system: "cgroup".to_owned(),
+            options: list(&["rw", "cpu", "cpuacct"]),
+        };
+        assert_eq!(parse(text), [proc, cgroup]);
+    }
+
+    #[test]
+    fn a_path_is_on_the_deepest_mount_above_it_and_there_on_the_last() {
+        let text = b"1 0 0:1 / / rw - ext4 a rw\n2 1 0:2 / /a rw - ext4 b rw\n3 1 0:3 / /a/b rw - ext4 c rw\n4 3 0:4 / /a/b rw - ext4 d rw\n";
+        let mounts = parse(text);
+        let device = |path: &str| holding(&mounts, Path::new(path)).map(|mount| mount.device.as_str());
+        let found = ["/x", "/a", "/ab", "/a/b/c", "/a/c"].map(device);
+        assert_eq!(found, [Some("0:1"), Some("0:2"), Some("0:1"), Some("0:4"), Some("0:2")]);
     }
 
     #[test]
