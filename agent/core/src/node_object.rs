@@ -86,8 +86,6 @@ pub struct NodeDescription {
     pub api_port: Option<u16>,
     /// The runtimes that pods may ask for by a class.
     pub runtime_classes: Vec<String>,
-    /// A mount and all below it can be made read-only: of every runtime, since it is done before that runs.
-    pub recursive_read_only: bool,
     /// `nodeInfo` without what `node_info` knows itself: `machineID`, `kernelVersion`, …
     pub info: BTreeMap<&'static str, String>,
 }
@@ -257,10 +255,9 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     let image = |image: &NodeImage| json!({ "names": image.names, "sizeBytes": image.size });
     // An apiserver takes port 0 for none.
     let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });
-    let handler = |name: &str| {
-        let features = json!({ "recursiveReadOnlyMounts": node.recursive_read_only, "userNamespaces": false });
-        json!({ "name": name, "features": features })
-    };
+    // limpet makes these mounts itself, whatever the runtime and the kernel.
+    let features = json!({ "recursiveReadOnlyMounts": true, "userNamespaces": false });
+    let handler = |name: &str| json!({ "name": name, "features": features });
     let classes = node.runtime_classes.iter().map(String::as_str);
     let handlers: Vec<Value> = std::iter::once("").chain(classes).map(handler).collect();
     let mut status = json!({

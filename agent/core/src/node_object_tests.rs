@@ -18,7 +18,6 @@ fn node() -> NodeDescription {
         max_pods: 110,
         api_port: Some(10_250),
         runtime_classes: vec!["runsc".to_owned()],
-        recursive_read_only: true,
         info: BTreeMap::from([("kernelVersion", "6.12".to_owned())]),
     }
 }

@@ -5,14 +5,11 @@ use std::path::Path;
 
 use crate::config::Config;
 use crate::node::capacity::Capacity;
-use crate::node::facts::{architecture, kernel_version};
+use crate::node::facts::architecture;
 use crate::status::POD_API;
 use limpet_core::node_object::{ExternalCloud, NodeDescription};
 use limpet_host::blocking;
 use limpet_model::node::NodeFacts;
-
-/// The first Linux with mount_setattr(2).
-const MOUNT_SETATTR: (u32, u32) = (5, 12);
 
 /// Describes the node. What cannot be read stays empty.
 pub(super) async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -> NodeDescription {
@@ -28,7 +25,6 @@ pub(super) async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capa
         allocatable: capacity.allocatable.clone(),
         max_pods: config.max_pods,
         runtime_classes: config.runtime_classes.keys().cloned().collect(),
-        recursive_read_only: kernel_version(&rustix::system::uname().release().to_string_lossy()) >= MOUNT_SETATTR,
         api_port: config.server.api().map(|address| address.port()),
         info: look.await.unwrap_or_default(),
     }

@@ -45,7 +45,9 @@ impl Connection {
     ) -> Result<(Self, DevicePluginClient<Channel>), RegisterError> {
         let opening = async {
             let mut client = DevicePluginClient::new(connect(socket.clone()).await?);
-            let options = client.get_device_plugin_options(Empty {}).await.map_err(|status| said(&status))?;
+            let options = client.get_device_plugin_options(Empty {}).await;
+            let options =
+                options.map_err(|status| format!("failed to get device plugin options: {}", said(&status)))?;
             Ok((client, options.into_inner()))
         };
         let opened = tokio::time::timeout(CONNECT, opening).await;

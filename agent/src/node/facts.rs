@@ -37,12 +37,6 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
     }
 }
 
-/// The first two numbers of a kernel's release.
-pub fn kernel_version(release: &str) -> (u32, u32) {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
-}
-
 /// The machine's architecture as Kubernetes names it.
 pub fn architecture() -> &'static str {
     go_architecture(std::env::consts::ARCH)

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use limpet_bpf::{GuardError, GuardMode, GuardRules, GuardState, Guarded, InodeId, Kernel, Request};
 
+use super::machine::version;
 use super::scratch::Scratch;
 use super::{Finding, Level};
 use crate::config::Config;
 use crate::manifest_guard::{ArmError, PINS};
 use crate::node::facts;
-use crate::node::facts::kernel_version;
 
 const GUARD: &str = "guard";
 /// The first kernel that may skip an LSM program while another process is preempted in it, and the first that never does again.
@@ -32,7 +32,7 @@ pub(super) async fn examine(config: &Config) -> Finding {
 
 /// How this kernel may let a change through by preemption, if it may: by `uname -r` and `-v`, and what [`PREEMPTION`] says.
 fn gap(release: &str, built: &str, preemption: Option<&str>) -> Option<&'static str> {
-    if !SKIPPING.contains(&kernel_version(release)) {
+    if !SKIPPING.contains(&version(release)) {
         return None;
     }
     let built_with = |word: &str| built.split_whitespace().any(|found| found == word);

@@ -8,7 +8,6 @@ use super::runtime::output_of;
 use super::{Finding, Level};
 use crate::config::Config;
 use crate::node::capabilities::{self, Need};
-use crate::node::facts::kernel_version;
 
 /// pidfds that can be polled, which container exits are detected by.
 const KERNEL_NEEDED: (u32, u32) = (5, 3);
@@ -47,11 +46,17 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 
 fn kernel(release: &str, machine: &str) -> Finding {
     let text = format!("Linux {release}, {machine}");
-    if kernel_version(release) < KERNEL_NEEDED {
+    if version(release) < KERNEL_NEEDED {
         let (major, minor) = KERNEL_NEEDED;
         return Finding::failed("kernel", text, format!("Use {major}.{minor} or newer"));
     }
     Finding::ok("kernel", text)
+}
+
+/// The first two numbers of a kernel's release.
+pub(super) fn version(release: &str) -> (u32, u32) {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Whether this command has the agent's capabilities: both run as root.
