@@ -35,6 +35,8 @@ enum Part {
     KubeletServer,
     /// A whole cluster with metrics-server: a Deployment, kubectl top, an autoscaler.
     MetricsServer,
+    /// The controllers of a whole cluster: StatefulSets with volumes, DaemonSets, Jobs; cordon, drain and taint.
+    Workloads,
     /// kubectl of 1.30 and of the newest release, by every protocol that an apiserver has for nodes.
     Kubectl,
     /// The specs of Kubernetes' node tests for a kubelet without an apiserver.
@@ -67,6 +69,7 @@ impl Part {
             Self::Leaks => &["test", "-p", "limpet-tests", "--test", "leaks", "--", "--test-threads=1"],
             Self::KubeletServer => &["test", "-p", "limpet-tests", "--test", "kubelet_server"],
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
+            Self::Workloads => &["test", "-p", "limpet-tests", "--test", "workloads"],
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
             Self::Views => &["test", "-p", "limpet-tests", "--test", "views"],
@@ -84,6 +87,7 @@ impl Part {
         match self {
             Self::Kubectl => kubernetes::apiserver().and_then(|_| kubernetes::kubectls()).map(drop),
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
+            Self::Workloads => kubernetes::control_plane(),
             Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
             Self::Conformance => {
                 kubernetes::control_plane()?;
