@@ -1,5 +1,6 @@
 //! What is reported of pods: their Kubernetes status, and the snapshot that readers load.
 
+mod conditions;
 pub mod generate;
 pub mod observed;
 pub mod resources;

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use std::time::Instant;
 
+use jiff::Timestamp;
+
 use super::*;
 use crate::fixtures::{self, READY, exit, now, on_network, sandbox};
 use crate::state::RetryState;

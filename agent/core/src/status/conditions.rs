@@ -1,0 +1,153 @@
+//! The conditions of a pod: whether it is initialized, ready, being resized, disrupted, and why not. Pure; kubelet's rules
+//! (docs/kubelet.md).
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, PodCondition, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::plan::{self, restart_all};
+use crate::state::{ContainerSlot, PodState, Resize, SandboxState};
+use crate::status::resources;
+use limpet_model::pod::Role;
+
+/// The conditions kubelet owns, each with the time it last changed.
+pub(super) fn of_pod(
+    pod: &PodState,
+    phase: &str,
+    (inits, mains): (&[ContainerStatus], &[ContainerStatus]),
+    now: Timestamp,
+    before: Option<&PodStatus>,
+) -> Vec<PodCondition> {
+    let is_sidecar = |status: &&ContainerStatus| {
+        pod.containers.iter().any(|slot| slot.role == Role::Sidecar && slot.name == status.name)
+    };
+    let counted = inits.iter().filter(is_sidecar).chain(mains);
+    let unready: Vec<&str> = counted.filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
+    let uninitialized: Vec<&str> = if plan::was_initialized(pod) {
+        Vec::new()
+    } else {
+        pod.containers.iter().filter(|slot| plan::holds_back_next(pod, slot)).map(|slot| slot.name.as_str()).collect()
+    };
+    let ended = match phase {
+        "Succeeded" => Some("PodCompleted"),
+        "Failed" => Some("PodFailed"),
+        _ => None,
+    };
+    let containers_ready = standing(ended, "ContainersNotReady", "unready", &unready);
+    let ready = if containers_ready.holds { gates(pod) } else { containers_ready.clone() };
+    let initialized = match ended {
+        Some("PodCompleted") => Standing { holds: true, reason: Some("PodCompleted".into()), message: None },
+        _ => standing(None, "ContainersNotInitialized", "incomplete", &uninitialized),
+    };
+    let scheduled = Standing { holds: true, reason: None, message: None };
+    [
+        ("PodReadyToStartContainers", sandboxed(&pod.sandbox)),
+        ("Initialized", initialized),
+        ("Ready", ready),
+        ("ContainersReady", containers_ready),
+        ("PodScheduled", scheduled),
+    ]
+    .into_iter()
+    .chain(resizing(pod).filter(|_| ended.is_none()).map(|standing| ("PodResizeInProgress", standing)))
+    .chain(restarting_all(pod, ended).map(|standing| ("AllContainersRestarting", standing)))
+    .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
+    .map(|(name, standing)| condition(name, standing, now, before))
+    .collect()
+}
+
+/// Whether every readiness gate is open: others set their conditions at the apiserver.
+fn gates(pod: &PodState) -> Standing {
+    let set = pod.record.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let shut = pod.record.spec().readiness_gates.iter().flatten().filter_map(|gate| {
+        let name = &gate.condition_type;
+        match set.iter().find(|condition| condition.type_ == *name) {
+            None => Some(format!("corresponding condition of pod readiness gate {name:?} does not exist.")),
+            Some(found) if found.status == "True" => None,
+            Some(found) => {
+                Some(format!("the status of pod readiness gate {name:?} is not \"True\", but {}", found.status))
+            }
+        }
+    });
+    let shut: Vec<String> = shut.collect();
+    let reason = (!shut.is_empty()).then(|| "ReadinessGatesNotReady".to_owned());
+    Standing { holds: shut.is_empty(), reason, message: (!shut.is_empty()).then(|| shut.join(", ")) }
+}
+
+/// Whether there is a sandbox that containers may start in.
+fn sandboxed(sandbox: &SandboxState) -> Standing {
+    let message = match sandbox {
+        SandboxState::Ready(_) => return Standing { holds: true, reason: None, message: None },
+        SandboxState::Absent { .. } | SandboxState::Preparing => "no pod sandbox exists",
+        SandboxState::Releasing | SandboxState::Gone => "pod sandbox is not ready",
+    };
+    Standing { holds: false, reason: Some("PodSandboxNotReady".to_owned()), message: Some(message.to_owned()) }
+}
+
+/// Whether all containers of a pod that has a rule for that are being ended to be started anew.
+fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<Standing> {
+    let holds = ended.is_none() && restart_all::is_ending_all(pod);
+    let message = restart_all::cause(pod).filter(|_| holds);
+    restart_all::may_restart_all(pod).then(|| Standing {
+        holds,
+        reason: ended.or(holds.then_some("RestartAllContainersStarted")).map(str::to_owned),
+        message: message.map(|(slot, exit)| format!("container {} exited with {}", slot.name, exit.code)),
+    })
+}
+
+/// That the pod has ended for what the node was short of.
+fn disrupted(pod: &PodState) -> Option<Standing> {
+    let verdict = pod.verdict.as_ref().filter(|_| pod.is_under_eviction())?;
+    let reason = Some("TerminationByKubelet".to_owned());
+    Some(Standing { holds: true, reason, message: Some(verdict.message.clone()) })
+}
+
+/// What is to be said of the resizes that are due or in progress; the first that cannot be done comes first.
+fn resizing(pod: &PodState) -> Option<Standing> {
+    let resizes: Vec<&Resize> = pod.containers.iter().filter_map(ContainerSlot::resize).collect();
+    let failed = resizes.iter().find_map(|resize| resize.retry.as_ref()).or(pod.cgroup.retry.as_ref());
+    let of_pod = resources::while_resized(pod).is_some();
+    let restarts = pod.containers.iter().any(|slot| slot.restarts_for_resize().is_some());
+    (!resizes.is_empty() || restarts || of_pod).then(|| Standing {
+        holds: true,
+        reason: failed.map(|_| "Error".to_owned()),
+        message: failed.map(|retry| retry.message.clone()),
+    })
+}
+
+#[derive(Debug, Clone)]
+struct Standing {
+    holds: bool,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+fn standing(ended: Option<&str>, reason: &str, adjective: &str, names: &[&str]) -> Standing {
+    match ended {
+        Some(reason) => Standing { holds: false, reason: Some(reason.to_owned()), message: None },
+        None if names.is_empty() => Standing { holds: true, reason: None, message: None },
+        None => Standing {
+            holds: false,
+            reason: Some(reason.to_owned()),
+            message: Some(format!("containers with {adjective} status: [{}]", names.join(" "))),
+        },
+    }
+}
+
+fn condition(name: &str, standing: Standing, now: Timestamp, before: Option<&PodStatus>) -> PodCondition {
+    let status = if standing.holds { "True" } else { "False" };
+    let known = before
+        .and_then(|before| before.conditions.as_ref())
+        .and_then(|conditions| conditions.iter().find(|condition| condition.type_ == name));
+    let changed = match known {
+        Some(known) if known.status == status => known.last_transition_time.clone(),
+        _ => Some(Time(now)),
+    };
+    PodCondition {
+        type_: name.to_owned(),
+        status: status.to_owned(),
+        reason: standing.reason,
+        message: standing.message,
+        last_transition_time: changed,
+        ..PodCondition::default()
+    }
+}
