@@ -38,6 +38,7 @@ mod nfs;
 mod payload;
 mod place;
 mod preparation;
+mod propagation;
 mod read_only;
 mod removal;
 mod resolver;

@@ -11,9 +11,8 @@ use k8s_openapi::api::core::v1::{Container, VolumeMount};
 
 use super::place::Place;
 use super::sub_path::SubPath;
-use super::{Mount, Propagation, VolumeError, preparation, read_only, resolver, termination};
+use super::{Mount, Propagation, VolumeError, preparation, propagation, read_only, resolver, termination};
 use crate::blocking::Progress;
-use crate::mount_table;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::PodRecord;
 
@@ -73,20 +72,27 @@ fn volume_mount(
         .iter()
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
+    let propagation = propagation::of(wanted);
     let (path, only_read) = match Place::find(volume, pod, objects, pod_dir)? {
         Some((Place::Server(export), only_read)) => {
             progress.at(&export.path);
             export.check_mounted()?;
             answers(&export.path)?;
+            propagation::prepare(propagation, &export.path)?;
             (export.path, only_read)
         }
         Some((Place::Node(host_path), only_read)) => {
             // Below `/run`, say, it may have been removed since the pod's first container started.
             progress.at(&host_path.path);
             host_path.set_up()?;
+            propagation::check(&wanted.name, propagation, &host_path.path)?;
             (host_path.path, only_read)
         }
-        None => preparation::location(volume, pod_dir)?,
+        None => {
+            let (path, only_read) = preparation::location(volume, pod_dir)?;
+            propagation::prepare(propagation, &path)?;
+            (path, only_read)
+        }
     };
     let sub_path = wanted.sub_path.as_deref().unwrap_or_default();
     let read_only_below = matches!(wanted.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"));
@@ -110,43 +116,12 @@ fn volume_mount(
         }
         bound
     };
-    let propagation = match wanted.mount_propagation.as_deref() {
-        Some("HostToContainer") => Propagation::HostToContainer,
-        Some("Bidirectional") => Propagation::Bidirectional,
-        _ => Propagation::Private,
-    };
-    if propagation != Propagation::Private {
-        let real = host_path.canonicalize().map_err(VolumeError::io("stat", &host_path))?;
-        let mounts = mount_table::mounts().map_err(VolumeError::io("read", "/proc/self/mountinfo"))?;
-        can_propagate(&wanted.name, propagation, mount_table::holding(&mounts, &real))?;
-    }
     Ok(Mount {
         host_path,
         container_path: absolute(&wanted.mount_path),
         read_only: only_read || wanted.read_only.unwrap_or(false),
         propagation,
     })
-}
-
-/// Mounts propagate only from and to what is shared on the node, as with containerd's CRI: otherwise nothing would, and nobody
-/// would know.
-fn can_propagate(
-    volume: &str,
-    propagation: Propagation,
-    source: Option<&mount_table::Mount>,
-) -> Result<(), VolumeError> {
-    let Some(source) = source else { return Ok(()) };
-    let is = |kind: &str| source.propagation.iter().any(|one| one.starts_with(kind));
-    let lacking = match propagation {
-        Propagation::Bidirectional if !is("shared:") => "Bidirectional",
-        Propagation::HostToContainer if !is("shared:") && !is("master:") => "HostToContainer",
-        Propagation::Private | Propagation::HostToContainer | Propagation::Bidirectional => return Ok(()),
-    };
-    let point = source.point.display();
-    let reason = format!(
-        "mountPropagation {lacking} needs a shared mount, and {point} is private; mount --make-rshared {point} changes that"
-    );
-    Err(VolumeError::Unsupported { volume: volume.to_owned(), reason })
 }
 
 /// Waits for the server of an export: better here, where the wait has an end and a message, than in the OCI runtime.
@@ -197,27 +172,6 @@ mod tests {
 
     use super::super::tests::record;
     use super::*;
-
-    #[test]
-    fn only_shared_mounts_propagate() {
-        use Propagation::{Bidirectional, HostToContainer, Private};
-        let cases = [
-            (Private, "", true),
-            (HostToContainer, "", false),
-            (HostToContainer, "master:1", true),
-            (HostToContainer, "shared:1", true),
-            (Bidirectional, "", false),
-            (Bidirectional, "master:1", false),
-            (Bidirectional, "shared:1 master:2", true),
-        ];
-        for (propagation, fields, wanted) in cases {
-            let line =
-                format!("22 27 0:21 / /data rw {fields}{}- ext4 disk rw\n", if fields.is_empty() { "" } else { " " });
-            let mounts = mount_table::parse(line.as_bytes());
-            let found = can_propagate("v", propagation, mounts.first());
-            assert_eq!((mounts.len(), found.is_ok()), (1, wanted), "{propagation:?} {fields}: {found:?}");
-        }
-    }
 
     /// Container path, host path below the pod's directory (or absolute), `ro` or `rw`.
     fn list(container: serde_json::Value) -> Result<Vec<(String, String, &'static str)>, VolumeError> {
