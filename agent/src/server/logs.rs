@@ -2,6 +2,7 @@
 //!
 //! A snapshot of the observed pods decides which file is read; `runtime::log` reads it.
 
+use std::future::ready;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -9,6 +10,7 @@ use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::{Stream, StreamExt as _, stream};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use tokio::sync::watch;
@@ -127,8 +129,16 @@ async fn container_logs(
         let message = format!("container \"{}\" in pod \"{}\" has no log\n", target.container, target.pod.name());
         return (StatusCode::NOT_FOUND, message).into_response();
     }
-    let body = Body::from_stream(read(log.path, options, log.finished));
+    let body = Body::from_stream(ended_apart(read(log.path, options, log.finished)));
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
+}
+
+/// The stream, whose end is sent after all of its data, not together with the last. An apiserver that passes a log on over a
+/// WebSocket drops what it reads at once with the end (apimachinery's `wsstream.Reader`): all of a short log.
+fn ended_apart<T>(stream: impl Stream<Item = T>) -> impl Stream<Item = T> {
+    // The connection sends what it has whenever nothing more is there.
+    let end = stream::once(tokio::task::yield_now()).filter_map(|()| ready(None));
+    stream.chain(end)
 }
 
 /// Why a query is refused.

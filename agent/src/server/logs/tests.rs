@@ -1,6 +1,7 @@
 //! `/containerLogs`: parsing of the query, choice of the file, and response.
 
 use std::fs;
+use std::task::Poll;
 
 use axum::http::Request;
 use http_body_util::BodyExt as _;
@@ -13,6 +14,17 @@ use limpet_core::status::observed::ObservedContainer;
 
 fn query(text: &str) -> Vec<(String, String)> {
     form_urlencoded::parse(text.as_bytes()).into_owned().collect()
+}
+
+#[tokio::test]
+async fn the_end_of_a_log_is_not_sent_with_its_last_data() {
+    let mut log = std::pin::pin!(ended_apart(stream::iter(["a", "b"])));
+    let mut found = Vec::new();
+    for _ in 0..4 {
+        found.push(futures_util::poll!(log.next()));
+    }
+    let data = |text| Poll::Ready(Some(text));
+    assert_eq!(found, [data("a"), data("b"), Poll::Pending, Poll::Ready(None)]);
 }
 
 #[test]
