@@ -4,11 +4,12 @@
 mod backup;
 mod certificates;
 mod controllers;
+mod kubectl;
 pub mod kubelet_api;
 pub mod metrics_server;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -273,20 +274,6 @@ impl Cluster {
         // The server closes the WebSocket once the command is over; curl may take that for a fault.
         let output = process::run(&mut curl, b"")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    }
-
-    /// `program`, a kubectl, as the administrator.
-    pub fn kubectl(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        command.arg("--kubeconfig=/dev/null").arg(format!("--server={}", self.address()));
-        for (flag, name) in [
-            ("certificate-authority", "ca.crt"),
-            ("client-certificate", "super-admin.crt"),
-            ("client-key", "super-admin.key"),
-        ] {
-            command.arg(format!("--{flag}={}", self.certificates.file(name).display()));
-        }
-        command
     }
 
     /// What is at `path`; `None` when there is nothing.

@@ -1,7 +1,6 @@
 //! The figures of a node by way of metrics-server: `kubectl top`, and a HorizontalPodAutoscaler that acts on them. The
 //! cluster is a whole one.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::metrics_server::MetricsServer;
 use limpet_tests::cluster::{self, Cluster, joining, wait_at};
 use limpet_tests::manifest::{pod, shell, with};
-use limpet_tests::{TestNode, case, image, process, suite, tools, wait};
+use limpet_tests::{TestNode, case, image, suite, wait};
 use serde_json::{Value, json};
 
 /// Several readings of metrics-server, and several looks of an autoscaler, which come every 15 s.
@@ -27,11 +26,6 @@ fn main() -> ExitCode {
     ]);
     cluster::end();
     code
-}
-
-fn kubectl(cluster: &Cluster, args: &[&str]) -> Result<String> {
-    let program: PathBuf = tools::on_path("kubectl").context("no kubectl")?;
-    process::checked(cluster.kubectl(&program).args(args))
 }
 
 /// A Deployment named after the node, for it alone, whose container runs that script.
@@ -76,20 +70,20 @@ fn a_deployment_is_scheduled_scaled_and_deleted(node: &mut TestNode) -> Result<(
     wait_replicas(node, &cluster, 2)?;
     let name = node.name().to_owned();
     wait::until_true(wait::SOON, "the log of a container that read its token's files", || {
-        kubectl(&cluster, &["logs", &format!("deployment/{name}")]).is_ok_and(|log| log.contains("BEGIN CERTIFI"))
+        cluster.run_kubectl(&["logs", &format!("deployment/{name}")]).is_ok_and(|log| log.contains("BEGIN CERTIFI"))
     })?;
-    kubectl(&cluster, &["scale", &format!("deployment/{name}"), "--replicas=4"])?;
+    cluster.run_kubectl(&["scale", &format!("deployment/{name}"), "--replicas=4"])?;
     wait_replicas(node, &cluster, 4)?;
     ensure!(node.pods()?.len() == 4, "{:?}", node.pods()?);
-    kubectl(&cluster, &["set", "image", &format!("deployment/{name}"), &format!("main={}", image::V2)])?;
-    kubectl(&cluster, &["rollout", "status", &format!("deployment/{name}"), "--timeout=180s"])?;
+    cluster.run_kubectl(&["set", "image", &format!("deployment/{name}"), &format!("main={}", image::V2)])?;
+    cluster.run_kubectl(&["rollout", "status", &format!("deployment/{name}"), "--timeout=180s"])?;
     wait::until_true(wait::SOON, "four pods of the new image, and no others", || {
         let is_new = |pod: &Value| {
             pod["status"]["containerStatuses"][0]["ready"] == true && pod["spec"]["containers"][0]["image"] == image::V2
         };
         node.pods().is_ok_and(|pods| pods.len() == 4 && pods.iter().all(is_new))
     })?;
-    kubectl(&cluster, &["delete", "deployment", &name])?;
+    cluster.run_kubectl(&["delete", "deployment", &name])?;
     wait::until_true(wait::SOON, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
 }
 
@@ -134,9 +128,9 @@ fn kubectl_top_agrees_with_limpet_top(node: &mut TestNode) -> Result<()> {
     ensure!(our_memory > 40.0 * 1024.0, "holds: {our_memory} KiB");
     ensure!((their_memory - our_memory).abs() < our_memory / 20.0, "holds: {their_memory} and {our_memory} KiB");
 
-    let top = kubectl(&cluster, &["top", "pods", "--containers"])?;
+    let top = cluster.run_kubectl(&["top", "pods", "--containers"])?;
     ensure!(top.lines().any(|line| line.starts_with(&holds) && line.contains("main")), "{top}");
-    let top = kubectl(&cluster, &["top", "nodes"])?;
+    let top = cluster.run_kubectl(&["top", "nodes"])?;
     let line = top.lines().find(|line| line.starts_with(node.name())).with_context(|| top.clone())?;
     // NAME, CPU, CPU %, memory, memory %: all of them known.
     ensure!(line.split_whitespace().count() == 5 && !line.contains("unknown"), "{top}");
@@ -188,6 +182,6 @@ fn an_autoscaler_follows_what_a_deployment_burns(node: &mut TestNode) -> Result<
     });
     scaled.with_context(|| format!("{:?}\n{}", cluster.get(&path), server.log()))?;
     cluster.delete(&path)?;
-    kubectl(&cluster, &["delete", "deployment", node.name()])?;
+    cluster.run_kubectl(&["delete", "deployment", node.name()])?;
     wait::until_true(wait::SOON, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
 }

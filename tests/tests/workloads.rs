@@ -1,14 +1,13 @@
 //! The controllers of a whole cluster on limpet's node: StatefulSets with volumes, DaemonSets, Jobs and CronJobs; and what
 //! `kubectl cordon`, `drain` and `taint` do to it.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, shell, with};
-use limpet_tests::{TestNode, case, image, process, suite, tools, wait};
+use limpet_tests::{TestNode, case, image, suite, wait};
 use serde_json::{Value, json};
 
 /// A CronJob's first run is due within a minute.
@@ -26,11 +25,6 @@ fn main() -> ExitCode {
     ]);
     cluster::end();
     code
-}
-
-fn kubectl(cluster: &Cluster, args: &[&str]) -> Result<String> {
-    let program: PathBuf = tools::on_path("kubectl").context("no kubectl")?;
-    process::checked(cluster.kubectl(&program).args(args))
 }
 
 /// A pod's template for this node alone.
@@ -115,20 +109,20 @@ fn a_stateful_set_keeps_its_volumes_and_never_runs_twice(node: &mut TestNode) ->
     };
     let before = uid(&cluster).context("no pod")?;
     // Its successor has the same name and volume, and starts only once it has ended.
-    kubectl(&cluster, &["delete", "pod", &first, "--wait=false"])?;
+    cluster.run_kubectl(&["delete", "pod", &first, "--wait=false"])?;
     wait::until_true(A_WHILE, "the successor", || uid(&cluster).is_some_and(|now| now != before))?;
     wait_ready(&cluster, &path, "readyReplicas", 2)?;
     let target = format!("statefulset/{}", node.name());
-    kubectl(&cluster, &["scale", &target, "--replicas=0"])?;
+    cluster.run_kubectl(&["scale", &target, "--replicas=0"])?;
     wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))?;
-    kubectl(&cluster, &["scale", &target, "--replicas=2"])?;
+    cluster.run_kubectl(&["scale", &target, "--replicas=2"])?;
     wait_ready(&cluster, &path, "readyReplicas", 2)?;
     let runs = written(node, 2);
     let of = |replica: &str| runs.iter().find(|lines| lines.first().is_some_and(|line| line.starts_with(replica)));
     let second = format!("{}-1", node.name());
     let begun = |replica: &str, times: usize| vec![format!("{replica} begins"); times];
     ensure!(of(&first) == Some(&begun(&first, 3)) && of(&second) == Some(&begun(&second, 2)), "{runs:?}");
-    kubectl(&cluster, &["delete", &target])?;
+    cluster.run_kubectl(&["delete", &target])?;
     wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
 }
 
@@ -149,13 +143,13 @@ fn a_daemon_set_is_rolled_out_and_back(node: &mut TestNode) -> Result<()> {
             node.pods().is_ok_and(|pods| pods.len() == 1 && pods.iter().all(of_image))
         })
     };
-    kubectl(&cluster, &["set", "image", &target, &format!("main={}", image::V2)])?;
-    kubectl(&cluster, &["rollout", "status", &target, "--timeout=120s"])?;
+    cluster.run_kubectl(&["set", "image", &target, &format!("main={}", image::V2)])?;
+    cluster.run_kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
     runs(image::V2)?;
-    kubectl(&cluster, &["rollout", "undo", &target])?;
-    kubectl(&cluster, &["rollout", "status", &target, "--timeout=120s"])?;
+    cluster.run_kubectl(&["rollout", "undo", &target])?;
+    cluster.run_kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
     runs(image::V1)?;
-    kubectl(&cluster, &["delete", &target])?;
+    cluster.run_kubectl(&["delete", &target])?;
     wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
 }
 
@@ -169,8 +163,8 @@ fn jobs_and_cron_jobs_complete(node: &mut TestNode) -> Result<()> {
     let spec = json!({ "completions": 3, "parallelism": 2, "template": once("echo done") });
     cluster.create(&format!("{BATCH}/jobs"), &workload(node, "batch/v1", "Job", spec))?;
     let job = format!("job/{}", node.name());
-    kubectl(&cluster, &["wait", "--for=condition=complete", &job, "--timeout=120s"])?;
-    let log = kubectl(&cluster, &["get", &job, "-o", "jsonpath={.status.succeeded}"])?;
+    cluster.run_kubectl(&["wait", "--for=condition=complete", &job, "--timeout=120s"])?;
+    let log = cluster.run_kubectl(&["get", &job, "-o", "jsonpath={.status.succeeded}"])?;
     ensure!(log.trim() == "3", "{log}");
     let spec = json!({
         "schedule": "* * * * *",
@@ -180,7 +174,7 @@ fn jobs_and_cron_jobs_complete(node: &mut TestNode) -> Result<()> {
     wait_at(&cluster, &format!("{BATCH}/cronjobs/{}", node.name()), "its first run", |found| {
         found["status"]["lastSuccessfulTime"].is_string()
     })?;
-    kubectl(&cluster, &["delete", &format!("cronjob/{}", node.name()), &job])?;
+    cluster.run_kubectl(&["delete", &format!("cronjob/{}", node.name()), &job])?;
     wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
 }
 
@@ -197,19 +191,19 @@ fn a_node_is_cordoned_drained_and_tainted(node: &mut TestNode) -> Result<()> {
     let name = node.name().to_owned();
     let nothing_runs =
         |node: &TestNode| wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()));
-    kubectl(&cluster, &["drain", &name, "--timeout=120s"])?;
+    cluster.run_kubectl(&["drain", &name, "--timeout=120s"])?;
     nothing_runs(node)?;
-    let shown = kubectl(&cluster, &["get", "node", &name])?;
+    let shown = cluster.run_kubectl(&["get", "node", &name])?;
     ensure!(shown.contains("Ready,SchedulingDisabled"), "{shown}");
-    kubectl(&cluster, &["uncordon", &name])?;
+    cluster.run_kubectl(&["uncordon", &name])?;
     wait_ready(&cluster, &path, "readyReplicas", 2)?;
     // NoExecute ends what runs, by the controller of taints; its successors are not scheduled here.
-    kubectl(&cluster, &["taint", "node", &name, "limpet.test/away=:NoExecute"])?;
+    cluster.run_kubectl(&["taint", "node", &name, "limpet.test/away=:NoExecute"])?;
     nothing_runs(node)?;
-    kubectl(&cluster, &["taint", "node", &name, "limpet.test/away-"])?;
+    cluster.run_kubectl(&["taint", "node", &name, "limpet.test/away-"])?;
     wait_ready(&cluster, &path, "readyReplicas", 2)?;
-    let described = kubectl(&cluster, &["describe", "node", &name])?;
+    let described = cluster.run_kubectl(&["describe", "node", &name])?;
     ensure!(described.contains("Non-terminated Pods:") && described.contains(&name), "{described}");
-    kubectl(&cluster, &["delete", &format!("deployment/{name}")])?;
+    cluster.run_kubectl(&["delete", &format!("deployment/{name}")])?;
     nothing_runs(node)
 }

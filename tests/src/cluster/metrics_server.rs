@@ -12,7 +12,7 @@ use super::Cluster;
 use super::kubelet_api::NodeAddress;
 use crate::apiserver::FIRST_START;
 use crate::claim::Port;
-use crate::process::{self, Daemon, tail};
+use crate::process::{Daemon, tail};
 use crate::{tools, wait};
 
 const NAME: &str = "metrics-server";
@@ -31,10 +31,9 @@ impl MetricsServer {
     /// figures yet.
     pub fn start(cluster: &Cluster) -> Result<Self> {
         let program = tools::metrics_server().context("no metrics-server; run: cargo xtask nightly metrics-server")?;
-        let kubectl = tools::on_path("kubectl").context("no kubectl")?;
         // The address of an endpoint may not be one of loopback's own.
         let (address, port) = (NodeAddress::add()?, Port::claim()?);
-        process::checked(cluster.kubectl(&kubectl).args(["apply", "-f"]).arg(program.with_file_name("rbac.yaml")))?;
+        cluster.run_kubectl(&["apply", "-f", &program.with_file_name("rbac.yaml").display().to_string()])?;
         cluster.certificates.service(NAME, NAME, NAMESPACE)?;
         register(cluster, &address, &port)?;
         let kubeconfig = kubeconfig(cluster)?;

@@ -1,9 +1,9 @@
 //! emptyDir: a directory, or a tmpfs, that lives as long as its pod.
 //!
-//! As in kubelet: mode 0777, of a tmpfs 01777, unless `mode` is set; with `fsGroup` the directory belongs to that group, which may read and
-//! write, and files created in it inherit the group by the set-group-id bit. Only the directory itself is changed, when
-//! it is created and empty. An existing one is not touched, so a container's changes to it persist. `sizeLimit` limits a
-//! tmpfs and a hugetlbfs; on disk whoever measures the pod's use of it ends a pod that takes more.
+//! As in kubelet: mode 0777, of a tmpfs 01777, unless `mode` is set; with `fsGroup` the directory belongs to that group, which
+//! may read and write, and files created in it inherit the group by the set-group-id bit. Only the directory itself is
+//! changed, when it is created and empty. An existing one is not touched, so a container's changes to it persist. `sizeLimit`
+//! limits a tmpfs and a hugetlbfs; on disk whoever measures the pod's use of it ends a pod that takes more.
 
 use std::path::{Path, PathBuf};
 
@@ -131,9 +131,8 @@ fn huge_page_options(page_size: u64, limit: Option<u64>, mode: u32, group: Optio
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use serde_json::json;
-
     use limpet_model::pod::quantity::Amount;
+    use serde_json::json;
 
     use super::*;
 

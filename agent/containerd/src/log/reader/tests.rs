@@ -1,7 +1,8 @@
 //! Logs read whole, from the end and while they are written and rotated.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{PipeWriter, Write as _};
+use std::thread::JoinHandle;
 
 use futures_util::StreamExt as _;
 
@@ -140,17 +141,23 @@ async fn termination_messages_are_the_last_lines_and_bytes() {
     assert!((2_045..=2_048).contains(&message.len()) && message.starts_with('é') && message.ends_with("é\n"));
 }
 
-#[tokio::test]
-async fn a_last_line_without_its_end_is_read_while_the_shim_holds_the_streams_open() {
-    let log = Log::new(&[]);
-    let (out_reader, mut stdout) = std::io::pipe().unwrap();
+/// Starts a logger that keeps so many files of 2,000 bytes: its streams, and its end once both are closed.
+fn logger(log: &Log, max_files: u32) -> (PipeWriter, PipeWriter, JoinHandle<()>) {
+    let (out_reader, stdout) = std::io::pipe().unwrap();
     let (err_reader, stderr) = std::io::pipe().unwrap();
     let config =
-        WriterConfig { rotation: LogRotation { max_size: 2_000, max_files: 5 }, path: log.path(), terminal: None };
+        WriterConfig { rotation: LogRotation { max_size: 2_000, max_files }, path: log.path(), terminal: None };
     let (ready, is_ready) = std::sync::mpsc::channel();
     let writer =
         std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
     is_ready.recv().unwrap();
+    (stdout, stderr, writer)
+}
+
+#[tokio::test]
+async fn a_last_line_without_its_end_is_read_while_the_shim_holds_the_streams_open() {
+    let log = Log::new(&[]);
+    let (mut stdout, stderr, writer) = logger(&log, 5);
     stdout.write_all(b"one\nDONE").unwrap();
     assert_eq!(tail_for_termination_message(&log.path()).await.unwrap(), "one\nDONE");
     stdout.write_all(b" again\n").unwrap();
@@ -162,15 +169,8 @@ async fn a_last_line_without_its_end_is_read_while_the_shim_holds_the_streams_op
 #[tokio::test]
 async fn following_through_many_rotations_loses_no_line_and_stops_with_the_container() {
     let log = Log::new(&[]);
-    let (out_reader, mut stdout) = std::io::pipe().unwrap();
-    let (err_reader, stderr) = std::io::pipe().unwrap();
     // Enough files that none is removed before it is read.
-    let config =
-        WriterConfig { rotation: LogRotation { max_size: 2_000, max_files: 1_000 }, path: log.path(), terminal: None };
-    let (ready, is_ready) = std::sync::mpsc::channel();
-    let writer =
-        std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
-    is_ready.recv().unwrap();
+    let (mut stdout, stderr, writer) = logger(&log, 1_000);
     let (finish, finished) = watch::channel(false);
     let options = ReadOptions { follow: true, ..ReadOptions::default() };
     let mut stream = Box::pin(read(log.path(), options, finished));
