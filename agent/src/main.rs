@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use limpet::lifecycle::kernel_types;
 use limpet_containerd::log::writer;
+use limpet_containerd::stdin;
 use limpet_host::sandbox::init;
 
 fn main() -> ExitCode {
@@ -11,7 +12,10 @@ fn main() -> ExitCode {
     if let Some(value) = writer::invoked() {
         return writer::main(&value);
     }
-    // Tiny, too: the init of a pod's shared PID namespace.
+    // Small and quick, too: the OCI runtime of a container with an input, and the init of a pod's shared PID namespace.
+    if let Some(directory) = stdin::invoked() {
+        return stdin::main(&directory);
+    }
     if let Some(stage) = init::invoked() {
         return init::main(&stage);
     }

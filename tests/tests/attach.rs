@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
+use limpet_tests::image;
 use limpet_tests::manifest::{pod, shell, with};
 use limpet_tests::node::container_id;
 use limpet_tests::terminal::Terminal;
@@ -14,6 +15,8 @@ fn main() -> ExitCode {
     suite::run([
         case!(a_shell_is_talked_to_and_outlives_its_clients_and_the_agent),
         case!(a_container_without_a_terminal_shows_its_lines),
+        case!(what_a_client_sends_reaches_a_container_without_a_terminal),
+        case!(an_input_for_one_client_ends_with_it),
     ])
 }
 
@@ -101,7 +104,7 @@ fn a_container_without_a_terminal_shows_its_lines(node: &mut TestNode) -> Result
     node.wait_running("lines")?;
     node.wait_logged("lines", "main", "before")?;
     let refused = node.agent.cli(&["attach", "-i", "lines"])?;
-    ensure!(refused.stderr.contains("container main has no stdin; set stdin and tty"), "{refused:?}");
+    ensure!(refused.stderr.contains("container main has no stdin; set it in its manifest"), "{refused:?}");
     let mut client = Terminal::piped(node.agent.cli_command(&["attach", "lines"])?, &shown(node, "lines"))?;
     client.end_input();
     // An attachment begins with what comes after it: there is no line to wait for before it has begun.
@@ -112,10 +115,70 @@ fn a_container_without_a_terminal_shows_its_lines(node: &mut TestNode) -> Result
         let shown = client.shown();
         shown.contains("out\n") && shown.contains("err\n")
     })?;
-    node.exec("lines", "main", &["touch", "/end"])?;
+    // With the container's process ends this one, too, at times before it has said that it succeeded.
+    node.agent.cli(&["exec", "lines", "--", "touch", "/end"])?;
     client.wait_for("the end")?;
     client.wait_end()?;
     ensure!(!client.shown().contains("before"), "{}", client.shown());
+    Ok(())
+}
+
+/// A pod that says what it reads, until there is no more.
+fn reader_pod(name: &str, once: bool) -> Value {
+    let script = "while read line; do echo got-$line; done; echo end of input";
+    let main = with(shell("main", script), json!({ "stdin": true, "stdinOnce": once }));
+    pod(name, json!({ "containers": [main], "restartPolicy": "Never" }))
+}
+
+fn sender(node: &TestNode, pod: &str, name: &str) -> Result<Terminal> {
+    Terminal::piped(node.agent.cli_command(&["attach", "-i", pod])?, &shown(node, name))
+}
+
+fn what_a_client_sends_reaches_a_container_without_a_terminal(node: &mut TestNode) -> Result<()> {
+    node.apply(&reader_pod("open", false))?;
+    let id = container_id(&node.wait_running("open")?, "main")?;
+    let mut first = sender(node, "open", "first")?;
+    first.write("one\n")?;
+    node.wait_logged("open", "main", "got-one")?;
+    // It leaves with the end of its input, and the container's stays open.
+    first.end_input();
+    first.wait_end()?;
+    node.agent.kill();
+    node.agent.start()?;
+    let now = container_id(&node.wait_running("open")?, "main")?;
+    ensure!(now == id, "{now} took the place of {id}");
+    let mut second = sender(node, "open", "second")?;
+    second.write("two\n")?;
+    node.wait_logged("open", "main", "got-two")?;
+    second.wait_for("got-two")?;
+    second.end_input();
+    second.wait_end()?;
+    ensure!(!node.logs("open", "main")?.contains("end of input"), "its input has ended");
+    node.wait_running("open")?;
+    let debug =
+        ["debug", "-i", "open", "--image", image::V2, "-c", "pipe", "--", "sh", "-c", "read line; echo $line-piped"];
+    node.agent.cli_with_input(&debug, b"hello\n")?.success()?;
+    node.wait_logged("open", "pipe", "hello-piped")?;
+    node.remove("open")?;
+    node.wait_gone("open")
+}
+
+fn an_input_for_one_client_ends_with_it(node: &mut TestNode) -> Result<()> {
+    node.apply(&reader_pod("once", true))?;
+    let id = container_id(&node.wait_running("once")?, "main")?;
+    node.agent.kill();
+    node.agent.start()?;
+    let now = container_id(&node.wait_running("once")?, "main")?;
+    ensure!(now == id, "{now} took the place of {id}");
+    let mut client = sender(node, "once", "client")?;
+    client.write("one\n")?;
+    node.wait_logged("once", "main", "got-one")?;
+    client.end_input();
+    node.wait_logged("once", "main", "end of input")?;
+    client.wait_end()?;
+    ensure!(client.shown().contains("end of input"), "{}", client.shown());
+    let pod = node.wait_pod("once", "completed", |pod| pod["status"]["phase"] == "Succeeded")?;
+    ensure!(container_id(&pod, "main")? == id, "{pod}");
     Ok(())
 }
 

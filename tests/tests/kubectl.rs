@@ -83,6 +83,8 @@ fn prepare(node: &TestNode, cluster: &Cluster) -> Result<()> {
     node.apply(&forwarded::server("web"))?;
     let terminal = json!({ "command": ["/bin/sh"], "stdin": true, "tty": true });
     node.apply(&pod("shell", json!({ "containers": [with(shell("main", ""), terminal)] })))?;
+    let reads = with(shell("main", "while read line; do echo $line-read; done"), json!({ "stdin": true }));
+    node.apply(&pod("reader", json!({ "containers": [reads] })))?;
     // It ends once, and then says whatever it finds in a file.
     let talks = "[ -e /data/died ] || { touch /data/died; echo first life; exit 1; }; echo second life; \
                  while :; do if [ -e /data/say ]; then cat /data/say; rm /data/say; fi; usleep 20000; done";
@@ -99,7 +101,7 @@ fn prepare(node: &TestNode, cluster: &Cluster) -> Result<()> {
     }
     let patient = json!({ "metadata": { "name": node.full_name("patient") }, "spec": { "nodeName": node.name() } });
     cluster.create(pods, &with(simple("patient", IDLE), patient))?;
-    for name in ["web", "shell", "patient", "talker"] {
+    for name in ["web", "shell", "reader", "patient", "talker"] {
         wait_at(cluster, &format!("{pods}/{}", node.full_name(name)), "ready", |found| {
             cluster::condition(found, "Ready")["status"] == "True"
         })?;
@@ -130,6 +132,7 @@ impl Kubectl<'_> {
         self.exec().context("exec")?;
         self.exec_at_a_terminal().context("exec -it")?;
         self.attach().context("attach")?;
+        self.attach_without_a_terminal().context("attach without a terminal")?;
         self.port_forward().context("port-forward")?;
         // The rest has no streams of its own, or the same ones.
         if suite::is_long() || self.way == Way::WebSocket {
@@ -211,6 +214,16 @@ impl Kubectl<'_> {
         self.run(&["cp", &in_pod, &text(&back), "-c", "main"])?;
         process::checked(Command::new("diff").arg("-r").arg(&there).arg(&back))?;
         Ok(())
+    }
+
+    fn attach_without_a_terminal(&self) -> Result<()> {
+        let mut attach = self.command();
+        attach.args(["attach", "-i", &self.node.full_name("reader")]);
+        let mut attached = Terminal::piped(attach, &self.file("read"))?;
+        attached.write(&format!("{}\n", self.name))?;
+        self.node.wait_logged("reader", "main", &format!("{}-read", self.name))?;
+        attached.end_input();
+        attached.wait_end()
     }
 
     fn port_forward(&self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! The input and the live output of a container with a terminal: `limpet attach` and kubelet's `/attach`.
+//! The input of a container, and the live output of one with a terminal: `limpet attach` and kubelet's `/attach`.
 //!
 //! Both are in a directory of the container's own: the FIFO that containerd's shim reads as the container's stdin, and the socket at which
 //! its logger passes on what the container writes ([`crate::log::writer`]). The agent opens them only while somebody is attached, so
@@ -18,8 +18,12 @@ use tokio::net::unix::pipe::{OpenOptions, Sender};
 const STDIN: &str = "stdin";
 /// The socket's name.
 const OUTPUT: &str = "output";
+/// The link to limpet's executable, by whose name that knows what it is.
+pub(crate) const RUNTIME_WITH_STDIN: &str = "runtime-with-stdin";
+/// The name of the link to the OCI runtime that [`crate::stdin`] executes.
+const RUNTIME: &str = "runtime";
 
-/// The directory of one container's terminal.
+/// The directory of one container's input and terminal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachPoint {
     directory: PathBuf,
@@ -53,6 +57,40 @@ impl AttachPoint {
         Ok(())
     }
 
+    /// Creates the directory for a container without a terminal, with a FIFO, and with the link by which `executable`, limpet's
+    /// own, is started in place of `runtime`, a path or a program in the shim's `PATH`.
+    ///
+    /// # Errors
+    /// When it cannot be created.
+    pub fn make_input(&self, executable: &Path, runtime: &Path) -> io::Result<()> {
+        self.make(true)?;
+        std::os::unix::fs::symlink(runtime, self.directory.join(RUNTIME))?;
+        std::os::unix::fs::symlink(executable, self.runtime_with_stdin())
+    }
+
+    /// That in `directory`.
+    pub(crate) fn of(directory: &Path) -> Self {
+        Self { directory: directory.to_owned() }
+    }
+
+    /// The link that is the shim's OCI runtime.
+    pub(crate) fn runtime_with_stdin(&self) -> PathBuf {
+        self.directory.join(RUNTIME_WITH_STDIN)
+    }
+
+    /// The OCI runtime itself.
+    pub(crate) fn runtime(&self) -> io::Result<PathBuf> {
+        fs::read_link(self.directory.join(RUNTIME))
+    }
+
+    /// Holds the FIFO open until the shim does: without somebody who may write, its reader would be at its end.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub(crate) fn hold(&self) -> io::Result<OwnedFd> {
+        Ok(rustix::fs::open(self.stdin(), OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
     /// The FIFO, for the container's task.
     pub fn stdin(&self) -> PathBuf {
         self.directory.join(STDIN)
@@ -80,15 +118,30 @@ impl AttachPoint {
     pub async fn open(&self, stdin: bool) -> io::Result<Ends> {
         let (_directory, socket) = socket(&self.directory)?;
         let output = UnixStream::connect(socket).await?;
-        let stdin = match stdin {
-            // Opening it so never waits: the shim is its reader as long as the process runs.
-            true => match OpenOptions::new().open_sender(self.stdin()) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                opened => Some(opened?),
-            },
-            false => None,
-        };
+        let stdin = if stdin { self.open_input()? } else { None };
         Ok(Ends { stdin, output })
+    }
+
+    /// Connects with the container's input, if it has one, and it is open.
+    ///
+    /// # Errors
+    /// When nobody reads it: its process has exited, or has closed it.
+    pub fn open_input(&self) -> io::Result<Option<Sender>> {
+        // Opening it so never waits: the process, or with a terminal the shim, is its reader.
+        match OpenOptions::new().open_sender(self.stdin()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Takes the input away from later clients. Whoever has opened it keeps it.
+    pub fn end_input(&self) {
+        match fs::remove_file(self.stdin()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path = %self.directory.display(), %error, "a container's input is not closed");
+            }
+            _ => {}
+        }
     }
 }
 

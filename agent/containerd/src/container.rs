@@ -9,7 +9,8 @@ mod update;
 mod view;
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
 use containerd_client::services::v1::containers_client::ContainersClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
@@ -57,8 +58,18 @@ pub struct TaskStreams {
     pub log_uri: String,
     /// It has a terminal.
     pub tty: bool,
-    /// The FIFO of its input.
-    pub stdin: Option<PathBuf>,
+    /// Where the FIFO of its input is; `None`: it has none.
+    pub input: Option<AttachPoint>,
+}
+
+impl TaskStreams {
+    /// Holds the input open while the task is made and started; with a terminal the shim alone does.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn hold_input(&self) -> std::io::Result<Option<OwnedFd>> {
+        self.input.as_ref().filter(|_| !self.tty).map(AttachPoint::hold).transpose()
+    }
 }
 
 /// The root file system for a new container.
@@ -83,6 +94,8 @@ pub struct NewContainer<'a> {
     pub image: &'a str,
     /// Its pod's runtime class; `None`: it has none.
     pub class: Option<&'a RuntimeClass>,
+    /// It has an input and no terminal, see [`crate::stdin`]; its runtime is [`RUNC_SHIM`](runtime::RUNC_SHIM) then.
+    pub input: bool,
     /// Its OCI spec, as JSON.
     pub spec: Vec<u8>,
 }
@@ -203,12 +216,13 @@ impl Containers {
 
     /// Creates the container. An existing one with its id has never run, and is removed first.
     pub async fn create(&self, new: &NewContainer<'_>) -> Result<(), RuntimeError> {
+        let input = new.input.then(|| self.attach_point(new.id).runtime_with_stdin());
         let request = || CreateContainerRequest {
             container: Some(Container {
                 id: new.id.to_string(),
                 labels: record::labels(new.identity),
                 image: new.image.to_owned(),
-                runtime: Some(runtime::runtime(new.class, &self.config)),
+                runtime: Some(runtime::runtime(new.class, input.as_deref(), &self.config)),
                 spec: Some(Any { type_url: SPEC_TYPE_URL.to_owned(), value: new.spec.clone() }),
                 snapshotter: self.config.snapshotter.clone(),
                 snapshot_key: new.id.to_string(),
@@ -223,6 +237,12 @@ impl Containers {
             created = self.containers().create(self.client.call("Containers.Create", request())).await;
         }
         created.map(|_| ()).map_err(|status| RuntimeError::of("Containers.Create", new.id.as_str(), status))
+    }
+
+    /// The OCI runtime's binary of containers with that class: a path, or a program in the shim's `PATH`.
+    pub fn runtime_binary(&self, class: Option<&RuntimeClass>) -> PathBuf {
+        let binary = runtime::binary(class, &self.config);
+        binary.map_or_else(|| PathBuf::from("runc"), Path::to_owned)
     }
 
     /// The place where clients attach to the container.
@@ -241,7 +261,7 @@ impl Containers {
         let message = CreateTaskRequest {
             container_id: id.to_string(),
             rootfs,
-            stdin: streams.stdin.as_ref().map(|fifo| fifo.to_string_lossy().into_owned()).unwrap_or_default(),
+            stdin: streams.input.as_ref().map(|at| at.stdin().to_string_lossy().into_owned()).unwrap_or_default(),
             stdout: streams.log_uri.clone(),
             // A terminal has one stream only.
             stderr: if streams.tty { String::new() } else { streams.log_uri.clone() },

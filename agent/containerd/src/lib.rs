@@ -17,4 +17,5 @@ pub mod record;
 pub mod snapshot_mount;
 pub mod snapshotter;
 pub mod spec;
+pub mod stdin;
 pub mod user;

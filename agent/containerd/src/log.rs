@@ -13,7 +13,7 @@ pub mod writer;
 
 pub use entry::LogStream;
 pub use paths::{LogPaths, newest_attempt, previous_attempt, remove_log};
-pub use reader::{ReadOptions, exists, read, tail_for_termination_message};
+pub use reader::{ReadOptions, exists, open, read, tail_for_termination_message};
 
 /// When a container's log is rotated (kubelet's `containerLogMaxSize`, `containerLogMaxFiles`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,7 +20,7 @@ pub(super) struct AttachArgs {
     /// The pod: its name, with or without the node name, or namespace/name
     #[arg(add = ArgValueCompleter::new(completion::pods))]
     pod: String,
-    /// Attach standard input; the container has to have stdin and tty
+    /// Attach standard input; the container has to have stdin
     #[arg(short = 'i', long)]
     stdin: bool,
     /// Make standard input a terminal: every key goes to the container
@@ -80,7 +80,7 @@ pub(super) async fn connect(
 fn takes_terminal(args: &AttachArgs, container: &Container, is_terminal: bool) -> Result<bool, String> {
     if args.stdin && container.stdin != Some(true) {
         let name = &container.name;
-        return Err(format!("container {name} has no stdin; set stdin and tty in its manifest, or leave -i out"));
+        return Err(format!("container {name} has no stdin; set it in its manifest, or leave -i out"));
     }
     Ok(args.tty && args.stdin && container.tty == Some(true) && is_terminal)
 }

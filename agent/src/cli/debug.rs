@@ -34,8 +34,8 @@ pub(super) struct DebugArgs {
     /// Let it see the processes of this container of the pod
     #[arg(long, value_name = "CONTAINER", add = ArgValueCompleter::new(completion::containers))]
     target: Option<String>,
-    /// Attach standard input, once it runs; needs -t
-    #[arg(short = 'i', long, requires = "tty")]
+    /// Attach standard input, once it runs
+    #[arg(short = 'i', long)]
     stdin: bool,
     /// Give it a terminal; needs -i
     #[arg(short, long, requires = "stdin")]
@@ -108,7 +108,7 @@ fn variable(text: &str) -> Result<EnvVar, String> {
 /// When the agent cannot be reached or does not accept the container, or the container cannot be run.
 pub(super) async fn run(client: &SocketClient, args: DebugArgs, screen: Screen) -> Result<u8, CliError> {
     let pod = find(client, &args.pod, args.namespace.as_deref()).await?;
-    let stdin = args.stdin;
+    let (stdin, tty) = (args.stdin, args.tty);
     let name = match &args.container {
         Some(name) => name.clone(),
         None => {
@@ -126,8 +126,8 @@ pub(super) async fn run(client: &SocketClient, args: DebugArgs, screen: Screen) 
     if !begun(client, &pod, &name, screen).await? {
         return logs::print(client, &log).await;
     }
-    let is_terminal = std::io::IsTerminal::is_terminal(&std::io::stdin());
-    match attach::connect(client, (&pod.key(), &name), true, is_terminal, screen).await {
+    let tty = tty && std::io::IsTerminal::is_terminal(&std::io::stdin());
+    match attach::connect(client, (&pod.key(), &name), true, tty, screen).await {
         // It has ended meanwhile.
         Err(CliError::Refused { status: 404, .. }) => logs::print(client, &log).await,
         attached => attached,
@@ -251,6 +251,7 @@ mod tests {
                 json!({ "stdin": true, "tty": true, "targetContainerName": "main", "command": ["sh", "-c", "true"],
                     "env": [{ "name": "A", "value": "1" }, { "name": "B", "value": "x=y" }] }),
             ),
+            ("-i --profile baseline", json!({ "stdin": true })),
             ("--profile baseline --image-pull-policy Never", json!({ "imagePullPolicy": "Never" })),
         ];
         for (line, fields) in cases {
@@ -263,7 +264,7 @@ mod tests {
 
     #[test]
     fn invalid_arguments_are_rejected() {
-        for line in ["-i", "-t", "--profile root", "--env A", "--env =1", "--image-pull-policy always"] {
+        for line in ["-t", "--profile root", "--env A", "--env =1", "--image-pull-policy always"] {
             assert!(parse(line).is_err(), "{line}");
         }
     }

@@ -200,7 +200,7 @@ impl RealNode {
         };
         let spec = b"{}".to_vec();
         let (manifest, image) = (&record.manifest, &image.name);
-        let new = NewContainer { id: &id, identity: &identity, manifest, image, spec, class: None };
+        let new = NewContainer { id: &id, identity: &identity, manifest, image, spec, class: None, input: false };
         containers.create(&new).await?;
         containers.release(&lease).await?;
         Ok(id)

@@ -40,12 +40,18 @@ struct FileOptions {
     config_path: String,
 }
 
-/// The runtime of a container with `class`, or of one without.
-pub(super) fn runtime(class: Option<&RuntimeClass>, config: &ContainersConfig) -> RuntimeField {
+/// The binary that [`RUNC_SHIM`] calls for a container with `class`, or for one without; `None`: the shim's default.
+pub(super) fn binary<'a>(class: Option<&'a RuntimeClass>, config: &'a ContainersConfig) -> Option<&'a Path> {
+    class.and_then(|class| class.binary.as_deref()).or(config.runtime_binary.as_deref())
+}
+
+/// The runtime of a container with `class`, or of one without. `wrapper`: a program that [`RUNC_SHIM`] calls in place of its
+/// binary.
+pub(super) fn runtime(class: Option<&RuntimeClass>, wrapper: Option<&Path>, config: &ContainersConfig) -> RuntimeField {
     let text = |path: Option<&Path>| path.map(Path::to_string_lossy).unwrap_or_default().into_owned();
     let name = class.map_or(RUNC_SHIM, |class| class.runtime.as_str());
     let options = if name == RUNC_SHIM {
-        let binary = class.and_then(|class| class.binary.as_deref()).or(config.runtime_binary.as_deref());
+        let binary = wrapper.or_else(|| binary(class, config));
         let options = RuncOptions { binary_name: text(binary), systemd_cgroup: config.systemd_cgroup };
         Some(Any { type_url: "containerd.runc.v1.Options".to_owned(), value: options.encode_to_vec() })
     } else {
@@ -77,7 +83,7 @@ mod tests {
             config: config.map(PathBuf::from),
         };
         let runc = |class: Option<&RuntimeClass>| {
-            let field = runtime(class, &config);
+            let field = runtime(class, None, &config);
             (field.name, RuncOptions::decode(&*field.options.unwrap().value).unwrap())
         };
         let of = |binary: &str| RuncOptions { binary_name: binary.to_owned(), systemd_cgroup: true };
@@ -85,10 +91,12 @@ mod tests {
         assert_eq!(runc(Some(&class(RUNC_SHIM, None, None))).1, of("/usr/bin/runc"));
         assert_eq!(runc(Some(&class(RUNC_SHIM, Some("/usr/bin/crun"), None))).1, of("/usr/bin/crun"));
         let runsc = class("io.containerd.runsc.v1", None, Some("/etc/runsc.toml"));
-        let field = runtime(Some(&runsc), &config);
+        let wrapped = runtime(None, Some(Path::new("/run/runtime")), &config);
+        assert_eq!(RuncOptions::decode(&*wrapped.options.unwrap().value).unwrap(), of("/run/runtime"));
+        let field = runtime(Some(&runsc), None, &config);
         let options = FileOptions::decode(&*field.options.unwrap().value).unwrap();
         assert_eq!((field.name.as_str(), options.config_path.as_str()), ("io.containerd.runsc.v1", "/etc/runsc.toml"));
         assert_eq!(options.type_url, "io.containerd.runsc.v1.options");
-        assert_eq!(runtime(Some(&class("io.containerd.kata.v2", None, None)), &config).options, None);
+        assert_eq!(runtime(Some(&class("io.containerd.kata.v2", None, None)), None, &config).options, None);
     }
 }

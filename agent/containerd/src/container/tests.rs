@@ -58,6 +58,7 @@ async fn large_manifests_are_listed_and_one_bad_record_hides_no_other() {
             manifest: &manifest,
             image: "web:1",
             class: None,
+            input: false,
             spec: b"{}".to_vec(),
         };
         containers.create(&new).await.unwrap();

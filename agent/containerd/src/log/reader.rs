@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use futures_util::Stream;
+use futures_util::{Stream, TryFutureExt as _};
 use tokio::sync::watch;
 
 use super::entry::LogStream;
@@ -54,24 +54,28 @@ pub fn read(
     options: ReadOptions,
     finished: watch::Receiver<bool>,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send {
-    futures_util::stream::try_unfold(State::New(path, options, finished), async |state| {
-        let mut reading = match state {
-            State::New(path, options, finished) => Box::new(Reading::start(path, options, finished).await?),
-            State::Reading(reading) => reading,
-        };
-        Ok(reading.next().await?.map(|bytes| (bytes, State::Reading(reading))))
-    })
+    open(path, options, finished).try_flatten_stream()
+}
+
+/// As [`read`], and has found where reading begins when it returns: a follower misses nothing that is written from then on.
+///
+/// # Errors
+/// `NotFound` when there is no such log.
+pub async fn open(
+    path: PathBuf,
+    options: ReadOptions,
+    finished: watch::Receiver<bool>,
+) -> io::Result<impl Stream<Item = io::Result<Bytes>> + Send> {
+    let reading = Box::new(Reading::start(path, options, finished).await?);
+    Ok(futures_util::stream::try_unfold(reading, async |mut reading| {
+        Ok(reading.next().await?.map(|bytes| (bytes, reading)))
+    }))
 }
 
 /// Whether there is a log whose newest file is, or was, `path`.
 pub async fn exists(path: &Path) -> bool {
     let path = path.to_owned();
     blocking(path.clone(), move || generations(&path)).await.is_ok_and(|files| !files.is_empty())
-}
-
-enum State {
-    New(PathBuf, ReadOptions, watch::Receiver<bool>),
-    Reading(Box<Reading>),
 }
 
 /// A log being read, and the watch that reports new lines.

@@ -64,11 +64,7 @@ pub fn add(record: &PodRecord, container: EphemeralContainer) -> Result<PodRecor
 
 /// A field of the container that limpet does not act on, and why: it is not started, and keeps nothing else from running.
 pub fn unsupported(container: &EphemeralContainer) -> Option<(&'static str, &'static str)> {
-    let asks = |field: Option<bool>| field == Some(true);
     let mounts = container.volume_mounts.iter().flatten();
-    if asks(container.stdin) && !asks(container.tty) {
-        return Some(("stdin", "is supported with a terminal only; set tty as well"));
-    }
     mounts
         .into_iter()
         .any(|mount| mount.bind_mount_options.is_some())
@@ -235,7 +231,7 @@ mod tests {
                 "ports: Forbidden: cannot be set for an Ephemeral Container",
             ),
             (json!({ "lifecycle": {} }), "lifecycle: Forbidden: cannot be set for an Ephemeral Container"),
-            (json!({ "stdin": true }), "stdin: is supported with a terminal only; set tty as well"),
+            (json!({ "stdin": true, "stdinOnce": true }), ""),
         ];
         for (fields, expected) in cases {
             let added = read(&with(fields.clone())).and_then(|one| add(&web(), one));

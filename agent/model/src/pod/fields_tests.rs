@@ -20,8 +20,6 @@ const PARTS: &[(&str, &str)] = &[
 const WORKS: &str = "works";
 /// Works, and warns where there is no apiserver.
 const GATES: &str = "spec.readinessGates";
-/// Works beside another field, by a check of its own.
-const STDIN: &str = "spec.C.stdin";
 /// Works in a pod that runs, and in no manifest.
 const EPHEMERAL: &str = "spec.ephemeralContainers";
 
@@ -111,9 +109,6 @@ fn verdict(field: &str) -> String {
     }
     if field == GATES {
         return "works; without an apiserver the pod is never ready, as with kubelet".to_owned();
-    }
-    if field == STDIN {
-        return "`true` needs `tty`".to_owned();
     }
     if field == EPHEMERAL {
         return "added to a running pod: `limpet debug`, `kubectl debug`".to_owned();

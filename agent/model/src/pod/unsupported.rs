@@ -120,7 +120,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
     let gates =
         select(manifest, "spec.readinessGates").into_iter().filter(|(_, gates)| local && is_used(gates, Always));
-    let stdin = select(manifest, "spec.C").into_iter().filter_map(stdin_without_tty);
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let unknown = select(manifest, "spec.C.resources.limits").into_iter().flat_map(unknown_resources);
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
@@ -129,7 +128,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
         .chain(not_yet)
         .chain(refused)
         .chain(gates.map(|(path, _)| never_ready(path)))
-        .chain(stdin)
         .chain(rates)
         .chain(unknown)
         .chain(silent)
@@ -164,17 +162,6 @@ fn refuse(path: String) -> Fault {
     Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
         .because(Reason::Unsupported)
-}
-
-/// The input of a container, which it can have with a terminal alone: containerd's shim gives a process whose output goes to a
-/// logger no other.
-fn stdin_without_tty((path, container): (String, &Value)) -> Option<Fault> {
-    let asks = |field: &str| container.get(field) == Some(&Value::Bool(true));
-    (asks("stdin") && !asks("tty")).then(|| {
-        Fault::error(super::yaml::join(&path, "stdin"), "is supported with a terminal only")
-            .with_remedy("add tty: true, or remove the field")
-            .because(Reason::Unsupported)
-    })
 }
 
 /// Bandwidth annotations that are no rate, or that have no effect because the pod shares the node's network.

@@ -181,10 +181,13 @@ impl ContainerdExecutor {
             manifest: &start.pod.record.manifest,
             image: &start.image.name,
             class: self.runtime_class(start.pod.record.spec()).map_err(config_error)?,
+            input: streams::has_input(start),
             spec,
         };
         self.containers.create(&new).await.map_err(refused)?;
-        let streams = self.streams(start)?;
+        let streams = self.streams(start, new.class)?;
+        // Until the process has been started: by then the shim holds it open, too.
+        let _input = streams.hold_input().map_err(|error| config_error(format!("open its input: {error}")))?;
         // The container holds its snapshot now: the lease goes back while the shim works.
         let ((), (), created) =
             tokio::join!(self.release_lease(lease), self.create_link(start), self.create_task(start, rootfs, &streams));

@@ -1,11 +1,15 @@
 //! The streams of a container's own process, for a client that attaches to it.
 //!
-//! A container with a terminal has its input and its live output in an [`AttachPoint`]. Another one has no input, and its output is
-//! followed in its log, line by line.
+//! A container with a terminal has its input and its live output in an [`AttachPoint`]. Another one may have an input there, and its
+//! output is followed in its log, line by line.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
 
+use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::Container;
 use tokio::io::AsyncWriteExt;
 use tokio::net::unix::pipe::Sender;
 use tokio::sync::{mpsc, watch};
@@ -19,7 +23,7 @@ use crate::server::logs::{LogTarget, finished};
 use limpet_containerd::attach::{AttachPoint, Ends};
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::ExecControl;
-use limpet_containerd::log::{LogStream, ReadOptions, read};
+use limpet_containerd::log::{LogStream, ReadOptions, open};
 use limpet_core::status::observed::Observed;
 
 /// What the route needs.
@@ -48,7 +52,14 @@ enum Output {
     /// Its terminal.
     Terminal(AttachPoint),
     /// Its log, and when it has exited.
-    Log(PathBuf, watch::Receiver<bool>),
+    Log(PathBuf, watch::Receiver<bool>, Option<Input>),
+}
+
+/// The input of a container without a terminal.
+struct Input {
+    point: AttachPoint,
+    /// `stdinOnce`: it is closed for good when its first client ends it or leaves.
+    once: bool,
 }
 
 impl AttachState {
@@ -61,13 +72,16 @@ impl AttachState {
         let pod = target.find(&pods)?;
         let container = pod.containers.get(&target.container).filter(|container| container.pid.is_some());
         let container = container.ok_or_else(|| ExecLookupError::NotRunning(target.container.clone()))?;
-        let has_terminal = pod.record.container(&target.container).is_some_and(|spec| spec.tty == Some(true));
-        let output = match has_terminal {
-            true => Output::Terminal(AttachPoint::new(&self.attach_dir, &container.id)),
+        let spec = pod.record.container(&target.container);
+        let asks = |of: fn(&Container) -> Option<bool>| spec.and_then(of) == Some(true);
+        let point = AttachPoint::new(&self.attach_dir, &container.id);
+        let output = match asks(|spec| spec.tty) {
+            true => Output::Terminal(point),
             false => {
+                let input = asks(|spec| spec.stdin).then(|| Input { point, once: asks(|spec| spec.stdin_once) });
                 let log = LogTarget { pod: target.pod.clone(), container: target.container.clone(), previous: false };
                 let path = container.log_path.join(format!("{}.log", container.restart_count));
-                Output::Log(path, finished(self.observed.clone(), log, container.id.clone()))
+                Output::Log(path, finished(self.observed.clone(), log, container.id.clone()), input)
             }
         };
         Ok(Attachment { control: ExecControl::of_container(&self.client, &container.id), output })
@@ -93,15 +107,22 @@ impl Attachment {
                 }
                 Err(error) => Some(failure_status(&format!("error attaching to container: {error}"))),
             },
-            Output::Log(path, finished) => {
-                let follow = |stream, channel, wanted| {
-                    follow(path.clone(), finished.clone(), stream, channel, messages.clone(), wanted)
+            Output::Log(path, finished, input) => {
+                let input = input.filter(|_| streams.stdin);
+                let stdin = match input.as_ref().map(|input| input.point.open_input()).transpose() {
+                    Ok(stdin) => stdin.flatten(),
+                    Err(error) => return Some(failure_status(&format!("error attaching to container: {error}"))),
                 };
-                let stdout = follow(LogStream::Stdout, Channel::Stdout, streams.stdout);
-                let stderr = follow(LogStream::Stderr, Channel::Stderr, streams.stderr);
+                // Both are open before the client's first bytes are passed on, so it sees what the container answers.
+                let follow = |stream, wanted| follow(&path, &finished, stream, wanted);
+                let (stdout, stderr) =
+                    tokio::join!(follow(LogStream::Stdout, streams.stdout), follow(LogStream::Stderr, streams.stderr));
+                let stdout = send_all(stdout, Channel::Stdout, messages);
+                let stderr = send_all(stderr, Channel::Stderr, messages);
+                let once = input.filter(|input| input.once && stdin.is_some());
                 tokio::select! {
                     _ = async { tokio::join!(stdout, stderr) } => Some(exit_status(0)),
-                    _ = receive(client, None, &self.control) => None,
+                    left = feed(client, stdin, once, &self.control) => left.then(|| exit_status(0)),
                 }
             }
         }
@@ -135,21 +156,50 @@ async fn receive(
     false
 }
 
-/// Sends what is added to a stream's log until the container has exited; at once when the client does not want it.
+/// As [`receive`]. A client whose container has an input for one client alone stays after it has ended it, to see what
+/// the container still writes, until it disconnects.
+async fn feed(
+    mut client: impl Stream<Item = Incoming> + Unpin,
+    stdin: Option<Sender>,
+    once: Option<Input>,
+    control: &ExecControl,
+) -> bool {
+    let left = receive(&mut client, stdin, control).await;
+    let Some(input) = once else { return left };
+    input.point.end_input();
+    if let Err(error) = control.close_stdin().await {
+        tracing::warn!(%error, "a container's input stays open");
+    }
+    if left {
+        while client.next().await.is_some() {}
+    }
+    false
+}
+
+/// What is added to a stream's log from now on until the container has exited; `None` when the client does not want it, or when
+/// there is no log.
 async fn follow(
-    path: PathBuf,
-    finished: watch::Receiver<bool>,
+    path: &Path,
+    finished: &watch::Receiver<bool>,
     stream: LogStream,
-    channel: Channel,
-    messages: mpsc::Sender<Outgoing>,
     wanted: bool,
-) {
+) -> Option<impl Stream<Item = io::Result<Bytes>> + use<>> {
     if !wanted {
-        return;
+        return None;
     }
     let options = ReadOptions { follow: true, tail_lines: Some(0), stream: Some(stream), ..ReadOptions::default() };
-    let mut lines = Box::pin(read(path, options, finished));
+    open(path.to_owned(), options, finished.clone()).await.ok()
+}
+
+/// Sends a stream's lines until its end.
+async fn send_all(
+    lines: Option<impl Stream<Item = io::Result<Bytes>>>,
+    channel: Channel,
+    messages: &mpsc::Sender<Outgoing>,
+) {
+    let Some(lines) = lines else { return };
+    let mut lines = pin!(lines);
     while let Some(Ok(lines)) = lines.next().await {
-        send(&messages, channel, lines).await;
+        send(messages, channel, lines).await;
     }
 }

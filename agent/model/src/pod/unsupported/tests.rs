@@ -15,7 +15,7 @@ fn unsupported_fields_are_rejected_by_name() {
         "initContainers": [{"name": "i", "restartPolicy": "Always"}],
         "containers": [
             {"name": "r", "livenessProbe": {"httpGet": {"port": 1, "protocol": "HTTP2"}}},
-            {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true},
+            {"name": "a", "livenessProbe": {"exec": {"command": ["true"]}}, "stdin": true, "stdinOnce": true},
             {"name": "t", "stdin": true, "stdinOnce": true, "tty": true},
             {"name": "b", "ports": [{"containerPort": 1}, {"containerPort": 2, "hostPort": 3}],
              "resources": {"limits": {"hugepages-2Mi": "4Mi", "cpu": "1", "example.com/gpu": 1, "kubernetes.io/batch": 1}}}
@@ -28,7 +28,6 @@ fn unsupported_fields_are_rejected_by_name() {
         refused,
         [
             "spec.containers[0].livenessProbe.httpGet.protocol",
-            "spec.containers[1].stdin",
             "spec.containers[3].resources.limits[kubernetes.io/batch]",
             "spec.volumes[0].projected.sources[1].serviceAccountToken",
         ]

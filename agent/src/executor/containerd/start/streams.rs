@@ -4,23 +4,39 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use limpet_containerd::container::TaskStreams;
+use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_containerd::log::writer;
 
 use super::failed::{StartFailure, config_error};
 use super::{ContainerdExecutor, Start};
 
+/// Whether it has an input and no terminal.
+pub(super) fn has_input(start: &Start<'_>) -> bool {
+    start.container.stdin == Some(true) && start.container.tty != Some(true)
+}
+
 impl ContainerdExecutor {
-    /// The logger, and for a container with a terminal the place where clients attach.
-    pub(super) fn streams(&self, start: &Start<'_>) -> Result<TaskStreams, StartFailure> {
+    /// The logger, and for a container with a terminal or an input the place where clients attach.
+    pub(super) fn streams(&self, start: &Start<'_>, class: Option<&RuntimeClass>) -> Result<TaskStreams, StartFailure> {
         let (tty, stdin) = (start.container.tty.unwrap_or(false), start.container.stdin.unwrap_or(false));
+        let input = has_input(start).then(|| self.containers.attach_point(&start.id));
+        if let Some(input) = &input {
+            if let Some(class) = class.filter(|class| class.runtime != RUNC_SHIM) {
+                let message =
+                    format!("stdin without tty needs the shim {RUNC_SHIM}; its runtime class has {}", class.runtime);
+                return Err(config_error(message));
+            }
+            let made = input.make_input(&self.executable, &self.containers.runtime_binary(class));
+            made.map_err(|error| config_error(format!("make the input of {}: {error}", start.id)))?;
+        }
         let terminal = tty.then(|| self.containers.attach_point(&start.id));
         if let Some(terminal) = &terminal {
             let made = terminal.make(stdin);
             made.map_err(|error| config_error(format!("make the terminal of {}: {error}", start.id)))?;
         }
         let log_uri = writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start), terminal.as_ref());
-        let stdin = terminal.filter(|_| stdin).map(|terminal| terminal.stdin());
-        Ok(TaskStreams { log_uri, tty, stdin })
+        let point = terminal.filter(|_| stdin).or(input);
+        Ok(TaskStreams { log_uri, tty, input: point })
     }
 
     pub(super) fn log_path(&self, start: &Start<'_>) -> PathBuf {
