@@ -86,9 +86,6 @@ const ON_PURPOSE: &[Known] = &[
 /// kubelet makes it before it pulls, and removes it at its next look.
 const SANDBOX: &str = "a sandbox is made beside the pull, and is gone at once when its pod has ended";
 
-/// Differences that are to go: what kubelet has and limpet does not.
-const NOT_YET: &[Known] = &[("", "status", ".user.linux.", "the user of a container's first process")];
-
 type Known = (&'static str, &'static str, &'static str, &'static str);
 
 fn a_pod_under_limpet_is_as_under_kubelet(node: &mut TestNode) -> Result<()> {
@@ -132,7 +129,7 @@ fn differing(kubelet: &Views, limpet: &Views) -> Vec<String> {
 }
 
 fn is_on_purpose(name: &str, of_section: &str, of_line: &str) -> bool {
-    ON_PURPOSE.iter().chain(NOT_YET).any(|(view, section, part, _)| {
+    ON_PURPOSE.iter().any(|(view, section, part, _)| {
         name.starts_with(view) && of_section.starts_with(section) && of_line.contains(part)
     })
 }

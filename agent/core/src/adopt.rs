@@ -156,6 +156,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         oom_victim: None,
         signalled_by: None,
         stop_signal: identity.stop_signal,
+        user: identity.user.clone().map(Arc::new),
         sandbox: identity.sandbox.clone(),
         pod_restarts: identity.pod_restarts,
         asked_before_edit: false,

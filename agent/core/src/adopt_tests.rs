@@ -47,6 +47,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         resized_at: None,
         ephemeral: None,
         devices: Vec::new(),
+        user: None,
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),

@@ -143,6 +143,7 @@ pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
         oom_victim: None,
         signalled_by: None,
         stop_signal: StopSignal::default(),
+        user: None,
         sandbox: None,
         pod_restarts: 0,
         asked_before_edit: false,

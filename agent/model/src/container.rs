@@ -74,6 +74,17 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Who the first process of a container runs as: what its status shows as `user.linux`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ContainerUser {
+    /// The user's id.
+    pub uid: u32,
+    /// The id of the primary group.
+    pub gid: u32,
+    /// All groups, the primary one included.
+    pub groups: Vec<u32>,
+}
+
 /// The facts of a container; only a resize in place changes some.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainerIdentity {
@@ -128,6 +139,9 @@ pub struct ContainerIdentity {
     /// What device plugins have given it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceAllocation>,
+    /// Who its first process runs as; earlier versions recorded none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<ContainerUser>,
 }
 
 impl ContainerIdentity {

@@ -351,6 +351,7 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
         oom_victim: None,
         signalled_by: None,
         stop_signal: StopSignal::default(),
+        user: None,
         sandbox,
         pod_restarts: 0,
         asked_before_edit: false,

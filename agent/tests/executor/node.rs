@@ -197,6 +197,7 @@ impl RealNode {
             resized_at: None,
             ephemeral: None,
             devices: Vec::new(),
+            user: None,
         };
         let spec = b"{}".to_vec();
         let (manifest, image) = (&record.manifest, &image.name);

@@ -40,6 +40,7 @@ fn identity(container: &str) -> ContainerIdentity {
         resized_at: None,
         ephemeral: None,
         devices: Vec::new(),
+        user: None,
     }
 }
 

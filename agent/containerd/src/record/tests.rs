@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
-use limpet_model::container::Exit;
+use limpet_model::container::{ContainerUser, Exit};
 use limpet_model::probe::ProbeKind;
 use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::PodVerdict;
@@ -20,8 +20,10 @@ const FIRST: &str = include_str!("golden/1-first.json");
 const WITH_PROBES: &str = include_str!("golden/2-probes.json");
 /// Before restarts of all containers.
 const WITH_RESIZE: &str = include_str!("golden/3-resize.json");
+/// Before the user was recorded.
+const WITH_RESTARTS: &str = include_str!("golden/4-restart-all.json");
 /// As they are written today, with every field.
-const PRESENT: &str = include_str!("golden/4-restart-all.json");
+const PRESENT: &str = include_str!("golden/5-user.json");
 
 fn golden(text: &str) -> HashMap<String, Any> {
     let parts: BTreeMap<String, &RawValue> = serde_json::from_str(text).unwrap();
@@ -52,6 +54,7 @@ fn first_identity() -> ContainerIdentity {
         resized_at: None,
         ephemeral: None,
         devices: Vec::new(),
+        user: None,
     }
 }
 
@@ -65,6 +68,7 @@ fn present() -> (ContainerIdentity, ContainerState, ProbeRecord) {
         sandbox: Some("1".into()),
         pod_restarts: 2,
         resized_at: Some(Timestamp::from_second(2).unwrap()),
+        user: Some(ContainerUser { uid: 7, gid: 8, groups: vec![8, 9] }),
         ..first_identity()
     };
     let finished_at = Timestamp::from_millisecond(1500).unwrap();
@@ -82,11 +86,12 @@ fn the_first_record_is_read_with_defaults() {
 }
 
 #[test]
-fn the_records_with_probes_and_with_a_resize_are_read() {
+fn the_records_since_probes_came_are_read() {
     let (identity, state, probes) = present();
-    let with_resize = ContainerIdentity { pod_restarts: 0, ..identity };
+    let with_restarts = ContainerIdentity { user: None, ..identity };
+    let with_resize = ContainerIdentity { pod_restarts: 0, ..with_restarts.clone() };
     let with_probes = ContainerIdentity { resized_at: None, ..with_resize.clone() };
-    for (text, identity) in [(WITH_PROBES, with_probes), (WITH_RESIZE, with_resize)] {
+    for (text, identity) in [(WITH_PROBES, with_probes), (WITH_RESIZE, with_resize), (WITH_RESTARTS, with_restarts)] {
         let read = recorded(&golden(text)).unwrap();
         assert_eq!((&read.identity, &read.state, read.probes), (&identity, &state, probes));
     }

@@ -104,6 +104,7 @@ fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instanc
         oom_victim: None,
         signalled_by: None,
         stop_signal: StopSignal::default(),
+        user: None,
         sandbox: None,
         pod_restarts: 0,
         asked_before_edit: false,

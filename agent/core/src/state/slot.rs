@@ -10,7 +10,7 @@ use std::time::Instant;
 use crate::backoff;
 use crate::probe::Probes;
 use crate::state::{Hooks, Now, PostStart, Resize, RetryState, Stopping};
-use limpet_model::container::{ContainerId, Exit};
+use limpet_model::container::{ContainerId, ContainerUser, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::Role;
 use limpet_model::probe::ProbeKind;
@@ -87,6 +87,8 @@ pub struct Instance {
     pub signalled_by: Option<Sender>,
     /// The signal that asks it to end.
     pub stop_signal: StopSignal,
+    /// Who its first process runs as; `None`: it was never found out, or an earlier version of limpet started it.
+    pub user: Option<Arc<ContainerUser>>,
     /// The id of the sandbox it was started in.
     pub sandbox: Option<String>,
     /// How often all containers of its pod had been restarted before its start.

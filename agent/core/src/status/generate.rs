@@ -7,8 +7,9 @@
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, HostIP,
-    PodIP, PodStatus, ResourceRequirements, VolumeMount, VolumeMountStatus,
+    self as k8s, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, HostIP, LinuxContainerUser, PodIP, PodStatus, ResourceRequirements, VolumeMount,
+    VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -16,7 +17,7 @@ use crate::node_state::NodeState;
 use crate::plan::{self, awaits, restart_all};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, SandboxState};
 use crate::status::{conditions, resources};
-use limpet_model::container::Exit;
+use limpet_model::container::{ContainerUser, Exit};
 use limpet_model::pod::Role;
 use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::{PodVerdict, VerdictPhase};
@@ -141,8 +142,19 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
         resources: resources_until_resized(slot),
         stop_signal: stop_signal(pod, slot),
         volume_mounts: volume_mounts(pod, slot),
+        user: slot.instance.as_ref().and_then(|instance| instance.user.as_deref()).map(user),
         ..ContainerStatus::default()
     }
+}
+
+/// Who its first process runs as.
+fn user(user: &ContainerUser) -> k8s::ContainerUser {
+    let linux = LinuxContainerUser {
+        uid: user.uid.into(),
+        gid: user.gid.into(),
+        supplemental_groups: Some(user.groups.iter().copied().map(i64::from).collect()),
+    };
+    k8s::ContainerUser { linux: Some(linux) }
 }
 
 /// What it has, while it is to have other resources.

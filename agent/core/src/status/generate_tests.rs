@@ -229,6 +229,18 @@ fn a_stop_signal_is_shown_where_something_asks_for_it() {
 }
 
 #[test]
+fn the_user_of_the_first_process_is_shown_once_it_is_known() {
+    let mut pod = pod("Always", 0, 1);
+    put(&mut pod, 0, None, Duration::ZERO);
+    let shown = |pod: &PodState| status(pod).container_statuses.unwrap().remove(0).user;
+    assert_eq!(shown(&pod), None);
+    let user = ContainerUser { uid: 7, gid: 8, groups: vec![8, 9] };
+    pod.containers[0].instance.as_mut().unwrap().user = Some(Arc::new(user));
+    let linux = shown(&pod).unwrap().linux.unwrap();
+    assert_eq!((linux.uid, linux.gid, linux.supplemental_groups.as_deref()), (7, 8, Some(&[8, 9][..])));
+}
+
+#[test]
 fn readiness_and_start_of_containers_are_those_of_their_probes() {
     use k8s_openapi::api::core::v1::{Container, Probe};
     use limpet_model::probe::ProbeKind;

@@ -3,10 +3,11 @@
 mod devices;
 mod ephemeral;
 mod failed;
+mod instance;
 mod streams;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use containerd_client::types::Mount as SnapshotMount;
@@ -28,16 +29,14 @@ use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::observed_exit;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::plan::restart_all;
-use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState, PostStart};
+use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState};
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::orphan_processes;
 use limpet_host::process;
 use limpet_model::container::Task;
-use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded};
+use limpet_model::container::{ContainerId, ContainerState, ContainerUser, Exit, Recorded};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::image::LocalImage;
-use limpet_model::pod::ephemeral::to_record as ephemeral_record;
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::stop_signal::StopSignal;
 
@@ -54,6 +53,8 @@ struct Start<'a> {
     stop_signal: StopSignal,
     /// What device plugins have given it.
     given: Vec<DeviceAllocation>,
+    /// Who it runs as, once that is known.
+    user: OnceLock<Arc<ContainerUser>>,
 }
 
 /// What runs after a start.
@@ -107,6 +108,7 @@ impl ContainerdExecutor {
             pause: slot.next_pause().min(self.config.max_restart_pause),
             stop_signal: self.stop_signal(pod, slot, image),
             given,
+            user: OnceLock::new(),
         };
         let objects = Arc::clone(&pod.objects);
         let container_type = ContainerType::of(slot.role);
@@ -173,6 +175,8 @@ impl ContainerdExecutor {
         };
         self.mount_image_volumes(start.pod, start.container).await.map_err(StartFailure::Before)?;
         let user = self.user(start, &rootfs).await?;
+        let recorded = ContainerUser { uid: user.uid, gid: user.gid, groups: user.additional_gids.clone() };
+        start.user.get_or_init(|| Arc::new(recorded));
         let spec = self.spec(start, user).await?;
         let identity = self.identity(start);
         let new = NewContainer {
@@ -302,58 +306,6 @@ impl ContainerdExecutor {
         }
     }
 
-    fn identity(&self, start: &Start<'_>) -> ContainerIdentity {
-        let record = &start.pod.record;
-        ContainerIdentity {
-            namespace: record.key.namespace().to_owned(),
-            pod: record.key.name().to_owned(),
-            uid: record.uid.to_string(),
-            container: start.slot.name.clone(),
-            init: start.slot.role.is_init_container(),
-            attempt: start.attempt,
-            source: record.source.to_string(),
-            origin: record.origin.to_string(),
-            fingerprint: start.slot.fingerprint.clone(),
-            image: start.image.name.to_string(),
-            image_digest: start.image.digest.to_string(),
-            log_path: self.log_path(start).to_string_lossy().into_owned(),
-            backoff_seconds: start.pause.as_secs(),
-            pod_start: Some(start.pod.start_time),
-            pod_ips: start.pod.addresses().to_vec(),
-            stop_signal: start.stop_signal,
-            sandbox: start.sandbox.sandbox.id.clone(),
-            pod_restarts: restart_all::pod_restarts(start.pod),
-            resized_at: None,
-            ephemeral: record.ephemeral_of(&start.slot.name).and_then(ephemeral_record),
-            devices: start.given.clone(),
-        }
-    }
-
-    fn instance(&self, start: &Start<'_>, started_at: Option<Timestamp>, life: Life) -> Instance {
-        Instance {
-            id: start.id.clone(),
-            attempt: start.attempt,
-            fingerprint: start.slot.fingerprint.clone(),
-            image: start.image.name.to_string(),
-            image_digest: start.image.digest.to_string(),
-            log_path: self.log_path(start),
-            started_at,
-            pause: start.pause,
-            oom_kills_survived: 0,
-            oom_victim: None,
-            signalled_by: None,
-            stop_signal: start.stop_signal,
-            sandbox: start.sandbox.sandbox.id.clone(),
-            pod_restarts: restart_all::pod_restarts(start.pod),
-            asked_before_edit: false,
-            replaced: false,
-            post_start: PostStart::Done,
-            probes: None,
-            resize: None,
-            life,
-        }
-    }
-
     /// It runs: recorded on the container, in the log and as events.
     async fn started(&self, start: &Start<'_>, pid: u32, began: Instant, created: Duration) -> Instance {
         let now = Timestamp::now();
@@ -393,6 +345,7 @@ impl ContainerdExecutor {
             (instance.fingerprint, instance.pod_restarts) = (identity.fingerprint, identity.pod_restarts);
             instance.image = identity.image;
             instance.image_digest = identity.image_digest;
+            instance.user = identity.user.map(Arc::new);
         }
         if let Some(exit) = end {
             let exit = self.write_exit(start.pod, start.slot, &instance, exit).await;

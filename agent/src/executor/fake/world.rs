@@ -322,6 +322,7 @@ impl World {
             resized_at: None,
             ephemeral: record.ephemeral_of(&slot.name).and_then(to_record),
             devices: Vec::new(),
+            user: None,
         };
         let own = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy.clone());
         let rules = pod.container_spec(&slot.name).and_then(|spec| spec.restart_policy_rules.as_ref());

@@ -152,6 +152,7 @@ fn found(pod: &PodState, state: ContainerState, task: Option<Task>) -> FoundCont
         resized_at: None,
         ephemeral: definition,
         devices: Vec::new(),
+        user: None,
     };
     FoundContainer {
         id: ContainerId::derive(&PodUid::new("0123"), "debug", 0),

@@ -1,0 +1,67 @@
+//! What a start leaves behind: the record on its container, and the instance in its pod's state.
+
+use jiff::Timestamp;
+
+use super::{ContainerdExecutor, Start};
+use limpet_core::plan::restart_all;
+use limpet_core::state::{Instance, Life, PostStart};
+use limpet_model::container::{ContainerIdentity, ContainerUser};
+use limpet_model::pod::ephemeral::to_record as ephemeral_record;
+
+impl ContainerdExecutor {
+    /// What is recorded on it.
+    pub(super) fn identity(&self, start: &Start<'_>) -> ContainerIdentity {
+        let record = &start.pod.record;
+        ContainerIdentity {
+            namespace: record.key.namespace().to_owned(),
+            pod: record.key.name().to_owned(),
+            uid: record.uid.to_string(),
+            container: start.slot.name.clone(),
+            init: start.slot.role.is_init_container(),
+            attempt: start.attempt,
+            source: record.source.to_string(),
+            origin: record.origin.to_string(),
+            fingerprint: start.slot.fingerprint.clone(),
+            image: start.image.name.to_string(),
+            image_digest: start.image.digest.to_string(),
+            log_path: self.log_path(start).to_string_lossy().into_owned(),
+            backoff_seconds: start.pause.as_secs(),
+            pod_start: Some(start.pod.start_time),
+            pod_ips: start.pod.addresses().to_vec(),
+            stop_signal: start.stop_signal,
+            sandbox: start.sandbox.sandbox.id.clone(),
+            pod_restarts: restart_all::pod_restarts(start.pod),
+            resized_at: None,
+            ephemeral: record.ephemeral_of(&start.slot.name).and_then(ephemeral_record),
+            devices: start.given.clone(),
+            user: start.user.get().map(|user| ContainerUser::clone(user)),
+        }
+    }
+
+    /// What its pod's worker knows of it.
+    pub(super) fn instance(&self, start: &Start<'_>, started_at: Option<Timestamp>, life: Life) -> Instance {
+        Instance {
+            id: start.id.clone(),
+            attempt: start.attempt,
+            fingerprint: start.slot.fingerprint.clone(),
+            image: start.image.name.to_string(),
+            image_digest: start.image.digest.to_string(),
+            log_path: self.log_path(start),
+            started_at,
+            pause: start.pause,
+            oom_kills_survived: 0,
+            oom_victim: None,
+            signalled_by: None,
+            stop_signal: start.stop_signal,
+            user: start.user.get().cloned(),
+            sandbox: start.sandbox.sandbox.id.clone(),
+            pod_restarts: restart_all::pod_restarts(start.pod),
+            asked_before_edit: false,
+            replaced: false,
+            post_start: PostStart::Done,
+            probes: None,
+            resize: None,
+            life,
+        }
+    }
+}
