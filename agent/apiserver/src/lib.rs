@@ -10,6 +10,6 @@ pub mod kubeconfig;
 pub mod request;
 pub mod watch;
 
-pub use client::{Client, Traffic};
+pub use client::{Client, Credentials, Traffic};
 pub use error::{CertificateFault, RequestError};
 pub use request::{Request, Resource};
