@@ -23,6 +23,7 @@ mod outbox;
 mod pods;
 mod references;
 mod reviews;
+mod runtime;
 mod split;
 
 use std::collections::BTreeMap;
@@ -38,8 +39,6 @@ use crate::source::api;
 use crate::status::event::Events;
 use follow::{Followed, follow};
 use limpet_apiserver::Resource;
-use limpet_containerd::client::Client as Containerd;
-use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::NodeState;
@@ -50,6 +49,8 @@ use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
 pub use outbox::Unsent;
 pub use reviews::{Access, ReviewError, Reviews, User};
+pub(crate) use runtime::{Containerd, HollowRuntime};
+pub use runtime::{NodeRuntime, RuntimeError};
 
 /// How many updates of a watch may wait for those who compare; then the watch waits.
 const UPDATES: usize = 16;
@@ -77,10 +78,8 @@ pub struct Inputs {
     pub node_state: watch::Receiver<NodeState>,
     /// Whether pods can be attached to a network.
     pub network: watch::Receiver<NetworkStatus>,
-    /// Asked for its version.
-    pub containerd: Containerd,
-    /// The image store.
-    pub images: Images,
+    /// What the containers run in.
+    pub runtime: Arc<dyn NodeRuntime>,
     /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
     /// What each source has published.
@@ -118,9 +117,9 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         labels: inputs.labels,
         node_state: inputs.node_state,
         network: inputs.network,
-        containerd: inputs.containerd,
+        images: images::NodeImages::new(Arc::clone(&inputs.runtime), inputs.config.cluster.max_images),
+        runtime: inputs.runtime,
         device_plugins: inputs.device_plugins,
-        images: images::NodeImages::new(inputs.images, inputs.config.cluster.max_images),
     };
     let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
     let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), inputs.slots);

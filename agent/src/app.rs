@@ -7,6 +7,7 @@
 mod cluster;
 mod database;
 mod error;
+pub mod hollow;
 mod listeners;
 mod observer;
 mod published;

@@ -29,6 +29,7 @@ mod events;
 pub mod exec;
 mod guard;
 mod history;
+mod hollow_node;
 mod images;
 pub mod logs;
 mod output;
@@ -129,6 +130,9 @@ enum Command {
     Images(images::ImagesArgs),
     /// Show or remove the manifest guard
     Guard(guard::GuardArgs),
+    /// Run many nodes in this process whose containers are numbers, to see what a cluster of them costs
+    #[command(hide = true)]
+    HollowNode(hollow_node::HollowNodeArgs),
     /// Print the versions of this command and of the agent
     Version(version::VersionArgs),
     /// Print a shell completion script
@@ -156,6 +160,7 @@ pub fn main() -> ExitCode {
     let client = SocketClient::new(socket.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET)));
     let result = match cli.command {
         Command::Run(flags) => return run::run(&RunFlags { socket, ..flags }),
+        Command::HollowNode(args) => hollow_node::run(args),
         Command::Validate(args) => validate::run(&args, screen),
         Command::Guard(args) => guard::run(&args, screen),
         Command::Completion(args) => completion::run(&args, screen),

@@ -248,6 +248,19 @@ impl Reporter {
         }
     }
 
+    /// The container's image is here and was not pulled.
+    pub fn report_image_present(&self, pod: &PodState, slot: &ContainerSlot, image: &str) {
+        let message = format!("Container image \"{image}\" already present on machine");
+        self.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
+    }
+
+    /// A container runs.
+    pub fn report_start(&self, pod: &PodState, slot: &ContainerSlot) {
+        let name = &slot.name;
+        self.event(pod, Some(name), EventType::Normal, "Created", format!("Created container: {name}"));
+        self.event(pod, Some(name), EventType::Normal, "Started", format!("Started container {name}"));
+    }
+
     /// A container could not be started.
     pub fn report_start_failure(&self, pod: &PodState, slot: &ContainerSlot, reason: &str, message: &str) {
         tracing::warn!(pod = %pod.record.key, container = slot.name, reason, message, "container not started");

@@ -96,6 +96,9 @@ const FILES: [(&str, &str); 13] = [
     ("etcd-keyfile", "apiserver-etcd-client.key"),
 ];
 
+/// curl's options that name files of the certificates: the administrator's.
+const CURL_FILES: [(&str, &str); 3] = [("cacert", "ca.crt"), ("cert", "super-admin.crt"), ("key", "super-admin.key")];
+
 /// Whom the apiserver's certificate names when it asks a node.
 pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 /// The address of every node.
@@ -228,6 +231,11 @@ impl Cluster {
         apiserver.wait(FIRST_START).map(drop)
     }
 
+    /// Kills the apiserver, as a power cut does; what it keeps stays.
+    pub fn kill(&mut self) {
+        self.apiserver.take().iter_mut().for_each(Daemon::kill);
+    }
+
     /// Has `node`'s agent join at its next start: a certificate of its own, and the flags.
     pub fn admit(&self, node: &mut TestNode, flags: &[&str]) -> Result<()> {
         let path = self.node_credentials(node.name())?;
@@ -247,7 +255,17 @@ impl Cluster {
 
     /// A kubeconfig with all rights.
     pub fn kubeconfig(&self) -> Result<PathBuf> {
-        self.certificates.kubeconfig(&self.address(), "super-admin")
+        self.kubeconfig_at(&self.address())
+    }
+
+    /// The same by way of another address.
+    pub fn kubeconfig_at(&self, address: &str) -> Result<PathBuf> {
+        self.certificates.kubeconfig(address, "super-admin")
+    }
+
+    /// The apiserver's port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port.number
     }
 
     /// The certificate of the authority that everybody's certificate in the cluster is of.
@@ -296,6 +314,48 @@ impl Cluster {
         self.done("POST", path, Some(("application/json", object)))
     }
 
+    /// Creates all of them, on a few connections.
+    pub fn create_all(&self, path: &str, objects: &[Value]) -> Result<()> {
+        let credentials: String = CURL_FILES
+            .iter()
+            .map(|(option, name)| format!("{option} = \"{}\"\n", self.certificates.file(name).display()))
+            .collect();
+        let request = |object: &Value| {
+            // A string of JSON is one of curl's.
+            let data = Value::String(object.to_string());
+            format!(
+                "url = \"{}{path}\"\nheader = \"Content-Type: application/json\"\ndata-binary = {data}\n\
+                 output = /dev/null\nfail\n{credentials}",
+                self.address()
+            )
+        };
+        let requests: Vec<_> = objects.iter().map(request).collect();
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--show-error", "--parallel", "--parallel-max", "8", "--config", "-"]);
+        let output = process::run(&mut curl, requests.join("next\n").as_bytes())?;
+        ensure!(output.status.success(), "POST {path}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(())
+    }
+
+    /// Makes what controllers would in the namespace `default`: its service account and the authority's certificate.
+    pub fn add_account(&self) -> Result<()> {
+        let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
+        let map = json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": { "name": "kube-root-ca.crt" },
+            "data": { "ca.crt": fs::read_to_string(self.authority())? },
+        });
+        for (kind, object) in [("serviceaccounts", account), ("configmaps", map)] {
+            let path = format!("/api/v1/namespaces/default/{kind}");
+            let name = object["metadata"]["name"].as_str().context("no name")?;
+            if self.get(&format!("{path}/{name}"))?.is_none() {
+                self.create(&path, &object)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Creates what is answered and not kept, such as a review.
     pub fn ask(&self, path: &str, object: &Value) -> Result<Value> {
         let (code, answer) = self.request("POST", path, Some(("application/json", object)))?;
@@ -339,8 +399,8 @@ impl Cluster {
     fn curl(&self, path: &str) -> Command {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--max-time", "30"]);
-        for (flag, name) in [("--cacert", "ca.crt"), ("--cert", "super-admin.crt"), ("--key", "super-admin.key")] {
-            command.arg(flag).arg(self.certificates.file(name));
+        for (option, name) in CURL_FILES {
+            command.arg(format!("--{option}")).arg(self.certificates.file(name));
         }
         command.arg(format!("{}{path}", self.address()));
         command

@@ -16,6 +16,7 @@ pub mod corpus;
 pub mod footprint;
 pub mod forwarded;
 pub mod grpc_health;
+pub mod hollow;
 pub mod huge_page_pool;
 pub mod hung_mount;
 pub mod image;

@@ -52,21 +52,6 @@ fn main() -> ExitCode {
     code
 }
 
-/// Makes what the controllers of a cluster would: the namespace's service account and the authority's certificate.
-fn with_account(cluster: &Cluster) -> Result<()> {
-    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
-    let authority = std::fs::read_to_string(cluster.authority())?;
-    let map = object("kube-root-ca.crt", json!({ "ca.crt": authority }));
-    for (kind, object) in [("serviceaccounts", account), ("configmaps", map)] {
-        let path = format!("/api/v1/namespaces/default/{kind}");
-        let name = object["metadata"]["name"].as_str().context("no name")?;
-        if cluster.get(&format!("{path}/{name}"))?.is_none() {
-            cluster.create(&path, &object)?;
-        }
-    }
-    Ok(())
-}
-
 fn object(name: &str, data: Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name }, "data": data })
 }
@@ -104,7 +89,7 @@ fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
 
 fn a_bound_pod_runs_and_is_deleted_once_it_has_ended(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let script = "trap 'echo ending; sleep 1; echo ended; exit 0' TERM; echo started; while :; do sleep 0.1; done";
     let containers = json!([shell("main", script)]);
@@ -140,7 +125,7 @@ fn a_bound_pod_runs_and_is_deleted_once_it_has_ended(node: &mut TestNode) -> Res
 
 fn a_pod_waits_for_what_it_refers_to_and_follows_its_edits(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let (map, secret) = (format!("settings-{}", node.name()), format!("keys-{}", node.name()));
     let env = json!([{ "name": "KEY", "valueFrom": { "secretKeyRef": { "name": secret, "key": "k" } } }]);
@@ -168,7 +153,7 @@ fn a_pod_waits_for_what_it_refers_to_and_follows_its_edits(node: &mut TestNode) 
 
 fn a_pod_has_a_token_that_the_apiserver_knows(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     create(node, &cluster, &simple("web", IDLE))?;
     let found = wait_reported(node, &cluster, "web")?;
@@ -190,7 +175,7 @@ fn a_pod_has_a_token_that_the_apiserver_knows(node: &mut TestNode) -> Result<()>
 
 fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let service = format!("db-{}", node.name());
     let document = json!({
@@ -231,7 +216,7 @@ fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNo
 
 fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let map = format!("settings-{}", node.name());
     cluster.create("/api/v1/namespaces/default/configmaps", &object(&map, json!({ "mode": "day" })))?;
@@ -260,7 +245,7 @@ fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut TestNode) 
 
 fn what_was_deleted_while_the_agent_was_away_ends(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     for name in ["kept", "deleted", "forced"] {
         create(node, &cluster, &simple(name, IDLE))?;
@@ -288,7 +273,7 @@ fn what_was_deleted_while_the_agent_was_away_ends(node: &mut TestNode) -> Result
 
 fn an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let spec = json!({ "restartPolicy": "Never", "containers": [shell("main", "echo done once; exit 3")] });
     create(node, &cluster, &pod("job", spec))?;
@@ -316,7 +301,7 @@ fn an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished(node
 fn a_pod_is_ready_once_its_readiness_gates_are_open(node: &mut TestNode) -> Result<()> {
     const GATE: &str = "example.com/registered";
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let gates = json!({ "spec": { "readinessGates": [{ "conditionType": GATE }] } });
     create(node, &cluster, &with(simple("gated", IDLE), gates.clone()))?;
@@ -350,7 +335,7 @@ fn a_pod_is_ready_once_its_readiness_gates_are_open(node: &mut TestNode) -> Resu
 
 fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let volumes =
         json!([{ "name": "data", "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:data", "lun": 0 } }]);
@@ -386,7 +371,7 @@ fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut T
 
 fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &["--system-reserved=cpu=250m", "--node-labels=site=lab", "--provider-id=edge://7"])?;
     let of_node = format!("/api/v1/nodes/{}", node.name());
     let cores = std::thread::available_parallelism()?.get();

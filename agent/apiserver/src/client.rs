@@ -63,6 +63,11 @@ impl Credentials {
         credentials
     }
 
+    /// Whether each client runs a program to have its credentials.
+    pub fn runs_program(&self) -> bool {
+        self.config.auth_info.exec.is_some()
+    }
+
     /// A client with connections of its own; runs the `exec` program of the kubeconfig if it has one. Connects to nothing
     /// yet. Blocks; within a runtime.
     ///

@@ -97,7 +97,7 @@ pub struct NodeReport {
     pub state: NodeState,
     /// Why pods cannot be attached to a network, where they cannot.
     pub network_problem: Option<String>,
-    /// containerd's version, once it has answered.
+    /// Name and version of the runtime, `containerd://2.1.9`, once it has answered.
     pub runtime_version: String,
     /// The devices of plugins, by resource.
     pub devices: BTreeMap<String, DeviceCount>,
@@ -251,7 +251,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     let mut info = json!(node.info);
     info["architecture"] = json!(node.architecture);
     info["operatingSystem"] = json!("linux");
-    info["containerRuntimeVersion"] = json!(format!("containerd://{}", report.runtime_version));
+    info["containerRuntimeVersion"] = json!(report.runtime_version);
     let image = |image: &NodeImage| json!({ "names": image.names, "sizeBytes": image.size });
     // An apiserver takes port 0 for none.
     let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });

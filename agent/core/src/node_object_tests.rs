@@ -23,7 +23,7 @@ fn node() -> NodeDescription {
 }
 
 fn report() -> NodeReport {
-    NodeReport { state: READY, runtime_version: "2.1.9".to_owned(), ..NodeReport::default() }
+    NodeReport { state: READY, runtime_version: "containerd://2.1.9".to_owned(), ..NodeReport::default() }
 }
 
 fn image() -> NodeImage {
@@ -217,7 +217,7 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
     assert_eq!(with(|report| report.state.runtime_ready = false), None);
     assert_eq!(with(|report| report.state.pressure = NodePressure::from_iter([Pressure::Disk])), None);
     assert_eq!(with(|report| report.state = on_network(&["192.0.2.9"])), None);
-    assert_eq!(with(|report| report.runtime_version = "2.2.0".to_owned()), None);
+    assert_eq!(with(|report| report.runtime_version = "containerd://2.2.0".to_owned()), None);
     assert_eq!(with(|report| report.network_problem = Some("gone".to_owned())), None);
     assert_eq!(with(|report| report.images = vec![image()]), None);
 }

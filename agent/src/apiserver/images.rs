@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use limpet_containerd::image::{ImageError, Images};
+use super::runtime::{NodeRuntime, RuntimeError};
 use limpet_core::node_images::{self, NodeImage};
 
 /// What comes within this time, as the pulls of one pod, is one report.
@@ -17,7 +17,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// The images of the node.
 #[derive(Debug)]
 pub(super) struct NodeImages {
-    images: Images,
+    runtime: Arc<dyn NodeRuntime>,
     /// `nodeStatusMaxImages`; `None`: all.
     most: Option<usize>,
     contents: watch::Receiver<u64>,
@@ -29,13 +29,13 @@ pub(super) struct NodeImages {
 }
 
 impl NodeImages {
-    /// Of that store, at most so many.
-    pub(super) fn new(images: Images, most: Option<usize>) -> Self {
-        let mut contents = images.contents();
+    /// Of that runtime's store, at most so many.
+    pub(super) fn new(runtime: Arc<dyn NodeRuntime>, most: Option<usize>) -> Self {
+        let mut contents = runtime.contents();
         contents.mark_unchanged();
         // Whatever is there has not been looked at yet.
         let due = Some(Instant::now());
-        Self { images, most, contents, due, sizes: BTreeMap::new(), shown: Vec::new() }
+        Self { runtime, most, contents, due, sizes: BTreeMap::new(), shown: Vec::new() }
     }
 
     /// Resolves when there is a change to look at. Cancel safe.
@@ -65,14 +65,14 @@ impl NodeImages {
         self.shown.clone()
     }
 
-    async fn read(&mut self) -> Result<Vec<NodeImage>, ImageError> {
-        let stored = self.images.stored().await?;
+    async fn read(&mut self) -> Result<Vec<NodeImage>, RuntimeError> {
+        let stored = self.runtime.images().await?;
         let mut sizes = BTreeMap::new();
         for image in &stored {
             let known = self.sizes.get(&image.digest).copied();
             let size = match known {
                 Some(size) => Some(size),
-                None => self.images.size(image).await?,
+                None => self.runtime.image_size(image).await?,
             };
             sizes.extend(size.map(|size| (Arc::clone(&image.digest), size)));
         }

@@ -22,7 +22,7 @@ use crate::status::event::{EventType, Events};
 use crate::status::metrics::{ApiserverMetrics, Metrics};
 use limpet_apiserver::client::DEADLINE;
 use limpet_apiserver::watch::Watch;
-use limpet_apiserver::{CertificateFault, Client, Request, RequestError, Resource, Traffic};
+use limpet_apiserver::{CertificateFault, Client, Credentials, Request, RequestError, Resource, Traffic};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{self, Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
@@ -45,6 +45,19 @@ pub struct ClusterView {
     pub refused: BTreeMap<PodKey, String>,
 }
 
+/// Where the credentials come from.
+#[derive(Debug)]
+enum Origin {
+    /// Files, read again after each loss of the connection.
+    Files {
+        kubeconfig: PathBuf,
+        /// Certificate and key, which count instead of the kubeconfig's user once they are there; `None`: they never are.
+        certificate: Option<PathBuf>,
+    },
+    /// They were read before, for several nodes.
+    Read(Box<Credentials>),
+}
+
 /// The connection. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Link(Arc<Shared>);
@@ -54,9 +67,7 @@ const NEVER: i64 = i64::MIN;
 
 #[derive(Debug)]
 struct Shared {
-    kubeconfig: PathBuf,
-    /// Certificate and key, which count instead of the kubeconfig's user once they are there; `None`: they never are.
-    certificate: Option<PathBuf>,
+    origin: Origin,
     client: Mutex<Option<Client>>,
     /// When the certificate of the last client is valid; `None`: it had none.
     identity: Mutex<Option<Validity>>,
@@ -82,6 +93,28 @@ impl Link {
         events: Events,
     ) -> Option<Self> {
         let kubeconfig = config.cluster.kubeconfig.clone()?;
+        let certificate = config.cluster.manages_certificate().then(|| certificates::client_certificate(config));
+        Some(Self::of(Origin::Files { kubeconfig, certificate }, config, node_network, metrics, events))
+    }
+
+    /// A connection by credentials that were read before, which is not made yet.
+    pub fn by(
+        credentials: Credentials,
+        config: &Config,
+        node_network: watch::Receiver<NodeNetwork>,
+        metrics: Metrics,
+        events: Events,
+    ) -> Self {
+        Self::of(Origin::Read(Box::new(credentials)), config, node_network, metrics, events)
+    }
+
+    fn of(
+        origin: Origin,
+        config: &Config,
+        node_network: watch::Receiver<NodeNetwork>,
+        metrics: Metrics,
+        events: Events,
+    ) -> Self {
         metrics.apiserver().set_connected(&config.cluster.server, false);
         let (view, _) = watch::channel(ClusterView {
             server: config.cluster.server.clone(),
@@ -90,12 +123,10 @@ impl Link {
             mirrors: 0,
             refused: BTreeMap::new(),
         });
-        let certificate = config.cluster.manages_certificate().then(|| certificates::client_certificate(config));
         let (client, identity, (credentials, _)) = (Mutex::default(), Mutex::default(), watch::channel(0));
         let (beginnings, _) = watch::channel(0);
-        Some(Self(Arc::new(Shared {
-            kubeconfig,
-            certificate,
+        Self(Arc::new(Shared {
+            origin,
             client,
             identity,
             credentials,
@@ -106,7 +137,7 @@ impl Link {
             node_network,
             metrics,
             events,
-        })))
+        }))
     }
 
     /// How it is now.
@@ -333,18 +364,25 @@ impl Link {
         if let Some(client) = self.0.client.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             return Ok(client);
         }
-        let (path, certificate) = (self.0.kubeconfig.clone(), self.0.certificate.clone());
-        let open = move |_: &_| {
-            let certificate = certificate.as_deref().filter(|path| path.exists());
-            let client = Client::open(&path, certificate)?;
-            Ok::<_, RequestError>((client, certificates::identity(&path, certificate)))
+        let (client, identity) = match &self.0.origin {
+            Origin::Files { kubeconfig, certificate } => open(kubeconfig.clone(), certificate.clone()).await?,
+            Origin::Read(credentials) => (credentials.client()?, None),
         };
-        let opened = blocking::run(self.0.kubeconfig.clone(), DEADLINE, open).await;
-        let (client, identity) = opened.map_err(|error| RequestError::Credentials(error.to_string()))??;
         *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
         Ok(client)
     }
+}
+
+/// Reads the files, and when the certificate among them is valid.
+async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<(Client, Option<Validity>), RequestError> {
+    let read = path.clone();
+    let opened = blocking::run(path, DEADLINE, move |_| {
+        let certificate = certificate.as_deref().filter(|path| path.exists());
+        let client = Client::open(&read, certificate)?;
+        Ok::<_, RequestError>((client, certificates::identity(&read, certificate)))
+    });
+    opened.await.map_err(|error| RequestError::Credentials(error.to_string()))?
 }
 
 /// Resolves once somebody sets the clock: certificates may be valid from then on, or no longer.

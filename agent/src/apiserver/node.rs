@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use super::follow::Update;
 use super::images::NodeImages;
 use super::link::Link;
+use super::runtime::NodeRuntime;
 use crate::device_plugins::DevicePlugins;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
-use limpet_containerd::client::Client as Containerd;
 use limpet_core::node_object::{self, NodeDescription, NodeReport, SeenNode, SentReport};
 use limpet_core::node_state::NodeState;
 use limpet_host::network::NetworkStatus;
@@ -55,7 +55,7 @@ pub(super) struct Keeper {
     pub(super) labels: watch::Sender<BTreeMap<String, String>>,
     pub(super) node_state: watch::Receiver<NodeState>,
     pub(super) network: watch::Receiver<NetworkStatus>,
-    pub(super) containerd: Containerd,
+    pub(super) runtime: Arc<dyn NodeRuntime>,
     pub(super) device_plugins: Arc<DevicePlugins>,
     pub(super) images: NodeImages,
 }
@@ -70,7 +70,7 @@ impl Keeper {
         loop {
             let state = *self.node_state.borrow_and_update();
             if state.runtime_ready && version.is_empty() {
-                version = self.containerd.version().await.unwrap_or_default();
+                version = self.runtime.version().await.unwrap_or_default();
             }
             let network = self.network.borrow_and_update().clone();
             let problem = (!network.is_ready()).then(|| network.to_string());

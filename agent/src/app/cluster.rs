@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
+use tokio_util::task::TaskTracker;
 
 use super::Shared;
-use crate::apiserver::{self, Link};
+use crate::apiserver::{self, Containerd, Link};
 use crate::source::api;
+use crate::worker::node_claims::NodeClaims;
 use limpet_containerd::image::Images;
 use limpet_core::node_state::NodeState;
 use limpet_model::node::NodeFacts;
@@ -31,11 +33,10 @@ pub(super) fn join_cluster(
         sources,
         events: shared.events.clone(),
         capacity: shared.capacity.clone(),
-        labels: follow_labels(shared),
+        labels: follow_labels(&shared.claims, &shared.tasks),
         node_state,
         network: shared.backends.network.subscribe(),
-        containerd: shared.backends.client.clone(),
-        images,
+        runtime: Arc::new(Containerd { client: shared.backends.client.clone(), images }),
         device_plugins: Arc::clone(&shared.device_plugins),
         slots: Arc::clone(&shared.slots),
         source: source?,
@@ -45,10 +46,10 @@ pub(super) fn join_cluster(
 }
 
 /// Where the labels of the Node object are to be reported: pods wait for them.
-fn follow_labels(shared: &Shared) -> watch::Sender<BTreeMap<String, String>> {
+pub(super) fn follow_labels(claims: &Arc<NodeClaims>, tasks: &TaskTracker) -> watch::Sender<BTreeMap<String, String>> {
     let (labels, mut changes) = watch::channel(BTreeMap::new());
-    let claims = Arc::clone(&shared.claims);
-    shared.tasks.spawn(async move {
+    let claims = Arc::clone(claims);
+    tasks.spawn(async move {
         while changes.changed().await.is_ok() {
             let labels = changes.borrow_and_update().clone();
             claims.set_labels(labels);

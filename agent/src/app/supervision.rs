@@ -30,7 +30,7 @@ use limpet_core::probe::ProbeGrid;
 use limpet_model::node::NodeFacts;
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
-const LIFECYCLE_INBOX: usize = 1_024;
+pub(super) const LIFECYCLE_INBOX: usize = 1_024;
 
 /// What the node has for its pods; nobody has any of it yet.
 pub(super) fn node_claims(

@@ -1,5 +1,5 @@
-//! An executor in memory: a node whose containers are numbers. For the simulator and for tests of faults that a real
-//! runtime cannot be made to show; everything else is tested on real containerd.
+//! An executor in memory: a node whose containers are numbers. For the simulator, for tests of faults that a real
+//! runtime cannot be made to show, and for hollow nodes; everything else is tested on real containerd.
 //!
 //! The [`world`] outlives an agent, as a node does. Each call takes virtual time, and may fail before it has done
 //! anything, fail after it has done all of it (a lost answer), or hang until its deadline, as the seed has it.
@@ -24,9 +24,9 @@ use limpet_model::probe::ProbeKind;
 use limpet_model::process::Processes;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::stop_signal::StopSignal;
-use tokio::time::Instant;
 
 use crate::executor::{Executor, ExecutorError};
+use crate::reporter::Reporter;
 use world::World;
 
 /// How long a call that hangs is waited for: containerd's deadline (`runtimeRequestTimeout`).
@@ -50,12 +50,19 @@ pub enum Fault {
 pub struct FakeExecutor {
     world: Arc<Mutex<World>>,
     processes: world::WorldProcesses,
+    /// Told of images and starts, as the real executor does.
+    reporter: Option<Arc<Reporter>>,
 }
 
 impl FakeExecutor {
     /// An executor on `world`.
     pub fn new(world: Arc<Mutex<World>>) -> Self {
-        Self { processes: world::WorldProcesses(Arc::clone(&world)), world }
+        Self { processes: world::WorldProcesses(Arc::clone(&world)), world, reporter: None }
+    }
+
+    /// The same, with events of images and starts.
+    pub fn reporting(world: Arc<Mutex<World>>, reporter: Arc<Reporter>) -> Self {
+        Self { reporter: Some(reporter), ..Self::new(world) }
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
@@ -96,8 +103,11 @@ impl FakeExecutor {
         let uid = pod.record.uid.clone();
         match action {
             Action::PrepareSandbox => {
-                let made = self.done("PrepareSandbox", |world| world.create_sandbox(&pod.record)).await;
-                Outcome::SandboxPrepared(made.map(sandbox))
+                let make = |world: &mut World| {
+                    let id = world.create_sandbox(&pod.record);
+                    sandbox(world, &pod.record, id)
+                };
+                Outcome::SandboxPrepared(self.done("PrepareSandbox", make).await)
             }
             Action::MeasureStorage => Outcome::StorageMeasured { excess: None, again: Duration::from_secs(60) },
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.done("UpdateVolumes", |_| ()).await),
@@ -116,6 +126,9 @@ impl FakeExecutor {
             Action::EnsureImage(index) => {
                 let slot = &pod.containers[index];
                 let result = self.done("EnsureImage", |_| image(&pod, slot)).await;
+                if let (Some(reporter), Ok(image)) = (&self.reporter, &result) {
+                    reporter.report_image_present(&pod, slot, &image.name);
+                }
                 Outcome::ImageEnsured {
                     index,
                     fingerprint: slot.fingerprint.clone(),
@@ -159,6 +172,9 @@ impl FakeExecutor {
         let now = self.now();
         self.world().begin_start(pod, slot);
         let started = self.done("Start", |world| world.start(pod, slot, now)).await;
+        if let (Some(reporter), Ok(_)) = (&self.reporter, &started) {
+            reporter.report_start(pod, slot);
+        }
         let result = started.map(|(id, task, started_at, sandbox)| {
             let version = self.world().version(&id);
             let mut instance = instance(slot, id, started_at, sandbox);
@@ -295,7 +311,11 @@ impl Executor for FakeExecutor {
     }
 
     fn find_sandbox(self: Arc<Self>, record: Arc<PodRecord>) -> BoxFuture<'static, Option<Arc<PodSandbox>>> {
-        async move { self.world().sandbox(&record.uid).map(sandbox) }.boxed()
+        async move {
+            let world = self.world();
+            world.sandbox(&record.uid).map(|id| sandbox(&world, &record, id))
+        }
+        .boxed()
     }
 
     fn pods_with_traces(self: Arc<Self>) -> BoxFuture<'static, HashSet<PodUid>> {
@@ -321,9 +341,9 @@ impl Executor for FakeExecutor {
     }
 }
 
-fn sandbox(id: String) -> Arc<PodSandbox> {
-    let sandbox = Sandbox { id: Some(id), ..Sandbox::default() };
-    Arc::new(PodSandbox { sandbox, addresses: PodAddresses::default() })
+fn sandbox(world: &World, record: &PodRecord, id: String) -> Arc<PodSandbox> {
+    let addresses = PodAddresses { ips: world.addresses(record, &id) };
+    Arc::new(PodSandbox { sandbox: Sandbox { id: Some(id), ..Sandbox::default() }, addresses })
 }
 
 fn image(pod: &PodState, slot: &ContainerSlot) -> Arc<LocalImage> {
@@ -361,10 +381,4 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
         resize: None,
         life: Life::Running { pid: 0, process: None, stopping: None },
     }
-}
-
-/// The virtual clock's wall time at its start.
-pub fn wall_at(begun: Instant) -> Timestamp {
-    let elapsed = jiff::SignedDuration::try_from(begun.elapsed()).unwrap_or_default();
-    Timestamp::constant(1_000_000_000, 0).saturating_add(elapsed).unwrap_or(Timestamp::UNIX_EPOCH)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use limpet::debug::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
-use limpet::executor::fake::world::World;
+use limpet::executor::fake::world::{World, live};
 use limpet::merge_loop;
 use limpet::reporter::Reporter;
 use limpet::server::Health as AgentHealth;
@@ -26,7 +26,7 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::source::SourceKind;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The node's name.
@@ -129,15 +129,6 @@ impl Agent {
 
 /// Lets virtual time pass, in which the processes of `world` exit when they are due.
 pub(crate) async fn pass(world: &Mutex<World>, time: Duration) {
-    let until = Instant::now() + time;
-    let lock = || world.lock().unwrap_or_else(PoisonError::into_inner);
-    let due_changed = Arc::clone(&lock().due_changed);
-    while Instant::now() < until {
-        let next = lock().exit_due().map_or(until, |next| next.min(until));
-        tokio::select! {
-            biased;
-            () = due_changed.notified() => {}
-            () = sleep_until(next) => {}
-        }
-    }
+    // It goes on for ever.
+    let _ = tokio::time::timeout(time, live(world)).await;
 }

@@ -10,7 +10,7 @@ use limpet_tests::{TestNode, process, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::{create, path, wait_deleted, wait_reported, with_account};
+use super::{create, path, wait_deleted, wait_reported};
 
 /// Makes the claim, of that owner if there is one. Its path.
 fn claim(cluster: &Cluster, name: &str, owner: Option<&Value>) -> Result<String> {
@@ -49,7 +49,7 @@ fn bind(cluster: &Cluster, claim: &str, volume: &str, source: &Value) -> Result<
 
 pub(super) fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let name = format!("data-{}", node.name());
     let (data, scratch) = (node.dir().join("data"), node.dir().join("scratch"));
@@ -106,7 +106,7 @@ pub(super) fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<
 
 pub(super) fn claims_of_mode_block_are_devices_of_the_node(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let disk = LoopDevice::of(&node.dir().join("disk"))?;
     let (name, volume) = (format!("disk-{}", node.name()), format!("disk-{}", node.name()));
@@ -147,7 +147,7 @@ pub(super) fn claims_of_nfs_are_mounted_with_their_options(node: &mut TestNode) 
     let data = tools.export("/srv/data")?;
     node.agent.put_on_path(tools.programs());
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     let name = format!("nfs-{}", node.name());
     let claimed = claim(&cluster, &name, None)?;

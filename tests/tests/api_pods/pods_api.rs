@@ -12,7 +12,7 @@ use limpet_tests::{TestNode, process};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use super::{create, object, path, wait_deleted, wait_reported, with_account};
+use super::{create, object, path, wait_deleted, wait_reported};
 
 fn socket(node: &TestNode) -> PathBuf {
     node.agent.settings().root().join("pods-api/pods-api.sock")
@@ -34,7 +34,7 @@ fn handed_out(node: &TestNode, uid: &str) -> Result<Vec<u8>> {
 /// and shows the status that it has read.
 pub(super) fn the_pods_api_hands_out_what_the_apiserver_decodes(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     cluster.create("/api/v1/namespaces/default/configmaps", &object("settings", json!({ "mode": "edge" })))?;
     create(node, &cluster, &pod("rich", rich()))?;

@@ -8,13 +8,13 @@ use limpet_tests::registry::{self, Registry};
 use limpet_tests::{TestNode, cluster};
 use serde_json::json;
 
-use super::{create, with_account};
+use super::create;
 
 const HOST: &str = "registry.test:5000";
 
 pub(super) fn an_image_is_pulled_with_the_secret_of_the_service_account(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     cluster::join(node, &cluster, &[])?;
     let registry = Registry::start_closed(&node.dir().join("registry"))?;
     registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;

@@ -6,13 +6,13 @@ use limpet_tests::manifest::{IDLE, simple};
 use limpet_tests::node::container_id;
 use limpet_tests::{TestNode, wait};
 
-use super::{create, object, wait_reported, with_account};
+use super::{create, object, wait_reported};
 
 /// A pod that was made after the backup runs on, whether or not the node was there when the cluster went back, and whether or
 /// not the cluster has come further than before by then.
 pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::shared()?;
-    with_account(&cluster)?;
+    cluster.add_account()?;
     join(node, &cluster, &[])?;
     create(node, &cluster, &simple("known", IDLE))?;
     let known = wait_reported(node, &cluster, "known")?;

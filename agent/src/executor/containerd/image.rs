@@ -45,8 +45,7 @@ impl ContainerdExecutor {
         let local = self.images.find(reference).await.map_err(|error| failed(&error))?;
         match (policy, local) {
             (Some("Never") | Some("IfNotPresent") | None, Some(image)) => {
-                let message = format!("Container image \"{reference}\" already present on machine");
-                self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
+                self.reporter.report_image_present(pod, slot, reference);
                 Ok(image)
             }
             (Some("Never"), None) => {

@@ -321,8 +321,7 @@ impl ContainerdExecutor {
             "container started took={}ms (create {}, start {})",
             took.as_millis(), created.as_millis(), took.saturating_sub(created).as_millis()
         );
-        self.reporter.event(start.pod, Some(name), EventType::Normal, "Created", format!("Created container: {name}"));
-        self.reporter.event(start.pod, Some(name), EventType::Normal, "Started", format!("Started container {name}"));
+        self.reporter.report_start(start.pod, start.slot);
         self.instance(start, Some(now), Life::Running { pid, process, stopping: None })
     }
 

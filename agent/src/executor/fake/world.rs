@@ -1,5 +1,6 @@
 //! What is true of the simulated node: its containers, sandboxes and cgroups, and what becomes of calls.
 
+mod calm;
 mod hooks;
 mod invariants;
 mod inventory;
@@ -9,10 +10,11 @@ mod processes;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use limpet_core::plan::restart_all;
 use limpet_core::state::{ContainerSlot, Now, PodState};
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded, Task};
@@ -26,16 +28,21 @@ use limpet_model::verdict::PodVerdict;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use super::{Fault, wall_at};
+use super::Fault;
+pub use calm::POD_ADDRESSES;
 use hooks::HookLogs;
 use invariants::Stop;
 use inventory::is_running;
 use order::PodEnd;
 use probes::Probed;
+pub use processes::live;
 pub(super) use processes::{UnderWay, WorldProcesses};
 
 /// What a start brought: the container, its task, when it was started, and in which sandbox.
 pub(super) type Started = (ContainerId, Task, Timestamp, Option<String>);
+
+/// The wall clock of a simulated node when it begins.
+const VIRTUAL_BEGIN: Timestamp = Timestamp::constant(1_000_000_000, 0);
 
 /// One container of the node.
 #[derive(Debug)]
@@ -58,6 +65,10 @@ struct Container {
 pub struct World {
     rng: fastrand::Rng,
     begun: Instant,
+    /// The wall clock's time at `begun`.
+    wall_begun: Timestamp,
+    /// The first of its pods' addresses; `None`: they have none.
+    network: Option<Ipv4Addr>,
     /// Of a thousand calls so many fail, and so many are late.
     pub fault_rate: u32,
     /// The runtime answers.
@@ -88,6 +99,8 @@ pub struct World {
     next_pid: u32,
     /// Calls under way.
     pub under_way: usize,
+    /// What must not happen is looked for. Not in the time of this machine, where a busy one is late.
+    judged: bool,
     /// What must not happen and did.
     pub violations: Vec<String>,
     /// Every step, for `--trace`.
@@ -133,6 +146,8 @@ impl World {
         Self {
             rng: fastrand::Rng::with_seed(seed),
             begun: Instant::now(),
+            wall_begun: VIRTUAL_BEGIN,
+            network: None,
             fault_rate: 0,
             connected: true,
             quiet: 0,
@@ -152,6 +167,7 @@ impl World {
             refused_limits: BTreeSet::new(),
             next_pid: 100,
             under_way: 0,
+            judged: true,
             violations: Vec::new(),
             trace: trace.then(Vec::new),
             due: Vec::new(),
@@ -164,9 +180,14 @@ impl World {
         }
     }
 
-    /// The virtual time.
+    /// The node's time: virtual, where the runtime's is.
     pub fn now(&self) -> Now {
-        Now { mono: Instant::now().into_std(), wall: wall_at(self.begun) }
+        Now { mono: Instant::now().into_std(), wall: self.wall() }
+    }
+
+    fn wall(&self) -> Timestamp {
+        let elapsed = SignedDuration::try_from(self.begun.elapsed()).unwrap_or_default();
+        self.wall_begun.saturating_add(elapsed).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
     /// Whether the runtime answers.

@@ -10,10 +10,9 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::PodUid;
 use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
 use super::{World, short};
-use crate::executor::fake::wall_at;
 
 impl World {
     pub(super) fn draw_obedience(&mut self) -> Option<Duration> {
@@ -25,7 +24,7 @@ impl World {
 
     /// Some processes exit by themselves.
     pub(super) fn draw_life(&mut self, pid: u32, init: bool) {
-        if let Some(behaviour) = self.behaviour {
+        if let Some(behaviour) = self.behaviour.filter(|_| !(init && self.calm)) {
             self.due.extend(behaviour.exits.map(|(after, code)| (Instant::now() + after, pid, code)));
             return self.due_changed.notify_one();
         }
@@ -58,7 +57,7 @@ impl World {
     /// A process exits; the runtime's event may be lost.
     pub fn exit(&mut self, pid: u32, code: i32) {
         let Some((id, alive)) = self.alive.remove(&pid) else { return };
-        let at = wall_at(self.begun);
+        let at = self.wall();
         alive.send_replace(false);
         self.note(|| format!("exit {} pid {pid} code {code}", short(&id)));
         if let Some(one) = self.containers.get_mut(&id) {
@@ -89,6 +88,26 @@ impl World {
         self.due.retain(|(at, ..)| *at > now);
         due.into_iter().for_each(|(pid, code)| self.exit(pid, code));
         self.due.iter().map(|(at, ..)| *at).min()
+    }
+}
+
+/// Lets processes exit when they are due, for as long as it is polled.
+pub async fn live(world: &Mutex<World>) {
+    let lock = || world.lock().unwrap_or_else(PoisonError::into_inner);
+    let due_changed = Arc::clone(&lock().due_changed);
+    loop {
+        let next = lock().exit_due();
+        let due = async {
+            match next {
+                Some(next) => sleep_until(next).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = due_changed.notified() => {}
+            () = due => {}
+        }
     }
 }
 

@@ -1,0 +1,87 @@
+//! What the Node object says of the node's container runtime: its version, and the images in its store.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt as _};
+use tokio::sync::watch;
+
+use limpet_containerd::client::Client;
+use limpet_containerd::image::Images;
+use limpet_model::image::StoredImage;
+
+/// Why the runtime did not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct RuntimeError(String);
+
+/// Answers what a Node object shows.
+pub trait NodeRuntime: fmt::Debug + Send + Sync {
+    /// Its name and version, as `containerRuntimeVersion` has them; `None`: it does not answer.
+    fn version(&self) -> BoxFuture<'_, Option<String>>;
+
+    /// The images in its store.
+    fn images(&self) -> BoxFuture<'_, Result<Vec<StoredImage>, RuntimeError>>;
+
+    /// The bytes of an image's packed layers and documents; `None`: a part is missing.
+    fn image_size<'a>(&'a self, image: &'a StoredImage) -> BoxFuture<'a, Result<Option<u64>, RuntimeError>>;
+
+    /// Changes when an image was stored or removed.
+    fn contents(&self) -> watch::Receiver<u64>;
+}
+
+/// containerd.
+#[derive(Debug)]
+pub(crate) struct Containerd {
+    /// Asked for its version.
+    pub(crate) client: Client,
+    /// Its images.
+    pub(crate) images: Images,
+}
+
+impl NodeRuntime for Containerd {
+    fn version(&self) -> BoxFuture<'_, Option<String>> {
+        async { self.client.version().await.ok().map(|version| format!("containerd://{version}")) }.boxed()
+    }
+
+    fn images(&self) -> BoxFuture<'_, Result<Vec<StoredImage>, RuntimeError>> {
+        async move { self.images.stored().await.map_err(|error| RuntimeError(error.to_string())) }.boxed()
+    }
+
+    fn image_size<'a>(&'a self, image: &'a StoredImage) -> BoxFuture<'a, Result<Option<u64>, RuntimeError>> {
+        async move { self.images.size(image).await.map_err(|error| RuntimeError(error.to_string())) }.boxed()
+    }
+
+    fn contents(&self) -> watch::Receiver<u64> {
+        self.images.contents()
+    }
+}
+
+/// A runtime whose containers are numbers: it has no images.
+#[derive(Debug)]
+pub(crate) struct HollowRuntime(watch::Sender<u64>);
+
+impl HollowRuntime {
+    /// The runtime of any number of nodes.
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(watch::Sender::new(0)))
+    }
+}
+
+impl NodeRuntime for HollowRuntime {
+    fn version(&self) -> BoxFuture<'_, Option<String>> {
+        async { Some(format!("hollow://{}", env!("CARGO_PKG_VERSION"))) }.boxed()
+    }
+
+    fn images(&self) -> BoxFuture<'_, Result<Vec<StoredImage>, RuntimeError>> {
+        async { Ok(Vec::new()) }.boxed()
+    }
+
+    fn image_size<'a>(&'a self, _: &'a StoredImage) -> BoxFuture<'a, Result<Option<u64>, RuntimeError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn contents(&self) -> watch::Receiver<u64> {
+        self.0.subscribe()
+    }
+}

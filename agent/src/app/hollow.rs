@@ -1,0 +1,255 @@
+//! Hollow nodes: many nodes in one process, to see what a cluster of them costs and how it comes through an outage.
+//!
+//! Each is the agent but for what it runs pods in: its connection with a lease and watches of its own, the apiserver's source
+//! with its database, merge, supervisor, workers, statuses and events. Containers are numbers in memory
+//! ([`crate::executor::fake`]). The nodes share this machine's facts, its network, the runtime and the settings of TLS.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::cluster::follow_labels;
+use super::published::Published;
+use super::supervision::{LIFECYCLE_INBOX, node_claims};
+use super::{AppError, DECODER, drain, service};
+use crate::apiserver::{self, HollowRuntime, Link, NodeRuntime};
+use crate::clock;
+use crate::config::Config;
+use crate::debug;
+use crate::device_plugins::DevicePlugins;
+use crate::executor::fake::FakeExecutor;
+use crate::executor::fake::world::{POD_ADDRESSES, World, live};
+use crate::lifecycle::followed::Followed;
+use crate::lifecycle::memory;
+use crate::merge_loop;
+use crate::node::capacity::Capacity;
+use crate::node::network::NetworkFollower;
+use crate::reporter::Reporter;
+use crate::server::{Health, Heartbeat};
+use crate::source::api::{self, ApiSource};
+use crate::status::event::Events;
+use crate::status::metrics::Metrics;
+use crate::store::Store;
+use crate::worker::WorkerContext;
+use crate::worker::supervisor::{Intake, Supervisor};
+use limpet_apiserver::Credentials;
+use limpet_core::merge::Desired;
+use limpet_core::merge::slot::Slots;
+use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
+use limpet_core::probe::ProbeGrid;
+use limpet_core::status::observed::Observed;
+use limpet_host::network::NetworkStatus;
+use limpet_model::lifecycle::LifecycleEvent;
+use limpet_model::node::NodeFacts;
+use limpet_model::source::SourceKind;
+
+/// How many there can be: as many as their pods' networks have room in 10.0.0.0/8.
+pub const MOST: u32 = (1 << 24) / POD_ADDRESSES;
+/// Where the addresses of their pods begin.
+const POD_NETWORKS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
+
+/// What hollow nodes are made of.
+#[derive(Debug)]
+pub struct HollowNodes {
+    /// The settings of each.
+    pub config: Config,
+    /// Whose user may impersonate nodes.
+    pub credentials: Credentials,
+    /// This machine; each node has its own name instead.
+    pub facts: NodeFacts,
+    /// How many, [`MOST`] at most.
+    pub count: u32,
+    /// Their names are `<prefix>-0`, `<prefix>-1` and so on.
+    pub prefix: String,
+    /// An empty directory for their databases, which whoever runs them removes.
+    pub dir: PathBuf,
+}
+
+/// What all of them share.
+struct Common {
+    config: Arc<Config>,
+    credentials: Credentials,
+    facts: NodeFacts,
+    capacity: Capacity,
+    runtime: Arc<dyn NodeRuntime>,
+    device_plugins: Arc<DevicePlugins>,
+    followed: Arc<Followed>,
+    node_network: watch::Receiver<NodeNetwork>,
+    network: watch::Receiver<NetworkStatus>,
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// Runs them until the process is asked to stop.
+///
+/// # Errors
+/// Signals or a database cannot be had.
+pub async fn run(nodes: HollowNodes) -> Result<(), AppError> {
+    let HollowNodes { config, credentials, facts, count, prefix, dir } = nodes;
+    let stop = CancellationToken::new();
+    let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
+    let follower = NetworkFollower::new(config.node_ip);
+    // The sender lives as long as the nodes.
+    let (_network, network) = watch::channel(NetworkStatus::Ready { name: "hollow".to_owned() });
+    let common = Common {
+        capacity: Capacity::measure(&config, &facts).await,
+        config: Arc::new(config),
+        credentials,
+        facts,
+        runtime: HollowRuntime::new(),
+        device_plugins: Arc::default(),
+        followed: Arc::default(),
+        node_network: follower.subscribe(),
+        network,
+        stop: stop.clone(),
+        tasks: TaskTracker::new(),
+    };
+    common.tasks.spawn(follower.run(stop.clone()));
+    common.tasks.spawn(memory::release_after_bursts(Arc::clone(&common.followed), stop.clone()));
+    for number in (0..count).take_while(|_| !stop.is_cancelled()) {
+        start(&common, number, &format!("{prefix}-{number}"), &dir).await?;
+    }
+    tracing::info!(count, "hollow nodes run");
+    stop.cancelled().await;
+    drain(&common.tasks).await;
+    signals.abort();
+    Ok(())
+}
+
+/// Starts one node.
+async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(), AppError> {
+    let facts = NodeFacts { name: name.to_owned(), ..common.facts.clone() };
+    let (health, heartbeat) = Health::new();
+    let (slots, desired, observed) = (Arc::<Slots>::default(), Desired::default(), Observed::default());
+    let (events, metrics) = (Events::default(), Metrics::new(name));
+    let published = Published {
+        kind: SourceKind::Api,
+        place: Arc::from(common.config.cluster.server.as_str()),
+        backend: Arc::from("watch"),
+        pulse: Arc::default(),
+        slots: Arc::clone(&slots),
+        events: events.clone(),
+        metrics: metrics.clone(),
+        observed: observed.clone(),
+    };
+    let source = start_source(common, name, dir, published).await?;
+    let reporter = Reporter {
+        max_pods: usize::try_from(common.config.max_pods).unwrap_or(usize::MAX),
+        runtime_endpoint: "hollow".into(),
+        node_name: name.to_owned(),
+        network: common.network.clone(),
+        events: events.clone(),
+        metrics: metrics.clone(),
+        observed: observed.clone(),
+        health,
+        device_plugins: Arc::clone(&common.device_plugins),
+    };
+    let network = Ipv4Addr::from_bits(POD_NETWORKS.to_bits() + number.min(MOST - 1) * POD_ADDRESSES);
+    let world = Arc::new(Mutex::new(World::calm(u64::from(number), network)));
+    let (node_state, labels) = supervise(common, &facts, world, reporter, (&slots, &desired), heartbeat);
+    let link = Link::by(
+        common.credentials.as_node(name),
+        &common.config,
+        common.node_network.clone(),
+        metrics,
+        events.clone(),
+    );
+    let inputs = apiserver::Inputs {
+        config: Arc::clone(&common.config),
+        facts,
+        observed,
+        desired,
+        sources: Vec::new(),
+        events,
+        capacity: common.capacity.clone(),
+        labels,
+        node_state,
+        network: common.network.clone(),
+        runtime: Arc::clone(&common.runtime),
+        device_plugins: Arc::clone(&common.device_plugins),
+        slots,
+        source,
+    };
+    common.tasks.spawn(apiserver::run(link, inputs, common.stop.clone()));
+    Ok(())
+}
+
+/// Starts the source of the apiserver's pods, with a database of its own.
+async fn start_source(
+    common: &Common,
+    name: &str,
+    dir: &Path,
+    published: Published,
+) -> Result<mpsc::Sender<api::Update>, AppError> {
+    let path = dir.join(format!("{name}.db"));
+    let opened = tokio::task::spawn_blocking(move || Store::open(&path)).await;
+    let (store, _) = opened.map_err(|error| AppError::Died("opening a database", error))??;
+    let source = ApiSource::new(name, Arc::new(store), DECODER);
+    let published = Published { pulse: source.pulse(), ..published };
+    let (updates, inbox) = api::channel();
+    let stop = common.stop.clone();
+    common.tasks.spawn(async move { source.run(inbox, |snapshot| published.publish(snapshot), stop).await });
+    Ok(updates)
+}
+
+/// Where the labels of a Node object are reported.
+type Labels = watch::Sender<BTreeMap<String, String>>;
+
+/// Starts the core of one node on `world`: merge, processes, supervisor.
+fn supervise(
+    common: &Common,
+    facts: &NodeFacts,
+    world: Arc<Mutex<World>>,
+    reporter: Reporter,
+    (slots, desired): (&Arc<Slots>, &Desired),
+    heartbeat: Heartbeat,
+) -> (watch::Receiver<NodeState>, Labels) {
+    let (tasks, stop) = (&common.tasks, &common.stop);
+    let (merging, merged) = mpsc::channel(1);
+    let (events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
+    tasks.spawn(merge_loop::run(Arc::clone(slots), desired.clone(), merging, stop.clone()));
+    let (orders, evictions) = mpsc::channel(1);
+    let claims = Arc::new(node_claims(&common.config, facts, &common.capacity, &common.device_plugins));
+    let labels = follow_labels(&claims, tasks);
+    let reporter = Arc::new(reporter);
+    let context = WorkerContext {
+        executor: Arc::new(FakeExecutor::reporting(Arc::clone(&world), Arc::clone(&reporter))),
+        reporter,
+        probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: common.config.probe_timer_slack },
+        followed: Arc::clone(&common.followed),
+        node_claims: claims,
+        evictions: orders,
+    };
+    let supervisor = Supervisor::new(context, vec![SourceKind::Api], stop.clone());
+    let node_state = supervisor.node_state();
+    // Nobody loads images, presses the node or debugs its pods; the senders live as long as the supervisor.
+    let (archives, images) = watch::channel(Arc::default());
+    let (unpressed, pressure) = watch::channel(NodePressure::from_iter([]));
+    let (debugs, debug) = debug::channel();
+    let intake = Intake {
+        merged,
+        lifecycle,
+        network: common.network.clone(),
+        node_network: common.node_network.clone(),
+        images,
+        pressure,
+        evictions,
+        debug,
+        heartbeat,
+    };
+    tasks.spawn(async move {
+        supervisor.run(intake).await;
+        drop((archives, unpressed, debugs));
+    });
+    // There is room: nothing was sent before.
+    let _ = events.try_send(LifecycleEvent::Connected);
+    world.lock().unwrap_or_else(PoisonError::into_inner).begin_agent(events);
+    let stop = stop.clone();
+    tasks.spawn(async move { stop.run_until_cancelled(live(&world)).await });
+    (node_state, labels)
+}

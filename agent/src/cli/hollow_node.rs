@@ -1,0 +1,122 @@
+//! `limpet hollow-node`: many nodes of one cluster in this process, as kubemark's hollow nodes.
+//!
+//! For tests and measurements of a cluster, hence hidden from the list of commands. Needs no root and no containerd.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use super::error::CliError;
+use super::run::logging;
+use crate::app::hollow::{self, HollowNodes, MOST};
+use crate::config::{self, RunFlags};
+use crate::lifecycle::memory;
+use crate::node;
+use limpet_apiserver::Credentials;
+use limpet_model::pod::is_dns_subdomain;
+
+/// How many files and connections a node may have open: its database, its watches, and what its pods refer to.
+const FILES_OF_NODE: u64 = 16;
+
+/// Arguments of `limpet hollow-node`.
+#[derive(Debug, clap::Args)]
+pub(super) struct HollowNodeArgs {
+    /// Kubeconfig of the cluster; its user has to be allowed to impersonate nodes
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: PathBuf,
+    /// How many nodes
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST)))]
+    count: u32,
+    /// The nodes are PREFIX-0, PREFIX-1 and so on
+    #[arg(long, value_name = "PREFIX", default_value = "hollow-node")]
+    name_prefix: String,
+    /// Labels the nodes register with: key=value[,key=value...]; may be repeated
+    #[arg(long, value_name = "LABELS", value_delimiter = ',')]
+    node_labels: Vec<String>,
+    /// Taints the nodes register with: key[=value]:effect[,key[=value]:effect...]; may be repeated
+    #[arg(long, value_name = "TAINTS", value_delimiter = ',')]
+    register_with_taints: Vec<String>,
+    /// How many pods a node may have
+    #[arg(long, value_name = "N", default_value_t = 110, value_parser = clap::value_parser!(u32).range(1..))]
+    max_pods: u32,
+    /// How long a node's lease is valid; it is renewed at a quarter of this
+    #[arg(long, value_name = "SECONDS", default_value_t = 40, value_parser = clap::value_parser!(u64).range(4..))]
+    node_lease_duration_seconds: u64,
+    /// Verbosity of the log, 0 to 10
+    #[arg(short = 'v', long = "v", value_name = "LEVEL", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=10))]
+    verbosity: u8,
+}
+
+/// Runs the nodes until SIGTERM or SIGINT; returns the exit code. Blocks.
+pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
+    let last = format!("{}-{}", args.name_prefix, args.count - 1);
+    if !is_dns_subdomain(&last) {
+        let message = format!("--name-prefix: {last:?} is no name of a Node: lower case letters, digits, - and .");
+        return Err(CliError::Usage(message));
+    }
+    let flags = RunFlags {
+        kubeconfig: Some(args.kubeconfig.clone()),
+        node_labels: args.node_labels,
+        register_with_taints: args.register_with_taints,
+        verbosity: Some(args.verbosity),
+        ..RunFlags::default()
+    };
+    let (mut config, _) = config::load(&flags).map_err(|error| CliError::Usage(error.to_string()))?;
+    config.max_pods = args.max_pods;
+    config.cluster.lease_duration = Duration::from_secs(args.node_lease_duration_seconds);
+    // Nobody can ask a hollow node for logs: its Node names no port.
+    config.server.enabled = false;
+    let dir = std::env::temp_dir().join(format!("limpet-hollow-{}", std::process::id()));
+    (config.root_dir, config.run_dir) = (dir.clone(), dir.clone());
+    logging::init(config.verbosity);
+    let credentials = Credentials::read(&args.kubeconfig, None).map_err(|error| CliError::Usage(error.to_string()))?;
+    if credentials.runs_program() {
+        let message = "--kubeconfig: users[].user.exec would run once for each node and hold up the others; \
+                       name a certificate or a token instead";
+        return Err(CliError::Usage(message.to_owned()));
+    }
+    allow_files(u64::from(args.count) * FILES_OF_NODE)?;
+    // They hold Secrets.
+    let made = DirBuilder::new().mode(0o700).create(&dir);
+    made.map_err(|source| system(&format!("make {}", dir.display()), source))?;
+    let facts = node::facts(&config, String::new());
+    let HollowNodeArgs { count, name_prefix: prefix, .. } = args;
+    let done = block_on(HollowNodes { config, credentials, facts, count, prefix, dir: dir.clone() });
+    remove(&dir);
+    done
+}
+
+/// Raises the limit of open files to that many, as far as the system lets it.
+fn allow_files(wanted: u64) -> Result<(), CliError> {
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= wanted) {
+        return Ok(());
+    }
+    limit.current = Some(wanted);
+    limit.maximum = limit.maximum.map(|most| most.max(wanted));
+    setrlimit(Resource::Nofile, limit)
+        .map_err(|error| system(&format!("open {wanted} files (ulimit -n)"), error.into()))
+}
+
+/// One thread, as an agent has one.
+fn block_on(nodes: HollowNodes) -> Result<u8, CliError> {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().thread_stack_size(memory::THREAD_STACK).build();
+    let runtime = runtime.map_err(|source| system("start the runtime", source))?;
+    let result = runtime.block_on(hollow::run(nodes));
+    runtime.shutdown_background();
+    result.map(|()| 0).map_err(|error| system("run the nodes", std::io::Error::other(error)))
+}
+
+fn remove(dir: &Path) {
+    if let Err(error) = std::fs::remove_dir_all(dir) {
+        tracing::warn!(dir = %dir.display(), %error, "the databases are not removed");
+    }
+}
+
+fn system(what: &str, source: std::io::Error) -> CliError {
+    CliError::System { what: what.to_owned(), source }
+}

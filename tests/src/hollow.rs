@@ -1,0 +1,170 @@
+//! Hollow nodes: a process that runs many nodes of a cluster, the pods that the cluster has for them, and what of that the
+//! apiserver shows.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, condition};
+use crate::process::Daemon;
+
+/// The nodes are called so, with a number behind.
+const PREFIX: &str = "hollow";
+
+/// The process.
+#[derive(Debug)]
+pub struct HollowNodes {
+    daemon: Daemon,
+    /// How many nodes it runs.
+    pub count: usize,
+}
+
+impl HollowNodes {
+    /// Starts that many nodes of the executable's; `dir` is for their log and their databases.
+    pub fn start(program: &Path, kubeconfig: &Path, count: usize, dir: &Path, flags: &[&str]) -> Result<Self> {
+        let mut command = Command::new(program);
+        command.args(["hollow-node", "--name-prefix", PREFIX, "--count", &count.to_string()]);
+        command.arg("--kubeconfig").arg(kubeconfig).args(flags).env("TMPDIR", dir);
+        Ok(Self { daemon: Daemon::start(&mut command, &dir.join("hollow.log"))?, count })
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    /// What it has written so far.
+    pub fn log(&self) -> String {
+        self.daemon.log()
+    }
+
+    /// Asks it to end, and waits for that.
+    pub fn stop(mut self) -> Result<()> {
+        self.daemon.signal(Signal::TERM);
+        let status = self.daemon.wait(Duration::from_secs(60))?;
+        ensure!(status.success(), "the hollow nodes ended with {status}:\n{}", self.log());
+        Ok(())
+    }
+
+    /// How many nodes the apiserver shows as ready, by leases that are renewed after `since`.
+    pub fn ready(&self, cluster: &Cluster, since: &str) -> Result<usize> {
+        let leases = cluster.list("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")?;
+        let renewed = |lease: &&Value| lease["spec"]["renewTime"].as_str().is_some_and(|time| time > since);
+        let renewed: Vec<_> = leases.iter().filter(renewed).map(|lease| lease["metadata"]["name"].clone()).collect();
+        let nodes = cluster.list("/api/v1/nodes")?;
+        let ready =
+            |node: &&Value| condition(node, "Ready")["status"] == "True" && renewed.contains(&node["metadata"]["name"]);
+        Ok(nodes.iter().filter(ready).count())
+    }
+}
+
+/// A pod bound to the node of that number. `deadline`: after how many seconds its node ends it; `None`: it runs on.
+pub fn bound_pod(node: usize, number: usize, deadline: Option<u64>) -> Value {
+    let container = json!({
+        "name": "main", "image": "registry.k8s.io/pause:3.10",
+        "resources": { "requests": { "cpu": "1m", "memory": "1Mi" } },
+    });
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": format!("web-{node}-{number}"), "namespace": "default" },
+        "spec": {
+            "nodeName": format!("{PREFIX}-{node}"),
+            "terminationGracePeriodSeconds": 5,
+            "activeDeadlineSeconds": deadline,
+            "containers": [container],
+        },
+    })
+}
+
+/// How many pods the apiserver shows in which state: `Running` counts only with every container ready.
+pub fn states(cluster: &Cluster) -> Result<BTreeMap<String, usize>> {
+    let mut states = BTreeMap::new();
+    for pod in cluster.list("/api/v1/namespaces/default/pods")? {
+        let status = &pod["status"];
+        let ready = condition(&pod, "Ready")["status"] == "True" && status["podIP"].is_string();
+        let state = match (status["phase"].as_str().unwrap_or_default(), status["reason"].as_str()) {
+            ("Running", _) if !ready => "Running, not ready".to_owned(),
+            (phase, None) => phase.to_owned(),
+            (phase, Some(reason)) => format!("{phase}: {reason}"),
+        };
+        *states.entry(state).or_default() += 1;
+    }
+    Ok(states)
+}
+
+/// What the apiserver has counted of requests since it started.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Requests {
+    /// How many, watches among them, by verb and resource.
+    pub by_kind: BTreeMap<String, u64>,
+    /// How many it has turned away because there were too many.
+    pub rejected: u64,
+}
+
+impl Requests {
+    /// As they are now.
+    pub fn of(cluster: &Cluster) -> Result<Self> {
+        Ok(Self::read(&cluster.text("/metrics").context("the apiserver's metrics")?))
+    }
+
+    fn read(text: &str) -> Self {
+        let mut requests = Self::default();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let Some((series, value)) = line.rsplit_once(' ') else { continue };
+            // Counts are whole numbers, written as floating ones.
+            let value = value.parse::<f64>().unwrap_or_default() as u64;
+            let label = |name: &str| {
+                let (_, rest) = series.split_once(&format!("{name}=\""))?;
+                rest.split_once('"').map(|(value, _)| value.to_owned())
+            };
+            if series.starts_with("apiserver_flowcontrol_rejected_requests_total") {
+                requests.rejected += value;
+            } else if series.starts_with("apiserver_request_total{") {
+                if label("code").as_deref() == Some("429") {
+                    requests.rejected += value;
+                }
+                let parts = ["verb", "resource", "subresource"].map(|name| label(name).unwrap_or_default());
+                *requests.by_kind.entry(parts.join(" ").trim().to_owned()).or_default() += value;
+            }
+        }
+        requests
+    }
+
+    /// What has come since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let of = |kind: &String| before.by_kind.get(kind).copied().unwrap_or(0);
+        let grown = self.by_kind.iter().map(|(kind, count)| (kind.clone(), count.saturating_sub(of(kind))));
+        Self {
+            by_kind: grown.filter(|(_, count)| *count > 0).collect(),
+            rejected: self.rejected.saturating_sub(before.rejected),
+        }
+    }
+
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.by_kind.values().sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_kind_and_those_turned_away_by_themselves() {
+        let text = "# HELP apiserver_request_total …\n\
+            apiserver_request_total{code=\"200\",verb=\"PATCH\",resource=\"pods\",subresource=\"status\"} 7\n\
+            apiserver_request_total{code=\"429\",verb=\"LIST\",resource=\"pods\",subresource=\"\"} 1e+01\n\
+            apiserver_flowcontrol_rejected_requests_total{reason=\"queue-full\"} 2\n";
+        let requests = Requests::read(text);
+        assert_eq!((requests.total(), requests.rejected), (17, 12));
+        let later = Requests::read(&text.replace("} 7", "} 9")).since(&requests);
+        assert_eq!(later.by_kind, BTreeMap::from([("PATCH pods status".to_owned(), 2)]));
+    }
+}
