@@ -147,6 +147,14 @@ impl Request {
         request
     }
 
+    /// The same as a server has it in memory, at that version or a later one: for the newest it may have to ask its database,
+    /// and to read there what does not match, too.
+    pub fn list_since(resource: Resource, fields: &str, version: &str) -> Self {
+        let mut request = Self::list(resource, fields);
+        request.add_query(&[("resourceVersion", version), ("resourceVersionMatch", "NotOlderThan")]);
+        request
+    }
+
     /// Watches all that match the field selector, from that version on, for so many seconds.
     pub(crate) fn watch(resource: Resource, fields: &str, version: &str, seconds: u64) -> Self {
         let mut request = Self::list(resource, fields);
@@ -224,6 +232,11 @@ mod tests {
             (
                 Request::watch(Resource::AllPods, "spec.nodeName=edge1", "17", 300),
                 "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&allowWatchBookmarks=true&resourceVersion=17&timeoutSeconds=300",
+                None,
+            ),
+            (
+                Request::list_since(Resource::AllPods, "spec.nodeName=edge1", "17"),
+                "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&resourceVersion=17&resourceVersionMatch=NotOlderThan",
                 None,
             ),
             (

@@ -43,9 +43,30 @@ pub(super) enum Update {
     Bookmark(String),
 }
 
+/// Where the next session begins.
+#[derive(Debug, Clone, PartialEq)]
+enum Start {
+    /// With the newest list that there is.
+    Newest,
+    /// With a list of this version or a later one, which costs the server less: many nodes may want one at once.
+    Since(String),
+    /// With a watch from this version on.
+    Watch(String),
+}
+
+impl Start {
+    /// After the server has refused the version. A list that is refused, too, asks for one that it does not have any more.
+    fn refused(self) -> Self {
+        match self {
+            Self::Watch(version) => Self::Since(version),
+            Self::Since(_) | Self::Newest => Self::Newest,
+        }
+    }
+}
+
 /// Sends every update; ends once the receiver is dropped.
 pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Update>) {
-    let (mut failures, mut version) = (0_u32, None);
+    let (mut failures, mut start) = (0_u32, Start::Newest);
     let mut beginnings = link.beginnings();
     while !updates.is_closed() {
         if what.leads.is_none() {
@@ -53,10 +74,10 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
         }
         if beginnings.has_changed().unwrap_or(false) {
             beginnings.mark_unchanged();
-            version = None;
+            start = Start::Newest;
         }
         let begun = Instant::now();
-        let ended = session(&link, &what, &updates, &mut version).await;
+        let ended = session(&link, &what, &updates, &mut start).await;
         if beginnings.has_changed().unwrap_or(false) {
             continue;
         }
@@ -67,9 +88,9 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
         let asked = match &ended {
             Ok(()) if lasted => continue,
             Ok(()) => None,
-            // Too old a version: the next session begins with a list.
+            // Too old a version, or one that the server has not come to: the next session begins with a list.
             Err(error) if error.is_expired() => {
-                version = None;
+                start = start.refused();
                 None
             }
             Err(error) => {
@@ -87,27 +108,20 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
     }
 }
 
-/// Lists when there is no version to go on from, then watches until the server or the connection ends it.
+/// Lists when there is no version to watch from, then watches until the server or the connection ends it.
 async fn session(
     link: &Link,
     what: &Followed,
     updates: &mpsc::Sender<Update>,
-    version: &mut Option<String>,
+    start: &mut Start,
 ) -> Result<(), RequestError> {
     let mut beginnings = link.beginnings();
-    let from = match version.clone() {
-        Some(version) => version,
-        None => {
-            let mut list = link.send(Request::list(what.resource.clone(), &what.fields)).await?;
-            let at = list["metadata"]["resourceVersion"].as_str().map(str::to_owned);
-            let at = at.ok_or_else(|| RequestError::Unreadable("a list without a version".to_owned()))?;
-            let items = match list["items"].take() {
-                Value::Array(items) => items,
-                _ => Vec::new(),
-            };
-            answered(link, what).await?;
-            let _ = updates.send(Update::Listed(items, at.clone())).await;
-            version.insert(at).clone()
+    let from = match start.clone() {
+        Start::Watch(version) => version,
+        Start::Newest => list(link, what, updates, start, Request::list(what.resource.clone(), &what.fields)).await?,
+        Start::Since(version) => {
+            let request = Request::list_since(what.resource.clone(), &what.fields, &version);
+            list(link, what, updates, start, request).await?
         }
     };
     let limit = LIMIT + Duration::from_secs(fastrand::u64(0..LIMIT.as_secs()));
@@ -126,7 +140,7 @@ async fn session(
         };
         let Some(change) = change.transpose()? else { return Ok(()) };
         if let Some(at) = change.version() {
-            *version = Some(at.to_owned());
+            *start = Start::Watch(at.to_owned());
         }
         let update = match change {
             Change::Stored(object) => Update::Stored(object),
@@ -135,6 +149,27 @@ async fn session(
         };
         let _ = updates.send(update).await;
     }
+}
+
+/// Sends what a list brings, and returns its version, from which on the next session watches.
+async fn list(
+    link: &Link,
+    what: &Followed,
+    updates: &mpsc::Sender<Update>,
+    start: &mut Start,
+    request: Request,
+) -> Result<String, RequestError> {
+    let mut list = link.send(request).await?;
+    let at = list["metadata"]["resourceVersion"].as_str().map(str::to_owned);
+    let at = at.ok_or_else(|| RequestError::Unreadable("a list without a version".to_owned()))?;
+    let items = match list["items"].take() {
+        Value::Array(items) => items,
+        _ => Vec::new(),
+    };
+    answered(link, what).await?;
+    let _ = updates.send(Update::Listed(items, at.clone())).await;
+    *start = Start::Watch(at.clone());
+    Ok(at)
 }
 
 /// The server has answered. The first answer to what leads counts once the lease was looked at.
@@ -146,4 +181,16 @@ async fn answered(link: &Link, what: &Followed) -> Result<(), RequestError> {
         link.succeeded();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_version_leads_to_a_list_that_the_server_has_and_then_to_the_newest() {
+        let since = Start::Watch("7".to_owned()).refused();
+        assert_eq!(since, Start::Since("7".to_owned()));
+        assert_eq!((since.refused(), Start::Newest.refused()), (Start::Newest, Start::Newest));
+    }
 }
