@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::process;
 
@@ -58,6 +59,16 @@ impl Footprint {
             descriptors: sum.descriptors + one.descriptors,
         })
     }
+}
+
+/// The processor time of the processes so far, as the kernel counts it: in hundredths of a second.
+pub fn processor(pids: &[u32]) -> Duration {
+    let of = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+    };
+    Duration::from_millis(10 * pids.iter().filter_map(of).sum::<u64>())
 }
 
 /// The processes called `name` (its beginning) that were started for what lies below `dir`.

@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 use crate::cluster::{Cluster, condition};
 use crate::process::Daemon;
 
+/// How many nodes a bench has; `cargo xtask bench` sets it.
+pub const NODES_VARIABLE: &str = "LIMPET_BENCH_NODES";
 /// The nodes are called so, with a number behind.
 const PREFIX: &str = "hollow";
 
@@ -53,14 +55,19 @@ impl HollowNodes {
 
     /// How many nodes the apiserver shows as ready, by leases that are renewed after `since`.
     pub fn ready(&self, cluster: &Cluster, since: &str) -> Result<usize> {
-        let leases = cluster.list("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases")?;
+        let leases = cluster.list(&cached("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"))?;
         let renewed = |lease: &&Value| lease["spec"]["renewTime"].as_str().is_some_and(|time| time > since);
         let renewed: Vec<_> = leases.iter().filter(renewed).map(|lease| lease["metadata"]["name"].clone()).collect();
-        let nodes = cluster.list("/api/v1/nodes")?;
+        let nodes = cluster.list(&cached("/api/v1/nodes"))?;
         let ready =
             |node: &&Value| condition(node, "Ready")["status"] == "True" && renewed.contains(&node["metadata"]["name"]);
         Ok(nodes.iter().filter(ready).count())
     }
+}
+
+/// As the one apiserver has it in memory: to look is not to disturb.
+fn cached(path: &str) -> String {
+    format!("{path}?resourceVersion=0")
 }
 
 /// A pod bound to the node of that number. `deadline`: after how many seconds its node ends it; `None`: it runs on.
@@ -85,7 +92,7 @@ pub fn bound_pod(node: usize, number: usize, deadline: Option<u64>) -> Value {
 /// How many pods the apiserver shows in which state: `Running` counts only with every container ready.
 pub fn states(cluster: &Cluster) -> Result<BTreeMap<String, usize>> {
     let mut states = BTreeMap::new();
-    for pod in cluster.list("/api/v1/namespaces/default/pods")? {
+    for pod in cluster.list(&cached("/api/v1/namespaces/default/pods"))? {
         let status = &pod["status"];
         let ready = condition(&pod, "Ready")["status"] == "True" && status["podIP"].is_string();
         let state = match (status["phase"].as_str().unwrap_or_default(), status["reason"].as_str()) {

@@ -40,5 +40,6 @@ pub mod vm;
 pub mod wait;
 pub mod web;
 pub mod websocket;
+pub mod wire;
 
 pub use node::TestNode;

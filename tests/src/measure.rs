@@ -103,12 +103,17 @@ fn unique<'a>(all: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
 /// Writes the results of the bench `name` to `target/bench/<name>-<containerd>.json`; `scratch` is cargo's directory for
 /// tests.
 pub fn write(scratch: &str, name: &str, (major, minor): (u32, u32), rows: Value) -> Result<()> {
+    let document = json!({ "containerd": format!("{major}.{minor}"), "rows": rows });
+    write_document(scratch, &format!("{name}-{major}.{minor}"), &document)
+}
+
+/// The same of a bench without containerd, to `target/bench/<name>.json`.
+pub fn write_document(scratch: &str, name: &str, document: &Value) -> Result<()> {
     let scratch = Path::new(scratch);
     let dir = scratch.parent().unwrap_or(scratch).join("bench");
     fs::create_dir_all(&dir).with_context(|| format!("{}", dir.display()))?;
-    let file = dir.join(format!("{name}-{major}.{minor}.json"));
-    let document = json!({ "containerd": format!("{major}.{minor}"), "rows": rows });
-    fs::write(&file, serde_json::to_vec_pretty(&document)?).with_context(|| format!("{}", file.display()))?;
+    let file = dir.join(format!("{name}.json"));
+    fs::write(&file, serde_json::to_vec_pretty(document)?).with_context(|| format!("{}", file.display()))?;
     println!("\nwritten to {}", file.display());
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use limpet_tests::{agent, contender, measure};
+use limpet_tests::{agent, contender, hollow, measure};
 
 use crate::{bench_emulated, cargo, dist, kubernetes, setup};
 
@@ -21,15 +21,18 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
     /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, probes, adopt,
-    /// scrape.
+    /// scrape, hollow.
     #[arg(long)]
     dist: bool,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How long `idle` and `probes` look on.
+    /// How long `idle`, `probes` and `hollow` look on.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
+    /// How many nodes `hollow` has.
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
+    nodes: u32,
     /// Have `watch` measure on an emulated Debian, whose kernel takes the BPF programs when this one does not.
     #[arg(long)]
     emulated: bool,
@@ -51,6 +54,8 @@ enum What {
     Merge,
     /// From a manifest's rename to knowing of it, by each backend and by kubelet's way; and what idling costs.
     Watch,
+    /// Nodes without containers against one apiserver: what they ask and hold, idle and as they come back from an outage.
+    Hollow,
     /// All of them.
     All,
 }
@@ -76,6 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         (What::Probes, "probes"),
         (What::Adopt, "adopt"),
         (What::Scrape, "scrape"),
+        (What::Hollow, "hollow"),
     ];
     let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();
     if names.is_empty() {
@@ -89,6 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.env(agent::PROGRAM_VARIABLE, &program).envs(choice.iter().cloned());
         command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
+        command.env(hollow::NODES_VARIABLE, arguments.nodes.to_string());
         if let Some(kubelet) = &kubelet {
             ensure!(kubelet.is_file(), "{} is no kubelet", kubelet.display());
             command.env(contender::KUBELET_VARIABLE, kubelet.canonicalize()?);

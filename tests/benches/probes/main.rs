@@ -1,7 +1,6 @@
 //! What probes cost: pods with a startup, a readiness and a liveness probe each, every ten seconds; wake-ups, processor time and
 //! memory of limpet and, with `--kubelet`, of a real kubelet, beside what containerd and the shims need for them.
 
-use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 use std::thread;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use limpet_tests::containerd::Containerd;
 use limpet_tests::contender::{Contender, Stage, apply, remove, settle, wait_ready};
-use limpet_tests::footprint::{Footprint, pids};
+use limpet_tests::footprint::{Footprint, pids, processor};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::{measure, wait};
 use serde_json::{Value, json};
@@ -76,17 +75,17 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
             wait_ready(contender, PODS)?;
             pass(SETTLING)?;
             let kinds = processes(contender, containerd, &dir)?;
-            let before: Vec<_> = kinds.iter().map(|(_, pids)| (Footprint::of_all(pids), busy(pids))).collect();
+            let before: Vec<_> = kinds.iter().map(|(_, pids)| (Footprint::of_all(pids), processor(pids))).collect();
             pass(window)?;
             for ((kind, pids), (cost, busy_before)) in kinds.into_iter().zip(before) {
-                let (after, busy) = (Footprint::of_all(&pids), busy(&pids).saturating_sub(busy_before));
+                let (after, busy) = (Footprint::of_all(&pids), processor(&pids).saturating_sub(busy_before));
                 rows.push(Row {
                     who: contender.name(),
                     handler,
                     kind,
                     private_kib: after.private,
                     wakes: after.wakes.saturating_sub(cost.wakes) as f64 / window.as_secs_f64(),
-                    busy: busy as f64 * 10.0 / window.as_secs_f64(),
+                    busy: busy.as_secs_f64() * 1e3 / window.as_secs_f64(),
                     written: after.written.saturating_sub(cost.written) as f64 * 60.0 / window.as_secs_f64(),
                 });
             }
@@ -130,16 +129,6 @@ fn processes(contender: &dyn Contender, containerd: &Containerd, dir: &Path) -> 
         ("shims", pids(dir, "containerd-shim")),
         ("containerd", containerd.pid().into_iter().collect()),
     ])
-}
-
-/// The processor time of the processes so far, in hundredths of a second.
-fn busy(pids: &[u32]) -> u64 {
-    let of = |pid: &u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
-    };
-    pids.iter().filter_map(of).sum()
 }
 
 fn print(rows: &[Row]) {
