@@ -1,6 +1,7 @@
 //! A cluster on loopback as kubeadm secures one: etcd and a kube-apiserver with certificates, RBAC, the node authorizer,
 //! NodeRestriction and the aggregation layer. Where it is wanted, with its controllers and its scheduler.
 
+pub mod audit;
 mod backup;
 mod certificates;
 mod controllers;
@@ -251,6 +252,12 @@ impl Cluster {
     /// The kubeconfig of a node of that name.
     pub fn node_credentials(&self, name: &str) -> Result<PathBuf> {
         self.credentials(name, &format!("/O=system:nodes/CN=system:node:{name}"))
+    }
+
+    /// The same by way of another address of the apiserver's.
+    pub fn node_credentials_at(&self, address: &str, name: &str) -> Result<PathBuf> {
+        self.node_credentials(name)?;
+        self.certificates.kubeconfig(address, name)
     }
 
     /// A kubeconfig with all rights.

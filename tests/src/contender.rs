@@ -10,6 +10,8 @@ use serde_json::Value;
 
 use crate::agent::{self, Agent};
 use crate::claim::Port;
+use crate::cluster::Cluster;
+use crate::cluster::kubelet_api::NodeAddress;
 use crate::containerd::Containerd;
 use crate::kubelet::Kubelet;
 use crate::manifest;
@@ -23,6 +25,8 @@ pub const KUBELET_VARIABLE: &str = "LIMPET_BENCH_KUBELET";
 pub trait Contender {
     /// What people call it.
     fn name(&self) -> &'static str;
+    /// What its Node is called in a cluster.
+    fn node_name(&self) -> &str;
     /// Where it finds manifests.
     fn manifests(&self) -> PathBuf;
     /// Starts its process, and does not wait for more.
@@ -47,6 +51,10 @@ pub trait Contender {
 impl Contender for Agent {
     fn name(&self) -> &'static str {
         "limpet"
+    }
+
+    fn node_name(&self) -> &str {
+        &self.settings().node_name
     }
 
     fn manifests(&self) -> PathBuf {
@@ -77,6 +85,10 @@ impl Contender for Agent {
 impl Contender for Kubelet {
     fn name(&self) -> &'static str {
         "kubelet"
+    }
+
+    fn node_name(&self) -> &str {
+        Self::name(self)
     }
 
     fn manifests(&self) -> PathBuf {
@@ -156,6 +168,8 @@ pub fn settle(contender: &dyn Contender, containerd: &Containerd) -> Result<()> 
 #[derive(Debug)]
 pub struct Stage {
     kubelet: Option<Kubelet>,
+    /// The address of their Nodes, in a cluster.
+    address: Option<NodeAddress>,
     _ports: [Port; 3],
     /// The node; its agent is the first contender.
     pub node: TestNode,
@@ -180,7 +194,25 @@ impl Stage {
             ..NodeOptions::default()
         })?;
         let kubelet = kubelet.map(|program| Kubelet::prepare(&program, &node)).transpose()?;
-        Ok(Self { kubelet, _ports: ports, node })
+        Ok(Self { kubelet, address: None, _ports: ports, node })
+    }
+
+    /// Has them join the cluster at their next start, by way of that address of its apiserver and with the defaults of a kubelet.
+    pub fn admit(&mut self, cluster: &Cluster, server: &str) -> Result<()> {
+        let credentials = cluster.node_credentials_at(server, self.node.name())?;
+        let address = NodeAddress::add()?;
+        self.node.agent.reconfigure(|settings| {
+            settings.flags.push(format!("--kubeconfig={}", credentials.display()));
+            settings.limpet.push(format!("nodeIP: {}", address.address));
+        })?;
+        if let Some(kubelet) = &mut self.kubelet {
+            kubelet.admit(cluster, &address)?;
+            // Here it is asked without a password, as without a cluster.
+            kubelet.reconfigure(|configuration| configuration["address"] = "127.0.0.1".into())?;
+            cluster.node_credentials_at(server, kubelet.name())?;
+        }
+        self.address = Some(address);
+        Ok(())
     }
 
     /// The contenders, limpet first, and the containerd that they share.

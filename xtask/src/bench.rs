@@ -17,17 +17,17 @@ pub(crate) struct Arguments {
     containerd: Option<u32>,
     /// Measure a real kubelet, too, in the same run: this program, or the one that `cargo xtask kubelet` builds.
     ///
-    /// It runs on the containerd of the bench, in turns with limpet, without an apiserver.
+    /// It runs on the containerd of the bench, in turns with limpet, and but for `sync` without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
     /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, probes, adopt,
-    /// scrape, hollow.
+    /// scrape, hollow, sync.
     #[arg(long)]
     dist: bool,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// How long `idle`, `probes` and `hollow` look on.
+    /// How long `idle`, `probes`, `hollow` and `sync` look on.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
     /// How many nodes `hollow` has.
@@ -56,6 +56,8 @@ enum What {
     Watch,
     /// Nodes without containers against one apiserver: what they ask and hold, idle and as they come back from an outage.
     Hollow,
+    /// Requests, bytes and memory as a node of a cluster with 50 pods; bytes written without a connection, and its return.
+    Sync,
     /// All of them.
     All,
 }
@@ -82,6 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         (What::Adopt, "adopt"),
         (What::Scrape, "scrape"),
         (What::Hollow, "hollow"),
+        (What::Sync, "sync"),
     ];
     let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();
     if names.is_empty() {
