@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::lease::Lease;
 use super::link::Link;
-use limpet_apiserver::watch::Change;
+use limpet_apiserver::watch::{Change, Watch};
 use limpet_apiserver::{Request, RequestError, Resource};
 
 /// The server ends a watch after this long, and up to twice of it, as client-go asks for.
@@ -76,15 +76,11 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
             beginnings.mark_unchanged();
             start = Start::Newest;
         }
-        let begun = Instant::now();
-        let ended = session(&link, &what, &updates, &mut start).await;
+        let (ended, watched) = session(&link, &what, &updates, &mut start).await;
         if beginnings.has_changed().unwrap_or(false) {
             continue;
         }
-        let lasted = begun.elapsed() >= SHORTEST;
-        if lasted {
-            failures = 0;
-        }
+        let lasted = watched.is_some_and(|watched| watched >= SHORTEST);
         let asked = match &ended {
             Ok(()) if lasted => continue,
             Ok(()) => None,
@@ -101,21 +97,48 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
                 error.retry_after()
             }
         };
-        failures += 1;
+        failures = failures_after(failures, watched);
         if link.pause(failures, asked).await {
             failures = 0;
         }
     }
 }
 
-/// Lists when there is no version to watch from, then watches until the server or the connection ends it.
+/// How many failures in a row there are after one more, of a session that has watched for so long; `None`: no watch began. An
+/// answer that was waited for in vain took long, too, and is a failure like others.
+fn failures_after(failures: u32, watched: Option<Duration>) -> u32 {
+    match watched {
+        Some(watched) if watched >= SHORTEST => 1,
+        _ => failures.saturating_add(1),
+    }
+}
+
+/// Begins a watch and hands on what it brings until the server or the connection ends it; and for how long it watched.
 async fn session(
     link: &Link,
     what: &Followed,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
-) -> Result<(), RequestError> {
-    let mut beginnings = link.beginnings();
+) -> (Result<(), RequestError>, Option<Duration>) {
+    let limit = LIMIT + Duration::from_secs(fastrand::u64(0..LIMIT.as_secs()));
+    match begin(link, what, updates, start, limit).await {
+        Ok(watch) => {
+            let begun = Instant::now();
+            let ended = hand_on(link, watch, updates, start, limit).await;
+            (ended, Some(begun.elapsed()))
+        }
+        Err(error) => (Err(error), None),
+    }
+}
+
+/// Lists when there is no version to watch from, then begins a watch.
+async fn begin(
+    link: &Link,
+    what: &Followed,
+    updates: &mpsc::Sender<Update>,
+    start: &mut Start,
+    limit: Duration,
+) -> Result<Watch, RequestError> {
     let from = match start.clone() {
         Start::Watch(version) => version,
         Start::Newest => list(link, what, updates, start, Request::list(what.resource.clone(), &what.fields)).await?,
@@ -124,9 +147,20 @@ async fn session(
             list(link, what, updates, start, request).await?
         }
     };
-    let limit = LIMIT + Duration::from_secs(fastrand::u64(0..LIMIT.as_secs()));
-    let mut watch = link.watch(what.resource.clone(), &what.fields, &from, limit).await?;
+    let watch = link.watch(what.resource.clone(), &what.fields, &from, limit).await?;
     answered(link, what).await?;
+    Ok(watch)
+}
+
+/// Hands on what the watch brings until the server or the connection ends it.
+async fn hand_on(
+    link: &Link,
+    mut watch: Watch,
+    updates: &mpsc::Sender<Update>,
+    start: &mut Start,
+    limit: Duration,
+) -> Result<(), RequestError> {
+    let mut beginnings = link.beginnings();
     let mut lost = std::pin::pin!(link.lost());
     let mut overdue = std::pin::pin!(tokio::time::sleep(limit + OVERDUE));
     loop {
@@ -186,6 +220,14 @@ async fn answered(link: &Link, what: &Followed) -> Result<(), RequestError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_without_a_watch_is_one_more_failure_and_a_watch_that_lasted_ends_the_row() {
+        let table = [(0, None, 1), (3, None, 4), (3, Some(SHORTEST / 2), 4), (3, Some(SHORTEST), 1)];
+        for (failures, watched, expected) in table {
+            assert_eq!(failures_after(failures, watched), expected, "{failures} {watched:?}");
+        }
+    }
 
     #[test]
     fn a_refused_version_leads_to_a_list_that_the_server_has_and_then_to_the_newest() {

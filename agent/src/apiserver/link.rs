@@ -1,7 +1,8 @@
 //! The connection to the apiserver as the agent sees it: requests go through it, and their results say how it is.
 //!
-//! The client is made at the first request, and again after each loss: so credentials that were rotated, and a kubeconfig
-//! that was edited, are read by themselves, and no connection of before is used again.
+//! The client is made at the first request, and again after each loss, but where the server answers that it cannot work: so
+//! credentials that were rotated, and a kubeconfig that was edited, are read by themselves, and no connection of before is
+//! used again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -272,7 +273,10 @@ impl Link {
     }
 
     fn failed(&self, cause: Cause, error: &RequestError) {
-        *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // A server that answers so has nothing against the connection, and one that is busy is spared new ones.
+        if cause != Cause::ServerError {
+            *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
         let now = Timestamp::now();
         let cause = cause.explained(self.identity(), now);
         self.change(|state| state.failed(cause, error.to_string(), now));
