@@ -1,4 +1,4 @@
-//! Compiles the definitions below `proto`, which are Kubernetes' own.
+//! Compiles the definitions below `proto`, which are Kubernetes' own and that of CSI.
 
 use std::error::Error;
 use std::{env, fs};
@@ -15,6 +15,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     services().compile_protos(&["proto/pods/v1alpha1/api.proto"], &["proto/pods/v1alpha1"])?;
     services().compile_protos(&["proto/deviceplugin/v1beta1/api.proto"], &["proto/deviceplugin/v1beta1"])?;
     services().compile_protos(&["proto/pluginregistration/v1/api.proto"], &["proto/pluginregistration/v1"])?;
+    services().compile_protos(&["proto/csi/v1/csi.proto"], &["proto/csi/v1"])?;
 
     let pod = tonic_prost_build::Config::new().load_fds(&["proto/core/v1/pod.proto"], &["proto/core/v1"])?;
     println!("cargo:rerun-if-changed=proto/core/v1/pod.proto");

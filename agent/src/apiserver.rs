@@ -11,6 +11,7 @@
 
 pub(crate) mod certificates;
 mod claims;
+mod csi_node;
 mod events;
 mod facts;
 mod follow;
@@ -33,6 +34,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
+use crate::csi::CsiDrivers;
 use crate::device_plugins::DevicePlugins;
 use crate::node::capacity::Capacity;
 use crate::source::api;
@@ -82,6 +84,8 @@ pub struct Inputs {
     pub runtime: Arc<dyn NodeRuntime>,
     /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
+    /// The node's CSI drivers.
+    pub csi: Arc<CsiDrivers>,
     /// What each source has published.
     pub slots: Arc<Slots>,
     /// The source of the apiserver's pods.
@@ -132,6 +136,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         seen_by_others.clone(),
     );
     let node_network = link.node_network();
+    let csi_node = csi_node::keep(link.clone(), name.clone(), inputs.csi, seen_by_others.clone());
     // Boxed: the states of all of them would otherwise lie in one future that is moved.
     let work = async {
         tokio::join!(
@@ -143,6 +148,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
             Box::pin(mirrors.run(mirror_updates)),
             Box::pin(pods.run(own_updates)),
             Box::pin(references),
+            Box::pin(csi_node),
             Box::pin(events::post(link.clone(), name.clone(), inputs.events)),
             Box::pin(certificates::keep(link.clone(), inputs.config, name.clone(), node_network)),
         )

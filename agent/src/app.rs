@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, DebugHandlers, RunFlags};
+use crate::csi::CsiDrivers;
 use crate::debug;
 use crate::device_plugins::DevicePlugins;
 use crate::executor::containerd::ContainerdExecutor;
@@ -106,6 +107,7 @@ struct Shared {
     capacity: Capacity,
     claims: Arc<NodeClaims>,
     device_plugins: Arc<DevicePlugins>,
+    csi: Arc<CsiDrivers>,
     node_network: watch::Receiver<NodeNetwork>,
     slots: Arc<Slots>,
     desired: Desired,
@@ -291,6 +293,7 @@ async fn shared(
     Shared {
         claims: Arc::new(node_claims(&config, node, &capacity, &device_plugins)),
         device_plugins,
+        csi: Arc::new(CsiDrivers::new(config.plugin_dir())),
         capacity,
         backends: Backends::open(&config, node).await,
         node_network,

@@ -2,11 +2,11 @@
 //! use one. Which container has which device is decided by [`limpet_core::device_plugins`].
 //!
 //! Every call has a deadline, and runs in a task of the plugin or of the pod that needs it: a plugin that hangs delays its
-//! own pods alone. The socket, [`registration`], and the directory, [`plugin_directory`], lead to [`DevicePlugins::register`].
+//! own pods alone. The socket, [`registration`], and the directory, [`crate::plugin_directory`], lead to
+//! [`DevicePlugins::register`].
 
 mod allocation;
 mod connection;
-pub mod plugin_directory;
 pub mod registration;
 
 use std::collections::{BTreeMap, BTreeSet};

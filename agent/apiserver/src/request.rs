@@ -35,6 +35,16 @@ pub enum Resource {
     PersistentVolumeClaim(String, String),
     /// One PersistentVolume.
     PersistentVolume(String),
+    /// One VolumeAttachment.
+    VolumeAttachment(String),
+    /// One CSIDriver.
+    CsiDriver(String),
+    /// All CSINodes.
+    CsiNodes,
+    /// One CSINode.
+    CsiNode(String),
+    /// One Secret: namespace and name.
+    Secret(String, String),
     /// The tokens of a service account: namespace and name.
     ServiceAccountToken(String, String),
     /// All Events of a namespace.
@@ -61,10 +71,13 @@ impl Resource {
             Self::AllPods | Self::Pods(_) | Self::Pod(..) => "pods",
             Self::PodStatus(..) => "pods/status",
             Self::ConfigMaps(_) => "configmaps",
-            Self::Secrets(_) => "secrets",
+            Self::Secrets(_) | Self::Secret(..) => "secrets",
             Self::Services(_) => "services",
             Self::PersistentVolumeClaim(..) => "persistentvolumeclaims",
             Self::PersistentVolume(_) => "persistentvolumes",
+            Self::VolumeAttachment(_) => "volumeattachments",
+            Self::CsiDriver(_) => "csidrivers",
+            Self::CsiNodes | Self::CsiNode(_) => "csinodes",
             Self::ServiceAccountToken(..) => "serviceaccounts/token",
             Self::Events(_) | Self::Event(..) => "events",
             Self::CertificateSigningRequests | Self::CertificateSigningRequest(_) => "certificatesigningrequests",
@@ -94,6 +107,11 @@ impl Resource {
                 format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
             }
             Self::PersistentVolume(name) => format!("/api/v1/persistentvolumes/{name}"),
+            Self::VolumeAttachment(name) => format!("/apis/storage.k8s.io/v1/volumeattachments/{name}"),
+            Self::CsiDriver(name) => format!("/apis/storage.k8s.io/v1/csidrivers/{name}"),
+            Self::CsiNodes => "/apis/storage.k8s.io/v1/csinodes".to_owned(),
+            Self::CsiNode(name) => format!("/apis/storage.k8s.io/v1/csinodes/{name}"),
+            Self::Secret(namespace, name) => format!("/api/v1/namespaces/{namespace}/secrets/{name}"),
             Self::ServiceAccountToken(namespace, name) => {
                 format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token")
             }

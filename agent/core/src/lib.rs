@@ -5,7 +5,7 @@
 //! [`state`] and the node's
 //! [`node_state`], [`outcome`] applies their results, [`probe`] judges the results of a container's probes, [`adopt`] applies what containerd already runs; [`status`] generates the
 //! reported status, and [`forecast`] predicts what other manifests would change. Towards an apiserver, [`mirror`] decides about
-//! mirror pods, [`node_object`] about the Node and its lease, [`connectivity`] about the connection.
+//! mirror pods, [`node_object`] about the Node and its lease, [`csi_node`] about what it says of CSI drivers, [`connectivity`] about the connection.
 
 pub mod admission;
 pub mod adopt;
@@ -14,6 +14,7 @@ pub mod backoff;
 pub mod certificate;
 pub mod cluster_history;
 pub mod connectivity;
+pub mod csi_node;
 pub mod device_plugins;
 pub mod eviction;
 pub mod exit_cause;

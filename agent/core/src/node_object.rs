@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::csi_node::NODE_IDS;
 use crate::device_plugins::DeviceCount;
 use crate::node_images::NodeImage;
 use crate::node_state::NodeState;
@@ -118,6 +119,8 @@ pub struct SeenNode {
     has_addresses: bool,
     /// The address that it names to a cloud controller.
     provided_address: Option<String>,
+    /// The annotation [`NODE_IDS`].
+    pub csi_node_ids: Option<String>,
 }
 
 impl NodeDescription {
@@ -138,6 +141,7 @@ impl SeenNode {
             labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
             has_addresses: node["status"]["addresses"].as_array().is_some_and(|all| !all.is_empty()),
             provided_address: text(&node["metadata"]["annotations"][PROVIDED_ADDRESS]),
+            csi_node_ids: text(&node["metadata"]["annotations"][NODE_IDS]),
             conditions: conditions
                 .filter_map(|one| {
                     let changed = one["lastTransitionTime"].as_str().and_then(|time| time.parse().ok());

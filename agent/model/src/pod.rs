@@ -46,7 +46,7 @@ pub use fault::{Fault, FaultList, Reason, Severity};
 pub use key::{PodKey, PodUid};
 pub use record::{Fingerprint, PodRecord, is_terminal_phase};
 pub use role::Role;
-pub use validate::{is_dns_label, is_dns_subdomain};
+pub use validate::{is_dns_label, is_dns_subdomain, is_label_value, is_qualified_name};
 pub(crate) use yaml::join as field_path;
 
 /// Prefix of the annotation that set a container's AppArmor profile before the field; the container's name follows.

@@ -38,6 +38,7 @@ pub(super) fn join_cluster(
         network: shared.backends.network.subscribe(),
         runtime: Arc::new(Containerd { client: shared.backends.client.clone(), images }),
         device_plugins: Arc::clone(&shared.device_plugins),
+        csi: Arc::clone(&shared.csi),
         slots: Arc::clone(&shared.slots),
         source: source?,
     };

@@ -172,6 +172,7 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         network: common.network.clone(),
         runtime: Arc::clone(&common.runtime),
         device_plugins: Arc::clone(&common.device_plugins),
+        csi: Arc::default(),
         slots,
         source,
     };

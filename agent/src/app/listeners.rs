@@ -10,7 +10,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
-use crate::device_plugins::{plugin_directory, registration};
+use crate::device_plugins::registration;
+use crate::plugin_directory::{self, Registries};
 use crate::server::cri::CriState;
 use crate::server::kubelet::KubeletRoutes;
 use crate::server::{self, ServerState};
@@ -83,7 +84,9 @@ pub(super) fn start_device_plugins(shared: &Shared, state: &ServerState) {
     let plugins = &shared.device_plugins;
     shared.tasks.spawn(Arc::clone(plugins).run());
     let Some(directory) = shared.config.plugin_dir() else { return };
-    shared.tasks.spawn(plugin_directory::follow(Arc::clone(plugins), directory.join("plugins_registry")));
+    let registries = Registries { devices: Arc::clone(plugins), csi: Arc::clone(&shared.csi) };
+    let follow = plugin_directory::follow(registries, directory.join("plugins_registry"), shared.stop.clone());
+    shared.tasks.spawn(follow);
     let sockets = directory.join("device-plugins");
     if let Err(error) = registration::clear(&sockets) {
         return tracing::error!(path = %sockets.display(), %error, "device plugins cannot register");

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PodSpec, PodStatus, ResourceHealth, ResourceStatus};
 
 use super::DevicePlugins;
-use super::connection::{Connection, said};
+use super::connection::Connection;
+use crate::plugin_socket::said;
 use limpet_core::device_plugins::{AllocationError, Choice};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::{devices, pod_devices};

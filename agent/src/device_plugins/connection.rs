@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hyper_util::rt::TokioIo;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::Channel;
 
 use super::{DevicePlugins, RegisterError};
+use crate::plugin_socket::{connect, said};
 use limpet_core::device_plugins::{PluginDevice, PluginId};
 use limpet_model::device_allocation::{self, DeviceAllocation, PluginMount};
 use limpet_node_api::device_plugin::device_plugin_client::DevicePluginClient;
@@ -117,23 +117,6 @@ async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>
         Ok(answer) => answer.map(tonic::Response::into_inner),
         Err(_) => Err(Status::deadline_exceeded(format!("no answer within {} s", CALL.as_secs()))),
     }
-}
-
-/// A channel to a socket.
-pub(super) async fn connect(socket: PathBuf) -> Result<Channel, String> {
-    let connector = tower::service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
-    Endpoint::from_static("http://localhost")
-        .connect_with_connector(connector)
-        .await
-        .map_err(|error| crate::store::chain(&error))
-}
-
-/// The message of a plugin's error.
-pub(super) fn said(status: &Status) -> String {
-    format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }
 
 fn allocation(resource: &str, ids: Vec<String>, given: ContainerAllocateResponse) -> DeviceAllocation {

@@ -2,6 +2,7 @@
 
 mod plugin;
 mod sample;
+mod serve;
 
 use std::fs;
 use std::path::PathBuf;
@@ -224,8 +225,8 @@ fn plugins_in_the_registry_are_asked(node: &mut TestNode) -> Result<()> {
         let what = "what the plugin is told";
         wait::until(wait::SOON, what, || status.borrow().clone())
     };
-    let csi = told(&plugin.wait_to_be_asked(&registry.join("csi-reg.sock"), "CSIPlugin")?)?;
-    ensure!(!csi.plugin_registered && csi.error.contains("does not support plugins of type CSIPlugin"), "{csi:?}");
+    let dra = told(&plugin.wait_to_be_asked(&registry.join("dra-reg.sock"), "DRAPlugin")?)?;
+    ensure!(!dra.plugin_registered && dra.error.contains("does not support plugins of type DRAPlugin"), "{dra:?}");
     let card = told(&plugin.wait_to_be_asked(&registry.join("card-reg.sock"), "DevicePlugin")?)?;
     ensure!(card.plugin_registered && card.error.is_empty(), "{card:?}");
     node.apply(&asking("one", 1))?;

@@ -6,20 +6,19 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use futures_util::StreamExt as _;
 use futures_util::stream::{BoxStream, unfold};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::service::TowerToHyperService;
 use limpet_node_api::device_plugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use limpet_node_api::device_plugin::registration_client::RegistrationClient;
 use limpet_node_api::device_plugin::*;
 use limpet_node_api::plugin_registration::registration_server::{Registration, RegistrationServer};
 use limpet_node_api::plugin_registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
-use tokio::net::UnixListener;
 use tokio::runtime::Handle;
 use tokio::sync::{oneshot, watch};
 use tonic::{Request, Response, Status};
+
+use super::serve::serve;
 
 /// The resource that it offers.
 pub(crate) const CARD: &str = "example.com/card";
@@ -119,33 +118,6 @@ impl Drop for Plugin {
             let _ = thread.join();
         }
     }
-}
-
-/// Serves on a socket that appears once it listens.
-fn serve<S>(runtime: &Handle, socket: &Path, service: S) -> Result<()>
-where
-    S: tonic::codegen::Service<
-            hyper::Request<hyper::body::Incoming>,
-            Response = hyper::Response<tonic::body::Body>,
-            Error = std::convert::Infallible,
-        > + Clone
-        + Send
-        + 'static,
-    S::Future: Send,
-{
-    let _ = fs::remove_file(socket);
-    let listener = {
-        let _entered = runtime.enter();
-        UnixListener::bind(socket).with_context(|| format!("{}", socket.display()))?
-    };
-    runtime.spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let service = TowerToHyperService::new(service.clone());
-            let http2 = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-            tokio::spawn(http2.serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    Ok(())
 }
 
 #[derive(Clone)]

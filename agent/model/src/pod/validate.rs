@@ -26,8 +26,7 @@ use k8s_openapi::api::core::v1::{PodSpec, Volume};
 use crate::pod::{Fault, FaultList, PodRecord};
 use container::Pod;
 use field::{At, Faults, items, text};
-pub(super) use name::is_qualified_name;
-pub use name::{is_dns_label, is_dns_subdomain};
+pub use name::{is_dns_label, is_dns_subdomain, is_label_value, is_qualified_name};
 
 /// All faults of a pod.
 pub(crate) fn validate(record: &PodRecord) -> FaultList {

@@ -54,12 +54,12 @@ fn is_plain_name(text: &str) -> bool {
 }
 
 /// A label's value; may be empty.
-pub(super) fn is_label_value(text: &str) -> bool {
+pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_plain_name(text)
 }
 
 /// A key of labels, annotations, resources: an optional subdomain and `/`, then a name.
-pub(in crate::pod) fn is_qualified_name(key: &str) -> bool {
+pub fn is_qualified_name(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => is_dns_subdomain(prefix) && is_plain_name(name),
         None => is_plain_name(key),

@@ -1,25 +1,28 @@
-//! `plugins_registry`: sockets of plugins that wait for `GetInfo` of `pluginregistration.v1`. A device plugin is registered; a
-//! plugin of another type gets an error: limpet does not support it.
+//! `plugins_registry`: sockets of plugins that wait for `GetInfo` of `pluginregistration.v1`. A device plugin and a CSI driver are
+//! registered for as long as the socket is there; a plugin of another type gets an error: limpet does not support it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::DevicePlugins;
-use super::connection::{connect, said};
+use crate::csi::{CsiDrivers, RegistrationId};
+use crate::device_plugins::DevicePlugins;
+use crate::plugin_socket::{connect, said};
 use limpet_core::device_plugins::PluginId;
 use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
 use limpet_node_api::plugin_registration::registration_client::RegistrationClient;
-use limpet_node_api::plugin_registration::{InfoRequest, RegistrationStatus};
+use limpet_node_api::plugin_registration::{InfoRequest, PluginInfo, RegistrationStatus};
 
-/// The only supported type of plugin.
+/// The supported types of plugin.
 const DEVICE_PLUGIN: &str = "DevicePlugin";
+const CSI_PLUGIN: &str = "CSIPlugin";
 /// How long a call may take; kubelet gives one second, and ten for the connection.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// The pauses before a socket that does not answer is tried again; after them only another event brings another try.
@@ -31,9 +34,51 @@ const MAX_SOCKETS: usize = 256;
 /// A socket as it was seen: inode and time of its making, in nanoseconds.
 type Seen = (u64, i64, i64);
 
-/// Registers the plugins of `directory` until the agent stops.
-pub async fn follow(plugins: Arc<DevicePlugins>, directory: PathBuf) {
-    let stop = plugins.stop.clone();
+/// Where plugins are registered.
+#[derive(Debug, Clone)]
+pub struct Registries {
+    /// Device plugins.
+    pub devices: Arc<DevicePlugins>,
+    /// CSI drivers.
+    pub csi: Arc<CsiDrivers>,
+}
+
+/// A plugin that is registered.
+#[derive(Debug, Clone, Copy)]
+enum Registered {
+    Device(PluginId),
+    Csi(RegistrationId),
+}
+
+impl Registries {
+    /// Registers the plugin, of those types that there are.
+    async fn register(&self, info: PluginInfo, path: &Path) -> Result<Registered, String> {
+        let endpoint = if info.endpoint.is_empty() { path.to_owned() } else { PathBuf::from(&info.endpoint) };
+        match &*info.r#type {
+            DEVICE_PLUGIN => {
+                let registered = self.devices.register(&info.name, &info.supported_versions, endpoint).await;
+                registered.map(Registered::Device).map_err(|error| error.to_string())
+            }
+            CSI_PLUGIN => {
+                let registered = self.csi.register(&info.name, &info.supported_versions, endpoint).await;
+                registered.map(Registered::Csi).map_err(|error| error.to_string())
+            }
+            other => Err(format!(
+                "limpet does not support plugins of type {other}; it registers {DEVICE_PLUGIN} and {CSI_PLUGIN} alone"
+            )),
+        }
+    }
+
+    fn deregister(&self, registered: Registered) {
+        match registered {
+            Registered::Device(plugin) => self.devices.deregister(plugin),
+            Registered::Csi(driver) => self.csi.deregister(driver),
+        }
+    }
+}
+
+/// Registers the plugins of `directory` until `stop`.
+pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationToken) {
     let following = async {
         let mut known: BTreeMap<PathBuf, (Seen, Registering)> = BTreeMap::new();
         let mut watch = match make(&directory).await {
@@ -50,7 +95,7 @@ pub async fn follow(plugins: Arc<DevicePlugins>, directory: PathBuf) {
             let sockets = sockets.await.unwrap_or_default();
             known.retain(|path, (seen, _)| sockets.get(path) == Some(seen));
             for (path, seen) in sockets {
-                let plugins = Arc::clone(&plugins);
+                let plugins = plugins.clone();
                 known.entry(path).or_insert_with_key(|path| (seen, Registering::begin(plugins, path.clone())));
             }
             if let Err(error) = watch.changed().await {
@@ -84,15 +129,15 @@ fn sockets(directory: &Path) -> BTreeMap<PathBuf, Seen> {
 /// A socket that is being called, or whose plugin is registered. It is dropped when the socket is gone, and deregisters it.
 struct Registering {
     _task: JoinSet<()>,
-    plugins: Arc<DevicePlugins>,
-    plugin: Arc<std::sync::OnceLock<PluginId>>,
+    plugins: Registries,
+    plugin: Arc<OnceLock<Registered>>,
 }
 
 impl Registering {
-    fn begin(plugins: Arc<DevicePlugins>, path: PathBuf) -> Self {
-        let plugin = Arc::new(std::sync::OnceLock::new());
+    fn begin(plugins: Registries, path: PathBuf) -> Self {
+        let plugin = Arc::new(OnceLock::new());
         let mut task = JoinSet::new();
-        let (registered, of) = (Arc::clone(&plugin), Arc::clone(&plugins));
+        let (registered, of) = (Arc::clone(&plugin), plugins.clone());
         task.spawn(async move {
             for pause in PAUSES.into_iter().map(Some).chain([None]) {
                 match register(&of, &path, &registered).await {
@@ -118,25 +163,16 @@ impl Drop for Registering {
 }
 
 /// Calls `GetInfo` at `path`, registers the plugin, and notifies it. After an error another attempt is made.
-async fn register(
-    plugins: &Arc<DevicePlugins>,
-    path: &Path,
-    registered: &std::sync::OnceLock<PluginId>,
-) -> Result<(), String> {
+async fn register(plugins: &Registries, path: &Path, registered: &OnceLock<Registered>) -> Result<(), String> {
     let channel =
         tokio::time::timeout(DEADLINE, connect(path.to_owned())).await.map_err(|_| "no answer".to_owned())??;
     let mut client = RegistrationClient::new(channel);
     let info = within(client.get_info(InfoRequest {})).await?;
-    let answer = if info.r#type == DEVICE_PLUGIN {
-        let endpoint =
-            Some(info.endpoint).filter(|endpoint| !endpoint.is_empty()).map_or(path.to_owned(), PathBuf::from);
-        plugins.register(&info.name, &info.supported_versions, endpoint).await.map_err(|error| error.to_string())
-    } else {
-        Err(format!("limpet does not support plugins of type {}; it registers {DEVICE_PLUGIN} alone", info.r#type))
-    };
+    let name = info.name.clone();
+    let answer = plugins.register(info, path).await;
     let error = answer.as_ref().err().cloned().unwrap_or_default();
     if let Err(error) = &answer {
-        tracing::warn!(path = %path.display(), plugin = info.name, error, "plugin refused");
+        tracing::warn!(path = %path.display(), plugin = name, error, "plugin refused");
     }
     let told =
         within(client.notify_registration_status(RegistrationStatus { plugin_registered: answer.is_ok(), error }));

@@ -1,0 +1,234 @@
+//! What a node says of its CSI drivers: the CSINode object, and the Node's annotation and labels. Pure.
+//!
+//! As with kubelet a driver is added when it registers, and removed when its socket goes: one that was there before the agent
+//! started, and is not back yet, stays named, so that a restart of the agent takes no node from a scheduler's choice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+/// The annotation of a Node with its name at each driver, as JSON.
+pub const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
+
+/// What a driver says of the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DriverInfo {
+    /// The node's name for the driver.
+    pub node_id: String,
+    /// Where the node is, by label.
+    pub topology: BTreeMap<String, String>,
+    /// How many of its volumes the node can have; 0: it does not say.
+    pub max_volumes: i64,
+}
+
+/// The drivers of the node since the agent started.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DriverReport {
+    /// Those that are registered, by name.
+    pub registered: BTreeMap<String, DriverInfo>,
+    /// Those that were, and have gone.
+    pub gone: BTreeSet<String>,
+}
+
+impl DriverReport {
+    /// The merge patch of the Node's metadata that brings it up to date, given its annotation [`NODE_IDS`] and its labels
+    /// (`None`: it is), and the drivers that are not to be shown, with kubelet's message: the Node has another value already
+    /// for one of their labels.
+    pub fn metadata_patch(
+        &self,
+        annotation: Option<&str>,
+        labels: &BTreeMap<String, String>,
+    ) -> (Option<Value>, BTreeMap<String, String>) {
+        // What is not readable is made anew.
+        let known: BTreeMap<String, String> =
+            annotation.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let (mut ids, mut added, mut collisions) = (known.clone(), BTreeMap::new(), BTreeMap::new());
+        ids.retain(|name, _| !self.gone.contains(name));
+        for (name, driver) in &self.registered {
+            let other = |(key, value): &(&String, &String)| labels.get(*key).is_some_and(|known| known != *value);
+            if let Some((key, value)) = driver.topology.iter().find(other) {
+                let known = &labels[key];
+                collisions.insert(
+                    name.clone(),
+                    format!(
+                        "detected topology value collision: driver reported {key:?}:{value:?} but existing label is \
+                         {key:?}:{known:?}"
+                    ),
+                );
+                continue;
+            }
+            ids.insert(name.clone(), driver.node_id.clone());
+            added.extend(driver.topology.iter().filter(|(key, value)| labels.get(*key) != Some(value)));
+        }
+        let mut metadata = Map::new();
+        if ids != known {
+            // A null removes it.
+            let text = (!ids.is_empty()).then(|| json!(ids).to_string());
+            metadata.insert("annotations".to_owned(), json!({ NODE_IDS: text }));
+        }
+        if !added.is_empty() {
+            metadata.insert("labels".to_owned(), json!(added));
+        }
+        ((!metadata.is_empty()).then(|| json!({ "metadata": metadata })), collisions)
+    }
+}
+
+/// What is to be done with the CSINode object.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Nothing: it is as it should be.
+    Done,
+    /// Make this one.
+    Create(Value),
+    /// It belongs to an earlier Node of the same name.
+    Delete,
+    /// Apply this merge patch, and look again.
+    Patch(Value),
+}
+
+/// The next step towards the CSINode of the Node `name` with that UID. `found` is what there is; drivers in `hidden` are left
+/// out.
+pub fn step(
+    name: &str,
+    node_uid: &str,
+    found: Option<&Value>,
+    report: &DriverReport,
+    hidden: &BTreeMap<String, String>,
+) -> Step {
+    let shown = || report.registered.iter().filter(|(name, _)| !hidden.contains_key(*name));
+    let Some(found) = found else {
+        return Step::Create(json!({
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSINode",
+            "metadata": {
+                "name": name,
+                "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid }],
+            },
+            "spec": { "drivers": shown().map(|(name, driver)| entry(name, driver)).collect::<Vec<_>>() },
+        }));
+    };
+    let owners = found["metadata"]["ownerReferences"].as_array();
+    if !owners.is_some_and(|owners| owners.iter().any(|owner| owner["kind"] == "Node" && owner["uid"] == node_uid)) {
+        return Step::Delete;
+    }
+    let drivers = found["spec"]["drivers"].as_array().cloned().unwrap_or_default();
+    let named = |driver: &Value| driver["name"].as_str().unwrap_or_default().to_owned();
+    let outdated = |driver: &Value| {
+        let name = named(driver);
+        let now = report.registered.get(&name).filter(|_| !hidden.contains_key(&name));
+        report.gone.contains(&name) && now.is_none() || now.is_some_and(|now| !says(driver, now))
+    };
+    // An entry cannot be changed: it is removed first, then made anew.
+    let kept: Vec<Value> = drivers.iter().filter(|driver| !outdated(driver)).cloned().collect();
+    let all = match kept.len() < drivers.len() {
+        true => kept,
+        false => {
+            let is_missing = |(name, _): &(&String, &DriverInfo)| !kept.iter().any(|driver| named(driver) == **name);
+            let added: Vec<Value> = shown().filter(is_missing).map(|(name, driver)| entry(name, driver)).collect();
+            if added.is_empty() {
+                return Step::Done;
+            }
+            kept.into_iter().chain(added).collect()
+        }
+    };
+    // Somebody else's change in between is not undone.
+    let version = &found["metadata"]["resourceVersion"];
+    Step::Patch(json!({ "metadata": { "resourceVersion": version }, "spec": { "drivers": all } }))
+}
+
+/// A driver as CSINode has it.
+fn entry(name: &str, driver: &DriverInfo) -> Value {
+    let keys: Vec<&String> = driver.topology.keys().collect();
+    let mut entry = json!({ "name": name, "nodeID": driver.node_id, "topologyKeys": keys });
+    if let Some(count) = count(driver) {
+        entry["allocatable"] = json!({ "count": count });
+    }
+    entry
+}
+
+/// Whether an entry of a CSINode says what the driver does; an apiserver shows an empty list as null.
+fn says(entry: &Value, driver: &DriverInfo) -> bool {
+    let keys: BTreeSet<&str> =
+        entry["topologyKeys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    entry["nodeID"] == driver.node_id.as_str()
+        && keys == driver.topology.keys().map(String::as_str).collect()
+        && entry["allocatable"]["count"].as_i64() == count(driver).map(i64::from)
+}
+
+/// How many of its volumes the node can have, if the driver says so.
+fn count(driver: &DriverInfo) -> Option<i32> {
+    (driver.max_volumes > 0).then(|| i32::try_from(driver.max_volumes).unwrap_or(i32::MAX))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn report(id: &str, zone: Option<&str>) -> DriverReport {
+        let topology = zone.map(|zone| ("topology.d/zone".to_owned(), zone.to_owned())).into_iter().collect();
+        let driver = DriverInfo { node_id: id.to_owned(), topology, max_volumes: 7 };
+        DriverReport { registered: [("d".to_owned(), driver)].into(), gone: BTreeSet::new() }
+    }
+
+    fn gone() -> DriverReport {
+        DriverReport { gone: ["d".to_owned()].into(), ..DriverReport::default() }
+    }
+
+    #[test]
+    fn the_node_names_its_ids_and_labels_of_other_values_are_a_collision() {
+        let labels = |zone: &str| BTreeMap::from([("topology.d/zone".to_owned(), zone.to_owned())]);
+        let (patch, collisions) = report("n1", Some("a")).metadata_patch(Some(r#"{"other":"x"}"#), &BTreeMap::new());
+        let wanted = json!({"metadata": {"annotations": {NODE_IDS: r#"{"d":"n1","other":"x"}"#},
+            "labels": {"topology.d/zone": "a"}}});
+        assert_eq!((patch, collisions.len()), (Some(wanted), 0));
+        let (patch, _) = report("n1", Some("a")).metadata_patch(Some(r#"{"d":"n1"}"#), &labels("a"));
+        assert_eq!(patch, None);
+        let (patch, collisions) = report("n1", Some("a")).metadata_patch(None, &labels("b"));
+        assert_eq!(patch, None);
+        assert!(collisions["d"].ends_with(r#"existing label is "topology.d/zone":"b""#), "{collisions:?}");
+        // Before it is back after a restart it stays named; once its socket has gone it does not.
+        assert_eq!(DriverReport::default().metadata_patch(Some(r#"{"d":"n1"}"#), &BTreeMap::new()).0, None);
+        let (patch, _) = gone().metadata_patch(Some(r#"{"d":"n1"}"#), &BTreeMap::new());
+        assert_eq!(patch.unwrap()["metadata"]["annotations"], json!({NODE_IDS: null}));
+        assert_eq!(
+            report("n1", None).metadata_patch(Some("{"), &BTreeMap::new()).0.unwrap()["metadata"]["annotations"],
+            json!({NODE_IDS: r#"{"d":"n1"}"#})
+        );
+    }
+
+    #[test]
+    fn a_csi_node_is_made_corrected_and_replaced() {
+        let none = BTreeMap::new();
+        let Step::Create(made) = step("n", "u1", None, &report("n1", Some("a")), &none) else { panic!("not made") };
+        let entry =
+            json!({"name": "d", "nodeID": "n1", "topologyKeys": ["topology.d/zone"], "allocatable": {"count": 7}});
+        assert_eq!(made["spec"]["drivers"], json!([entry]));
+        assert_eq!(made["metadata"]["ownerReferences"][0]["uid"], "u1");
+        let found = |drivers: Value| {
+            let mut found = made.clone();
+            found["metadata"]["resourceVersion"] = json!("5");
+            found["spec"]["drivers"] = drivers;
+            found
+        };
+        let next = |drivers: Value, report: &DriverReport| step("n", "u1", Some(&found(drivers)), report, &none);
+        let patch =
+            |drivers: Value| Step::Patch(json!({"metadata": {"resourceVersion": "5"}, "spec": {"drivers": drivers}}));
+        let other = json!({"name": "other", "nodeID": "x"});
+        assert_eq!(next(json!([entry]), &report("n1", Some("a"))), Step::Done);
+        assert_eq!(next(json!([entry, other]), &DriverReport::default()), Step::Done);
+        assert_eq!(next(json!([other]), &report("n1", Some("a"))), patch(json!([other, entry])));
+        assert_eq!(next(json!([entry, other]), &gone()), patch(json!([other])));
+        // Its entry cannot change: it goes, and the next step adds it.
+        assert_eq!(next(json!([entry]), &report("n2", None)), patch(json!([])));
+        assert_eq!(
+            next(json!([]), &report("n2", None)),
+            patch(json!([{"name": "d", "nodeID": "n2", "topologyKeys": [], "allocatable": {"count": 7}}]))
+        );
+        let shown = json!([{"name": "d", "nodeID": "n2", "topologyKeys": null, "allocatable": {"count": 7}}]);
+        assert_eq!(next(shown, &report("n2", None)), Step::Done);
+        assert_eq!(step("n", "u2", Some(&found(json!([entry]))), &gone(), &none), Step::Delete);
+        let hidden = BTreeMap::from([("d".to_owned(), "collision".to_owned())]);
+        assert_eq!(step("n", "u1", Some(&found(json!([]))), &report("n1", None), &hidden), Step::Done);
+    }
+}

@@ -1,0 +1,93 @@
+//! Tells the cluster of the node's CSI drivers: the CSINode object, and the Node's annotation and labels.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::link::Link;
+use super::node::Seen;
+use crate::csi::CsiDrivers;
+use limpet_apiserver::request::PatchType;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::csi_node::{Step, step};
+
+/// The steps that bring a CSINode up to date, at most: delete, create, remove an entry, add one.
+const MAX_STEPS: usize = 6;
+
+/// Keeps both up to date, for as long as the agent runs.
+pub(super) async fn keep(link: Link, node: String, drivers: Arc<CsiDrivers>, mut seen: watch::Receiver<Seen>) {
+    if !drivers.is_on() {
+        return;
+    }
+    let (mut changes, mut beginnings) = (drivers.subscribe(), link.beginnings());
+    let mut failures = 0;
+    loop {
+        link.online().await;
+        changes.borrow_and_update();
+        beginnings.borrow_and_update();
+        let uid = seen.borrow_and_update().node().map(|node| node.uid.clone());
+        if let Some(uid) = &uid {
+            match tell(&link, &node, uid, &drivers, &seen).await {
+                Ok(()) => failures = 0,
+                Err(error) => {
+                    failures += 1;
+                    if failures == 1 && !error.is_conflict() {
+                        tracing::warn!(%error, "the cluster does not know of the node's CSI drivers yet");
+                    }
+                    link.pause(failures, error.retry_after()).await;
+                    continue;
+                }
+            }
+        }
+        tokio::select! {
+            Ok(_) = seen.wait_for(|seen| seen.node().map(|node| &node.uid) != uid.as_ref()) => {}
+            Ok(()) = changes.changed() => {}
+            Ok(()) = beginnings.changed() => {}
+            else => return,
+        }
+    }
+}
+
+async fn tell(
+    link: &Link,
+    name: &str,
+    uid: &str,
+    drivers: &CsiDrivers,
+    seen: &watch::Receiver<Seen>,
+) -> Result<(), RequestError> {
+    let report = drivers.report();
+    let (patch, hidden) = match seen.borrow().node() {
+        Some(node) => report.metadata_patch(node.csi_node_ids.as_deref(), &node.labels),
+        None => return Ok(()),
+    };
+    for (driver, collision) in &hidden {
+        tracing::error!(driver, collision, "the cluster is not told of the CSI driver; remove the label from the Node");
+    }
+    if let Some(patch) = patch {
+        link.send(Request::patch(Resource::Node(name.to_owned()), PatchType::Merge, patch)).await?;
+    }
+    let object = || Resource::CsiNode(name.to_owned());
+    let mut found = find(link, object()).await?;
+    for _ in 0..MAX_STEPS {
+        found = match step(name, uid, found.as_ref(), &report, &hidden) {
+            Step::Done => break,
+            Step::Create(document) => Some(link.send(Request::create(Resource::CsiNodes, document)).await?),
+            Step::Patch(patch) => Some(link.send(Request::patch(object(), PatchType::Merge, patch)).await?),
+            Step::Delete => {
+                let owned = found.as_ref().and_then(|found| found["metadata"]["uid"].as_str()).unwrap_or_default();
+                link.send(Request::delete_now(object(), owned)).await?;
+                None
+            }
+        };
+    }
+    Ok(())
+}
+
+async fn find(link: &Link, resource: Resource) -> Result<Option<Value>, RequestError> {
+    match link.send(Request::get(resource)).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,27 @@
+//! The socket of a plugin of kubelet's: a connection to it, and its errors in words.
+
+use std::path::PathBuf;
+
+use hyper_util::rt::TokioIo;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// A channel to a socket. It connects once, here, and again by itself where the plugin has been restarted at that path.
+///
+/// # Errors
+/// Nobody listens; in words.
+pub async fn connect(socket: PathBuf) -> Result<Channel, String> {
+    let connector = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://localhost")
+        .connect_with_connector(connector)
+        .await
+        .map_err(|error| crate::store::chain(&error))
+}
+
+/// The message of a plugin's error.
+pub fn said(status: &Status) -> String {
+    format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
+}
