@@ -34,7 +34,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::csi::CsiDrivers;
+use crate::csi::{CsiDrivers, VolumesInUse};
 use crate::device_plugins::DevicePlugins;
 use crate::node::capacity::Capacity;
 use crate::source::api;
@@ -86,6 +86,8 @@ pub struct Inputs {
     pub device_plugins: Arc<DevicePlugins>,
     /// The node's CSI drivers.
     pub csi: Arc<CsiDrivers>,
+    /// The volumes that must not be detached.
+    pub volumes_in_use: VolumesInUse,
     /// What each source has published.
     pub slots: Arc<Slots>,
     /// The source of the apiserver's pods.
@@ -124,10 +126,12 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         images: images::NodeImages::new(Arc::clone(&inputs.runtime), inputs.config.cluster.max_images),
         runtime: inputs.runtime,
         device_plugins: inputs.device_plugins,
+        volumes_in_use: inputs.volumes_in_use.clone(),
     };
     let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
     let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), inputs.slots);
-    let references = references::fetch(link.clone(), inputs.desired.clone(), inputs.source);
+    let attachments = claims::Attachments { seen: seen_by_others.clone(), in_use: inputs.volumes_in_use };
+    let references = references::fetch(link.clone(), inputs.desired.clone(), inputs.source, attachments);
     let mirrors = mirrors::Mirrors::new(
         link.clone(),
         name.clone(),

@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, DebugHandlers, RunFlags};
-use crate::csi::CsiDrivers;
+use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use crate::debug;
 use crate::device_plugins::DevicePlugins;
 use crate::executor::containerd::ContainerdExecutor;
@@ -107,7 +107,9 @@ struct Shared {
     capacity: Capacity,
     claims: Arc<NodeClaims>,
     device_plugins: Arc<DevicePlugins>,
-    csi: Arc<CsiDrivers>,
+    csi: Arc<CsiVolumes>,
+    csi_drivers: Arc<CsiDrivers>,
+    volumes_in_use: VolumesInUse,
     node_network: watch::Receiver<NodeNetwork>,
     slots: Arc<Slots>,
     desired: Desired,
@@ -290,10 +292,20 @@ async fn shared(
     let tasks = TaskTracker::new();
     let table = config.devices.keys().cloned().collect();
     let device_plugins = Arc::new(DevicePlugins::new(table, &config.root_dir, tasks.clone(), stop.clone()));
+    let csi_drivers = Arc::new(CsiDrivers::new(config.plugin_dir()));
+    let volumes_in_use = VolumesInUse::default();
     Shared {
         claims: Arc::new(node_claims(&config, node, &capacity, &device_plugins)),
         device_plugins,
-        csi: Arc::new(CsiDrivers::new(config.plugin_dir())),
+        csi: Arc::new(CsiVolumes::new(
+            Arc::clone(&csi_drivers),
+            volumes_in_use.clone(),
+            &node.name,
+            &config.root_dir,
+            config.plugin_dir().as_deref(),
+        )),
+        csi_drivers,
+        volumes_in_use,
         capacity,
         backends: Backends::open(&config, node).await,
         node_network,
@@ -334,6 +346,7 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
         executable: std::env::current_exe().map_err(AppError::Executable)?,
         backends: shared.backends.clone(),
         device_plugins: Arc::clone(&shared.device_plugins),
+        csi: Arc::clone(&shared.csi),
     };
     Ok(ContainerdExecutor::open(parts).await?)
 }

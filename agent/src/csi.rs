@@ -1,9 +1,13 @@
-//! CSI drivers of the node: they register in `plugins_registry`, say what the node is called and where it is.
+//! CSI drivers of the node: they register in `plugins_registry`, say what the node is called and where it is, and stage and
+//! publish volumes.
 //!
 //! Every call has kubelet's deadline and runs in a task of the driver's registration or of the pod that needs it: a driver
-//! that hangs delays nothing else. What a cluster is told of the drivers is decided by [`limpet_core::csi_node`].
+//! that hangs delays its own pods alone. [`CsiVolumes`] has them mount what pods need and unmount it. What a cluster is told of the drivers is decided by [`limpet_core::csi_node`].
 
 mod driver;
+mod files;
+mod in_use;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,7 +15,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-pub use self::driver::Driver;
+pub use self::driver::{CallError, Driver};
+pub use self::in_use::{InUse, VolumesInUse};
+pub use self::volumes::{CsiError, CsiVolumes, Wanted};
 use limpet_core::csi_node::{DriverInfo, DriverReport};
 use limpet_model::pod::{is_label_value, is_qualified_name};
 

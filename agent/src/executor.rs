@@ -18,6 +18,7 @@ use limpet_core::state::{Instance, Now, PodSandbox, PodState};
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::process::Processes;
+use tokio::sync::watch;
 
 /// Why the runtime did not answer a question.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -69,6 +70,9 @@ pub trait Executor: fmt::Debug + Send + Sync {
 
     /// Removes what a pod that does not exist any more left.
     fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, ()>;
+
+    /// Changes when a driver of volumes registers, or goes.
+    fn volume_drivers(&self) -> watch::Receiver<u64>;
 
     /// Whether a pull was broken off or still runs.
     fn has_unfinished_pulls(&self) -> bool;

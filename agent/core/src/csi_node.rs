@@ -10,6 +10,9 @@ use serde_json::{Map, Value, json};
 /// The annotation of a Node with its name at each driver, as JSON.
 pub const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 
+/// The annotation of a Node whose volumes a controller attaches: without it none does.
+pub const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+
 /// What a driver says of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DriverInfo {
@@ -31,12 +34,14 @@ pub struct DriverReport {
 }
 
 impl DriverReport {
-    /// The merge patch of the Node's metadata that brings it up to date, given its annotation [`NODE_IDS`] and its labels
+    /// The merge patch of the Node's metadata that brings it up to date, given its annotations [`NODE_IDS`] and
+    /// [`CONTROLLER_ATTACHES`], and its labels
     /// (`None`: it is), and the drivers that are not to be shown, with kubelet's message: the Node has another value already
     /// for one of their labels.
     pub fn metadata_patch(
         &self,
         annotation: Option<&str>,
+        controller_attaches: bool,
         labels: &BTreeMap<String, String>,
     ) -> (Option<Value>, BTreeMap<String, String>) {
         // What is not readable is made anew.
@@ -60,11 +65,17 @@ impl DriverReport {
             ids.insert(name.clone(), driver.node_id.clone());
             added.extend(driver.topology.iter().filter(|(key, value)| labels.get(*key) != Some(value)));
         }
-        let mut metadata = Map::new();
+        let (mut metadata, mut annotations) = (Map::new(), Map::new());
         if ids != known {
             // A null removes it.
             let text = (!ids.is_empty()).then(|| json!(ids).to_string());
-            metadata.insert("annotations".to_owned(), json!({ NODE_IDS: text }));
+            annotations.insert(NODE_IDS.to_owned(), json!(text));
+        }
+        if !controller_attaches {
+            annotations.insert(CONTROLLER_ATTACHES.to_owned(), json!("true"));
+        }
+        if !annotations.is_empty() {
+            metadata.insert("annotations".to_owned(), Value::Object(annotations));
         }
         if !added.is_empty() {
             metadata.insert("labels".to_owned(), json!(added));
@@ -178,21 +189,24 @@ mod tests {
     #[test]
     fn the_node_names_its_ids_and_labels_of_other_values_are_a_collision() {
         let labels = |zone: &str| BTreeMap::from([("topology.d/zone".to_owned(), zone.to_owned())]);
-        let (patch, collisions) = report("n1", Some("a")).metadata_patch(Some(r#"{"other":"x"}"#), &BTreeMap::new());
+        let (patch, collisions) =
+            report("n1", Some("a")).metadata_patch(Some(r#"{"other":"x"}"#), true, &BTreeMap::new());
         let wanted = json!({"metadata": {"annotations": {NODE_IDS: r#"{"d":"n1","other":"x"}"#},
             "labels": {"topology.d/zone": "a"}}});
         assert_eq!((patch, collisions.len()), (Some(wanted), 0));
-        let (patch, _) = report("n1", Some("a")).metadata_patch(Some(r#"{"d":"n1"}"#), &labels("a"));
+        let (patch, _) = report("n1", Some("a")).metadata_patch(Some(r#"{"d":"n1"}"#), true, &labels("a"));
         assert_eq!(patch, None);
-        let (patch, collisions) = report("n1", Some("a")).metadata_patch(None, &labels("b"));
+        let (patch, collisions) = report("n1", Some("a")).metadata_patch(None, true, &labels("b"));
         assert_eq!(patch, None);
         assert!(collisions["d"].ends_with(r#"existing label is "topology.d/zone":"b""#), "{collisions:?}");
+        let (patch, _) = DriverReport::default().metadata_patch(None, false, &BTreeMap::new());
+        assert_eq!(patch.unwrap()["metadata"]["annotations"], json!({CONTROLLER_ATTACHES: "true"}));
         // Before it is back after a restart it stays named; once its socket has gone it does not.
-        assert_eq!(DriverReport::default().metadata_patch(Some(r#"{"d":"n1"}"#), &BTreeMap::new()).0, None);
-        let (patch, _) = gone().metadata_patch(Some(r#"{"d":"n1"}"#), &BTreeMap::new());
+        assert_eq!(DriverReport::default().metadata_patch(Some(r#"{"d":"n1"}"#), true, &BTreeMap::new()).0, None);
+        let (patch, _) = gone().metadata_patch(Some(r#"{"d":"n1"}"#), true, &BTreeMap::new());
         assert_eq!(patch.unwrap()["metadata"]["annotations"], json!({NODE_IDS: null}));
         assert_eq!(
-            report("n1", None).metadata_patch(Some("{"), &BTreeMap::new()).0.unwrap()["metadata"]["annotations"],
+            report("n1", None).metadata_patch(Some("{"), true, &BTreeMap::new()).0.unwrap()["metadata"]["annotations"],
             json!({NODE_IDS: r#"{"d":"n1"}"#})
         );
     }

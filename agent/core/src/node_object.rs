@@ -1,13 +1,13 @@
 //! The Node object and its lease: what they are to hold, and when they are to be sent. Pure: time is an argument.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::csi_node::NODE_IDS;
+use crate::csi_node::{CONTROLLER_ATTACHES, NODE_IDS};
 use crate::device_plugins::DeviceCount;
 use crate::node_images::NodeImage;
 use crate::node_state::NodeState;
@@ -104,6 +104,8 @@ pub struct NodeReport {
     pub devices: BTreeMap<String, DeviceCount>,
     /// The images that it shows.
     pub images: Vec<NodeImage>,
+    /// The volumes that a controller must not detach, by their names in the status.
+    pub volumes_in_use: BTreeSet<String>,
 }
 
 /// A Node object as the apiserver has it.
@@ -121,6 +123,12 @@ pub struct SeenNode {
     provided_address: Option<String>,
     /// The annotation [`NODE_IDS`].
     pub csi_node_ids: Option<String>,
+    /// It has the annotation [`CONTROLLER_ATTACHES`].
+    pub controller_attaches: bool,
+    /// `volumesInUse`, as it was told.
+    pub volumes_in_use: BTreeSet<String>,
+    /// `volumesAttached`: what a controller has attached to it.
+    pub volumes_attached: BTreeSet<String>,
 }
 
 impl NodeDescription {
@@ -136,12 +144,19 @@ impl SeenNode {
         let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
         let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
         let text = |value: &Value| value.as_str().map(str::to_owned);
+        let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
         Some(Self {
+            volumes_in_use: all(&node["status"]["volumesInUse"]).iter().filter_map(text).collect(),
+            volumes_attached: all(&node["status"]["volumesAttached"])
+                .iter()
+                .filter_map(|one| text(&one["name"]))
+                .collect(),
             uid: text(&node["metadata"]["uid"])?,
             labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
             has_addresses: node["status"]["addresses"].as_array().is_some_and(|all| !all.is_empty()),
             provided_address: text(&node["metadata"]["annotations"][PROVIDED_ADDRESS]),
             csi_node_ids: text(&node["metadata"]["annotations"][NODE_IDS]),
+            controller_attaches: node["metadata"]["annotations"][CONTROLLER_ATTACHES] == "true",
             conditions: conditions
                 .filter_map(|one| {
                     let changed = one["lastTransitionTime"].as_str().and_then(|time| time.parse().ok());
@@ -274,6 +289,10 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
         "images": report.images.iter().map(image).collect::<Vec<_>>(),
         "nodeInfo": info,
     });
+    // A list without keys: it replaces the one before.
+    if !report.volumes_in_use.is_empty() || !seen.volumes_in_use.is_empty() {
+        status["volumesInUse"] = json!(report.volumes_in_use);
+    }
     if let Some(addresses) = addresses(node, report, seen) {
         status["addresses"] = json!(addresses);
     }
@@ -373,6 +392,7 @@ fn says_the_same(before: &NodeReport, now: &NodeReport) -> bool {
         && before.network_problem == now.network_problem
         && before.runtime_version == now.runtime_version
         && before.images == now.images
+        && before.volumes_in_use == now.volumes_in_use
 }
 
 /// The lease to create.

@@ -39,6 +39,8 @@ pub use stop::{AFTER_HOOK, KILL_AGAIN, StopPhase, Stopping};
 
 /// kubelet's reason when a volume cannot be mounted.
 pub const FAILED_MOUNT: &str = "FailedMount";
+/// kubelet's reason when a volume cannot be unmounted.
+pub const FAILED_UNMOUNT: &str = "FailedUnMount";
 /// kubelet's reason when a container's configuration is not available.
 pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
@@ -337,6 +339,14 @@ impl PodState {
             (SandboxState::Preparing, _) => self.network_changed = true,
             (SandboxState::Absent { .. }, Some(retry)) if self.ending.is_none() => retry.cap(AFTER_NETWORK_CHANGE),
             _ => {}
+        }
+    }
+
+    /// A driver of volumes has registered, or gone: what failed for the want of one is tried again at once.
+    pub fn take_driver_change(&mut self) {
+        self.retry.take_if(|retry| matches!(retry.reason, FAILED_MOUNT | FAILED_UNMOUNT));
+        for slot in &mut self.containers {
+            slot.retry.take_if(|retry| retry.reason == CONFIG_ERROR);
         }
     }
 

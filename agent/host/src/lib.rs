@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod directory;
 pub mod disk_usage;
 pub mod file_system;
+pub mod fs_group;
 pub mod huge_pages;
 pub mod inotify;
 pub mod mount_table;

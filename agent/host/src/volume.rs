@@ -9,6 +9,7 @@
 //! | `volumes/kubernetes.io~{secret,projected,downward-api}/<volume>` | the same for those kinds, on a tmpfs |
 //! | `volumes/kubernetes.io~image/<volume>` | an image's files, mounted read-only |
 //! | `volumes/kubernetes.io~nfs/<volume>` | an export of a server, mounted on it |
+//! | `volumes/kubernetes.io~csi/<volume>/mount` | a volume of a CSI driver, which has mounted it |
 //! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath`, or of a mount with `recursiveReadOnly` |
 //! | `containers/<container>/<container id>` | a container's termination message |
 //! | `etc-hosts`, `etc-hostname`, `etc-resolv.conf` | mounted into every container that does not mount its own |
@@ -23,6 +24,7 @@
 //! Volumes of other kinds are rejected with an error that names the kind.
 
 mod block_device;
+mod csi;
 mod dns;
 mod empty_dir;
 mod env_file;
@@ -228,6 +230,11 @@ impl Volumes {
         let path = self.settings.pod_dir(uid);
         nfs::unmount_all(&path).await?;
         blocking(path.clone(), DEADLINE, move |_| image::detach(&path)).await
+    }
+
+    /// Where the pod's volumes of CSI drivers are: a directory for each, in which the driver mounts it on `mount`.
+    pub fn csi_volumes(&self, uid: &PodUid) -> PathBuf {
+        csi::directory(&self.settings.pod_dir(uid))
     }
 
     /// Where an emptyDir lies.

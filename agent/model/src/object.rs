@@ -6,6 +6,7 @@
 //! printed, and erased when the last owner drops them. Faults name fields and keys, never values.
 
 pub mod claim;
+pub mod csi;
 mod decode;
 mod pod_objects;
 mod record;

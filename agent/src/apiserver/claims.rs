@@ -1,40 +1,88 @@
-//! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to.
+//! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to; what else a CSI driver needs is read
+//! by `csi`.
 //!
 //! A node may read those of its pods by name and may not watch them, so a claim that is not bound yet is asked for again.
-//! One that was is not: as long as the pod refers to it, it stays bound to its volume.
+//! One that was is not: as long as the pod refers to it, it stays bound to its volume. For the same reason a volume that has
+//! to be attached is awaited in the Node's status, which is watched, and its VolumeAttachment is read then, as by kubelet.
+
+mod csi;
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::link::Link;
+use super::node::Seen;
+use crate::csi::{InUse, VolumesInUse};
 use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::node_selector;
-use limpet_model::object::{ObjectKey, ObjectRecord, claim};
+use limpet_model::object::claim::{self, ClaimedSource};
+use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 
-/// Reads the claim until the path that it stands for is known.
-pub(super) async fn resolve(link: &Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
-    let known = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
-    if known.is_some_and(|known| claim::source(&known).is_ok()) {
-        return;
+/// What a claim on a volume waits for that has to be attached to the node.
+#[derive(Debug, Clone)]
+pub(super) struct Attachments {
+    /// The Node, with the volumes that a controller has attached to it.
+    pub(super) seen: watch::Receiver<Seen>,
+    /// The volumes that it must not detach.
+    pub(super) in_use: VolumesInUse,
+}
+
+/// What a look has brought.
+struct Looked {
+    /// The object of the claim; `None`: there is no such claim.
+    object: Option<ObjectRecord>,
+    /// The volume that a controller has to attach to the node, by its name in the Node's status.
+    attaching: Option<String>,
+}
+
+impl Looked {
+    fn refused(key: &ObjectKey, why: String) -> Self {
+        Self { object: Some(claim::refusal(key.clone(), ORIGIN, why)), attaching: None }
     }
-    let mut failures = 0;
+}
+
+/// Reads the claim until what it stands for is known.
+pub(super) async fn resolve(
+    link: &Link,
+    desired: &Desired,
+    key: &ObjectKey,
+    source: &mpsc::Sender<api::Update>,
+    mut attachments: Attachments,
+) {
+    let known = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
+    if let Some(Ok(known)) = known.map(|known| claim::source(&known)) {
+        let in_use = match known.source {
+            ClaimedSource::Csi(volume) if volume.settings.attach => attachments.in_use.begin(volume.unique_name()),
+            _ => return,
+        };
+        return hold(desired, key, in_use).await;
+    }
+    let (mut failures, mut in_use) = (0, None);
     loop {
         link.online().await;
         let Some(pod) = user(desired, key) else { return };
-        let asked = match look_up(link, key, &pod).await {
-            Ok(object) => {
+        let asked = match look_up(link, key, &pod, &attachments, &mut in_use).await {
+            Ok(Looked { object, attaching }) => {
                 let found = object.as_ref().is_some_and(|object| claim::source(object).is_ok());
                 let _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await;
                 if found {
-                    return;
+                    break;
+                }
+                if let Some(name) = attaching {
+                    failures = 0;
+                    tokio::select! {
+                        Ok(_) = attachments.seen.wait_for(|seen| is_attached(seen, &name)) => {}
+                        () = link.lost() => {}
+                    }
+                    continue;
                 }
                 None
             }
@@ -50,6 +98,21 @@ pub(super) async fn resolve(link: &Link, desired: &Desired, key: &ObjectKey, sou
             failures = 0;
         }
     }
+    if let Some(in_use) = in_use {
+        hold(desired, key, in_use).await;
+    }
+}
+
+/// Keeps the volume named in the Node's status until the pod has run to its end; what is mounted then is named on.
+async fn hold(desired: &Desired, key: &ObjectKey, in_use: InUse) {
+    let mut changes = desired.changes();
+    while user(desired, key).is_some_and(|pod| !pod.is_over()) && changes.changed().await.is_ok() {}
+    drop(in_use);
+}
+
+/// Whether a controller has attached the volume, after it was told that the node uses it.
+fn is_attached(seen: &Seen, name: &str) -> bool {
+    seen.node().is_some_and(|node| node.volumes_in_use.contains(name) && node.volumes_attached.contains(name))
 }
 
 /// The pod that refers to the claim.
@@ -59,32 +122,41 @@ fn user(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
     desired.pods.get(pods.get(key)?.get_min()?).cloned()
 }
 
-/// The object of the claim as it is now; `None`: there is no such claim.
-async fn look_up(link: &Link, key: &ObjectKey, pod: &PodRecord) -> Result<Option<ObjectRecord>, RequestError> {
+/// What the claim, or the volume of the pod's own, stands for now.
+async fn look_up(
+    link: &Link,
+    key: &ObjectKey,
+    pod: &PodRecord,
+    attachments: &Attachments,
+    in_use: &mut Option<InUse>,
+) -> Result<Looked, RequestError> {
     let name = claim::of_object(&key.name);
+    let volumes = pod.spec().volumes.iter().flatten();
+    let mut users = volumes.filter(|volume| claim::name(pod, volume).as_deref() == Some(name));
+    let Some(user) = users.next() else { return Ok(Looked { object: None, attaching: None }) };
+    if let Some(inline) = &user.csi {
+        return csi::inline(link, key, pod, &user.name, inline).await;
+    }
     let resource = Resource::PersistentVolumeClaim(key.namespace.to_string(), name.to_owned());
     let claim: PersistentVolumeClaim = match link.send(Request::get(resource)).await {
         Ok(value) => decoded(value)?,
-        Err(error) if error.is_not_found() => return Ok(None),
+        Err(error) if error.is_not_found() => return Ok(Looked { object: None, attaching: None }),
         Err(error) => return Err(error),
     };
-    let volumes = pod.spec().volumes.iter().flatten();
-    let mut users = volumes.filter(|volume| claim::name(pod, volume).as_deref() == Some(name));
-    let Some(user) = users.next() else { return Ok(None) };
-    let found = match claim::volume_name(&claim, pod, user) {
-        Ok(name) => {
-            let volume: PersistentVolume = decoded(link.send(Request::get(Resource::PersistentVolume(name))).await?)?;
-            match is_for_node(link, &volume, pod).await? {
-                true => claim::record(key.clone(), ORIGIN, &claim, &volume),
-                false => {
-                    let volume = volume.metadata.name.unwrap_or_default();
-                    Err(format!("PV {volume} is not for this node: no matching NodeSelectorTerms"))
-                }
-            }
-        }
-        Err(why) => Err(why),
+    let volume: PersistentVolume = match claim::volume_name(&claim, pod, user) {
+        Ok(name) => decoded(link.send(Request::get(Resource::PersistentVolume(name))).await?)?,
+        Err(why) => return Ok(Looked::refused(key, why)),
     };
-    Ok(Some(found.unwrap_or_else(|why| claim::refusal(key.clone(), ORIGIN, why))))
+    if !is_for_node(link, &volume, pod).await? {
+        let volume = volume.metadata.name.unwrap_or_default();
+        let why = format!("PV {volume} is not for this node: no matching NodeSelectorTerms");
+        return Ok(Looked::refused(key, why));
+    }
+    if volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some()) {
+        return csi::persistent(link, key, pod, (&claim, &volume), attachments, in_use).await;
+    }
+    let found = claim::record(key.clone(), ORIGIN, &claim, &volume);
+    Ok(found.map_or_else(|why| Looked::refused(key, why), |object| Looked { object: Some(object), attaching: None }))
 }
 
 /// Whether the volume's node affinity, if it has one, names the pod's node.

@@ -58,7 +58,7 @@ async fn tell(
 ) -> Result<(), RequestError> {
     let report = drivers.report();
     let (patch, hidden) = match seen.borrow().node() {
-        Some(node) => report.metadata_patch(node.csi_node_ids.as_deref(), &node.labels),
+        Some(node) => report.metadata_patch(node.csi_node_ids.as_deref(), node.controller_attaches, &node.labels),
         None => return Ok(()),
     };
     for (driver, collision) in &hidden {

@@ -12,6 +12,7 @@ use super::follow::Update;
 use super::images::NodeImages;
 use super::link::Link;
 use super::runtime::NodeRuntime;
+use crate::csi::VolumesInUse;
 use crate::device_plugins::DevicePlugins;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -57,6 +58,7 @@ pub(super) struct Keeper {
     pub(super) network: watch::Receiver<NetworkStatus>,
     pub(super) runtime: Arc<dyn NodeRuntime>,
     pub(super) device_plugins: Arc<DevicePlugins>,
+    pub(super) volumes_in_use: VolumesInUse,
     pub(super) images: NodeImages,
 }
 
@@ -66,6 +68,7 @@ impl Keeper {
         let (mut sent, mut failures) = (None, 0_u32);
         let mut version = String::new();
         let mut device_changes = self.device_plugins.subscribe();
+        let mut volume_changes = self.volumes_in_use.subscribe();
         let mut full = false;
         loop {
             let state = *self.node_state.borrow_and_update();
@@ -80,8 +83,15 @@ impl Keeper {
                 true => self.images.shown(std::mem::take(&mut full)).await,
                 false => sent.as_ref().map(|sent: &SentReport| sent.report.images.clone()).unwrap_or_default(),
             };
-            let report =
-                NodeReport { state, network_problem: problem, runtime_version: version.clone(), devices, images };
+            volume_changes.borrow_and_update();
+            let report = NodeReport {
+                state,
+                network_problem: problem,
+                runtime_version: version.clone(),
+                devices,
+                images,
+                volumes_in_use: self.volumes_in_use.names(),
+            };
             let pause = match self.keep(&report, &mut sent).await {
                 Ok(due) => {
                     failures = 0;
@@ -111,6 +121,7 @@ impl Keeper {
                 Ok(()) = self.node_state.changed() => {}
                 Ok(()) = self.network.changed() => {}
                 Ok(()) = device_changes.changed() => {}
+                Ok(()) = volume_changes.changed() => {}
                 () = self.link.online(), if !self.link.is_online() => {}
                 () = self.images.changed(), if state.runtime_ready && self.link.is_online() => {}
                 () = due => full = true,

@@ -32,7 +32,12 @@ const LONGEST: Duration = Duration::from_secs(600);
 const SHORTEST: Duration = Duration::from_secs(60);
 
 /// Follows what pods refer to, until it is dropped.
-pub(super) async fn fetch(link: Link, desired: Desired, source: mpsc::Sender<api::Update>) {
+pub(super) async fn fetch(
+    link: Link,
+    desired: Desired,
+    source: mpsc::Sender<api::Update>,
+    attachments: claims::Attachments,
+) {
     let mut changes = desired.changes();
     let mut tasks = JoinSet::new();
     let mut running: BTreeMap<ObjectKey, CancellationToken> = BTreeMap::new();
@@ -53,12 +58,15 @@ pub(super) async fn fetch(link: Link, desired: Desired, source: mpsc::Sender<api
             let stop = CancellationToken::new();
             running.insert(key.clone(), stop.clone());
             let (link, desired, source, key) = (link.clone(), desired.clone(), source.clone(), key.clone());
+            let attachments = attachments.clone();
             tasks.spawn(async move {
                 let work = async {
                     match key.kind {
                         ObjectKind::ServiceAccountToken => keep_token(&link, &desired, &key, &source).await,
                         ObjectKind::ServiceVariables => follow_services(link, &key, &source).await,
-                        ObjectKind::VolumeClaim => claims::resolve(&link, &desired, &key, &source).await,
+                        ObjectKind::VolumeClaim => {
+                            claims::resolve(&link, &desired, &key, &source, attachments).await;
+                        }
                         ObjectKind::ConfigMap => follow_object(link, &key, Resource::ConfigMaps, &source).await,
                         ObjectKind::Secret => follow_object(link, &key, Resource::Secrets, &source).await,
                     }

@@ -38,7 +38,8 @@ pub(super) fn join_cluster(
         network: shared.backends.network.subscribe(),
         runtime: Arc::new(Containerd { client: shared.backends.client.clone(), images }),
         device_plugins: Arc::clone(&shared.device_plugins),
-        csi: Arc::clone(&shared.csi),
+        csi: Arc::clone(&shared.csi_drivers),
+        volumes_in_use: shared.volumes_in_use.clone(),
         slots: Arc::clone(&shared.slots),
         source: source?,
     };

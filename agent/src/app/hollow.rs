@@ -20,6 +20,7 @@ use super::{AppError, DECODER, drain, service};
 use crate::apiserver::{self, HollowRuntime, Link, NodeRuntime};
 use crate::clock;
 use crate::config::Config;
+use crate::csi::VolumesInUse;
 use crate::debug;
 use crate::device_plugins::DevicePlugins;
 use crate::executor::fake::FakeExecutor;
@@ -173,6 +174,7 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         runtime: Arc::clone(&common.runtime),
         device_plugins: Arc::clone(&common.device_plugins),
         csi: Arc::default(),
+        volumes_in_use: VolumesInUse::default(),
         slots,
         source,
     };

@@ -83,8 +83,10 @@ pub(super) fn start_pods_api(shared: &Shared, state: ServerState) {
 pub(super) fn start_device_plugins(shared: &Shared, state: &ServerState) {
     let plugins = &shared.device_plugins;
     shared.tasks.spawn(Arc::clone(plugins).run());
+    let (csi, stop) = (Arc::clone(&shared.csi), shared.stop.clone());
+    shared.tasks.spawn(async move { csi.run(stop).await });
     let Some(directory) = shared.config.plugin_dir() else { return };
-    let registries = Registries { devices: Arc::clone(plugins), csi: Arc::clone(&shared.csi) };
+    let registries = Registries { devices: Arc::clone(plugins), csi: Arc::clone(&shared.csi_drivers) };
     let follow = plugin_directory::follow(registries, directory.join("plugins_registry"), shared.stop.clone());
     shared.tasks.spawn(follow);
     let sockets = directory.join("device-plugins");

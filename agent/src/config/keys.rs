@@ -176,7 +176,7 @@ pub(super) const KUBELET: &[Key] = &[
     supported("evictionMinimumReclaim", Map),
     supported("mergeDefaultEvictionSettings", Bool),
     unsupported_unless("podsPerCore", Int, Number(0)),
-    unsupported_unless("enableControllerAttachDetach", Bool, Is(false)),
+    unsupported_unless("enableControllerAttachDetach", Bool, Is(true)),
     unsupported_unless("protectKernelDefaults", Bool, Is(false)),
     unsupported_unless("makeIPTablesUtilChains", Bool, Is(false)),
     unsupported("iptablesMasqueradeBit", Int),

@@ -1,16 +1,23 @@
 //! One CSI driver: its connection, what it can, and its calls with their deadline.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tonic::Status;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
 use crate::plugin_socket::{connect, said};
 use limpet_core::csi_node::DriverInfo;
+use limpet_model::object::csi::CsiVolume;
 use limpet_node_api::csi::node_client::NodeClient;
 use limpet_node_api::csi::node_service_capability::{Type, rpc};
-use limpet_node_api::csi::{NodeGetCapabilitiesRequest, NodeGetInfoRequest};
+use limpet_node_api::csi::volume_capability::access_mode::Mode;
+use limpet_node_api::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use limpet_node_api::csi::{
+    NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+};
 
 /// How long a driver may take for a call: kubelet's deadline.
 const CALL: Duration = Duration::from_secs(120);
@@ -25,6 +32,13 @@ pub struct CallError {
     call: &'static str,
     /// What the driver has said, or that it has said nothing.
     status: Status,
+}
+
+impl CallError {
+    /// The driver does not know the volume.
+    pub fn is_not_found(&self) -> bool {
+        self.status.code() == Code::NotFound
+    }
 }
 
 /// What a driver can.
@@ -43,6 +57,7 @@ pub struct Capabilities {
 pub struct Driver {
     name: String,
     socket: PathBuf,
+    client: NodeClient<Channel>,
     capabilities: Capabilities,
 }
 
@@ -72,7 +87,7 @@ impl Driver {
             topology: info.accessible_topology.unwrap_or_default().segments.into_iter().collect(),
             max_volumes: info.max_volumes_per_node,
         };
-        Ok((Self { name: name.to_owned(), socket, capabilities }, info))
+        Ok((Self { name: name.to_owned(), socket, client, capabilities }, info))
     }
 
     /// Its name.
@@ -89,6 +104,100 @@ impl Driver {
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
+
+    /// `NodeStageVolume`: the volume is made ready for all pods of the node, on `staging`.
+    pub(super) async fn stage(&self, mounting: &Mounting<'_>, staging: &Path) -> Result<(), CallError> {
+        let volume = mounting.volume;
+        let request = NodeStageVolumeRequest {
+            volume_id: volume.handle.clone(),
+            publish_context: map(&volume.publish_context),
+            staging_target_path: text(staging),
+            volume_capability: Some(mounting.capability(self.capabilities)),
+            secrets: map(mounting.secrets),
+            volume_context: map(&mounting.attributes),
+        };
+        within("NodeStageVolume", self.client.clone().node_stage_volume(request)).await.map(drop)
+    }
+
+    /// `NodePublishVolume`: the volume is mounted on `target` for one pod.
+    pub(super) async fn publish(&self, mounting: &Mounting<'_>, target: &Path) -> Result<(), CallError> {
+        let volume = mounting.volume;
+        let request = NodePublishVolumeRequest {
+            volume_id: volume.handle.clone(),
+            publish_context: map(&volume.publish_context),
+            staging_target_path: mounting.staging.as_deref().map(text).unwrap_or_default(),
+            target_path: text(target),
+            volume_capability: Some(mounting.capability(self.capabilities)),
+            readonly: mounting.read_only,
+            secrets: map(mounting.secrets),
+            volume_context: map(&mounting.attributes),
+        };
+        within("NodePublishVolume", self.client.clone().node_publish_volume(request)).await.map(drop)
+    }
+
+    /// `NodeUnpublishVolume`.
+    pub(super) async fn unpublish(&self, handle: &str, target: &Path) -> Result<(), CallError> {
+        let request = NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(target) };
+        within("NodeUnpublishVolume", self.client.clone().node_unpublish_volume(request)).await.map(drop)
+    }
+
+    /// `NodeUnstageVolume`.
+    pub(super) async fn unstage(&self, handle: &str, staging: &Path) -> Result<(), CallError> {
+        let request = NodeUnstageVolumeRequest { volume_id: handle.to_owned(), staging_target_path: text(staging) };
+        within("NodeUnstageVolume", self.client.clone().node_unstage_volume(request)).await.map(drop)
+    }
+}
+
+/// How a volume is to be mounted.
+#[derive(Debug)]
+pub(super) struct Mounting<'a> {
+    /// The volume.
+    pub volume: &'a CsiVolume,
+    /// What the driver is told of it, and of the pod.
+    pub attributes: BTreeMap<String, String>,
+    /// The Secret of the call.
+    pub secrets: &'a BTreeMap<String, String>,
+    /// The group that the driver gives the files to.
+    pub group: Option<u32>,
+    /// Where it is staged.
+    pub staging: Option<PathBuf>,
+    /// The pod only reads it.
+    pub read_only: bool,
+}
+
+impl Mounting<'_> {
+    fn capability(&self, of_driver: Capabilities) -> VolumeCapability {
+        let mode = self.volume.access_modes.first().map_or("ReadWriteOnce", String::as_str);
+        let mount = MountVolume {
+            fs_type: self.volume.fs_type.clone(),
+            mount_flags: self.volume.mount_options.clone(),
+            volume_mount_group: self.group.map(|group| group.to_string()).unwrap_or_default(),
+        };
+        VolumeCapability {
+            access_mode: Some(AccessMode { mode: access_mode(mode, of_driver.single_node_multi_writer) as i32 }),
+            access_type: Some(AccessType::Mount(mount)),
+        }
+    }
+}
+
+/// An access mode of Kubernetes as CSI has it; kubelet's table.
+fn access_mode(mode: &str, single_node_multi_writer: bool) -> Mode {
+    match (mode, single_node_multi_writer) {
+        ("ReadWriteOnce", true) => Mode::SingleNodeMultiWriter,
+        ("ReadWriteOncePod", true) => Mode::SingleNodeSingleWriter,
+        ("ReadWriteOnce" | "ReadWriteOncePod", false) => Mode::SingleNodeWriter,
+        ("ReadOnlyMany", _) => Mode::MultiNodeReaderOnly,
+        ("ReadWriteMany", _) => Mode::MultiNodeMultiWriter,
+        _ => Mode::Unknown,
+    }
+}
+
+fn map(values: &BTreeMap<String, String>) -> HashMap<String, String> {
+    values.iter().map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// The answer to a call, or an error at its deadline.
@@ -100,4 +209,22 @@ async fn within<T>(
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {} s", CALL.as_secs()))));
     answer.map(tonic::Response::into_inner).map_err(|status| CallError { call, status })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_modes_are_kubelets() {
+        for (mode, plain, able) in [
+            ("ReadWriteOnce", Mode::SingleNodeWriter, Mode::SingleNodeMultiWriter),
+            ("ReadWriteOncePod", Mode::SingleNodeWriter, Mode::SingleNodeSingleWriter),
+            ("ReadOnlyMany", Mode::MultiNodeReaderOnly, Mode::MultiNodeReaderOnly),
+            ("ReadWriteMany", Mode::MultiNodeMultiWriter, Mode::MultiNodeMultiWriter),
+            ("", Mode::Unknown, Mode::Unknown),
+        ] {
+            assert_eq!((access_mode(mode, false), access_mode(mode, true)), (plain, able), "{mode}");
+        }
+    }
 }

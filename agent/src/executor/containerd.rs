@@ -4,6 +4,7 @@
 
 mod admission;
 pub mod compose;
+mod csi;
 pub mod handler;
 mod hooks;
 mod image;
@@ -30,6 +31,7 @@ use self::handler::HttpGetter;
 use self::start::START_ERROR;
 use crate::clock;
 use crate::config::Config;
+use crate::csi::CsiVolumes;
 use crate::device_plugins::DevicePlugins;
 use crate::reporter::Reporter;
 use crate::status::event::EventType;
@@ -95,6 +97,8 @@ pub struct ContainerdExecutor {
     pub getter: HttpGetter,
     /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
+    /// The volumes of CSI drivers.
+    pub csi: Arc<CsiVolumes>,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
     /// Bounds how many containers are started at once: as many as there are cores.

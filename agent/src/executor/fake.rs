@@ -24,6 +24,7 @@ use limpet_model::probe::ProbeKind;
 use limpet_model::process::Processes;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::stop_signal::StopSignal;
+use tokio::sync::watch;
 
 use crate::executor::{Executor, ExecutorError};
 use crate::reporter::Reporter;
@@ -52,12 +53,19 @@ pub struct FakeExecutor {
     processes: world::WorldProcesses,
     /// Told of images and starts, as the real executor does.
     reporter: Option<Arc<Reporter>>,
+    /// There are no drivers of volumes.
+    volume_drivers: watch::Sender<u64>,
 }
 
 impl FakeExecutor {
     /// An executor on `world`.
     pub fn new(world: Arc<Mutex<World>>) -> Self {
-        Self { processes: world::WorldProcesses(Arc::clone(&world)), world, reporter: None }
+        Self {
+            processes: world::WorldProcesses(Arc::clone(&world)),
+            world,
+            volume_drivers: watch::Sender::default(),
+            reporter: None,
+        }
     }
 
     /// The same, with events of images and starts.
@@ -330,6 +338,10 @@ impl Executor for FakeExecutor {
             }
         }
         .boxed()
+    }
+
+    fn volume_drivers(&self) -> watch::Receiver<u64> {
+        self.volume_drivers.subscribe()
     }
 
     fn has_unfinished_pulls(&self) -> bool {

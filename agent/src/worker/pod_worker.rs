@@ -27,7 +27,7 @@ use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
 use limpet_core::plan::{self, Action, Step, awaits, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
-use limpet_model::object::PodObjects;
+use limpet_model::object::{PodObjects, claim};
 use limpet_model::pod::{PodKey, PodRecord};
 
 /// How long an action may wait for one call before it is reported.
@@ -67,6 +67,8 @@ pub struct PodWorker {
     hold: Hold,
     /// Changes of the devices of plugins.
     device_changes: watch::Receiver<u64>,
+    /// Registrations of drivers of volumes, and their ends.
+    volume_drivers: watch::Receiver<u64>,
     /// Who waits for the end of the pod, because the node is short of what it takes.
     evicting: Option<oneshot::Sender<()>>,
     /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
@@ -89,6 +91,7 @@ impl PodWorker {
         let current = others.pop_front();
         let network_changes = node.borrow().network.changes;
         let device_changes = context.node_claims.device_changes();
+        let volume_drivers = context.executor.volume_drivers();
         let hold = Hold::of_found(&context.node_claims, &key, current.iter().chain(&others));
         Self {
             key,
@@ -110,6 +113,7 @@ impl PodWorker {
             processes: ProcessWatch::default(),
             hold,
             device_changes,
+            volume_drivers,
             evicting: None,
             reconnected: false,
             generation: 0,
@@ -171,6 +175,7 @@ impl PodWorker {
         };
         let claims = &self.context.node_claims;
         let has_devices = self.current.as_ref().is_some_and(|pod| claims.wants_plugins(&pod.record));
+        let has_drivers = self.current.as_ref().is_some_and(|pod| claim::may_need_driver(&pod.record));
         tokio::select! {
             biased;
             () = self.stop.cancelled() => return true,
@@ -180,6 +185,9 @@ impl PodWorker {
             (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
             () = self.hold.freed() => {}
             Ok(()) = self.device_changes.changed(), if has_devices => {}
+            Ok(()) = self.volume_drivers.changed(), if has_drivers => {
+                self.current.iter_mut().for_each(PodState::take_driver_change);
+            }
             () = alarm => {}
         }
         false

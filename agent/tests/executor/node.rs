@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use limpet::config::{self, RunFlags};
+use limpet::csi::{CsiVolumes, VolumesInUse};
 use limpet::executor::Executor;
 use limpet::executor::containerd::ContainerdExecutor;
 use limpet::executor::containerd::compose::{Backends, Parts};
@@ -155,7 +156,9 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
         health: Health::new().0,
         device_plugins: Arc::default(),
     };
+    let csi = CsiVolumes::new(Arc::default(), VolumesInUse::default(), &facts.name, &config.root_dir, None);
     let parts = Parts {
+        csi: Arc::new(csi),
         node_network: NetworkFollower::new(config.node_ip).subscribe(),
         config: Arc::new(config),
         node: facts,

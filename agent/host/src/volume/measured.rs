@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Volume;
 
 use super::empty_dir::EmptyDir;
-use super::{nfs, written};
+use super::{csi, nfs, written};
 
 /// A volume to be measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,10 @@ pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume
     if volume.nfs.is_some() {
         return Some(measured(nfs::path(pod_dir, &volume.name), true, false));
     }
+    if volume.csi.is_some() {
+        let path = csi::directory(pod_dir).join(&volume.name).join("mount");
+        return Some(measured(path, true, false));
+    }
     let (path, _) = written::location(pod_dir, volume)?;
     Some(measured(path, false, volume.config_map.is_some()))
 }
@@ -58,6 +62,7 @@ mod tests {
             (json!({ "projected": { "sources": [] } }), Some(("kubernetes.io~projected/v", false, false))),
             (json!({ "downwardAPI": { "items": [] } }), Some(("kubernetes.io~downward-api/v", false, false))),
             (json!({ "nfs": { "server": "nas", "path": "/srv" } }), Some(("kubernetes.io~nfs/v", true, false))),
+            (json!({ "csi": { "driver": "d" } }), Some(("kubernetes.io~csi/v/mount", true, false))),
             (json!({ "hostPath": { "path": "/data" } }), None),
             (json!({ "image": { "reference": "web:1" } }), None),
         ] {

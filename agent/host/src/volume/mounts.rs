@@ -81,6 +81,13 @@ fn volume_mount(
             propagation::prepare(propagation, &export.path)?;
             (export.path, only_read)
         }
+        Some((Place::Driver(mount), only_read)) => {
+            progress.at(&mount.path);
+            mount.check_mounted()?;
+            answers(&mount.path)?;
+            propagation::prepare(propagation, &mount.path)?;
+            (mount.path, only_read)
+        }
         Some((Place::Node(host_path), only_read)) => {
             // Below `/run`, say, it may have been removed since the pod's first container started.
             progress.at(&host_path.path);
@@ -302,7 +309,7 @@ mod tests {
             ),
             (
                 json!({"name": "disk", "mountPath": "/x"}),
-                "volume \"disk\": cephfs is not supported; use emptyDir, hostPath, nfs, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
+                "volume \"disk\": cephfs is not supported; use emptyDir, hostPath, nfs, csi, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),

@@ -174,7 +174,7 @@ async fn take_away(path: PathBuf) -> Result<(), VolumeError> {
 }
 
 /// Whether something is mounted on `path`, by the mount table alone.
-fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
+pub(super) fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
     Ok(mounted_below(parent)?.contains(&real(parent)?.join(name)))
 }

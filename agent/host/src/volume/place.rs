@@ -1,10 +1,12 @@
-//! Where the data of a volume is that outlives its pod: at a path of the node, or on a server; by itself or by its claim.
+//! Where the data of a volume is that is not the pod's alone: at a path of the node, on a server, or a CSI driver's; by itself or by
+//! its claim.
 
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{Container, Volume};
 
 use super::VolumeError;
+use super::csi::CsiMount;
 use super::host_path::{HostPath, HostPathType};
 use super::nfs::NfsMount;
 use limpet_model::object::claim::{self, ClaimedSource};
@@ -19,6 +21,8 @@ pub(super) enum Place {
     Node(HostPath),
     /// An export that is mounted for the pod.
     Server(NfsMount),
+    /// What a driver mounts for the pod.
+    Driver(CsiMount),
 }
 
 impl Place {
@@ -58,6 +62,10 @@ impl Place {
                 let read_only = of_claim || export.read_only == Some(true);
                 let mount = NfsMount::of(pod_dir, &volume.name, &export, &options, read_only)?;
                 Ok(Some((Self::Server(mount), read_only)))
+            }
+            ClaimedSource::Csi(found) => {
+                let mount = CsiMount::of(pod_dir, &volume.name, &found.driver, &found.name);
+                Ok(Some((Self::Driver(mount), of_claim || found.read_only)))
             }
         }
     }

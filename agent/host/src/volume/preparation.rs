@@ -33,8 +33,8 @@ pub(super) enum VolumeKind {
     HostPath(HostPath),
     /// The directory that an image is mounted on.
     Image(PathBuf),
-    /// The directory that an export of a server is mounted on, which is done.
-    Export(PathBuf),
+    /// Where an export of a server, or a volume of a CSI driver, is mounted, which is done.
+    Mounted(PathBuf),
     Written(WrittenVolume),
 }
 
@@ -85,7 +85,7 @@ impl Preparation {
                 VolumeKind::EmptyDir(empty_dir) => empty_dir.set_up()?,
                 VolumeKind::HostPath(host_path) => host_path.set_up()?,
                 VolumeKind::Image(path) => files::make_dirs(path, 0o755)?,
-                VolumeKind::Export(_) => {}
+                VolumeKind::Mounted(_) => {}
                 VolumeKind::Written(written) => {
                     written.set_up()?;
                 }
@@ -111,7 +111,7 @@ impl VolumeKind {
         match self {
             Self::EmptyDir(empty_dir) => &empty_dir.path,
             Self::HostPath(host_path) => &host_path.path,
-            Self::Image(path) | Self::Export(path) => path,
+            Self::Image(path) | Self::Mounted(path) => path,
             Self::Written(written) => &written.path,
         }
     }
@@ -123,7 +123,8 @@ impl VolumeKind {
         }
         match Place::find(volume, sources.pod, sources.objects, pod_dir)? {
             Some((Place::Node(host_path), _)) => return Ok(Self::HostPath(host_path)),
-            Some((Place::Server(export), _)) => return Ok(Self::Export(export.path)),
+            Some((Place::Server(export), _)) => return Ok(Self::Mounted(export.path)),
+            Some((Place::Driver(mount), _)) => return Ok(Self::Mounted(mount.path)),
             None => {}
         }
         if volume.image.is_some() {
@@ -186,7 +187,7 @@ fn unsupported(volume: &Volume) -> VolumeError {
     VolumeError::Unsupported {
         volume: volume.name.clone(),
         reason: format!(
-            "{} is not supported; use emptyDir, hostPath, nfs, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
+            "{} is not supported; use emptyDir, hostPath, nfs, csi, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             kind(volume)
         ),
     }

@@ -148,9 +148,9 @@ mod tests {
     #[test]
     fn what_the_node_does_not_support_is_refused_by_name() {
         let mut pod = stored();
-        pod["spec"]["volumes"][0] = json!({"name": "data", "csi": {"driver": "disk.example.com"}});
+        pod["spec"]["volumes"][0] = json!({"name": "data", "rbd": {"monitors": ["a"], "image": "i"}});
         let faults = read(&pod, "edge1").unwrap_err();
-        assert_eq!(faults[0].path, "spec.volumes[0].csi");
+        assert_eq!(faults[0].path, "spec.volumes[0].rbd");
         // What is only for debugging keeps nothing else from running.
         pod = stored();
         pod["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "busybox", "stdin": true}]);

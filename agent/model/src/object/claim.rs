@@ -1,14 +1,17 @@
-//! PersistentVolumeClaims as pods use them: the path on this node, or the export of a server, that a claim's volume stands
-//! for.
+//! PersistentVolumeClaims as pods use them: the path on this node, the export of a server, or the volume of a CSI driver that a
+//! claim's volume stands for.
 //!
 //! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Supported
-//! are volumes whose data is on the node, `hostPath` and `local`, and `nfs`.
+//! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, and `csi` with all that its driver is told.
+
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     HostPathVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Volume,
 };
 
-use crate::object::{ObjectKey, ObjectRecord};
+use crate::object::csi::CsiVolume;
+use crate::object::{Entry, ObjectKey, ObjectRecord, SecretBytes};
 use crate::pod::PodRecord;
 
 /// The entry with the volume's `hostPath`, as JSON.
@@ -19,6 +22,8 @@ const NFS: &str = "nfs";
 const MOUNT_OPTIONS: &str = "mountOptions";
 /// The entry with the volume's mode where it is not a file system.
 const MODE: &str = "volumeMode";
+/// The entry with the volume of a CSI driver, as JSON.
+const CSI: &str = "csi";
 /// The mode of a volume that containers get as a device.
 const BLOCK: &str = "Block";
 /// The entry that says why the pod cannot have the volume.
@@ -45,14 +50,49 @@ pub enum ClaimedSource {
         /// The volume's `mountOptions`.
         options: Vec<String>,
     },
+    /// A CSI driver has it.
+    Csi(Box<CsiVolume>),
 }
 
-/// The name of the claim that the volume refers to, if it does. That of an `ephemeral` volume has the pod's name in it.
+/// A call of a CSI driver that has a Secret of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CsiCall {
+    /// `NodeStageVolume`.
+    Stage,
+    /// `NodePublishVolume`.
+    Publish,
+}
+
+impl CsiCall {
+    /// What the names of the entries with the values of its Secret begin with.
+    fn prefix(self) -> &'static str {
+        match self {
+            Self::Stage => "nodeStageSecret/",
+            Self::Publish => "nodePublishSecret/",
+        }
+    }
+
+    /// Whether the entry of a claim's object is of a Secret.
+    pub(super) fn is_secret(entry: &str) -> bool {
+        [Self::Stage, Self::Publish].iter().any(|call| entry.starts_with(call.prefix()))
+    }
+}
+
+/// The name of the claim that the volume refers to, if it does. That of an `ephemeral` volume has the pod's name in it; a
+/// driver's volume of the pod's own stands for itself, under a name that no claim can have.
 pub fn name(pod: &PodRecord, volume: &Volume) -> Option<String> {
+    if volume.csi.is_some() {
+        return Some(format!("csi:{}", volume.name));
+    }
     if volume.ephemeral.is_some() {
         return Some(format!("{}-{}", pod.key.name(), volume.name));
     }
     volume.persistent_volume_claim.as_ref().map(|claim| claim.claim_name.clone())
+}
+
+/// Whether a volume of the pod may be one of a CSI driver.
+pub fn may_need_driver(pod: &PodRecord) -> bool {
+    pod.spec().volumes.iter().flatten().any(|volume| object_name(pod, volume).is_some())
 }
 
 /// The name of the object with what the volume's claim is bound to: each pod has its own, so that its successor under the
@@ -96,16 +136,54 @@ pub fn record(
     claim: &PersistentVolumeClaim,
     volume: &PersistentVolume,
 ) -> Result<ObjectRecord, String> {
+    check_bound(&key, claim, volume)?;
     let name = volume.metadata.name.clone().unwrap_or_default();
     let spec = volume.spec.clone().unwrap_or_default();
-    let owner = spec.claim_ref.as_ref().and_then(|claim| claim.uid.as_deref());
-    if owner != claim.metadata.uid.as_deref() {
-        return Err(format!("PV {name} is not bound to PVC {}", of_object(&key.name)));
-    }
     let block = spec.volume_mode.as_deref() == Some(BLOCK);
     let source = entries(&name, &spec, block)?;
     let mode = block.then(|| (MODE, BLOCK.to_owned()));
     Ok(ObjectRecord::of_texts(key, origin, source.into_iter().chain(mode)))
+}
+
+/// Refuses a volume that is another claim's.
+///
+/// # Errors
+/// It is; in words.
+pub fn check_bound(key: &ObjectKey, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Result<(), String> {
+    let owner = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()?.uid.as_deref());
+    if owner == claim.metadata.uid.as_deref() {
+        return Ok(());
+    }
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    Err(format!("PV {name} is not bound to PVC {}", of_object(&key.name)))
+}
+
+/// The object for a volume of a CSI driver, with the values of the Secrets of its calls.
+///
+/// # Errors
+/// It cannot be written down.
+pub fn csi_record(
+    key: ObjectKey,
+    origin: &str,
+    volume: &CsiVolume,
+    secrets: Vec<(CsiCall, BTreeMap<String, SecretBytes>)>,
+) -> Result<ObjectRecord, String> {
+    let text = serde_json::to_string(volume).map_err(|error| error.to_string())?;
+    let mut record = ObjectRecord::of_texts(key, origin, [(CSI, text)]);
+    for (call, values) in secrets {
+        let entry =
+            |(name, bytes): (String, SecretBytes)| (format!("{}{name}", call.prefix()), Entry { bytes, binary: false });
+        record.data.extend(values.into_iter().map(entry));
+    }
+    Ok(record)
+}
+
+/// The values of the Secret of a call, from a claim's object.
+pub fn csi_secret(object: &ObjectRecord, call: CsiCall) -> BTreeMap<String, String> {
+    let value = |(name, entry): (&String, &Entry)| {
+        Some((name.strip_prefix(call.prefix())?.to_owned(), entry.bytes.expose_text()?.to_owned()))
+    };
+    object.data.iter().filter_map(value).collect()
 }
 
 /// The entries with where the data of the volume `name` is.
@@ -114,7 +192,7 @@ fn entries(name: &str, spec: &PersistentVolumeSpec, block: bool) -> Result<Vec<(
         (Some(source), ..) => &source.path,
         (_, Some(local), _) => &local.path,
         (.., Some(export)) => &export.path,
-        _ => return Err(format!("PV {name} is neither hostPath, local nor nfs; use one of these")),
+        _ => return Err(format!("PV {name} is neither hostPath, local, nfs nor csi; use one of these")),
     };
     if !path.starts_with('/') || path.split('/').any(|part| part == "..") {
         return Err(format!("PV {name} has a path that is not absolute: {path}"));
@@ -151,6 +229,10 @@ pub fn source(object: &ObjectRecord) -> Result<ClaimedVolume, String> {
         return Err(why.to_owned());
     }
     let unreadable = |error: serde_json::Error| format!("{}: {error}", object.key);
+    if let Some(volume) = text(CSI) {
+        let volume = serde_json::from_str(volume).map_err(unreadable)?;
+        return Ok(ClaimedVolume { source: ClaimedSource::Csi(volume), block: false });
+    }
     let source = match text(NFS) {
         Some(export) => ClaimedSource::Nfs {
             export: serde_json::from_str(export).map_err(unreadable)?,
@@ -210,6 +292,23 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_of_a_csi_driver_is_kept_with_its_secrets() {
+        let key = ObjectKey::new(ObjectKind::VolumeClaim, "n", "data@u-1");
+        let spec = json!({"csi": {"driver": "d", "volumeHandle": "h"}, "accessModes": ["ReadWriteOnce"]});
+        let volume = CsiVolume::persistent("pv", &serde_json::from_value(spec).unwrap(), None).unwrap().unwrap();
+        let secret = |text: &str| BTreeMap::from([("key".to_owned(), SecretBytes::new(text.as_bytes().to_vec()))]);
+        let secrets = vec![(CsiCall::Stage, secret("hunter2")), (CsiCall::Publish, secret("hunter3"))];
+        let record = csi_record(key, "apiserver", &volume, secrets).unwrap();
+        let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
+        let restored = crate::object::restore(&manifest, "apiserver").unwrap().unwrap();
+        assert_eq!(restored, record);
+        let found = source(&restored).unwrap();
+        assert_eq!(found, ClaimedVolume { source: ClaimedSource::Csi(Box::new(volume)), block: false });
+        assert_eq!(csi_secret(&restored, CsiCall::Stage)["key"], "hunter2");
+        assert_eq!(csi_secret(&restored, CsiCall::Publish)["key"], "hunter3");
+    }
+
+    #[test]
     fn a_volume_on_the_node_is_a_path_and_every_other_is_refused_by_name() {
         let key = || ObjectKey::new(ObjectKind::VolumeClaim, "n", "data@u-1");
         let of = |spec: Value, uid: &str| {
@@ -230,6 +329,7 @@ mod tests {
                 ClaimedSource::Nfs { export, options } => {
                     (format!("{}:{}", export.server, export.path), options.join(","))
                 }
+                ClaimedSource::Csi(volume) => (volume.driver, volume.handle),
             })
         };
         let host = json!({"hostPath": {"path": "/srv/a", "type": "DirectoryOrCreate"}});
@@ -245,8 +345,8 @@ mod tests {
         assert_eq!(path(nfs), Ok(("s:/".to_owned(), "nfsvers=4.1,hard".to_owned())));
         let block = json!({"nfs": {"server": "s", "path": "/"}, "volumeMode": "Block"});
         assert_eq!(path(block), Err("PV pv is nfs, which has no block devices".to_owned()));
-        let cloud = json!({"csi": {"driver": "d", "volumeHandle": "h"}});
-        assert_eq!(path(cloud), Err("PV pv is neither hostPath, local nor nfs; use one of these".to_owned()));
+        let cloud = json!({"rbd": {"image": "i", "monitors": []}});
+        assert_eq!(path(cloud), Err("PV pv is neither hostPath, local, nfs nor csi; use one of these".to_owned()));
         let foreign = of(json!({"hostPath": {"path": "/srv/a"}}), "c-2");
         assert_eq!(foreign, Err("PV pv is not bound to PVC data".to_owned()));
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::object::claim::CsiCall;
 use crate::object::{ObjectKey, ObjectKind, ObjectRecord, references};
 use crate::pod::PodRecord;
 
@@ -60,9 +61,14 @@ impl PodObjects {
     /// `text` without the values of Secrets: an error of another program may quote a command that contains one. Values of
     /// fewer than four bytes are kept: they are no secret, and occur in ordinary words.
     pub fn redact(&self, text: String) -> String {
-        let is_secret = |kind| matches!(kind, ObjectKind::Secret | ObjectKind::ServiceAccountToken);
-        let secrets = self.iter().filter(|object| is_secret(object.key.kind));
-        let values = secrets.flat_map(|object| object.data.values()).filter_map(|entry| entry.bytes.expose_text());
+        let entries =
+            self.iter().flat_map(|object| object.data.iter().map(|(name, entry)| (object.key.kind, name, entry)));
+        let secrets = entries.filter(|(kind, name, _)| match kind {
+            ObjectKind::Secret | ObjectKind::ServiceAccountToken => true,
+            ObjectKind::VolumeClaim => CsiCall::is_secret(name),
+            ObjectKind::ConfigMap | ObjectKind::ServiceVariables => false,
+        });
+        let values = secrets.filter_map(|(_, _, entry)| entry.bytes.expose_text());
         values.filter(|value| value.len() >= 4).fold(text, |text, value| match text.contains(value) {
             true => text.replace(value, "***"),
             false => text,

@@ -39,13 +39,12 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"])),
     ("spec.schedulingGates", Always),
     ("spec.evictionResponders", Always),
-    // Volumes; every kind but emptyDir, hostPath, nfs, image, configMap, secret, downwardAPI and projections of the last three
+    // Volumes; every kind but emptyDir, hostPath, nfs, csi, image, configMap, secret, downwardAPI and projections of the last three
     ("spec.volumes[].awsElasticBlockStore", Always),
     ("spec.volumes[].azureDisk", Always),
     ("spec.volumes[].azureFile", Always),
     ("spec.volumes[].cephfs", Always),
     ("spec.volumes[].cinder", Always),
-    ("spec.volumes[].csi", Always),
     ("spec.volumes[].fc", Always),
     ("spec.volumes[].flexVolume", Always),
     ("spec.volumes[].flocker", Always),
@@ -72,6 +71,7 @@ pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.serviceAccount", "a service account's token"),
     ("spec.volumes[].persistentVolumeClaim", "a claim on a PersistentVolume"),
     ("spec.volumes[].ephemeral", "a claim on a PersistentVolume"),
+    ("spec.volumes[].csi", "a CSIDriver object"),
     ("spec.volumes[].projected.sources[].serviceAccountToken", "a service account's token"),
     ("spec.volumes[].projected.sources[].clusterTrustBundle", "a bundle of the cluster's certificates"),
     ("spec.volumes[].projected.sources[].podCertificate", "a certificate from the cluster"),

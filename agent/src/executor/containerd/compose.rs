@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, watch};
 use super::ContainerdExecutor;
 use super::handler::HttpGetter;
 use crate::config::Config;
+use crate::csi::CsiVolumes;
 use crate::device_plugins::DevicePlugins;
 use crate::reporter::Reporter;
 
@@ -78,6 +79,8 @@ pub struct Parts {
     pub backends: Backends,
     /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
+    /// The volumes of CSI drivers.
+    pub csi: Arc<CsiVolumes>,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
 }
@@ -88,7 +91,7 @@ impl ContainerdExecutor {
     /// # Errors
     /// The directory of the sandboxes or the cgroups of the pods cannot be had.
     pub async fn open(parts: Parts) -> Result<Self, ComposeError> {
-        let Parts { config, node, node_network, executable, backends, device_plugins, reporter } = parts;
+        let Parts { config, node, node_network, executable, backends, device_plugins, csi, reporter } = parts;
         let Backends { client, network, volumes } = backends;
         let images = ImagesConfig {
             snapshotter: config.snapshotter.clone(),
@@ -121,6 +124,7 @@ impl ContainerdExecutor {
             network,
             volumes,
             device_plugins,
+            csi,
             reporter,
         })
     }

@@ -79,6 +79,7 @@ impl ContainerdExecutor {
         let addresses = self.attach(record, &sandbox).await?;
         let objects = Arc::clone(&pod.objects);
         calling("setting up its volumes");
+        self.set_up_csi(record, &objects).await.map_err(mount_failure)?;
         let warnings = self.volumes.prepare(record, &objects, &addresses, &sandbox.hostname).await;
         let warnings = warnings.map_err(mount_failure)?;
         for warning in warnings {
@@ -193,9 +194,12 @@ impl ContainerdExecutor {
         }
     }
 
-    /// The pod has run to its end: address, namespaces and cgroup go back; records, logs and volumes stay.
+    /// The pod has run to its end: address, namespaces, cgroup and the volumes of drivers go back; records, logs and other volumes
+    /// stay.
     pub(super) async fn release_sandbox(&self, pod: &PodState) -> Result<(), Failure> {
-        self.release(&pod.record.uid).await
+        self.release(&pod.record.uid).await?;
+        // A driver's volume may be wanted on another node.
+        self.tear_down_csi(pod).await
     }
 
     async fn release(&self, uid: &PodUid) -> Result<(), Failure> {
@@ -243,6 +247,7 @@ impl ContainerdExecutor {
         }
         self.release(&pod.record.uid).await?;
         self.remove_image_volumes(&pod.record.uid).await?;
+        self.tear_down_csi(pod).await?;
         // The pod's directory goes last: with it gone, nothing says that the logs are limpet's.
         let record = Arc::clone(&pod.record);
         self.on_logs(&pod.record.uid, move |logs| {
@@ -278,7 +283,11 @@ impl ContainerdExecutor {
             tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
             return;
         }
-        if let Err(failure) = self.remove_image_volumes(uid).await {
+        let mut given_back = self.remove_image_volumes(uid).await;
+        if given_back.is_ok() {
+            given_back = self.unmount_orphan(uid).await;
+        }
+        if let Err(failure) = given_back {
             tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
             return;
         }

@@ -220,6 +220,8 @@ impl ContainerdExecutor {
         // They were mounted before the pod's first container: somebody may have unmounted one since.
         let exports = self.volumes.mount_exports(&record, &start.pod.objects).await;
         exports.map_err(|error| config_error(error.to_string()))?;
+        let drivers = self.set_up_csi(&record, &start.pod.objects).await;
+        drivers.map_err(|error| config_error(error.to_string()))?;
         let (volumes, node) = (self.volumes.clone(), self.node.clone());
         let cgroups_path = self.cgroups.container_path(&record, id.as_str());
         let objects = Arc::clone(&start.pod.objects);

@@ -11,6 +11,7 @@ use limpet_host::process;
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::process::{ProcessHandle, Processes};
+use tokio::sync::watch;
 
 use super::ContainerdExecutor;
 use crate::clock;
@@ -69,6 +70,10 @@ impl Executor for ContainerdExecutor {
 
     fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, ()> {
         async move { self.clear(&uid).await }.boxed()
+    }
+
+    fn volume_drivers(&self) -> watch::Receiver<u64> {
+        self.csi.drivers().subscribe()
     }
 
     fn has_unfinished_pulls(&self) -> bool {

@@ -147,7 +147,7 @@ async fn a_list_keeps_the_objects_that_a_successor_needs() {
 #[tokio::test]
 async fn an_edit_that_is_refused_leaves_the_version_that_runs_and_a_deletion_ends_it() {
     let root = tempfile::tempdir().unwrap();
-    let refused = json!({"spec": {"volumes": [{"name": "data", "csi": {"driver": "disk.example.com"}}]}});
+    let refused = json!({"spec": {"volumes": [{"name": "data", "rbd": {"monitors": ["a"], "image": "i"}}]}});
     let mut deleted = pod("web", "u-1", refused.clone());
     deleted["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     deleted["metadata"]["deletionGracePeriodSeconds"] = json!(3);
@@ -163,7 +163,7 @@ async fn an_edit_that_is_refused_leaves_the_version_that_runs_and_a_deletion_end
     )
     .await;
     let kept = &all[2].rejected["shop/web"];
-    assert!(kept.kept.len() == 1 && kept.faults[0].path.contains("csi"), "{kept:?}");
+    assert!(kept.kept.len() == 1 && kept.faults[0].path.contains("rbd"), "{kept:?}");
     assert_eq!(all[2].pods.values().next().unwrap().spec().volumes, None);
     assert_eq!(all[3].pods.values().next().unwrap().deletion().1, Some(3));
     assert!(names(&all[4]) == ["shop/web u-1"] && all[4].rejected["shop/other"].kept.is_empty());

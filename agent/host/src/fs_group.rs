@@ -1,0 +1,139 @@
+//! `fsGroup` of volumes that outlive a pod: their files are given to the group, with kubelet's permissions.
+//!
+//! The files may be of anybody, so no symlink is followed, and nothing below another mount is touched.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+/// Directories that are open at a time; below that depth files keep their owners.
+const MAX_DEPTH: usize = 128;
+/// What files get: the group may read and write.
+const FILE: u32 = 0o660;
+/// What directories get: the group may search them too, and what is made in them belongs to it.
+const DIRECTORY: u32 = 0o2770;
+
+/// Gives `path` and all below it to `group`. With `on_root_mismatch` (`fsGroupChangePolicy: OnRootMismatch`) nothing is done
+/// where `path` itself has it already. Blocks.
+///
+/// # Errors
+/// A file cannot be changed, or the tree is deeper than 128 directories.
+pub fn set(path: &Path, group: u32, on_root_mismatch: bool) -> io::Result<()> {
+    let top = open(CWD, path)?;
+    let found = rustix::fs::fstat(&top)?;
+    if on_root_mismatch && found.st_gid == group && found.st_mode & DIRECTORY == DIRECTORY {
+        return Ok(());
+    }
+    below(&top, group, found.st_dev, 0)?;
+    // Last: a walk that was cut short is not taken for a whole one.
+    give(&top, &found, group)
+}
+
+fn below(directory: &OwnedFd, group: u32, device: u64, depth: usize) -> io::Result<()> {
+    if depth >= MAX_DEPTH {
+        return Err(io::Error::other(format!("the volume has more than {MAX_DEPTH} directories in one another")));
+    }
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        match one(directory, name, group, device, depth) {
+            // Removed meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+fn one(parent: &OwnedFd, name: &CStr, group: u32, device: u64, depth: usize) -> io::Result<()> {
+    // A path alone: a device or a pipe is not opened.
+    let file = rustix::fs::openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let found = rustix::fs::fstat(&file)?;
+    if found.st_dev != device {
+        return Ok(());
+    }
+    if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+        match open(parent, name) {
+            Ok(opened) => below(&opened, group, device, depth + 1)?,
+            // Replaced meanwhile.
+            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(()),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    give(&file, &found, group)
+}
+
+/// Changes one file: the group first, since that clears the set-group-id bit.
+fn give(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
+    let kind = FileType::from_raw_mode(found.st_mode);
+    if found.st_gid != group {
+        rustix::fs::chownat(file, c"", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
+    }
+    let added = match kind {
+        FileType::Directory => DIRECTORY,
+        FileType::Symlink => return Ok(()),
+        _ => FILE,
+    };
+    let mode = found.st_mode & 0o7777 | added;
+    if mode != found.st_mode & 0o7777 || found.st_gid != group {
+        use std::os::fd::AsRawFd as _;
+        // A descriptor that is a path alone has no fchmod.
+        let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+        rustix::fs::chmod(itself, Mode::from_raw_mode(mode))?;
+    }
+    Ok(())
+}
+
+fn open(parent: impl AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, name, flags, Mode::empty())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt, symlink};
+
+    use limpet_tests::need;
+
+    use super::*;
+
+    #[test]
+    fn files_are_the_groups_and_symlinks_are_not_followed() {
+        if need::root("owners of files").is_none() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (volume, outside) = (dir.path().join("volume"), dir.path().join("outside"));
+        std::fs::create_dir_all(volume.join("a/b")).unwrap();
+        for file in [&outside, &volume.join("a/b/file")] {
+            std::fs::write(file, "").unwrap();
+            std::fs::set_permissions(file, PermissionsExt::from_mode(0o600)).unwrap();
+        }
+        symlink(&outside, volume.join("a/link")).unwrap();
+        let of = |path: &Path| {
+            let found = path.metadata().unwrap();
+            (found.gid(), found.mode() & 0o7777)
+        };
+        let before = of(&outside);
+        set(&volume, 2000, false).unwrap();
+        assert_eq!(of(&volume.join("a/b/file")), (2000, 0o660));
+        assert_eq!(of(&volume.join("a/b")), (2000, 0o2775));
+        assert_eq!(of(&volume), (2000, 0o2775));
+        assert_eq!(of(&outside), before);
+        // Where the volume itself is right its files are not looked at.
+        std::fs::write(volume.join("late"), "").unwrap();
+        std::os::unix::fs::chown(volume.join("late"), None, Some(0)).unwrap();
+        set(&volume, 2000, true).unwrap();
+        assert_eq!(of(&volume.join("late")).0, 0);
+        set(&volume, 2000, false).unwrap();
+        assert_eq!(of(&volume.join("late")).0, 2000);
+    }
+}

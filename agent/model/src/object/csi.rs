@@ -1,0 +1,324 @@
+//! Volumes of CSI drivers as pods have them, and kubelet's names for them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{CSIVolumeSource, PersistentVolumeSpec};
+use k8s_openapi::api::storage::v1::CSIDriver;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use crate::pod::PodRecord;
+
+/// The longest handle of a volume, in bytes.
+const MAX_HANDLE: usize = 4096;
+/// The mode of a volume that goes with its pod.
+const EPHEMERAL: &str = "Ephemeral";
+/// The mode of every other one.
+const PERSISTENT: &str = "Persistent";
+
+/// When a volume's files are given to the pod's `fsGroup`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FsGroupPolicy {
+    /// Where it has a type of file system and one node at a time writes to it.
+    #[default]
+    ReadWriteOnceWithFSType,
+    /// Always.
+    File,
+    /// Never.
+    None,
+}
+
+/// What a cluster says of a driver, by its CSIDriver object.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverSettings {
+    /// Volumes are attached to the node first, by a VolumeAttachment.
+    pub attach: bool,
+    /// The driver is told of the pod.
+    pub pod_info: bool,
+    /// `fsGroupPolicy`.
+    pub fs_group: FsGroupPolicy,
+}
+
+impl Default for DriverSettings {
+    /// Those of a driver without a CSIDriver object.
+    fn default() -> Self {
+        Self { attach: true, pod_info: false, fs_group: FsGroupPolicy::default() }
+    }
+}
+
+impl DriverSettings {
+    /// Those of the driver `name`, for a volume that goes with its pod or not.
+    ///
+    /// # Errors
+    /// The driver has no such volumes, or wants what limpet does not do; in words.
+    pub fn of(name: &str, driver: Option<&CSIDriver>, ephemeral: bool) -> Result<Self, String> {
+        let mode = if ephemeral { EPHEMERAL } else { PERSISTENT };
+        let Some(driver) = driver else {
+            return match ephemeral {
+                true => Err(format!("volume mode \"{mode}\" not supported by driver {name} (no CSIDriver object)")),
+                false => Ok(Self::default()),
+            };
+        };
+        let spec = &driver.spec;
+        let modes = spec.volume_lifecycle_modes.as_deref().unwrap_or_default();
+        // An apiserver fills the list: an empty one is of no mode but the default.
+        let has = if modes.is_empty() { !ephemeral } else { modes.iter().any(|one| one == mode) };
+        if !has {
+            return Err(format!("volume mode \"{mode}\" not supported by driver {name} (only supports {modes:?})"));
+        }
+        let refuse = |field: &str, what: &str| {
+            Err(format!("CSIDriver {name} has {field}, and limpet does not {what}; use a driver that needs none"))
+        };
+        if spec.token_requests.as_ref().is_some_and(|requests| !requests.is_empty()) {
+            return refuse("tokenRequests", "hand tokens of pods to drivers");
+        }
+        if spec.requires_republish == Some(true) {
+            return refuse("requiresRepublish", "publish volumes again while a pod runs");
+        }
+        let fs_group = match spec.fs_group_policy.as_deref().unwrap_or_default() {
+            "File" => FsGroupPolicy::File,
+            "None" => FsGroupPolicy::None,
+            _ => FsGroupPolicy::ReadWriteOnceWithFSType,
+        };
+        let attach = !ephemeral && spec.attach_required.unwrap_or(true);
+        Ok(Self { attach, pod_info: spec.pod_info_on_mount == Some(true), fs_group })
+    }
+}
+
+/// A volume of a CSI driver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CsiVolume {
+    /// The PersistentVolume's name; of a volume that goes with its pod its name there.
+    pub name: String,
+    /// The driver.
+    pub driver: String,
+    /// The volume's name for the driver.
+    pub handle: String,
+    /// It goes with its pod.
+    pub ephemeral: bool,
+    /// The type of file system; may be empty.
+    pub fs_type: String,
+    /// `volumeAttributes`.
+    pub attributes: BTreeMap<String, String>,
+    /// `accessModes`.
+    pub access_modes: Vec<String>,
+    /// `mountOptions`.
+    pub mount_options: Vec<String>,
+    /// Nobody may write to it.
+    pub read_only: bool,
+    /// What the cluster says of the driver.
+    pub settings: DriverSettings,
+    /// What the driver's controller has said when the volume was attached.
+    pub publish_context: BTreeMap<String, String>,
+}
+
+impl CsiVolume {
+    /// The volume of a PersistentVolume of that name; `None`: it is of another kind.
+    ///
+    /// # Errors
+    /// The driver does not have it; in words.
+    pub fn persistent(
+        name: &str,
+        spec: &PersistentVolumeSpec,
+        driver: Option<&CSIDriver>,
+    ) -> Option<Result<Self, String>> {
+        let source = spec.csi.as_ref()?;
+        let volume = || -> Result<Self, String> {
+            let settings = DriverSettings::of(&source.driver, driver, false)?;
+            check(&source.driver, &source.volume_handle)?;
+            Ok(Self {
+                name: name.to_owned(),
+                driver: source.driver.clone(),
+                handle: source.volume_handle.clone(),
+                ephemeral: false,
+                fs_type: source.fs_type.clone().unwrap_or_default(),
+                attributes: source.volume_attributes.clone().unwrap_or_default(),
+                access_modes: spec.access_modes.clone().unwrap_or_default(),
+                mount_options: spec.mount_options.clone().unwrap_or_default(),
+                read_only: source.read_only == Some(true),
+                settings,
+                publish_context: BTreeMap::new(),
+            })
+        };
+        Some(volume().map_err(|why| format!("PV {name}: {why}")))
+    }
+
+    /// The volume `name` of a pod's own.
+    ///
+    /// # Errors
+    /// The driver does not have such volumes; in words.
+    pub fn inline(
+        pod: &PodRecord,
+        name: &str,
+        source: &CSIVolumeSource,
+        driver: Option<&CSIDriver>,
+    ) -> Result<Self, String> {
+        let settings = DriverSettings::of(&source.driver, driver, true)?;
+        let handle = format!("csi-{}", sha256(&format!("{}{name}", pod.uid)));
+        check(&source.driver, &handle)?;
+        Ok(Self {
+            name: name.to_owned(),
+            driver: source.driver.clone(),
+            handle,
+            ephemeral: true,
+            fs_type: source.fs_type.clone().unwrap_or_default(),
+            attributes: source.volume_attributes.clone().unwrap_or_default(),
+            access_modes: Vec::new(),
+            mount_options: Vec::new(),
+            read_only: source.read_only == Some(true),
+            settings,
+            publish_context: BTreeMap::new(),
+        })
+    }
+
+    /// The VolumeAttachment that says whether it is attached to the node of that name.
+    pub fn attachment(&self, node: &str) -> String {
+        format!("csi-{}", sha256(&format!("{}{}{node}", self.handle, self.driver)))
+    }
+
+    /// Its name in the Node's status.
+    pub fn unique_name(&self) -> String {
+        unique_name(&self.driver, &self.handle)
+    }
+
+    /// The attributes that its driver gets for the pod.
+    pub fn attributes_for(&self, pod: &PodRecord) -> BTreeMap<String, String> {
+        let mut attributes = self.attributes.clone();
+        if self.settings.pod_info {
+            let account = pod.spec().service_account_name.clone().unwrap_or_default();
+            attributes.extend(
+                [
+                    ("pod.name", pod.key.name().to_owned()),
+                    ("pod.namespace", pod.key.namespace().to_owned()),
+                    ("pod.uid", pod.uid.to_string()),
+                    ("serviceAccount.name", account),
+                    ("ephemeral", self.ephemeral.to_string()),
+                ]
+                .map(|(name, value)| (format!("csi.storage.k8s.io/{name}"), value)),
+            );
+        }
+        attributes
+    }
+
+    /// Whether its files are to be given to the pod's `fsGroup` by the node; kubelet's rule.
+    pub fn takes_fs_group(&self, read_only: bool) -> bool {
+        let of_one_node = || {
+            self.ephemeral || self.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod")
+        };
+        match self.settings.fs_group {
+            _ if read_only => false,
+            FsGroupPolicy::None => false,
+            FsGroupPolicy::File => true,
+            FsGroupPolicy::ReadWriteOnceWithFSType => !self.fs_type.is_empty() && of_one_node(),
+        }
+    }
+}
+
+/// A volume's name in the Node's status (`volumesInUse`, `volumesAttached`).
+pub fn unique_name(driver: &str, handle: &str) -> String {
+    format!("kubernetes.io/csi/{driver}^{handle}")
+}
+
+/// The directory of a staged volume, below that of its driver.
+pub fn staging_directory(handle: &str) -> String {
+    sha256(handle)
+}
+
+/// Refuses what would not be a directory of its own, or too much for a request.
+fn check(driver: &str, handle: &str) -> Result<(), String> {
+    let plain = driver.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
+    if driver.is_empty() || driver.starts_with('.') || !plain {
+        return Err(format!("{driver:?} is not the name of a CSI driver"));
+    }
+    if handle.is_empty() || handle.len() > MAX_HANDLE {
+        return Err(format!("its volumeHandle has {} bytes, and is to have 1 to {MAX_HANDLE}", handle.len()));
+    }
+    Ok(())
+}
+
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn driver(spec: Value) -> CSIDriver {
+        serde_json::from_value(json!({"metadata": {"name": "d"}, "spec": spec})).unwrap()
+    }
+
+    fn volume(change: Value, driver: Option<&CSIDriver>) -> Result<CsiVolume, String> {
+        let mut spec =
+            json!({"accessModes": ["ReadWriteOnce"], "csi": {"driver": "d", "volumeHandle": "h", "fsType": "ext4"}});
+        for (field, value) in change.as_object().unwrap() {
+            spec[field] = value.clone();
+        }
+        CsiVolume::persistent("pv", &serde_json::from_value(spec).unwrap(), driver).unwrap()
+    }
+
+    #[test]
+    fn names_are_kubelets() {
+        let volume = volume(json!({}), None).unwrap();
+        // sha256 of "hdn", and of "h".
+        assert_eq!(volume.attachment("n"), format!("csi-{}", sha256("hdn")));
+        assert_eq!(volume.unique_name(), "kubernetes.io/csi/d^h");
+        assert_eq!(staging_directory("h"), "aaa9402664f1a41f40ebbc52c9993eb66aeb366602958fdfaa283b71e64db123");
+    }
+
+    #[test]
+    fn a_driver_is_what_its_object_says() {
+        let of = |spec: Value, ephemeral: bool| DriverSettings::of("d", Some(&driver(spec)), ephemeral);
+        assert_eq!(DriverSettings::of("d", None, false), Ok(DriverSettings::default()));
+        let none = DriverSettings::of("d", None, true).unwrap_err();
+        assert_eq!(none, "volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)");
+        let both = json!({"volumeLifecycleModes": ["Persistent", "Ephemeral"], "attachRequired": true, "podInfoOnMount": true,
+            "fsGroupPolicy": "File"});
+        let settings = |attach| DriverSettings { attach, pod_info: true, fs_group: FsGroupPolicy::File };
+        assert_eq!(of(both.clone(), false), Ok(settings(true)));
+        assert_eq!(of(both, true), Ok(settings(false)));
+        let persistent = json!({"volumeLifecycleModes": ["Persistent"], "attachRequired": false});
+        assert!(!of(persistent.clone(), false).unwrap().attach);
+        assert!(of(persistent, true).unwrap_err().contains("(only supports [\"Persistent\"])"));
+        assert!(of(json!({"tokenRequests": [{"audience": "a"}]}), false).unwrap_err().contains("tokenRequests"));
+        assert!(of(json!({"requiresRepublish": true}), false).unwrap_err().contains("requiresRepublish"));
+    }
+
+    #[test]
+    fn the_group_of_a_pod_owns_files_by_the_drivers_policy() {
+        let with = |policy: &str| driver(json!({"fsGroupPolicy": policy}));
+        for (change, policy, read_only, owns) in [
+            (json!({}), "ReadWriteOnceWithFSType", false, true),
+            (json!({}), "ReadWriteOnceWithFSType", true, false),
+            (json!({"accessModes": ["ReadWriteMany"]}), "ReadWriteOnceWithFSType", false, false),
+            (json!({"accessModes": ["ReadWriteMany"]}), "File", false, true),
+            (json!({"csi": {"driver": "d", "volumeHandle": "h"}}), "ReadWriteOnceWithFSType", false, false),
+            (json!({}), "None", false, false),
+        ] {
+            let volume = volume(change, Some(&with(policy))).unwrap();
+            assert_eq!(volume.takes_fs_group(read_only), owns, "{volume:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_without_a_usable_name_is_refused() {
+        for (name, handle) in [("../etc", "h"), ("", "h"), ("d", "")] {
+            let csi = json!({"csi": {"driver": name, "volumeHandle": handle}});
+            assert!(volume(csi, None).unwrap_err().starts_with("PV pv: "), "{name:?} {handle:?}");
+        }
+    }
+
+    #[test]
+    fn a_driver_is_told_of_the_pod_where_it_asks_for_it() {
+        let pod = crate::fixtures::record_of_spec(json!({"containers": [], "serviceAccountName": "robot"}));
+        let told = |pod_info: bool| {
+            volume(json!({}), Some(&driver(json!({"podInfoOnMount": pod_info})))).unwrap().attributes_for(&pod)
+        };
+        assert!(told(false).is_empty());
+        assert_eq!(told(true)["csi.storage.k8s.io/pod.namespace"], "shop");
+        assert_eq!(told(true)["csi.storage.k8s.io/ephemeral"], "false");
+    }
+}

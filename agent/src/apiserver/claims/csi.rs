@@ -1,0 +1,165 @@
+//! Volumes of CSI drivers: what the cluster says of the driver, that the volume is attached, and the Secrets of the driver's calls.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{CSIVolumeSource, PersistentVolume, PersistentVolumeClaim, SecretReference};
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+
+use super::{Attachments, Looked, decoded, is_attached};
+use crate::apiserver::link::Link;
+use crate::csi::InUse;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_model::manifest::api::ORIGIN;
+use limpet_model::object::claim::{self, CsiCall};
+use limpet_model::object::csi::CsiVolume;
+use limpet_model::object::{ObjectKey, ObjectKind, SecretBytes, from_apiserver};
+use limpet_model::pod::PodRecord;
+
+/// The mode of a volume that containers get as a device.
+const BLOCK: &str = "Block";
+
+/// What a claim's volume is for its driver. One that has to be attached is in use from here on.
+pub(super) async fn persistent(
+    link: &Link,
+    key: &ObjectKey,
+    pod: &PodRecord,
+    (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
+    attachments: &Attachments,
+    in_use: &mut Option<InUse>,
+) -> Result<Looked, RequestError> {
+    if let Err(why) = claim::check_bound(key, claim, volume) {
+        return Ok(Looked::refused(key, why));
+    }
+    let name = volume.metadata.name.clone().unwrap_or_default();
+    let spec = volume.spec.clone().unwrap_or_default();
+    let Some(source) = &spec.csi else { return Ok(Looked::refused(key, format!("PV {name} is not csi"))) };
+    if spec.volume_mode.as_deref() == Some(BLOCK) {
+        let why =
+            format!("PV {name} has volumeMode {BLOCK}, which limpet does not support of CSI drivers; use Filesystem");
+        return Ok(Looked::refused(key, why));
+    }
+    let driver = driver(link, &source.driver).await?;
+    let mut found = match CsiVolume::persistent(&name, &spec, driver.as_ref()) {
+        Some(Ok(found)) => found,
+        Some(Err(why)) => return Ok(Looked::refused(key, why)),
+        None => return Ok(Looked::refused(key, format!("PV {name} is not csi"))),
+    };
+    if found.settings.attach {
+        let unique = found.unique_name();
+        in_use.get_or_insert_with(|| attachments.in_use.begin(unique.clone()));
+        let node = pod.spec().node_name.clone().unwrap_or_default();
+        let attachment = found.attachment(&node);
+        if !is_attached(&attachments.seen.borrow(), &unique) {
+            let why = format!(
+                "volume {name} of CSI driver {} is not attached to this node yet: the cluster's attach/detach controller and \
+                 the driver's external-attacher do that, by VolumeAttachment {attachment}",
+                found.driver
+            );
+            return Ok(Looked { attaching: Some(unique), ..Looked::refused(key, why) });
+        }
+        match attached(link, &attachment, &found).await? {
+            Ok(context) => found.publish_context = context,
+            Err(why) => return Ok(Looked::refused(key, why)),
+        }
+    }
+    let calls = [
+        (CsiCall::Stage, "nodeStageSecretRef", &source.node_stage_secret_ref),
+        (CsiCall::Publish, "nodePublishSecretRef", &source.node_publish_secret_ref),
+    ];
+    let mut secrets = Vec::new();
+    for (call, field, reference) in calls {
+        match secret(link, field, reference.as_ref()).await? {
+            Ok(values) => secrets.push((call, values)),
+            Err(why) => return Ok(Looked::refused(key, format!("PV {name}: {why}"))),
+        }
+    }
+    Ok(looked(key, &found, secrets))
+}
+
+/// What a volume of a pod's own is for its driver.
+pub(super) async fn inline(
+    link: &Link,
+    key: &ObjectKey,
+    pod: &PodRecord,
+    name: &str,
+    source: &CSIVolumeSource,
+) -> Result<Looked, RequestError> {
+    let driver = driver(link, &source.driver).await?;
+    let found = match CsiVolume::inline(pod, name, source, driver.as_ref()) {
+        Ok(found) => found,
+        Err(why) => return Ok(Looked::refused(key, why)),
+    };
+    let reference = source.node_publish_secret_ref.as_ref().map(|reference| SecretReference {
+        name: Some(reference.name.clone()),
+        namespace: Some(pod.key.namespace().to_owned()),
+    });
+    match secret(link, "nodePublishSecretRef", reference.as_ref()).await? {
+        Ok(values) => Ok(looked(key, &found, vec![(CsiCall::Publish, values)])),
+        Err(why) => Ok(Looked::refused(key, why)),
+    }
+}
+
+fn looked(key: &ObjectKey, volume: &CsiVolume, secrets: Vec<(CsiCall, BTreeMap<String, SecretBytes>)>) -> Looked {
+    match claim::csi_record(key.clone(), ORIGIN, volume, secrets) {
+        Ok(object) => Looked { object: Some(object), attaching: None },
+        Err(why) => Looked::refused(key, why),
+    }
+}
+
+/// The CSIDriver of that name; `None`: a cluster need not have one.
+async fn driver(link: &Link, name: &str) -> Result<Option<CSIDriver>, RequestError> {
+    match link.send(Request::get(Resource::CsiDriver(name.to_owned()))).await {
+        Ok(found) => decoded(found).map(Some),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What the driver's controller has said when it attached the volume; or why it is not attached.
+async fn attached(
+    link: &Link,
+    name: &str,
+    volume: &CsiVolume,
+) -> Result<Result<BTreeMap<String, String>, String>, RequestError> {
+    let attachment: VolumeAttachment = match link.send(Request::get(Resource::VolumeAttachment(name.to_owned()))).await
+    {
+        Ok(found) => decoded(found)?,
+        // A node may read those that are for it alone: one that is not there is forbidden.
+        Err(error) if error.is_not_found() || error.code() == Some(403) => {
+            return Ok(Err(format!("volume {} has no VolumeAttachment {name}", volume.name)));
+        }
+        Err(error) => return Err(error),
+    };
+    if attachment.metadata.deletion_timestamp.is_some() {
+        return Ok(Err("volume attachment is being deleted".to_owned()));
+    }
+    let status = attachment.status.unwrap_or_default();
+    if status.attached {
+        return Ok(Ok(status.attachment_metadata.unwrap_or_default()));
+    }
+    let said = status.attach_error.and_then(|error| error.message).unwrap_or_default();
+    let said = if said.is_empty() { "the driver's external-attacher has not reported on it".to_owned() } else { said };
+    Ok(Err(format!("volume {} is not attached for volume attachment {name}: {said}", volume.name)))
+}
+
+/// The values of a Secret; or why there are none.
+async fn secret(
+    link: &Link,
+    field: &str,
+    reference: Option<&SecretReference>,
+) -> Result<Result<BTreeMap<String, SecretBytes>, String>, RequestError> {
+    let Some(SecretReference { name: Some(name), namespace: Some(namespace) }) = reference else {
+        return Ok(Ok(BTreeMap::new()));
+    };
+    let failed = |why: &str| Ok(Err(format!("fetching {field} {namespace}/{name} failed: {why}")));
+    let found = match link.send(Request::get(Resource::Secret(namespace.clone(), name.clone()))).await {
+        Ok(found) => found,
+        Err(error) if error.is_not_found() || error.code() == Some(403) => return failed(&error.to_string()),
+        Err(error) => return Err(error),
+    };
+    let Ok(found) = from_apiserver(&found, ObjectKind::Secret, ORIGIN) else { return failed("it is not readable") };
+    if found.data.values().any(|entry| entry.bytes.expose_text().is_none()) {
+        return failed("a value of it is no UTF-8 text, which CSI asks for");
+    }
+    Ok(Ok(found.data.into_iter().map(|(name, entry)| (name, entry.bytes)).collect()))
+}

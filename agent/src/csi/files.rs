@@ -1,0 +1,147 @@
+//! What is written down of volumes, in kubelet's files (`vol_data.json`), so that the next agent can unpublish and unstage them.
+//! Everything here blocks.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read as _};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::private_file;
+
+/// The file's name.
+const FILE: &str = "vol_data.json";
+/// How much of it is read, in bytes.
+const MAX_FILE: u64 = 64 << 10;
+/// How many volumes of a pod, pods, or staged volumes of a driver are looked at.
+const MAX_ENTRIES: usize = 4096;
+
+/// A volume as it is written down.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct VolumeData {
+    /// The driver.
+    #[serde(rename = "driverName")]
+    pub driver: String,
+    /// The volume's name for the driver.
+    #[serde(rename = "volumeHandle")]
+    pub handle: String,
+    /// What else kubelet writes.
+    #[serde(flatten)]
+    pub more: BTreeMap<String, String>,
+}
+
+impl VolumeData {
+    /// Whether it goes with its pod.
+    pub(super) fn is_ephemeral(&self) -> bool {
+        self.more.get("volumeLifecycleMode").is_some_and(|mode| mode == "Ephemeral")
+    }
+
+    /// Whether both are of one volume.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        self.driver == other.driver && self.handle == other.handle
+    }
+}
+
+/// Writes it down in `directory`, which is made.
+pub(super) fn write(directory: &Path, data: &VolumeData) -> io::Result<()> {
+    make(directory)?;
+    private_file::write(&directory.join(FILE), &serde_json::to_string(data)?)
+}
+
+/// Makes a directory with kubelet's permissions.
+pub(super) fn make(directory: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o750).create(directory)
+}
+
+/// What is written down in `directory`; `None`: nothing.
+pub(super) fn read(directory: &Path) -> io::Result<Option<VolumeData>> {
+    let file = match fs::File::open(directory.join(FILE)) {
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(None);
+        }
+        file => file?,
+    };
+    let mut text = String::new();
+    file.take(MAX_FILE).read_to_string(&mut text)?;
+    Ok(Some(serde_json::from_str(&text)?))
+}
+
+/// Removes what is written down in `directory` and, if it is empty then, itself and `mount_point` in it, which a driver may have left.
+pub(super) fn remove(directory: &Path, mount_point: &str) -> io::Result<()> {
+    let gone = |result: io::Result<()>| match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    let target = directory.join(mount_point);
+    match fs::symlink_metadata(&target) {
+        // A driver may have made a file or a link.
+        Ok(found) if !found.is_dir() => gone(fs::remove_file(&target))?,
+        _ => gone(fs::remove_dir(&target))?,
+    }
+    // Last: with it gone nothing says that there is a volume.
+    gone(fs::remove_file(directory.join(FILE)))?;
+    gone(fs::remove_dir(directory))
+}
+
+/// The directories in `directory`.
+pub(super) fn directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    Ok(entries.flatten().filter(is_directory).take(MAX_ENTRIES).map(|entry| entry.path()).collect())
+}
+
+/// Whether any pod below `pods` has that volume.
+pub(super) fn is_used(pods: &Path, volume: &VolumeData) -> io::Result<bool> {
+    for pod in directories(pods)? {
+        for directory in directories(&pod.join("volumes/kubernetes.io~csi"))? {
+            // What cannot be read may be of this volume.
+            if read(&directory)?.is_some_and(|found| found.is(volume)) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn data(handle: &str) -> VolumeData {
+        let more = BTreeMap::from([("volumeLifecycleMode".to_owned(), "Persistent".to_owned())]);
+        VolumeData { driver: "d".to_owned(), handle: handle.to_owned(), more }
+    }
+
+    #[test]
+    fn what_is_written_down_is_found_and_goes() {
+        let pods = tempfile::tempdir().unwrap();
+        let directory = pods.path().join("u1/volumes/kubernetes.io~csi/pv");
+        assert_eq!(read(&directory).unwrap(), None);
+        write(&directory, &data("h")).unwrap();
+        assert_eq!(read(&directory).unwrap(), Some(data("h")));
+        assert!(is_used(pods.path(), &data("h")).unwrap() && !is_used(pods.path(), &data("other")).unwrap());
+        // kubelet's file.
+        let text = r#"{"attachmentID":"csi-1","driverName":"d","nodeName":"n","specVolID":"pv","volumeHandle":"h","volumeLifecycleMode":"Ephemeral"}"#;
+        fs::write(directory.join(FILE), text).unwrap();
+        assert!(read(&directory).unwrap().unwrap().is_ephemeral());
+        fs::create_dir(directory.join("mount")).unwrap();
+        remove(&directory, "mount").unwrap();
+        assert!(!directory.exists());
+        remove(&directory, "mount").unwrap();
+    }
+
+    #[test]
+    fn what_a_driver_has_left_in_its_directory_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &data("h")).unwrap();
+        fs::create_dir_all(dir.path().join("mount/kept")).unwrap();
+        assert!(remove(dir.path(), "mount").is_err());
+        assert!(read(dir.path()).unwrap().is_some());
+    }
+}

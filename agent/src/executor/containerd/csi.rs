@@ -1,0 +1,102 @@
+//! Volumes of CSI drivers: mounted before the pod's first container, looked after before each further one, and given back when the
+//! pod has run to its end.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::ContainerdExecutor;
+use crate::csi::Wanted;
+use crate::status::event::EventType;
+use limpet_core::outcome::Failure;
+use limpet_core::state::{FAILED_UNMOUNT, PodState};
+use limpet_host::volume::VolumeError;
+use limpet_model::object::claim::{self, ClaimedSource, CsiCall};
+use limpet_model::object::csi::CsiVolume;
+use limpet_model::object::{ObjectKind, ObjectRecord, PodObjects};
+use limpet_model::pod::{PodRecord, PodUid};
+
+/// How long the driver of a volume is waited for that nobody has any more, before others have their turn.
+const DRIVER_WAIT: Duration = Duration::from_secs(10);
+
+/// A volume of a driver, as the pod has it.
+struct Found<'a> {
+    /// Its name in the pod.
+    volume: &'a str,
+    csi: Box<CsiVolume>,
+    object: &'a ObjectRecord,
+    read_only: bool,
+}
+
+/// The pod's volumes of drivers, once each: two of one claim are one mount, read-only if both are.
+fn volumes<'a>(record: &'a PodRecord, objects: &'a PodObjects) -> BTreeMap<String, Found<'a>> {
+    let mut found: BTreeMap<String, Found<'a>> = BTreeMap::new();
+    for volume in record.spec().volumes.iter().flatten() {
+        let Some(name) = claim::object_name(record, volume) else { continue };
+        // What is missing is said when the other volumes are prepared.
+        let Some(object) = objects.get(ObjectKind::VolumeClaim, &name) else { continue };
+        let Ok(claimed) = claim::source(object) else { continue };
+        let ClaimedSource::Csi(csi) = claimed.source else { continue };
+        let of_claim = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
+        let read_only = of_claim || csi.read_only;
+        let name = csi.name.clone();
+        let entry = found.entry(name).or_insert(Found { volume: &volume.name, csi, object, read_only });
+        entry.read_only &= read_only;
+    }
+    found
+}
+
+impl ContainerdExecutor {
+    /// Has drivers mount the pod's volumes, unless they are mounted. Those of different volumes are called side by side.
+    pub(super) async fn set_up_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
+        let found = volumes(record, objects);
+        let set_up = found.iter().map(|(name, found)| async move {
+            let wanted = Wanted {
+                volume: &found.csi,
+                stage_secret: claim::csi_secret(found.object, CsiCall::Stage),
+                publish_secret: claim::csi_secret(found.object, CsiCall::Publish),
+                read_only: found.read_only,
+            };
+            let directory = self.volumes.csi_volumes(&record.uid).join(name);
+            let volume = found.volume.to_owned();
+            let failed =
+                |error: crate::csi::CsiError| VolumeError::Claim { volume, reason: objects.redact(error.to_string()) };
+            self.csi.set_up(record, &wanted, directory).await.map_err(failed)
+        });
+        futures_util::future::join_all(set_up).await.into_iter().collect()
+    }
+
+    /// Has drivers unmount the volumes of a pod that runs no more.
+    pub(super) async fn tear_down_csi(&self, pod: &PodState) -> Result<(), Failure> {
+        let torn_down = self.unmount_csi(&pod.record.uid).await;
+        if let Err(failure) = &torn_down {
+            let message = pod.objects.redact(failure.message.clone());
+            tracing::warn!(pod = %pod.record.key, message, "a volume stays mounted for now");
+            self.reporter.event(pod, None, EventType::Warning, failure.reason, message);
+        }
+        torn_down
+    }
+
+    /// Has drivers unmount the volumes of a pod that there is no worker of. After a start of the node a driver may need a while
+    /// to register; one that is not there by then is waited for beside the pods.
+    pub(super) async fn unmount_orphan(&self, uid: &PodUid) -> Result<(), Failure> {
+        let mut changes = self.csi.drivers().subscribe();
+        let torn_down = self.unmount_csi(uid).await;
+        if torn_down.is_ok() {
+            return torn_down;
+        }
+        let _ = tokio::time::timeout(DRIVER_WAIT, changes.changed()).await;
+        let torn_down = self.unmount_csi(uid).await;
+        if torn_down.is_err() {
+            self.csi.tear_down_later(uid.clone(), self.volumes.csi_volumes(uid));
+        }
+        torn_down
+    }
+
+    async fn unmount_csi(&self, uid: &PodUid) -> Result<(), Failure> {
+        self.csi.tear_down(uid, self.volumes.csi_volumes(uid)).await.map_err(|error| Failure {
+            reason: FAILED_UNMOUNT,
+            message: format!("UnmountVolume.TearDown failed: {error}"),
+            transient: false,
+        })
+    }
+}

@@ -1,0 +1,286 @@
+//! A CSI driver: gRPC servers of the service `Node` and of the registration, as a vendor's driver and its registrar are. Its volumes are
+//! directories that it bind-mounts.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use anyhow::Result;
+use limpet_node_api::csi::node_server::{Node, NodeServer};
+use limpet_node_api::csi::node_service_capability::{Rpc, Type, rpc};
+use limpet_node_api::csi::volume_capability::AccessType;
+use limpet_node_api::csi::*;
+use limpet_node_api::plugin_registration::registration_server::{Registration, RegistrationServer};
+use limpet_node_api::plugin_registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use limpet_tests::{TestNode, process};
+use tokio::sync::oneshot;
+use tonic::{Request, Response, Status};
+
+use super::serve::serve;
+
+/// How a driver behaves.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Behaviour {
+    /// It stages volumes.
+    pub stages: bool,
+    /// It takes the pod's group.
+    pub mount_group: bool,
+    /// It does not answer to `NodePublishVolume` of this volume.
+    pub hangs_at: Option<String>,
+}
+
+/// A call, as a line: its name, the volume, and what else matters.
+type Calls = Arc<Mutex<Vec<String>>>;
+
+/// A running driver. Dropped, it goes and takes its sockets with it, as one that is stopped does; its volumes stay.
+pub(crate) struct Driver {
+    thread: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    calls: Calls,
+    data: PathBuf,
+    sockets: [PathBuf; 2],
+}
+
+impl Driver {
+    /// A driver of that name which registers at the node's agent.
+    pub(crate) fn start(node: &TestNode, name: &str, behaviour: Behaviour) -> Result<Self> {
+        let data = node.dir().join("volumes").join(name);
+        fs::create_dir_all(&data)?;
+        let plugins = node.agent.settings().plugins();
+        fs::create_dir_all(plugins.join("plugins_registry"))?;
+        let socket = node.dir().join(format!("{name}.sock"));
+        let registration = plugins.join("plugins_registry").join(format!("{name}-reg.sock"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let calls = Calls::default();
+        let service = Service {
+            behaviour: Arc::new(behaviour),
+            calls: Arc::clone(&calls),
+            data: data.clone(),
+            node_id: format!("{}-id", node.name()),
+            zone: (format!("topology.{name}/node"), node.name().to_owned()),
+        };
+        serve(runtime.handle(), &socket, NodeServer::new(service))?;
+        let info = PluginInfo {
+            r#type: "CSIPlugin".to_owned(),
+            name: name.to_owned(),
+            endpoint: socket.to_string_lossy().into_owned(),
+            supported_versions: vec!["1.0.0".to_owned()],
+        };
+        serve(runtime.handle(), &registration, RegistrationServer::new(Registrar { info, calls: Arc::clone(&calls) }))?;
+        let (end, ended) = oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let _ = runtime.block_on(ended);
+            runtime.shutdown_background();
+        });
+        Ok(Self { thread: Some((end, thread)), calls, data, sockets: [registration, socket] })
+    }
+
+    /// Makes a volume; its directory.
+    pub(crate) fn volume(&self, handle: &str) -> Result<PathBuf> {
+        let path = self.data.join(handle);
+        fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+
+    /// The calls so far whose line begins so.
+    pub(crate) fn calls(&self, begin: &str) -> Vec<String> {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.iter().filter(|call| call.starts_with(begin)).cloned().collect()
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        for socket in &self.sockets {
+            let _ = fs::remove_file(socket);
+        }
+        if let Some((end, thread)) = self.thread.take() {
+            drop(end);
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Service {
+    behaviour: Arc<Behaviour>,
+    calls: Calls,
+    data: PathBuf,
+    node_id: String,
+    zone: (String, String),
+}
+
+impl Service {
+    fn note(&self, call: String) {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+    }
+}
+
+/// The values by name, in one line.
+fn line(values: &HashMap<String, String>) -> String {
+    let mut all: Vec<String> = values.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    all.sort();
+    all.join(",")
+}
+
+/// What is asked of a volume, in one line.
+fn capability(capability: Option<&VolumeCapability>) -> String {
+    let mode = capability.and_then(|one| one.access_mode).map(|mode| mode.mode()).unwrap_or_default();
+    match capability.and_then(|one| one.access_type.as_ref()) {
+        Some(AccessType::Mount(mount)) => {
+            let (kind, flags, group) = (&mount.fs_type, mount.mount_flags.join(","), &mount.volume_mount_group);
+            format!("{} fs={kind} flags={flags} group={group}", mode.as_str_name())
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<(), Status> {
+    process::checked(Command::new(program).args(arguments))
+        .map(drop)
+        .map_err(|error| Status::internal(format!("{error:#}")))
+}
+
+fn is_mounted(path: &str) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().any(|line| line.split(' ').nth(4) == Some(path))
+}
+
+fn bind(from: &Path, to: &str) -> Result<(), Status> {
+    if is_mounted(to) {
+        return Ok(());
+    }
+    fs::create_dir_all(to).map_err(|error| Status::internal(error.to_string()))?;
+    run("mount", &["--bind", &from.to_string_lossy(), to])
+}
+
+fn unmount(path: &str) -> Result<(), Status> {
+    if is_mounted(path) {
+        run("umount", &[path])?;
+    }
+    Ok(())
+}
+
+#[tonic::async_trait]
+impl Node for Service {
+    async fn node_stage_volume(
+        &self,
+        request: Request<NodeStageVolumeRequest>,
+    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.note(format!(
+            "stage {} {} context={} secrets={} attached={} at={}",
+            request.volume_id,
+            capability(request.volume_capability.as_ref()),
+            line(&request.volume_context),
+            line(&request.secrets),
+            line(&request.publish_context),
+            request.staging_target_path
+        ));
+        let source = self.data.join(&request.volume_id);
+        if !source.is_dir() {
+            return Err(Status::not_found(format!("no volume {}", request.volume_id)));
+        }
+        bind(&source, &request.staging_target_path)?;
+        Ok(Response::new(NodeStageVolumeResponse {}))
+    }
+
+    async fn node_unstage_volume(
+        &self,
+        request: Request<NodeUnstageVolumeRequest>,
+    ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.note(format!("unstage {}", request.volume_id));
+        unmount(&request.staging_target_path)?;
+        Ok(Response::new(NodeUnstageVolumeResponse {}))
+    }
+
+    async fn node_publish_volume(
+        &self,
+        request: Request<NodePublishVolumeRequest>,
+    ) -> Result<Response<NodePublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.note(format!(
+            "publish {} {} readonly={} context={} secrets={} at={}",
+            request.volume_id,
+            capability(request.volume_capability.as_ref()),
+            request.readonly,
+            line(&request.volume_context),
+            line(&request.secrets),
+            request.target_path
+        ));
+        if self.behaviour.hangs_at.as_ref() == Some(&request.volume_id) {
+            std::future::pending::<()>().await;
+        }
+        let ephemeral = request.volume_context.get("csi.storage.k8s.io/ephemeral").is_some_and(|value| value == "true");
+        let source = match request.staging_target_path.as_str() {
+            "" => self.data.join(&request.volume_id),
+            staging => PathBuf::from(staging),
+        };
+        if ephemeral {
+            fs::create_dir_all(&source).map_err(|error| Status::internal(error.to_string()))?;
+        }
+        bind(&source, &request.target_path)?;
+        if request.readonly {
+            run("mount", &["-o", "remount,bind,ro", &request.target_path])?;
+        }
+        Ok(Response::new(NodePublishVolumeResponse {}))
+    }
+
+    async fn node_unpublish_volume(
+        &self,
+        request: Request<NodeUnpublishVolumeRequest>,
+    ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.note(format!("unpublish {}", request.volume_id));
+        unmount(&request.target_path)?;
+        let _ = fs::remove_dir(&request.target_path);
+        Ok(Response::new(NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_get_capabilities(
+        &self,
+        _: Request<NodeGetCapabilitiesRequest>,
+    ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
+        let has = [
+            (self.behaviour.stages, rpc::Type::StageUnstageVolume),
+            (self.behaviour.mount_group, rpc::Type::VolumeMountGroup),
+        ];
+        let capability =
+            |kind: rpc::Type| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: kind as i32 })) };
+        let capabilities = has.into_iter().filter(|(has, _)| *has).map(|(_, kind)| capability(kind)).collect();
+        Ok(Response::new(NodeGetCapabilitiesResponse { capabilities }))
+    }
+
+    async fn node_get_info(&self, _: Request<NodeGetInfoRequest>) -> Result<Response<NodeGetInfoResponse>, Status> {
+        Ok(Response::new(NodeGetInfoResponse {
+            node_id: self.node_id.clone(),
+            max_volumes_per_node: 5,
+            accessible_topology: Some(Topology { segments: [self.zone.clone()].into() }),
+        }))
+    }
+}
+
+struct Registrar {
+    info: PluginInfo,
+    calls: Calls,
+}
+
+#[tonic::async_trait]
+impl Registration for Registrar {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(self.info.clone()))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let RegistrationStatus { plugin_registered, error } = request.into_inner();
+        let line = format!("registered {plugin_registered} {error}");
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}

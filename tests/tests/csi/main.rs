@@ -1,0 +1,392 @@
+//! CSI drivers: volumes of a driver for pods of a real apiserver, from its registration to the last unmount. What controllers and an
+//! external-attacher would do, the cases do.
+
+mod driver;
+#[path = "../devices/serve.rs"]
+mod serve;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, ensure};
+use driver::{Behaviour, Driver};
+use limpet_tests::cluster::{self, Cluster, join, joining, wait_at, wait_node};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::node::container_id;
+use limpet_tests::{TestNode, case, process, suite, wait};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
+const SECRETS: &str = "/api/v1/namespaces/default/secrets";
+const DRIVERS: &str = "/apis/storage.k8s.io/v1/csidrivers";
+const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
+const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
+
+fn main() -> ExitCode {
+    let code = suite::run([
+        joining(case!(the_cluster_is_told_of_a_driver)),
+        joining(case!(an_attached_volume_is_staged_published_and_given_back)),
+        joining(case!(a_volume_outlives_a_restart_without_an_apiserver)),
+        joining(case!(a_driver_that_is_away_is_waited_for)),
+        joining(case!(a_driver_that_hangs_delays_its_own_pod_alone)),
+        joining(case!(a_volume_of_the_pods_own_goes_with_it)),
+    ]);
+    cluster::end();
+    code
+}
+
+/// A driver's name, of this node alone.
+fn name(node: &TestNode) -> String {
+    format!("{}.csi.test", node.name())
+}
+
+/// Makes the CSIDriver object, and what every pod needs.
+fn describe(node: &TestNode, cluster: &Cluster, spec: &Value) -> Result<()> {
+    let account = "/api/v1/namespaces/default/serviceaccounts";
+    if cluster.get(&format!("{account}/default"))?.is_none() {
+        let document = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default" } });
+        cluster.create(account, &document)?;
+    }
+    let metadata = json!({ "name": name(node) });
+    let document =
+        json!({ "apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": metadata, "spec": spec });
+    cluster.create(DRIVERS, &document)
+}
+
+/// A claim that is bound to a volume of the driver, as a cluster's controllers leave it; `change` is of the volume's spec.
+fn claim(node: &TestNode, cluster: &Cluster, handle: &str, change: Value) -> Result<String> {
+    let name = format!("{handle}-{}", node.name());
+    let spec = json!({
+        "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Mi" } }, "storageClassName": "",
+        "volumeName": name,
+    });
+    let metadata = json!({ "name": name });
+    let document = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec });
+    let made = cluster.ask(CLAIMS, &document)?;
+    let spec = json!({
+        "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Mi" }, "persistentVolumeReclaimPolicy": "Retain",
+        "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default", "name": name,
+            "uid": made["metadata"]["uid"] },
+        "csi": { "driver": self::name(node), "volumeHandle": handle },
+    });
+    let document =
+        json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": with(spec, change) });
+    cluster.create("/api/v1/persistentvolumes", &document)?;
+    cluster.patch(&format!("{CLAIMS}/{name}/status"), &json!({ "status": { "phase": "Bound" } }))?;
+    Ok(name)
+}
+
+/// A pod with these volumes, each mounted under its name, as a scheduler has bound it.
+fn create(node: &TestNode, cluster: &Cluster, name: &str, volumes: &[(&str, Value)], change: Value) -> Result<()> {
+    let mounts: Vec<Value> =
+        volumes.iter().map(|(name, _)| json!({ "name": name, "mountPath": format!("/{name}") })).collect();
+    let volumes: Vec<Value> =
+        volumes.iter().map(|(name, source)| with(json!({ "name": name }), source.clone())).collect();
+    let main = with(shell("main", IDLE), json!({ "volumeMounts": mounts }));
+    let spec = json!({
+        "containers": [main], "volumes": volumes, "nodeName": node.name(), "automountServiceAccountToken": false,
+    });
+    let named = json!({ "metadata": { "name": node.full_name(name) } });
+    cluster.create(PODS, &with(pod(name, with(spec, change)), named))
+}
+
+fn claimed(claim: &str) -> Value {
+    json!({ "persistentVolumeClaim": { "claimName": claim } })
+}
+
+fn path(node: &TestNode, pod: &str) -> String {
+    format!("{PODS}/{}", node.full_name(pod))
+}
+
+fn wait_reported(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value> {
+    wait_at(cluster, &path(node, pod), "reported as it runs", |found| {
+        let own = node.pod(pod).unwrap_or_default();
+        let same = container_id(&own, "main").ok() == container_id(found, "main").ok();
+        same && found["status"]["phase"] == "Running" && cluster::condition(found, "Ready")["status"] == "True"
+    })
+}
+
+fn delete(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
+    cluster.delete(&path(node, pod))?;
+    wait_deleted(node, cluster, pod)
+}
+
+fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
+    wait::until_true(wait::SOON, &format!("the end of {pod}"), || {
+        cluster.get(&path(node, pod)).is_ok_and(|found| found.is_none())
+    })
+}
+
+/// The mount points of the node that are of drivers.
+fn mounted(node: &TestNode) -> Result<Vec<String>> {
+    let dir = node.dir().to_string_lossy().into_owned();
+    let mounts = fs::read_to_string("/proc/self/mountinfo")?;
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    let of_drivers = |point: &&str| point.starts_with(&dir) && point.contains("kubernetes.io");
+    Ok(points.filter(of_drivers).filter(|point| point.contains("csi")).map(str::to_owned).collect())
+}
+
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The directory in which a volume is staged.
+fn staged(node: &TestNode, handle: &str) -> PathBuf {
+    let staged = node.agent.settings().plugins().join("plugins/kubernetes.io/csi");
+    staged.join(name(node)).join(sha256(handle))
+}
+
+/// Has the agent run again.
+fn restart(node: &mut TestNode) -> Result<()> {
+    node.agent.kill();
+    node.agent.start()
+}
+
+fn the_cluster_is_told_of_a_driver(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    join(node, &cluster, &[])?;
+    let (name, csi_node) = (name(node), format!("/apis/storage.k8s.io/v1/csinodes/{}", node.name()));
+    let driver = Driver::start(node, &name, Behaviour::default())?;
+    let entry = |found: &Value| found["spec"]["drivers"].as_array().and_then(|all| all.first().cloned());
+    let found = wait_at(&cluster, &csi_node, "the driver", |found| entry(found).is_some())?;
+    let topology = format!("topology.{name}/node");
+    let wanted = json!({ "name": name, "nodeID": format!("{}-id", node.name()), "topologyKeys": [topology],
+        "allocatable": { "count": 5 } });
+    ensure!(entry(&found) == Some(wanted), "{found}");
+    let own = wait_node(node, &cluster, "named", |found| found["metadata"]["annotations"][NODE_IDS].is_string())?;
+    ensure!(found["metadata"]["ownerReferences"][0]["uid"] == own["metadata"]["uid"], "{found}");
+    ensure!(own["metadata"]["labels"][&topology] == node.name(), "{own}");
+    wait::until_true(wait::SOON, "the notification", || driver.calls("registered true ").len() == 1)?;
+    // A restart of the agent takes nothing back; a socket that goes does.
+    let version = found["metadata"]["resourceVersion"].clone();
+    restart(node)?;
+    wait::until_true(wait::SOON, "the next registration", || driver.calls("registered true ").len() == 2)?;
+    let found = cluster.get(&csi_node)?.context("no CSINode")?;
+    ensure!(found["metadata"]["resourceVersion"] == version, "it was changed: {found}");
+    drop(driver);
+    wait_at(&cluster, &csi_node, "no driver", |found| entry(found).is_none())?;
+    wait_node(node, &cluster, "not named", |found| found["metadata"]["annotations"][NODE_IDS].is_null())?;
+    Ok(())
+}
+
+fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    join(node, &cluster, &[])?;
+    let name = name(node);
+    let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
+    let data = driver.volume("data")?;
+    describe(node, &cluster, &json!({ "attachRequired": true, "podInfoOnMount": true, "fsGroupPolicy": "File" }))?;
+    for (secret, value) in [("stage", "hunter2"), ("publish", "hunter3")] {
+        let metadata = json!({ "name": format!("{secret}-{}", node.name()) });
+        let values = json!({ "key": value });
+        cluster.create(
+            SECRETS,
+            &json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": values }),
+        )?;
+    }
+    let reference = |secret: &str| json!({ "name": format!("{secret}-{}", node.name()), "namespace": "default" });
+    let change = json!({
+        "mountOptions": ["noatime"],
+        "csi": { "fsType": "ext4", "volumeAttributes": { "kind": "fast" }, "nodeStageSecretRef": reference("stage"),
+            "nodePublishSecretRef": reference("publish") },
+    });
+    let claim = claim(node, &cluster, "data", change)?;
+    create(node, &cluster, "web", &[("data", claimed(&claim))], json!({ "securityContext": { "fsGroup": 2000 } }))?;
+    node.wait_event("is not attached to this node yet")?;
+    let unique = format!("kubernetes.io/csi/{name}^data");
+    wait_node(node, &cluster, "the volume in use", |found| found["status"]["volumesInUse"] == json!([unique]))?;
+    ensure!(driver.calls("stage").is_empty(), "staged before it is attached: {:?}", driver.calls(""));
+    // As the attach/detach controller and the driver's external-attacher do.
+    let attachment = format!("csi-{}", sha256(&format!("data{name}{}", node.name())));
+    let source = json!({ "attacher": name, "nodeName": node.name(), "source": { "persistentVolumeName": claim } });
+    cluster.create(
+        ATTACHMENTS,
+        &json!({ "apiVersion": "storage.k8s.io/v1", "kind": "VolumeAttachment", "metadata": { "name": attachment },
+            "spec": source }),
+    )?;
+    let status = json!({ "attached": true, "attachmentMetadata": { "device": "sda" } });
+    cluster.patch(&format!("{ATTACHMENTS}/{attachment}/status"), &json!({ "status": status }))?;
+    let attached = json!({ "volumesAttached": [{ "name": unique, "devicePath": "" }] });
+    cluster.patch(&format!("{}/status", cluster::node_path(node)), &json!({ "status": attached }))?;
+    let web = wait_reported(node, &cluster, "web")?;
+
+    let uid = web["metadata"]["uid"].as_str().context("no UID")?;
+    let pods = node.agent.settings().root().join("pods");
+    let target = pods.join(uid).join("volumes/kubernetes.io~csi").join(&claim);
+    let mode = "SINGLE_NODE_WRITER fs=ext4 flags=noatime group=";
+    let at = staged(node, "data").join("globalmount");
+    let wanted =
+        format!("stage data {mode} context=kind=fast secrets=key=hunter2 attached=device=sda at={}", at.display());
+    ensure!(driver.calls("stage") == [wanted], "{:?}", driver.calls(""));
+    let info = "csi.storage.k8s.io";
+    let wanted = format!(
+        "publish data {mode} readonly=false context={info}/ephemeral=false,{info}/pod.name={},{info}/pod.namespace=default,\
+         {info}/pod.uid={uid},{info}/serviceAccount.name=default,kind=fast secrets=key=hunter3 at={}",
+        node.full_name("web"),
+        target.join("mount").display()
+    );
+    ensure!(driver.calls("publish") == [wanted], "{:?}", driver.calls(""));
+    let written: Value = serde_json::from_str(&fs::read_to_string(target.join("vol_data.json"))?)?;
+    ensure!(written["volumeHandle"] == "data" && written["attachmentID"] == attachment.as_str(), "{written}");
+    let log = node.agent.log();
+    ensure!(!log.contains("hunter2") && !log.contains("hunter3"), "a Secret is in the log");
+    // The group owns what is there, and what is written.
+    node.exec("web", "main", &["/bin/sh", "-c", "echo first > /data/file"])?;
+    ensure!(node.exec("web", "main", &["stat", "-c", "%g", "/data/file"])? == "2000\n");
+
+    // A second pod needs no second stage, and a restart of the agent no call at all.
+    let reader = json!({ "persistentVolumeClaim": { "claimName": claim, "readOnly": true } });
+    create(node, &cluster, "reader", &[("data", reader)], json!({}))?;
+    wait_reported(node, &cluster, "reader")?;
+    ensure!(node.exec("reader", "main", &["cat", "/data/file"])? == "first\n");
+    ensure!(
+        node.exec("reader", "main", &["/bin/sh", "-c", "echo 1 > /data/file"]).is_err(),
+        "written to a read-only volume"
+    );
+    restart(node)?;
+    wait::until_true(wait::SOON, "the next registration", || driver.calls("registered true ").len() == 2)?;
+    wait_reported(node, &cluster, "web")?;
+    ensure!(driver.calls("stage").len() == 1 && driver.calls("publish").len() == 2, "{:?}", driver.calls(""));
+    wait_node(node, &cluster, "the volume in use", |found| found["status"]["volumesInUse"] == json!([unique]))?;
+
+    // The last user's end unstages; then a controller may detach.
+    delete(node, &cluster, "web")?;
+    ensure!(driver.calls("unpublish").len() == 1 && driver.calls("unstage").is_empty(), "{:?}", driver.calls(""));
+    create(node, &cluster, "next", &[("data", claimed(&claim))], json!({}))?;
+    wait_reported(node, &cluster, "next")?;
+    ensure!(
+        node.exec("next", "main", &["cat", "/data/file"])? == "first\n",
+        "the volume was lost over a pod's replacement"
+    );
+    delete(node, &cluster, "next")?;
+    delete(node, &cluster, "reader")?;
+    ensure!(driver.calls("unstage") == ["unstage data"], "{:?}", driver.calls(""));
+    wait_node(node, &cluster, "no volume in use", |found| {
+        found["status"]["volumesInUse"].as_array().is_none_or(Vec::is_empty)
+    })?;
+    ensure!(mounted(node)?.is_empty() && !staged(node, "data").exists(), "{:?}", mounted(node)?);
+    ensure!(fs::read_to_string(data.join("file"))? == "first\n");
+    Ok(())
+}
+
+/// Staged and published volumes are mounted again by what the agent knew last, as after a reboot.
+fn a_volume_outlives_a_restart_without_an_apiserver(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::shared()?;
+    join(node, &cluster, &[])?;
+    let name = name(node);
+    let driver = Driver::start(node, &name, Behaviour { stages: true, mount_group: true, ..Behaviour::default() })?;
+    driver.volume("data")?;
+    describe(node, &cluster, &json!({ "attachRequired": false }))?;
+    let claim = claim(node, &cluster, "data", json!({}))?;
+    create(node, &cluster, "web", &[("data", claimed(&claim))], json!({ "securityContext": { "fsGroup": 2000 } }))?;
+    let before = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
+    ensure!(driver.calls("publish")[0].contains(" group=2000 "), "{:?}", driver.calls("publish"));
+    node.exec("web", "main", &["/bin/sh", "-c", "echo kept > /data/file"])?;
+    cluster.stop()?;
+    node.agent.kill();
+    for point in mounted(node)? {
+        process::checked(Command::new("umount").arg(point))?;
+    }
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == before);
+    process::signal_pid(task.context("no task")?.pid, Signal::KILL);
+    node.agent.start()?;
+    node.wait_pod("web", "running again", |pod| {
+        let main = &pod["status"]["containerStatuses"][0];
+        main["restartCount"] == 1 && main["state"]["running"].is_object()
+    })?;
+    ensure!(node.exec("web", "main", &["cat", "/data/file"])? == "kept\n");
+    ensure!(driver.calls("stage").len() == 2 && driver.calls("publish").len() == 2, "{:?}", driver.calls(""));
+    cluster.start()?;
+    wait_reported(node, &cluster, "web")?;
+    delete(node, &cluster, "web")?;
+    ensure!(mounted(node)?.is_empty() && driver.calls("unstage").len() == 1, "{:?}", driver.calls(""));
+    Ok(())
+}
+
+fn a_driver_that_is_away_is_waited_for(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    join(node, &cluster, &[])?;
+    let name = name(node);
+    describe(node, &cluster, &json!({ "attachRequired": false }))?;
+    let claim = claim(node, &cluster, "data", json!({}))?;
+    create(node, &cluster, "web", &[("data", claimed(&claim))], json!({}))?;
+    node.wait_event(&format!("CSI driver {name} is not registered on this node: no socket of it in"))?;
+    let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
+    // Its volume is not there yet, either.
+    node.wait_event("NodeStageVolume: rpc error: code = NotFound desc = no volume data")?;
+    driver.volume("data")?;
+    wait_reported(node, &cluster, "web")?;
+    drop(driver);
+    wait::until_true(wait::SOON, "the driver's end", || node.agent.log().contains("CSI driver is gone"))?;
+    cluster.delete(&path(node, "web"))?;
+    node.wait_event("UnmountVolume.TearDown failed")?;
+    ensure!(!mounted(node)?.is_empty(), "the volume was taken away without its driver");
+    // The next agent knows of it as well.
+    restart(node)?;
+    let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
+    wait_deleted(node, &cluster, "web")?;
+    ensure!(driver.calls("unpublish").len() == 1 && driver.calls("unstage").len() == 1, "{:?}", driver.calls(""));
+    ensure!(mounted(node)?.is_empty(), "{:?}", mounted(node)?);
+    Ok(())
+}
+
+fn a_driver_that_hangs_delays_its_own_pod_alone(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    join(node, &cluster, &[])?;
+    let behaviour = Behaviour { hangs_at: Some("stuck".to_owned()), ..Behaviour::default() };
+    let driver = Driver::start(node, &name(node), behaviour)?;
+    describe(node, &cluster, &json!({ "attachRequired": false }))?;
+    for handle in ["stuck", "data"] {
+        driver.volume(handle)?;
+        let claim = claim(node, &cluster, handle, json!({}))?;
+        create(node, &cluster, handle, &[("data", claimed(&claim))], json!({}))?;
+        if handle == "stuck" {
+            wait::until_true(wait::SOON, "the call", || driver.calls("publish stuck").len() == 1)?;
+        }
+    }
+    wait_reported(node, &cluster, "data")?;
+    delete(node, &cluster, "data")?;
+    cluster.delete(&path(node, "stuck"))?;
+    // Its connection ends, and the call with it.
+    drop(driver);
+    let driver = Driver::start(node, &name(node), Behaviour::default())?;
+    wait_deleted(node, &cluster, "stuck")?;
+    ensure!(driver.calls("unpublish stuck").len() == 1, "{:?}", driver.calls(""));
+    Ok(())
+}
+
+fn a_volume_of_the_pods_own_goes_with_it(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    join(node, &cluster, &[])?;
+    let name = name(node);
+    let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
+    let modes = json!(["Ephemeral"]);
+    describe(
+        node,
+        &cluster,
+        &json!({ "attachRequired": false, "podInfoOnMount": true, "volumeLifecycleModes": modes }),
+    )?;
+    let inline = json!({ "csi": { "driver": name, "volumeAttributes": { "size": "1Gi" } } });
+    create(node, &cluster, "web", &[("scratch", inline)], json!({}))?;
+    let web = wait_reported(node, &cluster, "web")?;
+    let uid = web["metadata"]["uid"].as_str().context("no UID")?;
+    let handle = format!("csi-{}", sha256(&format!("{uid}scratch")));
+    let calls = driver.calls("publish");
+    ensure!(calls.len() == 1 && calls[0].starts_with(&format!("publish {handle} ")), "{calls:?}");
+    ensure!(calls[0].contains("ephemeral=true") && calls[0].contains("size=1Gi"), "{calls:?}");
+    ensure!(driver.calls("stage").is_empty(), "{:?}", driver.calls(""));
+    node.exec("web", "main", &["/bin/sh", "-c", "echo 1 > /scratch/file"])?;
+    // The driver has no volumes that outlive a pod.
+    let claim = claim(node, &cluster, "data", json!({}))?;
+    create(node, &cluster, "other", &[("data", claimed(&claim))], json!({}))?;
+    node.wait_event("volume mode \"Persistent\" not supported by driver")?;
+    delete(node, &cluster, "other")?;
+    delete(node, &cluster, "web")?;
+    ensure!(driver.calls("unpublish") == [format!("unpublish {handle}")], "{:?}", driver.calls(""));
+    ensure!(mounted(node)?.is_empty(), "{:?}", mounted(node)?);
+    Ok(())
+}
