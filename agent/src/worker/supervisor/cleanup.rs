@@ -103,7 +103,9 @@ impl Supervisor {
 
     fn remove_orphans(&mut self, found: HashSet<PodUid>) {
         self.cleanup.searched = true;
-        let desired: HashSet<&PodUid> = self.desired.pods.values().map(|record| &record.uid).collect();
+        // One that is being deleted and has no worker ended while the agent was away.
+        let wanted = self.desired.pods.values().filter(|record| !record.is_deleting());
+        let desired: HashSet<&PodUid> = wanted.map(|record| &record.uid).collect();
         let is_orphan =
             |uid: &PodUid| !desired.contains(uid) && !self.routes.contains_key(&ContainerId::pod_digits(uid));
         let mut orphans: Vec<PodUid> = found.into_iter().filter(is_orphan).collect();
