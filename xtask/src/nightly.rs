@@ -51,6 +51,8 @@ enum Part {
     Views,
     /// kubelet's sample device plugin and its client of PodResources, through a restart of the agent.
     DevicePlugin,
+    /// The attach/detach controller of a whole cluster, for a volume of a CSI driver.
+    Csi,
 }
 
 impl Part {
@@ -77,6 +79,7 @@ impl Part {
             Self::Conformance => &["test", "-p", "limpet-tests", "--test", "conformance", "--", "--test-threads=1"],
             Self::Kubeadm => &["test", "-p", "limpet-tests", "--test", "kubeadm"],
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
+            Self::Csi => &["test", "-p", "limpet-tests", "--test", "csi", "--", "a_clusters_own_controller"],
             // One after the other: what is measured is the agent's memory.
             Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],
         }
@@ -87,7 +90,7 @@ impl Part {
         match self {
             Self::Kubectl => kubernetes::apiserver().and_then(|_| kubernetes::kubectls()).map(drop),
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
-            Self::Workloads => kubernetes::control_plane(),
+            Self::Workloads | Self::Csi => kubernetes::control_plane(),
             Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
             Self::Conformance => {
                 kubernetes::control_plane()?;
@@ -117,6 +120,7 @@ impl Part {
                 | Self::Kubectl
                 | Self::Streams
                 | Self::DevicePlugin
+                | Self::Csi
                 | Self::Views
         );
         if has_long_form {

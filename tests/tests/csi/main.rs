@@ -1,5 +1,5 @@
 //! CSI drivers: volumes of a driver for pods of a real apiserver, from its registration to the last unmount. What controllers and an
-//! external-attacher would do, the cases do.
+//! external-attacher would do, the cases do; with `LIMPET_TEST_LONG=1` a cluster's own attach/detach controller has a case.
 
 mod driver;
 #[path = "../devices/serve.rs"]
@@ -27,14 +27,18 @@ const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
 const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 
 fn main() -> ExitCode {
-    let code = suite::run([
+    let mut cases = vec![
         joining(case!(the_cluster_is_told_of_a_driver)),
         joining(case!(an_attached_volume_is_staged_published_and_given_back)),
         joining(case!(a_volume_outlives_a_restart_without_an_apiserver)),
         joining(case!(a_driver_that_is_away_is_waited_for)),
         joining(case!(a_driver_that_hangs_delays_its_own_pod_alone)),
         joining(case!(a_volume_of_the_pods_own_goes_with_it)),
-    ]);
+    ];
+    if suite::is_long() {
+        cases.push(joining(case!(a_clusters_own_controller_attaches_and_detaches)));
+    }
+    let code = suite::run(cases);
     cluster::end();
     code
 }
@@ -388,5 +392,28 @@ fn a_volume_of_the_pods_own_goes_with_it(node: &mut TestNode) -> Result<()> {
     delete(node, &cluster, "web")?;
     ensure!(driver.calls("unpublish") == [format!("unpublish {handle}")], "{:?}", driver.calls(""));
     ensure!(mounted(node)?.is_empty(), "{:?}", mounted(node)?);
+    Ok(())
+}
+
+/// The attach/detach controller of a whole cluster: it attaches for the node, and detaches once the node has unstaged.
+fn a_clusters_own_controller_attaches_and_detaches(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::whole()?;
+    join(node, &cluster, &[])?;
+    let name = name(node);
+    let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
+    driver.volume("data")?;
+    describe(node, &cluster, &json!({ "attachRequired": true }))?;
+    let claim = claim(node, &cluster, "data", json!({}))?;
+    create(node, &cluster, "web", &[("data", claimed(&claim))], json!({}))?;
+    let attachment = format!("{ATTACHMENTS}/csi-{}", sha256(&format!("data{name}{}", node.name())));
+    wait_at(&cluster, &attachment, "made by the controller", |_| true)?;
+    // As the driver's external-attacher does.
+    cluster.patch(&format!("{attachment}/status"), &json!({ "status": { "attached": true } }))?;
+    wait_reported(node, &cluster, "web")?;
+    delete(node, &cluster, "web")?;
+    wait::until_true(wait::SOON, "the end of the attachment", || {
+        cluster.get(&attachment).is_ok_and(|found| found.is_none())
+    })?;
+    ensure!(driver.calls("unstage").len() == 1, "it was detached before it was unstaged: {:?}", driver.calls(""));
     Ok(())
 }
