@@ -5,12 +5,18 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use http_body_util::BodyExt as _;
+use hyper::body::{self as http_body, Bytes};
+use hyper::http;
 use hyper_rustls::HttpsConnector;
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use kube::client::{Body, ConfigExt as _};
+pub use kube::client::Body;
+use kube::client::ConfigExt as _;
+use kube::core::Status;
 use serde_json::Value;
 use tower::ServiceBuilder;
 
@@ -18,8 +24,10 @@ use crate::error::RequestError;
 use crate::kubeconfig;
 use crate::request::Request;
 
-/// How long a request may take, but for a watch: kubelet gives its heartbeats as long.
+/// How long the server may take to begin an answer, and to go on with one: kubelet gives its heartbeats as long.
 pub const DEADLINE: Duration = Duration::from_secs(10);
+/// How long a whole answer may take that goes on coming: a list over a slow link.
+const LONGEST_ANSWER: Duration = Duration::from_secs(600);
 /// A connection that is not used for so long is closed; renewals of the lease keep one open.
 const IDLE: Duration = Duration::from_secs(30);
 
@@ -88,7 +96,7 @@ impl Credentials {
             .map_err(tower::BoxError::from)
             .service(client);
         let inner = kube::Client::new(service, self.config.default_namespace.clone());
-        Ok(Client { inner, authorities: Arc::clone(&self.authorities) })
+        Ok(Client { inner, authorities: Arc::clone(&self.authorities), heard: Arc::default() })
     }
 }
 
@@ -108,6 +116,8 @@ fn refused(error: kube::Error) -> RequestError {
 pub struct Client {
     pub(crate) inner: kube::Client,
     authorities: Arc<[Vec<u8>]>,
+    /// Counts what the server has sent.
+    pub(crate) heard: Arc<AtomicU64>,
 }
 
 /// The bodies of a request and its answer, in bytes; `None`: there was none. The body of a refusal is not counted.
@@ -127,6 +137,19 @@ impl Client {
     /// The credentials cannot be had.
     pub fn open(path: &Path, certificate: Option<&Path>) -> Result<Self, RequestError> {
         Credentials::read(path, certificate)?.client()
+    }
+
+    /// A client whose requests `service` answers in place of a server, without TLS and credentials: for simulated clusters.
+    /// Within a runtime.
+    pub fn over<S, B>(service: S) -> Self
+    where
+        S: tower::Service<http::Request<Body>, Response = http::Response<B>> + Send + 'static,
+        S::Future: Send + 'static,
+        S::Error: Into<tower::BoxError>,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<tower::BoxError>,
+    {
+        Self { inner: kube::Client::new(service, "default"), authorities: Arc::default(), heard: Arc::default() }
     }
 
     /// The certificates, DER, of the authorities that the kubeconfig names; none: the system's count.
@@ -149,11 +172,41 @@ impl Client {
     pub async fn send_counted(&self, request: Request, traffic: &mut Traffic) -> Result<Value, RequestError> {
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
         traffic.sent = Some(request.body().len());
-        let answered = tokio::time::timeout(DEADLINE, self.inner.request_text(request)).await;
-        let text = answered.map_err(|_| RequestError::Deadline(DEADLINE))??;
-        traffic.received = Some(text.len());
-        serde_json::from_str(&text).map_err(|error| RequestError::Unreadable(error.to_string()))
+        let answered = tokio::time::timeout(LONGEST_ANSWER, self.exchange(request)).await;
+        let (status, bytes) = answered.map_err(|_| RequestError::Deadline(LONGEST_ANSWER))??;
+        if status.is_client_error() || status.is_server_error() {
+            return Err(refusal(status, &bytes));
+        }
+        traffic.received = Some(bytes.len());
+        serde_json::from_slice(&bytes).map_err(|error| RequestError::Unreadable(error.to_string()))
     }
+
+    /// Sends a request and reads its answer, for as long as something comes.
+    async fn exchange(&self, request: http::Request<Vec<u8>>) -> Result<(http::StatusCode, Vec<u8>), RequestError> {
+        let late = |_| RequestError::Deadline(DEADLINE);
+        let answer = tokio::time::timeout(DEADLINE, self.inner.send(request.map(Body::from))).await.map_err(late)??;
+        let (status, mut body, mut bytes) = (answer.status(), answer.into_body(), Vec::new());
+        self.heard.fetch_add(1, Ordering::Relaxed);
+        while let Some(frame) = tokio::time::timeout(DEADLINE, body.frame()).await.map_err(late)? {
+            self.heard.fetch_add(1, Ordering::Relaxed);
+            bytes.extend_from_slice(frame?.data_ref().map_or(&[], |data| data));
+        }
+        Ok((status, bytes))
+    }
+
+    /// Counts what has come from the server: changes as long as something comes.
+    pub fn heard(&self) -> u64 {
+        self.heard.load(Ordering::Relaxed)
+    }
+}
+
+/// What the server says of a request that it did not do. A proxy may answer in its place, and in other words.
+fn refusal(status: http::StatusCode, body: &[u8]) -> RequestError {
+    let said = serde_json::from_slice::<Status>(body).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(body);
+        Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
+    });
+    RequestError::refused(&said)
 }
 
 impl std::fmt::Debug for Client {
@@ -165,8 +218,13 @@ impl std::fmt::Debug for Client {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use futures_util::stream;
+    use http_body_util::StreamBody;
+    use hyper::body::Frame;
+    use serde_json::json;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
+    use tokio::time::Instant;
 
     use super::*;
     use crate::request::Resource;
@@ -205,5 +263,53 @@ mod tests {
         assert!(said.contains("impersonate-user: system:node:edge1\r\n"), "{said}");
         assert!(said.contains("impersonate-group: system:nodes\r\n") && said.contains("bearer t"), "{said}");
         assert!(!headers("{token: t}", |credentials| credentials).await.contains("impersonate"));
+    }
+
+    /// A client of a server that sends `{"a":…}` byte by byte, with that pause before each, `count` digits in all.
+    fn slow(pause: Duration, count: usize) -> Client {
+        let bytes = format!("{{\"a\":1{}}}", "0".repeat(count)).into_bytes();
+        Client::over(tower::service_fn(move |_: http::Request<Body>| {
+            let bytes = bytes.clone();
+            let frames = stream::unfold(bytes.into_iter(), move |mut bytes| async move {
+                tokio::time::sleep(pause).await;
+                let frame = Frame::data(Bytes::from(vec![bytes.next()?]));
+                Some((Ok::<_, tower::BoxError>(frame), bytes))
+            });
+            async move { Ok::<_, tower::BoxError>(http::Response::new(StreamBody::new(Box::pin(frames)))) }
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_may_take_long_as_long_as_it_comes() {
+        let (begun, client) = (Instant::now(), slow(DEADLINE / 2, 10));
+        let heard = client.heard();
+        let answer = client.send(Request::get(Resource::Nodes)).await.unwrap();
+        assert_eq!(answer, json!({ "a": 10_000_000_000_u64 }));
+        assert!(begun.elapsed() > DEADLINE * 5 && client.heard() != heard);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_stops_or_never_ends_is_given_up() {
+        let begun = Instant::now();
+        let stopped = slow(DEADLINE * 2, 10).send(Request::get(Resource::Nodes)).await;
+        assert!(matches!(stopped, Err(RequestError::Deadline(DEADLINE))), "{stopped:?}");
+        assert!(begun.elapsed() < DEADLINE * 2);
+        let endless = slow(DEADLINE / 2, 1_000).send(Request::get(Resource::Nodes)).await;
+        assert!(matches!(endless, Err(RequestError::Deadline(LONGEST_ANSWER))), "{endless:?}");
+    }
+
+    #[tokio::test]
+    async fn a_refusal_keeps_what_the_server_says_in_whatever_words() {
+        let refused = |body: &'static str| async move {
+            let client = Client::over(tower::service_fn(move |_: http::Request<Body>| async move {
+                let mut answer = http::Response::new(body.to_owned());
+                *answer.status_mut() = http::StatusCode::BAD_GATEWAY;
+                Ok::<_, tower::BoxError>(answer)
+            }));
+            client.send(Request::get(Resource::Nodes)).await.unwrap_err().to_string()
+        };
+        let status = r#"{"kind":"Status","status":"Failure","message":"no","reason":"Odd","code":502}"#;
+        assert_eq!(refused(status).await, "no (502)");
+        assert_eq!(refused("<html>\n").await, "<html> (502)");
     }
 }

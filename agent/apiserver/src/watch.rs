@@ -1,5 +1,7 @@
 //! Watches: the changes of what a selector matches, as they happen.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -64,7 +66,9 @@ impl Client {
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
         let begun = tokio::time::timeout(DEADLINE, self.inner.request_events::<Value>(request)).await;
         let events = begun.map_err(|_| RequestError::Deadline(DEADLINE))??;
-        let changes = events.map(|event| match event {
+        let heard = Arc::clone(&self.heard);
+        let changes = events.inspect(move |_| _ = heard.fetch_add(1, Ordering::Relaxed));
+        let changes = changes.map(|event| match event {
             Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Ok(Change::Stored(object)),
             Ok(WatchEvent::Deleted(object)) => Ok(Change::Deleted(object)),
             Ok(WatchEvent::Bookmark(bookmark)) => Ok(Change::Bookmark(bookmark.metadata.resource_version)),

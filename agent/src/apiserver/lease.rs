@@ -45,6 +45,7 @@ impl Lease {
                 Ok(seen) => seen.node().map(|node| node.uid.clone()).unwrap_or_default(),
                 Err(_) => return,
             };
+            let heard = self.link.heard();
             match self.renew_once(&uid).await {
                 Ok(lease) => {
                     failures = 0;
@@ -60,8 +61,8 @@ impl Lease {
                     if failures == 1 {
                         tracing::warn!(%error, "the node's lease is not renewed");
                     }
-                    // A link that swallows packets: a watch does not notice.
-                    if matches!(error, RequestError::Deadline(_)) {
+                    // A link that swallows packets: a watch does not notice. One that is slow has brought something else.
+                    if matches!(error, RequestError::Deadline(_)) && self.link.heard() == heard {
                         self.link.leader_failed(&error);
                     }
                     self.link.pause(failures, error.retry_after()).await;

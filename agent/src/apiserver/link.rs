@@ -207,6 +207,11 @@ impl Link {
         self.0.beginnings.subscribe()
     }
 
+    /// Counts what has come from the server, whatever it answers: changes as long as something comes.
+    pub(super) fn heard(&self) -> Option<u64> {
+        self.0.client.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Client::heard)
+    }
+
     /// Whether the server answers.
     pub(super) fn is_online(&self) -> bool {
         self.0.view.borrow().state.is_online()
