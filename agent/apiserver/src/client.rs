@@ -28,6 +28,11 @@ use crate::request::Request;
 pub const DEADLINE: Duration = Duration::from_secs(10);
 /// How long a whole answer may take that goes on coming: a list over a slow link.
 const LONGEST_ANSWER: Duration = Duration::from_secs(600);
+/// A connection on which nothing has come for so long is probed by the kernel, that often, so many times: a watch whose
+/// connection is dead ends after a minute.
+const SILENCE: Duration = Duration::from_secs(30);
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+const PROBES: u32 = 3;
 /// A connection that is not used for so long is closed; renewals of the lease keep one open.
 const IDLE: Duration = Duration::from_secs(30);
 
@@ -55,6 +60,9 @@ impl Credentials {
         connector.enforce_http(false);
         connector.set_connect_timeout(Some(DEADLINE));
         connector.set_nodelay(true);
+        connector.set_keepalive(Some(SILENCE));
+        connector.set_keepalive_interval(Some(PROBE_INTERVAL));
+        connector.set_keepalive_retries(Some(PROBES));
         let connector = config.rustls_https_connector_with_connector(connector).map_err(refused)?;
         // The connector has them now; each node's copy need not.
         let user = &mut config.auth_info;
