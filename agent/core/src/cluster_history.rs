@@ -57,11 +57,25 @@ pub fn version_of(object: &serde_json::Value) -> u64 {
     object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
-/// How a lease whose `renewTime` is `found` breaks with the last renewal that the apiserver has confirmed (empty: none is
-/// known). Both have the form of a MicroTime, so their text is in the order of time.
-pub fn lease_break(renewed: &str, found: &str) -> Option<HistoryBreak> {
-    let went_back = || HistoryBreak::LeaseWentBack { renewed: renewed.to_owned(), found: found.to_owned() };
-    (found < renewed).then(went_back)
+/// The node's lease as a renewal left it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Renewal {
+    /// Its `renewTime`, by the node's clock; empty: none is known.
+    pub time: String,
+    /// Its resource version; 0: it is not known.
+    pub version: u64,
+}
+
+/// How the lease that was found breaks with the last renewal that the apiserver has confirmed. Versions say it whatever
+/// the node's clock was set to meanwhile. Where one is not known times do: both have the form of a MicroTime, so their text
+/// is in the order of time.
+pub fn lease_break(renewed: &Renewal, found: &Renewal) -> Option<HistoryBreak> {
+    let is_older = match (renewed.version, found.version) {
+        (0, _) | (_, 0) => found.time < renewed.time,
+        (renewed, found) => found < renewed,
+    };
+    let went_back = || HistoryBreak::LeaseWentBack { renewed: renewed.time.clone(), found: found.time.clone() };
+    is_older.then(went_back)
 }
 
 impl ClusterHistory {
@@ -121,10 +135,20 @@ mod tests {
     #[test]
     fn a_lease_that_is_older_than_its_renewal_is_of_a_restored_cluster() {
         let (earlier, later) = ("2026-11-25T02:00:00.000001Z", "2026-11-25T02:00:10.000000Z");
-        for (renewed, found, breaks) in
-            [("", earlier, false), (earlier, earlier, false), (earlier, later, false), (later, earlier, true)]
-        {
-            assert_eq!(lease_break(renewed, found).is_some(), breaks, "{renewed} {found}");
+        let at = |time: &str, version| Renewal { time: time.to_owned(), version };
+        for (renewed, found, breaks) in [
+            (at("", 0), at(earlier, 7), false),
+            (at(earlier, 0), at(earlier, 7), false),
+            (at(earlier, 0), at(later, 7), false),
+            (at(later, 0), at(earlier, 7), true),
+            (at(later, 9), at(earlier, 7), true),
+            (at(later, 9), at(later, 9), false),
+            // The node's clock was ahead at the first renewal, and is right.
+            (at(later, 7), at(earlier, 9), false),
+            // It was behind, and is right; the backup is older.
+            (at(earlier, 9), at(later, 7), true),
+        ] {
+            assert_eq!(lease_break(&renewed, &found).is_some(), breaks, "{renewed:?} {found:?}");
         }
     }
 

@@ -17,11 +17,17 @@ use super::node::Seen;
 use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
-use limpet_core::cluster_history::{self, HistoryBreak};
+use limpet_core::cluster_history::{self, HistoryBreak, Renewal};
 use limpet_core::node_object::{self, LEASE_NAMESPACE};
 
 /// How many renewals without an answer are remembered: each may have arrived.
 const MAX_UNANSWERED: usize = 16;
+
+/// The renewal that a lease shows.
+fn renewal_of(lease: &Value) -> Option<Renewal> {
+    let time = lease["spec"]["renewTime"].as_str()?.to_owned();
+    Some(Renewal { time, version: cluster_history::version_of(lease) })
+}
 
 /// The lease of this node.
 #[derive(Debug)]
@@ -77,12 +83,12 @@ impl Lease {
     /// The apiserver did not answer. One that refuses says nothing about the lease.
     pub(super) async fn check(&self) -> Result<(), RequestError> {
         let found = match self.link.send(Request::get(self.resource())).await {
-            Ok(lease) => lease["spec"]["renewTime"].as_str().map(str::to_owned),
+            Ok(lease) => renewal_of(&lease),
             Err(RequestError::Refused { .. }) => None,
             Err(error) => return Err(error),
         };
         let Some(found) = found else { return Ok(()) };
-        if self.unanswered().contains(&found) {
+        if self.unanswered().contains(&found.time) {
             let _ = self.source.send(Update::Renewed(found)).await;
             return Ok(());
         }
@@ -111,7 +117,8 @@ impl Lease {
             result => result,
         }?;
         self.unanswered().clear();
-        let _ = self.source.send(Update::Renewed(time)).await;
+        let version = cluster_history::version_of(&renewed);
+        let _ = self.source.send(Update::Renewed(Renewal { time, version })).await;
         Ok(renewed)
     }
 

@@ -20,7 +20,7 @@ use super::Pulse;
 use super::persist::Persister;
 use crate::store::Store;
 use held::Held;
-use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, lease_break};
+use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, Renewal, lease_break};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::delta::Edits;
 use limpet_core::source::view::Contents;
@@ -47,10 +47,10 @@ pub enum Update {
     Deleted(Value),
     /// The apiserver has come to that version.
     Reached(String),
-    /// The apiserver has confirmed a renewal of the node's lease, of that time.
-    Renewed(String),
-    /// The node's lease is of that time. Answered with whether it is older than the last renewal.
-    LeaseFound(String, oneshot::Sender<bool>),
+    /// The apiserver has confirmed this renewal of the node's lease.
+    Renewed(Renewal),
+    /// The node's lease is as this renewal left it. Answered with whether it is older than the last one.
+    LeaseFound(Renewal, oneshot::Sender<bool>),
     /// The cluster has gone back; a list will follow.
     WentBack(HistoryBreak),
     /// The operator takes the cluster as it is: what it does not have ends. Answered with these pods.
@@ -152,12 +152,12 @@ impl ApiSource {
                 self.held.reached(&version);
                 false
             }
-            Update::Renewed(time) => {
-                self.held.renewed(time);
+            Update::Renewed(renewal) => {
+                self.held.renewed(renewal);
                 false
             }
-            Update::LeaseFound(time, answer) => {
-                let found = lease_break(self.held.last_renewal(), &time);
+            Update::LeaseFound(lease, answer) => {
+                let found = lease_break(&self.held.last_renewal(), &lease);
                 let _ = answer.send(found.is_some());
                 found.into_iter().for_each(|broken| self.went_back(broken));
                 false

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use limpet_core::cluster_history::{ClusterHistory, HistoryBreak};
+use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, Renewal};
 use limpet_model::pod::PodKey;
 
 /// What of it is kept on disk.
@@ -18,6 +18,14 @@ struct Kept {
     /// The last renewal of the node's lease that the apiserver has confirmed, as the lease has it. On disk it may be older.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     renewal: String,
+    /// The version of the lease that it made.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    renewal_version: u64,
+}
+
+/// Whether a version is none.
+fn is_zero(version: &u64) -> bool {
+    *version == 0
 }
 
 /// The history of the cluster that the pods are of, and those that the apiserver of today does not have.
@@ -82,13 +90,13 @@ impl Held {
     }
 
     /// The apiserver has confirmed a renewal of the node's lease.
-    pub(super) fn renewed(&mut self, time: String) {
-        self.kept.renewal = time;
+    pub(super) fn renewed(&mut self, renewal: Renewal) {
+        (self.kept.renewal, self.kept.renewal_version) = (renewal.time, renewal.version);
     }
 
-    /// The last confirmed renewal; empty: none is known.
-    pub(super) fn last_renewal(&self) -> &str {
-        &self.kept.renewal
+    /// The last confirmed renewal.
+    pub(super) fn last_renewal(&self) -> Renewal {
+        Renewal { time: self.kept.renewal.clone(), version: self.kept.renewal_version }
     }
 
     /// Whether the pod of that key is held.
@@ -115,7 +123,7 @@ impl Held {
             // The connection was lost before it was asked for them.
             known.authorities = std::mem::take(&mut self.kept.known.authorities);
         }
-        self.kept = Kept { known, broken: None, renewal: std::mem::take(&mut self.kept.renewal) };
+        (self.kept.known, self.kept.broken) = (known, None);
         std::mem::take(&mut self.pods)
     }
 

@@ -214,7 +214,10 @@ async fn what_a_restored_cluster_does_not_have_runs_on_until_it_is_accepted() {
 #[tokio::test]
 async fn a_lease_from_before_the_last_renewal_says_that_the_cluster_was_restored() {
     let root = tempfile::tempdir().unwrap();
-    let time = |second: u8| format!("2026-11-25T02:00:{second:02}.000000Z");
+    let time = |second: u8| {
+        let time = format!("2026-11-25T02:00:{second:02}.000000Z");
+        Renewal { time, version: 100 + u64::from(second) }
+    };
     let found = |second| {
         let (answer, answered) = oneshot::channel();
         (Update::LeaseFound(time(second), answer), answered)
