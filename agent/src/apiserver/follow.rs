@@ -120,11 +120,13 @@ async fn session(
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
 ) -> (Result<(), RequestError>, Option<Duration>) {
+    // From before the first answer: that may show that the cluster is an older one.
+    let beginnings = link.beginnings();
     let limit = LIMIT + Duration::from_secs(fastrand::u64(0..LIMIT.as_secs()));
     match begin(link, what, updates, start, limit).await {
         Ok(watch) => {
             let begun = Instant::now();
-            let ended = hand_on(link, watch, updates, start, limit).await;
+            let ended = hand_on((link, beginnings), watch, updates, start, limit).await;
             (ended, Some(begun.elapsed()))
         }
         Err(error) => (Err(error), None),
@@ -148,19 +150,18 @@ async fn begin(
         }
     };
     let watch = link.watch(what.resource.clone(), &what.fields, &from, limit).await?;
-    answered(link, what).await?;
+    answered(link, what, Begun::ByWatch).await?;
     Ok(watch)
 }
 
 /// Hands on what the watch brings until the server or the connection ends it.
 async fn hand_on(
-    link: &Link,
+    (link, mut beginnings): (&Link, tokio::sync::watch::Receiver<u64>),
     mut watch: Watch,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
     limit: Duration,
 ) -> Result<(), RequestError> {
-    let mut beginnings = link.beginnings();
     let mut lost = std::pin::pin!(link.lost());
     let mut overdue = std::pin::pin!(tokio::time::sleep(limit + OVERDUE));
     loop {
@@ -200,17 +201,26 @@ async fn list(
         Value::Array(items) => items,
         _ => Vec::new(),
     };
-    answered(link, what).await?;
+    answered(link, what, Begun::ByList).await?;
     let _ = updates.send(Update::Listed(items, at.clone())).await;
     *start = Start::Watch(at.clone());
     Ok(at)
 }
 
+/// By what the server was asked first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Begun {
+    ByList,
+    /// From a version that was known.
+    ByWatch,
+}
+
 /// The server has answered. The first answer to what leads counts once the lease was looked at.
-async fn answered(link: &Link, what: &Followed) -> Result<(), RequestError> {
+async fn answered(link: &Link, what: &Followed, begun: Begun) -> Result<(), RequestError> {
     if let Some(lease) = &what.leads {
-        if !link.is_online() {
-            lease.check().await?;
+        // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known.
+        if !link.is_online() && !lease.check().await? && begun == Begun::ByWatch {
+            link.begin_anew();
         }
         link.succeeded();
     }

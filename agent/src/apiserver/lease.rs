@@ -78,26 +78,28 @@ impl Lease {
     }
 
     /// Looks at the lease after a time without a connection, before anything else that the apiserver says is believed.
+    /// Returns whether there is one.
     ///
     /// # Errors
     /// The apiserver did not answer. One that refuses says nothing about the lease.
-    pub(super) async fn check(&self) -> Result<(), RequestError> {
+    pub(super) async fn check(&self) -> Result<bool, RequestError> {
         let found = match self.link.send(Request::get(self.resource())).await {
             Ok(lease) => renewal_of(&lease),
+            Err(error) if error.is_not_found() => return Ok(false),
             Err(RequestError::Refused { .. }) => None,
             Err(error) => return Err(error),
         };
-        let Some(found) = found else { return Ok(()) };
+        let Some(found) = found else { return Ok(true) };
         if self.unanswered().contains(&found.time) {
             let _ = self.source.send(Update::Renewed(found)).await;
-            return Ok(());
+            return Ok(true);
         }
         let (answer, answered) = oneshot::channel();
         let _ = self.source.send(Update::LeaseFound(found, answer)).await;
         if answered.await == Ok(true) {
             self.link.begin_anew();
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn renew_once(&self, uid: &str) -> Result<Value, RequestError> {

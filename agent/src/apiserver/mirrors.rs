@@ -132,6 +132,8 @@ impl Mirrors {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
                 self.found = Some(BTreeMap::new());
+                // A cluster that was restored has mirrors again that were deleted, and older statuses.
+                self.known.values_mut().for_each(|known| (known.deleted, known.status) = (None, None));
                 pods.iter().for_each(|pod| self.stored(pod));
             }
             Update::Stored(pod) => self.stored(&pod),

@@ -174,7 +174,15 @@ impl Keeper {
         }
         let patch = node_object::status_patch(&self.description, report, &node, sent.as_ref(), Timestamp::now());
         let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
-        let now = self.link.send(request).await?;
+        let now = match self.link.send(request).await {
+            Ok(now) => now,
+            // The watch has not said so.
+            Err(error) if error.is_not_found() => {
+                self.seen.send_replace(Seen::Absent);
+                return Ok(Some(Instant::now()));
+            }
+            Err(error) => return Err(error),
+        };
         let due = self.sent(&node.uid, report, sent);
         if let Some(now) = SeenNode::read(&now) {
             self.seen.send_replace(Seen::Present(now));

@@ -100,7 +100,11 @@ impl Pods {
     fn take(&mut self, update: Update) {
         match update {
             Update::Bookmark(_) => {}
-            Update::Listed(pods, _) => self.found = Some(pods.iter().filter_map(ApiPod::read).collect()),
+            Update::Listed(pods, _) => {
+                self.found = Some(pods.iter().filter_map(ApiPod::read).collect());
+                // A list comes after a long time, or from a cluster that was restored and may have older statuses.
+                self.known.clear();
+            }
             Update::Stored(pod) => {
                 if let Some((key, pod)) = ApiPod::read(&pod) {
                     self.found.get_or_insert_default().insert(key, pod);
