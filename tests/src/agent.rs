@@ -267,6 +267,8 @@ pub struct Agent {
     network_of: Option<u32>,
     /// A directory that comes first on its `PATH`.
     first_on_path: Option<PathBuf>,
+    /// How many hours its clock is ahead.
+    hours_ahead: u32,
     daemon: Option<Daemon>,
 }
 
@@ -274,7 +276,7 @@ impl Agent {
     /// Prepares an agent; nothing is started. Without a `program` it is the one cargo builds when first needed.
     pub fn prepare(program: Option<PathBuf>, settings: Settings) -> Result<Self> {
         settings.write()?;
-        Ok(Self { program, settings, network_of: None, first_on_path: None, daemon: None })
+        Ok(Self { program, settings, network_of: None, first_on_path: None, hours_ahead: 0, daemon: None })
     }
 
     fn program(&self) -> Result<PathBuf> {
@@ -302,6 +304,11 @@ impl Agent {
         self.first_on_path = Some(directory.to_owned());
     }
 
+    /// From its next start on its clock is so many hours ahead; monotonic time is as it is. Of a dynamic executable.
+    pub fn set_clock_ahead(&mut self, hours: u32) {
+        self.hours_ahead = hours;
+    }
+
     /// From its next start on it is this executable.
     pub fn run_program(&mut self, program: PathBuf) {
         self.program = Some(program);
@@ -322,6 +329,11 @@ impl Agent {
         command.args(&self.settings.flags).env("RUST_BACKTRACE", "1");
         if let Ok(path) = std::env::join_paths(self.first_on_path.iter().cloned().chain(tools::search_path())) {
             command.env("PATH", path);
+        }
+        if self.hours_ahead > 0 {
+            let library = tools::faketime().context("no libfaketime here; run: cargo xtask nightly link")?;
+            command.env("LD_PRELOAD", library).env("FAKETIME", format!("+{}h", self.hours_ahead));
+            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         }
         Ok(command)
     }

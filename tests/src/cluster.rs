@@ -13,6 +13,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
@@ -55,13 +56,18 @@ impl std::ops::DerefMut for Shared {
 
 /// The cluster of this process, running; made by the first test that asks for it. Others wait.
 pub fn shared() -> Result<Shared> {
+    shared_with(&[])
+}
+
+/// The same with further flags of the apiserver, where it does not run yet.
+pub fn shared_with(flags: &[&str]) -> Result<Shared> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if shared.is_none() {
         *shared = Some(Cluster::prepare()?);
     }
     let mut shared = Shared(shared);
     if shared.apiserver.is_none() {
-        shared.start()?;
+        shared.start_with(flags)?;
     }
     Ok(shared)
 }
@@ -225,6 +231,18 @@ impl Cluster {
         Ok(pair)
     }
 
+    /// The port where the apiserver answers.
+    pub fn port(&self) -> u16 {
+        self.port.number
+    }
+
+    /// Sends the apiserver a signal, while it runs.
+    pub fn signal(&self, signal: Signal) {
+        if let Some(apiserver) = &self.apiserver {
+            apiserver.signal(signal);
+        }
+    }
+
     /// Ends the apiserver with SIGTERM; what it keeps stays.
     pub fn stop(&mut self) -> Result<()> {
         let Some(mut apiserver) = self.apiserver.take() else { return Ok(()) };
@@ -260,6 +278,11 @@ impl Cluster {
         self.certificates.kubeconfig(address, name)
     }
 
+    /// Replaces the certificate of the node of that name by one that is valid until then.
+    pub fn shorten_credentials(&self, name: &str, until: SystemTime) -> Result<()> {
+        self.certificates.shorten(name, until)
+    }
+
     /// A kubeconfig with all rights.
     pub fn kubeconfig(&self) -> Result<PathBuf> {
         self.kubeconfig_at(&self.address())
@@ -268,11 +291,6 @@ impl Cluster {
     /// The same by way of another address.
     pub fn kubeconfig_at(&self, address: &str) -> Result<PathBuf> {
         self.certificates.kubeconfig(address, "super-admin")
-    }
-
-    /// The apiserver's port on 127.0.0.1.
-    pub fn port(&self) -> u16 {
-        self.port.number
     }
 
     /// The certificate of the authority that everybody's certificate in the cluster is of.

@@ -117,6 +117,14 @@ pub fn prometheus() -> Option<PathBuf> {
     on_path("prometheus").or_else(|| in_package("prometheus", "usr/bin/prometheus"))
 }
 
+/// The library that shows a program another time of day, where the program is linked dynamically.
+pub fn faketime() -> Option<PathBuf> {
+    let dirs = unpacked("libfaketime").into_iter().map(|dir| dir.join("usr/lib"));
+    let of_machines = dirs.filter_map(|dir| std::fs::read_dir(dir).ok()).flatten().flatten();
+    let files = of_machines.map(|entry| entry.path().join("faketime/libfaketimeMT.so.1"));
+    files.into_iter().find(|path| path.is_file())
+}
+
 /// The store that an apiserver needs.
 pub fn etcd() -> Option<PathBuf> {
     on_path("etcd").or_else(|| in_package("etcd-server", "usr/bin/etcd"))

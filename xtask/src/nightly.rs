@@ -37,6 +37,8 @@ enum Part {
     MetricsServer,
     /// The controllers of a whole cluster: StatefulSets with volumes, DaemonSets, Jobs; cordon, drain and taint.
     Workloads,
+    /// A line to the apiserver that swallows packets, flaps and is slow: nothing restarts, and nothing is lost.
+    Link,
     /// kubectl of 1.30 and of the newest release, by every protocol that an apiserver has for nodes.
     Kubectl,
     /// The specs of Kubernetes' node tests for a kubelet without an apiserver.
@@ -72,6 +74,7 @@ impl Part {
             Self::KubeletServer => &["test", "-p", "limpet-tests", "--test", "kubelet_server"],
             Self::MetricsServer => &["test", "-p", "limpet-tests", "--test", "metrics_server"],
             Self::Workloads => &["test", "-p", "limpet-tests", "--test", "workloads"],
+            Self::Link => &["test", "-p", "limpet-tests", "--test", "link"],
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
             Self::Views => &["test", "-p", "limpet-tests", "--test", "views"],
@@ -88,6 +91,7 @@ impl Part {
     /// Builds what this part alone needs.
     fn prepare(self) -> Result<()> {
         match self {
+            Self::Link => kubernetes::apiserver().and_then(|_| setup::for_clocks()),
             Self::Kubectl => kubernetes::apiserver().and_then(|_| kubernetes::kubectls()).map(drop),
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
             Self::Workloads | Self::Csi => kubernetes::control_plane(),

@@ -29,6 +29,7 @@ enum Beside {
     ContainerdTwo,
     Etcd,
     Prometheus,
+    Faketime,
 }
 
 impl Beside {
@@ -40,6 +41,7 @@ impl Beside {
             Self::Containerd | Self::ContainerdTwo => "containerd",
             Self::Etcd => "etcd-server",
             Self::Prometheus => "prometheus",
+            Self::Faketime => "libfaketime",
         }
     }
 
@@ -52,6 +54,7 @@ impl Beside {
             Self::ContainerdTwo => ContainerdPrograms::of_major(2).is_none(),
             Self::Etcd => tools::etcd().is_none(),
             Self::Prometheus => tools::prometheus().is_none(),
+            Self::Faketime => tools::faketime().is_none(),
         }
     }
 
@@ -108,6 +111,11 @@ pub(crate) fn for_apiserver() -> Result<()> {
 /// The Prometheus that reads a node's metrics in tests.
 pub(crate) fn for_dashboard() -> Result<()> {
     fetch_all(&[], &[Beside::Prometheus], false)
+}
+
+/// What shows a node another time of day in tests.
+pub(crate) fn for_clocks() -> Result<()> {
+    fetch_all(&[], &[Beside::Faketime], false)
 }
 
 /// Setup for `--containerd MAJOR` of another task, and the choice of that version for the harness.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::lease::Lease;
@@ -156,7 +156,7 @@ async fn begin(
 
 /// Hands on what the watch brings until the server or the connection ends it.
 async fn hand_on(
-    (link, mut beginnings): (&Link, tokio::sync::watch::Receiver<u64>),
+    (link, mut beginnings): (&Link, watch::Receiver<u64>),
     mut watch: Watch,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, anyhow};
 use serde_json::json;
@@ -58,6 +59,34 @@ impl Certificates {
     /// A certificate of the cluster's authority for a client; it is valid for so many days from now on.
     pub(super) fn client(&self, name: &str, subject: &str, days: i32) -> Result<()> {
         self.certify(("ca", name, subject, &[CLIENT]), days)
+    }
+
+    /// Signs the certificate of a client that is there once more; it is valid until then, to the second.
+    pub(super) fn shorten(&self, name: &str, until: SystemTime) -> Result<()> {
+        let work = self.dir.join(format!("{name}.ca"));
+        fs::create_dir_all(work.join("issued")).with_context(|| format!("{}", work.display()))?;
+        fs::write(work.join("index.txt"), "")?;
+        let [authority, key] = ["ca.crt", "ca.key"].map(|file| self.file(file));
+        let settings = format!(
+            "[ca]\ndefault_ca = all\n[all]\ndatabase = {0}/index.txt\nnew_certs_dir = {0}/issued\ncertificate = {1}\n\
+             private_key = {2}\nrand_serial = yes\ndefault_md = sha256\npolicy = subject\n[subject]\n\
+             organizationName = supplied\ncommonName = supplied\n",
+            work.display(),
+            authority.display(),
+            key.display(),
+        );
+        fs::write(work.join("ca.cnf"), settings)?;
+        let seconds = until.duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+        let end = process::output("date", &["--utc", "--date", &format!("@{seconds}"), "+%Y%m%d%H%M%SZ"])?;
+        let [config, request, certificate, extensions] = [
+            work.join("ca.cnf"),
+            self.file(&format!("{name}.csr")),
+            self.file(&format!("{name}.crt")),
+            self.file(&format!("{name}.ext")),
+        ]
+        .map(|path| path.display().to_string());
+        let sign = ["ca", "-batch", "-notext", "-config", &config, "-in", &request, "-out", &certificate];
+        self.openssl(&[&sign[..], &["-extfile", &extensions, "-enddate", end.trim()]].concat())
     }
 
     /// A certificate of the cluster's authority for the server of a Service.

@@ -1,0 +1,112 @@
+//! Whether the cluster's view of a node is the node's own, and whether anything was restarted.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use limpet_tests::cluster::{Cluster, condition, node_path, wait_at};
+use limpet_tests::node::containers;
+use limpet_tests::{TestNode, wait};
+use serde_json::{Value, json};
+
+use super::PODS;
+
+/// How long the two may need to agree: longer than any pause between attempts.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// The container ids of some pods, with how often each was restarted.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Running(BTreeMap<String, Vec<(String, Value, Value)>>);
+
+impl Running {
+    /// Of the pods that the node's tests call so.
+    pub(crate) fn of(node: &TestNode, pods: &[&str]) -> Result<Self> {
+        let of_pod = |name: &&str| {
+            let pod = node.wait_running(name)?;
+            let one = |status: &Value| {
+                let name = status["name"].as_str().unwrap_or_default().to_owned();
+                (name, status["containerID"].clone(), status["restartCount"].clone())
+            };
+            Ok(((*name).to_owned(), containers(&pod).iter().map(one).collect()))
+        };
+        Ok(Self(pods.iter().map(of_pod).collect::<Result<_>>()?))
+    }
+
+    /// Fails when one of their containers is another one.
+    pub(crate) fn check(&self, node: &TestNode) -> Result<()> {
+        let names: Vec<&str> = self.0.keys().map(String::as_str).collect();
+        let now = Self::of(node, &names)?;
+        ensure!(*self == now, "restarted: before {self:?}, now {now:?}");
+        Ok(())
+    }
+}
+
+/// Waits until the cluster's view is the node's: it is ready, its lease is renewed, its pods and their statuses are the
+/// same, and nothing is unsent. `pods`: how many there are to be.
+pub(crate) fn wait_agreement(node: &TestNode, cluster: &Cluster, pods: usize) -> Result<()> {
+    wait::until_none(LIMIT, "a difference between the cluster and the node", || {
+        let mut found = differences(node, cluster)?;
+        let count = node.pods()?.len();
+        if count != pods {
+            found.push(format!("{count} pods on the node, not {pods}"));
+        }
+        Ok(found)
+    })?;
+    let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
+    let first = wait_at(cluster, &lease, "there", |_| true)?;
+    wait_at(cluster, &lease, "renewed", |now| now["spec"]["renewTime"] != first["spec"]["renewTime"]).map(drop)
+}
+
+fn differences(node: &TestNode, cluster: &Cluster) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    let shown = cluster.get(&node_path(node))?.unwrap_or_default();
+    if condition(&shown, "Ready")["status"] != "True" {
+        found.push(format!("the node is not ready: {}", shown["status"]["conditions"]));
+    }
+    let status: Value = serde_json::from_str(&node.agent.cli(&["status", "-o", "json"])?.stdout)?;
+    let unsent = &status["apiserver"]["unsent"];
+    if *unsent != json!({ "statuses": 0, "mirrors": 0, "events": 0 }) {
+        found.push(format!("unsent: {unsent}"));
+    }
+    let list = cluster.list(&format!("{PODS}?fieldSelector=spec.nodeName={}", node.name()))?;
+    let mut theirs: BTreeMap<String, Value> = list.into_iter().map(|pod| (name(&pod), pod)).collect();
+    for own in node.pods()? {
+        match theirs.remove(&name(&own)) {
+            None => found.push(format!("the cluster lacks {}", name(&own))),
+            Some(shown) => found.extend(differences_of(&own, &shown)),
+        }
+    }
+    found.extend(theirs.into_keys().map(|name| format!("the node lacks {name}")));
+    Ok(found)
+}
+
+fn name(pod: &Value) -> String {
+    pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()
+}
+
+/// How the node's own view of a pod differs from the cluster's.
+fn differences_of(own: &Value, shown: &Value) -> Vec<String> {
+    let uid = &own["metadata"]["uid"];
+    let mirror = &shown["metadata"]["annotations"]["kubernetes.io/config.mirror"];
+    let mut found = Vec::new();
+    let mut compare = |what: &str, own: &Value, shown: &Value| {
+        if own != shown {
+            found.push(format!("{what} is {own} on the node and {shown} in the cluster"));
+        }
+    };
+    let of = name(own);
+    compare(&format!("{of}: the UID"), uid, if mirror.is_null() { &shown["metadata"]["uid"] } else { mirror });
+    for field in ["phase", "reason", "podIP", "startTime"] {
+        compare(&format!("{of}: {field}"), &own["status"][field], &shown["status"][field]);
+    }
+    for kind in ["Ready", "ContainersReady", "Initialized"] {
+        compare(&format!("{of}: {kind}"), &condition(own, kind)["status"], &condition(shown, kind)["status"]);
+    }
+    let (mine, theirs) = (&own["status"]["containerStatuses"], &shown["status"]["containerStatuses"]);
+    for index in 0..mine.as_array().map_or(0, Vec::len).max(theirs.as_array().map_or(0, Vec::len)) {
+        for field in ["name", "containerID", "restartCount", "ready", "started", "state"] {
+            compare(&format!("{of}: {field} of container {index}"), &mine[index][field], &theirs[index][field]);
+        }
+    }
+    found
+}
