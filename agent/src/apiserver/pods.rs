@@ -66,6 +66,10 @@ impl Pods {
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         let mut changes = self.observed.changes();
         loop {
+            // What the apiserver has is known before the end of a pod that it has.
+            while let Ok(update) = updates.try_recv() {
+                self.take(update);
+            }
             if !self.link.is_online() {
                 self.compare();
                 tokio::select! {
@@ -86,6 +90,7 @@ impl Pods {
                 }
             };
             tokio::select! {
+                biased;
                 update = updates.recv() => match update {
                     Some(update) => self.take(update),
                     None => return,

@@ -31,15 +31,16 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
                 let mut history = ClusterHistory { version: 0, authorities: link.authorities() };
                 history.saw(&version);
                 let _ = mirrors.send(Update::Listed(of_mirrors, version.clone())).await;
-                let _ = source.send(api::Update::Listed(own.clone(), history)).await;
-                let _ = pods.send(Update::Listed(own, version)).await;
+                // Before it runs: a pod that ends at once is known then to those who report its end.
+                let _ = pods.send(Update::Listed(own.clone(), version)).await;
+                let _ = source.send(api::Update::Listed(own, history)).await;
             }
             Update::Bookmark(version) => _ = source.send(api::Update::Reached(version)).await,
             Update::Stored(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Stored(pod)).await,
             Update::Deleted(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Deleted(pod)).await,
             Update::Stored(pod) => {
-                let _ = source.send(api::Update::Stored(pod.clone())).await;
-                let _ = pods.send(Update::Stored(pod)).await;
+                let _ = pods.send(Update::Stored(pod.clone())).await;
+                let _ = source.send(api::Update::Stored(pod)).await;
             }
             Update::Deleted(pod) => {
                 let _ = source.send(api::Update::Deleted(pod.clone())).await;
