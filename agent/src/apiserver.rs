@@ -36,23 +36,23 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::csi::{CsiDrivers, VolumesInUse};
 use crate::device_plugins::DevicePlugins;
-use crate::node::capacity::Capacity;
 use crate::source::api;
 use crate::status::event::Events;
+pub use facts::describe;
 use follow::{Followed, follow};
 use limpet_apiserver::Resource;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
+use limpet_core::node_object::NodeDescription;
 use limpet_core::node_state::NodeState;
 use limpet_core::status::observed::Observed;
 use limpet_host::network::NetworkStatus;
-use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
 pub use outbox::Unsent;
 pub use reviews::{Access, ReviewError, Reviews, User};
-pub(crate) use runtime::{Containerd, HollowRuntime};
-pub use runtime::{NodeRuntime, RuntimeError};
+pub(crate) use runtime::Containerd;
+pub use runtime::{HollowRuntime, NodeRuntime, RuntimeError};
 
 /// How many updates of a watch may wait for those who compare; then the watch waits.
 const UPDATES: usize = 16;
@@ -62,8 +62,6 @@ const UPDATES: usize = 16;
 pub struct Inputs {
     /// The configuration.
     pub config: Arc<Config>,
-    /// The node, its name included.
-    pub facts: NodeFacts,
     /// What runs.
     pub observed: Observed,
     /// What is to run.
@@ -72,8 +70,6 @@ pub struct Inputs {
     pub sources: Vec<SourceKind>,
     /// The node's events.
     pub events: Events,
-    /// What the node has, and what of it is for pods.
-    pub capacity: Capacity,
     /// The labels of the Node object, wherever they change.
     pub labels: watch::Sender<BTreeMap<String, String>>,
     /// The node's state.
@@ -94,9 +90,16 @@ pub struct Inputs {
     pub source: mpsc::Sender<api::Update>,
 }
 
-/// Takes part in the cluster that `link` leads to, until `stop`.
-pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
-    let name = inputs.facts.name.clone();
+/// Takes part in the cluster that `link` leads to, until `stop`. `description`: of the node, see [`describe`].
+pub async fn run(
+    link: Link,
+    inputs: Inputs,
+    description: impl Future<Output = NodeDescription>,
+    stop: CancellationToken,
+) {
+    // Files and disks are read for it; it is made once, before the first request.
+    let description = description.await;
+    let name = description.name.clone();
     let (of_node, node_updates) = mpsc::channel(UPDATES);
     let (of_pods, all_pods) = mpsc::channel(UPDATES);
     let (of_mirrors, mirror_updates) = mpsc::channel(UPDATES);
@@ -112,8 +115,6 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
     let leads = Some(Arc::clone(&lease));
     let follow_node = Followed { resource: Resource::Nodes, fields: format!("metadata.name={name}"), leads };
     let follow_pods = Followed { resource: Resource::AllPods, fields: format!("spec.nodeName={name}"), leads: None };
-    // The description reads files and disks; it is made once, before the first request.
-    let description = facts::describe(&inputs.config, &inputs.facts, &inputs.capacity).await;
     let keeper = node::Keeper {
         link: link.clone(),
         register: inputs.config.cluster.register,
@@ -158,6 +159,7 @@ pub async fn run(link: Link, inputs: Inputs, stop: CancellationToken) {
         )
     };
     tokio::select! {
+        biased;
         () = stop.cancelled() => {}
         _ = work => {}
     }

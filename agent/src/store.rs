@@ -132,6 +132,8 @@ pub(crate) fn check_record(bytes: &[u8]) {
 pub struct Store {
     path: PathBuf,
     sealer: Sealer,
+    /// Its callers do not move to the blocking pool.
+    inline: bool,
     state: Mutex<State>,
 }
 
@@ -153,7 +155,18 @@ impl Store {
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
         let (database, set_aside) = open_or_rebuild(path)?;
         let state = Mutex::new(State { database: Some(database), ..State::default() });
-        Ok((Self { path: path.to_owned(), sealer: Sealer::Off, state }, set_aside))
+        Ok((Self { path: path.to_owned(), sealer: Sealer::Off, inline: false, state }, set_aside))
+    }
+
+    /// Sources call it on their own thread from now on: simulated runs have one, and their order is the same each time.
+    pub fn inline(mut self) -> Self {
+        self.inline = true;
+        self
+    }
+
+    /// Whether sources call it on their own thread.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.inline
     }
 
     /// Keeps Secrets and tokens sealed from now on, also those that are stored already.

@@ -13,6 +13,9 @@ pub(crate) struct Arguments {
     /// The seed of one run.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// The node is part of a cluster, and the line to its apiserver is bad.
+    #[arg(long)]
+    link: bool,
     /// Print every step of that run.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -22,6 +25,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::for_building()?;
     let mut command = cargo::command(&["test", "--quiet", "-p", "limpet", "--test", "simulate", "--"]);
+    if arguments.link {
+        command.arg("--link");
+    }
     if let Some(seeds) = &arguments.seeds {
         command.args(["--seeds", seeds]);
     }

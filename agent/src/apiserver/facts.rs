@@ -11,8 +11,8 @@ use limpet_core::node_object::{ExternalCloud, NodeDescription};
 use limpet_host::blocking;
 use limpet_model::node::NodeFacts;
 
-/// Describes the node. What cannot be read stays empty.
-pub(super) async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -> NodeDescription {
+/// Describes the node for its object. Reads files; what cannot be read stays empty.
+pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -> NodeDescription {
     let look = blocking::run("/etc/os-release".into(), blocking::DEADLINE, |_| info());
     NodeDescription {
         name: facts.name.clone(),

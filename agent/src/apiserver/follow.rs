@@ -166,12 +166,13 @@ async fn hand_on(
     let mut overdue = std::pin::pin!(tokio::time::sleep(limit + OVERDUE));
     loop {
         let change = tokio::select! {
-            change = watch.next() => change,
+            biased;
+            // Of an older state the server sends nothing before it has come to the version that the watch began at.
+            Ok(()) = beginnings.changed() => return Ok(()),
             // Its connection may be one that swallows packets.
             () = &mut lost => return Ok(()),
             () = &mut overdue => return Ok(()),
-            // Of an older state the server sends nothing before it has come to the version that the watch began at.
-            Ok(()) = beginnings.changed() => return Ok(()),
+            change = watch.next() => change,
         };
         let Some(change) = change.transpose()? else { return Ok(()) };
         if let Some(at) = change.version() {

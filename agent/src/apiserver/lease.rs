@@ -57,6 +57,7 @@ impl Lease {
                     failures = 0;
                     self.compare_versions(&mut version, cluster_history::version_of(&lease)).await;
                     tokio::select! {
+                        biased;
                         () = tokio::time::sleep(node_object::renew_after(self.duration, fastrand::u64(..))) => {}
                         // An address that changed may have cost the connection, which is known only once it is used.
                         () = self.link.network_changed() => {}

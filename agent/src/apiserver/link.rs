@@ -57,6 +57,8 @@ enum Origin {
     },
     /// They were read before, for several nodes.
     Read(Box<Credentials>),
+    /// Nowhere: this client is used, of a simulated cluster.
+    Given(Client),
 }
 
 /// The connection. Clones share it.
@@ -96,6 +98,17 @@ impl Link {
         let kubeconfig = config.cluster.kubeconfig.clone()?;
         let certificate = config.cluster.manages_certificate().then(|| certificates::client_certificate(config));
         Some(Self::of(Origin::Files { kubeconfig, certificate }, config, node_network, metrics, events))
+    }
+
+    /// A connection by this client: of a simulated cluster.
+    pub fn over(
+        client: Client,
+        config: &Config,
+        node_network: watch::Receiver<NodeNetwork>,
+        metrics: Metrics,
+        events: Events,
+    ) -> Self {
+        Self::of(Origin::Given(client), config, node_network, metrics, events)
     }
 
     /// A connection by credentials that were read before, which is not made yet.
@@ -341,10 +354,12 @@ impl Link {
     pub(super) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
         let pause = connectivity::pause(failures, asked, fastrand::u64(..));
         tokio::select! {
+            biased;
             () = tokio::time::sleep(pause) => false,
             () = self.network_changed() => true,
             () = self.credentials_changed() => true,
-            () = clock_set() => true,
+            // A simulated cluster has a time of its own.
+            () = clock_set(), if !matches!(self.0.origin, Origin::Given(_)) => true,
         }
     }
 
@@ -376,6 +391,7 @@ impl Link {
         let (client, identity) = match &self.0.origin {
             Origin::Files { kubeconfig, certificate } => open(kubeconfig.clone(), certificate.clone()).await?,
             Origin::Read(credentials) => (credentials.client()?, None),
+            Origin::Given(client) => (client.clone(), None),
         };
         *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());

@@ -95,6 +95,7 @@ impl Mirrors {
             if !self.link.is_online() {
                 self.compare();
                 tokio::select! {
+                    biased;
                     () = self.link.online() => {}
                     true = pods.next() => continue,
                     Ok(()) = desired.changed() => continue,
@@ -114,6 +115,7 @@ impl Mirrors {
                 }
             };
             tokio::select! {
+                biased;
                 update = updates.recv() => match update {
                     Some(update) => self.take(update),
                     None => return,

@@ -114,6 +114,7 @@ impl Keeper {
                 }
             };
             tokio::select! {
+                biased;
                 update = updates.recv() => match update {
                     Some(update) => self.take(update),
                     None => return,

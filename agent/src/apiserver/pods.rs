@@ -73,6 +73,7 @@ impl Pods {
             if !self.link.is_online() {
                 self.compare();
                 tokio::select! {
+                    biased;
                     () = self.link.online() => {}
                     true = changes.next() => continue,
                 }

@@ -75,6 +75,7 @@ pub(super) async fn fetch(
             });
         }
         tokio::select! {
+            biased;
             changed = changes.changed() => if changed.is_err() { return },
             Some(_) = tasks.join_next() => {}
         }

@@ -59,11 +59,11 @@ impl NodeRuntime for Containerd {
 
 /// A runtime whose containers are numbers: it has no images.
 #[derive(Debug)]
-pub(crate) struct HollowRuntime(watch::Sender<u64>);
+pub struct HollowRuntime(watch::Sender<u64>);
 
 impl HollowRuntime {
     /// The runtime of any number of nodes.
-    pub(crate) fn new() -> Arc<Self> {
+    pub fn new() -> Arc<Self> {
         Arc::new(Self(watch::Sender::new(0)))
     }
 }

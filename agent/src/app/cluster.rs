@@ -27,12 +27,10 @@ pub(super) fn join_cluster(
     let link = Link::new(&shared.config, shared.node_network.clone(), shared.metrics.clone(), shared.events.clone())?;
     let inputs = apiserver::Inputs {
         config: Arc::clone(&shared.config),
-        facts,
         observed: shared.observed.clone(),
         desired: shared.desired.clone(),
         sources,
         events: shared.events.clone(),
-        capacity: shared.capacity.clone(),
         labels: follow_labels(&shared.claims, &shared.tasks),
         node_state,
         network: shared.backends.network.subscribe(),
@@ -43,7 +41,9 @@ pub(super) fn join_cluster(
         slots: Arc::clone(&shared.slots),
         source: source?,
     };
-    shared.tasks.spawn(apiserver::run(link.clone(), inputs, shared.stop.clone()));
+    let (config, capacity) = (Arc::clone(&shared.config), shared.capacity.clone());
+    let description = async move { apiserver::describe(&config, &facts, &capacity).await };
+    shared.tasks.spawn(apiserver::run(link.clone(), inputs, description, shared.stop.clone()));
     Some(link)
 }
 

@@ -162,12 +162,10 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
     );
     let inputs = apiserver::Inputs {
         config: Arc::clone(&common.config),
-        facts,
         observed,
         desired,
         sources: Vec::new(),
         events,
-        capacity: common.capacity.clone(),
         labels,
         node_state,
         network: common.network.clone(),
@@ -178,7 +176,9 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         slots,
         source,
     };
-    common.tasks.spawn(apiserver::run(link, inputs, common.stop.clone()));
+    let (config, capacity) = (Arc::clone(&common.config), common.capacity.clone());
+    let description = async move { apiserver::describe(&config, &facts, &capacity).await };
+    common.tasks.spawn(apiserver::run(link, inputs, description, common.stop.clone()));
     Ok(())
 }
 

@@ -103,6 +103,7 @@ impl ApiSource {
         self.publish(&publish);
         loop {
             let update = tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 update = inbox.recv() => match update {
                     Some(update) => update,

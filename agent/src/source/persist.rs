@@ -70,6 +70,11 @@ fn last_good(contents: &Contents, mark: String) -> LastGood {
     LastGood { mark, ..LastGood::new(contents.manifests(), Timestamp::now()) }
 }
 
+/// Runs `work` on the blocking pool; `inline`: on this thread, after what is under way.
+fn blocking<T: Send + 'static>(inline: bool, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    if inline { tokio::spawn(async move { work() }) } else { tokio::task::spawn_blocking(work) }
+}
+
 impl Persister {
     pub(super) fn new(store: Arc<Store>, source: SourceKind, pulse: Arc<Pulse>) -> Self {
         let accepted = Arc::default();
@@ -83,7 +88,7 @@ impl Persister {
         read: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
     ) -> Option<T> {
         let (store, source) = (Arc::clone(&self.store), self.source);
-        match tokio::task::spawn_blocking(move || read(&store)).await {
+        match blocking(self.store.is_inline(), move || read(&store)).await {
             Ok(Ok(last_good)) => return Some(last_good),
             Ok(Err(error)) => error!(%source, error = chain(&error), "last good manifests cannot be read"),
             Err(error) => error!(%source, %error, "last good manifests cannot be read"),
@@ -123,7 +128,7 @@ impl Persister {
             return;
         }
         let (store, source, changes) = (Arc::clone(&self.store), self.source, std::mem::take(&mut self.pending));
-        self.writing = Some(tokio::task::spawn_blocking(move || {
+        self.writing = Some(blocking(self.store.is_inline(), move || {
             let outcome = store.apply(source, &changes);
             (changes, outcome)
         }));

@@ -1,33 +1,48 @@
 //! One life of the agent on a simulated node: merge, supervisor and workers over the fake executor.
 
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use limpet::apiserver::{self, HollowRuntime, Link, Unsent};
+use limpet::config::Config;
+use limpet::csi::VolumesInUse;
 use limpet::debug::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{World, live};
 use limpet::merge_loop;
 use limpet::reporter::Reporter;
 use limpet::server::Health as AgentHealth;
+use limpet::source::api::{self, ApiSource};
 use limpet::status::event::Events;
 use limpet::status::metrics::Metrics;
+use limpet::store::Store;
 use limpet::worker::WorkerContext;
 use limpet::worker::inbox::EvictionOrder;
 use limpet::worker::supervisor::{Intake, Supervisor};
+use limpet_apiserver::Client;
+use limpet_core::connectivity::Connectivity;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
-use limpet_core::node_state::{NodeNetwork, NodePressure};
+use limpet_core::node_object::NodeDescription;
+use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::probe::ProbeGrid;
-use limpet_core::source::Health;
 use limpet_core::source::view::View;
+use limpet_core::source::{Decoder, Health};
 use limpet_core::status::observed::Observed;
 use limpet_host::network::NetworkStatus;
 use limpet_model::lifecycle::LifecycleEvent;
+use limpet_model::manifest;
+use limpet_model::pod::requests::Requests;
 use limpet_model::source::SourceKind;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+/// Reads what the source of the apiserver's pods has kept.
+const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
 
 /// The node's name.
 pub(crate) const NODE: &str = "node";
@@ -50,11 +65,47 @@ pub(crate) struct Agent {
     pub(crate) debugs: mpsc::Sender<DebugOrder>,
     /// What is observed of it.
     pub(crate) observed: Observed,
+    member: Option<Member>,
+}
+
+/// What an agent needs to be part of a simulated cluster.
+pub(crate) struct Membership {
+    /// Leads to the apiserver.
+    pub(crate) client: Client,
+    /// What the agent keeps over its lives.
+    pub(crate) database: PathBuf,
+}
+
+/// The agent's part in a cluster.
+struct Member {
+    link: Link,
+    source: mpsc::Sender<api::Update>,
 }
 
 impl Agent {
     /// Starts an agent on `world` with that network, and with one source that publishes `view`.
+    #[allow(dead_code, reason = "each suite has its own kind of agent")]
     pub(crate) fn start(world: &Arc<Mutex<World>>, view: &mut View, node_network: NodeNetwork) -> Self {
+        Self::begin(world, view, node_network, None)
+    }
+
+    /// The same for an agent that is part of a cluster.
+    #[allow(dead_code, reason = "the suite of workers has no cluster")]
+    pub(crate) fn join(
+        world: &Arc<Mutex<World>>,
+        view: &mut View,
+        node_network: NodeNetwork,
+        membership: Membership,
+    ) -> Self {
+        Self::begin(world, view, node_network, Some(membership))
+    }
+
+    fn begin(
+        world: &Arc<Mutex<World>>,
+        view: &mut View,
+        node_network: NodeNetwork,
+        membership: Option<Membership>,
+    ) -> Self {
         let (slots, desired, stop) = (Arc::<Slots>::default(), Desired::default(), CancellationToken::new());
         let (merging, merged) = mpsc::channel(1);
         let (events, lifecycle) = mpsc::channel(1_024);
@@ -67,14 +118,29 @@ impl Agent {
         let (pressure, conditions) = watch::channel(NodePressure::from_iter([]));
         let (orders, evictions) = mpsc::channel(1);
         let (debugs, debug) = debug::channel();
-        let observed = Observed::default();
+        let (observed, occurrences, metrics) = (Observed::default(), Events::default(), Metrics::new(NODE));
+        let mut sources = vec![SourceKind::File];
+        let member = membership.map(|membership| {
+            sources.push(SourceKind::Api);
+            let parts = Parts {
+                slots: &slots,
+                desired: &desired,
+                observed: &observed,
+                events: &occurrences,
+                metrics: &metrics,
+                network: &network,
+                node_network: &node_network,
+                stop: &stop,
+            };
+            parts.take_part(&mut tasks, membership)
+        });
         let reporter = Reporter {
             max_pods: 110,
             runtime_endpoint: "/simulated".into(),
             node_name: NODE.to_owned(),
             network: network.clone(),
-            events: Events::default(),
-            metrics: Metrics::new(NODE),
+            events: occurrences,
+            metrics,
             observed: observed.clone(),
             health,
             device_plugins: Arc::default(),
@@ -87,7 +153,7 @@ impl Agent {
             node_claims: Arc::default(),
             evictions: orders.clone(),
         };
-        let supervisor = Supervisor::new(context, vec![SourceKind::File], stop.clone());
+        let supervisor = Supervisor::new(context, sources, stop.clone());
         tasks.spawn(async move {
             let pressure = conditions;
             let intake =
@@ -101,8 +167,18 @@ impl Agent {
         }
         world.begin_agent(events);
         drop(world);
-        let agent =
-            Self { tasks, stop, slots, desired, network: addresses, pressure, evictions: orders, debugs, observed };
+        let agent = Self {
+            tasks,
+            stop,
+            slots,
+            desired,
+            network: addresses,
+            pressure,
+            evictions: orders,
+            debugs,
+            observed,
+            member,
+        };
         agent.slots.publish(SourceKind::File, view.snapshot());
         agent.publish(view);
         agent
@@ -115,6 +191,30 @@ impl Agent {
         }
     }
 
+    /// What the operator says of a cluster that was restored.
+    #[allow(dead_code, reason = "the suite of workers has no cluster")]
+    pub(crate) async fn accept_cluster(&self) {
+        let (done, accepted) = oneshot::channel();
+        let member = self.member.as_ref().unwrap();
+        member.source.send(api::Update::Accepted(done)).await.unwrap();
+        accepted.await.unwrap();
+    }
+
+    /// What the apiserver has not been told.
+    #[allow(dead_code, reason = "the suite of workers has no cluster")]
+    pub(crate) fn unsaid(&self) -> Vec<String> {
+        let link = &self.member.as_ref().unwrap().link;
+        let unsent = link.unsent(NODE);
+        let mut found = Vec::new();
+        if unsent != Unsent::default() {
+            found.push(format!("{unsent:?}"));
+        }
+        if !matches!(link.view().state, Connectivity::Online { .. }) {
+            found.push(format!("no connection: {:?}", link.view().state));
+        }
+        found
+    }
+
     /// It ends as by SIGTERM.
     pub(crate) async fn stop(mut self) {
         self.stop.cancel();
@@ -124,6 +224,69 @@ impl Agent {
     /// It ends as by SIGKILL.
     pub(crate) async fn kill(mut self) {
         self.tasks.shutdown().await;
+    }
+}
+
+/// What the part in a cluster is made of.
+struct Parts<'a> {
+    slots: &'a Arc<Slots>,
+    desired: &'a Desired,
+    observed: &'a Observed,
+    events: &'a Events,
+    metrics: &'a Metrics,
+    network: &'a watch::Receiver<NetworkStatus>,
+    node_network: &'a watch::Receiver<NodeNetwork>,
+    stop: &'a CancellationToken,
+}
+
+impl Parts<'_> {
+    /// Starts the source of the apiserver's pods, and the connection.
+    fn take_part(self, tasks: &mut JoinSet<()>, Membership { client, database }: Membership) -> Member {
+        let store = Arc::new(Store::open(&database).unwrap().0.inline());
+        let (source, inbox) = api::channel();
+        let (slots, of_api) = (Arc::clone(self.slots), ApiSource::new(NODE, store, DECODER));
+        let publish = move |snapshot| slots.publish(SourceKind::Api, snapshot);
+        tasks.spawn(of_api.run(inbox, publish, self.stop.clone()));
+        let config = Arc::new(Config::default());
+        let link = Link::over(client, &config, self.node_network.clone(), self.metrics.clone(), self.events.clone());
+        let (labels, _) = watch::channel(BTreeMap::new());
+        let (_, node_state) = watch::channel(NodeState::default());
+        let inputs = apiserver::Inputs {
+            config,
+            observed: self.observed.clone(),
+            desired: self.desired.clone(),
+            sources: vec![SourceKind::File, SourceKind::Api],
+            events: self.events.clone(),
+            labels,
+            node_state,
+            network: self.network.clone(),
+            runtime: HollowRuntime::new(),
+            device_plugins: Arc::default(),
+            csi: Arc::default(),
+            volumes_in_use: VolumesInUse::default(),
+            slots: Arc::clone(self.slots),
+            source: source.clone(),
+        };
+        let description = std::future::ready(description());
+        tasks.spawn(apiserver::run(link.clone(), inputs, description, self.stop.clone()));
+        Member { link, source }
+    }
+}
+
+fn description() -> NodeDescription {
+    NodeDescription {
+        name: NODE.to_owned(),
+        labels: BTreeMap::new(),
+        provider_id: None,
+        taints: Vec::new(),
+        external_cloud: None,
+        architecture: "amd64",
+        capacity: Requests::default(),
+        allocatable: Requests::default(),
+        max_pods: 110,
+        runtime_classes: Vec::new(),
+        api_port: None,
+        info: BTreeMap::new(),
     }
 }
 

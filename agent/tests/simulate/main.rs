@@ -1,21 +1,29 @@
 //! The simulator: supervisor, workers, merge and a source's view over the fake executor, on one thread with a virtual
 //! clock. A seed decides manifests, edits, exits, faults and crashes, and reproduces a run exactly.
 //!
+//! With `--link` the node is part of a simulated cluster, and what befalls it is the line to its apiserver.
+//!
 //! `cargo xtask simulate --seeds A..B` runs many; `--seed N --trace` prints the steps of one.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod agent;
 mod expected;
+mod link;
 mod manifests;
 mod run;
+mod server;
 
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
+use run::Report;
+
 /// What an ordinary test run tries.
 const EVERYDAY: Range<u64> = 0..10_000;
+/// What it tries of lines.
+const EVERYDAY_LINKS: Range<u64> = 0..100;
 /// One seed in so many runs twice more: its steps have to be the same.
 const REPEATED: u64 = 64;
 /// Failures after which no further seed is tried.
@@ -30,16 +38,31 @@ fn main() -> ExitCode {
     if arguments.iter().any(|argument| argument == "--list") {
         return ExitCode::SUCCESS;
     }
+    let is_link = arguments.iter().any(|argument| argument == "--link");
+    let node: (Run, bool) = (run::run, true);
+    // Whom of those that wait for one change tokio wakes first is not the seed's.
+    let link: (Run, bool) = (link::run, false);
+    let chosen = if is_link { link } else { node };
     if let Some(seed) = value("--seed") {
         let Ok(seed) = seed.parse() else { return usage() };
-        return one(seed, arguments.iter().any(|argument| argument == "--trace"));
+        return one(chosen.0, seed, arguments.iter().any(|argument| argument == "--trace"));
     }
-    let Some(seeds) = value("--seeds").map_or(Some(EVERYDAY), range) else { return usage() };
-    many(seeds)
+    match value("--seeds").map(range) {
+        Some(Some(seeds)) => many(chosen, seeds),
+        Some(None) => usage(),
+        None if is_link => many(link, EVERYDAY_LINKS),
+        None => {
+            let both = [many(node, EVERYDAY), many(link, EVERYDAY_LINKS)];
+            if both == [ExitCode::SUCCESS; 2] { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+    }
 }
 
+/// Runs a seed, and keeps its steps where that is wanted.
+type Run = fn(u64, bool) -> Report;
+
 fn usage() -> ExitCode {
-    eprintln!("usage: simulate [--seeds A..B | --seed N [--trace]]");
+    eprintln!("usage: simulate [--link] [--seeds A..B | --seed N [--trace]]");
     ExitCode::from(2)
 }
 
@@ -48,8 +71,8 @@ fn range(text: &str) -> Option<Range<u64>> {
     Some(begin.parse().ok()?..end.parse().ok()?)
 }
 
-fn one(seed: u64, trace: bool) -> ExitCode {
-    let report = run::run(seed, trace);
+fn one(run: Run, seed: u64, trace: bool) -> ExitCode {
+    let report = run(seed, trace);
     report.trace.iter().for_each(|line| println!("{line}"));
     match report.violations.as_slice() {
         [] => {
@@ -64,7 +87,7 @@ fn one(seed: u64, trace: bool) -> ExitCode {
 }
 
 /// Runs all seeds on as many threads as there are cores, each run on one of them.
-fn many(seeds: Range<u64>) -> ExitCode {
+fn many((run, repeats): (Run, bool), seeds: Range<u64>) -> ExitCode {
     let (next, failed, begun) = (AtomicU64::new(seeds.start), AtomicUsize::new(0), Instant::now());
     let (starts, seconds) = (AtomicU64::new(0), AtomicU64::new(0));
     let work = || {
@@ -73,8 +96,8 @@ fn many(seeds: Range<u64>) -> ExitCode {
             if seed >= seeds.end {
                 return;
             }
-            let mut report = run::run(seed, false);
-            if seed % REPEATED == 0 && run::run(seed, true).trace != run::run(seed, true).trace {
+            let mut report = run(seed, false);
+            if repeats && seed % REPEATED == 0 && run(seed, true).trace != run(seed, true).trace {
                 report.violations.push("two runs differ".to_owned());
             }
             starts.fetch_add(report.starts, Ordering::Relaxed);
