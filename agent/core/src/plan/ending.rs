@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use std::time::Instant;
 
-use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, Stopping};
+use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, StopPhase, Stopping};
 use super::{Action, KillCause, Plan, Step, grace, probes::probes};
 use crate::node_state::NodeState;
 use limpet_model::pod::Role;
@@ -43,19 +43,25 @@ pub(super) fn evict(pod: &PodState, node: NodeState, now: Instant) -> Step {
     }
 }
 
-/// Stops a container of a pod that ends. A sidecar is stopped after the containers it serves, and after the sidecars that
-/// were started later, with what they leave of the pod's grace period; at the end of that it waits no more.
+/// Stops a container of a pod that ends. A sidecar gets its stop signal after the containers it serves, and after the sidecars
+/// that were started later, with what they leave of the pod's grace period; at the end of that it waits no more. Its `preStop`
+/// hook waits for nobody.
 fn stop_in_turn(plan: &mut Plan, pod: &PodState, index: usize, of_pod: Duration, now: Instant) {
     let slot = &pod.containers[index];
     if slot.role != Role::Sidecar || !slot.is_running() {
         return stop(plan, index, slot, of_pod, KillCause::PodEnds, now);
     }
     let kill_at = pod.ends_since.unwrap_or(now) + of_pod;
-    let began = slot.stopping().map(|stopping| stopping.began);
-    if began.is_none() && kill_at > now && !is_its_turn(pod, index) {
+    let stopping = slot.stopping();
+    let signal_is_next = match stopping {
+        None => !slot.hooks.pre_stop,
+        Some(stopping) => stopping.phase == StopPhase::PreStop,
+    };
+    if signal_is_next && kill_at > now && !is_its_turn(pod, index) {
         return plan.wake_at(kill_at);
     }
-    let grace = kill_at.saturating_duration_since(began.unwrap_or(now)).max(LEAST_GRACE);
+    let began = stopping.map_or(now, |stopping| stopping.began);
+    let grace = kill_at.saturating_duration_since(began).max(LEAST_GRACE);
     stop(plan, index, slot, grace, KillCause::PodEnds, now);
 }
 

@@ -77,6 +77,40 @@ fn sidecars_end_one_by_one_after_the_others_within_the_grace_of_the_pod() {
 }
 
 #[test]
+fn the_hooks_of_sidecars_run_at_once_and_their_signals_wait() {
+    let now = Instant::now();
+    let mut pod = running("OnFailure");
+    pod.containers[0].hooks.pre_stop = true;
+    pod.containers[1].hooks.pre_stop = true;
+    pod.containers[2].instance.as_mut().unwrap().end(exit(0), at(now));
+    assert_eq!(stops(&mut pod, now), [(0, StopPhase::PreStop, GRACE), (1, StopPhase::PreStop, GRACE)]);
+    // Both hooks are over; the signal of the first waits for the second to exit.
+    assert_eq!(stops(&mut pod, now + seconds(1)), [(1, StopPhase::Signal, seconds(29))]);
+    exits(&mut pod, 1, now + seconds(6));
+    assert_eq!(stops(&mut pod, now + seconds(6)), [(0, StopPhase::Signal, seconds(24))]);
+    exits(&mut pod, 0, now + seconds(7));
+    assert!(stops(&mut pod, now + seconds(7)).is_empty() && is_finished(&pod));
+}
+
+#[test]
+fn a_hook_of_a_sidecar_that_does_not_end_is_cut_with_the_grace_of_the_pod() {
+    let now = Instant::now();
+    let mut pod = running("Always");
+    pod.containers[0].hooks.pre_stop = true;
+    pod.end(GRACE, at(now));
+    pod.ends_since = Some(now);
+    let Step::Do(actions) = plan(&pod, READY, now) else { panic!("nothing to do") };
+    // Begun and not answered.
+    actions.iter().for_each(|action| begin(&mut pod, action));
+    let phases: Vec<_> = pod.containers.iter().map(|slot| slot.stopping().map(|stopping| stopping.phase)).collect();
+    assert_eq!(phases, [Some(StopPhase::PreStop), None, Some(StopPhase::Signal)]);
+    assert_eq!(plan(&pod, READY, now + seconds(29)), Step::Wait(Some(now + GRACE)));
+    let last =
+        [(0, StopPhase::Signal, seconds(2)), (1, StopPhase::Signal, seconds(2)), (2, StopPhase::Kill, Duration::ZERO)];
+    assert_eq!(stops(&mut pod, now + GRACE), last);
+}
+
+#[test]
 fn a_sidecar_that_exits_while_it_waits_for_its_turn_is_not_restarted() {
     let now = Instant::now();
     let mut pod = running("Always");
