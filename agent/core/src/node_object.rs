@@ -391,6 +391,7 @@ fn says_the_same(before: &NodeReport, now: &NodeReport) -> bool {
     shown(before) == shown(now)
         && before.network_problem == now.network_problem
         && before.runtime_version == now.runtime_version
+        && before.devices == now.devices
         && before.images == now.images
         && before.volumes_in_use == now.volumes_in_use
 }

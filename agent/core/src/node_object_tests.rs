@@ -220,6 +220,11 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
     assert_eq!(with(|report| report.runtime_version = "containerd://2.2.0".to_owned()), None);
     assert_eq!(with(|report| report.network_problem = Some("gone".to_owned())), None);
     assert_eq!(with(|report| report.images = vec![image()]), None);
+    let with_device = |report: &mut NodeReport| {
+        report.devices.insert("example.com/serial".to_owned(), DeviceCount { capacity: 2, allocatable: 1 });
+    };
+    assert_eq!(with(with_device), None);
+    assert_eq!(with(|report| report.volumes_in_use = ["kubernetes.io/csi/a^b".to_owned()].into()), None);
 }
 
 #[test]
