@@ -76,12 +76,11 @@ fn a_manifest_broken_while_the_agent_is_down(node: &mut TestNode) -> Result<()> 
 }
 
 fn a_field_limpet_does_not_act_on_is_refused(node: &mut TestNode) -> Result<()> {
-    let attached = with(shell("main", IDLE), json!({ "stdin": true }));
-    node.apply(&pod("attached", json!({ "containers": [attached] })))?;
-    node.wait_event("spec.containers[0].stdin")?;
+    node.apply(&pod("mapped", json!({ "hostUsers": false, "containers": [shell("main", IDLE)] })))?;
+    node.wait_event("spec.hostUsers")?;
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
-    ensure!(node.containerd.tasks()?.len() == 1, "it was run without its standard input");
+    ensure!(node.containerd.tasks()?.len() == 1, "it was run with the users of the host");
     Ok(())
 }
 
