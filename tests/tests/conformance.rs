@@ -121,8 +121,7 @@ struct Bench {
 
 impl Bench {
     fn prepare(node: &TestNode) -> Result<Self> {
-        let program =
-            tools::kubernetes("e2e_node").context("no e2e_node here; run: cargo xtask nightly conformance")?;
+        let program = tools::kubernetes("e2e_node").context("no e2e_node here; run: cargo xtask conformance")?;
         // The suite makes pods before their namespace has its service account.
         let mut cluster = Cluster::boot_with(&["--disable-admission-plugins=ServiceAccount"])?;
         cluster.start_controllers(&[])?;
@@ -158,7 +157,7 @@ impl Bench {
         let reports = agent::workspace_dir().join("target/conformance");
         fs::create_dir_all(&reports)?;
         let report = format!("{agent}.json");
-        let ginkgo = tools::kubernetes("ginkgo").context("no ginkgo here; run: cargo xtask nightly conformance")?;
+        let ginkgo = tools::kubernetes("ginkgo").context("no ginkgo here; run: cargo xtask conformance")?;
         let script = "mkdir -p /var/log/pods /var/lib/kubelet && mount --bind \"$LOGS\" /var/log/pods && \
                       mkdir -p \"$ROOT/device-plugins\" && mount --rbind \"$ROOT\" /var/lib/kubelet && \
                       mount --bind \"$PLUGINS\" /var/lib/kubelet/device-plugins && exec \"$@\"";
@@ -213,8 +212,7 @@ fn token(cluster: &Cluster) -> Result<String> {
 /// What the specs run, of busybox and agnhost.
 fn images(dir: &Path) -> Result<Vec<Image>> {
     let program = |name: &str| {
-        let path =
-            tools::kubernetes(name).with_context(|| format!("no {name} here; run: cargo xtask nightly conformance"))?;
+        let path = tools::kubernetes(name).with_context(|| format!("no {name} here; run: cargo xtask conformance"))?;
         fs::read(&path).with_context(|| format!("{}", path.display()))
     };
     let agnhost = program("agnhost")?;

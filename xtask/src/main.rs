@@ -5,6 +5,7 @@ mod bench;
 mod bench_emulated;
 mod cargo;
 mod cluster;
+mod conformance;
 mod corpus;
 mod cross;
 mod demo;
@@ -57,6 +58,8 @@ enum Task {
     TestKernels(test_kernels::Arguments),
     /// Run the tests that take too long for every change: all kernels, the long forms, containerd 2. Takes hours.
     Nightly(nightly::Arguments),
+    /// Run Kubernetes' node conformance specs against limpet and against kubelet, and compare: docs/conformance.md. Takes hours.
+    Conformance(conformance::Arguments),
     /// Build the BPF programs and put the object in its place; sets up what that needs but the nightly compiler itself.
     BuildEbpf,
     /// Build the kube-apiserver whose Pod API limpet has, and fetch its etcd: into ~/.cache/limpet, once. Needs Go.
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
         Task::TestVm(arguments) => test_vm::run(&arguments),
         Task::TestKernels(arguments) => test_kernels::run(&arguments),
         Task::Nightly(arguments) => nightly::run(&arguments),
+        Task::Conformance(arguments) => conformance::run(&arguments),
         Task::BuildEbpf => ebpf::build(),
         Task::Apiserver => kubernetes::apiserver().map(say_where),
         Task::Cluster(arguments) => cluster::run(&arguments),

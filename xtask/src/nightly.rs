@@ -43,8 +43,6 @@ enum Part {
     Kubectl,
     /// The specs of Kubernetes' node tests for a kubelet without an apiserver.
     Standalone,
-    /// The specs of Kubernetes' node conformance, against limpet and against kubelet; only when it is named, since some fail.
-    Conformance,
     /// kubeadm sets up a cluster whose control plane and nodes limpet runs.
     Kubeadm,
     /// 1 GiB each way through exec and port-forward, 200 streams at once, and clients that are gone without a word.
@@ -78,8 +76,6 @@ impl Part {
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
             Self::Views => &["test", "-p", "limpet-tests", "--test", "views"],
-            // One after the other: the specs ask for kubelet's own ports.
-            Self::Conformance => &["test", "-p", "limpet-tests", "--test", "conformance", "--", "--test-threads=1"],
             Self::Kubeadm => &["test", "-p", "limpet-tests", "--test", "kubeadm"],
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
             Self::Csi => &["test", "-p", "limpet-tests", "--test", "csi", "--", "a_clusters_own_controller"],
@@ -96,11 +92,6 @@ impl Part {
             Self::MetricsServer => kubernetes::control_plane().and_then(|()| METRICS_SERVER.ready()).map(drop),
             Self::Workloads | Self::Csi => kubernetes::control_plane(),
             Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
-            Self::Conformance => {
-                kubernetes::control_plane()?;
-                kubernetes::kubelet()?;
-                kubernetes::conformance_tests().map(drop)
-            }
             Self::Kubeadm => kubernetes::kubeadm().and_then(|()| ETCD.ready()).and_then(|_| COREDNS.ready()).map(drop),
             Self::DevicePlugin => kubernetes::device_programs().map(drop),
             Self::KubeletServer => kubernetes::apiserver().and_then(|_| kubernetes::kubelet()).map(drop),
@@ -138,7 +129,7 @@ impl Part {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut parts = arguments.parts.clone();
     if parts.is_empty() {
-        parts.extend(Part::value_variants().iter().filter(|part| !matches!(part, Part::Conformance)));
+        parts.extend(Part::value_variants());
     }
     let mut ended = Vec::new();
     for part in parts {

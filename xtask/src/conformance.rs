@@ -1,0 +1,199 @@
+//! `cargo xtask conformance`: Kubernetes' node conformance specs against limpet and against the real kubelet, and their comparison,
+//! docs/conformance.md.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use limpet_tests::agent;
+use serde_json::Value;
+
+use crate::{cargo, kubernetes};
+
+/// Whether to run the specs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Run nothing, compare the reports of the last runs
+    #[arg(long)]
+    compare: bool,
+}
+
+/// Of a manifest that is removed and written again.
+const REWRITTEN: &str = "a manifest that is back at once with the same content restarts nothing, on purpose";
+/// Of devices.
+const DEVICES: &str = "limpet sent changes of devices with the next full report; mended, passes when run again. \
+                       kubelet has its socket where the specs do not see it";
+
+/// Why specs fail, by a part of their names; the first that fits counts.
+const REASONS: &[(&str, &str)] = &[
+    ("successfully recreate when file is removed", REWRITTEN),
+    ("should not continue running liveness probes", "limpet probes sidecars while their pod ends, as KEP 4438 asks"),
+    (
+        "PreStop hook simultaneously",
+        "limpet ran the hooks of sidecars one after another; mended, passes when run again",
+    ),
+    ("if prestop doesn't exit", "limpet ends a hook with the grace period, kubelet 2 s later with its container"),
+    ("Device Plugin Failures Pod Status", "asks containerd's CRI, which this containerd has only for kubelet"),
+    ("Device Plugin Failures", DEVICES),
+    ("ConfigMap should be consumable", "the shell of Debian's busybox drops variables with a dash in their names"),
+    ("Secrets should be consumable", "the shell of Debian's busybox drops variables with a dash in their names"),
+    ("node-pod communication: udp", "nc of Debian's busybox has no -u"),
+    ("ContainerLogPath", "the node's /var/log is not that of the specs on this machine"),
+    ("PrivilegedPod", "this kernel has no dummy network devices"),
+    ("ImageVolume should succeed with pod and pull policy of Always", "its image is not the one the spec expects"),
+    ("/metrics/cadvisor", "limpet has the metrics of metrics.md; kubelet lacks some on cgroup v1"),
+    ("Summary API", "values that cgroup v1 or this machine does not give; limpet has no PSI there"),
+];
+
+/// What became of a spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    Passed,
+    Failed,
+    /// Its condition is not met here, or one before it in an ordered group failed.
+    Skipped,
+}
+
+/// Runs the specs against both, then compares.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if !arguments.compare {
+        kubernetes::control_plane()?;
+        kubernetes::kubelet()?;
+        kubernetes::conformance_tests()?;
+        for agent in ["limpet", "kubelet"] {
+            fs::remove_file(report(agent)).ok();
+        }
+        // One after the other: the specs ask for kubelet's own ports. Some fail, which the comparison shows.
+        cargo::status(&mut cargo::command(&[
+            "xtask",
+            "test",
+            "-p",
+            "limpet-tests",
+            "--test",
+            "conformance",
+            "--",
+            "--test-threads=1",
+        ]))?;
+    }
+    let (limpet, kubelet) = (outcomes("limpet")?, outcomes("kubelet")?);
+    let page = agent::workspace_dir().join("docs/conformance.md");
+    fs::write(&page, compared(&limpet, &kubelet))?;
+    println!("{}", page.display());
+    Ok(())
+}
+
+fn report(agent: &str) -> PathBuf {
+    agent::workspace_dir().join(format!("target/conformance/{agent}.json"))
+}
+
+/// The specs of ginkgo's report, by their names.
+fn outcomes(agent: &str) -> Result<BTreeMap<String, Outcome>> {
+    let path = report(agent);
+    let read = || anyhow::Ok(serde_json::from_slice::<Value>(&fs::read(&path)?)?);
+    let suites = read().with_context(|| format!("{}; run: cargo xtask conformance", path.display()))?;
+    let specs = suites[0]["SpecReports"].as_array().into_iter().flatten();
+    Ok(specs.filter(|spec| spec["LeafNodeType"] == "It").map(|spec| (name(spec), outcome(spec))).collect())
+}
+
+/// Without the labels, which are in brackets.
+fn name(spec: &Value) -> String {
+    let texts = spec["ContainerHierarchyTexts"].as_array().into_iter().flatten().chain([&spec["LeafNodeText"]]);
+    let words = texts.filter_map(Value::as_str).flat_map(str::split_whitespace);
+    words.filter(|word| !word.starts_with('[')).collect::<Vec<_>>().join(" ")
+}
+
+fn outcome(spec: &Value) -> Outcome {
+    match spec["State"].as_str() {
+        Some("passed") => Outcome::Passed,
+        Some("skipped" | "pending") => Outcome::Skipped,
+        _ => Outcome::Failed,
+    }
+}
+
+/// The page.
+fn compared(limpet: &BTreeMap<String, Outcome>, kubelet: &BTreeMap<String, Outcome>) -> String {
+    let pairs = || {
+        limpet.iter().map(|(name, one)| (name.as_str(), *one, kubelet.get(name).copied().unwrap_or(Outcome::Skipped)))
+    };
+    let names = |of_limpet, of_kubelet| -> Vec<&str> {
+        pairs().filter(|pair| (pair.1, pair.2) == (of_limpet, of_kubelet)).map(|pair| pair.0).collect()
+    };
+    let mut page = String::from(HEAD);
+    page.push_str("| limpet | kubelet | specs |\n|---|---|---|\n");
+    let all = [Outcome::Passed, Outcome::Failed, Outcome::Skipped];
+    for (one, other) in all.into_iter().flat_map(|one| all.map(|other| (one, other))) {
+        let count = names(one, other).len();
+        if count > 0 && (one, other) != (Outcome::Skipped, Outcome::Skipped) {
+            let _ = writeln!(page, "| {} | {} | {count} |", word(one), word(other));
+        }
+    }
+    for (title, list) in [
+        ("kubelet alone passes", names(Outcome::Failed, Outcome::Passed)),
+        ("Both fail", names(Outcome::Failed, Outcome::Failed)),
+        ("limpet alone fails, kubelet skips", names(Outcome::Failed, Outcome::Skipped)),
+    ] {
+        if list.is_empty() {
+            continue;
+        }
+        let _ = write!(page, "\n## {title}\n\n| spec | why |\n|---|---|\n");
+        for name in list {
+            let why = REASONS.iter().find(|(part, _)| name.contains(part)).map_or("not known", |(_, why)| why);
+            let _ = writeln!(page, "| {name} | {why} |");
+        }
+    }
+    for (title, list) in [
+        ("limpet alone passes", names(Outcome::Passed, Outcome::Failed)),
+        ("kubelet passes, limpet skips", names(Outcome::Skipped, Outcome::Passed)),
+    ] {
+        if list.is_empty() {
+            continue;
+        }
+        let _ = write!(page, "\n## {title}\n\n");
+        for name in list {
+            let _ = writeln!(page, "- {name}");
+        }
+    }
+    page
+}
+
+fn word(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Passed => "passes",
+        Outcome::Failed => "fails",
+        Outcome::Skipped => "skips",
+    }
+}
+
+/// How it was run.
+const HEAD: &str = "\
+# Kubernetes' node conformance specs
+
+Generated by `cargo xtask conformance`: the specs of `test/e2e_node` of Kubernetes 1.37.1 that are labelled `NodeConformance` or `Conformance`,
+unchanged, against limpet and against the real kubelet, each as the node of a whole cluster, on the same machine. Those labelled `Serial`,
+`Disruptive` or `Flaky` are left out; [testing.md](testing.md) says how the specs are run, and with which images. A spec that is skipped
+asks for what that node, or the version of its runtime, does not have, or follows one that failed. One that both skip is not counted.
+
+";
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_spec_is_named_without_its_labels_and_stands_where_the_agents_differ() {
+        let spec = json!({
+            "ContainerHierarchyTexts": ["[sig-node] MirrorPod", "when changed"], "LeafNodeText": "should run [NodeConformance]",
+            "State": "timedout",
+        });
+        assert_eq!((name(&spec).as_str(), outcome(&spec)), ("MirrorPod when changed should run", Outcome::Failed));
+        let one = |outcome| BTreeMap::from([("spec".to_owned(), outcome)]);
+        let page = compared(&one(Outcome::Failed), &one(Outcome::Passed));
+        assert!(page.contains("| fails | passes | 1 |") && page.contains("| spec | not known |"), "{page}");
+        assert!(!compared(&one(Outcome::Skipped), &one(Outcome::Skipped)).contains("skips | skips"));
+    }
+}
