@@ -1,8 +1,8 @@
-//! CSI drivers of the node: they register in `plugins_registry`, say what the node is called and where it is, and stage and
-//! publish volumes.
+//! CSI drivers of the node: they register in `plugins_registry`, report the node's id and topology, and stage and publish volumes.
 //!
 //! Every call has kubelet's deadline and runs in a task of the driver's registration or of the pod that needs it: a driver
-//! that hangs delays its own pods alone. [`CsiVolumes`] has them mount what pods need and unmount it. What a cluster is told of the drivers is decided by [`limpet_core::csi_node`].
+//! that hangs delays its own pods alone. [`CsiVolumes`] has them mount what pods need and unmount it.
+//! [`limpet_core::csi_node`] decides what is reported to the cluster.
 
 mod driver;
 mod files;
@@ -63,7 +63,7 @@ pub enum RegisterError {
         /// The cause.
         message: String,
     },
-    /// What it says of the node cannot be used.
+    /// Its answer to `NodeGetInfo` cannot be used.
     #[error("CSI driver {name}: NodeGetInfo: {fault}")]
     NodeInfo {
         /// Its name.
@@ -114,7 +114,7 @@ impl CsiDrivers {
     /// Connects to the driver at `socket`, and asks it about the node.
     ///
     /// # Errors
-    /// It does not answer within a deadline, or what it says cannot be used.
+    /// It does not answer within a deadline, or its answer cannot be used.
     pub async fn register(
         &self,
         name: &str,
@@ -175,7 +175,7 @@ impl CsiDrivers {
         self.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// What the cluster is to be told.
+    /// What is reported to the cluster.
     pub fn report(&self) -> DriverReport {
         self.known().report.clone()
     }
@@ -216,7 +216,7 @@ fn is_driver_name(name: &str) -> bool {
     framed && plain(name) && name.len() <= MAX_NAME
 }
 
-/// Why a cluster would not take what a driver says of the node.
+/// Why an apiserver would refuse what a driver reports of the node.
 fn fault(info: &DriverInfo) -> Option<String> {
     if info.node_id.is_empty() {
         return Some("the node id must not be empty".to_owned());

@@ -13,7 +13,7 @@ use tonic::Status;
 
 use crate::csi::{CsiDrivers, RegistrationId};
 use crate::device_plugins::DevicePlugins;
-use crate::plugin_socket::{connect, said};
+use crate::plugin_socket::{connect, status_message};
 use limpet_core::device_plugins::PluginId;
 use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
@@ -193,5 +193,5 @@ async fn register(plugins: &Registries, path: &Path, registered: &OnceLock<Regis
 
 async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, String> {
     let answer = tokio::time::timeout(DEADLINE, call).await.map_err(|_| "no answer".to_owned())?;
-    answer.map(tonic::Response::into_inner).map_err(|status| said(&status))
+    answer.map(tonic::Response::into_inner).map_err(|status| status_message(&status))
 }

@@ -22,6 +22,6 @@ pub async fn connect(socket: PathBuf) -> Result<Channel, String> {
 }
 
 /// The message of a plugin's error.
-pub fn said(status: &Status) -> String {
+pub fn status_message(status: &Status) -> String {
     format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 /// How long a test waits for what should happen soon. Generous: it is reached on failure only.
 pub const SOON: Duration = Duration::from_secs(60);
@@ -100,6 +100,19 @@ pub fn soon() -> Duration {
 pub fn patient(limit: Duration) -> Duration {
     let set = std::env::var(PATIENCE_VARIABLE).ok().and_then(|text| text.parse().ok());
     limit * set.unwrap_or(1)
+}
+
+/// Lets `time` pass, for benches that measure an idle process: nothing is waited for.
+///
+/// # Errors
+/// The run is interrupted.
+pub fn pass(time: Duration) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        ensure!(!interrupted(), "interrupted");
+        std::thread::sleep(Duration::from_millis(500).min(time));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -115,7 +115,7 @@ fn a_container_without_a_terminal_shows_its_lines(node: &mut TestNode) -> Result
         let shown = client.shown();
         shown.contains("out\n") && shown.contains("err\n")
     })?;
-    // With the container's process ends this one, too, at times before it has said that it succeeded.
+    // It may be killed with the container, before its exit is reported.
     node.agent.cli(&["exec", "lines", "--", "touch", "/end"])?;
     client.wait_for("the end")?;
     client.wait_end()?;

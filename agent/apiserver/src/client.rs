@@ -104,7 +104,7 @@ impl Credentials {
             .map_err(tower::BoxError::from)
             .service(client);
         let inner = kube::Client::new(service, self.config.default_namespace.clone());
-        Ok(Client { inner, authorities: Arc::clone(&self.authorities), heard: Arc::default() })
+        Ok(Client { inner, authorities: Arc::clone(&self.authorities), received_count: Arc::default() })
     }
 }
 
@@ -125,7 +125,7 @@ pub struct Client {
     pub(crate) inner: kube::Client,
     authorities: Arc<[Vec<u8>]>,
     /// Counts what the server has sent.
-    pub(crate) heard: Arc<AtomicU64>,
+    pub(crate) received_count: Arc<AtomicU64>,
 }
 
 /// The bodies of a request and its answer, in bytes; `None`: there was none. The body of a refusal is not counted.
@@ -157,7 +157,11 @@ impl Client {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<tower::BoxError>,
     {
-        Self { inner: kube::Client::new(service, "default"), authorities: Arc::default(), heard: Arc::default() }
+        Self {
+            inner: kube::Client::new(service, "default"),
+            authorities: Arc::default(),
+            received_count: Arc::default(),
+        }
     }
 
     /// The certificates, DER, of the authorities that the kubeconfig names; none: the system's count.
@@ -194,17 +198,17 @@ impl Client {
         let late = |_| RequestError::Deadline(DEADLINE);
         let answer = tokio::time::timeout(DEADLINE, self.inner.send(request.map(Body::from))).await.map_err(late)??;
         let (status, mut body, mut bytes) = (answer.status(), answer.into_body(), Vec::new());
-        self.heard.fetch_add(1, Ordering::Relaxed);
+        self.received_count.fetch_add(1, Ordering::Relaxed);
         while let Some(frame) = tokio::time::timeout(DEADLINE, body.frame()).await.map_err(late)? {
-            self.heard.fetch_add(1, Ordering::Relaxed);
+            self.received_count.fetch_add(1, Ordering::Relaxed);
             bytes.extend_from_slice(frame?.data_ref().map_or(&[], |data| data));
         }
         Ok((status, bytes))
     }
 
     /// Counts what has come from the server: changes as long as something comes.
-    pub fn heard(&self) -> u64 {
-        self.heard.load(Ordering::Relaxed)
+    pub fn received_count(&self) -> u64 {
+        self.received_count.load(Ordering::Relaxed)
     }
 }
 
@@ -290,10 +294,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_answer_may_take_long_as_long_as_it_comes() {
         let (begun, client) = (Instant::now(), slow(DEADLINE / 2, 10));
-        let heard = client.heard();
+        let received_count = client.received_count();
         let answer = client.send(Request::get(Resource::Nodes)).await.unwrap();
         assert_eq!(answer, json!({ "a": 10_000_000_000_u64 }));
-        assert!(begun.elapsed() > DEADLINE * 5 && client.heard() != heard);
+        assert!(begun.elapsed() > DEADLINE * 5 && client.received_count() != received_count);
     }
 
     #[tokio::test(start_paused = true)]

@@ -66,8 +66,8 @@ impl Client {
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
         let begun = tokio::time::timeout(DEADLINE, self.inner.request_events::<Value>(request)).await;
         let events = begun.map_err(|_| RequestError::Deadline(DEADLINE))??;
-        let heard = Arc::clone(&self.heard);
-        let changes = events.inspect(move |_| _ = heard.fetch_add(1, Ordering::Relaxed));
+        let received_count = Arc::clone(&self.received_count);
+        let changes = events.inspect(move |_| _ = received_count.fetch_add(1, Ordering::Relaxed));
         let changes = changes.map(|event| match event {
             Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Ok(Change::Stored(object)),
             Ok(WatchEvent::Deleted(object)) => Ok(Change::Deleted(object)),

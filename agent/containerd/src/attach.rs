@@ -83,7 +83,7 @@ impl AttachPoint {
         fs::read_link(self.directory.join(RUNTIME))
     }
 
-    /// Holds the FIFO open until the shim does: without somebody who may write, its reader would be at its end.
+    /// Holds the FIFO open until the shim does: without a writer its reader would be at the end.
     ///
     /// # Errors
     /// When there is none.
@@ -125,7 +125,7 @@ impl AttachPoint {
     /// Connects with the container's input, if it has one, and it is open.
     ///
     /// # Errors
-    /// When nobody reads it: its process has exited, or has closed it.
+    /// When it has no reader: its process has exited, or has closed it.
     pub fn open_input(&self) -> io::Result<Option<Sender>> {
         // Opening it so never waits: the process, or with a terminal the shim, is its reader.
         match OpenOptions::new().open_sender(self.stdin()) {

@@ -2,7 +2,7 @@
 //!
 //! containerd's shim gives a process whose output goes to a logger no input. So for a container with `stdin` the shim's
 //! runtime is a symbolic link to limpet's executable in the container's [`AttachPoint`]. It opens the FIFO, which lies beside
-//! the link, and executes the real runtime; runc hands its own input on to the process that it creates. The shim holds the
+//! the link, and executes the real runtime; runc passes its own input to the process that it creates. The shim holds the
 //! FIFO's other end open, as of one with a terminal, so neither agent nor containerd is needed to keep it.
 
 use std::ffi::OsString;

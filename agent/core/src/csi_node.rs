@@ -1,4 +1,4 @@
-//! What a node says of its CSI drivers: the CSINode object, and the Node's annotation and labels. Pure.
+//! What a node reports of its CSI drivers: the CSINode object, and the Node's annotation and labels. Pure.
 //!
 //! As with kubelet a driver is added when it registers, and removed when its socket goes: one that was there before the agent
 //! started, and is not back yet, stays named, so that a restart of the agent takes no node from a scheduler's choice.
@@ -13,7 +13,7 @@ pub const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 /// The annotation of a Node whose volumes a controller attaches: without it none does.
 pub const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
-/// What a driver says of the node.
+/// What a driver reports of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DriverInfo {
     /// The node's name for the driver.
@@ -157,7 +157,7 @@ fn entry(name: &str, driver: &DriverInfo) -> Value {
     entry
 }
 
-/// Whether an entry of a CSINode says what the driver does; an apiserver shows an empty list as null.
+/// Whether an entry of a CSINode is what the driver reports; an apiserver shows an empty list as null.
 fn says(entry: &Value, driver: &DriverInfo) -> bool {
     let keys: BTreeSet<&str> =
         entry["topologyKeys"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
@@ -166,7 +166,7 @@ fn says(entry: &Value, driver: &DriverInfo) -> bool {
         && entry["allocatable"]["count"].as_i64() == count(driver).map(i64::from)
 }
 
-/// How many of its volumes the node can have, if the driver says so.
+/// How many of its volumes the node can have, if the driver limits them.
 fn count(driver: &DriverInfo) -> Option<i32> {
     (driver.max_volumes > 0).then(|| i32::try_from(driver.max_volumes).unwrap_or(i32::MAX))
 }

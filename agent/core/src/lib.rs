@@ -5,7 +5,7 @@
 //! [`state`] and the node's
 //! [`node_state`], [`outcome`] applies their results, [`probe`] judges the results of a container's probes, [`adopt`] applies what containerd already runs; [`status`] generates the
 //! reported status, and [`forecast`] predicts what other manifests would change. Towards an apiserver, [`mirror`] decides about
-//! mirror pods, [`node_object`] about the Node and its lease, [`csi_node`] about what it says of CSI drivers, [`connectivity`] about the connection.
+//! mirror pods, [`node_object`] about the Node and its lease, [`csi_node`] about its CSI drivers, [`connectivity`] about the connection.
 
 pub mod admission;
 pub mod adopt;

@@ -110,7 +110,7 @@ async fn hold(desired: &Desired, key: &ObjectKey, in_use: InUse) {
     drop(in_use);
 }
 
-/// Whether a controller has attached the volume, after it was told that the node uses it.
+/// Whether a controller has attached the volume, after the node reported that it uses it.
 fn is_attached(seen: &Seen, name: &str) -> bool {
     seen.node().is_some_and(|node| node.volumes_in_use.contains(name) && node.volumes_attached.contains(name))
 }

@@ -28,7 +28,7 @@ pub(super) async fn keep(link: Link, node: String, drivers: Arc<CsiDrivers>, mut
         beginnings.borrow_and_update();
         let uid = seen.borrow_and_update().node().map(|node| node.uid.clone());
         if let Some(uid) = &uid {
-            match tell(&link, &node, uid, &drivers, &seen).await {
+            match report_to(&link, &node, uid, &drivers, &seen).await {
                 Ok(()) => failures = 0,
                 Err(error) => {
                     failures += 1;
@@ -49,7 +49,7 @@ pub(super) async fn keep(link: Link, node: String, drivers: Arc<CsiDrivers>, mut
     }
 }
 
-async fn tell(
+async fn report_to(
     link: &Link,
     name: &str,
     uid: &str,
@@ -62,7 +62,11 @@ async fn tell(
         None => return Ok(()),
     };
     for (driver, collision) in &hidden {
-        tracing::error!(driver, collision, "the cluster is not told of the CSI driver; remove the label from the Node");
+        tracing::error!(
+            driver,
+            collision,
+            "the CSI driver is not reported to the cluster; remove the label from the Node"
+        );
     }
     if let Some(patch) = patch {
         link.send(Request::patch(Resource::Node(name.to_owned()), PatchType::Merge, patch)).await?;

@@ -113,7 +113,7 @@ fn failures_after(failures: u32, watched: Option<Duration>) -> u32 {
     }
 }
 
-/// Begins a watch and hands on what it brings until the server or the connection ends it; and for how long it watched.
+/// Begins a watch and passes on what it brings until the server or the connection ends it; and for how long it watched.
 async fn session(
     link: &Link,
     what: &Followed,
@@ -126,7 +126,7 @@ async fn session(
     match begin(link, what, updates, start, limit).await {
         Ok(watch) => {
             let begun = Instant::now();
-            let ended = hand_on((link, beginnings), watch, updates, start, limit).await;
+            let ended = pass_on((link, beginnings), watch, updates, start, limit).await;
             (ended, Some(begun.elapsed()))
         }
         Err(error) => (Err(error), None),
@@ -154,8 +154,8 @@ async fn begin(
     Ok(watch)
 }
 
-/// Hands on what the watch brings until the server or the connection ends it.
-async fn hand_on(
+/// Passes on what the watch brings until the server or the connection ends it.
+async fn pass_on(
     (link, mut beginnings): (&Link, watch::Receiver<u64>),
     mut watch: Watch,
     updates: &mpsc::Sender<Update>,

@@ -51,7 +51,7 @@ impl Lease {
                 Ok(seen) => seen.node().map(|node| node.uid.clone()).unwrap_or_default(),
                 Err(_) => return,
             };
-            let heard = self.link.heard();
+            let received_count = self.link.received_count();
             match self.renew_once(&uid).await {
                 Ok(lease) => {
                     failures = 0;
@@ -69,7 +69,7 @@ impl Lease {
                         tracing::warn!(%error, "the node's lease is not renewed");
                     }
                     // A link that swallows packets: a watch does not notice. One that is slow has brought something else.
-                    if matches!(error, RequestError::Deadline(_)) && self.link.heard() == heard {
+                    if matches!(error, RequestError::Deadline(_)) && self.link.received_count() == received_count {
                         self.link.leader_failed(&error);
                     }
                     self.link.pause(failures, error.retry_after()).await;

@@ -221,8 +221,8 @@ impl Link {
     }
 
     /// Counts what has come from the server, whatever it answers: changes as long as something comes.
-    pub(super) fn heard(&self) -> Option<u64> {
-        self.0.client.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Client::heard)
+    pub(super) fn received_count(&self) -> Option<u64> {
+        self.0.client.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Client::received_count)
     }
 
     /// Whether the server answers.

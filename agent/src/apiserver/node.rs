@@ -177,7 +177,7 @@ impl Keeper {
         let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
         let now = match self.link.send(request).await {
             Ok(now) => now,
-            // The watch has not said so.
+            // The watch has not reported it.
             Err(error) if error.is_not_found() => {
                 self.seen.send_replace(Seen::Absent);
                 return Ok(Some(Instant::now()));

@@ -1,4 +1,4 @@
-//! What the Node object says of the node's container runtime: its version, and the images in its store.
+//! What the Node object shows of the node's container runtime: its version, and the images in its store.
 
 use std::fmt;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
-use crate::plugin_socket::{connect, said};
+use crate::plugin_socket::{connect, status_message};
 use limpet_core::csi_node::DriverInfo;
 use limpet_model::object::csi::CsiVolume;
 use limpet_node_api::csi::node_client::NodeClient;
@@ -26,11 +26,11 @@ const MAX_ANSWER: usize = 1 << 20;
 
 /// A call that failed.
 #[derive(Debug, thiserror::Error)]
-#[error("{call}: {}", said(status))]
+#[error("{call}: {}", status_message(status))]
 pub struct CallError {
     /// Which one.
     call: &'static str,
-    /// What the driver has said, or that it has said nothing.
+    /// The driver's answer, or that there was none.
     status: Status,
 }
 
@@ -62,7 +62,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Connects, and asks what the driver can and what it says of the node.
+    /// Connects, and asks for the driver's capabilities and the node's id and topology.
     ///
     /// # Errors
     /// It does not answer, or refuses; in words.
@@ -153,7 +153,7 @@ impl Driver {
 pub(super) struct Mounting<'a> {
     /// The volume.
     pub volume: &'a CsiVolume,
-    /// What the driver is told of it, and of the pod.
+    /// The volume's attributes, and the pod's where the driver wants them.
     pub attributes: BTreeMap<String, String>,
     /// The Secret of the call.
     pub secrets: &'a BTreeMap<String, String>,

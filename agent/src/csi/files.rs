@@ -80,7 +80,7 @@ pub(super) fn remove(directory: &Path, mount_point: &str) -> io::Result<()> {
         Ok(found) if !found.is_dir() => gone(fs::remove_file(&target))?,
         _ => gone(fs::remove_dir(&target))?,
     }
-    // Last: with it gone nothing says that there is a volume.
+    // Last: without it the volume is not found any more.
     gone(fs::remove_file(directory.join(FILE)))?;
     gone(fs::remove_dir(directory))
 }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{PodSpec, PodStatus, ResourceHealth, ResourceSta
 
 use super::DevicePlugins;
 use super::connection::Connection;
-use crate::plugin_socket::said;
+use crate::plugin_socket::status_message;
 use limpet_core::device_plugins::{AllocationError, Choice};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::{devices, pod_devices};
@@ -100,7 +100,7 @@ impl DevicePlugins {
                 let failed = |status| {
                     AllocateError::Plugin(format!(
                         "device plugin GetPreferredAllocation rpc failed with err: {}",
-                        said(&status)
+                        status_message(&status)
                     ))
                 };
                 asked.map_err(failed)?
@@ -114,7 +114,7 @@ impl DevicePlugins {
             inventory.reserve(key, uid, container, resource, ids.clone());
             ids
         };
-        let allocation = plugin.allocate(ids).await.map_err(|status| AllocateError::Plugin(said(&status)))?;
+        let allocation = plugin.allocate(ids).await.map_err(|status| AllocateError::Plugin(status_message(&status)))?;
         tracing::info!(pod = %key, container, resource, ids = ?allocation.ids, "devices allocated");
         self.inventory().allocated(key, uid, container, allocation);
         Ok(())
@@ -145,7 +145,10 @@ impl DevicePlugins {
             // Without its plugin a container starts with the devices that it has.
             let Some(plugin) = self.connection(&one.resource) else { continue };
             let failed = |status| {
-                AllocateError::Plugin(format!("device plugin PreStartContainer rpc failed with err: {}", said(&status)))
+                AllocateError::Plugin(format!(
+                    "device plugin PreStartContainer rpc failed with err: {}",
+                    status_message(&status)
+                ))
             };
             plugin.pre_start(one.ids.clone()).await.map_err(failed)?;
         }

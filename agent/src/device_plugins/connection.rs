@@ -10,7 +10,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 use super::{DevicePlugins, RegisterError};
-use crate::plugin_socket::{connect, said};
+use crate::plugin_socket::{connect, status_message};
 use limpet_core::device_plugins::{PluginDevice, PluginId};
 use limpet_model::device_allocation::{self, DeviceAllocation, PluginMount};
 use limpet_node_api::device_plugin::device_plugin_client::DevicePluginClient;
@@ -46,8 +46,8 @@ impl Connection {
         let opening = async {
             let mut client = DevicePluginClient::new(connect(socket.clone()).await?);
             let options = client.get_device_plugin_options(Empty {}).await;
-            let options =
-                options.map_err(|status| format!("failed to get device plugin options: {}", said(&status)))?;
+            let options = options
+                .map_err(|status| format!("failed to get device plugin options: {}", status_message(&status)))?;
             Ok((client, options.into_inner()))
         };
         let opened = tokio::time::timeout(CONNECT, opening).await;
@@ -169,7 +169,7 @@ async fn listen(
 ) -> String {
     let mut stream = match client.list_and_watch(Empty {}).await {
         Ok(stream) => stream.into_inner(),
-        Err(status) => return said(&status),
+        Err(status) => return status_message(&status),
     };
     loop {
         match stream.message().await {
@@ -182,7 +182,7 @@ async fn listen(
                 }
             }
             Ok(None) => return "its list has ended".to_owned(),
-            Err(status) => return said(&status),
+            Err(status) => return status_message(&status),
         }
     }
 }

@@ -200,9 +200,9 @@ impl Agent {
         accepted.await.unwrap();
     }
 
-    /// What the apiserver has not been told.
+    /// What was not reported to the apiserver yet.
     #[allow(dead_code, reason = "the suite of workers has no cluster")]
-    pub(crate) fn unsaid(&self) -> Vec<String> {
+    pub(crate) fn unreported(&self) -> Vec<String> {
         let link = &self.member.as_ref().unwrap().link;
         let unsent = link.unsent(NODE);
         let mut found = Vec::new();

@@ -427,7 +427,7 @@ impl Node {
         }
         found.append(&mut world.violations);
         drop(world);
-        found.extend(agent.unsaid());
+        found.extend(agent.unreported());
         let node = self.server.get(&format!("/api/v1/nodes/{NODE}"));
         if node.is_none() {
             found.push("there is no Node object".to_owned());

@@ -7,7 +7,6 @@ mod families;
 
 use std::fs;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -63,13 +62,13 @@ fn measure_all(stage: &mut Stage) -> Result<(Durations, Vec<Growth>)> {
         contender.start()?;
         (0..PODS).try_for_each(|number| apply(contender, &simple(&format!("idle-{number}"), IDLE)))?;
         wait_ready(contender, PODS)?;
-        pass(SETTLING)?;
+        wait::pass(SETTLING)?;
         let pid = contender.pid().with_context(|| format!("{} does not run", contender.name()))?;
         let before = Footprint::of(pid).private;
         for page in PAGES {
             durations.add("50 pods", page, contender.name(), &scrape(contender, page)?);
         }
-        pass(SETTLING)?;
+        wait::pass(SETTLING)?;
         memory.push((contender.name(), before, Footprint::of(pid).private));
         if contender.name() == "kubelet" {
             record(contender)?;
@@ -108,14 +107,4 @@ fn record(contender: &dyn Contender) -> Result<()> {
         fs::write(&file, families::of(&text)).with_context(|| format!("{}", file.display()))?;
     }
     remove(contender, "probed")
-}
-
-/// Idleness is what memory is measured in: nothing is waited for.
-fn pass(time: Duration) -> Result<()> {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        ensure!(!wait::interrupted(), "interrupted");
-        thread::sleep(Duration::from_millis(500).min(time));
-    }
-    Ok(())
 }

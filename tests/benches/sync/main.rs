@@ -6,7 +6,6 @@ mod table;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -88,11 +87,11 @@ impl Bench {
         until("a node that is ready", joined)?;
         let names: Vec<_> = (0..PODS).map(|number| format!("idle-{number}")).collect();
         self.run_pods(contender, &names)?;
-        pass(SETTLING)?;
+        wait::pass(SETTLING)?;
 
         self.idle(contender)?;
         self.changes(contender)?;
-        pass(SETTLING)?;
+        wait::pass(SETTLING)?;
         self.offline(contender, containerd)?;
 
         self.cluster.delete(PODS_PATH)?;
@@ -106,7 +105,7 @@ impl Bench {
     /// Nothing happens.
     fn idle(&mut self, contender: &dyn Contender) -> Result<()> {
         let begun = self.mark(contender)?;
-        pass(self.window)?;
+        wait::pass(self.window)?;
         let (requests, traffic) = self.since(&begun)?;
         let an_hour = 3_600.0 / begun.at.elapsed().as_secs_f64();
         let agent = agent(contender)?;
@@ -157,7 +156,7 @@ impl Bench {
         let restarted =
             || workloads(containerd).is_ok_and(|now| now.len() == PODS && now.iter().all(|pid| !before.contains(pid)));
         until("the restart of all containers", restarted)?;
-        pass(SETTLING)?;
+        wait::pass(SETTLING)?;
         let back = Instant::now();
         self.wire.join();
         let told = |pods: &[Value]| pods.len() == PODS && ready(pods) == PODS && restarts(pods).all(|count| count == 1);
@@ -178,7 +177,7 @@ impl Bench {
         };
         let agent = agent(contender)?;
         let (begun, from) = (Instant::now(), loggers(agent));
-        pass(self.window)?;
+        wait::pass(self.window)?;
         let written = loggers(agent).written.saturating_sub(from.written) as f64 / 1e3;
         let an_hour = 3_600.0 / begun.elapsed().as_secs_f64();
         self.add(contender, "offline, one pod crash-looping: kB written an hour", written * an_hour, json!(null));
@@ -264,17 +263,7 @@ fn until(what: &str, fact: impl Fn() -> bool) -> Result<()> {
     let begun = Instant::now();
     while !fact() {
         ensure!(begun.elapsed() < PATIENCE, "{what}: waited in vain");
-        pass(LOOK)?;
-    }
-    Ok(())
-}
-
-/// Idleness is what is measured here: nothing is waited for.
-fn pass(time: Duration) -> Result<()> {
-    let start = Instant::now();
-    while start.elapsed() < time {
-        ensure!(!wait::interrupted(), "interrupted");
-        thread::sleep(Duration::from_millis(500).min(time));
+        wait::pass(LOOK)?;
     }
     Ok(())
 }

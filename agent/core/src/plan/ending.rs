@@ -45,7 +45,7 @@ pub(super) fn evict(pod: &PodState, node: NodeState, now: Instant) -> Step {
 
 /// Stops a container of a pod that ends. A sidecar gets its stop signal after the containers it serves, and after the sidecars
 /// that were started later, with what they leave of the pod's grace period; at the end of that it waits no more. Its `preStop`
-/// hook waits for nobody.
+/// hook does not wait.
 fn stop_in_turn(plan: &mut Plan, pod: &PodState, index: usize, of_pod: Duration, now: Instant) {
     let slot = &pod.containers[index];
     if slot.role != Role::Sidecar || !slot.is_running() {

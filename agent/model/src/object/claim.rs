@@ -2,7 +2,7 @@
 //! claim's volume stands for.
 //!
 //! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Supported
-//! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, and `csi` with all that its driver is told.
+//! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, and `csi` with all that its driver needs.
 
 use std::collections::BTreeMap;
 

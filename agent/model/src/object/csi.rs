@@ -28,7 +28,7 @@ pub enum FsGroupPolicy {
     None,
 }
 
-/// What a cluster says of a driver, by its CSIDriver object.
+/// A driver's settings in the cluster: its CSIDriver object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverSettings {
     /// Volumes are attached to the node first, by a VolumeAttachment.
@@ -70,7 +70,7 @@ impl DriverSettings {
             Err(format!("CSIDriver {name} has {field}, and limpet does not {what}; use a driver that needs none"))
         };
         if spec.token_requests.as_ref().is_some_and(|requests| !requests.is_empty()) {
-            return refuse("tokenRequests", "hand tokens of pods to drivers");
+            return refuse("tokenRequests", "give drivers tokens of pods");
         }
         if spec.requires_republish == Some(true) {
             return refuse("requiresRepublish", "publish volumes again while a pod runs");
@@ -106,9 +106,9 @@ pub struct CsiVolume {
     pub mount_options: Vec<String>,
     /// Nobody may write to it.
     pub read_only: bool,
-    /// What the cluster says of the driver.
+    /// The driver's settings in the cluster.
     pub settings: DriverSettings,
-    /// What the driver's controller has said when the volume was attached.
+    /// What the driver's controller reported when it attached the volume.
     pub publish_context: BTreeMap<String, String>,
 }
 

@@ -1,4 +1,4 @@
-//! Volumes of CSI drivers: what the cluster says of the driver, that the volume is attached, and the Secrets of the driver's calls.
+//! Volumes of CSI drivers: the driver's settings in the cluster, that the volume is attached, and the Secrets of the driver's calls.
 
 use std::collections::BTreeMap;
 
@@ -115,7 +115,7 @@ async fn driver(link: &Link, name: &str) -> Result<Option<CSIDriver>, RequestErr
     }
 }
 
-/// What the driver's controller has said when it attached the volume; or why it is not attached.
+/// What the driver's controller reported when it attached the volume; or why it is not attached.
 async fn attached(
     link: &Link,
     name: &str,
@@ -137,9 +137,10 @@ async fn attached(
     if status.attached {
         return Ok(Ok(status.attachment_metadata.unwrap_or_default()));
     }
-    let said = status.attach_error.and_then(|error| error.message).unwrap_or_default();
-    let said = if said.is_empty() { "the driver's external-attacher has not reported on it".to_owned() } else { said };
-    Ok(Err(format!("volume {} is not attached for volume attachment {name}: {said}", volume.name)))
+    let message = status.attach_error.and_then(|error| error.message).unwrap_or_default();
+    let message =
+        if message.is_empty() { "the driver's external-attacher has not reported on it".to_owned() } else { message };
+    Ok(Err(format!("volume {} is not attached for volume attachment {name}: {message}", volume.name)))
 }
 
 /// The values of a Secret; or why there are none.

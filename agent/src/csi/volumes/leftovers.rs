@@ -1,4 +1,4 @@
-//! Volumes that nobody has any more: of pods that are gone, and those that agents before this one have left staged. They wait for their
+//! Volumes that no pod has any more: of pods that are gone, and those that agents before this one have left staged. They wait for their
 //! driver, and go when it registers.
 
 use std::io;
