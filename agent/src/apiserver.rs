@@ -40,7 +40,7 @@ use crate::source::api;
 use crate::status::event::Events;
 pub use facts::describe;
 use follow::{Followed, follow};
-use limpet_apiserver::Resource;
+use limpet_apiserver::{Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_object::NodeDescription;
@@ -113,8 +113,9 @@ pub async fn run(
         unanswered: Mutex::default(),
     });
     let leads = Some(Arc::clone(&lease));
-    let follow_node = Followed { resource: Resource::Nodes, fields: format!("metadata.name={name}"), leads };
-    let follow_pods = Followed { resource: Resource::AllPods, fields: format!("spec.nodeName={name}"), leads: None };
+    let follow_node = Followed { resource: Resource::Nodes, selector: Selector::of_name(&name), leads };
+    let of_node_name = Selector::of_fields(format!("spec.nodeName={name}"));
+    let follow_pods = Followed { resource: Resource::AllPods, selector: of_node_name, leads: None };
     let keeper = node::Keeper {
         link: link.clone(),
         register: inputs.config.cluster.register,

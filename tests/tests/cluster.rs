@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use certificates::a_node_gets_its_certificates_and_renews_them;
+use connections::a_server_that_has_its_clients_connect_anew_is_never_lost;
 use limpet_tests::claim::Port;
 use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
@@ -15,6 +16,8 @@ use serde_json::{Value, json};
 
 #[path = "cluster/certificates.rs"]
 mod certificates;
+#[path = "cluster/connections.rs"]
+mod connections;
 
 fn main() -> ExitCode {
     let code = suite::run([
@@ -26,6 +29,7 @@ fn main() -> ExitCode {
         joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_node_gets_its_certificates_and_renews_them)),
+        joining(case!(a_server_that_has_its_clients_connect_anew_is_never_lost)),
         joining(case!(a_deleted_node_object_is_made_again)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
     ]);

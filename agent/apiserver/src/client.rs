@@ -11,36 +11,46 @@ use std::time::Duration;
 use http_body_util::BodyExt as _;
 use hyper::body::{self as http_body, Bytes};
 use hyper::http;
-use hyper_rustls::HttpsConnector;
+use hyper::http::response::Parts;
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 pub use kube::client::Body;
 use kube::client::ConfigExt as _;
 use kube::core::Status;
+use rustls::pki_types::ServerName;
 use serde_json::Value;
 use tower::ServiceBuilder;
 
-use crate::error::RequestError;
+use crate::connections::Connections;
+use crate::error::{RequestError, was_not_processed};
 use crate::kubeconfig;
+use crate::protobuf;
 use crate::request::Request;
 
 /// How long the server may take to begin an answer, and to go on with one: kubelet gives its heartbeats as long.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 /// How long a whole answer may take that goes on coming: a list over a slow link.
 const LONGEST_ANSWER: Duration = Duration::from_secs(600);
-/// A connection on which nothing has come for so long is probed by the kernel, that often, so many times: a watch whose
-/// connection is dead ends after a minute.
+/// A connection on which nothing has come for so long is probed by the kernel, that often: a watch whose connection is dead
+/// ends after 40 s.
 const SILENCE: Duration = Duration::from_secs(30);
 const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-const PROBES: u32 = 3;
+/// A connection on which nothing that was sent, probes too, has been acknowledged for so long is dead: requests would wait on it.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
 /// A connection that is not used for so long is closed; renewals of the lease keep one open.
 const IDLE: Duration = Duration::from_secs(30);
+/// How many bytes of one answer, and of all on one connection, may wait to be read: a bound of memory.
+const STREAM_WINDOW: u32 = 256 * 1_024;
+const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
+
+type Connector = HttpsConnector<legacy::connect::HttpConnector>;
 
 /// What one reading of the kubeconfig brings: who the server is, and who asks. Clones share the settings of TLS.
 #[derive(Clone)]
 pub struct Credentials {
     config: kube::Config,
-    connector: HttpsConnector<legacy::connect::HttpConnector>,
+    connector: Connector,
     authorities: Arc<[Vec<u8>]>,
 }
 
@@ -62,8 +72,8 @@ impl Credentials {
         connector.set_nodelay(true);
         connector.set_keepalive(Some(SILENCE));
         connector.set_keepalive_interval(Some(PROBE_INTERVAL));
-        connector.set_keepalive_retries(Some(PROBES));
-        let connector = config.rustls_https_connector_with_connector(connector).map_err(refused)?;
+        connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+        let connector = over_tls(&config, connector)?;
         // The connector has them now; each node's copy need not.
         let user = &mut config.auth_info;
         (config.root_cert, user.client_certificate_data, user.client_key_data) = (None, None, None);
@@ -92,17 +102,31 @@ impl Credentials {
     pub fn client(&self) -> Result<Client, RequestError> {
         let auth = self.config.auth_layer().map_err(refused)?;
         let headers = self.config.extra_headers_layer().map_err(refused)?;
-        let client: legacy::Client<_, Body> = legacy::Builder::new(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(2)
-            .build(self.connector.clone());
+        // What lists, gets and watches has connections of its own: a long answer keeps no renewal of the lease waiting.
+        let connections = || {
+            let connector = self.connector.clone();
+            Arc::new(Connections::new(move || connection(connector.clone())))
+        };
+        let (reads, writes) = (connections(), connections());
+        let either = tower::service_fn(move |request: http::Request<Body>| {
+            let connections = if request.method() == http::Method::GET { &reads } else { &writes };
+            let (connection, place) = connections.take();
+            async move {
+                let answer = connection.request(request).await?;
+                // The place is free once the answer has been read, or is not waited for any more.
+                let keep_place = move |frame| {
+                    let _place = &place;
+                    frame
+                };
+                Ok::<_, legacy::Error>(answer.map(|body| body.map_frame(keep_place)))
+            }
+        });
         let service = ServiceBuilder::new()
             .layer(self.config.base_uri_layer())
             .option_layer(auth)
             .layer(headers)
             .map_err(tower::BoxError::from)
-            .service(client);
+            .service(either);
         let inner = kube::Client::new(service, self.config.default_namespace.clone());
         Ok(Client { inner, authorities: Arc::clone(&self.authorities), received_count: Arc::default() })
     }
@@ -112,6 +136,29 @@ impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Credentials")
     }
+}
+
+/// One connection by HTTP/2; with a server that has only HTTP/1.1 as many as there are requests at a time.
+fn connection(connector: Connector) -> legacy::Client<Connector, Body> {
+    legacy::Builder::new(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(IDLE)
+        .pool_max_idle_per_host(2)
+        .http2_initial_stream_window_size(STREAM_WINDOW)
+        .http2_initial_connection_window_size(CONNECTION_WINDOW)
+        .build(connector)
+}
+
+/// Connects by TLS, and by HTTP/2 where the server has it: one connection then carries many requests, and no header twice.
+fn over_tls(config: &kube::Config, connector: legacy::connect::HttpConnector) -> Result<Connector, RequestError> {
+    let tls = config.rustls_client_config().map_err(refused)?;
+    let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let invalid = |error| RequestError::Credentials(format!("tls-server-name {name:?}: {error}"));
+        let name = ServerName::try_from(name.clone()).map_err(invalid)?;
+        builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    Ok(builder.enable_all_versions().wrap_connector(connector))
 }
 
 fn refused(error: kube::Error) -> RequestError {
@@ -185,25 +232,27 @@ impl Client {
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
         traffic.sent = Some(request.body().len());
         let answered = tokio::time::timeout(LONGEST_ANSWER, self.exchange(request)).await;
-        let (status, bytes) = answered.map_err(|_| RequestError::Deadline(LONGEST_ANSWER))??;
-        if status.is_client_error() || status.is_server_error() {
-            return Err(refusal(status, &bytes));
+        let (head, bytes) = answered.map_err(|_| RequestError::Deadline(LONGEST_ANSWER))??;
+        let document = read(&head, &bytes);
+        if head.status.is_client_error() || head.status.is_server_error() {
+            return Err(refusal(head.status, document, &bytes));
         }
         traffic.received = Some(bytes.len());
-        serde_json::from_slice(&bytes).map_err(|error| RequestError::Unreadable(error.to_string()))
+        document.map_err(RequestError::Unreadable)
     }
 
     /// Sends a request and reads its answer, for as long as something comes.
-    async fn exchange(&self, request: http::Request<Vec<u8>>) -> Result<(http::StatusCode, Vec<u8>), RequestError> {
+    async fn exchange(&self, request: http::Request<Vec<u8>>) -> Result<(Parts, Vec<u8>), RequestError> {
         let late = |_| RequestError::Deadline(DEADLINE);
-        let answer = tokio::time::timeout(DEADLINE, self.inner.send(request.map(Body::from))).await.map_err(late)??;
-        let (status, mut body, mut bytes) = (answer.status(), answer.into_body(), Vec::new());
+        let send = |request: http::Request<Vec<u8>>| self.inner.send(request.map(Body::from));
+        let answer = tokio::time::timeout(DEADLINE, begin(request, send)).await.map_err(late)??;
+        let ((head, mut body), mut bytes) = (answer.into_parts(), Vec::new());
         self.received_count.fetch_add(1, Ordering::Relaxed);
         while let Some(frame) = tokio::time::timeout(DEADLINE, body.frame()).await.map_err(late)? {
             self.received_count.fetch_add(1, Ordering::Relaxed);
             bytes.extend_from_slice(frame?.data_ref().map_or(&[], |data| data));
         }
-        Ok((status, bytes))
+        Ok((head, bytes))
     }
 
     /// Counts what has come from the server: changes as long as something comes.
@@ -212,12 +261,33 @@ impl Client {
     }
 }
 
+/// Sends a request, and once more where the server ended the connection before it looked at it.
+pub(crate) async fn begin<T, F: Future<Output = Result<T, kube::Error>>>(
+    request: http::Request<Vec<u8>>,
+    send: impl Fn(http::Request<Vec<u8>>) -> F,
+) -> F::Output {
+    match send(request.clone()).await {
+        Err(error) if was_not_processed(&error) => send(request).await,
+        begun => begun,
+    }
+}
+
+/// The document of an answer, in the format that its head names.
+fn read(head: &Parts, body: &[u8]) -> Result<Value, String> {
+    let content_type = head.headers.get(http::header::CONTENT_TYPE);
+    if content_type.is_some_and(|value| value.as_bytes().starts_with(protobuf::CONTENT_TYPE.as_bytes())) {
+        return protobuf::read(body).map_err(|error| error.to_string());
+    }
+    serde_json::from_slice(body).map_err(|error| error.to_string())
+}
+
 /// What the server says of a request that it did not do. A proxy may answer in its place, and in other words.
-fn refusal(status: http::StatusCode, body: &[u8]) -> RequestError {
-    let said = serde_json::from_slice::<Status>(body).unwrap_or_else(|_| {
-        let text = String::from_utf8_lossy(body);
-        Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
-    });
+fn refusal(status: http::StatusCode, document: Result<Value, String>, body: &[u8]) -> RequestError {
+    let said =
+        document.ok().and_then(|document| serde_json::from_value::<Status>(document).ok()).unwrap_or_else(|| {
+            let text = String::from_utf8_lossy(body);
+            Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
+        });
     RequestError::refused(&said)
 }
 

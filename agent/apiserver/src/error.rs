@@ -142,21 +142,35 @@ fn fault(error: &rustls::Error) -> CertificateFault {
     }
 }
 
+/// Whether the server ended the connection by GOAWAY before it looked at the request, as one does that has its clients
+/// connect anew (RFC 9113, section 6.8): the request may be sent again.
+pub(crate) fn was_not_processed(error: &kube::Error) -> bool {
+    causes(error)
+        .filter_map(|cause| cause.downcast_ref::<h2::Error>())
+        .any(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
+}
+
 /// The innermost cause, which is the one that says something; if it is one of TLS, with what is wrong.
 fn innermost(error: &(dyn Error + 'static)) -> (String, Option<CertificateFault>) {
-    let mut current = error;
-    loop {
-        if let Some(error) = current.downcast_ref::<rustls::Error>() {
-            return (error.to_string(), Some(fault(error)));
-        }
-        // An io::Error does not name what it wraps as its source.
-        let wrapped = current.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        let next = wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| current.source());
-        match next {
-            Some(next) => current = next,
-            None => return (current.to_string(), None),
+    let (mut message, mut found) = (String::new(), None);
+    for cause in causes(error) {
+        message = cause.to_string();
+        found = cause.downcast_ref().map(fault);
+        if found.is_some() {
+            break;
         }
     }
+    (message, found)
+}
+
+/// The error and its causes, the innermost last.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
+        let error: &'a (dyn Error + 'static) = *error;
+        // An io::Error does not name what it wraps as its source.
+        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source())
+    })
 }
 
 #[cfg(test)]

@@ -1,15 +1,17 @@
 //! limpet's client of an apiserver: credentials from a kubeconfig, requests with deadlines, watches.
 //!
 //! Without policy: what is sent, when, and what an answer means for the node is decided elsewhere. Documents are JSON
-//! values: this crate knows paths and verbs, and no fields.
+//! values: this crate knows paths and verbs, and no fields but those that it reads of an answer in protobuf.
 
 mod causes;
 pub mod client;
+mod connections;
 pub mod error;
 pub mod kubeconfig;
+mod protobuf;
 pub mod request;
 pub mod watch;
 
 pub use client::{Client, Credentials, Traffic};
 pub use error::{CertificateFault, RequestError};
-pub use request::{Request, Resource};
+pub use request::{Request, Resource, Selector};

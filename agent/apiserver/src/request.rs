@@ -4,6 +4,11 @@ use form_urlencoded::Serializer;
 use hyper::http;
 use serde_json::Value;
 
+const JSON: &str = "application/json";
+/// A proxy that knows no protobuf may answer in JSON.
+const METADATA_IN_PROTOBUF: &str =
+    "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+
 /// What a request is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resource {
@@ -33,6 +38,8 @@ pub enum Resource {
     Services(String),
     /// One PersistentVolumeClaim: namespace and name.
     PersistentVolumeClaim(String, String),
+    /// The status of a PersistentVolumeClaim: namespace and name.
+    PersistentVolumeClaimStatus(String, String),
     /// One PersistentVolume.
     PersistentVolume(String),
     /// One VolumeAttachment.
@@ -45,12 +52,16 @@ pub enum Resource {
     CsiNode(String),
     /// One Secret: namespace and name.
     Secret(String, String),
+    /// One ServiceAccount: namespace and name.
+    ServiceAccount(String, String),
     /// The tokens of a service account: namespace and name.
     ServiceAccountToken(String, String),
     /// All Events of a namespace.
     Events(String),
     /// One Event: namespace and name.
     Event(String, String),
+    /// All ClusterTrustBundles.
+    ClusterTrustBundles,
     /// All CertificateSigningRequests.
     CertificateSigningRequests,
     /// One CertificateSigningRequest.
@@ -74,12 +85,15 @@ impl Resource {
             Self::Secrets(_) | Self::Secret(..) => "secrets",
             Self::Services(_) => "services",
             Self::PersistentVolumeClaim(..) => "persistentvolumeclaims",
+            Self::PersistentVolumeClaimStatus(..) => "persistentvolumeclaims/status",
             Self::PersistentVolume(_) => "persistentvolumes",
             Self::VolumeAttachment(_) => "volumeattachments",
             Self::CsiDriver(_) => "csidrivers",
             Self::CsiNodes | Self::CsiNode(_) => "csinodes",
+            Self::ServiceAccount(..) => "serviceaccounts",
             Self::ServiceAccountToken(..) => "serviceaccounts/token",
             Self::Events(_) | Self::Event(..) => "events",
+            Self::ClusterTrustBundles => "clustertrustbundles",
             Self::CertificateSigningRequests | Self::CertificateSigningRequest(_) => "certificatesigningrequests",
             Self::TokenReviews => "tokenreviews",
             Self::SubjectAccessReviews => "subjectaccessreviews",
@@ -106,17 +120,22 @@ impl Resource {
             Self::PersistentVolumeClaim(namespace, name) => {
                 format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
             }
+            Self::PersistentVolumeClaimStatus(namespace, name) => {
+                format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}/status")
+            }
             Self::PersistentVolume(name) => format!("/api/v1/persistentvolumes/{name}"),
             Self::VolumeAttachment(name) => format!("/apis/storage.k8s.io/v1/volumeattachments/{name}"),
             Self::CsiDriver(name) => format!("/apis/storage.k8s.io/v1/csidrivers/{name}"),
             Self::CsiNodes => "/apis/storage.k8s.io/v1/csinodes".to_owned(),
             Self::CsiNode(name) => format!("/apis/storage.k8s.io/v1/csinodes/{name}"),
             Self::Secret(namespace, name) => format!("/api/v1/namespaces/{namespace}/secrets/{name}"),
+            Self::ServiceAccount(namespace, name) => format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}"),
             Self::ServiceAccountToken(namespace, name) => {
                 format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token")
             }
             Self::Events(namespace) => format!("/api/v1/namespaces/{namespace}/events"),
             Self::Event(namespace, name) => format!("/api/v1/namespaces/{namespace}/events/{name}"),
+            Self::ClusterTrustBundles => "/apis/certificates.k8s.io/v1/clustertrustbundles".to_owned(),
             Self::CertificateSigningRequests => "/apis/certificates.k8s.io/v1/certificatesigningrequests".to_owned(),
             Self::CertificateSigningRequest(name) => {
                 format!("/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}")
@@ -124,6 +143,27 @@ impl Resource {
             Self::TokenReviews => "/apis/authentication.k8s.io/v1/tokenreviews".to_owned(),
             Self::SubjectAccessReviews => "/apis/authorization.k8s.io/v1/subjectaccessreviews".to_owned(),
         }
+    }
+}
+
+/// Which objects of a kind count: by fields and by labels, as queries have them. Empty: all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selector {
+    /// The field selector.
+    pub fields: String,
+    /// The label selector.
+    pub labels: String,
+}
+
+impl Selector {
+    /// Those with these fields.
+    pub fn of_fields(fields: impl Into<String>) -> Self {
+        Self { fields: fields.into(), labels: String::new() }
+    }
+
+    /// The one of that name.
+    pub fn of_name(name: &str) -> Self {
+        Self::of_fields(format!("metadata.name={name}"))
     }
 }
 
@@ -145,12 +185,13 @@ pub struct Request {
     pub resource: Resource,
     query: String,
     content_type: &'static str,
+    accept: &'static str,
     body: Option<Value>,
 }
 
 impl Request {
     fn new(method: http::Method, resource: Resource, body: Option<Value>) -> Self {
-        Self { method, resource, query: String::new(), content_type: "application/json", body }
+        Self { method, resource, query: String::new(), content_type: JSON, accept: JSON, body }
     }
 
     /// Reads one.
@@ -158,27 +199,32 @@ impl Request {
         Self::new(http::Method::GET, resource, None)
     }
 
-    /// Reads all that match the field selector.
-    pub fn list(resource: Resource, fields: &str) -> Self {
+    /// Reads all that match the selector.
+    pub fn list(resource: Resource, selector: &Selector) -> Self {
         let mut request = Self::new(http::Method::GET, resource, None);
-        request.add_query(&[("fieldSelector", fields)]);
+        request.add_query(&[("fieldSelector", &selector.fields)]);
+        if !selector.labels.is_empty() {
+            request.add_query(&[("labelSelector", &selector.labels)]);
+        }
         request
     }
 
     /// The same as a server has it in memory, at that version or a later one: for the newest it may have to ask its database,
     /// and to read there what does not match, too.
-    pub fn list_since(resource: Resource, fields: &str, version: &str) -> Self {
-        let mut request = Self::list(resource, fields);
+    pub fn list_since(resource: Resource, selector: &Selector, version: &str) -> Self {
+        let mut request = Self::list(resource, selector);
         request.add_query(&[("resourceVersion", version), ("resourceVersionMatch", "NotOlderThan")]);
         request
     }
 
-    /// Watches all that match the field selector, from that version on, for so many seconds.
-    pub(crate) fn watch(resource: Resource, fields: &str, version: &str, seconds: u64) -> Self {
-        let mut request = Self::list(resource, fields);
+    /// Watches all that match the selector, from that version on, for so many seconds. Bookmarks, one a minute, spare
+    /// a list when the next watch begins; one object is listed for less.
+    pub(crate) fn watch(resource: Resource, selector: &Selector, version: &str, seconds: u64) -> Self {
+        let mut request = Self::list(resource, selector);
+        let bookmarks = if selector.fields.starts_with("metadata.name=") { "false" } else { "true" };
         request.add_query(&[
             ("watch", "true"),
-            ("allowWatchBookmarks", "true"),
+            ("allowWatchBookmarks", bookmarks),
             ("resourceVersion", version),
             ("timeoutSeconds", &seconds.to_string()),
         ]);
@@ -200,7 +246,7 @@ impl Request {
         request
     }
 
-    /// Deletes the one of that UID, without a period of grace.
+    /// Deletes the one of that UID, without a period of grace; answered with metadata alone.
     pub fn delete_now(resource: Resource, uid: &str) -> Self {
         let options = serde_json::json!({
             "apiVersion": "v1",
@@ -208,7 +254,14 @@ impl Request {
             "gracePeriodSeconds": 0,
             "preconditions": { "uid": uid },
         });
-        Self::new(http::Method::DELETE, resource, Some(options))
+        Self::new(http::Method::DELETE, resource, Some(options)).metadata_only()
+    }
+
+    /// The same, answered with some of the object's metadata alone, in fewer bytes: `resourceVersion`, and whether there are
+    /// `managedFields`.
+    pub fn metadata_only(mut self) -> Self {
+        self.accept = METADATA_IN_PROTOBUF;
+        self
     }
 
     fn add_query(&mut self, parameters: &[(&str, &str)]) {
@@ -224,7 +277,7 @@ impl Request {
         let request = http::Request::builder()
             .method(self.method)
             .uri(uri)
-            .header(http::header::ACCEPT, "application/json")
+            .header(http::header::ACCEPT, self.accept)
             .header(http::header::USER_AGENT, concat!("limpet/", env!("CARGO_PKG_VERSION")));
         match self.body {
             None => request.body(Vec::new()),
@@ -246,14 +299,28 @@ mod tests {
     fn requests_as_http_has_them() {
         let text = |text: &str| text.to_owned();
         let pod = || Resource::PodStatus(text("lab"), text("web-edge1"));
+        let of_node = || Selector::of_fields("spec.nodeName=edge1");
         let table = [
             (
-                Request::watch(Resource::AllPods, "spec.nodeName=edge1", "17", 300),
+                Request::watch(Resource::AllPods, &of_node(), "17", 300),
                 "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&allowWatchBookmarks=true&resourceVersion=17&timeoutSeconds=300",
                 None,
             ),
             (
-                Request::list_since(Resource::AllPods, "spec.nodeName=edge1", "17"),
+                Request::watch(Resource::Nodes, &Selector::of_name("edge1"), "17", 300),
+                "GET /api/v1/nodes?fieldSelector=metadata.name%3Dedge1&watch=true&allowWatchBookmarks=false&resourceVersion=17&timeoutSeconds=300",
+                None,
+            ),
+            (
+                Request::list(
+                    Resource::ClusterTrustBundles,
+                    &Selector { fields: text("spec.signerName=k8s.io/s"), labels: text("zone in (a,b)") },
+                ),
+                "GET /apis/certificates.k8s.io/v1/clustertrustbundles?fieldSelector=spec.signerName%3Dk8s.io%2Fs&labelSelector=zone+in+%28a%2Cb%29",
+                None,
+            ),
+            (
+                Request::list_since(Resource::AllPods, &of_node(), "17"),
                 "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&resourceVersion=17&resourceVersionMatch=NotOlderThan",
                 None,
             ),

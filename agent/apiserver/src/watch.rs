@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+use hyper::http;
 use kube::core::WatchEvent;
 use serde_json::Value;
 
-use crate::client::{Client, DEADLINE};
+use crate::client::{Client, DEADLINE, begin};
 use crate::error::RequestError;
-use crate::request::{Request, Resource};
+use crate::request::{Request, Resource, Selector};
 
 /// One change.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,20 +52,21 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Client {
-    /// Watches what matches the field selector, from `version` on. The server ends it after `limit`.
+    /// Watches what matches the selector, from `version` on. The server ends it after `limit`.
     ///
     /// # Errors
     /// As for every request; [`RequestError::is_expired`] asks for a new list.
     pub async fn watch(
         &self,
         resource: Resource,
-        fields: &str,
+        selector: &Selector,
         version: &str,
         limit: Duration,
     ) -> Result<Watch, RequestError> {
-        let request = Request::watch(resource, fields, version, limit.as_secs());
+        let request = Request::watch(resource, selector, version, limit.as_secs());
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
-        let begun = tokio::time::timeout(DEADLINE, self.inner.request_events::<Value>(request)).await;
+        let send = |request: http::Request<Vec<u8>>| self.inner.request_events::<Value>(request);
+        let begun = tokio::time::timeout(DEADLINE, begin(request, send)).await;
         let events = begun.map_err(|_| RequestError::Deadline(DEADLINE))??;
         let received_count = Arc::clone(&self.received_count);
         let changes = events.inspect(move |_| _ = received_count.fetch_add(1, Ordering::Relaxed));

@@ -26,6 +26,7 @@ pub mod last_good;
 pub mod merge;
 pub mod mirror;
 pub mod node_images;
+pub mod node_lease;
 pub mod node_object;
 pub mod node_state;
 #[cfg(test)]

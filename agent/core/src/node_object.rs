@@ -15,11 +15,6 @@ use limpet_model::node::Pressure;
 use limpet_model::pod::huge_pages;
 use limpet_model::pod::requests::{Requests, Resource};
 
-/// The namespace of the leases of nodes.
-pub const LEASE_NAMESPACE: &str = "kube-node-lease";
-/// A lease is renewed at this part of its duration, as kubelet does.
-const RENEWALS_PER_DURATION: u32 = 4;
-
 /// The node speaks WebSocket for `exec`: to one that does not declare it an apiserver speaks SPDY.
 const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 
@@ -394,32 +389,6 @@ fn says_the_same(before: &NodeReport, now: &NodeReport) -> bool {
         && before.devices == now.devices
         && before.images == now.images
         && before.volumes_in_use == now.volumes_in_use
-}
-
-/// The lease to create.
-pub fn lease(name: &str, node_uid: &str, duration: Duration, now: Timestamp) -> Value {
-    let mut lease = renewal(name, duration, now);
-    lease["apiVersion"] = json!("coordination.k8s.io/v1");
-    lease["kind"] = json!("Lease");
-    lease["metadata"] = json!({
-        "name": name,
-        "namespace": LEASE_NAMESPACE,
-        "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid }],
-    });
-    lease
-}
-
-/// The merge patch that renews it.
-pub fn renewal(name: &str, duration: Duration, now: Timestamp) -> Value {
-    // A MicroTime has exactly six digits.
-    let time = now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
-    json!({ "spec": { "holderIdentity": name, "leaseDurationSeconds": duration.as_secs(), "renewTime": time } })
-}
-
-/// The pause until the next renewal: a quarter of the duration, and up to 4 % more, as kubelet has it.
-pub fn renew_after(duration: Duration, dice: u64) -> Duration {
-    let spread = u32::try_from(dice % 41).unwrap_or(0);
-    duration / RENEWALS_PER_DURATION * (1_000 + spread) / 1_000
 }
 
 #[cfg(test)]

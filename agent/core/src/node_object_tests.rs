@@ -226,17 +226,3 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
     assert_eq!(with(with_device), None);
     assert_eq!(with(|report| report.volumes_in_use = ["kubernetes.io/csi/a^b".to_owned()].into()), None);
 }
-
-#[test]
-fn a_lease_is_renewed_at_a_quarter_of_its_duration() {
-    let duration = Duration::from_secs(40);
-    assert_eq!(renew_after(duration, 0), Duration::from_secs(10));
-    assert_eq!(renew_after(duration, 40), Duration::from_millis(10_400));
-    assert_eq!(renew_after(duration, 41), Duration::from_secs(10));
-    let lease = lease("edge1", "n1", duration, at(0));
-    assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "n1");
-    assert_eq!(lease["metadata"]["namespace"], LEASE_NAMESPACE);
-    let spec =
-        json!({ "holderIdentity": "edge1", "leaseDurationSeconds": 40, "renewTime": "1970-01-01T00:00:00.000000Z" });
-    assert_eq!((&lease["spec"], &renewal("edge1", duration, at(0))["spec"]), (&spec, &spec));
-}

@@ -26,7 +26,7 @@ use crate::store::chain;
 use files::{Contents, FileError, Files};
 use limpet_apiserver::kubeconfig::{self, KubeconfigError};
 use limpet_apiserver::watch::{Change, Watch};
-use limpet_apiserver::{Client, Request, RequestError, Resource};
+use limpet_apiserver::{Client, Request, RequestError, Resource, Selector};
 use limpet_core::certificate::{self, Identity, Step, Validity};
 use limpet_core::connectivity;
 use limpet_core::node_state::NodeNetwork;
@@ -311,11 +311,11 @@ impl Requester {
     }
 
     async fn watch(&self, name: &str, version: &str) -> Result<Watch, RequestError> {
-        let fields = format!("metadata.name={name}");
+        let selector = Selector::of_name(name);
         let resource = Resource::CertificateSigningRequests;
         match self {
-            Self::Bootstrap(client) => client.watch(resource, &fields, version, PATIENCE).await,
-            Self::Node(link) => link.watch(resource, &fields, version, PATIENCE).await,
+            Self::Bootstrap(client) => client.watch(resource, &selector, version, PATIENCE).await,
+            Self::Node(link) => link.watch(resource, &selector, version, PATIENCE).await,
         }
     }
 }

@@ -69,7 +69,7 @@ async fn report_to(
         );
     }
     if let Some(patch) = patch {
-        link.send(Request::patch(Resource::Node(name.to_owned()), PatchType::Merge, patch)).await?;
+        link.send(Request::patch(Resource::Node(name.to_owned()), PatchType::Merge, patch).metadata_only()).await?;
     }
     let object = || Resource::CsiNode(name.to_owned());
     let mut found = find(link, object()).await?;

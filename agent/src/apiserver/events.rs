@@ -82,13 +82,13 @@ async fn post_one(link: &Link, node: &str, event: &Event, known: bool) -> Result
     if known {
         let patch = json!({ "count": document.count, "lastTimestamp": document.last_timestamp });
         let resource = Resource::Event(namespace.clone(), event.name(node));
-        match link.send(Request::patch(resource, PatchType::Merge, patch)).await {
+        match link.send(Request::patch(resource, PatchType::Merge, patch).metadata_only()).await {
             // It was dropped for its age.
             Err(error) if error.is_not_found() => {}
             result => return result.map(drop),
         }
     }
-    link.send(Request::create(Resource::Events(namespace), json!(document))).await.map(drop)
+    link.send(Request::create(Resource::Events(namespace), json!(document)).metadata_only()).await.map(drop)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::lease::Lease;
 use super::link::Link;
 use limpet_apiserver::watch::{Change, Watch};
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver::{Request, RequestError, Resource, Selector};
 
 /// The server ends a watch after this long, and up to twice of it, as client-go asks for.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -24,8 +24,8 @@ const SHORTEST: Duration = Duration::from_secs(1);
 pub(super) struct Followed {
     /// What to list and watch.
     pub(super) resource: Resource,
-    /// The field selector.
-    pub(super) fields: String,
+    /// Which of them.
+    pub(super) selector: Selector,
     /// It is this one that finds out whether there is a connection, and looks at the lease then; the others wait for it.
     pub(super) leads: Option<Arc<Lease>>,
 }
@@ -143,13 +143,13 @@ async fn begin(
 ) -> Result<Watch, RequestError> {
     let from = match start.clone() {
         Start::Watch(version) => version,
-        Start::Newest => list(link, what, updates, start, Request::list(what.resource.clone(), &what.fields)).await?,
+        Start::Newest => list(link, what, updates, start, Request::list(what.resource.clone(), &what.selector)).await?,
         Start::Since(version) => {
-            let request = Request::list_since(what.resource.clone(), &what.fields, &version);
+            let request = Request::list_since(what.resource.clone(), &what.selector, &version);
             list(link, what, updates, start, request).await?
         }
     };
-    let watch = link.watch(what.resource.clone(), &what.fields, &from, limit).await?;
+    let watch = link.watch(what.resource.clone(), &what.selector, &from, limit).await?;
     answered(link, what, Begun::ByWatch).await?;
     Ok(watch)
 }

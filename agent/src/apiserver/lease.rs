@@ -18,7 +18,7 @@ use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::cluster_history::{self, HistoryBreak, Renewal};
-use limpet_core::node_object::{self, LEASE_NAMESPACE};
+use limpet_core::node_lease::{self, LEASE_NAMESPACE};
 
 /// How many renewals without an answer are remembered: each may have arrived.
 const MAX_UNANSWERED: usize = 16;
@@ -44,7 +44,7 @@ pub(super) struct Lease {
 impl Lease {
     /// Renews it for as long as there is a Node.
     pub(super) async fn renew(self: Arc<Self>, mut seen: watch::Receiver<Seen>) {
-        let (mut failures, mut version) = (0, 0);
+        let (mut failures, mut version, mut tracked) = (0, 0, false);
         loop {
             self.link.online().await;
             let uid = match seen.wait_for(|seen| seen.node().is_some()).await {
@@ -52,13 +52,14 @@ impl Lease {
                 Err(_) => return,
             };
             let received_count = self.link.received_count();
-            match self.renew_once(&uid).await {
+            match self.renew_once(&uid, tracked).await {
                 Ok(lease) => {
                     failures = 0;
+                    tracked = !lease["metadata"]["managedFields"].is_null();
                     self.compare_versions(&mut version, cluster_history::version_of(&lease)).await;
                     tokio::select! {
                         biased;
-                        () = tokio::time::sleep(node_object::renew_after(self.duration, fastrand::u64(..))) => {}
+                        () = tokio::time::sleep(node_lease::renew_after(self.duration, fastrand::u64(..))) => {}
                         // An address that changed may have cost the connection, which is known only once it is used.
                         () = self.link.network_changed() => {}
                     }
@@ -103,18 +104,19 @@ impl Lease {
         Ok(true)
     }
 
-    async fn renew_once(&self, uid: &str) -> Result<Value, RequestError> {
+    async fn renew_once(&self, uid: &str, tracked: bool) -> Result<Value, RequestError> {
         let now = Timestamp::now();
-        let renewal = node_object::renewal(&self.name, self.duration, now);
+        let renewal = node_lease::renewal(&self.name, self.duration, now, tracked);
         let time = renewal["spec"]["renewTime"].as_str().unwrap_or_default().to_owned();
         {
             let mut unanswered = self.unanswered();
             unanswered.truncate(MAX_UNANSWERED - 1);
             unanswered.push_front(time.clone());
         }
-        let renewed = match self.link.send(Request::patch(self.resource(), PatchType::Merge, renewal)).await {
+        let renewal = Request::patch(self.resource(), PatchType::Merge, renewal).metadata_only();
+        let renewed = match self.link.send(renewal).await {
             Err(error) if error.is_not_found() => {
-                let new = node_object::lease(&self.name, uid, self.duration, now);
+                let new = node_lease::lease(&self.name, uid, self.duration, now);
                 self.link.send(Request::create(Resource::Leases(LEASE_NAMESPACE.to_owned()), new)).await
             }
             result => result,

@@ -23,7 +23,7 @@ use crate::status::event::{EventType, Events};
 use crate::status::metrics::{ApiserverMetrics, Metrics};
 use limpet_apiserver::client::DEADLINE;
 use limpet_apiserver::watch::Watch;
-use limpet_apiserver::{CertificateFault, Client, Credentials, Request, RequestError, Resource, Traffic};
+use limpet_apiserver::{CertificateFault, Client, Credentials, Request, RequestError, Resource, Selector, Traffic};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{self, Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
@@ -246,13 +246,13 @@ impl Link {
     pub(super) async fn watch(
         &self,
         resource: Resource,
-        fields: &str,
+        selector: &Selector,
         version: &str,
         limit: Duration,
     ) -> Result<Watch, RequestError> {
         let kind = resource.kind();
         let result = match self.client().await {
-            Ok(client) => client.watch(resource, fields, version, limit).await,
+            Ok(client) => client.watch(resource, selector, version, limit).await,
             Err(error) => Err(error),
         };
         self.judge("WATCH", kind, result)

@@ -330,7 +330,8 @@ async fn perform(
         }
         (Step::Report { uid }, _, Some(observed)) => {
             let patch = mirror::status_patch(observed, uid, generation);
-            let request = Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch);
+            let status = Resource::PodStatus(namespace, name);
+            let request = Request::patch(status, PatchType::Strategic, patch).metadata_only();
             match link.send(request).await {
                 Ok(_) => Ok(Done::Reported(uid.clone(), Arc::clone(observed))),
                 Err(error) if error.is_not_found() => Ok(Done::Deleted(uid.clone())),

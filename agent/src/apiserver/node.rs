@@ -171,24 +171,21 @@ impl Keeper {
             }
         }
         if let Some(metadata) = node.metadata_patch(&self.description) {
-            self.link.send(Request::patch(Resource::Node(name.clone()), PatchType::Merge, metadata)).await?;
+            let request = Request::patch(Resource::Node(name.clone()), PatchType::Merge, metadata);
+            self.link.send(request.metadata_only()).await?;
         }
         let patch = node_object::status_patch(&self.description, report, &node, sent.as_ref(), Timestamp::now());
         let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
-        let now = match self.link.send(request).await {
-            Ok(now) => now,
+        // The watch brings the Node as it is then.
+        match self.link.send(request.metadata_only()).await {
+            Ok(_) => Ok(Some(self.sent(&node.uid, report, sent))),
             // The watch has not reported it.
             Err(error) if error.is_not_found() => {
                 self.seen.send_replace(Seen::Absent);
-                return Ok(Some(Instant::now()));
+                Ok(Some(Instant::now()))
             }
-            Err(error) => return Err(error),
-        };
-        let due = self.sent(&node.uid, report, sent);
-        if let Some(now) = SeenNode::read(&now) {
-            self.seen.send_replace(Seen::Present(now));
+            Err(error) => Err(error),
         }
-        Ok(Some(due))
     }
 
     async fn create(

@@ -255,11 +255,11 @@ async fn perform(link: &Link, due: &Due) -> Result<(), RequestError> {
     let request = match (&due.step, &due.report) {
         (Step::Report { uid }, Report::Observed(pod)) => {
             let patch = mirror::status_patch(pod, uid, due.generation);
-            Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch)
+            Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch).metadata_only()
         }
         (Step::Report { uid }, Report::Refused(why)) => {
             let patch = api_pod::refusal_patch(&why.faults, uid, due.generation);
-            Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch)
+            Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch).metadata_only()
         }
         (Step::Delete { uid } | Step::Replace { uid, .. }, _) => {
             Request::delete_now(Resource::Pod(namespace, name), uid)

@@ -19,7 +19,7 @@ use super::claims;
 use super::follow::{Followed, Update, follow};
 use super::link::Link;
 use crate::source::api;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::token::{self, TokenDemand};
@@ -89,7 +89,7 @@ async fn follow_object(
     source: &mpsc::Sender<api::Update>,
 ) {
     let resource = resource(key.namespace.to_string());
-    let followed = Followed { resource, fields: format!("metadata.name={}", key.name), leads: None };
+    let followed = Followed { resource, selector: Selector::of_name(&key.name), leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let hand_on = async {
         while let Some(update) = updates.recv().await {
@@ -114,11 +114,11 @@ async fn follow_object(
 
 /// Follows the Services of a namespace, or the one of the apiserver itself.
 async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
-    let fields = match &*key.name {
-        service::KUBERNETES => format!("metadata.name={}", key.name),
-        _ => String::new(),
+    let selector = match &*key.name {
+        service::KUBERNETES => Selector::of_name(&key.name),
+        _ => Selector::default(),
     };
-    let followed = Followed { resource: Resource::Services(key.namespace.to_string()), fields, leads: None };
+    let followed = Followed { resource: Resource::Services(key.namespace.to_string()), selector, leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let hand_on = async {
         let mut services: BTreeMap<String, Service> = BTreeMap::new();

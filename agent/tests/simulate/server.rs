@@ -256,6 +256,7 @@ impl Server {
             at: from,
             boots: state.boots,
             ends: Instant::now() + Duration::from_secs(seconds),
+            has_bookmarks: query.get("allowWatchBookmarks").is_some_and(|value| value == "true"),
             over: false,
         };
         drop(state);
@@ -288,6 +289,7 @@ struct Watching {
     at: u64,
     boots: u64,
     ends: Instant,
+    has_bookmarks: bool,
     over: bool,
 }
 
@@ -335,7 +337,7 @@ impl Watching {
                 biased;
                 _ = changed.changed() => {}
                 () = sleep_until(self.ends) => return None,
-                () = sleep_until(bookmark) => {
+                () = sleep_until(bookmark), if self.has_bookmarks => {
                     let version = self.server.lock().objects.version();
                     if version < self.at {
                         continue;

@@ -152,7 +152,7 @@ pub(crate) fn a_single_connection_that_is_dead_is_noticed(node: &mut TestNode) -
     let (cluster, line) = join(node)?;
     let running = bystanders(node, &cluster)?;
     let ports = connections(&line, &cluster)?;
-    ensure!(ports.len() > 2, "{ports:?}");
+    ensure!(ports.len() == 2, "one connection to read and one to write: {ports:?}");
     for port in &ports {
         line.at_node(&["iptables", "-A", "INPUT", "-p", "tcp", "--dport", port, "-j", "DROP"])?;
         let (start, name) = (Instant::now(), format!("during-{port}"));

@@ -1,0 +1,54 @@
+//! Connections to an apiserver that spreads its clients over several.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::TestNode;
+use limpet_tests::cluster::{self, Cluster, join};
+use limpet_tests::manifest::{IDLE, simple};
+
+use super::{wait_no_mirror, wait_true};
+
+/// Each costs a dozen requests.
+const PODS: usize = 20;
+
+/// With `--goaway-chance` one of fifty requests ends its HTTP/2 connection, politely: what is under way is answered.
+pub(crate) fn a_server_that_has_its_clients_connect_anew_is_never_lost(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::shared()?;
+    cluster.stop()?;
+    cluster.start_with(&["--goaway-chance=0.02"])?;
+    join(node, &cluster, &[])?;
+    let before = ports(node, &cluster)?;
+    let names: Vec<String> = (0..PODS).map(|number| format!("web-{number}")).collect();
+    for name in &names {
+        node.apply(&simple(name, IDLE))?;
+    }
+    for name in &names {
+        wait_true(node, &cluster, name)?;
+    }
+    for name in &names {
+        node.remove(name)?;
+    }
+    for name in &names {
+        wait_no_mirror(node, &cluster, name)?;
+    }
+    let after = ports(node, &cluster)?;
+    ensure!(!before.is_subset(&after), "no connection was ended: {before:?}, {after:?}");
+    let log = node.agent.log();
+    ensure!(!log.contains("no connection to the apiserver"), "{log}");
+    cluster.stop()?;
+    cluster.start()
+}
+
+/// The ports of the agent's connections to the apiserver.
+fn ports(node: &TestNode, cluster: &Cluster) -> Result<BTreeSet<String>> {
+    let filter = format!("( dport = :{} )", cluster.port());
+    let mut ss = Command::new("ss");
+    let output =
+        ss.args(["--no-header", "--tcp", "--numeric", "--processes", "state", "established", &filter]).output();
+    let text = String::from_utf8(output.context("ss")?.stdout)?;
+    let agent = format!("pid={},", node.agent.pid().context("no agent")?);
+    let port = |line: &str| Some(line.split_whitespace().nth(2)?.rsplit_once(':')?.1.to_owned());
+    Ok(text.lines().filter(|line| line.contains(&agent)).filter_map(port).collect())
+}
