@@ -5,19 +5,23 @@ use std::process::ExitCode;
 use limpet::lifecycle::kernel_types;
 use limpet_containerd::log::writer;
 use limpet_containerd::stdin;
-use limpet_host::sandbox::init;
+use limpet_host::sandbox::{init, users};
 
 fn main() -> ExitCode {
     // A container's logger, started by containerd's shim: checked first, because it must stay tiny.
     if let Some(value) = writer::invoked() {
         return writer::main(&value);
     }
-    // Small and quick, too: the OCI runtime of a container with an input, and the init of a pod's shared PID namespace.
+    // Small and quick, too: the OCI runtime of a container with an input, the init of a pod's shared PID
+    // namespace, and who makes a pod's user namespace.
     if let Some(directory) = stdin::invoked() {
         return stdin::main(&directory);
     }
     if let Some(stage) = init::invoked() {
         return init::main(&stage);
+    }
+    if users::invoked() {
+        return users::main();
     }
     if kernel_types::invoked() { kernel_types::main() } else { limpet::cli::main() }
 }

@@ -76,11 +76,14 @@ fn a_manifest_broken_while_the_agent_is_down(node: &mut TestNode) -> Result<()> 
 }
 
 fn a_field_limpet_does_not_act_on_is_refused(node: &mut TestNode) -> Result<()> {
-    node.apply(&pod("mapped", json!({ "hostUsers": false, "containers": [shell("main", IDLE)] })))?;
-    node.wait_event("spec.hostUsers")?;
+    node.apply(&pod(
+        "gated",
+        json!({ "schedulingGates": [{ "name": "example.com/gate" }], "containers": [shell("main", IDLE)] }),
+    ))?;
+    node.wait_event("spec.schedulingGates")?;
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
-    ensure!(node.containerd.tasks()?.len() == 1, "it was run with the users of the host");
+    ensure!(node.containerd.tasks()?.len() == 1, "it was run with its gate");
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! What a pod asks for in namespaces, profiles, runtimes and devices is what its processes find.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -20,6 +20,12 @@ fn main() -> ExitCode {
         case!(what_another_host_would_use_is_ignored),
         case!(strict_groups_are_the_pods_alone),
         case!(a_runtime_class_says_which_runtime_runs_the_pod),
+        case!(a_pod_with_users_of_its_own_is_no_root_on_the_node).on(|node| node.cni = true),
+        case!(users_of_its_own_have_volumes_hooks_and_a_network).on(|node| node.cni = true),
+        case!(a_node_without_mapped_layers_refuses_users_of_its_own).on(|node| {
+            node.cni = true;
+            node.snapshotter = "native";
+        }),
         case!(a_device_is_the_containers_that_ask_for_it).on(|node| {
             node.limpet = vec![
                 "devices:".to_owned(),
@@ -186,6 +192,126 @@ fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Resul
 
     node.apply(&pod("lost", json!({ "runtimeClassName": "none", "containers": [shell("main", IDLE)] })))?;
     node.wait_event("failed to get RuntimeClass \"none\"")
+}
+
+/// Where the ids of the pod begin on the node, as one of its processes sees it.
+fn first_id(node: &TestNode, name: &str) -> Result<u32> {
+    let map = node.exec(name, "main", &["/bin/sh", "-c", "cat /proc/self/uid_map; cat /proc/self/gid_map"])?;
+    let lines: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
+    let [uids, gids] = &lines[..] else { anyhow::bail!("{map}") };
+    ensure!(uids == gids && uids[0] == "0" && uids[2] == "65536", "{map}");
+    Ok(uids[1].parse()?)
+}
+
+/// The container's first process on the node.
+fn first_process(node: &TestNode, id: &str) -> Result<u32> {
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id);
+    Ok(task.context("no task")?.pid)
+}
+
+/// A pod with users of its own that writes a file into a volume and one beside it.
+fn mapped(name: &str) -> Value {
+    let script = format!("echo by name > /dev/stdout; echo start >> /data/starts; echo own > /etc/made; {IDLE}");
+    let mounts = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
+    let spec = json!({
+        "hostUsers": false, "hostNetwork": false, "volumes": [{ "name": "data", "emptyDir": {} }],
+        "containers": [with(shell("main", &script), mounts)],
+    });
+    pod(name, spec)
+}
+
+fn a_pod_with_users_of_its_own_is_no_root_on_the_node(node: &mut TestNode) -> Result<()> {
+    node.apply(&mapped("web"))?;
+    node.apply(&mapped("second"))?;
+    let web = node.wait_running("web")?;
+    node.wait_running("second")?;
+    let (first, second) = (first_id(node, "web")?, first_id(node, "second")?);
+    ensure!(first >= 65_536 && first.abs_diff(second) >= 65_536, "{first} and {second} overlap");
+    let id = container_id(&web, "main")?;
+    let process = first_process(node, &id)?;
+    ensure!(fs::metadata(format!("/proc/{process}"))?.uid() == first, "its root is not the first of its ids");
+    node.wait_logged("web", "main", "by name")?;
+    // Root's files are root's inside, and on the node root's own in a volume alone.
+    let inside = sh(node, "stat -c %u /bin/busybox /data/starts /etc/made /etc/hosts /dev/shm")?;
+    ensure!(inside == "0\n".repeat(5), "{inside}");
+    let uid = web["metadata"]["uid"].as_str().context("no uid")?;
+    let volume = node.agent.settings().root().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir/data");
+    ensure!(fs::metadata(volume.join("starts"))?.uid() == 0, "the volume has the pod's ids");
+    let made = fs::metadata(format!("/proc/{process}/root/etc/made"))?;
+    ensure!(made.uid() == first, "a file of the container's is {}'s", made.uid());
+
+    // The agent finds the ids again, and gives them to no other pod.
+    node.agent.kill();
+    node.agent.start()?;
+    ensure!(container_id(&node.wait_running("web")?, "main")? == id, "a restart of the agent restarts nothing");
+    node.apply(&mapped("third"))?;
+    node.wait_running("third")?;
+    let third = first_id(node, "third")?;
+    ensure!(third != first && third != second, "{third} is another pod's");
+    process::signal_pid(process, Signal::KILL);
+    node.wait_pod("web", "runs again", |pod| {
+        let status = &pod["status"]["containerStatuses"][0];
+        status["restartCount"] == 1 && status["state"]["running"].is_object()
+    })?;
+    ensure!(first_id(node, "web")? == first, "a restart of its container changes its ids");
+    ensure!(sh(node, "cat /data/starts")? == "start\nstart\n", "the volume was not kept");
+    Ok(())
+}
+
+/// What a container of another user sees of volumes of every kind.
+fn volumes_and_hooks(host: &std::path::Path) -> Value {
+    let mount = |(name, path): (&str, &str)| json!({ "name": name, "mountPath": path });
+    let mounts = [("config", "/config"), ("memory", "/memory"), ("host", "/host"), ("image", "/image")].map(mount);
+    let probe = json!({ "exec": { "command": ["/bin/sh", "-c", "[ $(id -u) = 1000 ]"] }, "periodSeconds": 1 });
+    let hook = json!({ "exec": { "command": ["/bin/sh", "-c", "echo started > /memory/hook"] } });
+    let main = json!({
+        "volumeMounts": mounts, "readinessProbe": probe, "lifecycle": { "postStart": hook },
+        "securityContext": { "procMount": "Unmasked" },
+    });
+    let volumes = json!([
+        { "name": "config", "configMap": { "name": "app" } },
+        { "name": "memory", "emptyDir": { "medium": "Memory" } },
+        { "name": "host", "hostPath": { "path": host } },
+        { "name": "image", "image": { "reference": limpet_tests::image::V1 } },
+    ]);
+    let spec = json!({
+        "hostUsers": false, "hostNetwork": false, "volumes": volumes,
+        "securityContext": { "runAsUser": 1000, "fsGroup": 2000 },
+        "containers": [with(shell("main", &format!("echo $$ > /memory/pid; {IDLE}")), main)],
+    });
+    pod("web", spec)
+}
+
+fn users_of_its_own_have_volumes_hooks_and_a_network(node: &mut TestNode) -> Result<()> {
+    let metadata = json!({ "name": "app" });
+    let config =
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": { "key": "config\n" } });
+    node.drop_text("app.yaml", &config.to_string())?;
+    let host = node.dir().join("shared");
+    fs::create_dir_all(&host)?;
+    fs::write(host.join("file"), "of the node\n")?;
+    fs::set_permissions(host.join("file"), fs::Permissions::from_mode(0o600))?;
+    node.apply(&volumes_and_hooks(&host))?;
+    node.wait_pod("web", "ready", |pod| pod["status"]["containerStatuses"][0]["ready"] == true)?;
+    ensure!(sh(node, "cat /config/key /memory/hook")? == "config\nstarted\n");
+    let owners = sh(node, "stat -c '%u %g' /memory /memory/pid /host/file /image/bin/busybox")?;
+    ensure!(owners == "0 2000\n1000 2000\n0 0\n0 0\n", "{owners}");
+    ensure!(sh(node, "cat /host/file 2> /dev/null || echo closed")? == "closed\n", "the node's root is the pod's user");
+    ensure!(sh(node, "ip -o addr")?.contains("eth0"), "no network");
+    ensure!(sh(node, "grep -c ' /proc/' /proc/self/mountinfo || true")? == "0\n", "/proc is masked");
+    let name = node.full_name("web");
+    let image = limpet_tests::image::V1;
+    let debug = ["debug", &name, "--image", image, "--target", "main", "-c", "look", "--", "/bin/cat"];
+    node.agent.cli(&[&debug[..], &["/proc/1/uid_map"]].concat())?.success()?;
+    let first = first_id(node, "web")?.to_string();
+    node.wait_logged("web", "look", &first).map(drop)
+}
+
+fn a_node_without_mapped_layers_refuses_users_of_its_own(node: &mut TestNode) -> Result<()> {
+    node.apply(&mapped("web"))?;
+    node.wait_event("can't set `spec.hostUsers: false`: snapshotter native has no layers that can be mapped")?;
+    ensure!(node.containerd.tasks()?.is_empty(), "it runs");
+    Ok(())
 }
 
 fn asking(name: &str, device: &str, count: u32) -> Value {

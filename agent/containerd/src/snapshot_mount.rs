@@ -28,6 +28,50 @@ impl From<&containerd_client::types::Mount> for SnapshotMount {
     }
 }
 
+impl SnapshotMount {
+    /// The directory of which `<number>/fs` are the layers, as the overlayfs snapshotter has them: of a container's root file
+    /// system, or of an image.
+    ///
+    /// # Errors
+    /// When it is the mount of another snapshotter, which has no layers to map one by one.
+    pub fn layers_directory(&self) -> io::Result<&Path> {
+        let layer = match self.fs_type.as_str() {
+            "bind" => Some(self.source.as_str()),
+            "overlay" => self.option("lowerdir=").and_then(|layers| layers.split(':').next()),
+            _ => None,
+        };
+        let layer = layer.map(Path::new).filter(|layer| layer.ends_with("fs"));
+        layer.and_then(|layer| layer.parent()?.parent()).ok_or_else(|| {
+            let message = format!("a snapshot of {} has no layers to map; set snapshotter to overlayfs", self.fs_type);
+            io::Error::new(io::ErrorKind::Unsupported, message)
+        })
+    }
+
+    /// The writable layer.
+    pub fn upper(&self) -> Option<&Path> {
+        self.option("upperdir=").map(Path::new)
+    }
+
+    fn option(&self, name: &str) -> Option<&str> {
+        self.options.iter().find_map(|option| option.strip_prefix(name))
+    }
+
+    /// The same with every layer that is only read below `copy` instead of `directory`.
+    #[must_use]
+    pub fn moved(&self, directory: &Path, copy: &Path) -> Self {
+        let moved = |layer: &str| match Path::new(layer).strip_prefix(directory) {
+            Ok(rest) => copy.join(rest).to_string_lossy().into_owned(),
+            Err(_) => layer.to_owned(),
+        };
+        let option = |option: &String| match option.strip_prefix("lowerdir=") {
+            Some(layers) => format!("lowerdir={}", layers.split(':').map(moved).collect::<Vec<_>>().join(":")),
+            None => option.clone(),
+        };
+        let source = if self.fs_type == "bind" { moved(&self.source) } else { self.source.clone() };
+        Self { fs_type: self.fs_type.clone(), source, options: self.options.iter().map(option).collect() }
+    }
+}
+
 /// Mounts a snapshot at `target`, a directory. Blocks; needs `CAP_SYS_ADMIN`.
 ///
 /// # Errors

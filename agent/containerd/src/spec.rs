@@ -23,7 +23,8 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::Container;
 use oci_spec::runtime::{
-    Linux, LinuxDevice, LinuxDeviceCgroup, LinuxNamespace, LinuxNamespaceType, LinuxResources, LinuxSeccomp, Root, Spec,
+    Linux, LinuxDevice, LinuxDeviceCgroup, LinuxIdMapping, LinuxIdMappingBuilder, LinuxNamespace, LinuxNamespaceType,
+    LinuxResources, LinuxSeccomp, Root, Spec,
 };
 
 pub use self::host::HostInput;
@@ -292,6 +293,9 @@ pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecErr
     let context = input.container.security_context.as_ref();
     let granted = capabilities::granted(context, &host.capabilities)?;
     let seccomp = seccomp(input, host, &granted)?;
+    let id_mappings = id_mappings(input)?;
+    let mut linux = linux(input, host, seccomp);
+    linux.set_uid_mappings(id_mappings.clone()).set_gid_mappings(id_mappings);
     let mut root = Root::default();
     root.set_path("rootfs".into())
         .set_readonly(Some(context.and_then(|context| context.read_only_root_filesystem) == Some(true)));
@@ -302,7 +306,7 @@ pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecErr
         .set_process(Some(process::process(input, host, granted)?))
         .set_hostname(None)
         .set_annotations(Some(annotations(input)))
-        .set_linux(Some(linux(input, host, seccomp)));
+        .set_linux(Some(linux));
     cdi::apply(&mut spec, &host.cdi);
     Ok(spec)
 }
@@ -332,6 +336,13 @@ fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>)
         .set_masked_paths(Some(masked))
         .set_readonly_paths(Some(readonly));
     linux
+}
+
+/// The ids of the pod's user namespace, which exists: the runtime and the shim want to know what root is on the host.
+fn id_mappings(input: &SpecInput<'_>) -> Result<Option<Vec<LinuxIdMapping>>, SpecError> {
+    let Some(ids) = input.sandbox.ids else { return Ok(None) };
+    let mapping = LinuxIdMappingBuilder::default().container_id(0_u32).host_id(ids.first).size(ids.length).build();
+    Ok(Some(vec![mapping.map_err(|error| SpecError::Document(error.to_string()))?]))
 }
 
 /// The host's devices for a privileged container, and those that it asks for, which precede.
@@ -378,6 +389,7 @@ fn namespaces(input: &SpecInput<'_>) -> Vec<LinuxNamespace> {
         joined(LinuxNamespaceType::Network, &pod.network),
         joined(LinuxNamespaceType::Ipc, &pod.ipc),
         joined(LinuxNamespaceType::Uts, &pod.uts),
+        joined(LinuxNamespaceType::User, &pod.user),
     ]
     .into_iter()
     .flatten()

@@ -82,6 +82,8 @@ pub struct NodeDescription {
     pub api_port: Option<u16>,
     /// The runtimes that pods may ask for by a class.
     pub runtime_classes: Vec<String>,
+    /// Those of them whose pods can have user namespaces; the empty name: pods without a class.
+    pub user_namespaces: BTreeSet<String>,
     /// `nodeInfo` without what `node_info` knows itself: `machineID`, `kernelVersion`, …
     pub info: BTreeMap<&'static str, String>,
 }
@@ -270,8 +272,9 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     // An apiserver takes port 0 for none.
     let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });
     // limpet makes these mounts itself, whatever the runtime and the kernel.
-    let features = json!({ "recursiveReadOnlyMounts": true, "userNamespaces": false });
-    let handler = |name: &str| json!({ "name": name, "features": features });
+    let features =
+        |name: &str| json!({ "recursiveReadOnlyMounts": true, "userNamespaces": node.user_namespaces.contains(name) });
+    let handler = |name: &str| json!({ "name": name, "features": features(name) });
     let classes = node.runtime_classes.iter().map(String::as_str);
     let handlers: Vec<Value> = std::iter::once("").chain(classes).map(handler).collect();
     let mut status = json!({

@@ -18,6 +18,7 @@ fn node() -> NodeDescription {
         max_pods: 110,
         api_port: Some(10_250),
         runtime_classes: vec!["runsc".to_owned()],
+        user_namespaces: [String::new()].into(),
         info: BTreeMap::from([("kernelVersion", "6.12".to_owned())]),
     }
 }
@@ -72,8 +73,9 @@ fn a_node_is_registered_with_its_labels_taints_and_quantities() {
     );
     assert_eq!((&info["operatingSystem"], &info["architecture"]), (&json!("linux"), &json!("arm64")));
     assert_eq!(status["daemonEndpoints"]["kubeletEndpoint"]["Port"], 10_250);
-    let features = json!({ "recursiveReadOnlyMounts": true, "userNamespaces": false });
-    let handlers = ["", "runsc"].map(|name| json!({ "name": name, "features": features }));
+    let features = |users: bool| json!({ "recursiveReadOnlyMounts": true, "userNamespaces": users });
+    let handlers =
+        [("", true), ("runsc", false)].map(|(name, users)| json!({ "name": name, "features": features(users) }));
     assert_eq!(status["runtimeHandlers"], json!(handlers));
     assert_eq!(status["declaredFeatures"][0], "ExtendWebSocketsToKubelet");
     assert_eq!(status["declaredFeatures"].as_array().unwrap().len(), 4);

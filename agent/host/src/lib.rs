@@ -25,5 +25,6 @@ pub mod program;
 pub mod sandbox;
 pub mod selinux;
 pub mod tcp;
+pub mod user_namespace;
 pub mod volume;
 pub mod wall_clock;

@@ -10,12 +10,17 @@
 //!
 //! Only a shared PID namespace (`shareProcessNamespace`) needs a process: [`init`]. The file `init` has its pid, and a sandbox
 //! whose init has ended is not complete.
+//!
+//! A pod with `hostUsers: false` has a user namespace as well, `user`, which owns the others; the file `ids` has the node's ids
+//! that it was given. What its containers mount lies below `layers` and `mounts` ([`id_mapped`]).
 
+pub mod id_mapped;
 pub mod init;
 mod loopback;
 mod namespaces;
 mod start;
 pub mod sysctl;
+pub mod users;
 
 use std::fs::Permissions;
 use std::io;
@@ -63,6 +68,8 @@ pub struct SandboxRequest<'a> {
     pub host_ipc: bool,
     /// `shareProcessNamespace`: a PID namespace of the pod, with an [`init`].
     pub share_processes: bool,
+    /// `hostUsers: false`: a user namespace of the pod, which owns its others.
+    pub own_users: bool,
     /// The pod's own hostname, at most 64 bytes; with `hostNetwork` the host's, whose UTS namespace the pod is in.
     pub hostname: &'a str,
     /// The Pod's sysctls, checked by [`sysctl::check_sysctls`].
@@ -81,9 +88,11 @@ impl SandboxRequest<'_> {
                 ipc: (!self.host_ipc).then(|| dir.join("ipc")),
                 uts: (!self.host_network).then(|| dir.join("uts")),
                 pid: self.share_processes.then(|| dir.join("pid")),
+                user: self.own_users.then(|| dir.join("user")),
             },
             shm: if self.host_ipc { HOST_SHM.into() } else { dir.join("shm") },
             hostname: self.hostname.to_owned(),
+            ids: None,
         }
     }
 }
@@ -123,6 +132,12 @@ pub enum SandboxError {
         value: String,
         /// The kernel's error.
         source: io::Error,
+    },
+    /// All ids of the node are given to pods.
+    #[error("sandbox of pod {uid}: no ids are left for its user namespace; end another pod with hostUsers: false")]
+    NoIds {
+        /// The pod.
+        uid: PodUid,
     },
     /// The worker thread could not be started or panicked.
     #[error("sandbox: {0}")]
@@ -181,7 +196,13 @@ impl Sandboxes {
         if !self.is_whole(request.uid, &sandbox).await? {
             return Ok(None);
         }
-        sandbox.id = blocking(move || read_id(&dir)).await?;
+        let own_users = request.own_users;
+        let (id, ids) = blocking(move || Ok((read_id(&dir)?, users::read(&dir)?))).await?;
+        // Without the record of its ids nothing can be mounted for it any more.
+        if own_users && ids.is_none() {
+            return Ok(None);
+        }
+        (sandbox.id, sandbox.ids) = (id, ids);
         Ok(Some(sandbox))
     }
 
@@ -211,12 +232,16 @@ impl Sandboxes {
         let dir = self.pod_dir(request.uid);
         let mut sandbox = request.sandbox(&dir);
         let settings = namespaces::NamespaceSettings::of(request);
+        let sandboxes = self.dir.clone();
         let runtime = tokio::runtime::Handle::current();
         let result = on_fresh_thread(move || {
             remove_directory(&dir)?;
             make_dir(&dir)?;
             let made = write_id(&dir).and_then(|id| {
                 sandbox.id = Some(id);
+                if sandbox.namespaces.user.is_some() {
+                    sandbox.ids = Some(users::give(&sandboxes, &dir, &settings.uid)?);
+                }
                 make(&sandbox, &settings)?;
                 let shared = sandbox.namespaces.pid.as_deref();
                 shared.map(|pin| start::start(&runtime, &dir, pin, &settings)).transpose()
@@ -267,14 +292,17 @@ impl Sandboxes {
 fn make(sandbox: &Sandbox, settings: &namespaces::NamespaceSettings) -> Result<(), SandboxError> {
     if sandbox.namespaces.ipc.is_some() {
         make_dir(&sandbox.shm)?;
-        let data = format!("mode=1777,size={}", settings.shm_size);
+        let mut data = format!("mode=1777,size={}", settings.shm_size);
+        if let Some(ids) = sandbox.ids {
+            data.push_str(&format!(",uid={0},gid={0}", ids.first));
+        }
         // The text consists of digits and letters, so it holds no zero byte.
         let data = std::ffi::CString::new(data).unwrap_or_default();
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
         rustix::mount::mount("shm", &sandbox.shm, "tmpfs", flags, data.as_c_str())
             .map_err(|errno| at("mount tmpfs on", &sandbox.shm, errno))?;
     }
-    namespaces::make(&sandbox.namespaces, settings)
+    namespaces::make(sandbox, settings)
 }
 
 /// Gives the sandbox in `dir` an id, which is written before the first pin.
@@ -306,12 +334,15 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
         source,
     })?;
     start::end(dir)?;
-    for name in ["pid", "net", "uts", "ipc", "shm"] {
+    id_mapped::remove_all(dir)?;
+    for name in ["pid", "net", "uts", "ipc", "user", "shm"] {
         let path = dir.join(name);
         detach(&path)?;
         let removed = if name == "shm" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
         ignore_not_found(removed).map_err(|source| SandboxError::Path { operation: "remove", path, source })?;
     }
+    // Last: until then no other pod is given its ids.
+    users::take_back(dir)?;
     ignore_not_found(std::fs::remove_dir(dir)).map_err(|source| SandboxError::Path {
         operation: "remove",
         path: dir.to_owned(),

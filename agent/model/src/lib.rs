@@ -24,4 +24,5 @@ pub mod process;
 pub mod sandbox;
 pub mod source;
 pub mod stop_signal;
+pub mod user_namespace;
 pub mod verdict;

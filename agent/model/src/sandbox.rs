@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use crate::user_namespace::IdRange;
+
 /// The namespaces a pod's containers join. `None` means the host's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Namespaces {
@@ -15,12 +17,14 @@ pub struct Namespaces {
     /// Pin of the PID namespace of a pod with `shareProcessNamespace`; `None`: each container has one of its own, or the
     /// host's.
     pub pid: Option<PathBuf>,
+    /// Pin of the user namespace, which owns the others, of a pod with `hostUsers: false`.
+    pub user: Option<PathBuf>,
 }
 
 impl Namespaces {
     /// The required pins, in the order they are bound.
     pub fn pins(&self) -> impl Iterator<Item = &Path> {
-        [&self.pid, &self.ipc, &self.uts, &self.network].into_iter().filter_map(|pin| pin.as_deref())
+        [&self.user, &self.pid, &self.ipc, &self.uts, &self.network].into_iter().filter_map(|pin| pin.as_deref())
     }
 }
 
@@ -35,6 +39,8 @@ pub struct Sandbox {
     pub shm: PathBuf,
     /// The pod's hostname: its own, or the host's with `hostNetwork`.
     pub hostname: String,
+    /// The ids of a pod with a user namespace.
+    pub ids: Option<IdRange>,
 }
 
 /// A pod's addresses, the primary one first; none with `hostNetwork`, where they are the node's of the moment.

@@ -1,14 +1,15 @@
 //! Gathers what a Node object says of the machine.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::config::Config;
 use crate::node::capacity::Capacity;
 use crate::node::facts::architecture;
 use crate::status::POD_API;
+use limpet_containerd::container::runtime::RUNC_SHIM;
 use limpet_core::node_object::{ExternalCloud, NodeDescription};
-use limpet_host::blocking;
+use limpet_host::{blocking, user_namespace};
 use limpet_model::node::NodeFacts;
 
 /// Describes the node for its object. Reads files; what cannot be read stays empty.
@@ -25,9 +26,19 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
         allocatable: capacity.allocatable.clone(),
         max_pods: config.max_pods,
         runtime_classes: config.runtime_classes.keys().cloned().collect(),
+        user_namespaces: with_user_namespaces(config),
         api_port: config.server.api().map(|address| address.port()),
         info: look.await.unwrap_or_default(),
     }
+}
+
+/// The runtime classes whose pods can have user namespaces, and the empty name for pods without a class.
+fn with_user_namespaces(config: &Config) -> BTreeSet<String> {
+    if user_namespace::lacking(&config.snapshotter).is_some() {
+        return BTreeSet::new();
+    }
+    let classes = config.runtime_classes.iter().filter(|(_, class)| class.runtime == RUNC_SHIM);
+    classes.map(|(name, _)| name.clone()).chain([String::new()]).collect()
 }
 
 /// `nodeInfo`, as far as it comes from files.

@@ -70,7 +70,7 @@ const fn always(set: CapabilitySet, name: &'static str, purpose: &'static str, l
 }
 
 /// All needed capabilities. Neither the agent nor the plugins it executes use any others.
-pub static NEEDS: [Need; 16] = [
+pub static NEEDS: [Need; 18] = [
     always(
         CapabilitySet::CHOWN,
         "CAP_CHOWN",
@@ -106,6 +106,18 @@ pub static NEEDS: [Need; 16] = [
         "CAP_KILL",
         "ending plugins that hang, and what a crash has left, also as another user",
         "processes of other users stay",
+    ),
+    always(
+        CapabilitySet::SETGID,
+        "CAP_SETGID",
+        "mapping the group ids of pods with users of their own (`hostUsers: false`)",
+        "such pods do not start",
+    ),
+    always(
+        CapabilitySet::SETUID,
+        "CAP_SETUID",
+        "mapping the user ids of pods with users of their own (`hostUsers: false`)",
+        "such pods do not start",
     ),
     Need {
         when: When::LowPort,

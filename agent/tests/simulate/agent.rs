@@ -1,6 +1,6 @@
 //! One life of the agent on a simulated node: merge, supervisor and workers over the fake executor.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -285,6 +285,7 @@ fn description() -> NodeDescription {
         allocatable: Requests::default(),
         max_pods: 110,
         runtime_classes: Vec::new(),
+        user_namespaces: BTreeSet::new(),
         api_port: None,
         info: BTreeMap::new(),
     }

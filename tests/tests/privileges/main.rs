@@ -56,7 +56,7 @@ fn ensure_inotify_alone(node: &TestNode) -> Result<()> {
 
 fn what_is_not_needed_is_dropped_and_pods_do_not_miss_it(node: &mut TestNode) -> Result<()> {
     let agent = node.agent.pid().context("no agent")?;
-    let not_needed = CapabilitySet::SYS_BOOT | CapabilitySet::SYS_TIME | CapabilitySet::SETUID | CapabilitySet::SETPCAP;
+    let not_needed = CapabilitySet::SYS_BOOT | CapabilitySet::SYS_TIME | CapabilitySet::MKNOD | CapabilitySet::SETPCAP;
     for set in ["CapEff:", "CapPrm:", "CapInh:", "CapBnd:"] {
         let held = capabilities(agent, set)?;
         ensure!(!held.intersects(not_needed), "{set} {held:?}");

@@ -53,21 +53,30 @@ pub struct WriterConfig {
     pub path: PathBuf,
     /// The directory of the container's terminal, absolute; `None`: nobody can attach to it.
     pub terminal: Option<PathBuf>,
+    /// On the host, the user who is to own the pipes; `None`: runc can give them to the container's own.
+    pub owner: Option<u32>,
 }
 
 impl WriterConfig {
-    /// Parses `<max size>:<max files>:<length>:<terminal><path>`, with the length of `<terminal>` in bytes; `None` when it is
-    /// invalid.
+    /// Parses `<max size>:<max files>:<length>:<terminal><path>`, with the length of `<terminal>` in bytes, and `@<owner>@` before
+    /// it if there is one; `None` when it is invalid.
     pub fn parse(value: &OsStr) -> Option<Self> {
         let mut parts = value.as_bytes().splitn(4, |byte| *byte == b':');
         let mut next = || parts.next();
-        let max_size = number(next()?)?;
+        let first = next()?;
+        let (owner, max_size) = match first.strip_prefix(b"@") {
+            None => (None, number(first)?),
+            Some(owner) => {
+                let at = owner.iter().position(|byte| *byte == b'@')?;
+                (Some(number(&owner[..at])?), number(&owner[at + 1..])?)
+            }
+        };
         let max_files = number(next()?)?;
         let length = number(next()?)?;
         let (terminal, path) = next()?.split_at_checked(length)?;
         let absolute = |bytes| Some(PathBuf::from(OsStr::from_bytes(bytes))).filter(|path| path.is_absolute());
         let terminal = if terminal.is_empty() { None } else { Some(absolute(terminal)?) };
-        Some(Self { rotation: LogRotation { max_size, max_files }, path: absolute(path)?, terminal })
+        Some(Self { rotation: LogRotation { max_size, max_files }, path: absolute(path)?, terminal, owner })
     }
 }
 
@@ -76,15 +85,22 @@ fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
 }
 
 /// The URI for a task's stdout and stderr in containerd, so that `executable` logs to `log_path`, and passes output on to those who
-/// are attached at `terminal`.
+/// are attached at `terminal`. `owner`: who opens them in the container, as the host knows it, in a pod with a user namespace.
 ///
 /// It has only one query parameter: the shim converts parameters to arguments in random order.
-pub fn uri(executable: &Path, rotation: LogRotation, log_path: &Path, terminal: Option<&AttachPoint>) -> String {
+pub fn uri(
+    executable: &Path,
+    rotation: LogRotation,
+    log_path: &Path,
+    terminal: Option<&AttachPoint>,
+    owner: Option<u32>,
+) -> String {
+    let owner = owner.map(|owner| format!("%40{owner}%40")).unwrap_or_default();
     let mut uri = String::from("binary://");
     escape(&mut uri, executable.as_os_str().as_bytes());
     let terminal = terminal.map(|terminal| terminal.directory().as_os_str().as_bytes()).unwrap_or_default();
     // Writing to a String cannot fail.
-    let _ = write!(uri, "?{ARGUMENT}={}:{}:{}:", rotation.max_size, rotation.max_files, terminal.len());
+    let _ = write!(uri, "?{ARGUMENT}={owner}{}:{}:{}:", rotation.max_size, rotation.max_files, terminal.len());
     escape(&mut uri, terminal);
     escape(&mut uri, log_path.as_os_str().as_bytes());
     uri
@@ -131,6 +147,10 @@ pub fn main(value: &OsStr) -> ExitCode {
         eprintln!("limpet logger: descriptors 3 and 4 are not pipes; it is started by containerd");
         return ExitCode::FAILURE;
     };
+    // runc may not do it there. A process that cannot open its output by name still has it open.
+    for pipe in [&stdout, &stderr] {
+        let _ = config.owner.map(|owner| std::os::unix::fs::fchown(pipe, Some(owner), None));
+    }
     run(stdout, stderr, config, |contended| {
         if contended {
             kill_predecessor();

@@ -73,3 +73,21 @@ fn many_layers_fit_by_relative_paths() {
     assert_eq!(overlay_options(&apart).unwrap(), (PathBuf::from("/"), c"lowerdir=a/1/fs:b/2/fs".to_owned()));
     assert!(overlay_options(&vec![PathBuf::from(format!("/{}", "x".repeat(100))); 50]).is_err());
 }
+
+#[test]
+fn layers_that_are_only_read_move_to_their_mapped_copy() {
+    let overlay = |layers: &str| {
+        let options = ["index=off", "workdir=/c/s/9/work", "upperdir=/c/s/9/fs", layers];
+        mount("overlay", "overlay", &options)
+    };
+    let two = overlay("lowerdir=/c/s/2/fs:/c/s/1/fs");
+    let directory = two.layers_directory().unwrap();
+    assert_eq!((directory, two.upper()), (Path::new("/c/s"), Some(Path::new("/c/s/9/fs"))));
+    assert_eq!(two.moved(directory, Path::new("/m")), overlay("lowerdir=/m/2/fs:/m/1/fs"));
+    let one = mount("bind", "/c/s/1/fs", &["ro", "rbind"]);
+    assert_eq!(one.moved(one.layers_directory().unwrap(), Path::new("/m")), mount("bind", "/m/1/fs", &["ro", "rbind"]));
+    for other in [mount("bind", "/c/native/1", &["rw"]), mount("btrfs", "/dev/sda1", &[]), mount("overlay", "o", &[])] {
+        let error = other.layers_directory().unwrap_err().to_string();
+        assert!(error.ends_with("set snapshotter to overlayfs"), "{error}");
+    }
+}

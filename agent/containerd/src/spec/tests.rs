@@ -14,6 +14,7 @@ use limpet_model::fixtures::record_of_spec as record;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::sandbox::Namespaces;
+use limpet_model::user_namespace::IdRange;
 
 /// All inputs of a spec, with plain defaults.
 pub(crate) struct Fixture {
@@ -60,10 +61,11 @@ impl Fixture {
                     network: Some("/run/ns/net".into()),
                     ipc: Some("/run/ns/ipc".into()),
                     uts: Some("/run/ns/uts".into()),
-                    pid: None,
+                    ..Namespaces::default()
                 },
                 shm: "/run/shm".into(),
                 hostname: "web-node".to_owned(),
+                ids: None,
             },
             addresses: PodAddresses { ips: vec![ip("10.1.0.2"), ip("fd00::2")] },
             node_addresses: [ip("192.0.2.1"), ip("2001:db8::1")].into_iter().collect(),
@@ -268,6 +270,20 @@ fn huge_pages_of_every_size_are_limited_where_the_kernel_can() {
     fixture.node.limits_huge_pages = true;
     let wanted = json!([{"pageSize": "2MB", "limit": 4 << 20}, {"pageSize": "1GB", "limit": 0}]);
     assert_eq!(limits(&fixture), wanted);
+}
+
+#[test]
+fn users_of_its_own_are_joined_and_mapped() {
+    let mut fixture = Fixture::new(json!({"command": ["/run"]}), json!({}));
+    let linux = |fixture: &Fixture| fixture.spec().unwrap()["linux"].clone();
+    assert!(linux(&fixture).get("uidMappings").is_none_or(serde_json::Value::is_null));
+    fixture.sandbox.namespaces.user = Some("/run/ns/user".into());
+    fixture.sandbox.ids = IdRange::parse("131072 65536");
+    let mapped = json!([{"containerID": 0, "hostID": 131_072, "size": 65_536}]);
+    let linux = linux(&fixture);
+    assert_eq!((&linux["uidMappings"], &linux["gidMappings"]), (&mapped, &mapped));
+    let joined = json!({"type": "user", "path": "/run/ns/user"});
+    assert!(linux["namespaces"].as_array().unwrap().contains(&joined), "{linux}");
 }
 
 #[test]

@@ -341,6 +341,7 @@ async fn pods_on_a_real_bridge_reach_each_other() {
             host_network: false,
             host_ipc: false,
             share_processes: false,
+            own_users: false,
             hostname: "web",
             sysctls: &[],
             shm_size: DEFAULT_SHM_SIZE,

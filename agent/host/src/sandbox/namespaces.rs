@@ -8,9 +8,10 @@ use std::path::Path;
 
 use rustix::thread::UnshareFlags;
 
+use super::users::Holder;
 use super::{SandboxError, SandboxRequest, loopback, sysctl};
 use limpet_model::pod::PodUid;
-use limpet_model::sandbox::Namespaces;
+use limpet_model::sandbox::{Namespaces, Sandbox};
 
 /// containerd 2's defaults in every pod's network namespace (`enable_unprivileged_icmp`, `enable_unprivileged_ports`),
 /// unless the Pod overrides them: any user may ping, and listen below port 1024.
@@ -43,9 +44,19 @@ impl NamespaceSettings {
     }
 }
 
-/// Creates the `wanted` namespaces, configures them, and only then binds them onto their files.
-pub(super) fn make(wanted: &Namespaces, settings: &NamespaceSettings) -> Result<(), SandboxError> {
-    unshare(wanted).map_err(|errno| settings.failed("unshare namespaces", errno))?;
+/// Creates the namespaces of `sandbox`, configures them, and only then binds them onto their files.
+pub(super) fn make(sandbox: &Sandbox, settings: &NamespaceSettings) -> Result<(), SandboxError> {
+    let wanted = &sandbox.namespaces;
+    match (&wanted.user, sandbox.ids) {
+        (Some(pin), Some(ids)) => {
+            let failed = |error| settings.failed("make a user namespace", error);
+            let holder = Holder::start().map_err(failed)?;
+            holder.map(ids).map_err(|error| settings.failed("map the ids of the user namespace", error))?;
+            holder.enter().map_err(|error| settings.failed("enter the namespaces of the pod", error))?;
+            bind(&holder.user_namespace(), pin)?;
+        }
+        _ => unshare(wanted).map_err(|errno| settings.failed("unshare namespaces", errno))?,
+    }
     if wanted.uts.is_some() {
         rustix::system::sethostname(settings.hostname.as_bytes())
             .map_err(|errno| settings.failed("set the hostname", errno))?;

@@ -33,6 +33,7 @@ fn request(uid: &PodUid) -> SandboxRequest<'_> {
         host_network: false,
         host_ipc: false,
         share_processes: false,
+        own_users: false,
         hostname: "web-0",
         sysctls: &[],
         shm_size: DEFAULT_SHM_SIZE,

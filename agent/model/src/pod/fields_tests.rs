@@ -20,6 +20,8 @@ const PARTS: &[(&str, &str)] = &[
 const WORKS: &str = "works";
 /// Works, and warns where there is no apiserver.
 const GATES: &str = "spec.readinessGates";
+/// Works but for one combination.
+const USERS: &str = "spec.hostUsers";
 /// Works in a pod that runs, and in no manifest.
 const EPHEMERAL: &str = "spec.ephemeralContainers";
 
@@ -100,7 +102,6 @@ fn verdict(field: &str) -> String {
         return match used {
             Used::Always => "refused".to_owned(),
             Used::Filled => "refused unless empty".to_owned(),
-            Used::False => "`false` is refused".to_owned(),
             Used::Unless(texts) => format!("refused unless {}", texts.map_join()),
         };
     }
@@ -109,6 +110,9 @@ fn verdict(field: &str) -> String {
     }
     if field == GATES {
         return "works; without an apiserver the pod is never ready, as with kubelet".to_owned();
+    }
+    if field == USERS {
+        return "works; `false` not with `shareProcessNamespace`, and on a node that has what it needs: [pods](pods.md#users-of-its-own)".to_owned();
     }
     if field == EPHEMERAL {
         return "added to a running pod: `limpet debug`, `kubectl debug`".to_owned();

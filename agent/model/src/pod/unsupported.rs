@@ -18,8 +18,6 @@ pub(super) enum Used {
     Always,
     /// Unless it is an empty map, which asks for nothing.
     Filled,
-    /// Only when it is `false`.
-    False,
     /// Unless it is one of these; `<size>` at the end stands for a quantity.
     Unless(&'static [&'static str]),
 }
@@ -27,7 +25,7 @@ pub(super) enum Used {
 /// The end of a text in [`Used::Unless`] that stands for a quantity.
 const SIZE: &str = "<size>";
 
-use Used::{Always, False, Filled, Unless};
+use Used::{Always, Filled, Unless};
 
 /// Fields limpet does not act on yet. `C` stands for every container and init container.
 pub(super) const REFUSED: &[(&str, Used)] = &[
@@ -61,8 +59,6 @@ pub(super) const REFUSED: &[(&str, Used)] = &[
     ("spec.volumes[].vsphereVolume", Always),
     ("spec.volumes[].emptyDir.medium", Unless(&["Memory", "HugePages", "HugePages-<size>"])),
     ("spec.C.volumeMounts[].bindMountOptions", Always),
-    // Security
-    ("spec.hostUsers", False),
 ];
 
 /// Fields that only an apiserver can serve, and what they need.
@@ -118,6 +114,8 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
     let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
     let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
+    let has = |path: &str, value: bool| manifest.pointer(path) == Some(&Value::Bool(value));
+    let shared = has("/spec/hostUsers", false) && has("/spec/shareProcessNamespace", true);
     let gates =
         select(manifest, "spec.readinessGates").into_iter().filter(|(_, gates)| local && is_used(gates, Always));
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
@@ -127,6 +125,7 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let mut faults: Vec<Fault> = lacking
         .chain(not_yet)
         .chain(refused)
+        .chain(shared.then(share_among_own_users))
         .chain(gates.map(|(path, _)| never_ready(path)))
         .chain(rates)
         .chain(unknown)
@@ -161,6 +160,13 @@ fn needs_apiserver(path: String, what: &str) -> Fault {
 fn refuse(path: String) -> Fault {
     Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
+        .because(Reason::Unsupported)
+}
+
+/// The init of a shared PID namespace runs with the host's users.
+fn share_among_own_users() -> Fault {
+    Fault::error("spec.shareProcessNamespace", "is not supported yet in a pod with hostUsers: false")
+        .with_remedy("remove one of both, or keep this Pod on a node that supports it")
         .because(Reason::Unsupported)
 }
 
@@ -202,7 +208,6 @@ fn is_used(value: &Value, used: Used) -> bool {
         && match used {
             Always => true,
             Filled => !value.as_object().is_some_and(|fields| fields.values().all(Value::is_null)),
-            False => value == &Value::Bool(false),
             Unless(texts) => !value.as_str().is_some_and(|text| texts.iter().any(|known| is_text(known, text))),
         }
 }

@@ -8,6 +8,7 @@ use super::runtime::output_of;
 use super::{Finding, Level};
 use crate::config::Config;
 use crate::node::capabilities::{self, Need};
+use limpet_host::user_namespace;
 
 /// pidfds that can be polled, which container exits are detected by.
 const KERNEL_NEEDED: (u32, u32) = (5, 3);
@@ -41,7 +42,15 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
         },
         inotify(number("/proc/sys/fs/inotify/max_user_instances"), number("/proc/sys/fs/inotify/max_user_watches")),
         disk(&config.root_dir),
+        user_namespaces(user_namespace::lacking(&config.snapshotter)),
     ]
+}
+
+fn user_namespaces(lacking: Option<String>) -> Finding {
+    match lacking {
+        None => Finding::ok("user namespaces", "pods with hostUsers: false can run"),
+        Some(why) => Finding::degraded("user namespaces", why, "Pods with hostUsers: false do not run until then"),
+    }
 }
 
 fn kernel(release: &str, machine: &str) -> Finding {

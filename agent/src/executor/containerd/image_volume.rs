@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::Container;
 
-use super::ContainerdExecutor;
+use super::start::map_layers;
+use super::{ContainerdExecutor, sandbox_of};
 use limpet_containerd::snapshot_mount::{SnapshotMount, mount_read_only};
 use limpet_core::outcome::Failure;
 use limpet_core::state::PodState;
@@ -34,8 +35,10 @@ impl ContainerdExecutor {
             let view =
                 self.containers.view(uid, volume, &image.chain_id).await.map_err(|error| failed(volume, error))?;
             let view: Vec<SnapshotMount> = view.iter().map(SnapshotMount::from).collect();
+            let sandbox = sandbox_of(pod).ok_or_else(|| failed(volume, "the pod has no sandbox"))?;
             let mounted = blocking::run(self.volumes.pod_dir(uid), DEADLINE, move |progress| {
                 progress.at(&target);
+                let view = map_layers(&sandbox.sandbox, view)?;
                 // Another container of the pod may have been faster.
                 if is_mount_point(&target)? { Ok(()) } else { mount_read_only(&view, &target) }
             });

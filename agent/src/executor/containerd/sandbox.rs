@@ -9,13 +9,14 @@ use super::start::START_ERROR;
 use super::{ContainerdExecutor, failure, sandbox_of};
 use crate::status::event::EventType;
 use limpet_containerd::client::calling;
-use limpet_containerd::container::runtime::RuntimeClass;
+use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, FAILED_MOUNT, PodSandbox, PodState};
 use limpet_host::cgroup::CgroupError;
 use limpet_host::network::AttachRequest;
 use limpet_host::orphan_processes;
 use limpet_host::sandbox::{Created, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
+use limpet_host::user_namespace;
 use limpet_host::volume::{VolumeError, pod_hostname};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::CgroupLimits;
@@ -59,7 +60,8 @@ impl ContainerdExecutor {
 
     async fn make_sandbox(&self, pod: &PodState) -> Result<PodSandbox, Failure> {
         let record = &*pod.record;
-        self.runtime_class(record.spec()).map_err(sandbox_failure)?;
+        let class = self.runtime_class(record.spec()).map_err(sandbox_failure)?;
+        self.can_have_users(record.spec(), class).map_err(sandbox_failure)?;
         let hostname = hostname(record, &self.config.cluster_domain).map_err(sandbox_failure)?;
         let sysctls = sysctl::sysctls(record.spec());
         let request = self.sandbox_request(record, &hostname, &sysctls);
@@ -140,6 +142,18 @@ impl ContainerdExecutor {
         })
     }
 
+    /// Whether a pod with `hostUsers: false` can run here, as kubelet asks it.
+    fn can_have_users(&self, spec: &PodSpec, class: Option<&RuntimeClass>) -> Result<(), String> {
+        if spec.host_users != Some(false) {
+            return Ok(());
+        }
+        let lacking = match class.filter(|class| class.runtime != RUNC_SHIM) {
+            Some(class) => Some(format!("its runtime class has {}; it needs {RUNC_SHIM}", class.runtime)),
+            None => user_namespace::lacking(&self.config.snapshotter),
+        };
+        lacking.map_or(Ok(()), |why| Err(format!("can't set `spec.hostUsers: false`: {why}")))
+    }
+
     async fn attach(&self, record: &PodRecord, sandbox: &Sandbox) -> Result<PodAddresses, Failure> {
         let Some(netns) = &sandbox.namespaces.network else {
             return Ok(PodAddresses::default());
@@ -160,6 +174,7 @@ impl ContainerdExecutor {
             host_network: record.host_network(),
             host_ipc: record.spec().host_ipc.unwrap_or(false),
             share_processes: record.spec().share_process_namespace == Some(true),
+            own_users: record.spec().host_users == Some(false),
             hostname,
             sysctls,
             shm_size: DEFAULT_SHM_SIZE,

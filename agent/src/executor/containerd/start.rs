@@ -5,6 +5,7 @@ mod ephemeral;
 mod failed;
 mod instance;
 mod streams;
+mod users;
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -17,6 +18,7 @@ use tokio::time::Instant;
 
 pub(super) use self::failed::START_ERROR;
 use self::failed::{START_ERROR_CODE, StartFailure, config_error, is_lost_mount, is_stale_bundle, refused, run_error};
+pub(super) use self::users::map_layers;
 use super::permit::with_permit;
 use super::{ContainerdExecutor, ended_state, sandbox_of};
 use crate::clock;
@@ -33,6 +35,7 @@ use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, 
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::orphan_processes;
 use limpet_host::process;
+use limpet_host::sandbox::id_mapped::IdMapping;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerState, ContainerUser, Exit, Recorded};
 use limpet_model::device_allocation::DeviceAllocation;
@@ -157,6 +160,7 @@ impl ContainerdExecutor {
     async fn run(&self, start: &Start<'_>) -> Result<Ran, StartFailure> {
         let lease = self.containers.lease(&start.id).await.map_err(refused)?;
         let ran = self.run_leased(start, &lease).await;
+        users::remove_copies(start).await;
         if !matches!(ran, Ok(Ran::Now { .. })) {
             self.release_lease(&lease).await;
         }
@@ -167,7 +171,7 @@ impl ContainerdExecutor {
         let began = Instant::now();
         let prepared = self.containers.prepare_rootfs(&start.id, &start.image.chain_id, lease).await;
         let rootfs = match prepared.map_err(refused)? {
-            Rootfs::Fresh(mounts) => mounts,
+            Rootfs::Fresh(mounts) => users::rootfs(start, mounts).await?,
             Rootfs::InUse(task) => {
                 let recorded = self.containers.recorded(&start.id).await.map_err(refused)?;
                 return Ok(Ran::Before(task, recorded.map(Box::new)));
@@ -224,6 +228,7 @@ impl ContainerdExecutor {
         drivers.map_err(|error| config_error(error.to_string()))?;
         let (volumes, node) = (self.volumes.clone(), self.node.clone());
         let cgroups_path = self.cgroups.container_path(&record, id.as_str());
+        let mapping = IdMapping::of(&sandbox).map_err(|error| config_error(error.to_string()))?;
         let objects = Arc::clone(&start.pod.objects);
         let given = start.given.clone();
         let node_addresses = self.node_network.borrow().addresses;
@@ -250,7 +255,11 @@ impl ContainerdExecutor {
             devices::make_sources(&given)?;
             let expanded = spec::expand_sub_paths(&input).map_err(|error| error.to_string())?;
             let mounts = volumes.mounts(&record, &objects, &expanded, id.as_str(), progress);
-            let mounts = mounts.map_err(|error| error.to_string())?;
+            let mut mounts = mounts.map_err(|error| error.to_string())?;
+            if let Some(mapping) = mapping {
+                let mapped = mapping.mounts(id.as_str(), &pod_dir, mounts);
+                mounts = mapped.map_err(|error| error.to_string())?;
+            }
             input.mounts = &mounts;
             let block_devices = volumes.block_devices(&record, &objects, &container, progress);
             let block_devices = block_devices.map_err(|error| error.to_string())?;

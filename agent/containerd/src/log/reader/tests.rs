@@ -145,8 +145,12 @@ async fn termination_messages_are_the_last_lines_and_bytes() {
 fn logger(log: &Log, max_files: u32) -> (PipeWriter, PipeWriter, JoinHandle<()>) {
     let (out_reader, stdout) = std::io::pipe().unwrap();
     let (err_reader, stderr) = std::io::pipe().unwrap();
-    let config =
-        WriterConfig { rotation: LogRotation { max_size: 2_000, max_files }, path: log.path(), terminal: None };
+    let config = WriterConfig {
+        rotation: LogRotation { max_size: 2_000, max_files },
+        path: log.path(),
+        terminal: None,
+        owner: None,
+    };
     let (ready, is_ready) = std::sync::mpsc::channel();
     let writer =
         std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
@@ -194,8 +198,12 @@ async fn following_reads_lines_written_after_the_container_has_finished() {
     let log = Log::new(&[]);
     let (out_reader, mut stdout) = std::io::pipe().unwrap();
     let (err_reader, stderr) = std::io::pipe().unwrap();
-    let config =
-        WriterConfig { rotation: LogRotation { max_size: 1 << 20, max_files: 2 }, path: log.path(), terminal: None };
+    let config = WriterConfig {
+        rotation: LogRotation { max_size: 1 << 20, max_files: 2 },
+        path: log.path(),
+        terminal: None,
+        owner: None,
+    };
     let (ready, is_ready) = std::sync::mpsc::channel();
     let writer =
         std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));

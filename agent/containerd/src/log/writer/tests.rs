@@ -26,7 +26,12 @@ impl Logger {
     fn with_terminal(path: &Path, max_size: u64, max_files: u32, terminal: Option<PathBuf>) -> Self {
         let (out_reader, stdout) = std::io::pipe().unwrap();
         let (err_reader, stderr) = std::io::pipe().unwrap();
-        let config = WriterConfig { rotation: LogRotation { max_size, max_files }, path: path.to_owned(), terminal };
+        let config = WriterConfig {
+            rotation: LogRotation { max_size, max_files },
+            path: path.to_owned(),
+            terminal,
+            owner: None,
+        };
         let (ready, is_ready) = std::sync::mpsc::channel();
         let thread =
             std::thread::spawn(move || run(out_reader.into(), err_reader.into(), config, |_| ready.send(()).unwrap()));
@@ -69,10 +74,18 @@ fn rotated(directory: &Path) -> Vec<String> {
 fn the_uri_is_safe_for_gos_parser_and_contains_the_configuration() {
     let rotation = LogRotation { max_size: 10 << 20, max_files: 5 };
     let of = |terminal: Option<&AttachPoint>| {
-        uri(Path::new("/usr/bin/limpet"), rotation, Path::new("/var/log/pods/a_b_c/d e+f&g;%#?=é/0.log"), terminal)
+        uri(
+            Path::new("/usr/bin/limpet"),
+            rotation,
+            Path::new("/var/log/pods/a_b_c/d e+f&g;%#?=é/0.log"),
+            terminal,
+            None,
+        )
     };
     let log = "/var/log/pods/a_b_c/d%20e%2Bf%26g%3B%25%23%3F%3D%C3%A9/0.log";
     assert_eq!(of(None), format!("binary:///usr/bin/limpet?logger=10485760:5:0:{log}"));
+    let owned = uri(Path::new("/limpet"), rotation, Path::new("/0.log"), None, Some(65_536));
+    assert_eq!(owned, "binary:///limpet?logger=%4065536%4010485760:5:0:/0.log");
     let terminal = AttachPoint::new(Path::new("/run/é"), "c1");
     assert_eq!(of(Some(&terminal)), format!("binary:///usr/bin/limpet?logger=10485760:5:10:/run/%C3%A9/c1{log}"));
 }
@@ -81,13 +94,26 @@ fn the_uri_is_safe_for_gos_parser_and_contains_the_configuration() {
 fn the_configuration_is_parsed_from_the_uri() {
     let rotation = LogRotation { max_size: 7, max_files: 2 };
     let config = |terminal: Option<&str>| {
-        Some(WriterConfig { rotation, path: "/a:b/0.log".into(), terminal: terminal.map(PathBuf::from) })
+        Some(WriterConfig { rotation, path: "/a:b/0.log".into(), terminal: terminal.map(PathBuf::from), owner: None })
     };
     assert_eq!(WriterConfig::parse(OsStr::new("7:2:0:/a:b/0.log")), config(None));
     assert_eq!(WriterConfig::parse(OsStr::new("7:2:6:/run:1/a:b/0.log")), config(Some("/run:1")));
-    for bad in
-        ["", "7", "7:2", "7:2:/a", "7:2:0:relative", "7:2:3:run/a", "7:2:9:/a", "x:2:0:/a", "7:-1:0:/a", "7:2:0:"]
-    {
+    let owned = config(None).map(|config| WriterConfig { owner: Some(65_536), ..config });
+    assert_eq!(WriterConfig::parse(OsStr::new("@65536@7:2:0:/a:b/0.log")), owned);
+    for bad in [
+        "",
+        "7",
+        "7:2",
+        "7:2:/a",
+        "7:2:0:relative",
+        "7:2:3:run/a",
+        "7:2:9:/a",
+        "x:2:0:/a",
+        "7:-1:0:/a",
+        "7:2:0:",
+        "@1:2:0:/a",
+        "@x@7:2:0:/a",
+    ] {
         assert_eq!(WriterConfig::parse(OsStr::new(bad)), None, "{bad}");
     }
 }

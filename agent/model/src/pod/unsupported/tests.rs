@@ -68,6 +68,15 @@ fn a_field_with_its_default_is_not_used() {
 }
 
 #[test]
+fn own_users_share_no_processes() {
+    let spec = |users: bool, share: bool| json!({"hostUsers": users, "shareProcessNamespace": share});
+    assert_eq!(refused(spec(false, true)), ["spec.shareProcessNamespace"]);
+    for (users, share) in [(false, false), (true, true), (true, false)] {
+        assert_eq!(refused(spec(users, share)), Vec::<String>::new(), "{users} {share}");
+    }
+}
+
+#[test]
 fn bandwidth_is_a_rate_and_needs_a_network_of_its_own() {
     let of = |rate: &str, host_network: bool| -> Vec<(Severity, String)> {
         let manifest = json!({
@@ -142,6 +151,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.hostIPC",
         "spec.hostNetwork",
         "spec.hostPID",
+        "spec.hostUsers",
         "spec.hostname",
         "spec.hostnameOverride",
         "spec.nodeName",

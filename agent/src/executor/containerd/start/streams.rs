@@ -34,7 +34,9 @@ impl ContainerdExecutor {
             let made = terminal.make(stdin);
             made.map_err(|error| config_error(format!("make the terminal of {}: {error}", start.id)))?;
         }
-        let log_uri = writer::uri(&self.executable, self.config.log_rotation, &self.log_path(start), terminal.as_ref());
+        let owner = start.sandbox.sandbox.ids.zip(start.user.get()).and_then(|(ids, user)| ids.on_node(user.uid));
+        let log_path = self.log_path(start);
+        let log_uri = writer::uri(&self.executable, self.config.log_rotation, &log_path, terminal.as_ref(), owner);
         let point = terminal.filter(|_| stdin).or(input);
         Ok(TaskStreams { log_uri, tty, input: point })
     }

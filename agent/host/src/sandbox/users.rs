@@ -1,0 +1,141 @@
+//! A pod's user namespace (`hostUsers: false`): the ids that it is given, and the process that makes it.
+//!
+//! A process with threads cannot make a user namespace, so limpet's executable is started again for it ([`ARGUMENT`]). It makes
+//! the pod's network, IPC and UTS namespaces with it, which belong to the user namespace then, and ends when they are pinned. The
+//! agent maps the ids, enters those three and configures them as it does those of other pods.
+//!
+//! The file `ids` of a sandbox has its ids. They are the pod's from before its namespaces are made until they are gone.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
+
+use super::namespaces::unshare_namespaces;
+use super::{SandboxError, ignore_not_found};
+use limpet_model::pod::PodUid;
+use limpet_model::user_namespace::{IdRange, allocate};
+
+/// The only argument that makes the executable the holder of new namespaces.
+const ARGUMENT: &str = "pod-user-namespace";
+/// The file with the ids.
+const FILE: &str = "ids";
+/// Pods are given ids one after the other. It guards no data.
+static GIVING: Mutex<()> = Mutex::new(());
+
+/// Whether this process was started as a holder. Ask early in `main`, while there is one thread.
+pub fn invoked() -> bool {
+    std::env::args_os().skip(1).eq([ARGUMENT])
+}
+
+/// Makes the namespaces, says so, and keeps them until the agent closes its end or ends itself.
+pub fn main() -> ExitCode {
+    let all = UnshareFlags::NEWUSER | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    let made = unshare_namespaces(all).map_err(io::Error::from);
+    let said = match &made {
+        Ok(()) => "\n".to_owned(),
+        Err(error) => error.raw_os_error().unwrap_or_default().to_string(),
+    };
+    let reported = io::stdout().write_all(said.as_bytes()).and_then(|()| io::stdout().flush());
+    if made.is_err() || reported.is_err() {
+        return ExitCode::FAILURE;
+    }
+    // The end of the pipe, however it comes.
+    let _ = io::stdin().read_exact(&mut [0]);
+    ExitCode::SUCCESS
+}
+
+/// The process that has made a pod's namespaces. Dropped, it ends, and with it what of them is not pinned.
+#[derive(Debug)]
+pub(super) struct Holder(Child);
+
+impl Holder {
+    /// Starts it, and waits until the namespaces are made.
+    pub(super) fn start() -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(ARGUMENT).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut holder = Self(command.spawn()?);
+        let mut said = [0; 16];
+        let length = holder.0.stdout.as_mut().map_or(Ok(0), |pipe| pipe.read(&mut said))?;
+        match said.get(..length).unwrap_or_default() {
+            b"\n" => Ok(holder),
+            b"" => Err(io::ErrorKind::UnexpectedEof.into()),
+            errno => {
+                let errno = std::str::from_utf8(errno).ok().and_then(|errno| errno.parse().ok());
+                Err(errno.map_or_else(|| io::ErrorKind::InvalidData.into(), io::Error::from_raw_os_error))
+            }
+        }
+    }
+
+    /// Maps the ids of its user namespace.
+    pub(super) fn map(&self, ids: IdRange) -> io::Result<()> {
+        for map in ["uid_map", "gid_map"] {
+            // One write call: the kernel takes no second one.
+            let mut file = OpenOptions::new().write(true).open(format!("/proc/{}/{map}", self.0.id()))?;
+            file.write_all(ids.id_map().as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Moves the calling thread into its network, IPC and UTS namespaces.
+    pub(super) fn enter(&self) -> io::Result<()> {
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::NotFound)?;
+        let process = pidfd_open(pid, PidfdFlags::empty())?;
+        let namespaces = ThreadNameSpaceType::NETWORK
+            | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
+            | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME;
+        Ok(move_into_thread_name_spaces(process.as_fd(), namespaces)?)
+    }
+
+    /// Where its user namespace can be bound from.
+    pub(super) fn user_namespace(&self) -> PathBuf {
+        format!("/proc/{}/ns/user", self.0.id()).into()
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        // It ends at once; if it cannot be waited for, nothing is lost but its entry in the table of processes.
+        let _ = self.0.wait();
+    }
+}
+
+/// Gives the sandbox in `dir` ids that no sandbox below `sandboxes` has.
+pub(super) fn give(sandboxes: &Path, dir: &Path, uid: &PodUid) -> Result<IdRange, SandboxError> {
+    let _guard = GIVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut used = Vec::new();
+    let list = |source| failed("list", sandboxes, source);
+    for entry in std::fs::read_dir(sandboxes).map_err(list)? {
+        used.extend(read(&entry.map_err(list)?.path())?);
+    }
+    let ids = allocate(&used).ok_or_else(|| SandboxError::NoIds { uid: uid.clone() })?;
+    let file = dir.join(FILE);
+    std::fs::write(&file, ids.to_string()).map_err(|source| failed("write", &file, source))?;
+    Ok(ids)
+}
+
+/// The ids of the sandbox in `dir`; `None`: it has none of its own.
+pub(super) fn read(dir: &Path) -> Result<Option<IdRange>, SandboxError> {
+    let file = dir.join(FILE);
+    match std::fs::read_to_string(&file) {
+        Ok(text) => Ok(IdRange::parse(&text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(failed("read", &file, source)),
+    }
+}
+
+/// Takes the ids of the sandbox in `dir` back; none is success.
+pub(super) fn take_back(dir: &Path) -> Result<(), SandboxError> {
+    let file = dir.join(FILE);
+    ignore_not_found(std::fs::remove_file(&file)).map_err(|source| failed("remove", &file, source))
+}
+
+fn failed(operation: &'static str, path: &Path, source: io::Error) -> SandboxError {
+    SandboxError::Path { operation, path: path.to_owned(), source }
+}
