@@ -84,7 +84,7 @@ const DRAIN: Duration = Duration::from_secs(15);
 const GUARD_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How bytes become pods, whatever the source.
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
 /// What the agent is composed of, once it may start.
 pub struct Prepared {
@@ -161,7 +161,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     }
     // After the guard: an earlier one, strict, need not know this executable.
     let store = open_store(&config).await?;
-    let (pusher, pushed) = push::channel(&node_name, DECODER);
+    let (pusher, pushed) = push::channel(&node_name, DECODER.with_security(config.pod_security));
     let (offer, feeds) = mpsc::channel(1);
     let (sources, api_updates) = start_sources(&shared, &node_name, &store, pushed, &observer, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
@@ -197,7 +197,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let diff = DiffState {
         node_name,
         manifest_path: config.manifest_path.clone(),
-        decoder: DECODER,
+        decoder: DECODER.with_security(config.pod_security),
         sources,
         observed: shared.observed.clone(),
         has_image: has_image(executor.images.clone()),

@@ -37,6 +37,7 @@ use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::Device;
 use limpet_model::pod::requests::Requests;
+use limpet_model::pod::security::SecurityLevels;
 use limpet_model::pod::{Fault, PodKey};
 
 /// A setting without effect, and why.
@@ -171,6 +172,8 @@ pub struct Config {
     /// `probeTimerSlackPercent`: how much later than its period a probe may run, in percent of the period, so that the
     /// probes of many containers run together.
     pub probe_timer_slack: u32,
+    /// `podSecurity`: the Pod Security Standard of each source.
+    pub pod_security: SecurityLevels,
     /// `nodeIP`; `None`: the address of the default route's interface, if any.
     pub node_ip: Option<IpAddr>,
     /// `snapshotter`. Default `overlayfs`.
@@ -248,6 +251,7 @@ impl Default for Config {
             eviction: EvictionPolicy::default(),
             local_image_when_unreachable: false,
             probe_timer_slack: 10,
+            pod_security: SecurityLevels::PRIVILEGED,
             node_ip: None,
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,

@@ -14,6 +14,10 @@ fn main() -> ExitCode {
         case!(a_broken_manifest_leaves_its_pod_running),
         case!(a_manifest_broken_while_the_agent_is_down),
         case!(a_field_limpet_does_not_act_on_is_refused),
+        case!(a_pod_beyond_the_security_standard_of_its_source_is_refused).on(|node| {
+            node.cni = true;
+            node.limpet = vec!["podSecurity: {file: baseline}".to_owned()];
+        }),
         case!(two_files_that_claim_one_pod_are_both_told),
         case!(of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first),
         case!(a_replaced_directory_is_followed),
@@ -255,4 +259,22 @@ fn validate_needs_no_agent(node: &mut TestNode) -> Result<()> {
         ensure!(reply.code == Some(1) && said.contains(word), "{file}: {:?} {said}", reply.code);
     }
     Ok(())
+}
+
+fn a_pod_beyond_the_security_standard_of_its_source_is_refused(node: &mut TestNode) -> Result<()> {
+    let good = with(simple("web", IDLE), json!({ "spec": { "hostNetwork": false } }));
+    node.apply(&good)?;
+    let before = node.wait_running("web")?;
+    node.apply(&with(good.clone(), json!({ "spec": { "hostPID": true } })))?;
+    wait_noted(node)?;
+    node.wait_event("violates PodSecurity \"baseline:latest\": host namespaces (hostPID=true)")?;
+    same_container(node, &before)?;
+    // The last good version also runs after a restart, and another source has a level of its own.
+    node.agent.kill();
+    node.agent.start()?;
+    wait_noted(node)?;
+    same_container(node, &before)?;
+    let pushed = with(simple("free", IDLE), json!({ "spec": { "hostPID": true } })).to_string();
+    node.agent.cli_with_input(&["apply", "-f", "-"], pushed.as_bytes())?.success()?;
+    node.wait_running("free").map(drop)
 }

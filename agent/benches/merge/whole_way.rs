@@ -56,8 +56,7 @@ pub(crate) fn measure(files: usize, renames: usize) -> Whole {
 
 async fn replace_one(root: &Path, directory: &Path, files: usize, renames: usize) -> Whole {
     let store = Arc::new(Store::open(&root.join("limpet.db")).unwrap().0);
-    let source =
-        FileSource::new(directory, "edge1", store, Decoder { read: counted, restore: manifest::restore_last_good });
+    let source = FileSource::new(directory, "edge1", store, Decoder::new(counted, manifest::restore_last_good));
     let (slots, stop) = (Arc::<Slots>::default(), CancellationToken::new());
     let (sender, mut merged) = mpsc::channel(1);
     tokio::spawn(merge_loop::run(Arc::clone(&slots), Desired::default(), sender, stop.clone()));

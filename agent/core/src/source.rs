@@ -18,6 +18,7 @@ pub use change::{ChangeKind, ManifestChange};
 use delta::Revision;
 use limpet_model::manifest::{Manifest, Restored};
 use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::security::SecurityLevels;
 use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use view::Contents;
@@ -90,16 +91,37 @@ pub struct SourceSnapshot {
 /// Reads a canonical manifest that was accepted before.
 pub type Restore = fn(&[u8], &str, SourceKind, &str) -> Result<Restored, Vec<Fault>>;
 
+/// Reads a file, an HTTP response or a push as authored.
+pub type Read = fn(&[u8], &str, SourceKind, &str) -> Manifest;
+
 /// The two ways bytes become pods. Arguments: bytes, origin, source, node name.
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
-    /// Reads a file, an HTTP response or a push as authored.
-    pub read: fn(&[u8], &str, SourceKind, &str) -> Manifest,
+    read: Read,
     /// Reads a canonical manifest that was accepted before.
     pub restore: Restore,
+    /// What the pods of each source may ask for.
+    pub security: SecurityLevels,
 }
 
 impl Decoder {
+    /// Pods may ask for everything.
+    pub const fn new(read: Read, restore: Restore) -> Self {
+        Self { read, restore, security: SecurityLevels::PRIVILEGED }
+    }
+
+    /// The same for pods that may ask for that.
+    pub fn with_security(self, security: SecurityLevels) -> Self {
+        Self { security, ..self }
+    }
+
+    /// Reads a file, an HTTP response or a push as authored, and refuses pods that may not run.
+    pub fn read(self, bytes: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
+        let mut manifest = (self.read)(bytes, origin, source, node);
+        manifest.enforce(self.security.of(source));
+        manifest
+    }
+
     /// Reads last good manifests. One that this version of the agent cannot read is skipped and logged.
     pub fn restore_all(self, manifests: &[Arc<[u8]>], origin: &str, source: SourceKind, node: &str) -> Contents {
         let mut contents = Contents::default();

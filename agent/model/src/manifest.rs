@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
+use crate::pod::security::{self, SecurityLevel};
 use crate::pod::yaml::{self, Document};
 use crate::pod::{
     Fault, FaultList, PodKey, PodRecord, PodUid, decode, default, ephemeral, fingerprint, identity, size, unsupported,
@@ -42,6 +43,21 @@ impl Manifest {
     /// A manifest that could not be read at all.
     pub fn broken(fault: Fault) -> Self {
         Self { faults: vec![fault], unknown_pod_refused: true, unknown_object_refused: true, ..Self::default() }
+    }
+
+    /// Refuses the pods that ask for more than `level` allows.
+    pub fn enforce(&mut self, level: SecurityLevel) {
+        let mut faults = FaultList::default();
+        let refused = &mut self.refused;
+        self.pods.retain(|pod| match security::check(pod, level) {
+            None => true,
+            Some(fault) => {
+                faults.push(Fault { origin: Arc::clone(&pod.origin), ..fault });
+                refused.insert(pod.key.clone());
+                false
+            }
+        });
+        self.faults.extend(faults.finish());
     }
 
     /// Notes every pod and object that a rejected item may be.

@@ -32,6 +32,7 @@ pub mod replaceable;
 pub mod requests;
 pub mod resize;
 pub mod role;
+pub mod security;
 pub(crate) mod size;
 pub mod strict;
 mod totals;

@@ -27,16 +27,17 @@ pub(super) fn start_sources(
 ) -> (Vec<Arc<Published>>, Option<mpsc::Sender<api::Update>>) {
     let stop = &shared.stop;
     let mut all = Vec::new();
+    let decoder = DECODER.with_security(shared.config.pod_security);
     if let Some(path) = &shared.config.manifest_path {
         let settings = WatchSettings { wanted: shared.config.manifest_watch, observer: Arc::clone(observer) };
-        let source = FileSource::new(path, node_name, Arc::clone(store), DECODER).watched(settings, Some(feeds));
+        let source = FileSource::new(path, node_name, Arc::clone(store), decoder).watched(settings, Some(feeds));
         let published = published(shared, SourceKind::File, &path.to_string_lossy(), "", source.pulse());
         all.push(Arc::clone(&published));
         let stop = stop.clone();
         shared.tasks.spawn(async move { source.run(|snapshot| published.publish(snapshot), stop).await });
     }
     let conditions = PushContext { slots: Arc::clone(&shared.slots), observed: shared.observed.clone() };
-    let source = PushSource::new(node_name, Arc::clone(store), DECODER, conditions);
+    let source = PushSource::new(node_name, Arc::clone(store), decoder, conditions);
     let socket = shared.config.socket();
     let published_pushes = published(shared, SourceKind::Push, &socket.to_string_lossy(), "", source.pulse());
     all.push(Arc::clone(&published_pushes));
@@ -45,7 +46,7 @@ pub(super) fn start_sources(
         source.run(pushed, |snapshot| published_pushes.publish(snapshot), stop_pushes).await;
     });
     if let Some(settings) = &shared.config.manifest_url {
-        let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), DECODER);
+        let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), decoder);
         let backend = format!("every {} s", settings.frequency.as_secs());
         let published = published(shared, SourceKind::Http, &settings.address.to_string(), &backend, source.pulse());
         all.push(Arc::clone(&published));
@@ -55,7 +56,7 @@ pub(super) fn start_sources(
     let cluster = &shared.config.cluster;
     let updates = cluster.kubeconfig.is_some().then(|| {
         let (updates, inbox) = api::channel();
-        let source = ApiSource::new(node_name, Arc::clone(store), DECODER);
+        let source = ApiSource::new(node_name, Arc::clone(store), decoder);
         let published = published(shared, SourceKind::Api, &cluster.server, "watch", source.pulse());
         all.push(Arc::clone(&published));
         let stop = stop.clone();

@@ -239,6 +239,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("cniBinaryDirectories", Texts),
     supported("localImageWhenUnreachable", Bool),
     supported("probeTimerSlackPercent", Int),
+    supported("podSecurity", Map),
     supported("snapshotter", Text),
     supported("runtimeBinary", Text),
     supported("runtimeClasses", Map),

@@ -6,6 +6,7 @@ mod devices;
 mod documents;
 mod eviction;
 mod image_gc;
+mod pod_security;
 mod reserved;
 mod runtime_classes;
 mod server;

@@ -159,7 +159,7 @@ impl DiffState {
         views: &[SourceView],
         before: &Snapshots,
     ) -> Proposal {
-        let read = |origin: &str, source| (self.decoder.read)(text, origin, source, &self.node_name);
+        let read = |origin: &str, source| self.decoder.read(text, origin, source, &self.node_name);
         let manifest = read(name, SourceKind::File);
         let source = asked.unwrap_or_else(|| source_of(&manifest, views, before));
         let place = views.iter().find(|view| view.kind == source).map(|view| Arc::clone(&view.place));

@@ -96,7 +96,7 @@ fn fixture(name: &str) -> Fixture {
         observer: Arc::new(()),
         meter: super::stats::tests::meter(),
         pressure: tokio::sync::watch::channel(NodePressure::UNKNOWN).1,
-        pusher: push::channel("edge1", Decoder { read: manifest::read, restore: manifest::restore_last_good }).0,
+        pusher: push::channel("edge1", Decoder::new(manifest::read, manifest::restore_last_good)).0,
         health,
         device_plugins: Arc::default(),
     };
@@ -149,7 +149,7 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
     let diff = DiffState {
         node_name: Arc::clone(&state.node_name),
         manifest_path: None,
-        decoder: Decoder { read: manifest::read, restore: manifest::restore_last_good },
+        decoder: Decoder::new(manifest::read, manifest::restore_last_good),
         sources: Arc::clone(&state.sources),
         observed: state.observed.clone(),
         has_image: Arc::new(|_| Box::pin(async { None })),

@@ -27,7 +27,7 @@ use limpet_core::source::view::Contents;
 use limpet_core::source::{Decoder, Health, Rejection, SourceSnapshot};
 use limpet_model::manifest::api::{self, ORIGIN};
 use limpet_model::object::{ObjectKey, ObjectRecord, references};
-use limpet_model::pod::{PodKey, PodRecord, is_terminal_phase};
+use limpet_model::pod::{PodKey, PodRecord, is_terminal_phase, security};
 use limpet_model::source::SourceKind;
 
 /// Under which name the history of the cluster is kept: no pod and no object has one without a slash.
@@ -267,7 +267,12 @@ impl ApiSource {
         if over && known.is_none() {
             return self.remove(&key, |_| true);
         }
-        match api::read(pod, &self.node_name) {
+        let level = self.decoder.security.of(SourceKind::Api);
+        let allowed = |record: PodRecord| match security::check(&record, level) {
+            None => Ok(record),
+            Some(fault) => Err(vec![fault]),
+        };
+        match api::read(pod, &self.node_name).and_then(allowed) {
             Ok(record) => {
                 self.accept(&key.to_string());
                 if known.is_some_and(|known| *known == record) {

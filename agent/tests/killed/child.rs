@@ -28,7 +28,7 @@ pub(crate) const DIRECTORY: &str = "LIMPET_KILLED_DIRECTORY";
 /// Passes the URL's port.
 pub(crate) const PORT: &str = "LIMPET_KILLED_PORT";
 
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 const NODE: &str = "edge1";
 
 /// Runs until it is killed or gets the command to stop.

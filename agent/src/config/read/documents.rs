@@ -270,6 +270,7 @@ impl Judge {
                 None => self.error(Some(at), "probeTimerSlackPercent", format!("{percent} is not 0 to 10")),
             }
         }
+        self.pod_security(map, config);
         if let Some((on, _)) = map.bool("ignoreOtherAgents") {
             config.ignore_other_agents = on;
         }

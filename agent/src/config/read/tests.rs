@@ -15,6 +15,8 @@ use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
 use limpet_model::pod::PodKey;
+use limpet_model::pod::security::{SecurityLevel, SecurityLevels};
+use limpet_model::source::SourceKind;
 
 mod credential_providers;
 mod kubeadm;
@@ -80,7 +82,7 @@ fn every_supported_key_has_an_effect() {
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
          runtimeClasses:\n  crun: {{binary: /usr/bin/crun}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
-         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
+         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\npodSecurity: {{file: baseline, url: restricted}}\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
          devices:\n  example.com/modem: {{paths: [/dev/ttyS0], exclusive: true, permissions: rw}}\n\
          serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\nsecretEncryptionKey: credential:limpet\npluginDirectory: /plugins\ncdiSpecDirectories: [/cdi]\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
@@ -192,6 +194,9 @@ fn every_supported_key_has_an_effect() {
         verbosity: 2,
         local_image_when_unreachable: true,
         probe_timer_slack: 5,
+        pod_security: SecurityLevels::PRIVILEGED
+            .with(SourceKind::File, SecurityLevel::Baseline)
+            .with(SourceKind::Http, SecurityLevel::Restricted),
         ignore_other_agents: true,
         socket_allowed_pods: vec![PodKey::new("default", "deployer"), PodKey::new("lab", "ci")],
         secret_key: Some(crate::store::KeyLocation::Credential("limpet".to_owned())),

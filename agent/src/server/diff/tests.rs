@@ -12,7 +12,7 @@ use crate::cli::client::SocketClient;
 use limpet_core::forecast::as_if_running;
 use limpet_core::source::SourceSnapshot;
 
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
 struct Fixture {
     dir: tempfile::TempDir,

@@ -15,7 +15,7 @@ struct Bench {
 
 impl Bench {
     fn new(name: &str) -> Self {
-        let decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+        let decoder = Decoder::new(manifest::read, manifest::restore_last_good);
         let dir = TempDir::new(&format!("push-{name}"));
         let store = Arc::new(crate::store::Store::open(&dir.0.join("limpet.db")).unwrap().0);
         let (pusher, inbox) = push::channel("edge1", decoder);

@@ -8,7 +8,7 @@ use super::*;
 use limpet_model::manifest;
 use limpet_model::object::ObjectKind;
 
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
 fn pod(name: &str, uid: &str, more: Value) -> Value {
     let mut pod = json!({
@@ -32,8 +32,12 @@ fn settings(value: &str) -> (ObjectKey, Arc<ObjectRecord>) {
 
 /// A source over the store below `root`, after these updates; the snapshots it has published.
 async fn published(root: &std::path::Path, updates: Vec<Update>) -> Vec<Arc<SourceSnapshot>> {
+    published_by(DECODER, root, updates).await
+}
+
+async fn published_by(decoder: Decoder, root: &std::path::Path, updates: Vec<Update>) -> Vec<Arc<SourceSnapshot>> {
     let store = Arc::new(Store::open(&root.join("limpet.db")).unwrap().0);
-    let source = ApiSource::new("edge1", store, DECODER);
+    let source = ApiSource::new("edge1", store, decoder);
     let (send, inbox) = channel();
     let all = Mutex::new(Vec::new());
     let sending = async move {
@@ -267,4 +271,23 @@ async fn another_cluster_ends_nothing_and_the_first_one_may_come_back() {
     let web = || vec!["shop/web u-1".to_owned()];
     let both = vec!["shop/other u-7".to_owned(), "shop/web u-1".to_owned()];
     assert_eq!(seen, [(web(), true), (both, false), (web(), true), (vec![], true)]);
+}
+
+#[tokio::test]
+async fn a_pod_beyond_the_security_standard_is_refused_and_its_last_version_runs_on() {
+    let root = tempfile::tempdir().unwrap();
+    let levels = security::SecurityLevels::PRIVILEGED.with(SourceKind::Api, security::SecurityLevel::Baseline);
+    let privileged = |name, uid| pod(name, uid, json!({ "spec": { "hostPID": true } }));
+    let updates = vec![
+        Update::Stored(pod("web", "u-1", json!({}))),
+        Update::Stored(privileged("web", "u-1")),
+        Update::Stored(privileged("other", "u-2")),
+    ];
+    let all = published_by(DECODER.with_security(levels), root.path(), updates).await;
+    let last = all.last().unwrap();
+    assert_eq!(names(last), ["shop/web u-1"]);
+    for key in ["shop/web", "shop/other"] {
+        let fault = last.rejected[key].faults[0].to_string();
+        assert!(fault.contains("PodSecurity \"baseline:latest\": host namespaces (hostPID=true)"), "{fault}");
+    }
 }

@@ -318,7 +318,7 @@ impl Scanner {
     pub(super) fn decode(&self, name: &Arc<str>, text: &[u8]) -> Manifest {
         match is_blank(text) {
             true => Manifest::broken(blank(name)),
-            false => (self.decoder.read)(text, name, SourceKind::File, &self.node_name),
+            false => self.decoder.read(text, name, SourceKind::File, &self.node_name),
         }
     }
 

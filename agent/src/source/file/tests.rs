@@ -37,7 +37,7 @@ fn restore(canonical: &[u8], origin: &str, source: SourceKind, node: &str) -> Re
 }
 
 pub(super) fn decoder() -> Decoder {
-    Decoder { read, restore }
+    Decoder::new(read, restore)
 }
 
 fn pod_of(text: &str, origin: &str, source: SourceKind, node: &str) -> PodRecord {

@@ -12,7 +12,7 @@ use limpet_model::object;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
 
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 const ORIGIN: &str = "https://fleet.example/pods";
 const NODE: &str = "node";
 /// The previous response of the URL.
@@ -41,7 +41,7 @@ pub(crate) fn check_answer(bytes: &[u8]) {
 
 fn check_manifest(manifest: Manifest) {
     let origin: Arc<str> = Arc::from(ORIGIN);
-    let before = (DECODER.read)(BEFORE, ORIGIN, SourceKind::Http, NODE);
+    let before = DECODER.read(BEFORE, ORIGIN, SourceKind::Http, NODE);
     assert!(before.faults.is_empty() && before.pods.len() == 2, "{:?}", before.faults);
     let known: Vec<_> = before.pods.iter().map(|pod| pod.key.clone()).collect();
     let rejected = manifest.faults.iter().any(|fault| fault.severity == Severity::Error);

@@ -15,7 +15,7 @@ use super::*;
 use limpet_model::pod::PodRecord;
 use server::{RecordedRequest, Reply, Server};
 
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 /// Enough for a machine that is busy with other tests.
 fn timeouts() -> Timeouts {
     Timeouts { connect: wait::soon(), silence: wait::soon(), whole: wait::soon() }

@@ -201,7 +201,7 @@ impl Pusher {
     }
 
     fn decode(&self, text: &[u8]) -> Result<Manifest, PushError> {
-        let manifest = (self.decoder.read)(text, ORIGIN, SourceKind::Push, &self.node_name);
+        let manifest = self.decoder.read(text, ORIGIN, SourceKind::Push, &self.node_name);
         match manifest.faults.iter().any(|fault| fault.severity == Severity::Error) {
             true => Err(PushError::Invalid(manifest.faults)),
             false => Ok(manifest),

@@ -12,7 +12,7 @@ use limpet_core::source::delta;
 use limpet_core::status::observed::ObservedPod;
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 
-const DECODER: Decoder = Decoder { read: manifest::read, restore: manifest::restore_last_good };
+const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
 fn text(name: &str, image: &str) -> Vec<u8> {
     let spec = format!("{{containers: [{{name: a, image: '{image}'}}], terminationGracePeriodSeconds: 20}}");

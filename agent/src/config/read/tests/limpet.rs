@@ -75,3 +75,17 @@ fn the_key_of_secrets_is_a_file_or_a_credential() {
         assert!(faults[0].contains("secretEncryptionKey") && faults[0].contains("neither"), "{wrong}: {faults:?}");
     }
 }
+
+#[test]
+fn a_wrong_source_or_level_of_pod_security_is_an_error_with_its_place() {
+    let (config, _, _) =
+        load_text(&format!("{LIMPET_HEAD}podSecurity:\n  http: baseline\n  file: strict\n  push: 1\n"), &[]);
+    let message = config.unwrap_err().join("\n");
+    for part in [
+        "podSecurity.http: is no source of pods; there are file, push, url, apiserver",
+        "podSecurity.file: is no level; there are privileged, baseline, restricted",
+        "podSecurity.push: is no level",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}

@@ -1,0 +1,37 @@
+//! `podSecurity`: the Pod Security Standard that the pods of each source keep to.
+
+use limpet_model::pod::security::SecurityLevel;
+use limpet_model::source::SourceKind;
+
+use super::super::Config;
+use super::super::tree::{Entry, Map, Value};
+use super::Judge;
+
+const KEY: &str = "podSecurity";
+/// The sources as the configuration names them.
+const SOURCES: [(&str, SourceKind); 4] =
+    [("file", SourceKind::File), ("push", SourceKind::Push), ("url", SourceKind::Http), ("apiserver", SourceKind::Api)];
+
+impl Judge {
+    pub(super) fn pod_security(&mut self, map: &Map<'_>, config: &mut Config) {
+        for Entry { key, position, node } in map.map(KEY) {
+            let path = format!("{KEY}.{key}");
+            let Some((_, source)) = SOURCES.iter().find(|(name, _)| name == key) else {
+                let names = SOURCES.map(|(name, _)| name).join(", ");
+                self.error(Some(*position), &path, format!("is no source of pods; there are {names}"));
+                continue;
+            };
+            let level = match &node.value {
+                Value::Text(text) => text.parse::<SecurityLevel>().ok(),
+                _ => None,
+            };
+            match level {
+                Some(level) => config.pod_security = config.pod_security.with(*source, level),
+                None => {
+                    let names = SecurityLevel::NAMES.join(", ");
+                    self.error(Some(node.position), &path, format!("is no level; there are {names}"));
+                }
+            }
+        }
+    }
+}
