@@ -11,7 +11,7 @@ use crate::server::Health;
 use crate::status::event::EventType;
 use crate::status::event::Events;
 use crate::status::metrics::{ContainerType, MergeChange, Metrics};
-use limpet_core::admission::{NODE_AFFINITY, UNEXPECTED};
+use limpet_core::admission::{NODE_AFFINITY, Refusal, UNEXPECTED, deferred_message};
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;
@@ -82,7 +82,8 @@ impl Reporter {
         let mut status = generate(pod, node, qos.as_str(), now, before);
         self.device_plugins.show_health(&pod.record, &mut status);
         let observed = ObservedPod {
-            record: Arc::clone(&pod.record),
+            record: Arc::clone(pod.deferred.as_ref().map_or(&pod.record, |deferred| &deferred.desired)),
+            allocated: pod.deferred.is_some().then(|| Arc::clone(&pod.record)),
             status,
             note: note(pod),
             terminating_since: pod.ending.map(|ending| ending.since),
@@ -142,7 +143,9 @@ impl Reporter {
 
     /// What the pod was ended for is over: it runs again.
     pub fn report_pressure_over(&self, pod: &PodState) {
-        let pressure = pod.verdict.as_ref().and_then(PodVerdict::until_over).map_or("pressure", Pressure::as_str);
+        let Some(pressure) = pod.verdict.as_ref().and_then(PodVerdict::until_over).map(Pressure::as_str) else {
+            return;
+        };
         let message = format!("The node's condition {pressure} is over: the pod runs again");
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, message, "an evicted pod is made anew");
         self.event(pod, None, EventType::Normal, "EvictionOver", message);
@@ -170,6 +173,7 @@ impl Reporter {
         let pod = ObservedPod {
             status: record.pod.status.clone().unwrap_or_default(),
             record: Arc::clone(record),
+            allocated: None,
             note: None,
             terminating_since: None,
             containers: BTreeMap::new(),
@@ -189,6 +193,13 @@ impl Reporter {
         // kubelet's reason where a device is not to be had.
         let reason = ADMISSION.into_iter().find(|reason| *reason == verdict.reason).unwrap_or(UNEXPECTED);
         self.report_wait(pod, None, reason, verdict.message.clone());
+    }
+
+    /// The node has no room for the resources of a newer version: kubelet's event.
+    pub fn report_deferred(&self, pod: &PodState, desired: &PodRecord, refusal: &Refusal) {
+        tracing::warn!(pod = %pod.record.key, reason = refusal.reason, message = refusal.message, "resize deferred");
+        let message = deferred_message(desired, refusal);
+        self.event(pod, None, EventType::Warning, "ResizeDeferred", message);
     }
 
     /// The pod waits for a CNI configuration.
@@ -394,7 +405,8 @@ fn note(pod: &PodState) -> Option<String> {
         (None, ImageState::Failed(retry)) => Some(retry.message.clone()),
         _ => None,
     });
-    failing.or_else(|| debugged_by(pod))
+    let deferred = || pod.deferred.as_ref().map(|deferred| format!("resize deferred: {}", deferred.message));
+    failing.or_else(deferred).or_else(|| debugged_by(pod))
 }
 
 /// The ephemeral containers that run in the pod: its other columns do not show them.

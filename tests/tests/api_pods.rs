@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         joining(case!(a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first)),
         joining(case!(a_pod_is_ready_once_its_readiness_gates_are_open)),
         joining(case!(a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room)),
+        joining(case!(a_resize_that_does_not_fit_is_deferred_until_there_is_room)),
     ]);
     cluster::end();
     code
@@ -406,4 +407,34 @@ fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: &mut TestNo
     let found = refused("runs", "Preempting")?;
     ensure!(found["status"]["message"] == "Preempted in order to admit critical pod", "{found}");
     node.wait_event("Preempted in order to admit critical pod")
+}
+
+fn a_resize_that_does_not_fit_is_deferred_until_there_is_room(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &[])?;
+    let cores = std::thread::available_parallelism()?.get();
+    let asks = |milli: usize| json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
+    let one = |name: &str, milli: usize| pod(name, json!({ "containers": [with(shell("main", IDLE), asks(milli))] }));
+    create(node, &cluster, &one("large", cores * 1_000 - 500))?;
+    create(node, &cluster, &one("web", 400))?;
+    wait_reported(node, &cluster, "large")?;
+    let id = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
+    let edit = json!({ "spec": { "containers": [with(json!({ "name": "main" }), asks(900))] } });
+    cluster.patch_items(&format!("{}/resize", path(node, "web")), &edit)?;
+    let pending = |found: &Value| cluster::condition(found, "PodResizePending").clone();
+    let found = wait_at(&cluster, &path(node, "web"), "deferred", |found| pending(found)["reason"] == "Deferred")?;
+    let message = pending(&found)["message"].as_str().unwrap_or_default().to_owned();
+    ensure!(message.starts_with("Node didn't have enough resource: cpu, requested: 900, used: "), "{found}");
+    ensure!(pending(&found)["observedGeneration"] == found["metadata"]["generation"], "{found}");
+    let main = &found["status"]["containerStatuses"][0];
+    ensure!(main["allocatedResources"]["cpu"] == "400m", "{found}");
+    cluster.delete(&path(node, "large"))?;
+    let resized = wait_at(&cluster, &path(node, "web"), "resized", |found| {
+        let main = &found["status"]["containerStatuses"][0];
+        main["resources"]["requests"]["cpu"] == "900m" && !found["status"].to_string().contains("PodResize")
+    })?;
+    ensure!(resized["status"]["containerStatuses"][0]["allocatedResources"]["cpu"] == "900m", "{resized}");
+    ensure!(container_id(&resized, "main")? == id, "restarted");
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cgroup::{main_limits, main_process, pod_limits};
-use limpet_tests::image::V2;
+use limpet_tests::image::{V1, V2};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         case!(an_edit_while_the_agent_is_away_is_carried_out),
         case!(cpu_and_memory_change_without_a_restart),
         case!(a_memory_limit_below_what_is_used_waits),
+        case!(a_resize_that_does_not_fit_waits_for_room),
     ])
 }
 
@@ -187,4 +188,45 @@ fn a_memory_limit_below_what_is_used_waits(node: &mut TestNode) -> Result<()> {
     ensure!(main_limits(node, &before)?.0 == (96_u64 << 20).to_string(), "{:?}", main_limits(node, &before));
     ensure!(container_id(&after, "main")? == container_id(&before, "main")?, "{}", after["status"]);
     Ok(())
+}
+
+fn a_resize_that_does_not_fit_waits_for_room(node: &mut TestNode) -> Result<()> {
+    let cores = std::thread::available_parallelism()?.get();
+    let asks = |name: &str, image: &str, milli: usize| {
+        let more = json!({ "image": image, "resources": { "requests": { "cpu": format!("{milli}m") } } });
+        pod(name, json!({ "containers": [with(shell("main", IDLE), more)] }))
+    };
+    node.apply(&asks("large", V1, cores * 1_000 - 500))?;
+    node.apply(&asks("web", V1, 400))?;
+    node.wait_running("large")?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    node.apply(&asks("web", V1, 900))?;
+    let pending = |pod: &Value| {
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.find(|one| one["type"] == "PodResizePending").cloned()
+    };
+    let found = node.wait_pod("web", "deferred", |pod| pending(pod).is_some())?;
+    let condition = pending(&found).unwrap_or_default();
+    ensure!(condition["status"] == "True" && condition["reason"] == "Deferred", "{condition}");
+    let message = condition["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("Node didn't have enough resource: cpu, requested: 900, used: "), "{message}");
+    ensure!(found["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "900m", "{found}");
+    let main = container(&found, "main");
+    ensure!(main["allocatedResources"]["cpu"] == "400m" && main["resources"]["requests"]["cpu"] == "400m", "{main}");
+    node.wait_event("Pod resize OutOfcpu: {")?;
+    // What else is edited is carried out, and an agent that starts finds the resize still waiting.
+    node.apply(&asks("web", V2, 900))?;
+    node.wait_pod("web", "of another image", |pod| container_id(pod, "main").is_ok_and(|now| now != id))?;
+    node.agent.kill();
+    node.agent.start()?;
+    let found = node.wait_pod("web", "deferred again", |pod| pending(pod).is_some())?;
+    let (id, main) = (container_id(&found, "main")?, container(&found, "main"));
+    ensure!(main["allocatedResources"]["cpu"] == "400m", "{main}");
+    node.remove("large")?;
+    let resized = node.wait_pod("web", "resized", |pod| {
+        pending(pod).is_none() && container(pod, "main")["resources"]["requests"]["cpu"] == "900m"
+    })?;
+    ensure!(container(&resized, "main")["allocatedResources"]["cpu"] == "900m", "{resized}");
+    ensure!(container_id(&resized, "main")? == id, "{resized}");
+    node.wait_event("ResizeCompleted")
 }

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         case!(a_host_path_that_was_removed_is_made_again),
         case!(a_pod_starts_once_the_node_has_what_it_requests_and_selects)
             .on(|node| node.kubelet = vec!["kubeReserved: {cpu: 250m}".to_owned()]),
+        case!(a_lesser_pod_ends_for_a_critical_one_and_runs_again_after_it),
     ])
 }
 
@@ -342,5 +343,29 @@ fn a_pod_starts_once_the_node_has_what_it_requests_and_selects(node: &mut TestNo
     ensure!(waits["status"]["phase"] == "Pending", "{waits}");
     node.apply(&selects("linux"))?;
     node.wait_running("selects")?;
+    Ok(())
+}
+
+fn a_lesser_pod_ends_for_a_critical_one_and_runs_again_after_it(node: &mut TestNode) -> Result<()> {
+    let cores = std::thread::available_parallelism()?.get();
+    let asks = |name: &str, milli: usize| {
+        let resources = json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
+        let spec = json!({ "terminationGracePeriodSeconds": 1, "containers": [with(shell("main", IDLE), resources)] });
+        pod(name, spec)
+    };
+    let lesser = asks("lesser", cores * 1_000 - 500).to_string();
+    node.agent.cli_with_input(&["apply", "-f", "-"], lesser.as_bytes())?.success()?;
+    let before = main_process(node, &node.wait_running("lesser")?)?;
+    node.apply(&asks("critical", 600))?;
+    node.wait_running("critical")?;
+    node.wait_event("Preempted in order to admit critical pod")?;
+    let waits = |pod: &Value| pod["status"]["phase"] == "Pending" && pod["status"]["reason"] == "OutOfcpu";
+    node.wait_pod("lesser", "waiting for room", waits)?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_pod("lesser", "waiting for room", waits)?;
+    node.remove("critical")?;
+    let again = node.wait_running("lesser")?;
+    ensure!(main_process(node, &again)? != before, "{again}");
     Ok(())
 }

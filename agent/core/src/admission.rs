@@ -1,20 +1,28 @@
-//! Whether the node takes a pod: kubelet's predicates of resources and node selection, in kubelet's words, and which pods
-//! end so that a critical one can start (`pkg/kubelet/lifecycle/predicate.go`, `pkg/kubelet/preemption`). Pure.
+//! Whether the node takes a pod: kubelet's predicates of resources and node selection, in kubelet's words, which pods
+//! end so that a critical one can start, and which resizes wait (`pkg/kubelet/lifecycle/predicate.go`,
+//! `pkg/kubelet/preemption`, `pkg/kubelet/allocation`). Pure.
 //!
 //! kubelet refuses a pod for good. Here that holds for the apiserver's pods, whose controller makes another one; a pod of the
 //! node's own sources waits and starts as soon as the reason is gone.
 
+mod preemption;
+
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Container;
 use limpet_model::node_selector;
-use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::requests::Requests;
+use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
+use serde_json::{Value, json};
 
-use crate::eviction::rank::{is_critical, is_static, priority};
+use crate::eviction::rank::priority;
+
+pub use preemption::{preempts, victims};
 
 /// kubelet's reason for a pod that needs more of a resource than is left begins so; the resource's name follows.
 pub const OUT_OF: &str = "OutOf";
@@ -60,7 +68,7 @@ pub fn selects_node(record: &PodRecord, node_name: &str, labels: &BTreeMap<Strin
 
 /// Whether the pod's requests fit into what the others leave of `allocatable`. What it does not ask for is never short.
 pub fn fits(requested: &Requests, used: &Requests, allocatable: &Requests) -> Result<(), Refusal> {
-    let missing = missing(requested, used, allocatable);
+    let missing = preemption::missing(requested, used, allocatable);
     let Some(resource) = missing.resources().find(|resource| !missing[*resource].is_zero()) else {
         return Ok(());
     };
@@ -75,59 +83,67 @@ pub fn fits(requested: &Requests, used: &Requests, allocatable: &Requests) -> Re
     Err(Refusal { reason: resource.out_of(), message })
 }
 
-/// How much of each requested resource is not there.
-fn missing(requested: &Requests, used: &Requests, allocatable: &Requests) -> Requests {
-    let mut missing = used.clone().plus(requested).without(allocatable);
-    for resource in missing.resources().filter(|resource| requested[*resource].is_zero()) {
-        missing[resource] = requested[resource];
+/// A resize that waits for room.
+#[derive(Debug, Clone)]
+pub struct PendingResize {
+    /// The version with the resources that do not fit.
+    pub desired: Arc<PodRecord>,
+    /// Its place among those that began to wait: the lowest first.
+    pub since: u64,
+}
+
+impl PendingResize {
+    /// kubelet's order (`sortPendingResizes`): by priority, then by QoS class, then by the time spent waiting.
+    fn rank(&self) -> (Reverse<i32>, bool, u64) {
+        let guaranteed = qos_class(self.desired.spec()) == QosClass::Guaranteed;
+        (Reverse(priority(&self.desired)), !guaranteed, self.since)
     }
-    missing
 }
 
-/// Whether `one` may have `other` end in order to start. Pods of the node's own sources are not ended for one another.
-fn preempts(one: &PodRecord, other: &PodRecord) -> bool {
-    let critical = |pod: &PodRecord| is_static(pod) || is_critical(pod);
-    other.source == SourceKind::Api && !critical(other) && critical(one)
-}
-
-/// The pods that end so that `pod` fits: as few as possible, those without guaranteed resources first. Empty where their end
-/// would not be enough, or where nothing is short.
-pub fn victims<'a>(
-    pod: &PodRecord,
-    others: impl Iterator<Item = &'a Arc<PodRecord>>,
-    used: &Requests,
-    allocatable: &Requests,
-) -> Vec<Arc<PodRecord>> {
-    let missing = missing(&Requests::of(pod.spec()), used, allocatable);
-    let mut candidates: Vec<(Arc<PodRecord>, Requests)> = others
-        .filter(|other| preempts(pod, other))
-        .map(|other| (Arc::clone(other), Requests::of(other.spec())))
-        .collect();
-    // What comes last ends first.
-    candidates.sort_by_cached_key(|(other, _)| {
-        let class = match qos_class(other.spec()) {
-            QosClass::Guaranteed => 0,
-            QosClass::Burstable => 1,
-            QosClass::BestEffort => 2,
-        };
-        (class, std::cmp::Reverse(priority(other)), other.key.clone())
-    });
-    // From the one that is to stay most: it is spared where the others alone are enough.
-    let freed = |victims: &[(Arc<PodRecord>, Requests)]| {
-        victims.iter().fold(Requests::default(), |sum, (_, requests)| sum.plus(requests))
+/// kubelet's message of a resize for which the node has no room (`PodResizePendingMsg`).
+pub fn deferred_message(desired: &PodRecord, refusal: &Refusal) -> String {
+    let spec = desired.spec();
+    let list = |containers: &[Container]| -> Vec<Value> {
+        let one = |one: &Container| json!({ "name": one.name, "resources": one.resources.clone().unwrap_or_default() });
+        containers.iter().map(one).collect()
     };
-    if missing.is_zero() || !missing.clone().without(&freed(&candidates)).is_zero() {
-        return Vec::new();
+    // In kubelet's order, which a map would not keep.
+    let mut parts = Vec::new();
+    if let Some(inits) = spec.init_containers.as_ref().filter(|list| !list.is_empty()) {
+        parts.push(format!("\"initContainers\":{}", Value::from(list(inits))));
     }
-    let mut at = 0;
-    while at < candidates.len() {
-        let spared = candidates.remove(at);
-        if !missing.clone().without(&freed(&candidates)).is_zero() {
-            candidates.insert(at, spared);
-            at += 1;
+    parts.push(format!("\"containers\":{}", Value::from(list(&spec.containers))));
+    // A pod of a manifest has no generation.
+    parts.push(format!("\"generation\":{}", desired.pod.metadata.generation.unwrap_or(0)));
+    parts.push(format!("\"error\":{}", Value::from(refusal.message.as_str())));
+    format!("Pod resize {}: {{{}}}", refusal.reason, parts.join(","))
+}
+
+/// Whether the resize of the pod `key` fits into what the pods leave of `allocatable`, and into what the pending ones before
+/// it leave: those that fit. `claimed` is what each pod has now.
+pub fn resize_fits(
+    key: &PodKey,
+    pending: &BTreeMap<PodKey, PendingResize>,
+    mut claimed: BTreeMap<PodKey, Requests>,
+    allocatable: &Requests,
+) -> Result<(), Refusal> {
+    let mut ranked: Vec<(&PodKey, &PendingResize)> = pending.iter().collect();
+    ranked.sort_by_cached_key(|(_, resize)| resize.rank());
+    for (one, resize) in ranked {
+        let requested = Requests::of(resize.desired.spec());
+        let result = fits(&requested, &sum(claimed.iter().filter(|(other, _)| *other != one)), allocatable);
+        if one == key {
+            return result;
+        }
+        if result.is_ok() {
+            claimed.insert(one.clone(), requested);
         }
     }
-    candidates.into_iter().map(|(other, _)| other).collect()
+    Ok(())
+}
+
+fn sum<'a>(claimed: impl Iterator<Item = (&'a PodKey, &'a Requests)>) -> Requests {
+    claimed.fold(Requests::default(), |sum, (_, one)| sum.plus(one))
 }
 
 /// Whether there are enough devices of the extended resource `name`: `offered` healthy ones, `None` where no plugin has

@@ -110,8 +110,108 @@ fn as_few_pods_as_possible_end_for_a_critical_one() {
     assert_eq!(end_for(&pod("new", SourceKind::File, "100m", None)), [""; 0], "it fits");
     assert_eq!(end_for(&pod("new", SourceKind::File, "300m", None)), ["small"]);
     assert_eq!(end_for(&pod("new", SourceKind::File, "1", None)), ["large"]);
-    assert_eq!(end_for(&pod("new", SourceKind::File, "2", None)), ["guaranteed", "large"]);
-    assert_eq!(end_for(&pod("new", SourceKind::File, "3", None)), [""; 0], "their end would not be enough");
+    assert_eq!(end_for(&pod("new", SourceKind::File, "2", None)), ["large", "of-the-node"]);
+    assert_eq!(end_for(&pod("new", SourceKind::File, "3", None)), ["large", "of-the-node", "guaranteed"]);
+    assert_eq!(end_for(&pod("new", SourceKind::File, "4", None)), [""; 0], "their end would not be enough");
     assert_eq!(end_for(&pod("new", SourceKind::Push, "300m", None)), [""; 0], "it is not critical");
     assert_eq!(end_for(&pod("new", api, "300m", None)), [""; 0]);
+}
+
+#[test]
+fn resizes_that_wait_get_room_by_priority_class_and_age() {
+    let of = |name: &str, cpu: &str, limit: Option<&str>, class: Option<&str>| {
+        let mut spec = needs(cpu, "1Mi");
+        if let Some(limit) = limit {
+            spec["containers"][0]["resources"]["limits"] = json!({ "cpu": limit, "memory": "1Mi" });
+        }
+        spec["priorityClassName"] = json!(class);
+        record(name, SourceKind::Api, spec)
+    };
+    let system = Some("system-node-critical");
+    let (old, new) = (of("old", "2", None, None), of("new", "2", None, None));
+    let (guaranteed, critical) = (of("guaranteed", "2", Some("2"), None), of("critical", "2", None, system));
+    let huge = of("huge", "9", None, system);
+    // Each has 1 cpu now and is to have 2; the pods that wait, the longest first, and the node's cpu: who gets it.
+    type Waiting<'a> = &'a [&'a Arc<PodRecord>];
+    let cases: [(Waiting<'_>, &str, &[&str]); 6] = [
+        (&[&old, &new], "2", &[]),
+        (&[&old, &new], "3", &["old"]),
+        (&[&old, &new], "4", &["old", "new"]),
+        (&[&old, &guaranteed], "3", &["guaranteed"]),
+        (&[&guaranteed, &critical], "3", &["critical"]),
+        // One that does not fit at all holds back no other.
+        (&[&old, &huge], "3", &["old"]),
+    ];
+    for (waiting, cpu, expected) in cases {
+        let pending: BTreeMap<PodKey, PendingResize> = (0..)
+            .zip(waiting)
+            .map(|(since, desired)| (desired.key.clone(), PendingResize { desired: Arc::clone(desired), since }))
+            .collect();
+        let claimed: BTreeMap<PodKey, Requests> =
+            pending.keys().map(|key| (key.clone(), amounts("1", "1Mi", "0"))).collect();
+        let node = amounts(cpu, "1Gi", "0");
+        let got = |desired: &&&Arc<PodRecord>| resize_fits(&desired.key, &pending, claimed.clone(), &node).is_ok();
+        let got: Vec<&str> = waiting.iter().filter(got).map(|desired| desired.key.name()).collect();
+        assert_eq!(got, expected, "{cpu}");
+        for desired in waiting.iter().filter(|desired| !got.contains(&desired.key.name())) {
+            let refusal = resize_fits(&desired.key, &pending, claimed.clone(), &node).unwrap_err();
+            assert_eq!(refusal.reason, "OutOfcpu");
+            assert!(refusal.message.starts_with("Node didn't have enough resource: cpu, requested: "), "{refusal:?}");
+        }
+    }
+}
+
+#[test]
+fn a_deferred_resize_has_kubelets_message() {
+    let resources = json!({ "requests": { "cpu": "5", "memory": "4500Mi" } });
+    let desired = record("a", SourceKind::Api, json!({ "containers": [{ "name": "c1", "resources": resources }] }));
+    let refusal = fits(&amounts("5", "4500Mi", "0"), &amounts("0", "0", "0"), &amounts("4", "5Gi", "0")).unwrap_err();
+    assert_eq!(
+        deferred_message(&desired, &refusal),
+        "Pod resize OutOfcpu: {\"containers\":[{\"name\":\"c1\",\"resources\":{\"requests\":{\"cpu\":\"5\",\"memory\":\"4500Mi\"}}}],\
+         \"generation\":0,\"error\":\"Node didn't have enough resource: cpu, requested: 5000, used: 0, capacity: 4000\"}"
+    );
+}
+
+#[test]
+fn a_critical_pod_preempts_what_is_not_and_what_has_a_known_lower_priority() {
+    let of = |source, class: Option<&str>, number: Option<i32>| {
+        record("a", source, json!({ "containers": [], "priorityClassName": class, "priority": number }))
+    };
+    let (file, push, api) = (SourceKind::File, SourceKind::Push, SourceKind::Api);
+    let (node, cluster) = (Some("system-node-critical"), Some("system-cluster-critical"));
+    let cases = [
+        (of(file, None, None), of(push, None, Some(9)), true),
+        (of(file, None, None), of(api, None, Some(9)), true),
+        (of(file, None, None), of(file, None, None), false),
+        // As with kubelet, a priority that is not written is none.
+        (of(file, node, None), of(file, None, None), false),
+        (of(file, None, Some(2)), of(file, None, Some(1)), true),
+        (of(file, None, Some(1)), of(file, None, Some(2)), false),
+        (of(file, node, None), of(api, cluster, None), true),
+        (of(file, cluster, None), of(api, node, None), false),
+        (of(push, None, Some(9)), of(api, None, Some(1)), false),
+        (of(push, node, None), of(push, None, None), true),
+        (of(api, cluster, None), of(push, None, None), true),
+        (of(api, cluster, None), of(file, None, None), false),
+    ];
+    for (index, (one, other, expected)) in cases.into_iter().enumerate() {
+        assert_eq!(preempts(&one, &other), expected, "{index}");
+    }
+}
+
+#[test]
+fn of_two_pods_that_are_as_good_the_smaller_one_ends() {
+    let pod = |name: &str, cpu: &str| record(name, SourceKind::Api, needs(cpu, "1Mi"));
+    let others = [pod("a", "2"), pod("b", "1"), pod("c", "500m")];
+    let used = amounts("3500m", "3Mi", "0");
+    let end_for = |cpu: &str| -> Vec<String> {
+        let new = record("new", SourceKind::File, needs(cpu, "1Mi"));
+        let node = amounts("3500m", "1Gi", "0");
+        victims(&new, others.iter(), &used, &node).iter().map(|one| one.key.name().to_owned()).collect()
+    };
+    assert_eq!(end_for("400m"), ["c"]);
+    assert_eq!(end_for("700m"), ["b"]);
+    assert_eq!(end_for("1500m"), ["a"], "one instead of two");
+    assert_eq!(end_for("2400m"), ["a", "c"]);
 }

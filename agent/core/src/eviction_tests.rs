@@ -299,4 +299,11 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     pod.ending = None;
     pod.verdict = Some(PodVerdict::evicted("Usage of EmptyDir volume".to_owned()));
     assert!(!admission::runs_again(&pod, over), "it took more than it may itself");
+    pod.verdict = Some(PodVerdict::preempted());
+    assert!(admission::runs_again(&pod, low), "it waits for room as a pod that has not begun");
+    let status = generate(&pod, low, "BestEffort", now, None);
+    let disrupted = status.conditions.iter().flatten().find(|one| one.type_ == "DisruptionTarget").unwrap();
+    assert!(disrupted.message.as_deref().unwrap().starts_with("Pod was preempted by Kubelet"), "{disrupted:?}");
+    pod.record = std::sync::Arc::new(limpet_model::pod::PodRecord { source: SourceKind::Api, ..(*pod.record).clone() });
+    assert!(!admission::runs_again(&pod, low), "its controller makes another");
 }

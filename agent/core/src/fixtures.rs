@@ -166,6 +166,7 @@ pub fn observed(manifest: Value) -> Arc<ObservedPod> {
     Arc::new(ObservedPod {
         status: record.pod.status.clone().unwrap_or_default(),
         record,
+        allocated: None,
         note: None,
         terminating_since: None,
         containers: BTreeMap::new(),

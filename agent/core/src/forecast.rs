@@ -226,7 +226,14 @@ fn running(record: &Arc<PodRecord>) -> ObservedPod {
         container_statuses: Some(spec.containers.iter().map(|main| container(main, runs())).collect()),
         ..PodStatus::default()
     };
-    ObservedPod { record: Arc::clone(record), status, note: None, terminating_since: None, containers: BTreeMap::new() }
+    ObservedPod {
+        record: Arc::clone(record),
+        allocated: None,
+        status,
+        note: None,
+        terminating_since: None,
+        containers: BTreeMap::new(),
+    }
 }
 
 /// The snapshots of a node whose only source is `source`.

@@ -13,7 +13,6 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
 use crate::status::observed::ObservedPod;
-use crate::status::resources::with_resources;
 use limpet_model::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
@@ -25,9 +24,9 @@ const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
 /// The fingerprint of the manifest: an edit in place keeps the UID, and changes the mirror.
 const MANIFEST_ANNOTATION: &str = "limpet.dev/manifest-fingerprint";
 /// Conditions that a pod has at times: what is not there any more is to be removed by name.
-const PASSING_CONDITIONS: [&str; 2] = [RESIZE_CONDITION, "DisruptionTarget"];
-/// The one of them that only the node sets. Others set `DisruptionTarget` on the apiserver's own pods.
-const RESIZE_CONDITION: &str = "PodResizeInProgress";
+const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "DisruptionTarget"];
+/// Those of them that only the node sets. Others set `DisruptionTarget` on the apiserver's own pods.
+const RESIZE_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 
 /// What is to be shown.
 #[derive(Debug, Clone)]
@@ -240,12 +239,12 @@ pub fn document(wanted: &Wanted, node_name: &str, node_uid: &str, seen: &str) ->
 /// The strategic merge patch that gives the Pod of that UID the pod's status; that of another is refused.
 pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Value {
     let own: &[&str] = match pod.record.source {
-        SourceKind::Api => &[RESIZE_CONDITION],
+        SourceKind::Api => &RESIZE_CONDITIONS,
         _ => &PASSING_CONDITIONS,
     };
     // A pod of a manifest has no generation: its mirror says nothing of one, as under kubelet.
     let generation = generation.filter(|_| pod.record.source == SourceKind::Api);
-    let mut shown = with_resources(&pod.record, &pod.status);
+    let mut shown = pod.status_with_resources();
     if let Some(ephemeral) = shown.ephemeral_container_statuses.take() {
         // Of those that the apiserver's Pod has.
         let authored = pod.record.authored_ephemeral();

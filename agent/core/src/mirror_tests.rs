@@ -183,7 +183,7 @@ fn a_status_clears_what_is_gone_and_leaves_others_conditions() {
     assert_eq!((&of_api["observedGeneration"], &of_api["conditions"][0]["observedGeneration"]), (&json!(3), &json!(3)));
     let deleted: Vec<&Value> =
         conditions.iter().filter(|one| one["$patch"] == "delete").map(|one| &one["type"]).collect();
-    assert_eq!(deleted, ["PodResizeInProgress", "DisruptionTarget"]);
+    assert_eq!(deleted, ["PodResizePending", "PodResizeInProgress", "DisruptionTarget"]);
     assert!(
         status["resources"].is_null() && status["allocatedResources"].is_null(),
         "of one that was refused: {status}"

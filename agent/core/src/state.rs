@@ -31,8 +31,9 @@ use limpet_model::pod::images::images;
 use limpet_model::pod::{Fingerprint, PodDiff, PodRecord, Role};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
+use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
-pub use resize::{RESIZE_BACKOFF, Resize};
+pub use resize::{Deferred, RESIZE_BACKOFF, Resize};
 pub use restart_rule::{RESTART_ALL, matching_rule};
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
 pub use stop::{AFTER_HOOK, KILL_AGAIN, StopPhase, Stopping};
@@ -163,8 +164,10 @@ pub struct VolumesState {
 /// Everything known of one incarnation of one pod.
 #[derive(Debug, Clone)]
 pub struct PodState {
-    /// The newest accepted version of it.
+    /// The newest accepted version of it, with the resources that the node has allocated.
     pub record: Arc<PodRecord>,
+    /// The resources of a newer version wait for room.
+    pub deferred: Option<Box<Deferred>>,
     /// When limpet first saw it, or when its first container started.
     pub start_time: Timestamp,
     /// Its start on the monotonic clock: what its deadline counts from. Set when its worker begins.
@@ -218,6 +221,7 @@ impl PodState {
             signals_being_sent: 0,
             storage: storage::measured(record.spec()).map(|_| Box::default()),
             record,
+            deferred: None,
             start_time: now,
             active_since: None,
             sandbox: SandboxState::Absent { dirty: false },
@@ -243,9 +247,11 @@ impl PodState {
         self.verdict.as_ref().is_some_and(PodVerdict::is_final)
     }
 
-    /// Whether the node has ended it because it was short of something.
+    /// Whether the node has ended it for a time: because it was short of something, or one of its own for a critical one.
     pub fn is_under_eviction(&self) -> bool {
-        self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && verdict.until_over().is_some())
+        let is_own = self.record.source != SourceKind::Api;
+        let until = |verdict: &PodVerdict| verdict.until_over().is_some() || is_own && verdict.is_preemption();
+        self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && until(verdict))
     }
 
     /// Whether it waits for something that the node does not have for it now.

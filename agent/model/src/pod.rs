@@ -2,6 +2,7 @@
 //!
 //! Everything here is pure: input is bytes and names, output is values and faults. No I/O, no clock.
 
+pub mod allocation;
 pub mod apparmor;
 pub mod authored;
 pub mod bandwidth;

@@ -87,6 +87,11 @@ impl PodVerdict {
         Self::failed(PREEMPTING, "Preempted in order to admit critical pod".to_owned())
     }
 
+    /// Whether a critical pod needs what it has.
+    pub fn is_preemption(&self) -> bool {
+        self.reason == PREEMPTING
+    }
+
     /// The node is short of something that it takes.
     pub fn evicted_under_pressure(eviction: Eviction, message: String) -> Self {
         Self { eviction: Some(eviction), ..Self::evicted(message) }

@@ -20,7 +20,6 @@ use limpet_core::connectivity::Connectivity;
 use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Health, Rejection};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
-use limpet_core::status::resources::with_resources;
 use limpet_model::object::ObjectKey;
 use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
 use limpet_model::source::SourceKind;
@@ -147,7 +146,7 @@ impl Row {
                     metadata.deletion_timestamp = Some(Time(since));
                     metadata.deletion_grace_period_seconds = i64::try_from(record.grace_seconds()).ok();
                 }
-                Cow::Owned(with_resources(record, &observed.status))
+                Cow::Owned(observed.status_with_resources())
             }
             None => Cow::Owned(PodStatus { phase: Some("Pending".to_owned()), ..PodStatus::default() }),
         };

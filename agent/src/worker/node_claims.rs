@@ -3,13 +3,14 @@
 //! so that its controller makes another one. A pod that was found running has its claims without being asked.
 
 mod hold;
+mod resizes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device_plugins::DevicePlugins;
-use limpet_core::admission::{self, OUT_OF, Refusal};
+use limpet_core::admission::{self, OUT_OF, PendingResize, Refusal};
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::host_port::{HostPort, NODE_PORTS, host_ports};
 use limpet_model::pod::requests::Requests;
@@ -18,6 +19,7 @@ use limpet_model::source::SourceKind;
 use tokio::sync::{Notify, watch};
 
 pub use hold::{Hold, Refused};
+pub use resizes::NoRoom;
 
 /// What only one pod can have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +118,10 @@ pub struct NodeClaims {
     /// They are those of the Node object.
     labels_seen: AtomicBool,
     claims: Mutex<BTreeMap<PodKey, Claims>>,
+    /// What critical pods need for which others end: no lesser pod gets it meanwhile.
+    reserved: Mutex<BTreeMap<PodKey, Claims>>,
+    /// The resizes that wait for room, and how many have begun to.
+    resizes: Mutex<(BTreeMap<PodKey, PendingResize>, u64)>,
     /// Those that wait until something changes. A map: they are woken in the order of their keys.
     waiting: Mutex<BTreeMap<PodKey, Arc<Notify>>>,
 }
@@ -211,11 +217,20 @@ impl NodeClaims {
             return Err(if had { Refused::for_now(refusal) } else { Refused::of(refusal, &wanted.record) });
         }
         if let Some(allocatable) = self.offer.allocatable.as_ref().filter(|_| check.requests) {
-            let used = others().fold(Requests::default(), |sum, (_, theirs)| sum.plus(&theirs.requests));
-            if let Err(refusal) = admission::fits(&wanted.requests, &used, allocatable) {
+            let sum = |sum: Requests, theirs: &Claims| sum.plus(&theirs.requests);
+            let used = others().map(|(_, theirs)| theirs).fold(Requests::default(), sum);
+            let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+            reserved.remove(key);
+            let before = reserved.values().filter(|theirs| admission::preempts(&theirs.record, &wanted.record));
+            let promised = before.fold(used.clone(), sum);
+            if let Err(refusal) = admission::fits(&wanted.requests, &promised, allocatable) {
                 let records = others().map(|(_, theirs)| &theirs.record);
                 let victims = admission::victims(&wanted.record, records, &used, allocatable);
-                return Err(Refused { victims, ..Refused::of(refusal, &wanted.record) });
+                let refused = Refused { victims, ..Refused::of(refusal, &wanted.record) };
+                if !refused.victims.is_empty() {
+                    reserved.insert(key.clone(), wanted);
+                }
+                return Err(refused);
             }
         }
         if claims.insert(key.clone(), wanted).is_some() {
@@ -225,11 +240,14 @@ impl NodeClaims {
         Ok(())
     }
 
+    /// Nothing is kept for the pod any more.
+    fn forget_reserved(&self, key: &PodKey) {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
     /// What wakes the pod when something changes from now on.
     fn wait(&self, key: &PodKey) -> Arc<Notify> {
-        let changed = Arc::new(Notify::new());
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(key.clone(), Arc::clone(&changed));
-        changed
+        Arc::clone(self.waiting.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default())
     }
 
     fn wake_waiting(&self) {

@@ -7,6 +7,7 @@ mod debug;
 mod eviction;
 mod exits;
 mod messages;
+mod resize;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -136,6 +137,7 @@ impl PodWorker {
             self.judge(node, now);
             self.settle_eviction(node, now);
             self.settle_hold();
+            self.retry_resize();
             self.hooks.drop_ended(self.current.as_ref());
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, node, now.mono));
             if let Some(pod) = &self.current {

@@ -72,14 +72,15 @@ fn tolerates_memory_pressure(toleration: &Toleration) -> bool {
     key && effect && (exists || value.as_deref().unwrap_or_default().is_empty())
 }
 
-/// Whether the pod was ended for a pressure that is over, and nothing is left of it: it runs again. One of the apiserver's
-/// does not: it is reported as failed, and its controller has made another.
+/// Whether the pod was ended for a pressure that is over, or for a critical pod, and nothing is left of it: it runs again, once
+/// there is room. One of the apiserver's does not: it is reported as failed, and its controller has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
     if pod.record.source == SourceKind::Api {
         return false;
     }
     let over = |pressure| node.pressure.is_known() && !node.pressure.is_under(pressure);
-    is_cleared(pod) && pod.verdict.as_ref().and_then(PodVerdict::until_over).is_some_and(over)
+    let runs = |verdict: &PodVerdict| verdict.until_over().map_or(verdict.is_preemption(), over);
+    is_cleared(pod) && pod.verdict.as_ref().is_some_and(runs)
 }
 
 /// Whether nothing is left of a pod that was ended for a pressure.

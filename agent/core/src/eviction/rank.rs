@@ -40,12 +40,17 @@ pub fn is_static(record: &PodRecord) -> bool {
 
 /// The pod's priority. Of the classes, without an apiserver, only Kubernetes' own two are known.
 pub fn priority(record: &PodRecord) -> i32 {
-    let by_class = match record.spec().priority_class_name.as_deref() {
-        Some("system-node-critical") => CRITICAL + 1_000,
-        Some("system-cluster-critical") => CRITICAL,
-        _ => 0,
+    known_priority(record).unwrap_or(0)
+}
+
+/// The pod's priority, if it has one.
+pub fn known_priority(record: &PodRecord) -> Option<i32> {
+    let by_class = || match record.spec().priority_class_name.as_deref() {
+        Some("system-node-critical") => Some(CRITICAL + 1_000),
+        Some("system-cluster-critical") => Some(CRITICAL),
+        _ => None,
     };
-    record.spec().priority.unwrap_or(by_class)
+    record.spec().priority.or_else(by_class)
 }
 
 /// Less than this of it is not worth a pod: its end would change nothing.

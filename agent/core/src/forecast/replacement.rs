@@ -51,7 +51,8 @@ pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) ->
 }
 
 fn state(observed: &ObservedPod, now: Instant) -> PodState {
-    let mut pod = PodState::new(Arc::clone(&observed.record), Timestamp::UNIX_EPOCH);
+    let mut pod =
+        PodState::new(Arc::clone(observed.allocated.as_ref().unwrap_or(&observed.record)), Timestamp::UNIX_EPOCH);
     if let (Some("Failed"), Some(reason)) = (observed.status.phase.as_deref(), &observed.status.reason) {
         let (reason, message) = (reason.clone().into(), observed.status.message.clone().unwrap_or_default());
         pod.verdict = Some(PodVerdict { reason, message, phase: VerdictPhase::Failed, eviction: None });
@@ -153,6 +154,7 @@ mod tests {
         let [init, a, b] = states;
         let mut observed = ObservedPod {
             record: record(policy, ["i:1", "a:1", "b:1"]),
+            allocated: None,
             status: Default::default(),
             note: None,
             terminating_since: None,

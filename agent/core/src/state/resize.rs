@@ -27,6 +27,15 @@ pub struct Resize {
     pub retry: Option<RetryState>,
 }
 
+/// An edit whose resources the pod does not have yet: they do not fit beside those of the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Deferred {
+    /// The version with those resources.
+    pub desired: Arc<PodRecord>,
+    /// What is not there.
+    pub message: String,
+}
+
 impl ContainerSlot {
     /// The resize that takes the running instance to its desired version.
     pub fn resize(&self) -> Option<&Resize> {

@@ -48,6 +48,7 @@ pub(super) fn of_pod(
         ("PodScheduled", scheduled),
     ]
     .into_iter()
+    .chain(deferred(pod).filter(|_| ended.is_none()).map(|standing| ("PodResizePending", standing)))
     .chain(resizing(pod).filter(|_| ended.is_none()).map(|standing| ("PodResizeInProgress", standing)))
     .chain(restarting_all(pod, ended).map(|standing| ("AllContainersRestarting", standing)))
     .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
@@ -94,11 +95,22 @@ fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<Standing> {
     })
 }
 
-/// That the pod has ended for what the node was short of.
+/// That the pod has ended for what the node was short of, or for a critical pod.
 fn disrupted(pod: &PodState) -> Option<Standing> {
-    let verdict = pod.verdict.as_ref().filter(|_| pod.is_under_eviction())?;
+    let verdict = pod.verdict.as_ref().filter(|verdict| verdict.is_final())?;
+    let message = match verdict.is_preemption() {
+        true => "Pod was preempted by Kubelet to accommodate a critical pod.".to_owned(),
+        false => verdict.message.clone(),
+    };
     let reason = Some("TerminationByKubelet".to_owned());
-    Some(Standing { holds: true, reason, message: Some(verdict.message.clone()) })
+    let standing = Standing { holds: true, reason, message: Some(message) };
+    (pod.is_under_eviction() || verdict.is_preemption()).then_some(standing)
+}
+
+/// That resources of a newer version do not fit beside the other pods.
+fn deferred(pod: &PodState) -> Option<Standing> {
+    let message = pod.deferred.as_ref()?.message.clone();
+    Some(Standing { holds: true, reason: Some("Deferred".to_owned()), message: Some(message) })
 }
 
 /// What is to be said of the resizes that are due or in progress; the first that cannot be done comes first.

@@ -317,6 +317,20 @@ fn a_sidecar_counts_for_readiness_and_holds_back_a_final_phase() {
 }
 
 #[test]
+fn a_resize_that_waits_for_room_is_deferred() {
+    let mut pod = fixtures::ready(fixtures::pod("Always", &[], &["a"]));
+    pod.containers[0].instance = Some(fixtures::instance(&pod.containers[0], 0));
+    let condition = |pod: &PodState| {
+        let found = status(pod).conditions.unwrap().into_iter().find(|one| one.type_ == "PodResizePending");
+        found.map(|one| (one.status, one.reason.unwrap(), one.message.unwrap()))
+    };
+    assert_eq!(condition(&pod), None);
+    pod.deferred =
+        Some(Box::new(crate::state::Deferred { desired: Arc::clone(&pod.record), message: "too much".into() }));
+    assert_eq!(condition(&pod), Some(("True".into(), "Deferred".into(), "too much".into())));
+}
+
+#[test]
 fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
     let version = |cpu: &str, policy: &str| {
         let resources = serde_json::json!({ "limits": { "cpu": cpu } });

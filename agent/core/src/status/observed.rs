@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodStatus;
 use tokio::sync::watch;
 
+use super::resources::with_resources;
 use super::retired::{ConsumerId, Overdue, Retired};
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
@@ -33,8 +34,10 @@ pub struct ObservedContainer {
 /// One pod: its desired version and its observed state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ObservedPod {
-    /// The accepted version the worker applies.
+    /// The newest accepted version.
     pub record: Arc<PodRecord>,
+    /// The version whose resources it has, while a resize waits for room.
+    pub allocated: Option<Arc<PodRecord>>,
     /// Phase, conditions and container statuses.
     pub status: PodStatus,
     /// A phrase for the NOTE column: `registry unreachable since 40s`.
@@ -43,6 +46,13 @@ pub struct ObservedPod {
     pub terminating_since: Option<Timestamp>,
     /// Every container that has been created, init containers included, by name.
     pub containers: BTreeMap<String, ObservedContainer>,
+}
+
+impl ObservedPod {
+    /// The status with the resources of the version that the node has allocated.
+    pub fn status_with_resources(&self) -> PodStatus {
+        with_resources(self.allocated.as_ref().unwrap_or(&self.record), &self.status)
+    }
 }
 
 /// Every pod that has a worker, by key.

@@ -35,15 +35,17 @@ impl Refused {
 
 /// What a pod has until this is dropped.
 #[derive(Debug)]
-struct Claim {
-    of: Arc<NodeClaims>,
-    key: PodKey,
+pub(super) struct Claim {
+    pub(super) of: Arc<NodeClaims>,
+    pub(super) key: PodKey,
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
         self.of.offer.plugins.free(&self.key);
         self.of.claims().remove(&self.key);
+        self.of.forget_reserved(&self.key);
+        self.of.forget_resize(&self.key);
         self.of.wake_waiting();
     }
 }
@@ -51,11 +53,13 @@ impl Drop for Claim {
 /// What one pod has of the node.
 #[derive(Debug, Default)]
 pub struct Hold {
-    claim: Option<Claim>,
+    pub(super) claim: Option<Claim>,
     /// The version that has all it needs.
-    settled: Option<Arc<PodRecord>>,
+    pub(super) settled: Option<Arc<PodRecord>>,
     /// Set while it waits for something.
     waits: Option<Arc<Notify>>,
+    /// Set while a resize of it waits for room.
+    pub(super) room: Option<Arc<Notify>>,
 }
 
 impl Hold {
@@ -128,9 +132,13 @@ impl Hold {
                 devices: wanted.has_more_devices(has),
             },
         };
-        node.give(key, wanted, check)?;
+        let given = node.give(key, wanted, check);
+        if given.as_ref().err().is_none_or(|refused| !refused.victims.is_empty()) {
+            // Also of one that waits for the end of others: what is kept for it is free once it is gone.
+            self.claim.get_or_insert_with(|| Claim { of: Arc::clone(node), key: key.clone() });
+        }
+        given?;
         node.offer.plugins.restore(key, &pod.record.uid);
-        self.claim.get_or_insert_with(|| Claim { of: Arc::clone(node), key: key.clone() });
         Ok(())
     }
 
@@ -141,7 +149,7 @@ impl Hold {
 
     /// Resolves when something changes that the pod may be waiting for.
     pub async fn freed(&self) {
-        match &self.waits {
+        match self.waits.as_ref().or(self.room.as_ref()) {
             Some(waits) => waits.notified().await,
             None => std::future::pending().await,
         }
@@ -155,7 +163,7 @@ pub(super) fn is_claim(verdict: &PodVerdict) -> bool {
 }
 
 /// Whether something of the pod may be bound to its ports, or have its devices open.
-fn uses_node(pod: &PodState) -> bool {
+pub(super) fn uses_node(pod: &PodState) -> bool {
     let has_sandbox = match pod.sandbox {
         SandboxState::Absent { .. } | SandboxState::Gone => false,
         SandboxState::Preparing | SandboxState::Ready(_) | SandboxState::Releasing => true,

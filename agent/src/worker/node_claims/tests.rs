@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::hold::is_claim;
 use super::*;
 use limpet_core::fixtures::{amounts, now, record_of};
-use limpet_core::state::PodState;
+use limpet_core::state::{PodState, SandboxState};
 use limpet_model::source::SourceKind::{self, Api, File, Push};
 
 fn pod(name: &str, source: SourceKind, resources: Value) -> Arc<PodRecord> {
@@ -96,7 +96,9 @@ fn a_pod_of_a_manifest_has_pods_of_the_apiserver_end_for_it() {
     };
     assert_eq!(names(critical.settle(&node).unwrap()), ["remote"]);
     let mut too_large = Candidate::new(&pod("too-large", File, cpu("2")));
-    assert_eq!(names(too_large.settle(&node).unwrap()), [""; 0]);
+    assert_eq!(names(too_large.settle(&node).unwrap()), ["remote", "pushed"]);
+    let mut far_too_large = Candidate::new(&pod("far-too-large", File, cpu("3")));
+    assert_eq!(names(far_too_large.settle(&node).unwrap()), [""; 0]);
 }
 
 #[test]
@@ -119,4 +121,75 @@ fn a_pod_waits_for_the_labels_that_it_selects() {
     assert!(there.1.freed().now_or_never().is_some());
     assert!(there.settle(&node).is_none() && there.reason().is_empty());
     assert!(here.settle(&node).is_none(), "what it has is left alone");
+}
+
+#[test]
+fn a_resize_that_does_not_fit_waits_for_room_and_takes_no_ones_place() {
+    let node = two_cores(&[]);
+    let running = |name: &str, source, amount: &str| {
+        let mut one = Candidate::new(&pod(name, source, cpu(amount)));
+        assert!(one.settle(&node).is_none());
+        one.0.sandbox = SandboxState::Ready(Arc::default());
+        one
+    };
+    let mut one = running("one", Api, "1");
+    let mut other = running("other", File, "500m");
+    let resize = |one: &mut Candidate, source, amount: &str| {
+        let desired = pod(one.0.record.key.name(), source, cpu(amount));
+        one.1.resize(&node, &one.0, &desired).map(|()| one.0.record = desired)
+    };
+    assert!(resize(&mut one, Api, "1500m").is_ok() && one.settle(&node).is_none());
+    let refused = resize(&mut one, Api, "1600m").unwrap_err();
+    assert_eq!(refused.refusal.reason, "OutOfcpu");
+    assert!(refused.refusal.message.ends_with("cpu, requested: 1600, used: 500, capacity: 2000"), "{refused:?}");
+    assert!(refused.victims.is_empty(), "it is not critical");
+    assert!(one.1.freed().now_or_never().is_none() && one.settle(&node).is_none(), "it runs on");
+    // What is left is for who waits longest, and who asks for less gets it at once.
+    assert!(resize(&mut other, File, "400m").is_ok() && other.settle(&node).is_none());
+    assert!(one.1.freed().now_or_never().is_some());
+    assert!(resize(&mut other, File, "500m").is_err(), "the other waits already");
+    assert!(resize(&mut one, Api, "1600m").is_ok() && one.settle(&node).is_none());
+    assert!(resize(&mut other, File, "500m").is_err());
+    assert!(one.1.freed().now_or_never().is_none(), "it waits for nothing any more");
+    one.1.give_back();
+    assert!(other.1.freed().now_or_never().is_some());
+    assert!(resize(&mut other, File, "2").is_ok());
+    // A pod that is yet to begin waits with all it needs.
+    let mut late = Candidate::new(&pod("late", Push, cpu("1")));
+    assert!(resize(&mut late, Push, "2").is_ok());
+    assert_eq!(&*late.settle(&node).unwrap().verdict.reason, "OutOfcpu");
+}
+
+#[test]
+fn a_critical_pods_resize_has_pods_of_the_apiserver_end_for_it() {
+    let node = two_cores(&[]);
+    let (mut remote, mut own) =
+        (Candidate::new(&pod("remote", Api, cpu("1"))), Candidate::new(&pod("own", File, cpu("1"))));
+    assert!(remote.settle(&node).is_none() && own.settle(&node).is_none());
+    let refused = own.1.resize(&node, &own.0, &pod("own", File, cpu("2"))).unwrap_err();
+    assert_eq!(refused.victims.iter().map(|one| one.key.name()).collect::<Vec<_>>(), ["remote"]);
+}
+
+#[test]
+fn what_a_critical_pod_has_others_end_for_is_kept_for_it_until_it_is_gone() {
+    let node = two_cores(&[]);
+    let mut pushed = Candidate::new(&pod("pushed", Push, cpu("2")));
+    assert!(pushed.settle(&node).is_none());
+    let mut critical = Candidate::new(&pod("critical", File, cpu("1500m")));
+    assert_eq!(critical.settle(&node).unwrap().victims.len(), 1);
+    pushed.1.give_back();
+    assert_eq!(&*pushed.settle(&node).unwrap().verdict.reason, "OutOfcpu", "it is not taken again");
+    let mut small = Candidate::new(&pod("small", Push, cpu("500m")));
+    assert!(small.settle(&node).is_none(), "what is left beside it is free");
+    assert!(critical.1.freed().now_or_never().is_some());
+    assert!(critical.settle(&node).is_none() && critical.reason().is_empty());
+    critical.1.give_back();
+    small.1.give_back();
+    assert!(pushed.settle(&node).is_none() && pushed.reason().is_empty());
+    // Nothing is kept for one that is not there any more.
+    let mut gone = Candidate::new(&pod("gone", File, cpu("1")));
+    assert_eq!(gone.settle(&node).unwrap().victims.len(), 1);
+    pushed.1.give_back();
+    drop(gone);
+    assert!(pushed.settle(&node).is_none());
 }

@@ -53,6 +53,8 @@ impl PodWorker {
         if admission::runs_again(pod, node) {
             self.context.reporter.report_pressure_over(pod);
             let record = Arc::clone(&pod.record).without_added();
+            // A critical pod may need it.
+            self.hold.give_back();
             self.begin_anew(record, now);
         }
         if let Some(pod) = &mut self.current

@@ -86,13 +86,9 @@ impl PodWorker {
         let others = !self.others.is_empty();
         match (&mut self.current, &self.next) {
             (Some(pod), Some(next)) if !others && pod.ending.is_none() && over::takes_in_place(pod, next) => {
-                for index in pod.update(Arc::clone(next)) {
-                    // What is being pulled for the version before is of no use any more.
-                    if let Some(pull) = self.pulls.remove(&index) {
-                        pull.abort();
-                    }
-                }
+                let next = Arc::clone(next);
                 self.next = None;
+                self.take_in_place(next);
             }
             (Some(pod), Some(_)) => pod.end(Duration::from_secs(pod.record.grace_seconds()), now),
             (Some(pod), None) if others || self.unwanted => {

@@ -81,7 +81,7 @@ pub(super) const ABSENT: &[(&str, &str, &str)] = &[
     ("/metrics", "kubelet_node_startup_*", "a start takes no phases that would be timed"),
     ("/metrics", "kubelet_orphan_pod_*", "what is left of a pod is removed once, not in sweeps"),
     ("/metrics", "kubelet_orphaned_runtime_pods_total", "what runs is found by its labels and adopted"),
-    ("/metrics", "kubelet_pod_in_progress_resizes", "a resize is done at once; events report it"),
+    ("/metrics", "kubelet_pod_in_progress_resizes", "conditions of the pod and events report it"),
     ("/metrics", "kubelet_pod_level_resources_admission_total", "not counted"),
     ("/metrics", "kubelet_pod_status_sync_duration_seconds", "`rest_client_requests_total` has the requests"),
     ("/metrics", "kubelet_pod_watch_events_dropped_total", "watches drop no events"),

@@ -1,0 +1,96 @@
+//! Which pods end so that a critical one can start: those whose end kubelet chooses (`pkg/kubelet/preemption`). Part of
+//! [`super`].
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use limpet_model::pod::PodRecord;
+use limpet_model::pod::qos::{QosClass, qos_class};
+use limpet_model::pod::requests::{Requests, Resource};
+use limpet_model::source::SourceKind;
+
+use crate::eviction::rank::{is_critical, is_static, known_priority};
+
+/// A pod that may end, and what it requests.
+type Candidate = (Arc<PodRecord>, Requests);
+
+/// How much of each requested resource is not there.
+pub(super) fn missing(requested: &Requests, used: &Requests, allocatable: &Requests) -> Requests {
+    let mut missing = used.clone().plus(requested).without(allocatable);
+    for resource in missing.resources().filter(|resource| requested[*resource].is_zero()) {
+        missing[resource] = requested[resource];
+    }
+    missing
+}
+
+/// Whether `one` may have `other` end in order to start, whatever their sources (kubelet's `Preemptable`): a critical pod one
+/// that is not, and among critical ones, whose priorities are both known, the higher.
+pub fn preempts(one: &PodRecord, other: &PodRecord) -> bool {
+    let critical = |pod: &PodRecord| is_static(pod) || is_critical(pod);
+    let outranks = || known_priority(one).zip(known_priority(other)).is_some_and(|(one, other)| one > other);
+    critical(one) && (!critical(other) || outranks())
+}
+
+/// The pods that end so that `pod` fits: few, those without guaranteed resources first, and of two that are as good the one
+/// that requests less. Empty where their end would not be enough, or where nothing is short.
+pub fn victims<'a>(
+    pod: &PodRecord,
+    others: impl Iterator<Item = &'a Arc<PodRecord>>,
+    used: &Requests,
+    allocatable: &Requests,
+) -> Vec<Arc<PodRecord>> {
+    let missing = missing(&Requests::of(pod.spec()), used, allocatable);
+    let (mut best_effort, mut burstable, mut guaranteed) = (Vec::new(), Vec::new(), Vec::new());
+    for other in others.filter(|other| preempts(pod, other)) {
+        let list = match qos_class(other.spec()) {
+            QosClass::BestEffort => &mut best_effort,
+            QosClass::Burstable => &mut burstable,
+            QosClass::Guaranteed => &mut guaranteed,
+        };
+        list.push((Arc::clone(other), Requests::of(other.spec())));
+    }
+    let without = |lists: [&[Candidate]; 2]| missing.clone().without(&freed(lists.into_iter().flatten()));
+    let lesser = without([&best_effort, &burstable]);
+    if missing.is_zero() || !lesser.clone().without(&freed(&guaranteed)).is_zero() {
+        return Vec::new();
+    }
+    let guaranteed = nearest(guaranteed, lesser);
+    let burstable = nearest(burstable, without([&best_effort, &guaranteed]));
+    let best_effort = nearest(best_effort, without([&burstable, &guaranteed]));
+    best_effort.into_iter().chain(burstable).chain(guaranteed).map(|(other, _)| other).collect()
+}
+
+fn freed<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> Requests {
+    candidates.into_iter().fold(Requests::default(), |sum, (_, requests)| sum.plus(requests))
+}
+
+/// Candidates whose end frees what is `missing`, each the one that comes nearest to what is missing still.
+fn nearest(mut candidates: Vec<Candidate>, mut missing: Requests) -> Vec<Candidate> {
+    let mut chosen = Vec::new();
+    while !missing.is_zero() {
+        let best = (0..candidates.len()).min_by(|one, other| compare(&candidates[*one], &candidates[*other], &missing));
+        let Some(best) = best else { break };
+        let candidate = candidates.remove(best);
+        missing = missing.without(&candidate.1);
+        chosen.push(candidate);
+    }
+    chosen
+}
+
+/// The nearer one first, then the smaller one; of equal ones that of the apiserver, whose controller makes another.
+fn compare(one: &Candidate, other: &Candidate, missing: &Requests) -> Ordering {
+    let rest = |(pod, requests): &Candidate| {
+        (requests[Resource::Memory], requests[Resource::Cpu], pod.source != SourceKind::Api, pod.key.clone())
+    };
+    distance(missing, &one.1).total_cmp(&distance(missing, &other.1)).then_with(|| rest(one).cmp(&rest(other)))
+}
+
+/// How much of what is missing would still be after the end of a pod, each resource as a part of it, squared and added up.
+fn distance(missing: &Requests, requests: &Requests) -> f64 {
+    let part = |resource: Resource| {
+        let number = |amount| resource.number(amount) as f64;
+        let left = number(missing[resource]) - number(requests[resource]);
+        if left > 0.0 { (left / number(missing[resource])).powi(2) } else { 0.0 }
+    };
+    missing.resources().map(part).sum()
+}

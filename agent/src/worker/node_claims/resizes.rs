@@ -1,0 +1,90 @@
+//! Resizes of pods that run: one whose requests do not fit beside those of the other pods waits until they do, as under
+//! kubelet. Part of [`super`].
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use limpet_core::admission::{self, PendingResize, Refusal};
+use limpet_model::pod::requests::Requests;
+
+use super::hold::{Claim, Hold, uses_node};
+use super::{BTreeMap, NodeClaims, PodKey, PodRecord};
+use limpet_core::state::PodState;
+
+/// A resize for which the node has no room now.
+#[derive(Debug)]
+pub struct NoRoom {
+    /// What is not there.
+    pub refusal: Refusal,
+    /// The pods whose end would make room for it.
+    pub victims: Vec<Arc<PodRecord>>,
+}
+
+impl NodeClaims {
+    fn resizes(&self) -> MutexGuard<'_, (BTreeMap<PodKey, PendingResize>, u64)> {
+        self.resizes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The pod waits for no room any more. What it was to get is free for those after it.
+    pub(super) fn forget_resize(&self, key: &PodKey) {
+        if self.resizes().0.remove(key).is_some() {
+            self.wake_waiting();
+        }
+    }
+
+    /// Gives the pod the requests of `desired`, if they fit beside those of the others and of the resizes before it.
+    fn resize(&self, key: &PodKey, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
+        let wanted = self.wanted(desired);
+        let mut claims = self.claims();
+        let grows = claims.get(key).is_none_or(|has| wanted.requests_more(has));
+        if let Some(allocatable) = self.offer.allocatable.as_ref().filter(|_| grows) {
+            let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = reserved.iter().filter(|(_, theirs)| admission::preempts(&theirs.record, desired));
+            let claimed: BTreeMap<PodKey, Requests> =
+                claims.iter().chain(before).map(|(key, claims)| (key.clone(), claims.requests.clone())).collect();
+            drop(reserved);
+            let mut resizes = self.resizes();
+            let (pending, begun) = &mut *resizes;
+            *begun += u64::from(!pending.contains_key(key));
+            let since = pending.get(key).map_or(*begun, |resize| resize.since);
+            pending.insert(key.clone(), PendingResize { desired: Arc::clone(desired), since });
+            if let Err(refusal) = admission::resize_fits(key, pending, claimed, allocatable) {
+                let others = || claims.iter().filter(|(other, _)| *other != key).map(|(_, theirs)| theirs);
+                let used = others().fold(Requests::default(), |sum, theirs| sum.plus(&theirs.requests));
+                let victims = admission::victims(desired, others().map(|theirs| &theirs.record), &used, allocatable);
+                return Err(NoRoom { refusal, victims });
+            }
+        }
+        if let Some(has) = claims.get_mut(key) {
+            (has.requests, has.record) = (wanted.requests, wanted.record);
+        }
+        Ok(())
+    }
+}
+
+impl Hold {
+    /// Whether a pod that the node has taken may have the requests of `desired` now; it has them then. Otherwise it waits for
+    /// them: see [`Hold::freed`]. A pod that waits to begin waits with all it needs.
+    ///
+    /// # Errors
+    /// They do not fit.
+    pub fn resize(&mut self, node: &Arc<NodeClaims>, pod: &PodState, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
+        if !uses_node(pod) && self.settled.is_none() {
+            return Ok(());
+        }
+        let key = &pod.record.key;
+        // Before the look: a change after it is not missed.
+        let room = node.wait(key);
+        let result = node.resize(key, desired);
+        match &result {
+            Ok(()) => {
+                self.room = None;
+                node.forget_resize(key);
+            }
+            Err(_) => {
+                self.room = Some(room);
+                self.claim.get_or_insert_with(|| Claim { of: Arc::clone(node), key: key.clone() });
+            }
+        }
+        result
+    }
+}
