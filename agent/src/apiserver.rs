@@ -25,6 +25,7 @@ mod pods;
 mod references;
 mod reviews;
 mod runtime;
+mod service_accounts;
 mod split;
 
 use std::collections::BTreeMap;

@@ -25,6 +25,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::apiserver::Link;
 use crate::config::{Config, DebugHandlers, RunFlags};
 use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use crate::debug;
@@ -58,7 +59,7 @@ use crate::worker::node_claims::NodeClaims;
 use cluster::join_cluster;
 use database::open_store;
 pub use error::AppError;
-use limpet_containerd::image::Images;
+use limpet_containerd::image::{Images, ServiceAccounts};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::NodeNetwork;
@@ -117,6 +118,8 @@ struct Shared {
     observed: Observed,
     metrics: Metrics,
     health: Health,
+    /// The connection to an apiserver, if there is one; not used yet.
+    link: Option<Link>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
@@ -294,6 +297,7 @@ async fn shared(
     let device_plugins = Arc::new(DevicePlugins::new(table, &config.root_dir, tasks.clone(), stop.clone()));
     let csi_drivers = Arc::new(CsiDrivers::new(config.plugin_dir()));
     let volumes_in_use = VolumesInUse::default();
+    let (events, metrics) = (Events::default(), Metrics::new(&node.name));
     Shared {
         claims: Arc::new(node_claims(&config, node, &capacity, &device_plugins)),
         device_plugins,
@@ -308,12 +312,13 @@ async fn shared(
         volumes_in_use,
         capacity,
         backends: Backends::open(&config, node).await,
+        link: Link::new(&config, node_network.clone(), metrics.clone(), events.clone()),
         node_network,
         slots: Arc::default(),
         desired: Desired::default(),
-        events: Events::default(),
+        events,
         observed: Observed::default(),
-        metrics: Metrics::new(&node.name),
+        metrics,
         health,
         stop,
         tasks,
@@ -347,6 +352,7 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
         backends: shared.backends.clone(),
         device_plugins: Arc::clone(&shared.device_plugins),
         csi: Arc::clone(&shared.csi),
+        service_accounts: shared.link.clone().map(|link| Arc::new(link) as Arc<dyn ServiceAccounts>),
     };
     Ok(ContainerdExecutor::open(parts).await?)
 }

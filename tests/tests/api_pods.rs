@@ -12,7 +12,9 @@ use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, process, suite, wait};
 use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
-use pull_secrets::an_image_is_pulled_with_the_secret_of_the_service_account;
+use pull_secrets::{
+    an_image_is_pulled_with_a_token_of_the_service_account, an_image_is_pulled_with_the_secret_of_the_service_account,
+};
 use restored::a_restored_cluster_is_noticed_and_ends_nothing;
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         case!(the_pods_api_lists_and_watches_pods),
         joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
         joining(case!(an_image_is_pulled_with_the_secret_of_the_service_account)),
+        joining(case!(an_image_is_pulled_with_a_token_of_the_service_account)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(claims_of_mode_block_are_devices_of_the_node)),

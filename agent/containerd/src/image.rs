@@ -38,7 +38,9 @@ mod removal;
 mod token;
 mod unpack;
 
-pub use credential_provider::CredentialProvider;
+pub use credential_provider::{
+    AccountOfPod, CredentialProvider, PullAccount, ServiceAccount, ServiceAccounts, TokenAttributes, TokenCache,
+};
 pub use error::{CallError, ImageError};
 pub use preload::ArchiveEvent;
 pub use progress::PullProgress;
@@ -74,6 +76,28 @@ use ImagesConfig as Config;
 /// The Secrets a pod brings for its pulls, in its order.
 pub type PullSecrets = Arc<[Arc<ObjectRecord>]>;
 
+/// What a pod may pull with, beside the node's own credentials.
+#[derive(Debug, Clone, Default)]
+pub struct PullAccess {
+    /// Its pull secrets.
+    pub secrets: PullSecrets,
+    /// Its service account, for credential providers that take its tokens.
+    pub account: Option<PullAccount>,
+}
+
+impl PullAccess {
+    fn pod(&self) -> Option<&AccountOfPod> {
+        self.account.as_ref().map(|account| &account.pod)
+    }
+
+    /// Whether both may pull the same.
+    fn equals(&self, other: &Self) -> bool {
+        let (a, b) = (&self.secrets, &other.secrets);
+        let same_secrets = a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| Arc::ptr_eq(a, b) || a == b);
+        same_secrets && self.pod() == other.pod()
+    }
+}
+
 /// The result of one pull, shared by all that wait for it.
 type PullResult = Result<Arc<LocalImage>, ImageError>;
 type Job = BoxFuture<'static, PullResult>;
@@ -81,7 +105,7 @@ type Job = BoxFuture<'static, PullResult>;
 /// A running pull, driven by the futures that wait for it; it stops when all are dropped.
 struct Flight {
     job: WeakShared<Job>,
-    secrets: PullSecrets,
+    access: PullAccess,
     progress: watch::Receiver<PullProgress>,
 }
 
@@ -203,16 +227,18 @@ impl Images {
     /// # Errors
     /// See [`ImageError`]; [`ImageError::reason`] is kubelet's reason for it.
     pub async fn pull(&self, reference: &str) -> PullResult {
-        self.pull_with(reference, Arc::default()).await
+        self.pull_with(reference, PullAccess::default()).await
     }
 
-    /// The same with a pod's own pull secrets, which are tried before the node's credentials. Shared only between callers with
-    /// the same secrets: another pod may not be permitted to pull the image.
+    /// The same with what a pod may pull with; its secrets are tried before the node's credentials. Shared only between
+    /// callers with the same access: another pod may not be permitted to pull the image.
     ///
     /// # Errors
     /// As [`Self::pull`].
-    pub async fn pull_with(&self, reference: &str, secrets: PullSecrets) -> PullResult {
-        let job = self.join(ImageName::parse(reference)?, secrets);
+    pub async fn pull_with(&self, reference: &str, mut access: PullAccess) -> PullResult {
+        let name = ImageName::parse(reference)?;
+        access.account.take_if(|_| !self.inner.credential_providers.take_tokens(&name));
+        let job = self.join(name, access);
         job.await
     }
 
@@ -224,22 +250,22 @@ impl Images {
         flight.job.upgrade().is_some_and(|job| job.peek().is_none()).then(|| flight.progress.clone())
     }
 
-    /// The running pull of this image, or a new one. A pull with other secrets starts when the one before it is done: content
+    /// The running pull of this image, or a new one. A pull with another access starts when the one before it is done: content
     /// that exists then is not downloaded again, only access is checked.
-    fn join(&self, name: ImageName, secrets: PullSecrets) -> Shared<Job> {
+    fn join(&self, name: ImageName, access: PullAccess) -> Shared<Job> {
         let mut all = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|_, flights| {
             flights.retain(|flight| flight.job.upgrade().is_some_and(|job| job.peek().is_none()));
             !flights.is_empty()
         });
         let flights = all.entry(name.whole.clone()).or_default();
-        let same = flights.iter().find(|flight| same_secrets(&flight.secrets, &secrets));
+        let same = flights.iter().find(|flight| flight.access.equals(&access));
         if let Some(job) = same.and_then(|flight| flight.job.upgrade()) {
             return job;
         }
         let before = flights.last().and_then(|flight| flight.job.upgrade());
         let (sender, receiver) = watch::channel(PullProgress::default());
-        let (inner, own) = (Arc::clone(&self.inner), Arc::clone(&secrets));
+        let (inner, own) = (Arc::clone(&self.inner), access.clone());
         let job = async move {
             if let Some(before) = before {
                 // The result of the earlier pull does not matter.
@@ -249,7 +275,7 @@ impl Images {
         };
         let job = job.boxed().shared();
         if let Some(weak) = job.downgrade() {
-            flights.push(Flight { job: weak, secrets, progress: receiver });
+            flights.push(Flight { job: weak, access, progress: receiver });
         }
         job
     }
@@ -286,15 +312,15 @@ impl Images {
 }
 
 impl Inner {
-    async fn pull(&self, name: ImageName, secrets: &PullSecrets, progress: watch::Sender<PullProgress>) -> PullResult {
+    async fn pull(&self, name: ImageName, access: &PullAccess, progress: watch::Sender<PullProgress>) -> PullResult {
         let meter = progress::Meter::new(&name.whole, progress);
-        let provided = Arc::new(self.credential_providers.credentials(&name).await);
+        let provided = Arc::new(self.credential_providers.credentials(&name, access.account.as_ref()).await);
         for failure in &provided.failures {
             tracing::warn!(image = name.whole, failure, "no credentials");
         }
         let mut turn = 0;
         loop {
-            let (session, others) = self.session(name.clone(), secrets, &provided, turn).await?;
+            let (session, others) = self.session(name.clone(), &access.secrets, &provided, turn).await?;
             turn += 1;
             self.unfinished().insert(name.whole.clone());
             let pulled = pull::pull(&self.store, session, &self.config, &meter).await;
@@ -388,8 +414,4 @@ impl Inner {
         cache.insert(image.name.to_string(), Arc::clone(&image));
         image
     }
-}
-
-fn same_secrets(a: &PullSecrets, b: &PullSecrets) -> bool {
-    a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| Arc::ptr_eq(a, b) || a == b)
 }

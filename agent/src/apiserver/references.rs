@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::claims;
 use super::follow::{Followed, Update, follow};
 use super::link::Link;
+use super::service_accounts::token_request;
 use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
@@ -149,11 +150,7 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
     let mut failures = 0;
     loop {
         if let Some(token) = &newest {
-            let left = token::renewal(token).as_second().saturating_sub(Timestamp::now().as_second());
-            if let Some(left) = u64::try_from(left).ok().filter(|left| *left > 0) {
-                tokio::time::sleep(LONGEST.min(Duration::from_secs(left))).await;
-                continue;
-            }
+            sleep_until(token::renewal(token)).await;
         }
         link.online().await;
         let Some(pod) = desired.load().demand(SourceKind::Api).get(key).and_then(|pods| pods.get_min().cloned()) else {
@@ -179,25 +176,44 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
     }
 }
 
+/// Sleeps until that time of the wall clock, which may jump.
+pub(super) async fn sleep_until(at: Timestamp) {
+    let left = || u64::try_from(at.as_second().saturating_sub(Timestamp::now().as_second())).ok();
+    while let Some(left) = left().filter(|left| *left > 0) {
+        tokio::time::sleep(LONGEST.min(Duration::from_secs(left))).await;
+    }
+}
+
 async fn issue(link: &Link, key: &ObjectKey, demand: &TokenDemand, pod: &str) -> Result<ObjectRecord, RequestError> {
-    let (namespace, issued) = (key.namespace.to_string(), Timestamp::now());
-    let document = json!({
-        "apiVersion": "authentication.k8s.io/v1",
-        "kind": "TokenRequest",
-        "spec": {
-            "audiences": demand.audience.iter().collect::<Vec<_>>(),
-            "expirationSeconds": demand.lifetime,
-            "boundObjectRef": { "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": demand.pod_uid },
-        },
-    });
-    let account = Resource::ServiceAccountToken(namespace, demand.service_account.clone());
+    let Issued { token, lifetime, at, .. } = request_token(link, &key.namespace, demand, pod).await?;
+    let expires = Timestamp::from_second(at.as_second().saturating_add(lifetime));
+    let expires = expires.map_err(|error| RequestError::Unreadable(error.to_string()))?;
+    Ok(token::record(key.clone(), ORIGIN, token, expires, at))
+}
+
+/// A token that the apiserver has issued.
+pub(super) struct Issued {
+    /// The token.
+    pub(super) token: String,
+    /// How long it is valid, in seconds.
+    pub(super) lifetime: i64,
+    /// When it was asked for, by the node's clock, which may differ from the server's.
+    pub(super) at: Timestamp,
+}
+
+/// Asks for a token of the service account of the pod of that name, which it is bound to.
+pub(super) async fn request_token(
+    link: &Link,
+    namespace: &str,
+    demand: &TokenDemand,
+    pod: &str,
+) -> Result<Issued, RequestError> {
+    let at = Timestamp::now();
+    let document = token_request(demand.audience.as_deref(), Some(demand.lifetime), pod, &demand.pod_uid);
+    let account = Resource::ServiceAccountToken(namespace.to_owned(), demand.service_account.clone());
     let answer = link.send(Request::create(account, document)).await?;
-    // Its life by the node's clock, which may differ from the server's.
-    let expires = answer["spec"]["expirationSeconds"]
-        .as_i64()
-        .and_then(|seconds| Timestamp::from_second(issued.as_second().saturating_add(seconds)).ok());
-    match (answer["status"]["token"].as_str(), expires) {
-        (Some(token), Some(expires)) => Ok(token::record(key.clone(), ORIGIN, token.to_owned(), expires, issued)),
+    match (answer["status"]["token"].as_str(), answer["spec"]["expirationSeconds"].as_i64()) {
+        (Some(token), Some(lifetime)) => Ok(Issued { token: token.to_owned(), lifetime, at }),
         _ => Err(RequestError::Unreadable("a TokenRequest without a token".to_owned())),
     }
 }

@@ -24,7 +24,7 @@ pub(super) fn join_cluster(
     source: Option<mpsc::Sender<api::Update>>,
     images: Images,
 ) -> Option<Link> {
-    let link = Link::new(&shared.config, shared.node_network.clone(), shared.metrics.clone(), shared.events.clone())?;
+    let link = shared.link.clone()?;
     let inputs = apiserver::Inputs {
         config: Arc::clone(&shared.config),
         observed: shared.observed.clone(),

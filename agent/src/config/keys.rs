@@ -274,5 +274,14 @@ pub(super) const CREDENTIAL_PROVIDER: &[Key] = &[
     supported("tokenAttributes", Map),
 ];
 
+/// The `tokenAttributes` of a provider.
+pub(super) const TOKEN_ATTRIBUTES: &[Key] = &[
+    supported("serviceAccountTokenAudience", Text),
+    supported("cacheType", Text),
+    supported("requireServiceAccount", Bool),
+    supported("requiredServiceAccountAnnotationKeys", Texts),
+    supported("optionalServiceAccountAnnotationKeys", Texts),
+];
+
 /// One variable of its `env`.
 pub(super) const CREDENTIAL_PROVIDER_VARIABLE: &[Key] = &[supported("name", Text), supported("value", Text)];

@@ -38,7 +38,7 @@ use crate::status::event::EventType;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::Containers;
 use limpet_containerd::error::RuntimeError;
-use limpet_containerd::image::Images;
+use limpet_containerd::image::{Images, ServiceAccounts};
 use limpet_containerd::log::LogPaths;
 use limpet_containerd::snapshotter;
 use limpet_containerd::user::AccountsCache;
@@ -101,6 +101,8 @@ pub struct ContainerdExecutor {
     pub csi: Arc<CsiVolumes>,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
+    /// Who issues tokens of service accounts; `None`: no apiserver.
+    pub service_accounts: Option<Arc<dyn ServiceAccounts>>,
     /// Bounds how many containers are started at once: as many as there are cores.
     pub starts: Semaphore,
     /// Bounds how many images are pulled at once.

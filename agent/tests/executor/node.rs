@@ -166,6 +166,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
         backends,
         device_plugins: Arc::default(),
         reporter: Arc::new(reporter),
+        service_accounts: None,
     };
     Ok(ContainerdExecutor::open(parts).await?)
 }

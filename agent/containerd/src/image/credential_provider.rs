@@ -18,6 +18,11 @@ use limpet_host::program;
 use limpet_model::go_duration;
 use limpet_model::image_name::ImageName;
 
+mod service_account;
+
+use service_account::Identity;
+pub use service_account::{AccountOfPod, PullAccount, ServiceAccount, ServiceAccounts, TokenAttributes, TokenCache};
+
 /// How long a program may take, as with kubelet.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// How many bytes of a program's standard error become part of a message.
@@ -44,6 +49,8 @@ pub struct CredentialProvider {
     pub args: Vec<String>,
     /// Variables added to the agent's own environment.
     pub env: Vec<(String, String)>,
+    /// The tokens it gets of the pod's service account; `None`: it gets none.
+    pub token_attributes: Option<TokenAttributes>,
 }
 
 impl fmt::Debug for CredentialProvider {
@@ -95,10 +102,16 @@ impl CredentialProviders {
         Self { all: providers.into_iter().map(cached).collect() }
     }
 
-    /// Asks every provider that matches the image, side by side. One that fails affects no other.
-    pub(super) async fn credentials(&self, image: &ImageName) -> Provided {
+    /// Whether a provider of the image gets tokens of service accounts.
+    pub(super) fn take_tokens(&self, image: &ImageName) -> bool {
+        self.all.iter().any(|cached| cached.provider.token_attributes.is_some() && cached.provider.matches(image))
+    }
+
+    /// Asks every provider that matches the image, side by side. One that fails affects no other. `account`: of the pod
+    /// that needs the image.
+    pub(super) async fn credentials(&self, image: &ImageName, account: Option<&PullAccount>) -> Provided {
         let asked = self.all.iter().filter(|cached| cached.provider.matches(image));
-        let answers = futures_util::future::join_all(asked.map(|cached| cached.credentials(image))).await;
+        let answers = futures_util::future::join_all(asked.map(|cached| cached.credentials(image, account))).await;
         let mut provided = Provided::default();
         for answer in answers {
             match answer {
@@ -111,28 +124,67 @@ impl CredentialProviders {
 }
 
 impl Cached {
-    async fn credentials(&self, image: &ImageName) -> Result<Entries, String> {
-        let subject = format!("{}/{}", image.host, image.repository);
-        if let Some(entries) = self.cache().get(&subject, &image.host, Instant::now()) {
+    async fn credentials(&self, image: &ImageName, account: Option<&PullAccount>) -> Result<Entries, String> {
+        let failed = |cause: String| format!("credential provider {}: {cause}", self.provider.name);
+        let identity = match (&self.provider.token_attributes, account) {
+            (Some(attributes), Some(account)) => match attributes.identity(account).await.map_err(failed)? {
+                Some(identity) => Some(identity),
+                None => return Ok(Entries::new()),
+            },
+            (Some(attributes), None) if attributes.require_service_account => return Ok(Entries::new()),
+            _ => None,
+        };
+        let subject = Subject {
+            image: format!("{}/{}", image.host, image.repository),
+            registry: image.host.clone(),
+            account: identity.as_ref().map(Identity::cache_key).unwrap_or_default(),
+        };
+        if let Some(entries) = self.cache().get(&subject, Instant::now()) {
             return Ok(entries);
         }
-        let provider = &self.provider;
-        let failed = |cause: String| format!("credential provider {}: {cause}", provider.name);
-        let request = serde_json::json!({"kind": "CredentialProviderRequest", "apiVersion": provider.api_version, "image": subject});
-        tracing::debug!(provider = provider.name, image = subject, "asks for credentials");
-        let output = program::run(provider.command(), request.to_string().as_bytes(), DEADLINE).await;
-        let output = output.map_err(|error| failed(not_run(&error)))?;
-        if !output.success {
-            return Err(failed(format!("it failed: {}", complaint(&output.stderr))));
-        }
-        let answer = Answer::parse(&output.stdout, provider).map_err(failed)?;
-        self.cache().put(&answer, &subject, &image.host, Instant::now());
+        let answer = self.ask(&subject.image, identity.as_ref()).await.map_err(failed)?;
+        self.cache().put(&answer, &subject, Instant::now());
         Ok(answer.entries)
+    }
+
+    async fn ask(&self, image: &str, identity: Option<&Identity<'_>>) -> Result<Answer, String> {
+        let provider = &self.provider;
+        let mut request = serde_json::json!({"kind": "CredentialProviderRequest", "apiVersion": provider.api_version, "image": image});
+        let token = match identity {
+            Some(identity) => Some(identity.token().await?),
+            None => None,
+        };
+        if let (Some(identity), Some(token)) = (identity, &token) {
+            request["serviceAccountToken"] = token.as_str().into();
+            if !identity.annotations.is_empty() {
+                request["serviceAccountAnnotations"] = serde_json::json!(identity.annotations);
+            }
+        }
+        tracing::debug!(provider = provider.name, image, "asks for credentials");
+        let output = program::run(provider.command(), request.to_string().as_bytes(), DEADLINE).await;
+        let output = output.map_err(|error| not_run(&error))?;
+        if !output.success {
+            return Err(format!("it failed: {}", complaint(&output.stderr)));
+        }
+        let answer = Answer::parse(&output.stdout, provider)?;
+        if let (Some(identity), Some(token)) = (identity, &token)
+            && identity.forbids_token_as_password()
+            && answer.entries.iter().any(|(_, credentials)| is_password(credentials, token))
+        {
+            let cause = "it answered with the service account's token as password, which tokenAttributes.cacheType: \
+                         ServiceAccount does not permit";
+            return Err(cause.to_owned());
+        }
+        Ok(answer)
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn is_password(credentials: &Credentials, token: &str) -> bool {
+    matches!(credentials, Credentials::Password { password, .. } if password == token)
 }
 
 fn not_run(error: &io::Error) -> String {
@@ -238,20 +290,31 @@ impl Answer {
     }
 }
 
-/// Answers that still hold, by image, registry, or [`GLOBAL`].
+/// What credentials are wanted for.
+struct Subject {
+    /// Registry and repository.
+    image: String,
+    registry: String,
+    /// The service account by [`Identity::cache_key`]; empty: no account counts.
+    account: String,
+}
+
+/// Answers that still hold, by image, registry, or [`GLOBAL`], and by account.
 #[derive(Debug, Default)]
 struct Cache {
-    answers: HashMap<String, (Instant, Entries)>,
+    answers: HashMap<(String, String), (Instant, Entries)>,
 }
 
 impl Cache {
-    fn get(&self, image: &str, registry: &str, now: Instant) -> Option<Entries> {
-        let found = [image, registry, GLOBAL].into_iter().filter_map(|key| self.answers.get(key));
+    fn get(&self, subject: &Subject, now: Instant) -> Option<Entries> {
+        let Subject { image, registry, account } = subject;
+        let keys = [image, registry, GLOBAL].map(|key| (key.to_owned(), account.clone()));
+        let found = keys.iter().filter_map(|key| self.answers.get(key));
         found.filter(|(until, _)| now <= *until).map(|(_, entries)| entries.clone()).next()
     }
 
     /// Keeps the answer, if it lasts, and forgets those that do not any more.
-    fn put(&mut self, answer: &Answer, image: &str, registry: &str, now: Instant) {
+    fn put(&mut self, answer: &Answer, subject: &Subject, now: Instant) {
         self.answers.retain(|_, (until, _)| now <= *until);
         if answer.lasts.is_zero() {
             return;
@@ -260,13 +323,13 @@ impl Cache {
             self.answers.clear();
         }
         let key = match answer.scope {
-            Scope::Image => image,
-            Scope::Registry => registry,
+            Scope::Image => &subject.image,
+            Scope::Registry => &subject.registry,
             Scope::Global => GLOBAL,
         };
         // A duration beyond what the clock can hold is not cached.
         if let Some(until) = now.checked_add(answer.lasts) {
-            self.answers.insert(key.to_owned(), (until, answer.entries.clone()));
+            self.answers.insert((key.to_owned(), subject.account.clone()), (until, answer.entries.clone()));
         }
     }
 }

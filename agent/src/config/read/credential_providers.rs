@@ -9,11 +9,14 @@ use std::sync::Arc;
 
 use super::super::Config;
 use super::super::flags::RunFlags;
-use super::super::keys::{CREDENTIAL_PROVIDER, CREDENTIAL_PROVIDER_CONFIG, CREDENTIAL_PROVIDER_VARIABLE};
-use super::super::tree::{Entry, Map, Node, Position, Value};
+use super::super::keys::{
+    CREDENTIAL_PROVIDER, CREDENTIAL_PROVIDER_CONFIG, CREDENTIAL_PROVIDER_VARIABLE, TOKEN_ATTRIBUTES,
+};
+use super::super::tree::{Map, Node, Position, Value};
 use super::{Judge, read_capped};
-use limpet_containerd::image::CredentialProvider;
+use limpet_containerd::image::{CredentialProvider, TokenAttributes, TokenCache};
 use limpet_model::go_duration;
+use limpet_model::pod::is_qualified_name;
 
 const CONFIG_FLAG: &str = "--image-credential-provider-config";
 const DIRECTORY_FLAG: &str = "--image-credential-provider-bin-dir";
@@ -130,12 +133,7 @@ impl Judge {
             self.error(Some(at), &field("defaultCacheDuration"), "must be a duration of 0s or more such as 10m");
             return None;
         };
-        let is_token = |entry: &Entry| entry.key == "tokenAttributes" && !matches!(entry.node.value, Value::Null);
-        if map.entries.iter().any(is_token) {
-            let message = "is not supported: limpet gives no token of a service account to the program; use one with \
-                           credentials of the node, or imagePullSecrets";
-            self.error(Some(at), &field("tokenAttributes"), message);
-        }
+        let token_attributes = self.token_attributes(map, at, version, &field("tokenAttributes"));
         let env = self.variables(map, &field("env"));
         let program = directory.join(name);
         if self.faults.len() == before && !is_executable(&program) {
@@ -153,7 +151,72 @@ impl Judge {
             api_version: version.to_owned(),
             args: map.texts("args").into_iter().map(|(arg, _)| arg.to_owned()).collect(),
             env,
+            token_attributes,
         })
+    }
+
+    /// `tokenAttributes`, with kubelet's checks.
+    fn token_attributes(
+        &mut self,
+        provider: Map<'_>,
+        at: Position,
+        version: &str,
+        path: &str,
+    ) -> Option<TokenAttributes> {
+        let entry = provider.entries.iter().find(|entry| entry.key == "tokenAttributes");
+        let Value::Map(entries) = &entry?.node.value else { return None };
+        let map = Map { entries };
+        self.keys(entries, TOKEN_ATTRIBUTES, path);
+        let field = |key: &str| format!("{path}.{key}");
+        if version != REQUEST_VERSIONS[0] {
+            self.error(Some(at), path, format!("needs the apiVersion {}", REQUEST_VERSIONS[0]));
+        }
+        let audience = map.text("serviceAccountTokenAudience").map_or("", |(text, _)| text);
+        if audience.is_empty() {
+            self.error(Some(at), &field("serviceAccountTokenAudience"), "is required");
+        }
+        let require = map.bool("requireServiceAccount").map(|(require, _)| require);
+        if require.is_none() {
+            self.error(Some(at), &field("requireServiceAccount"), "is required");
+        }
+        let cache = match map.text("cacheType").map(|(text, _)| text) {
+            Some("Token") => TokenCache::Token,
+            Some("ServiceAccount") => TokenCache::ServiceAccount,
+            _ => {
+                self.error(Some(at), &field("cacheType"), "must be Token or ServiceAccount");
+                TokenCache::Token
+            }
+        };
+        let (required, optional) = ("requiredServiceAccountAnnotationKeys", "optionalServiceAccountAnnotationKeys");
+        let required_annotations = self.annotation_keys(map, required, &field(required));
+        let optional_annotations = self.annotation_keys(map, optional, &field(optional));
+        if require == Some(false) && !required_annotations.is_empty() {
+            self.error(Some(at), &field(required), "needs requireServiceAccount: true");
+        }
+        if let Some(both) = required_annotations.iter().find(|key| optional_annotations.contains(key)) {
+            self.error(Some(at), path, format!("the annotation {both:?} is both required and optional"));
+        }
+        Some(TokenAttributes {
+            audience: audience.to_owned(),
+            cache,
+            require_service_account: require.unwrap_or(true),
+            required_annotations,
+            optional_annotations,
+        })
+    }
+
+    fn annotation_keys(&mut self, map: Map<'_>, key: &str, path: &str) -> Vec<String> {
+        let mut keys: Vec<String> = Vec::new();
+        for (text, at) in map.texts(key) {
+            if !is_qualified_name(&text.to_lowercase()) {
+                self.error(Some(at), path, format!("{text:?} is not the key of an annotation"));
+            }
+            if keys.iter().any(|known| known == text) {
+                self.error(Some(at), path, format!("{text:?} is there already"));
+            }
+            keys.push(text.to_owned());
+        }
+        keys
     }
 
     fn variables(&mut self, map: Map<'_>, path: &str) -> Vec<(String, String)> {

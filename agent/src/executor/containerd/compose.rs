@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use limpet_containerd::client::Client;
 use limpet_containerd::container::{Containers, ContainersConfig};
-use limpet_containerd::image::{Images, ImagesConfig};
+use limpet_containerd::image::{Images, ImagesConfig, ServiceAccounts};
 use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
 use limpet_core::node_state::NodeNetwork;
@@ -83,6 +83,8 @@ pub struct Parts {
     pub csi: Arc<CsiVolumes>,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
+    /// Who issues tokens of service accounts; `None`: no apiserver.
+    pub service_accounts: Option<Arc<dyn ServiceAccounts>>,
 }
 
 impl ContainerdExecutor {
@@ -91,7 +93,8 @@ impl ContainerdExecutor {
     /// # Errors
     /// The directory of the sandboxes or the cgroups of the pods cannot be had.
     pub async fn open(parts: Parts) -> Result<Self, ComposeError> {
-        let Parts { config, node, node_network, executable, backends, device_plugins, csi, reporter } = parts;
+        let Parts { config, node, node_network, executable, backends, device_plugins, csi, reporter, service_accounts } =
+            parts;
         let Backends { client, network, volumes } = backends;
         let images = ImagesConfig {
             snapshotter: config.snapshotter.clone(),
@@ -126,6 +129,7 @@ impl ContainerdExecutor {
             device_plugins,
             csi,
             reporter,
+            service_accounts,
         })
     }
 }

@@ -6,12 +6,13 @@ use std::task::Poll;
 
 use super::ContainerdExecutor;
 use crate::status::event::EventType;
-use limpet_containerd::image::{ImageError, PullSecrets};
+use limpet_containerd::image::{AccountOfPod, ImageError, PullAccess, PullAccount, PullSecrets};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::images::image_volumes;
+use limpet_model::source::SourceKind;
 
 impl ContainerdExecutor {
     pub(super) async fn ensure_image(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Arc<LocalImage>, Failure> {
@@ -113,6 +114,20 @@ impl ContainerdExecutor {
         Ok(image)
     }
 
+    fn pull_access(&self, pod: &PodState) -> PullAccess {
+        PullAccess { secrets: self.pull_secrets(pod), account: self.pull_account(pod) }
+    }
+
+    /// The pod's service account, which the apiserver's own pods alone have.
+    fn pull_account(&self, pod: &PodState) -> Option<PullAccount> {
+        let issuer = self.service_accounts.as_ref().filter(|_| pod.record.source == SourceKind::Api)?;
+        let name = pod.record.spec().service_account_name.clone().filter(|name| !name.is_empty())?;
+        let key = &pod.record.key;
+        let (namespace, pod_uid) = (key.namespace().to_owned(), pod.record.uid.to_string());
+        let pod = AccountOfPod { namespace, pod: key.name().to_owned(), pod_uid, name };
+        Some(PullAccount { pod, issuer: Arc::clone(issuer) })
+    }
+
     /// The pod's own registry credentials. A missing one is reported; the pull may succeed without it.
     fn pull_secrets(&self, pod: &PodState) -> PullSecrets {
         let objects = Arc::clone(&pod.objects);
@@ -137,7 +152,7 @@ impl ContainerdExecutor {
 
     /// Pulls, and shows in the pod's note how far it is.
     async fn pull_in_sight(&self, pod: &PodState, reference: &str) -> Result<Arc<LocalImage>, ImageError> {
-        let mut pull = std::pin::pin!(self.images.pull_with(reference, self.pull_secrets(pod)));
+        let mut pull = std::pin::pin!(self.images.pull_with(reference, self.pull_access(pod)));
         if let Poll::Ready(done) = futures_util::poll!(pull.as_mut()) {
             return done;
         }

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use super::*;
 
+mod tokens;
+
 const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 
 fn provider(program: &Path, match_images: &[&str]) -> CredentialProvider {
@@ -17,6 +19,7 @@ fn provider(program: &Path, match_images: &[&str]) -> CredentialProvider {
         api_version: V1.to_owned(),
         args: vec!["get".to_owned()],
         env: vec![("WHO".to_owned(), "me".to_owned())],
+        token_attributes: None,
     }
 }
 
@@ -100,15 +103,19 @@ fn an_invalid_answer_is_reported_without_its_values() {
     }
 }
 
+fn subject(image: &str, registry: &str) -> Subject {
+    Subject { image: image.to_owned(), registry: registry.to_owned(), account: String::new() }
+}
+
 #[test]
 fn an_answer_is_cached_for_the_image_its_registry_or_all() {
     let now = Instant::now();
     let table = [("Image", true, false, false), ("Registry", true, true, false), ("Global", true, true, true)];
     for (scope, same, sibling, other) in table {
         let mut cache = Cache::default();
-        cache.put(&parsed(&answer(scope, "")).unwrap(), "q.io/a", "q.io", now);
+        cache.put(&parsed(&answer(scope, "")).unwrap(), &subject("q.io/a", "q.io"), now);
         let found = |image: &str, registry: &str, after: u64| {
-            cache.get(image, registry, now + Duration::from_secs(after)).is_some()
+            cache.get(&subject(image, registry), now + Duration::from_secs(after)).is_some()
         };
         assert_eq!(
             (found("q.io/a", "q.io", 600), found("q.io/b", "q.io", 0), found("r.io/a", "r.io", 0)),
@@ -118,8 +125,8 @@ fn an_answer_is_cached_for_the_image_its_registry_or_all() {
         assert!(!found("q.io/a", "q.io", 601), "{scope} after its time");
     }
     let mut cache = Cache::default();
-    cache.put(&parsed(&answer("Global", r#", "cacheDuration": "0""#)).unwrap(), "q.io/a", "q.io", now);
-    assert!(cache.get("q.io/a", "q.io", now).is_none());
+    cache.put(&parsed(&answer("Global", r#", "cacheDuration": "0""#)).unwrap(), &subject("q.io/a", "q.io"), now);
+    assert!(cache.get(&subject("q.io/a", "q.io"), now).is_none());
 }
 
 /// A program that answers with what `script` prints, and counts its calls in the file `calls`.
@@ -138,7 +145,7 @@ async fn a_program_is_asked_once_while_its_answer_is_cached() {
     let path = program(dir.path(), &format!("cat {}/answer", dir.path().display()));
     let providers = CredentialProviders::new(vec![provider(&path, &["q.io"])]);
     for image in ["q.io/a:v1", "q.io/b", "r.io/a"] {
-        let provided = providers.credentials(&name(image)).await;
+        let provided = providers.credentials(&name(image), None).await;
         assert_eq!((provided.entries.len(), provided.failures.len()), (usize::from(image != "r.io/a"), 0), "{image}");
     }
     let request: serde_json::Value = serde_json::from_slice(&fs::read(dir.path().join("request")).unwrap()).unwrap();
@@ -155,7 +162,7 @@ async fn a_program_that_fails_takes_nothing_from_the_others() {
     let sound = program(dirs[1].path(), &format!("cat {}/answer", dirs[1].path().display()));
     let missing = Path::new("/nonexistent/provider");
     let all = [broken.as_path(), &sound, missing].map(|path| provider(path, &["q.io"]));
-    let provided = CredentialProviders::new(all.into()).credentials(&name("q.io/a")).await;
+    let provided = CredentialProviders::new(all.into()).credentials(&name("q.io/a"), None).await;
     assert_eq!(provided.entries.len(), 1);
     let wanted = [
         "credential provider test: it failed: no such role",

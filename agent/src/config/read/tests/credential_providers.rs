@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use super::*;
-use limpet_containerd::image::CredentialProvider;
+use limpet_containerd::image::{CredentialProvider, TokenAttributes, TokenCache};
 
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1\nkind: CredentialProviderConfig\nproviders:\n";
 const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
@@ -55,8 +55,67 @@ fn kubelets_file_is_read() {
         api_version: V1.to_owned(),
         args: vec!["get".to_owned(), "now".to_owned()],
         env: vec![("REGION".to_owned(), "eu".to_owned())],
+        token_attributes: None,
     };
     assert_eq!((found, warnings), (vec![wanted], Vec::new()));
+}
+
+/// An entry whose program gets tokens, with these of its keys.
+fn entry_with_tokens(attributes: &str) -> String {
+    format!("{HEAD}{}  tokenAttributes: {{{attributes}}}\n", entry("ecr"))
+}
+
+#[test]
+fn token_attributes_are_read() {
+    let text = entry_with_tokens(
+        "serviceAccountTokenAudience: q.io, cacheType: ServiceAccount, requireServiceAccount: true, \
+         requiredServiceAccountAnnotationKeys: [Q.io/role], optionalServiceAccountAnnotationKeys: [zone]",
+    );
+    let (found, ..) = providers(&[("c.yaml", &text), ("bin/ecr", "")], "c.yaml").unwrap();
+    let wanted = TokenAttributes {
+        audience: "q.io".to_owned(),
+        cache: TokenCache::ServiceAccount,
+        require_service_account: true,
+        required_annotations: vec!["Q.io/role".to_owned()],
+        optional_annotations: vec!["zone".to_owned()],
+    };
+    assert_eq!(found[0].token_attributes, Some(wanted));
+    let text = format!("{HEAD}{}  tokenAttributes: null\n", entry("ecr"));
+    assert_eq!(providers(&[("c.yaml", &text), ("bin/ecr", "")], "c.yaml").unwrap().0[0].token_attributes, None);
+}
+
+#[test]
+fn token_attributes_that_kubelet_refuses_are_refused() {
+    let good = "serviceAccountTokenAudience: q, cacheType: Token, requireServiceAccount: true";
+    let with = |more: &str| entry_with_tokens(&format!("{good}, {more}"));
+    let edited = |from: &str, to: &str| entry_with_tokens(&good.replace(from, to));
+    let optional = "optionalServiceAccountAnnotationKeys";
+    let required = "requiredServiceAccountAnnotationKeys";
+    let table = [
+        (edited("Audience: q", "Audience: ''"), "tokenAttributes.serviceAccountTokenAudience: is required"),
+        (edited("cacheType: Token, ", ""), "tokenAttributes.cacheType: must be Token or ServiceAccount"),
+        (edited("cacheType: Token", "cacheType: Pod"), "tokenAttributes.cacheType: must be Token or ServiceAccount"),
+        (edited(", requireServiceAccount: true", ""), "tokenAttributes.requireServiceAccount: is required"),
+        (
+            entry_with_tokens(good).replace(
+                "providers:\n- name: ecr\n  apiVersion: credentialprovider.kubelet.k8s.io/v1",
+                "providers:\n- name: ecr\n  apiVersion: credentialprovider.kubelet.k8s.io/v1beta1",
+            ),
+            "tokenAttributes: needs the apiVersion credentialprovider.kubelet.k8s.io/v1",
+        ),
+        (with(&format!("{required}: ['a b']")), "\"a b\" is not the key of an annotation"),
+        (with(&format!("{optional}: [a, a]")), "optionalServiceAccountAnnotationKeys: \"a\" is there already"),
+        (with(&format!("{required}: [a], {optional}: [a]")), "the annotation \"a\" is both required and optional"),
+        (
+            edited("true", &format!("false, {required}: [a]")),
+            "requiredServiceAccountAnnotationKeys: needs requireServiceAccount: true",
+        ),
+        (with("audience: q"), "providers[0].tokenAttributes.audience: no such key"),
+    ];
+    for (text, wanted) in table {
+        let error = providers(&[("c.yaml", &text), ("bin/ecr", "")], "c.yaml").unwrap_err();
+        assert!(error.contains(wanted), "{text}\n{error}");
+    }
 }
 
 #[test]
@@ -96,10 +155,6 @@ fn what_kubelet_refuses_is_refused() {
         (edited("'*.ecr.example.com', 'q.io:5000/team'", ""), "providers[0].matchImages: at least one is required"),
         (edited("q.io:5000/team", "https://q.io"), "providers[0].matchImages: \"https://q.io\" is not a pattern"),
         (edited("matchImages", "matchImage"), "providers[0].matchImage: no such key; did you mean matchImages?"),
-        (
-            format!("{whole}  tokenAttributes: {{serviceAccountTokenAudience: q.io}}\n"),
-            "providers[0].tokenAttributes: is not supported",
-        ),
         (
             format!("{whole}  env: [{{name: 'A=B', value: c}}]\n"),
             "providers[0].env[0].name: \"A=B\" is not a variable's name",

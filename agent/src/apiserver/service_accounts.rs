@@ -1,0 +1,61 @@
+//! Service accounts and their tokens, as image credential providers ask for them. The tokens of volumes are kept by
+//! `references`, which asks with the same document.
+
+use std::collections::BTreeMap;
+
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+
+use super::link::Link;
+use limpet_apiserver::{Request, Resource};
+use limpet_containerd::image::{AccountOfPod, ServiceAccount, ServiceAccounts};
+
+/// A TokenRequest for a token that is bound to a pod. `lifetime`: in seconds; `None`: the server's own.
+pub(super) fn token_request(audience: Option<&str>, lifetime: Option<i64>, pod: &str, pod_uid: &str) -> Value {
+    json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {
+            "audiences": audience.into_iter().collect::<Vec<_>>(),
+            "expirationSeconds": lifetime,
+            "boundObjectRef": { "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": pod_uid },
+        },
+    })
+}
+
+impl ServiceAccounts for Link {
+    fn account<'a>(&'a self, pod: &'a AccountOfPod) -> BoxFuture<'a, Result<ServiceAccount, String>> {
+        let request = Request::get(Resource::ServiceAccount(pod.namespace.clone(), pod.name.clone()));
+        async move { Ok(read(&self.send(request).await.map_err(|error| error.to_string())?)) }.boxed()
+    }
+
+    fn token<'a>(
+        &'a self,
+        pod: &'a AccountOfPod,
+        uid: &'a str,
+        audience: &'a str,
+    ) -> BoxFuture<'a, Result<String, String>> {
+        let mut document = token_request(Some(audience), None, &pod.pod, &pod.pod_uid);
+        // A later account of the same name has no token for this pod.
+        document["metadata"] = json!({ "uid": uid });
+        let request = Request::create(Resource::ServiceAccountToken(pod.namespace.clone(), pod.name.clone()), document);
+        async move {
+            let answer = self.send(request).await.map_err(|error| error.to_string())?;
+            let token = answer["status"]["token"].as_str().ok_or("a TokenRequest without a token")?;
+            Ok(token.to_owned())
+        }
+        .boxed()
+    }
+}
+
+/// What of a ServiceAccount is used.
+fn read(object: &Value) -> ServiceAccount {
+    let metadata = &object["metadata"];
+    let annotations = metadata["annotations"].as_object().into_iter().flatten();
+    let annotations = annotations.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+    ServiceAccount {
+        uid: metadata["uid"].as_str().unwrap_or_default().to_owned(),
+        annotations: annotations.collect::<BTreeMap<_, _>>(),
+    }
+}
