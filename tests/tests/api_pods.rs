@@ -18,6 +18,7 @@ use pull_secrets::{
 use restored::a_restored_cluster_is_noticed_and_ends_nothing;
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use trust_bundles::trust_bundles_are_files_that_follow_their_changes;
 
 #[path = "api_pods/claims.rs"]
 mod claims;
@@ -27,6 +28,8 @@ mod pods_api;
 mod pull_secrets;
 #[path = "api_pods/restored.rs"]
 mod restored;
+#[path = "api_pods/trust_bundles.rs"]
+mod trust_bundles;
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
         joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
         joining(case!(an_image_is_pulled_with_the_secret_of_the_service_account)),
         joining(case!(an_image_is_pulled_with_a_token_of_the_service_account)),
+        joining(case!(trust_bundles_are_files_that_follow_their_changes)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(claims_of_mode_block_are_devices_of_the_node)),

@@ -1,5 +1,5 @@
 //! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone, and what an
-//! apiserver has for its own: tokens, the addresses of Services, the paths of claimed volumes.
+//! apiserver has for its own: tokens, the addresses of Services, the paths of claimed volumes, certificates.
 //!
 //! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each
 //! pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they are never
@@ -14,6 +14,7 @@ mod reference;
 mod secret_bytes;
 pub mod service;
 pub mod token;
+pub mod trust_bundle;
 
 pub(crate) use decode::read;
 pub use decode::{KEYS_ANNOTATION, decode, from_apiserver, restore};

@@ -1,5 +1,5 @@
 //! Fetches what the apiserver's pods refer to: follows their ConfigMaps, Secrets and Services, asks for their
-//! tokens, reads what their claims are bound to.
+//! tokens, reads what their claims are bound to, and the trust bundles that they mount.
 //!
 //! One task for each object, for as long as a pod refers to it. A node may read only what its pods refer to, one
 //! object at a time, so each is watched by its name.
@@ -24,13 +24,17 @@ use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::token::{self, TokenDemand};
+use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver, service};
 use limpet_model::source::SourceKind;
 
 /// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
 const LONGEST: Duration = Duration::from_secs(600);
 /// The shortest time between two tokens, whatever the clocks say.
-const SHORTEST: Duration = Duration::from_secs(60);
+pub(super) const SHORTEST: Duration = Duration::from_secs(60);
+
+/// How many bytes the trust bundles of one projection may have together; an apiserver has at most 1 MiB in each.
+const MAX_BUNDLES: usize = 8 << 20;
 
 /// Follows what pods refer to, until it is dropped.
 pub(super) async fn fetch(
@@ -68,6 +72,7 @@ pub(super) async fn fetch(
                         ObjectKind::VolumeClaim => {
                             claims::resolve(&link, &desired, &key, &source, attachments).await;
                         }
+                        ObjectKind::TrustBundle => follow_trust_bundles(link, &key, &source).await,
                         ObjectKind::ConfigMap => follow_object(link, &key, Resource::ConfigMaps, &source).await,
                         ObjectKind::Secret => follow_object(link, &key, Resource::Secrets, &source).await,
                     }
@@ -141,6 +146,40 @@ async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api:
         }
     };
     tokio::join!(follow(link, followed, send), hand_on);
+}
+
+/// Follows the ClusterTrustBundles that the key asks for.
+async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+    let selector = match TrustBundleDemand::from_name(&key.name) {
+        TrustBundleDemand::Named(name) => Selector::of_name(&name),
+        TrustBundleDemand::Signer { signer, labels } => {
+            Selector { fields: format!("spec.signerName={signer}"), labels }
+        }
+    };
+    let followed = Followed { resource: Resource::ClusterTrustBundles, selector, leads: None };
+    let (send, mut updates) = mpsc::channel(1);
+    let pass_on = async {
+        let mut bundles: BTreeMap<String, String> = BTreeMap::new();
+        let name = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let named =
+            |object: Value| (name(&object), object["spec"]["trustBundle"].as_str().unwrap_or_default().to_owned());
+        while let Some(update) = updates.recv().await {
+            match update {
+                Update::Bookmark(_) => continue,
+                Update::Listed(list, _) => bundles = list.into_iter().map(named).collect(),
+                Update::Stored(stored) => bundles.extend([named(stored)]),
+                Update::Deleted(deleted) => _ = bundles.remove(&name(&deleted)),
+            }
+            if bundles.values().map(String::len).sum::<usize>() > MAX_BUNDLES {
+                tracing::warn!(object = %key, "larger than {} MiB; its last version counts", MAX_BUNDLES >> 20);
+                continue;
+            }
+            let texts = bundles.values().map(String::as_str);
+            let record = (!bundles.is_empty()).then(|| Arc::new(trust_bundle::record(key.clone(), ORIGIN, texts)));
+            let _ = source.send(api::Update::Object(key.clone(), record)).await;
+        }
+    };
+    tokio::join!(follow(link, followed, send), pass_on);
 }
 
 /// Asks for a token whenever the one there is has passed most of its life.

@@ -21,6 +21,7 @@ impl Resource {
             Self::Object(ObjectKind::ServiceAccountToken) => "serviceaccounts/token",
             Self::Object(ObjectKind::ServiceVariables) => "services",
             Self::Object(ObjectKind::VolumeClaim) => "persistentvolumeclaims",
+            Self::Object(ObjectKind::TrustBundle) => "clustertrustbundles",
         }
     }
 

@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use k8s_openapi::api::core::v1::{
-    DownwardAPIVolumeFile, KeyToPath, ServiceAccountTokenProjection, Volume, VolumeProjection,
+    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, ServiceAccountTokenProjection, Volume,
+    VolumeProjection,
 };
 
 use super::VolumeError;
 use limpet_model::object::token::{self, TokenDemand};
+use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
 use limpet_model::object::{ObjectKind, PodObjects, SecretBytes};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::downward::NodeLimits;
@@ -87,11 +89,32 @@ impl Builder<'_> {
             self.downward(downward.items.as_deref())
         } else if let Some(token) = &source.service_account_token {
             self.token(token)
+        } else if let Some(bundle) = &source.cluster_trust_bundle {
+            self.trust_bundle(bundle)
         } else {
             Err(self.unsupported(
-                "a projected source other than configMap, secret, downwardAPI and serviceAccountToken is not supported",
+                "a projected source other than configMap, secret, downwardAPI, serviceAccountToken and clusterTrustBundle \
+                 is not supported",
             ))
         }
+    }
+
+    /// kubelet's file: an empty one of an optional bundle that is not there.
+    fn trust_bundle(&mut self, projection: &ClusterTrustBundleProjection) -> Result<(), VolumeError> {
+        let (kind, name) = (ObjectKind::TrustBundle, TrustBundleDemand::of(projection).map(|demand| demand.name()));
+        let found = name.as_ref().and_then(|name| self.sources.objects.get(kind, name));
+        let bytes = match found.and_then(|object| trust_bundle::value(object)) {
+            Some(bytes) => bytes.clone(),
+            None if projection.optional == Some(true) => SecretBytes::new(Vec::new()),
+            None => {
+                let name = name.or_else(|| projection.signer_name.clone()).unwrap_or_default();
+                return Err(VolumeError::NoObject { volume: self.volume.to_owned(), kind, name });
+            }
+        };
+        let group = self.sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
+        let user = projection.user.or(self.user);
+        let mode = (group.is_some() || user.is_some()).then_some(TOKEN_MODE);
+        self.add(&projection.path, bytes, mode, projection.user)
     }
 
     /// kubelet's permissions: with `fsGroup` the group may read it, and without everybody, unless a mode is given.

@@ -67,8 +67,7 @@ pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option
 
 /// Decodes an object stored as [`ObjectRecord::manifest`]; `None` if `value` is of another kind.
 pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<Fault>>> {
-    let issued = [ObjectKind::ServiceAccountToken, ObjectKind::ServiceVariables, ObjectKind::VolumeClaim];
-    if let Some(kind) = issued.into_iter().find(|kind| value["kind"] == kind.as_str()) {
+    if let Some(kind) = ObjectKind::OF_APISERVER.into_iter().find(|kind| value["kind"] == kind.as_str()) {
         return Some(ObjectRecord::restore(value, kind, origin));
     }
     let kind = ObjectKind::from_name(value["kind"].as_str()?)?;
@@ -96,7 +95,7 @@ fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut 
     let own: &[&str] = match kind {
         ObjectKind::ConfigMap => &["data", "binaryData", "immutable"],
         ObjectKind::Secret => &["data", "stringData", "immutable", "type"],
-        ObjectKind::ServiceAccountToken | ObjectKind::ServiceVariables | ObjectKind::VolumeClaim => &["data"],
+        _ => &["data"],
     };
     let known = || own.iter().chain(&["apiVersion", "kind", "metadata"]);
     for field in document.keys().filter(|field| !known().any(|known| known == field)) {

@@ -25,6 +25,8 @@ pub enum ObjectKind {
     ServiceVariables,
     /// A `v1 PersistentVolumeClaim` with the volume that it is bound to. See [`super::claim`].
     VolumeClaim,
+    /// The certificates of `v1 ClusterTrustBundle`s. See [`super::trust_bundle`].
+    TrustBundle,
 }
 
 impl ObjectKind {
@@ -36,6 +38,7 @@ impl ObjectKind {
             Self::ServiceAccountToken => "ServiceAccountToken",
             Self::ServiceVariables => "ServiceVariables",
             Self::VolumeClaim => "PersistentVolumeClaim",
+            Self::TrustBundle => "ClusterTrustBundle",
         }
     }
 
@@ -47,8 +50,13 @@ impl ObjectKind {
             Self::ServiceAccountToken => "service account token",
             Self::ServiceVariables => "service variables",
             Self::VolumeClaim => "persistentvolumeclaim",
+            Self::TrustBundle => "clustertrustbundle",
         }
     }
+
+    /// The kinds that an apiserver alone has, and no manifest defines.
+    pub(super) const OF_APISERVER: [Self; 4] =
+        [Self::ServiceAccountToken, Self::ServiceVariables, Self::VolumeClaim, Self::TrustBundle];
 
     /// Whether a manifest may define one.
     pub fn is_local(self) -> bool {
@@ -185,7 +193,7 @@ impl ObjectRecord {
         match self.key.kind {
             ObjectKind::ConfigMap => manifest["binaryData"] = Value::Object(binary),
             ObjectKind::Secret => manifest["type"] = Value::String(self.secret_type.to_string()),
-            ObjectKind::ServiceAccountToken | ObjectKind::ServiceVariables | ObjectKind::VolumeClaim => {}
+            _ => {}
         }
         Arc::from(Zeroizing::new(manifest.to_string().into_bytes()).as_slice())
     }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, Volume};
 
 use crate::object::token::TokenDemand;
+use crate::object::trust_bundle::TrustBundleDemand;
 use crate::object::{ObjectKey, ObjectKind, claim, service};
 use crate::pod::PodRecord;
 
@@ -94,6 +95,9 @@ fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, 
         }
         if let Some(token) = &source.service_account_token {
             add(ObjectKind::ServiceAccountToken, &TokenDemand::of(pod, token).name());
+        }
+        if let Some(demand) = source.cluster_trust_bundle.as_ref().and_then(TrustBundleDemand::of) {
+            add(ObjectKind::TrustBundle, &demand.name());
         }
     }
 }

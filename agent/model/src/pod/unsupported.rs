@@ -76,12 +76,8 @@ pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
 ];
 
 /// Those of them that are not supported for a Pod from an apiserver either.
-const APISERVER_NOT_YET: &[&str] = &[
-    "spec.volumes[].projected.sources[].clusterTrustBundle",
-    "spec.volumes[].projected.sources[].podCertificate",
-    "spec.resourceClaims",
-    "spec.C.resources.claims",
-];
+const APISERVER_NOT_YET: &[&str] =
+    &["spec.volumes[].projected.sources[].podCertificate", "spec.resourceClaims", "spec.C.resources.claims"];
 
 /// Fields without effect on a node without an apiserver, or without a scheduler.
 pub(super) const NO_EFFECT: &[&str] = &[

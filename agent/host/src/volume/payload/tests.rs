@@ -102,9 +102,17 @@ fn the_content_of_each_volume_kind() {
             Err("volume \"v\": \"status.podIP\" is not available as a file".to_owned()),
         ),
         (
-            json!({"projected": {"sources": [{"clusterTrustBundle": {"path": "t"}}]}}),
-            Err("volume \"v\": a projected source other than configMap, secret, downwardAPI and serviceAccountToken \
-                 is not supported"
+            json!({"projected": {"sources": [{"clusterTrustBundle": {"name": "ca", "path": "t", "optional": true}}]}}),
+            Ok(&["t 644 "]),
+        ),
+        (
+            json!({"projected": {"sources": [{"clusterTrustBundle": {"name": "ca", "path": "t"}}]}}),
+            Err("MountVolume.SetUp failed for volume \"v\" : clustertrustbundle \"ca\" not found".to_owned()),
+        ),
+        (
+            json!({"projected": {"sources": [{"podCertificate": {"keyType": "ED25519", "signerName": "k/s"}}]}}),
+            Err("volume \"v\": a projected source other than configMap, secret, downwardAPI, serviceAccountToken and \
+                 clusterTrustBundle is not supported"
                 .to_owned()),
         ),
         (
