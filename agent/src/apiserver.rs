@@ -27,8 +27,10 @@ mod reviews;
 mod runtime;
 mod service_accounts;
 mod split;
+mod unsent_events;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{mpsc, watch};
@@ -54,6 +56,7 @@ pub use outbox::Unsent;
 pub use reviews::{Access, ReviewError, Reviews, User};
 pub(crate) use runtime::Containerd;
 pub use runtime::{HollowRuntime, NodeRuntime, RuntimeError};
+use unsent_events::UnsentEvents;
 
 /// How many updates of a watch may wait for those who compare; then the watch waits.
 const UPDATES: usize = 16;
@@ -89,6 +92,8 @@ pub struct Inputs {
     pub slots: Arc<Slots>,
     /// The source of the apiserver's pods.
     pub source: mpsc::Sender<api::Update>,
+    /// The file of the events that are not sent when the agent stops; `None`: they are lost.
+    pub unsent_events: Option<PathBuf>,
 }
 
 /// Takes part in the cluster that `link` leads to, until `stop`. `description`: of the node, see [`describe`].
@@ -101,6 +106,8 @@ pub async fn run(
     // Files and disks are read for it; it is made once, before the first request.
     let description = description.await;
     let name = description.name.clone();
+    let unsent = UnsentEvents::new(link.clone(), name.clone(), inputs.events.clone(), inputs.unsent_events);
+    unsent.load().await;
     let (of_node, node_updates) = mpsc::channel(UPDATES);
     let (of_pods, all_pods) = mpsc::channel(UPDATES);
     let (of_mirrors, mirror_updates) = mpsc::channel(UPDATES);
@@ -156,7 +163,8 @@ pub async fn run(
             Box::pin(pods.run(own_updates)),
             Box::pin(references),
             Box::pin(csi_node),
-            Box::pin(events::post(link.clone(), name.clone(), inputs.events)),
+            Box::pin(events::post(link.clone(), name.clone(), inputs.events, &unsent)),
+            Box::pin(unsent.keep()),
             Box::pin(certificates::keep(link.clone(), inputs.config, name.clone(), node_network)),
         )
     };
@@ -165,4 +173,5 @@ pub async fn run(
         () = stop.cancelled() => {}
         _ = work => {}
     }
+    unsent.save().await;
 }

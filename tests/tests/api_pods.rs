@@ -19,6 +19,7 @@ use restored::a_restored_cluster_is_noticed_and_ends_nothing;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use trust_bundles::trust_bundles_are_files_that_follow_their_changes;
+use unsent_events::events_of_a_time_without_an_apiserver_outlive_the_agent;
 
 #[path = "api_pods/claims.rs"]
 mod claims;
@@ -30,6 +31,8 @@ mod pull_secrets;
 mod restored;
 #[path = "api_pods/trust_bundles.rs"]
 mod trust_bundles;
+#[path = "api_pods/unsent_events.rs"]
+mod unsent_events;
 
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         joining(case!(an_image_is_pulled_with_the_secret_of_the_service_account)),
         joining(case!(an_image_is_pulled_with_a_token_of_the_service_account)),
         joining(case!(trust_bundles_are_files_that_follow_their_changes)),
+        joining(case!(events_of_a_time_without_an_apiserver_outlive_the_agent)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(claims_of_mode_block_are_devices_of_the_node)),

@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use super::link::Link;
+use super::unsent_events::UnsentEvents;
 use crate::status::event::{Event, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -21,7 +22,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const KEPT: SignedDuration = SignedDuration::from_hours(1);
 
 /// Posts what happens, for as long as the agent runs.
-pub(super) async fn post(link: Link, node_name: String, events: Events) {
+pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: &UnsentEvents) {
     let mut failures = 0;
     loop {
         link.online().await;
@@ -59,6 +60,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events) {
             None if more => tokio::time::sleep(PAUSE).await,
             None => {
                 failures = 0;
+                unsent.all_posted().await;
                 changed.await;
                 // What happens together is posted together.
                 tokio::time::sleep(PAUSE).await;
@@ -102,7 +104,7 @@ mod tests {
             pod: None,
             container: None,
             event_type: EventType::Normal,
-            reason: "Started",
+            reason: "Started".into(),
             message: String::new(),
             count,
             first_seen: Timestamp::constant(second, 0),

@@ -40,6 +40,7 @@ pub(super) fn join_cluster(
         volumes_in_use: shared.volumes_in_use.clone(),
         slots: Arc::clone(&shared.slots),
         source: source?,
+        unsent_events: Some(shared.config.root_dir.join("unsent-events.json")),
     };
     let (config, capacity) = (Arc::clone(&shared.config), shared.capacity.clone());
     let description = async move { apiserver::describe(&config, &facts, &capacity).await };

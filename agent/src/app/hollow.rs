@@ -173,6 +173,7 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         device_plugins: Arc::clone(&common.device_plugins),
         csi: Arc::default(),
         volumes_in_use: VolumesInUse::default(),
+        unsent_events: None,
         slots,
         source,
     };

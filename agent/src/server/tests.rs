@@ -199,7 +199,7 @@ fn event(key: &PodKey, reason: &'static str) -> Event {
         pod: Some((key.clone(), limpet_model::pod::PodUid::new("u1"))),
         container: Some("web".to_owned()),
         event_type: EventType::Normal,
-        reason,
+        reason: reason.into(),
         message: format!("{reason} it"),
         count: 1,
         first_seen: Timestamp::UNIX_EPOCH,

@@ -3,6 +3,7 @@
 //! A slow reader gets fewer and newer lines, never a growing queue: each batch is the difference between the last state
 //! sent and the newest.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -86,7 +87,7 @@ pub(super) struct EventWatch {
 }
 
 /// What identifies an event; its count is not part of it.
-type EventId = (Option<PodKey>, Option<String>, &'static str, String);
+type EventId = (Option<PodKey>, Option<String>, Cow<'static, str>, String);
 
 impl EventWatch {
     pub(super) fn new(state: ServerState, about: Option<PodKey>) -> Self {
@@ -113,7 +114,12 @@ impl EventWatch {
 }
 
 fn id(event: &Event) -> EventId {
-    (event.pod.as_ref().map(|(key, _)| key.clone()), event.container.clone(), event.reason, event.message.clone())
+    (
+        event.pod.as_ref().map(|(key, _)| key.clone()),
+        event.container.clone(),
+        event.reason.clone(),
+        event.message.clone(),
+    )
 }
 
 impl Lines for EventWatch {

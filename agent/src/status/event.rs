@@ -1,6 +1,7 @@
 //! Kubernetes Events, in memory and limited in number: what happened to which pod and why, with kubelet's reasons
 //! first.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -36,7 +37,7 @@ pub struct Event {
     /// Normal or Warning.
     pub event_type: EventType,
     /// kubelet's reason: `Pulling`, `Started`, `BackOff`, `FailedValidation`…
-    pub reason: &'static str,
+    pub reason: Cow<'static, str>,
     /// The message for users.
     pub message: String,
     /// How often it happened.
@@ -94,7 +95,7 @@ impl Event {
             },
             involved_object,
             type_: Some(kind.to_owned()),
-            reason: Some(self.reason.to_owned()),
+            reason: Some(self.reason.clone().into_owned()),
             message: Some(self.message.clone()),
             count: i32::try_from(self.count).ok(),
             first_timestamp: Some(Time(self.first_seen)),
@@ -102,6 +103,31 @@ impl Event {
             source: Some(EventSource { component: Some("limpet".to_owned()), host: Some(node.to_owned()) }),
             ..KubeEvent::default()
         }
+    }
+}
+
+impl Event {
+    /// The event that [`Self::as_kubernetes`] made this of; `None`: it is none of those.
+    pub fn from_kubernetes(event: KubeEvent) -> Option<Self> {
+        let object = event.involved_object;
+        let pod = match object.kind.as_deref()? {
+            "Pod" => Some((PodKey::new(object.namespace?, object.name?), PodUid::new(object.uid?))),
+            _ => None,
+        };
+        let container = object.field_path.as_deref().and_then(|path| path.strip_prefix("spec.containers{"));
+        // The object's name has its time to the nanosecond, and two events of a second differ by it.
+        let (_, time) = event.metadata.name.as_deref()?.rsplit_once('.')?;
+        let first_seen = Timestamp::from_nanosecond(i128::from_str_radix(time, 16).ok()?).ok()?;
+        Some(Self {
+            pod,
+            container: container.and_then(|name| name.strip_suffix('}')).map(str::to_owned),
+            event_type: if event.type_.as_deref() == Some("Warning") { EventType::Warning } else { EventType::Normal },
+            reason: Cow::Owned(event.reason?),
+            message: event.message.unwrap_or_default(),
+            count: event.count.and_then(|count| u32::try_from(count).ok()).unwrap_or(1),
+            first_seen,
+            last_seen: event.last_timestamp?.0,
+        })
     }
 }
 
@@ -125,10 +151,11 @@ impl Events {
     ) -> u32 {
         let now = Timestamp::now();
         let container = container.map(str::to_owned);
+        let reason = Cow::Borrowed(reason);
         self.record(Event { pod, container, event_type, reason, message, count: 1, first_seen: now, last_seen: now })
     }
 
-    /// Records `event`, or raises the count of a stored event equal but for the times. Returns the count.
+    /// Records `event`, or raises the count of a stored event equal but for the times by its own. Returns the count.
     pub fn record(&self, mut event: Event) -> u32 {
         fault::cut(&mut event.message, MAX_MESSAGE);
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -139,7 +166,9 @@ impl Events {
                 && stored.message == event.message
         });
         let event = match known.and_then(|index| ring.remove(index)) {
-            Some(stored) => Event { count: stored.count.saturating_add(1), first_seen: stored.first_seen, ..event },
+            Some(stored) => {
+                Event { count: stored.count.saturating_add(event.count), first_seen: stored.first_seen, ..event }
+            }
             None => event,
         };
         if ring.len() == CAPACITY {

@@ -264,6 +264,7 @@ impl Parts<'_> {
             device_plugins: Arc::default(),
             csi: Arc::default(),
             volumes_in_use: VolumesInUse::default(),
+            unsent_events: None,
             slots: Arc::clone(self.slots),
             source: source.clone(),
         };

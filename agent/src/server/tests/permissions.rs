@@ -235,7 +235,7 @@ async fn a_pods_process_on_the_socket_has_a_status_and_the_pod_one_event() {
     assert_eq!(status, 403);
     let events = fixture.state.events.snapshot();
     let [event] = &events[..] else { panic!("{events:?}") };
-    assert_eq!((event.reason, event.count), ("LocalSocketRefused", 1));
+    assert_eq!((&*event.reason, event.count), ("LocalSocketRefused", 1));
     fixture.stop.cancel();
     server.await.unwrap();
 }

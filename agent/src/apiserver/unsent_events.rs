@@ -1,0 +1,170 @@
+//! The events that the apiserver does not have yet, in a file: they outlive the agent.
+//!
+//! Statuses and mirrors need none: they are derived from what is observed. The file is written when the agent stops, and while
+//! there is no connection ten minutes after something happened, to spare flash: a power cut loses the events of that time. Once
+//! everything is posted there is no file.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Event as KubeEvent;
+use serde::{Deserialize, Serialize};
+
+use super::events::due;
+use super::link::Link;
+use crate::private_file;
+use crate::status::event::{CAPACITY, Event, Events, MAX_MESSAGE};
+
+/// How long events may be in memory alone.
+const EVERY: Duration = Duration::from_secs(600);
+/// No file of ours is larger.
+const MAX_BYTES: u64 = (CAPACITY * (MAX_MESSAGE + 2_048)) as u64;
+
+/// The file, as kubectl reads it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct EventList {
+    api_version: String,
+    kind: String,
+    items: Vec<KubeEvent>,
+}
+
+/// Keeps the node's unsent events in a file.
+#[derive(Debug)]
+pub(super) struct UnsentEvents {
+    link: Link,
+    node_name: String,
+    events: Events,
+    /// `None`: nothing is kept.
+    path: Option<PathBuf>,
+    /// What the file has.
+    written: Mutex<Vec<Event>>,
+}
+
+impl UnsentEvents {
+    pub(super) fn new(link: Link, node_name: String, events: Events, path: Option<PathBuf>) -> Self {
+        Self { link, node_name, events, path, written: Mutex::default() }
+    }
+
+    /// Records what an earlier agent could not send.
+    pub(super) async fn load(&self) {
+        let Some(path) = self.path.clone() else { return };
+        let loaded = tokio::task::spawn_blocking(move || read(&path)).await;
+        match loaded.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(events) => {
+                *self.written() = events.clone();
+                events.into_iter().for_each(|event| _ = self.events.record(event));
+            }
+            Err(error) => tracing::warn!(%error, "unsent events of before cannot be read"),
+        }
+    }
+
+    /// Saves what is unsent from time to time while there is no connection.
+    pub(super) async fn keep(&self) {
+        let mut changed = self.events.changed();
+        loop {
+            changed.await;
+            // From before they are saved: none is missed in between.
+            changed = self.events.changed();
+            tokio::time::sleep(EVERY).await;
+            if !self.link.is_online() {
+                self.save().await;
+            }
+        }
+    }
+
+    /// Removes the file, if there is one: everything is posted.
+    pub(super) async fn all_posted(&self) {
+        let is_there = !self.written().is_empty();
+        if is_there {
+            self.save().await;
+        }
+    }
+
+    /// Saves what is unsent; with nothing unsent there is no file.
+    pub(super) async fn save(&self) {
+        let Some(path) = self.path.clone() else { return };
+        let all = self.events.snapshot();
+        let unsent: Vec<Event> = {
+            let posted = self.link.outbox().posted();
+            due(&all, &posted, &self.node_name, Timestamp::now()).into_iter().cloned().collect()
+        };
+        if *self.written() == unsent {
+            return;
+        }
+        let items = unsent.iter().map(|event| event.as_kubernetes(&self.node_name)).collect();
+        let saved = tokio::task::spawn_blocking(move || write(&path, items)).await;
+        match saved.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            Ok(()) => *self.written() = unsent,
+            Err(error) => tracing::warn!(%error, "unsent events cannot be kept"),
+        }
+    }
+
+    fn written(&self) -> std::sync::MutexGuard<'_, Vec<Event>> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The events of the file; none without one. Blocks.
+fn read(path: &Path) -> io::Result<Vec<Event>> {
+    let mut text = Vec::new();
+    match fs::File::open(path) {
+        Ok(file) => file.take(MAX_BYTES).read_to_end(&mut text)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let list: EventList = serde_json::from_slice(&text)?;
+    Ok(list.items.into_iter().take(CAPACITY).filter_map(Event::from_kubernetes).collect())
+}
+
+/// Blocks.
+fn write(path: &Path, items: Vec<KubeEvent>) -> io::Result<()> {
+    if items.is_empty() {
+        return match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        };
+    }
+    let list = EventList { api_version: "v1".to_owned(), kind: "EventList".to_owned(), items };
+    private_file::write(path, &serde_json::to_string(&list)?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::status::event::EventType;
+    use limpet_model::pod::{PodKey, PodUid};
+
+    #[test]
+    fn events_are_read_as_they_were_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("unsent-events.json");
+        assert_eq!(read(&path).unwrap(), []);
+        let key = PodKey::new("lab", "web");
+        let event = |pod, container: Option<&str>, event_type, count| Event {
+            pod,
+            container: container.map(str::to_owned),
+            event_type,
+            reason: "BackOff".into(),
+            message: "it \"failed\"".to_owned(),
+            count,
+            first_seen: Timestamp::new(1_000, 123_456_789).unwrap(),
+            last_seen: Timestamp::from_second(2_000).unwrap(),
+        };
+        let all = [
+            event(Some((key, PodUid::new("u1"))), Some("main"), EventType::Warning, 7),
+            event(None, None, EventType::Normal, 1),
+        ];
+        write(&path, all.iter().map(|event| event.as_kubernetes("edge1")).collect()).unwrap();
+        assert_eq!(read(&path).unwrap(), all);
+        write(&path, Vec::new()).unwrap();
+        assert!(!path.exists());
+        fs::write(&path, "{").unwrap();
+        read(&path).unwrap_err();
+    }
+}
