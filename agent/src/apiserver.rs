@@ -37,7 +37,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::csi::{CsiDrivers, VolumesInUse};
+use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use crate::device_plugins::DevicePlugins;
 use crate::source::api;
 use crate::status::event::Events;
@@ -86,6 +86,8 @@ pub struct Inputs {
     pub device_plugins: Arc<DevicePlugins>,
     /// The node's CSI drivers.
     pub csi: Arc<CsiDrivers>,
+    /// What they have mounted.
+    pub csi_volumes: Arc<CsiVolumes>,
     /// The volumes that must not be detached.
     pub volumes_in_use: VolumesInUse,
     /// What each source has published.
@@ -140,7 +142,12 @@ pub async fn run(
     };
     let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
     let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), inputs.slots);
-    let attachments = claims::Attachments { seen: seen_by_others.clone(), in_use: inputs.volumes_in_use };
+    let attachments = claims::Attachments {
+        seen: seen_by_others.clone(),
+        in_use: inputs.volumes_in_use,
+        volumes: inputs.csi_volumes,
+        events: inputs.events.clone(),
+    };
     let references = references::fetch(link.clone(), inputs.desired.clone(), inputs.source, attachments);
     let mirrors = mirrors::Mirrors::new(
         link.clone(),

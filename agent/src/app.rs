@@ -53,6 +53,7 @@ use crate::server::{self, ServerState, Sources};
 use crate::source::push;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
+use crate::usage::claims::ClaimMeter;
 use crate::usage::disks::{DiskMeter, MeasureDisks};
 use crate::usage::{Meter, NodeReader};
 use crate::worker::node_claims::NodeClaims;
@@ -329,8 +330,9 @@ async fn shared(
 /// Measures what the node and its pods use, for whoever asks.
 fn meter(shared: &Shared, executor: &Arc<ContainerdExecutor>) -> Meter {
     let (config, measure) = (&shared.config, Arc::clone(executor) as Arc<dyn MeasureDisks>);
+    let claims = ClaimMeter::new(Arc::clone(&measure), config.volume_stats_period);
     let disks = DiskMeter::new(measure, config.volume_stats_period, shared.tasks.clone(), shared.stop.clone());
-    Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() }), disks)
+    Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() }), disks, claims)
 }
 
 /// Asks containerd for an image; an error is reported by whoever pulls it.

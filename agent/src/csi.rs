@@ -7,6 +7,7 @@
 mod driver;
 mod files;
 mod in_use;
+mod layout;
 mod volumes;
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 
 pub use self::driver::{CallError, Driver};
 pub use self::in_use::{InUse, VolumesInUse};
-pub use self::volumes::{CsiError, CsiVolumes, Wanted};
+pub use self::volumes::{CsiError, CsiVolumes, ExpandError, Wanted};
 use limpet_core::csi_node::{DriverInfo, DriverReport};
 use limpet_model::pod::{is_label_value, is_qualified_name};
 

@@ -79,7 +79,10 @@ impl Reporter {
         let same_pod = known.as_ref().filter(|known| known.record.uid == pod.record.uid);
         let qos = qos_class(pod.record.spec());
         let before = same_pod.map(|known| &known.status);
-        let mut status = generate(pod, node, qos.as_str(), now, before);
+        let mut status = match pod.is_remains {
+            true => before.or(pod.record.pod.status.as_ref()).cloned().unwrap_or_default(),
+            false => generate(pod, node, qos.as_str(), now, before),
+        };
         self.device_plugins.show_health(&pod.record, &mut status);
         let observed = ObservedPod {
             record: Arc::clone(pod.deferred.as_ref().map_or(&pod.record, |deferred| &deferred.desired)),
@@ -165,9 +168,14 @@ impl Reporter {
         self.report_overdue(self.observed.publish(key, None));
     }
 
-    /// The pod is to end, and nothing of it has begun: those who take last statuses learn that it is gone.
+    /// Whether the pod's last status waits for those who take it.
+    pub fn is_retired(&self, record: &PodRecord) -> bool {
+        self.observed.load().is_awaited(&record.uid)
+    }
+
+    /// The pod is to end, and nothing of it is here: those who take last statuses learn that it is gone.
     pub fn retire_unstarted(&self, record: &Arc<PodRecord>) {
-        if self.observed.load().is_awaited(&record.uid) {
+        if self.is_retired(record) {
             return;
         }
         let pod = ObservedPod {

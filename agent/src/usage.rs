@@ -3,9 +3,11 @@
 //! Nothing is sampled. What is kept between two requests is each group's last reading ([`rates`]), because CPU use is a
 //! difference of two, and the last measurement of each pod's disk ([`disks`]), because that is dear.
 
+pub mod claims;
 pub mod disks;
 pub mod rates;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,7 +17,8 @@ use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
-use disks::{DiskMeter, Disks};
+use claims::{ClaimMeter, ClaimName};
+use disks::{DiskMeter, Disks, VolumeDisk};
 use limpet_core::status::observed::{ObservedContainer, ObservedPod, ObservedPods};
 use limpet_host::blocking::{self, DEADLINE, Progress};
 use limpet_host::cgroup::Cgroups;
@@ -102,13 +105,19 @@ pub trait ReadUsage: fmt::Debug + Send + Sync {
 pub struct Meter {
     reader: Arc<dyn ReadUsage>,
     disks: DiskMeter,
+    claims: ClaimMeter,
     rates: Arc<Mutex<Rates>>,
 }
 
 impl Meter {
     /// A meter that has read nothing yet.
-    pub fn new(reader: Arc<dyn ReadUsage>, disks: DiskMeter) -> Self {
-        Self { reader, disks, rates: Arc::default() }
+    pub fn new(reader: Arc<dyn ReadUsage>, disks: DiskMeter, claims: ClaimMeter) -> Self {
+        Self { reader, disks, claims, rates: Arc::default() }
+    }
+
+    /// What drivers report of the claims of these pods; some of it as it was a while ago.
+    pub async fn claims(&self, pods: &ObservedPods) -> BTreeMap<ClaimName, VolumeDisk> {
+        self.claims.volumes(pods).await
     }
 
     /// What images and these pods take on disk; some of it as it was a while ago.

@@ -41,3 +41,4 @@ pub mod source;
 pub mod state;
 pub mod status;
 pub mod storage;
+pub mod volume_expansion;

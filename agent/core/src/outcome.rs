@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use super::plan::{Action, KillCause, is_finished, restart_all};
 use super::probe::Probes;
 use super::state::{
-    AFTER_NETWORK_CHANGE, Busy, CgroupState, FAILED_MOUNT, ImageState, Instance, Life, Now, PodSandbox, PodState,
-    PostStart, RESIZE_BACKOFF, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
+    AFTER_NETWORK_CHANGE, Busy, CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, ImageState, Instance, Life, Now, PodSandbox,
+    PodState, PostStart, REPUBLISH, RESIZE_BACKOFF, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
 };
 use super::storage::StorageWatch;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
+use limpet_model::object::claim;
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::probe::ProbeKind;
 use limpet_model::verdict::PodVerdict;
@@ -201,14 +202,17 @@ pub fn begin(pod: &mut PodState, action: &Action) {
     match action {
         Action::PrepareSandbox => {
             pod.sandbox = SandboxState::Preparing;
-            pod.network_changed = false;
+            (pod.network_changed, pod.drivers_changed) = (false, false);
             pod.volumes.writing = pod.volumes_version();
             pod.cgroup = CgroupState { setting: Some(pod_limits(pod.record.spec())), ..CgroupState::default() };
         }
         Action::MeasureStorage => pod.storage.iter_mut().for_each(|watch| watch.measuring = true),
         Action::UpdateCgroup(limits) => pod.cgroup.setting = Some(*limits),
         Action::UpdateVolumes => pod.volumes.writing = pod.volumes_version(),
-        Action::ReleaseSandbox | Action::TearDown => pod.set_sandbox(SandboxState::Releasing),
+        Action::ReleaseSandbox | Action::TearDown => {
+            pod.set_sandbox(SandboxState::Releasing);
+            pod.drivers_changed = false;
+        }
         Action::EnsureImage(index) => {
             let slot = &mut pod.containers[*index];
             slot.image = ImageState::Pulling;
@@ -224,7 +228,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             slot.start_follows = pod_restarts;
             let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
             slot.busy = Some(Busy::Starting(id));
-            slot.objects_changed = false;
+            slot.mended = false;
         }
         Action::PostStart(index) => {
             if let Some(instance) = &mut pod.containers[*index].instance {
@@ -376,14 +380,19 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
 
 fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
     pod.sandbox = SandboxState::Absent { dirty: true };
-    pod.retry = Some(failure.retry_state(pod.retry.as_ref(), now.mono));
+    let mended = pod.drivers_changed && matches!(failure.reason, FAILED_MOUNT | FAILED_UNMOUNT);
+    pod.retry = (!mended).then(|| failure.retry_state(pod.retry.as_ref(), now.mono));
 }
 
 fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
+    let again = claim::is_republished(&pod.record, &pod.objects);
     let volumes = &mut pod.volumes;
     let writing = volumes.writing.take();
     match result {
-        Ok(()) => (volumes.written, volumes.retry) = (writing, None),
+        Ok(()) => {
+            (volumes.written, volumes.retry) = (writing, None);
+            volumes.republish_at = again.then(|| now.mono + REPUBLISH);
+        }
         Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), now.mono)),
     }
 }

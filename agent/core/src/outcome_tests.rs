@@ -169,3 +169,33 @@ fn what_a_failed_start_left_is_removed_or_tried_again() {
     apply(&mut pod, Outcome::OrphanRemoved { index: 0, result: Ok(()) }, now());
     assert!(pod.containers[0].possible_orphan.is_none() && pod.containers[0].retry.is_none());
 }
+
+#[test]
+fn what_fails_while_a_driver_of_volumes_comes_is_tried_again_at_once() {
+    let failed = |reason| Failure { reason, message: String::new(), transient: false };
+    type Failed = fn(Result<(), Failure>) -> Outcome;
+    let prepared: Failed = |result| Outcome::SandboxPrepared(result.map(|()| sandbox(&[])));
+    let rows: [(Action, Failed, &str, bool); 4] = [
+        (Action::TearDown, Outcome::TornDown, FAILED_UNMOUNT, true),
+        (Action::ReleaseSandbox, Outcome::SandboxReleased, FAILED_UNMOUNT, true),
+        (Action::PrepareSandbox, prepared, FAILED_MOUNT, true),
+        (Action::TearDown, Outcome::TornDown, "FailedKillPod", false),
+    ];
+    for (action, outcome, reason, at_once) in rows {
+        for comes in [true, false] {
+            let mut pod = pod();
+            begin(&mut pod, &action);
+            if comes {
+                pod.take_driver_change();
+            }
+            apply(&mut pod, outcome(Err(failed(reason))), now());
+            assert_eq!(pod.retry.is_none(), comes && at_once, "{action:?} {reason} {comes}");
+        }
+    }
+    let mut pod = pod();
+    begin(&mut pod, &Action::Start(0));
+    pod.take_driver_change();
+    let failure = failed(crate::state::CONFIG_ERROR);
+    apply(&mut pod, Outcome::Started { index: 0, result: Err(failure) }, now());
+    assert!(pod.containers[0].retry.is_none());
+}

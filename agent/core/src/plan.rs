@@ -327,14 +327,16 @@ fn cgroup(plan: &mut Plan, pod: &PodState, now: Instant) {
     }
 }
 
-/// Plans an update of the volume files made from edited objects. Containers keep running.
+/// Plans an update of the volume files made from edited objects, and of what drivers publish again. Containers keep running.
 fn volumes(plan: &mut Plan, pod: &PodState, now: Instant) {
-    if !matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.volumes_are_due() {
+    if !matches!(pod.sandbox, SandboxState::Ready(_)) {
         return;
     }
-    match &pod.volumes.retry {
-        Some(retry) if retry.retry_at > now => plan.wake_at(retry.retry_at),
-        _ => plan.push(Action::UpdateVolumes),
+    let Some(due) = pod.volumes_due(now) else { return };
+    let due = pod.volumes.retry.as_ref().map_or(due, |retry| due.max(retry.retry_at));
+    match due > now {
+        true => plan.wake_at(due),
+        false => plan.push(Action::UpdateVolumes),
     }
 }
 

@@ -9,6 +9,7 @@ mod resize;
 mod restart_rule;
 mod slot;
 mod stop;
+mod volumes;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Volume};
+use k8s_openapi::api::core::v1::Container;
 use std::time::Instant;
 
 use crate::backoff;
@@ -25,10 +26,10 @@ pub use cgroup::CgroupState;
 pub use hook::{Hooks, PostStart};
 use limpet_model::container::ContainerId;
 use limpet_model::image_name::normalize;
-use limpet_model::object::{PodObjects, mounted};
+use limpet_model::object::PodObjects;
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::images::images;
-use limpet_model::pod::{Fingerprint, PodDiff, PodRecord, Role};
+use limpet_model::pod::{PodDiff, PodRecord, Role};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
@@ -37,6 +38,7 @@ pub use resize::{Deferred, RESIZE_BACKOFF, Resize};
 pub use restart_rule::{RESTART_ALL, matching_rule};
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
 pub use stop::{AFTER_HOOK, KILL_AGAIN, StopPhase, Stopping};
+pub use volumes::{VolumesState, VolumesVersion};
 
 /// kubelet's reason when a volume cannot be mounted.
 pub const FAILED_MOUNT: &str = "FailedMount";
@@ -47,6 +49,8 @@ pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 /// The longest back-off before a sandbox is tried again: the network may be configured at any moment while a box boots.
 pub const SANDBOX_BACKOFF: Duration = Duration::from_secs(15);
+/// How often drivers publish volumes again that want to: the shortest time between two syncs of a pod by kubelet.
+pub const REPUBLISH: Duration = Duration::from_secs(60);
 /// The back-off once the node's network has changed.
 pub const AFTER_NETWORK_CHANGE: Duration = Duration::from_secs(1);
 
@@ -136,31 +140,6 @@ pub struct Ending {
     pub grace: Duration,
 }
 
-/// The version of pod and objects that volume files are written from.
-#[derive(Debug, Clone)]
-pub struct VolumesVersion {
-    fingerprint: Fingerprint,
-    objects: Arc<PodObjects>,
-}
-
-impl PartialEq for VolumesVersion {
-    fn eq(&self, other: &Self) -> bool {
-        let same = Arc::ptr_eq(&self.objects, &other.objects) || self.objects == other.objects;
-        self.fingerprint == other.fingerprint && same
-    }
-}
-
-/// The state of the volumes whose files come from objects or from the pod itself.
-#[derive(Debug, Clone, Default)]
-pub struct VolumesState {
-    /// The version they hold now, if this agent wrote it.
-    pub written: Option<VolumesVersion>,
-    /// The version being written.
-    pub writing: Option<VolumesVersion>,
-    /// Why they could not be updated.
-    pub retry: Option<RetryState>,
-}
-
 /// Everything known of one incarnation of one pod.
 #[derive(Debug, Clone)]
 pub struct PodState {
@@ -180,6 +159,8 @@ pub struct PodState {
     pub retry: Option<RetryState>,
     /// The node's network changed while the sandbox was being prepared.
     pub network_changed: bool,
+    /// A driver of volumes registered, or went, while the sandbox was being prepared or given back.
+    pub drivers_changed: bool,
     /// The call that an action has been waiting for too long.
     pub hanging: Option<String>,
     /// Init containers and sidecars in order, then the others in order.
@@ -188,6 +169,8 @@ pub struct PodState {
     pub outlived_connection: bool,
     /// Why the node refuses or ends it.
     pub verdict: Option<PodVerdict>,
+    /// It ended before this agent started, which gives back what is left of it. Its status stays as it was reported.
+    pub is_remains: bool,
     /// Set once it is being terminated.
     pub ending: Option<Ending>,
     /// When the stop of its containers began because the pod ends: what the grace of its sidecars counts from.
@@ -228,10 +211,12 @@ impl PodState {
             last_addresses: Vec::new(),
             retry: None,
             network_changed: false,
+            drivers_changed: false,
             hanging: None,
             containers,
             outlived_connection: false,
             verdict: None,
+            is_remains: false,
             ending: None,
             ends_since: None,
         };
@@ -240,6 +225,11 @@ impl PodState {
                 pod.container_spec(&pod.containers[index].name).map(Hooks::of).unwrap_or_default();
         }
         pod
+    }
+
+    /// What an agent before this one may have left of a pod that is being deleted, and of which no container is there any more.
+    pub fn remains(record: Arc<PodRecord>, now: Timestamp) -> Self {
+        Self { is_remains: true, ..Self::new(record, now) }
     }
 
     /// Whether the node has refused or ended it for good: nothing of it may run.
@@ -348,10 +338,14 @@ impl PodState {
         }
     }
 
-    /// A driver of volumes has registered, or gone: what failed for the want of one is tried again at once.
+    /// A driver of volumes has registered, or gone: what failed for the want of one is tried again at once, what is under way as
+    /// well, should it fail.
     pub fn take_driver_change(&mut self) {
+        self.drivers_changed = true;
         self.retry.take_if(|retry| matches!(retry.reason, FAILED_MOUNT | FAILED_UNMOUNT));
+        self.volumes.retry.take_if(|retry| retry.reason == FAILED_MOUNT);
         for slot in &mut self.containers {
+            slot.mended = true;
             slot.retry.take_if(|retry| retry.reason == CONFIG_ERROR);
         }
     }
@@ -366,7 +360,7 @@ impl PodState {
         self.retry.take_if(|retry| retry.reason == FAILED_MOUNT);
         let pulls_with_secrets = self.record.spec().image_pull_secrets.as_ref().is_some_and(|list| !list.is_empty());
         for slot in &mut self.containers {
-            slot.objects_changed = true;
+            slot.mended = true;
             slot.retry.take_if(|retry| retry.reason == CONFIG_ERROR);
             if pulls_with_secrets && matches!(slot.image, ImageState::Failed(_)) {
                 slot.image = ImageState::Unknown;
@@ -393,25 +387,6 @@ impl PodState {
                 ImageState::Unknown | ImageState::Ready { .. } => {}
             }
         }
-    }
-
-    /// The version its volumes should be written from; `None` while an object in them is not known.
-    pub fn volumes_version(&self) -> Option<VolumesVersion> {
-        let known = !self.objects.has_unknown() || self.objects.first_unknown(mounted(&self.record)).is_none();
-        known.then(|| VolumesVersion { fingerprint: self.record.fingerprint, objects: Arc::clone(&self.objects) })
-    }
-
-    /// Whether it has outdated volumes that are not being written.
-    pub fn volumes_are_due(&self) -> bool {
-        let written = |volume: &Volume| {
-            let Volume { config_map, secret, downward_api, projected, .. } = volume;
-            config_map.is_some() || secret.is_some() || downward_api.is_some() || projected.is_some()
-        };
-        let wanted = self.volumes_version();
-        self.volumes.writing.is_none()
-            && wanted.is_some()
-            && wanted != self.volumes.written
-            && self.record.spec().volumes.iter().flatten().any(written)
     }
 
     /// Terminates the pod. A second command can only shorten the grace period (docs/kubelet.md), as does the node's verdict.

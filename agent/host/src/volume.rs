@@ -232,11 +232,6 @@ impl Volumes {
         blocking(path.clone(), DEADLINE, move |_| image::detach(&path)).await
     }
 
-    /// Where the pod's volumes of CSI drivers are: a directory for each, in which the driver mounts it on `mount`.
-    pub fn csi_volumes(&self, uid: &PodUid) -> PathBuf {
-        csi::directory(&self.settings.pod_dir(uid))
-    }
-
     /// Where an emptyDir lies.
     pub fn empty_dir(&self, uid: &PodUid, volume: &str) -> PathBuf {
         empty_dir::EmptyDir::path(&self.settings.pod_dir(uid), volume)

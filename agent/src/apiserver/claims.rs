@@ -6,6 +6,7 @@
 //! to be attached is awaited in the Node's status, which is watched, and its VolumeAttachment is read then, as by kubelet.
 
 mod csi;
+mod expand;
 
 use std::sync::Arc;
 
@@ -15,8 +16,9 @@ use tokio::sync::{mpsc, watch};
 
 use super::link::Link;
 use super::node::Seen;
-use crate::csi::{InUse, VolumesInUse};
+use crate::csi::{CsiVolumes, InUse, VolumesInUse};
 use crate::source::api;
+use crate::status::event::Events;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
@@ -33,6 +35,10 @@ pub(super) struct Attachments {
     pub(super) seen: watch::Receiver<Seen>,
     /// The volumes that it must not detach.
     pub(super) in_use: VolumesInUse,
+    /// What drivers have mounted.
+    pub(super) volumes: Arc<CsiVolumes>,
+    /// What is reported about pods.
+    pub(super) events: Events,
 }
 
 /// What a look has brought.
@@ -58,23 +64,27 @@ pub(super) async fn resolve(
     mut attachments: Attachments,
 ) {
     let known = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
-    if let Some(Ok(known)) = known.map(|known| claim::source(&known)) {
-        let in_use = match known.source {
-            ClaimedSource::Csi(volume) if volume.settings.attach => attachments.in_use.begin(volume.unique_name()),
-            _ => return,
+    if let Some(known) = known
+        && let Ok(claimed) = claim::source(&known)
+    {
+        let in_use = match claimed.source {
+            ClaimedSource::Csi(volume) if volume.settings.attach => {
+                Some(attachments.in_use.begin(volume.unique_name()))
+            }
+            _ => None,
         };
-        return hold(desired, key, in_use).await;
+        return keep(link, desired, key, source, known, &attachments, in_use).await;
     }
     let (mut failures, mut in_use) = (0, None);
-    loop {
+    let found = loop {
         link.online().await;
         let Some(pod) = user(desired, key) else { return };
         let asked = match look_up(link, key, &pod, &attachments, &mut in_use).await {
             Ok(Looked { object, attaching }) => {
-                let found = object.as_ref().is_some_and(|object| claim::source(object).is_ok());
-                let _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await;
-                if found {
-                    break;
+                let object = object.map(Arc::new);
+                let _ = source.send(api::Update::Object(key.clone(), object.clone())).await;
+                if let Some(found) = object.filter(|object| claim::source(object).is_ok()) {
+                    break found;
                 }
                 if let Some(name) = attaching {
                     failures = 0;
@@ -97,10 +107,27 @@ pub(super) async fn resolve(
         if link.pause(failures, asked).await {
             failures = 0;
         }
-    }
-    if let Some(in_use) = in_use {
-        hold(desired, key, in_use).await;
-    }
+    };
+    keep(link, desired, key, source, found, &attachments, in_use).await;
+}
+
+/// Keeps the volume named in the Node's status, its driver's tokens valid, and has it expanded, for as long as the pod needs it.
+async fn keep(
+    link: &Link,
+    desired: &Desired,
+    key: &ObjectKey,
+    source: &mpsc::Sender<api::Update>,
+    found: Arc<ObjectRecord>,
+    attachments: &Attachments,
+    in_use: Option<InUse>,
+) {
+    let expanded = expand::follow(link, desired, key, attachments, &found);
+    let held = async {
+        if let Some(in_use) = in_use {
+            hold(desired, key, in_use).await;
+        }
+    };
+    tokio::join!(held, csi::keep_tokens(link, desired, key, source, Arc::clone(&found)), expanded);
 }
 
 /// Keeps the volume named in the Node's status until the pod has run to its end; what is mounted then is named on.

@@ -234,6 +234,8 @@ async fn issue(link: &Link, key: &ObjectKey, demand: &TokenDemand, pod: &str) ->
 pub(super) struct Issued {
     /// The token.
     pub(super) token: String,
+    /// When it expires, by the server's clock.
+    pub(super) expiry: String,
     /// How long it is valid, in seconds.
     pub(super) lifetime: i64,
     /// When it was asked for, by the node's clock, which may differ from the server's.
@@ -251,8 +253,11 @@ pub(super) async fn request_token(
     let document = token_request(demand.audience.as_deref(), Some(demand.lifetime), pod, &demand.pod_uid);
     let account = Resource::ServiceAccountToken(namespace.to_owned(), demand.service_account.clone());
     let answer = link.send(Request::create(account, document)).await?;
-    match (answer["status"]["token"].as_str(), answer["spec"]["expirationSeconds"].as_i64()) {
-        (Some(token), Some(lifetime)) => Ok(Issued { token: token.to_owned(), lifetime, at }),
+    let (status, lifetime) = (&answer["status"], answer["spec"]["expirationSeconds"].as_i64());
+    match (status["token"].as_str(), status["expirationTimestamp"].as_str(), lifetime) {
+        (Some(token), Some(expiry), Some(lifetime)) => {
+            Ok(Issued { token: token.to_owned(), expiry: expiry.to_owned(), lifetime, at })
+        }
         _ => Err(RequestError::Unreadable("a TokenRequest without a token".to_owned())),
     }
 }

@@ -37,6 +37,7 @@ pub(super) fn join_cluster(
         runtime: Arc::new(Containerd { client: shared.backends.client.clone(), images }),
         device_plugins: Arc::clone(&shared.device_plugins),
         csi: Arc::clone(&shared.csi_drivers),
+        csi_volumes: Arc::clone(&shared.csi),
         volumes_in_use: shared.volumes_in_use.clone(),
         slots: Arc::clone(&shared.slots),
         source: source?,

@@ -20,7 +20,7 @@ use super::{AppError, DECODER, drain, service};
 use crate::apiserver::{self, HollowRuntime, Link, NodeRuntime};
 use crate::clock;
 use crate::config::Config;
-use crate::csi::VolumesInUse;
+use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use crate::debug;
 use crate::device_plugins::DevicePlugins;
 use crate::executor::fake::FakeExecutor;
@@ -160,6 +160,7 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         metrics,
         events.clone(),
     );
+    let (csi, volumes_in_use) = (Arc::<CsiDrivers>::default(), VolumesInUse::default());
     let inputs = apiserver::Inputs {
         config: Arc::clone(&common.config),
         observed,
@@ -171,11 +172,12 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         network: common.network.clone(),
         runtime: Arc::clone(&common.runtime),
         device_plugins: Arc::clone(&common.device_plugins),
-        csi: Arc::default(),
-        volumes_in_use: VolumesInUse::default(),
-        unsent_events: None,
+        csi_volumes: Arc::new(CsiVolumes::new(Arc::clone(&csi), volumes_in_use.clone(), name, dir, None)),
+        csi,
+        volumes_in_use,
         slots,
         source,
+        unsent_events: None,
     };
     let (config, capacity) = (Arc::clone(&common.config), common.capacity.clone());
     let description = async move { apiserver::describe(&config, &facts, &capacity).await };

@@ -13,10 +13,11 @@ use limpet_model::object::csi::CsiVolume;
 use limpet_node_api::csi::node_client::NodeClient;
 use limpet_node_api::csi::node_service_capability::{Type, rpc};
 use limpet_node_api::csi::volume_capability::access_mode::Mode;
-use limpet_node_api::csi::volume_capability::{AccessMode, AccessType, MountVolume};
+use limpet_node_api::csi::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use limpet_node_api::csi::{
-    NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
-    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
+    CapacityRange, NodeExpandVolumeRequest, NodeGetCapabilitiesRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest,
+    NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+    VolumeCapability, VolumeUsage,
 };
 
 /// How long a driver may take for a call: kubelet's deadline.
@@ -35,6 +36,11 @@ pub struct CallError {
 }
 
 impl CallError {
+    /// What the driver has answered.
+    pub(super) fn code(&self) -> Code {
+        self.status.code()
+    }
+
     /// The driver does not know the volume.
     pub fn is_not_found(&self) -> bool {
         self.status.code() == Code::NotFound
@@ -48,6 +54,10 @@ pub struct Capabilities {
     pub stage: bool,
     /// It gives volumes the pod's group itself.
     pub mount_group: bool,
+    /// It reports how much of a volume is used.
+    pub stats: bool,
+    /// It expands volumes on the node.
+    pub expand: bool,
     /// It knows how many pods of one node write to a volume.
     pub single_node_multi_writer: bool,
 }
@@ -80,6 +90,8 @@ impl Driver {
         let capabilities = Capabilities {
             stage: has(rpc::Type::StageUnstageVolume),
             mount_group: has(rpc::Type::VolumeMountGroup),
+            stats: has(rpc::Type::GetVolumeStats),
+            expand: has(rpc::Type::ExpandVolume),
             single_node_multi_writer: has(rpc::Type::SingleNodeMultiWriter),
         };
         let info = DriverInfo {
@@ -113,7 +125,7 @@ impl Driver {
             publish_context: map(&volume.publish_context),
             staging_target_path: text(staging),
             volume_capability: Some(mounting.capability(self.capabilities)),
-            secrets: map(mounting.secrets),
+            secrets: map(&mounting.secrets),
             volume_context: map(&mounting.attributes),
         };
         within("NodeStageVolume", self.client.clone().node_stage_volume(request)).await.map(drop)
@@ -129,7 +141,7 @@ impl Driver {
             target_path: text(target),
             volume_capability: Some(mounting.capability(self.capabilities)),
             readonly: mounting.read_only,
-            secrets: map(mounting.secrets),
+            secrets: map(&mounting.secrets),
             volume_context: map(&mounting.attributes),
         };
         within("NodePublishVolume", self.client.clone().node_publish_volume(request)).await.map(drop)
@@ -139,6 +151,30 @@ impl Driver {
     pub(super) async fn unpublish(&self, handle: &str, target: &Path) -> Result<(), CallError> {
         let request = NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(target) };
         within("NodeUnpublishVolume", self.client.clone().node_unpublish_volume(request)).await.map(drop)
+    }
+
+    /// `NodeGetVolumeStats` of what is mounted on `target`.
+    pub(super) async fn stats(&self, handle: &str, target: &Path) -> Result<Vec<VolumeUsage>, CallError> {
+        let request = NodeGetVolumeStatsRequest {
+            volume_id: handle.to_owned(),
+            volume_path: text(target),
+            staging_target_path: String::new(),
+        };
+        let answer = within("NodeGetVolumeStats", self.client.clone().node_get_volume_stats(request)).await?;
+        Ok(answer.usage)
+    }
+
+    /// `NodeExpandVolume`: what is mounted on `target` is to have so many bytes at least.
+    pub(super) async fn expand(&self, mounting: &Mounting<'_>, target: &Path, bytes: i64) -> Result<(), CallError> {
+        let request = NodeExpandVolumeRequest {
+            volume_id: mounting.volume.handle.clone(),
+            volume_path: text(target),
+            capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
+            staging_target_path: mounting.staging.as_deref().map(text).unwrap_or_default(),
+            volume_capability: Some(mounting.capability(self.capabilities)),
+            secrets: map(&mounting.secrets),
+        };
+        within("NodeExpandVolume", self.client.clone().node_expand_volume(request)).await.map(drop)
     }
 
     /// `NodeUnstageVolume`.
@@ -156,7 +192,7 @@ pub(super) struct Mounting<'a> {
     /// The volume's attributes, and the pod's where the driver wants them.
     pub attributes: BTreeMap<String, String>,
     /// The Secret of the call.
-    pub secrets: &'a BTreeMap<String, String>,
+    pub secrets: BTreeMap<String, String>,
     /// The group that the driver gives the files to.
     pub group: Option<u32>,
     /// Where it is staged.
@@ -168,15 +204,17 @@ pub(super) struct Mounting<'a> {
 impl Mounting<'_> {
     fn capability(&self, of_driver: Capabilities) -> VolumeCapability {
         let mode = self.volume.access_modes.first().map_or("ReadWriteOnce", String::as_str);
+        let access_mode = AccessMode { mode: access_mode(mode, of_driver.single_node_multi_writer) as i32 };
+        if self.volume.block {
+            let access_type = Some(AccessType::Block(BlockVolume {}));
+            return VolumeCapability { access_mode: Some(access_mode), access_type };
+        }
         let mount = MountVolume {
             fs_type: self.volume.fs_type.clone(),
             mount_flags: self.volume.mount_options.clone(),
             volume_mount_group: self.group.map(|group| group.to_string()).unwrap_or_default(),
         };
-        VolumeCapability {
-            access_mode: Some(AccessMode { mode: access_mode(mode, of_driver.single_node_multi_writer) as i32 }),
-            access_type: Some(AccessType::Mount(mount)),
-        }
+        VolumeCapability { access_mode: Some(access_mode), access_type: Some(AccessType::Mount(mount)) }
     }
 }
 

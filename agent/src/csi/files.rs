@@ -19,7 +19,7 @@ const MAX_FILE: u64 = 64 << 10;
 const MAX_ENTRIES: usize = 4096;
 
 /// A volume as it is written down.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VolumeData {
     /// The driver.
     #[serde(rename = "driverName")]
@@ -30,12 +30,40 @@ pub(super) struct VolumeData {
     /// What else kubelet writes.
     #[serde(flatten)]
     pub more: BTreeMap<String, String>,
+    /// It is a block device, by the place where it is written down.
+    #[serde(skip)]
+    pub block: bool,
 }
+
+/// The name of the PersistentVolume, or of the volume in its pod.
+const NAME: &str = "specVolID";
+/// The volume's name in its pod, beside what kubelet writes.
+const POD_VOLUME: &str = "limpet.dev/volume";
 
 impl VolumeData {
     /// Whether it goes with its pod.
     pub(super) fn is_ephemeral(&self) -> bool {
         self.more.get("volumeLifecycleMode").is_some_and(|mode| mode == "Ephemeral")
+    }
+
+    /// The PersistentVolume's name, or the volume's in its pod.
+    pub(super) fn name(&self) -> &str {
+        self.more.get(NAME).map(String::as_str).unwrap_or_default()
+    }
+
+    /// The name that the pod has for it; `None`: an agent before this one has not written it down.
+    pub(super) fn pod_volume(&self) -> Option<&str> {
+        self.more.get(POD_VOLUME).map(String::as_str)
+    }
+
+    /// Sets what [`Self::pod_volume`] gives.
+    pub(super) fn set_pod_volume(&mut self, name: &str) {
+        self.more.insert(POD_VOLUME.to_owned(), name.to_owned());
+    }
+
+    /// Sets what [`Self::name`] gives.
+    pub(super) fn set_name(&mut self, name: &str) {
+        self.more.insert(NAME.to_owned(), name.to_owned());
     }
 
     /// Whether both are of one volume.
@@ -70,42 +98,47 @@ pub(super) fn read(directory: &Path) -> io::Result<Option<VolumeData>> {
 
 /// Removes what is written down in `directory` and, if it is empty then, itself and `mount_point` in it, which a driver may have left.
 pub(super) fn remove(directory: &Path, mount_point: &str) -> io::Result<()> {
-    let gone = |result: io::Result<()>| match result {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    };
-    let target = directory.join(mount_point);
-    match fs::symlink_metadata(&target) {
-        // A driver may have made a file or a link.
-        Ok(found) if !found.is_dir() => gone(fs::remove_file(&target))?,
-        _ => gone(fs::remove_dir(&target))?,
+    if !mount_point.is_empty() {
+        remove_point(&directory.join(mount_point))?;
     }
     // Last: without it the volume is not found any more.
     gone(fs::remove_file(directory.join(FILE)))?;
     gone(fs::remove_dir(directory))
 }
 
+/// Removes what a driver has left where a volume was mounted: an empty directory, or a file or link that it has made.
+pub(super) fn remove_point(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.is_dir() => gone(fs::remove_file(path)),
+        _ => gone(fs::remove_dir(path)),
+    }
+}
+
+/// Takes what is not there for removed.
+pub(super) fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// The directories in `directory`.
 pub(super) fn directories(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    entries(directory, fs::FileType::is_dir)
+}
+
+/// The links in `directory`.
+pub(super) fn links(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    entries(directory, fs::FileType::is_symlink)
+}
+
+fn entries(directory: &Path, is_wanted: fn(&fs::FileType) -> bool) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let is_directory = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    Ok(entries.flatten().filter(is_directory).take(MAX_ENTRIES).map(|entry| entry.path()).collect())
-}
-
-/// Whether any pod below `pods` has that volume.
-pub(super) fn is_used(pods: &Path, volume: &VolumeData) -> io::Result<bool> {
-    for pod in directories(pods)? {
-        for directory in directories(&pod.join("volumes/kubernetes.io~csi"))? {
-            // What cannot be read may be of this volume.
-            if read(&directory)?.is_some_and(|found| found.is(volume)) {
-                return Ok(true);
-            }
-        }
-    }
-    Ok(false)
+    let is_wanted = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| is_wanted(&kind));
+    Ok(entries.flatten().filter(is_wanted).take(MAX_ENTRIES).map(|entry| entry.path()).collect())
 }
 
 #[cfg(test)]
@@ -115,7 +148,7 @@ mod tests {
 
     fn data(handle: &str) -> VolumeData {
         let more = BTreeMap::from([("volumeLifecycleMode".to_owned(), "Persistent".to_owned())]);
-        VolumeData { driver: "d".to_owned(), handle: handle.to_owned(), more }
+        VolumeData { driver: "d".to_owned(), handle: handle.to_owned(), more, block: false }
     }
 
     #[test]
@@ -125,7 +158,6 @@ mod tests {
         assert_eq!(read(&directory).unwrap(), None);
         write(&directory, &data("h")).unwrap();
         assert_eq!(read(&directory).unwrap(), Some(data("h")));
-        assert!(is_used(pods.path(), &data("h")).unwrap() && !is_used(pods.path(), &data("other")).unwrap());
         // kubelet's file.
         let text = r#"{"attachmentID":"csi-1","driverName":"d","nodeName":"n","specVolID":"pv","volumeHandle":"h","volumeLifecycleMode":"Ephemeral"}"#;
         fs::write(directory.join(FILE), text).unwrap();

@@ -4,32 +4,35 @@
 //! finds its volumes there, whichever agent has made them. One volume's calls come one after the other; those of different
 //! volumes do not wait for each other. Drivers are idempotent, so a call whose answer was lost is made again.
 
+mod expand;
 mod leftovers;
+mod stats;
+mod turn;
+mod wanted;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, Semaphore};
 
 use super::CsiDrivers;
 use super::driver::{CallError, Driver, Mounting};
-use super::files::{self, VolumeData};
+use super::files::VolumeData;
 use super::in_use::{InUse, VolumesInUse};
+use super::layout::{self, Layout};
+pub use expand::ExpandError;
+use leftovers::Leftovers;
 use limpet_containerd::client::calling;
 use limpet_host::blocking::{self, DEADLINE};
-use limpet_host::{fs_group, mount_table};
-use limpet_model::object::csi::{CsiVolume, staging_directory};
+use limpet_host::fs_group;
+use limpet_model::object::csi::CsiVolume;
 use limpet_model::pod::{PodRecord, PodUid};
+pub use wanted::Wanted;
+use wanted::fs_group_of;
 
-/// The directory that a driver mounts a pod's volume on.
-const MOUNT: &str = "mount";
-/// The directory that a driver stages a volume on.
-const GLOBAL_MOUNT: &str = "globalmount";
-/// What is written down of a volume, beside what kubelet writes, once all is done that a pod needs.
-const PUBLISHED: &str = "limpet.dev/published";
 /// How long the files of a volume may take to be given to a group.
 const FS_GROUP_DEADLINE: Duration = Duration::from_secs(600);
 
@@ -49,6 +52,14 @@ pub enum CsiError {
         /// The call, and what came of it.
         call: CallError,
     },
+    /// The volumes of a pod cannot be found.
+    #[error("cannot look for volumes of CSI drivers in {path}: {source}", path = path.display())]
+    Pod {
+        /// The pod's directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// A file of the node cannot be had.
     #[error("volume {handle} of CSI driver {driver}: cannot {operation} {path}: {source}", path = path.display())]
     File {
@@ -65,19 +76,6 @@ pub enum CsiError {
     },
 }
 
-/// A volume for a pod.
-#[derive(Debug)]
-pub struct Wanted<'a> {
-    /// The volume.
-    pub volume: &'a CsiVolume,
-    /// The values of the Secret for `NodeStageVolume`.
-    pub stage_secret: BTreeMap<String, String>,
-    /// The values of the Secret for `NodePublishVolume`.
-    pub publish_secret: BTreeMap<String, String>,
-    /// The pod only reads it.
-    pub read_only: bool,
-}
-
 /// One volume: its driver and its handle.
 type VolumeKey = (String, String);
 
@@ -87,14 +85,13 @@ pub struct CsiVolumes {
     drivers: Arc<CsiDrivers>,
     in_use: VolumesInUse,
     node: String,
-    /// The directory of all pods.
-    pods: PathBuf,
-    /// The directory of staged volumes, by driver.
-    staged: PathBuf,
+    layout: Layout,
     /// Those that are called about.
     gates: Mutex<HashMap<VolumeKey, Arc<Semaphore>>>,
-    /// The pods that are gone and have volumes, with the directory of these.
-    later: Mutex<BTreeMap<PodUid, PathBuf>>,
+    /// What no pod has any more.
+    leftovers: Mutex<Leftovers>,
+    /// Reports more of it.
+    more: Notify,
     /// Those that are named in the Node's status since they are staged or published.
     held: Mutex<HashMap<VolumeKey, InUse>>,
 }
@@ -112,10 +109,10 @@ impl CsiVolumes {
             drivers,
             in_use,
             node: node.to_owned(),
-            pods: root_dir.join("pods"),
-            staged: plugin_dir.unwrap_or(root_dir).join("plugins/kubernetes.io/csi"),
+            layout: Layout::new(root_dir, plugin_dir),
             gates: Mutex::default(),
-            later: Mutex::default(),
+            leftovers: Mutex::default(),
+            more: Notify::default(),
             held: Mutex::default(),
         }
     }
@@ -125,82 +122,82 @@ impl CsiVolumes {
         &self.drivers
     }
 
-    /// Stages and publishes a volume for the pod, unless that is done. `directory` is the volume's own, in the pod's.
+    /// Stages and publishes a volume for the pod, unless that is done.
     ///
     /// # Errors
     /// The driver is not there, refuses, or does not answer.
-    pub async fn set_up(&self, pod: &PodRecord, wanted: &Wanted<'_>, directory: PathBuf) -> Result<(), CsiError> {
+    pub async fn set_up(&self, pod: &PodRecord, wanted: &Wanted<'_>) -> Result<(), CsiError> {
         let volume = wanted.volume;
-        let data = self.data(volume);
+        let mut data = self.data(volume);
+        data.set_pod_volume(wanted.name);
         let _turn = self.turn(&data).await;
-        let target = directory.join(MOUNT);
-        if self.is_published(&data, &directory).await? {
+        if self.is_published(&data, &pod.uid).await? {
             self.hold(volume, &data);
             return Ok(());
         }
         let driver = self.drivers.get(&volume.driver).map_err(CsiError::NoDriver)?;
-        self.write(&data, "write", directory.clone(), {
-            let (directory, data) = (directory.clone(), data.clone());
-            move || files::write(&directory, &data)
-        })
-        .await?;
+        self.on_files(&data, "write down", of_pod(&pod.uid, Layout::begin)).await?;
         self.hold(volume, &data);
-        let group = pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
-        let group = group.and_then(|group| u32::try_from(group).ok());
-        let mut mounting = Mounting {
-            volume,
-            attributes: volume.attributes.clone(),
-            secrets: &wanted.stage_secret,
-            group: group.filter(|_| driver.capabilities().mount_group),
-            staging: None,
-            read_only: wanted.read_only,
-        };
         if driver.capabilities().stage && !volume.ephemeral {
-            let staging = self.stage(&driver, &mounting, &data).await?;
-            mounting.staging = Some(staging);
+            self.stage(&driver, &wanted.for_stage(pod, &driver), &data).await?;
         }
-        mounting.secrets = &wanted.publish_secret;
-        mounting.attributes = volume.attributes_for(pod);
-        calling("NodePublishVolume of its CSI driver");
-        driver.publish(&mounting, &target).await.map_err(call(&data))?;
+        self.publish(pod, wanted, &driver, &data).await?;
         tracing::info!(pod = %pod.key, driver = volume.driver, volume = volume.name, "volume published");
-        let owned = group.filter(|_| !driver.capabilities().mount_group && volume.takes_fs_group(wanted.read_only));
-        if let Some(group) = owned {
-            self.give(&data, pod, target, group).await?;
-        }
-        let mut published = data.clone();
-        published.more.insert(PUBLISHED.to_owned(), true.to_string());
-        self.write(&data, "write", directory.clone(), move || files::write(&directory, &published)).await
+        self.on_files(&data, "write down", of_pod(&pod.uid, Layout::published)).await
     }
 
-    /// Whether all is done of the volume in `directory`, by this agent or one before it.
-    async fn is_published(&self, data: &VolumeData, directory: &Path) -> Result<bool, CsiError> {
-        let read = {
-            let directory = directory.to_owned();
-            blocking::run(directory.clone(), DEADLINE, move |_| files::read(&directory)).await
-        };
-        let known = read.and_then(|read| read).map_err(file(data, "read", directory))?;
-        let done = known.is_some_and(|known| known.is(data) && known.more.contains_key(PUBLISHED));
-        Ok(done && self.is_mounted(data, &directory.join(MOUNT)).await?)
+    /// Publishes a volume of a pod that runs once more, for its driver may have something new for it.
+    ///
+    /// # Errors
+    /// The driver is not there, refuses, or does not answer: what was published stays.
+    pub async fn republish(&self, pod: &PodRecord, wanted: &Wanted<'_>) -> Result<(), CsiError> {
+        let data = self.data(wanted.volume);
+        let _turn = self.turn(&data).await;
+        if !self.is_published(&data, &pod.uid).await? {
+            // The pod has ended, or its volume was unmounted: the next container has it mounted.
+            return Ok(());
+        }
+        let driver = self.drivers.get(&data.driver).map_err(CsiError::NoDriver)?;
+        self.publish(pod, wanted, &driver, &data).await
     }
 
-    /// Stages a volume, unless it is; the directory that it is staged on.
-    async fn stage(&self, driver: &Driver, mounting: &Mounting<'_>, data: &VolumeData) -> Result<PathBuf, CsiError> {
-        let directory = self.staging(data);
-        let staging = directory.join(GLOBAL_MOUNT);
-        if self.is_mounted(data, &staging).await? {
-            return Ok(staging);
+    /// `NodePublishVolume`, and what is the node's to do then.
+    async fn publish(
+        &self,
+        pod: &PodRecord,
+        wanted: &Wanted<'_>,
+        driver: &Driver,
+        data: &VolumeData,
+    ) -> Result<(), CsiError> {
+        let staged = driver.capabilities().stage && !wanted.volume.ephemeral;
+        let staging = staged.then(|| self.layout.staging(data));
+        let target = self.layout.target(data, &pod.uid);
+        calling("NodePublishVolume of its CSI driver");
+        driver.publish(&wanted.for_publish(pod, driver, staging), &target).await.map_err(call(data))?;
+        let is_given = !driver.capabilities().mount_group && wanted.volume.takes_fs_group(wanted.read_only);
+        match fs_group_of(pod).filter(|_| is_given) {
+            Some(group) => self.give(data, pod, target, group).await,
+            None => Ok(()),
         }
-        self.write(data, "make", staging.clone(), {
-            let (directory, staging) = (directory.clone(), staging.clone());
-            let data = VolumeData { more: BTreeMap::new(), ..data.clone() };
-            move || files::write(&directory, &data).and_then(|()| files::make(&staging))
-        })
-        .await?;
+    }
+
+    /// Whether all is done of the volume for the pod.
+    async fn is_published(&self, data: &VolumeData, uid: &PodUid) -> Result<bool, CsiError> {
+        self.on_files(data, "look for", of_pod(uid, Layout::is_published)).await
+    }
+
+    /// Stages a volume, unless it is.
+    async fn stage(&self, driver: &Driver, mounting: &Mounting<'_>, data: &VolumeData) -> Result<(), CsiError> {
+        let staging = self.layout.staging(data);
+        // Of a device nothing says whether it is: a driver may be called again.
+        if !data.block && self.is_mounted(data, staging.clone()).await? {
+            return Ok(());
+        }
+        self.on_files(data, "write down", Layout::begin_stage).await?;
         calling("NodeStageVolume of its CSI driver");
         driver.stage(mounting, &staging).await.map_err(call(data))?;
         tracing::info!(driver = driver.name(), volume = mounting.volume.name, "volume staged");
-        Ok(staging)
+        Ok(())
     }
 
     /// Gives the volume's files to the pod's group.
@@ -215,65 +212,55 @@ impl CsiVolumes {
         given.await.and_then(|given| given).map_err(file(data, "set the group of", subject))
     }
 
-    /// Unpublishes all volumes of the pod, whose directories are in `directory`, and unstages those that no other pod has.
+    /// Unpublishes all volumes of the pod, and unstages those that no other pod has.
     ///
     /// # Errors
     /// A driver is not there, refuses, or does not answer: the pod keeps that volume, and the others are gone.
-    pub async fn tear_down(&self, uid: &PodUid, directory: PathBuf) -> Result<(), CsiError> {
-        let listed = {
-            let directory = directory.clone();
-            blocking::run(directory.clone(), DEADLINE, move |_| volumes_in(&directory)).await
-        };
-        let none = || VolumeData { driver: String::new(), handle: uid.to_string(), more: BTreeMap::new() };
-        let found = listed.and_then(|listed| listed).map_err(|source| file(&none(), "read", directory)(source))?;
-        let torn_down = found.iter().map(|(path, data)| self.tear_down_one(uid, path, data));
+    pub async fn tear_down(&self, uid: &PodUid) -> Result<(), CsiError> {
+        let (layout, of, pod) = (self.layout.clone(), uid.clone(), self.layout.pods.join(uid.as_str()));
+        let found = blocking::run(pod.clone(), DEADLINE, move |_| layout.of(&of)).await.and_then(|found| found);
+        let found = found.map_err(|source| CsiError::Pod { path: pod, source })?;
+        let torn_down = found.iter().map(|data| self.tear_down_one(uid, data));
         futures_util::future::join_all(torn_down).await.into_iter().collect()
     }
 
-    async fn tear_down_one(&self, uid: &PodUid, directory: &Path, data: &VolumeData) -> Result<(), CsiError> {
+    async fn tear_down_one(&self, uid: &PodUid, data: &VolumeData) -> Result<(), CsiError> {
         let _turn = self.turn(data).await;
         let driver = self.drivers.get(&data.driver).map_err(CsiError::NoDriver)?;
-        let target = directory.join(MOUNT);
+        let target = self.layout.target(data, uid);
         calling("NodeUnpublishVolume of its CSI driver");
         let unpublished = driver.unpublish(&data.handle, &target).await;
-        self.undone(data, &target, unpublished).await?;
-        self.write(data, "remove", directory.to_owned(), {
-            let directory = directory.to_owned();
-            move || files::remove(&directory, MOUNT)
-        })
-        .await?;
+        self.undone(data, target, unpublished).await?;
+        self.on_files(data, "remove", of_pod(uid, Layout::end)).await?;
         tracing::info!(%uid, driver = data.driver, volume = data.handle, "volume unpublished");
-        self.unstage(&driver, data).await
+        // The pod has given it back; the rest is between the node and the driver.
+        if let Err(error) = self.unstage(&driver, data).await {
+            tracing::warn!(%error, "a volume that no pod has stays staged for now");
+            self.unstage_later(data);
+        }
+        Ok(())
     }
 
     /// Unstages a volume that no pod has any more.
     async fn unstage(&self, driver: &Driver, data: &VolumeData) -> Result<(), CsiError> {
-        let (pods, volume) = (self.pods.clone(), data.clone());
-        let used = blocking::run(pods.clone(), DEADLINE, move |_| files::is_used(&pods, &volume)).await;
-        if used.and_then(|used| used).map_err(file(data, "read", self.pods.clone()))? {
+        if self.on_files(data, "look for", Layout::is_used).await? {
             return Ok(());
         }
-        let directory = self.staging(data);
-        let staging = directory.join(GLOBAL_MOUNT);
-        let written = {
-            let directory = directory.clone();
-            blocking::run(directory.clone(), DEADLINE, move |_| files::read(&directory)).await
-        };
-        let written = written.and_then(|written| written).map_err(file(data, "read", directory.clone()))?;
-        if !data.is_ephemeral() && written.is_some() {
+        if self.on_files(data, "look for", Layout::is_staged).await? {
+            let staging = self.layout.staging(data);
             calling("NodeUnstageVolume of its CSI driver");
             let unstaged = driver.unstage(&data.handle, &staging).await;
-            self.undone(data, &staging, unstaged).await?;
-            self.write(data, "remove", directory.clone(), move || files::remove(&directory, GLOBAL_MOUNT)).await?;
+            self.undone(data, staging, unstaged).await?;
             tracing::info!(driver = data.driver, volume = data.handle, "volume unstaged");
         }
+        self.on_files(data, "remove", Layout::end_stage).await?;
         self.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&key(data));
         Ok(())
     }
 
     /// Takes the answer to the undoing of a mount: a driver that does not know the volume any more has nothing to undo, if
     /// nothing is mounted.
-    async fn undone(&self, data: &VolumeData, path: &Path, answer: Result<(), CallError>) -> Result<(), CsiError> {
+    async fn undone(&self, data: &VolumeData, path: PathBuf, answer: Result<(), CallError>) -> Result<(), CsiError> {
         match answer {
             Err(error) if error.is_not_found() && !self.is_mounted(data, path).await? => Ok(()),
             answer => answer.map_err(call(data)),
@@ -290,23 +277,7 @@ impl CsiVolumes {
             ("attachmentID", volume.attachment(&self.node)),
         ];
         let more = more.map(|(name, value)| (name.to_owned(), value)).into();
-        VolumeData { driver: volume.driver.clone(), handle: volume.handle.clone(), more }
-    }
-
-    /// The directory of a staged volume.
-    fn staging(&self, data: &VolumeData) -> PathBuf {
-        self.staged.join(&data.driver).join(staging_directory(&data.handle))
-    }
-
-    /// Waits until nobody else has a driver called about the volume.
-    async fn turn(&self, data: &VolumeData) -> Turn<'_> {
-        let gate = {
-            let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(gates.entry(key(data)).or_insert_with(|| Arc::new(Semaphore::new(1))))
-        };
-        // It is never closed.
-        let permit = gate.acquire_owned().await.ok();
-        Turn { of: self, key: key(data), permit }
+        VolumeData { driver: volume.driver.clone(), handle: volume.handle.clone(), more, block: volume.block }
     }
 
     /// Names an attached volume in the Node's status until it is unstaged.
@@ -318,63 +289,35 @@ impl CsiVolumes {
     }
 
     /// Whether something is mounted on `path`, by the mount table alone.
-    async fn is_mounted(&self, data: &VolumeData, path: &Path) -> Result<bool, CsiError> {
-        let subject = path.parent().unwrap_or(path).to_owned();
-        let (parent, name) = (subject.clone(), path.file_name().unwrap_or_default().to_owned());
-        let looked = blocking::run(subject, DEADLINE, move |_| {
-            let real = match parent.canonicalize() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-                real => real?.join(name),
-            };
-            Ok(mount_table::mount_points()?.contains(&real))
-        });
-        looked.await.and_then(|looked| looked).map_err(file(data, "look for a mount at", path))
+    async fn is_mounted(&self, data: &VolumeData, path: PathBuf) -> Result<bool, CsiError> {
+        self.on_files(data, "look for", move |_, _| layout::is_mounted(&path)).await
     }
 
-    /// Changes files of the node.
-    async fn write(
+    /// Looks at files of the node, or changes them.
+    async fn on_files<T: Send + 'static>(
         &self,
         data: &VolumeData,
         operation: &'static str,
-        path: PathBuf,
-        work: impl FnOnce() -> io::Result<()> + Send + 'static,
-    ) -> Result<(), CsiError> {
-        let done = blocking::run(path.clone(), DEADLINE, move |_| work()).await;
+        work: impl FnOnce(&Layout, &VolumeData) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, CsiError> {
+        let (layout, volume) = (self.layout.clone(), data.clone());
+        let path = self.layout.staging(data);
+        let done = blocking::run(path.clone(), DEADLINE, move |_| work(&layout, &volume)).await;
         done.and_then(|done| done).map_err(file(data, operation, path))
     }
 }
 
-/// The right to have a driver called about a volume.
-struct Turn<'a> {
-    of: &'a CsiVolumes,
-    key: VolumeKey,
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        drop(self.permit.take());
-        let mut gates = self.of.gates.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever waits has the gate as well.
-        if gates.get(&self.key).is_some_and(|gate| Arc::strong_count(gate) == 1) {
-            gates.remove(&self.key);
-        }
-    }
+/// What is done of a volume for the pod.
+fn of_pod<T: 'static>(
+    uid: &PodUid,
+    work: fn(&Layout, &VolumeData, &PodUid) -> io::Result<T>,
+) -> impl FnOnce(&Layout, &VolumeData) -> io::Result<T> + Send + 'static + use<T> {
+    let uid = uid.clone();
+    move |layout, data| work(layout, data, &uid)
 }
 
 fn key(data: &VolumeData) -> VolumeKey {
     (data.driver.clone(), data.handle.clone())
-}
-
-/// The volumes that are written down in the directories in `directory`. Blocks.
-fn volumes_in(directory: &Path) -> io::Result<Vec<(PathBuf, VolumeData)>> {
-    let mut found = Vec::new();
-    for path in files::directories(directory)? {
-        if let Some(data) = files::read(&path)? {
-            found.push((path, data));
-        }
-    }
-    Ok(found)
 }
 
 fn call(data: &VolumeData) -> impl FnOnce(CallError) -> CsiError {

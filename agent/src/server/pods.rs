@@ -1,5 +1,6 @@
 //! Routes for pods and sources.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -12,7 +13,9 @@ use super::document::{DescribeDocument, HistoryDocument, PodsDocument, SourceDoc
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
 use super::{ServerState, SourceView};
-use crate::status::metrics::CONTENT_TYPE;
+use crate::status::metrics::{CONTENT_TYPE, ClaimFigures};
+use crate::usage::claims::ClaimName;
+use crate::usage::disks::VolumeDisk;
 use limpet_core::merge::DesiredPods;
 use limpet_core::source::{Health, ManifestChange};
 use limpet_model::pod::PodKey;
@@ -140,8 +143,26 @@ pub(super) async fn metrics(State(state): State<ServerState>) -> Response {
         state.metrics.apiserver().set_unsent(&link.unsent(&state.node_name).by_kind());
     }
     let snapshots = sources.iter().map(|source| (source.kind, &*source.snapshot, source.last_good));
-    let page = state.metrics.render(&state.observed.load(), snapshots);
+    let observed = state.observed.load();
+    state.metrics.set_claims(figures(state.meter.claims(&observed).await));
+    let page = state.metrics.render(&observed, snapshots);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], page).into_response()
+}
+
+/// The figures of the claims of which all are known.
+fn figures(claims: BTreeMap<ClaimName, VolumeDisk>) -> impl Iterator<Item = (ClaimName, ClaimFigures)> {
+    claims.into_iter().filter_map(|(name, disk)| {
+        let (space, used) = (disk.space?, disk.used?.seen);
+        let figures = ClaimFigures {
+            capacity: space.capacity,
+            available: space.available,
+            used: used.bytes,
+            inodes: space.inodes,
+            inodes_free: space.inodes_free,
+            inodes_used: used.inodes,
+        };
+        Some((name, figures))
+    })
 }
 
 /// A JSON response, serialized at once from borrowed data.

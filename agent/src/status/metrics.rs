@@ -4,6 +4,7 @@
 //! the snapshots at each scrape, so that it is not counted twice.
 
 mod apiserver;
+mod claims;
 mod labels;
 mod probe;
 mod process;
@@ -27,6 +28,8 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
 pub use apiserver::{ApiserverMetrics, NodeCertificate};
+pub use claims::ClaimFigures;
+use claims::ClaimGauges;
 use labels::{
     BackendLabel, ChangeLabel, ConditionLabel, ContainerState, OperationLabel, RejectionLabels, RemovalLabel,
     SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel, TerminationLabels, TypeLabel,
@@ -95,6 +98,7 @@ pub struct Metrics {
     guarded: Family<VerdictLabel, Counter>,
     images_removed: Family<RemovalLabel, Counter>,
     evictions: Family<SignalLabel, Counter>,
+    claims: ClaimGauges,
     node_pressure: Family<ConditionLabel, Gauge>,
     /// The containers with a label of their own in `writes_by_pod`.
     writers: Arc<Mutex<HashSet<WriterLabels>>>,
@@ -136,6 +140,7 @@ impl Metrics {
             guarded: Family::default(),
             images_removed: Family::default(),
             evictions: Family::default(),
+            claims: ClaimGauges::default(),
             node_pressure: Family::default(),
             writers: Arc::default(),
         };
@@ -296,6 +301,11 @@ impl Metrics {
         self.take_pods(pods);
         self.take_sources(sources);
         encode(&self.registry)
+    }
+
+    /// What drivers report of the volumes of claims, by namespace and name, in place of what they reported before.
+    pub fn set_claims(&self, claims: impl IntoIterator<Item = ((String, String), ClaimFigures)>) {
+        self.claims.set(claims);
     }
 
     /// The results of probes alone, in the same format.

@@ -50,6 +50,8 @@ pub struct ContainerDisk {
 pub struct VolumeDisk {
     /// Its name in the pod.
     pub name: String,
+    /// The claim that it is of, in the pod's namespace.
+    pub claim: Option<String>,
     /// What is in it; `None`: not measured.
     pub used: Option<Walk>,
     /// The file system that it is on, or is; `None`: not measured.
@@ -83,6 +85,9 @@ pub struct ImageDisk {
 pub trait MeasureDisks: fmt::Debug + Send + Sync {
     /// Measures a pod. What cannot be measured is left out.
     fn pod<'a>(&'a self, pod: &'a ObservedPod) -> BoxFuture<'a, PodDisk>;
+
+    /// The volumes of the pod that CSI drivers report of.
+    fn claims<'a>(&'a self, pod: &'a ObservedPod) -> BoxFuture<'a, Vec<VolumeDisk>>;
 
     /// Measures the file system of images; the layers of the containers `apart` are not counted. `None`: containerd does
     /// not answer.

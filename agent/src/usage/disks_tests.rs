@@ -43,6 +43,10 @@ impl MeasureDisks for Counting {
         })
     }
 
+    fn claims<'a>(&'a self, _: &'a ObservedPod) -> BoxFuture<'a, Vec<VolumeDisk>> {
+        Box::pin(async { Vec::new() })
+    }
+
     fn images(&self, apart: HashSet<String>) -> BoxFuture<'_, Option<ImageDisk>> {
         self.seen.lock().unwrap().push(format!("images apart from {}", apart.len()));
         Box::pin(async { Some(ImageDisk { space: None, used: DiskUsage { bytes: 1_000, inodes: 9 } }) })
@@ -109,6 +113,7 @@ fn storage_that_is_not_known_is_no_figure() {
     let used = DiskUsage { bytes: 7, inodes: 1 };
     let volume = |complete, ephemeral| VolumeDisk {
         name: "data".to_owned(),
+        claim: None,
         used: Some(Walk { seen: used, complete }),
         space: None,
         ephemeral,

@@ -28,7 +28,7 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::object::PodObjects;
-use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::source::SourceKind;
 use reading::Reading;
 
@@ -67,6 +67,8 @@ pub struct Supervisor {
     /// The second half of a container's id leads to its pod.
     routes: HashMap<String, PodKey>,
     provisional: Provisional,
+    /// Pods that are being deleted and nothing is left of.
+    seen_off: HashSet<PodUid>,
     /// The runtime's state was read once.
     adopted: bool,
     absence_reported: bool,
@@ -87,6 +89,7 @@ impl Supervisor {
             tasks: JoinSet::new(),
             routes: HashMap::new(),
             provisional: Provisional::new(sources),
+            seen_off: HashSet::new(),
             adopted: false,
             absence_reported: false,
             reading: Reading::default(),
@@ -169,6 +172,9 @@ impl Supervisor {
         self.cleanup.pods_changed(self.context.executor.has_unfinished_pulls());
         for change in &merged.changes {
             let record = change.record();
+            if matches!(change, PodChange::Removed(_)) {
+                self.seen_off.remove(&record.uid);
+            }
             match change {
                 // What runs came of another source, which has not been heard.
                 PodChange::Removed(_) if self.provisional.contains(&record.key) => {}
@@ -195,10 +201,23 @@ impl Supervisor {
         if self.provisional.holds_back(record, &self.desired) {
             tracing::info!(pod = %record.key, source = %record.source, "waits: what runs came of a source not heard yet");
         } else if record.is_deleting() && self.adopted && !self.workers.contains_key(&record.key) {
-            self.context.reporter.retire_unstarted(record);
+            self.see_off(record);
         } else {
             self.command(&record.key, command_for(record));
         }
+    }
+
+    /// A pod that is being deleted and has no worker is reported as gone once all is given back that an agent before this one may
+    /// have left of it: a volume that is still mounted may be a successor's elsewhere.
+    fn see_off(&mut self, record: &Arc<PodRecord>) {
+        if self.context.reporter.is_retired(record) || self.must_wait(&record.key, record) {
+            return;
+        }
+        if !self.seen_off.insert(record.uid.clone()) {
+            return self.context.reporter.retire_unstarted(record);
+        }
+        let remains = PodState::remains(Arc::clone(record), self.context.executor.now().wall);
+        self.spawn(record.key.clone(), vec![remains], Some(command_for(record)));
     }
 
     /// Ends what was found running once its source has spoken and does not want it, or hands it to the source that does.

@@ -1,13 +1,13 @@
 //! One life of the agent on a simulated node: merge, supervisor and workers over the fake executor.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use limpet::apiserver::{self, HollowRuntime, Link, Unsent};
 use limpet::config::Config;
-use limpet::csi::VolumesInUse;
+use limpet::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet::debug::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{World, live};
@@ -251,6 +251,7 @@ impl Parts<'_> {
         let link = Link::over(client, &config, self.node_network.clone(), self.metrics.clone(), self.events.clone());
         let (labels, _) = watch::channel(BTreeMap::new());
         let (_, node_state) = watch::channel(NodeState::default());
+        let (csi, volumes_in_use) = (Arc::<CsiDrivers>::default(), VolumesInUse::default());
         let inputs = apiserver::Inputs {
             config,
             observed: self.observed.clone(),
@@ -262,11 +263,18 @@ impl Parts<'_> {
             network: self.network.clone(),
             runtime: HollowRuntime::new(),
             device_plugins: Arc::default(),
-            csi: Arc::default(),
-            volumes_in_use: VolumesInUse::default(),
-            unsent_events: None,
+            csi_volumes: Arc::new(CsiVolumes::new(
+                Arc::clone(&csi),
+                volumes_in_use.clone(),
+                NODE,
+                Path::new("/nonexistent"),
+                None,
+            )),
+            csi,
+            volumes_in_use,
             slots: Arc::clone(self.slots),
             source: source.clone(),
+            unsent_events: None,
         };
         let description = std::future::ready(description());
         tasks.spawn(apiserver::run(link.clone(), inputs, description, self.stop.clone()));

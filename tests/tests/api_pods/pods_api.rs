@@ -51,7 +51,7 @@ pub(super) fn the_pods_api_hands_out_what_the_apiserver_decodes(node: &mut TestN
 
 /// A spec with every kind of value: nested, inline, maps, quantities, numbers and names of ports.
 fn rich() -> Value {
-    let probe = json!({ "exec": { "command": ["true"] }, "periodSeconds": 3600 });
+    let probe = json!({ "exec": { "command": ["true"] }, "periodSeconds": 3600, "timeoutSeconds": 60 });
     let settings = json!({
         "env": [
             { "name": "MODE", "valueFrom": { "configMapKeyRef": { "name": "settings", "key": "mode", "optional": true } } },

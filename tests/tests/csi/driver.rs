@@ -21,15 +21,26 @@ use tonic::{Request, Response, Status};
 
 use super::serve::serve;
 
+/// The link to a volume's device where it is staged.
+const DEVICE: &str = "device";
+
 /// How a driver behaves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Behaviour {
     /// It stages volumes.
     pub stages: bool,
+    /// It reports how much of a volume is used.
+    pub measures: bool,
+    /// It expands volumes.
+    pub expands: bool,
     /// It takes the pod's group.
     pub mount_group: bool,
     /// It does not answer to `NodePublishVolume` of this volume.
     pub hangs_at: Option<String>,
+    /// Which call of `NodePublishVolume` fails, from 1.
+    pub publish_fails: usize,
+    /// How many calls of `NodeUnstageVolume` fail first.
+    pub unstage_fails: usize,
 }
 
 /// A call, as a line: its name, the volume, and what else matters.
@@ -84,6 +95,13 @@ impl Driver {
         Ok(path)
     }
 
+    /// Makes a volume that is a block device of one MiB; its file.
+    pub(crate) fn disk(&self, handle: &str) -> Result<PathBuf> {
+        let path = self.data.join(handle);
+        fs::File::create(&path)?.set_len(1 << 20)?;
+        Ok(path)
+    }
+
     /// The calls so far whose line begins so.
     pub(crate) fn calls(&self, begin: &str) -> Vec<String> {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,6 +133,11 @@ struct Service {
 impl Service {
     fn note(&self, call: String) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+    }
+
+    fn count(&self, begin: &str) -> usize {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.iter().filter(|call| call.starts_with(begin)).count()
     }
 }
 
@@ -152,8 +175,25 @@ fn bind(from: &Path, to: &str) -> Result<(), Status> {
     if is_mounted(to) {
         return Ok(());
     }
-    fs::create_dir_all(to).map_err(|error| Status::internal(error.to_string()))?;
+    if !Path::new(to).exists() {
+        fs::create_dir_all(to).map_err(|error| Status::internal(error.to_string()))?;
+    }
     run("mount", &["--bind", &from.to_string_lossy(), to])
+}
+
+fn is_block(capability: Option<&VolumeCapability>) -> bool {
+    matches!(capability.and_then(|one| one.access_type.as_ref()), Some(AccessType::Block(_)))
+}
+
+/// Attaches the file of a volume as a loop device, to which a link in `staging` leads.
+fn attach(file: &Path, staging: &str) -> Result<(), Status> {
+    let link = Path::new(staging).join(DEVICE);
+    if fs::symlink_metadata(&link).is_ok() {
+        return Ok(());
+    }
+    let device = process::checked(Command::new("losetup").args(["--find", "--show"]).arg(file));
+    let device = device.map_err(|error| Status::internal(format!("{error:#}")))?;
+    std::os::unix::fs::symlink(device.trim(), link).map_err(|error| Status::internal(error.to_string()))
 }
 
 fn unmount(path: &str) -> Result<(), Status> {
@@ -180,6 +220,10 @@ impl Node for Service {
             request.staging_target_path
         ));
         let source = self.data.join(&request.volume_id);
+        if is_block(request.volume_capability.as_ref()) {
+            attach(&source, &request.staging_target_path)?;
+            return Ok(Response::new(NodeStageVolumeResponse {}));
+        }
         if !source.is_dir() {
             return Err(Status::not_found(format!("no volume {}", request.volume_id)));
         }
@@ -193,6 +237,13 @@ impl Node for Service {
     ) -> Result<Response<NodeUnstageVolumeResponse>, Status> {
         let request = request.into_inner();
         self.note(format!("unstage {}", request.volume_id));
+        if self.count("unstage") <= self.behaviour.unstage_fails {
+            return Err(Status::internal("target is busy"));
+        }
+        let device = Path::new(&request.staging_target_path).join(DEVICE);
+        if let Ok(device) = fs::read_link(device) {
+            run("losetup", &["-d", &device.to_string_lossy()])?;
+        }
         unmount(&request.staging_target_path)?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
@@ -211,8 +262,18 @@ impl Node for Service {
             line(&request.secrets),
             request.target_path
         ));
+        if self.count("publish") == self.behaviour.publish_fails {
+            return Err(Status::unavailable("the vault is sealed"));
+        }
         if self.behaviour.hangs_at.as_ref() == Some(&request.volume_id) {
             std::future::pending::<()>().await;
+        }
+        if is_block(request.volume_capability.as_ref()) {
+            let device = fs::read_link(Path::new(&request.staging_target_path).join(DEVICE));
+            let device = device.map_err(|error| Status::internal(error.to_string()))?;
+            fs::write(&request.target_path, "").map_err(|error| Status::internal(error.to_string()))?;
+            bind(&device, &request.target_path)?;
+            return Ok(Response::new(NodePublishVolumeResponse {}));
         }
         let ephemeral = request.volume_context.get("csi.storage.k8s.io/ephemeral").is_some_and(|value| value == "true");
         let source = match request.staging_target_path.as_str() {
@@ -236,8 +297,41 @@ impl Node for Service {
         let request = request.into_inner();
         self.note(format!("unpublish {}", request.volume_id));
         unmount(&request.target_path)?;
-        let _ = fs::remove_dir(&request.target_path);
+        let _ = fs::remove_dir(&request.target_path).or_else(|_| fs::remove_file(&request.target_path));
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
+    }
+
+    async fn node_get_volume_stats(
+        &self,
+        request: Request<NodeGetVolumeStatsRequest>,
+    ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
+        let request = request.into_inner();
+        self.note(format!("stats {} at={}", request.volume_id, request.volume_path));
+        let usage = |unit: volume_usage::Unit, total: i64, used: i64| VolumeUsage {
+            available: total - used,
+            total,
+            used,
+            unit: unit as i32,
+        };
+        let usage = vec![usage(volume_usage::Unit::Bytes, 1 << 20, 4096), usage(volume_usage::Unit::Inodes, 100, 3)];
+        Ok(Response::new(NodeGetVolumeStatsResponse { usage }))
+    }
+
+    async fn node_expand_volume(
+        &self,
+        request: Request<NodeExpandVolumeRequest>,
+    ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let bytes = request.capacity_range.unwrap_or_default().required_bytes;
+        self.note(format!(
+            "expand {} {} bytes={bytes} secrets={} at={} staged={}",
+            request.volume_id,
+            capability(request.volume_capability.as_ref()),
+            line(&request.secrets),
+            request.volume_path,
+            request.staging_target_path
+        ));
+        Ok(Response::new(NodeExpandVolumeResponse { capacity_bytes: bytes }))
     }
 
     async fn node_get_capabilities(
@@ -247,6 +341,8 @@ impl Node for Service {
         let has = [
             (self.behaviour.stages, rpc::Type::StageUnstageVolume),
             (self.behaviour.mount_group, rpc::Type::VolumeMountGroup),
+            (self.behaviour.expands, rpc::Type::ExpandVolume),
+            (self.behaviour.measures, rpc::Type::GetVolumeStats),
         ];
         let capability =
             |kind: rpc::Type| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: kind as i32 })) };

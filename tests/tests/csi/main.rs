@@ -1,7 +1,9 @@
 //! CSI drivers: volumes of a driver for pods of a real apiserver, from its registration to the last unmount. What controllers and an
 //! external-attacher would do, the cases do; with `LIMPET_TEST_LONG=1` a cluster's own attach/detach controller has a case.
 
+mod controllers;
 mod driver;
+mod features;
 #[path = "../devices/serve.rs"]
 mod serve;
 
@@ -10,7 +12,14 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use controllers::{
+    a_clusters_own_controller_attaches_and_detaches, a_clusters_own_controllers_keep_the_volume_of_a_stateful_set,
+};
 use driver::{Behaviour, Driver};
+use features::{
+    a_block_volume_is_a_device_of_the_container, a_driver_gets_tokens_and_publishes_again,
+    a_volume_is_expanded_while_its_pod_runs, a_volume_is_measured_by_its_driver, a_volume_of_the_pods_own_goes_with_it,
+};
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at, wait_node};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::container_id;
@@ -32,11 +41,17 @@ fn main() -> ExitCode {
         joining(case!(an_attached_volume_is_staged_published_and_given_back)),
         joining(case!(a_volume_outlives_a_restart_without_an_apiserver)),
         joining(case!(a_driver_that_is_away_is_waited_for)),
+        joining(case!(a_volume_that_stays_staged_is_unstaged_later)),
+        joining(case!(a_driver_gets_tokens_and_publishes_again)),
+        joining(case!(a_block_volume_is_a_device_of_the_container)),
+        joining(case!(a_volume_is_expanded_while_its_pod_runs)),
+        joining(case!(a_volume_is_measured_by_its_driver)),
         joining(case!(a_driver_that_hangs_delays_its_own_pod_alone)),
         joining(case!(a_volume_of_the_pods_own_goes_with_it)),
     ];
     if suite::is_long() {
         cases.push(joining(case!(a_clusters_own_controller_attaches_and_detaches)));
+        cases.push(joining(case!(a_clusters_own_controllers_keep_the_volume_of_a_stateful_set)));
     }
     let code = suite::run(cases);
     cluster::end();
@@ -329,12 +344,34 @@ fn a_driver_that_is_away_is_waited_for(node: &mut TestNode) -> Result<()> {
     cluster.delete(&path(node, "web"))?;
     node.wait_event("UnmountVolume.TearDown failed")?;
     ensure!(!mounted(node)?.is_empty(), "the volume was taken away without its driver");
-    // The next agent knows of it as well.
+    // The next agent knows of it as well: the pod stays for as long as its volume is there, though nothing else of it is.
+    let mark = node.mark()?;
     restart(node)?;
+    node.wait_log_since(&mark, &["a volume stays mounted for now"])?;
+    node.wait_log_since(&mark, &["the apiserver answers"])?;
+    ensure!(cluster.get(&path(node, "web"))?.is_some(), "the pod went before its volume");
     let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
     wait_deleted(node, &cluster, "web")?;
     ensure!(driver.calls("unpublish").len() == 1 && driver.calls("unstage").len() == 1, "{:?}", driver.calls(""));
     ensure!(mounted(node)?.is_empty(), "{:?}", mounted(node)?);
+    Ok(())
+}
+
+/// A driver that does not unstage a volume is asked again, for the pod is gone by then.
+fn a_volume_that_stays_staged_is_unstaged_later(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    join(node, &cluster, &[])?;
+    let behaviour = Behaviour { stages: true, unstage_fails: 1, ..Behaviour::default() };
+    let driver = Driver::start(node, &name(node), behaviour)?;
+    driver.volume("data")?;
+    describe(node, &cluster, &json!({ "attachRequired": false }))?;
+    let claim = claim(node, &cluster, "data", json!({}))?;
+    create(node, &cluster, "web", &[("data", claimed(&claim))], json!({}))?;
+    wait_reported(node, &cluster, "web")?;
+    delete(node, &cluster, "web")?;
+    wait::until_true(wait::SOON, "the second call", || driver.calls("unstage").len() == 2)?;
+    wait::until_true(wait::SOON, "the end of what is written down", || !staged(node, "data").exists())?;
+    ensure!(driver.calls("unpublish").len() == 1 && mounted(node)?.is_empty(), "{:?}", driver.calls(""));
     Ok(())
 }
 
@@ -360,60 +397,5 @@ fn a_driver_that_hangs_delays_its_own_pod_alone(node: &mut TestNode) -> Result<(
     let driver = Driver::start(node, &name(node), Behaviour::default())?;
     wait_deleted(node, &cluster, "stuck")?;
     ensure!(driver.calls("unpublish stuck").len() == 1, "{:?}", driver.calls(""));
-    Ok(())
-}
-
-fn a_volume_of_the_pods_own_goes_with_it(node: &mut TestNode) -> Result<()> {
-    let cluster = cluster::shared()?;
-    join(node, &cluster, &[])?;
-    let name = name(node);
-    let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
-    let modes = json!(["Ephemeral"]);
-    describe(
-        node,
-        &cluster,
-        &json!({ "attachRequired": false, "podInfoOnMount": true, "volumeLifecycleModes": modes }),
-    )?;
-    let inline = json!({ "csi": { "driver": name, "volumeAttributes": { "size": "1Gi" } } });
-    create(node, &cluster, "web", &[("scratch", inline)], json!({}))?;
-    let web = wait_reported(node, &cluster, "web")?;
-    let uid = web["metadata"]["uid"].as_str().context("no UID")?;
-    let handle = format!("csi-{}", sha256(&format!("{uid}scratch")));
-    let calls = driver.calls("publish");
-    ensure!(calls.len() == 1 && calls[0].starts_with(&format!("publish {handle} ")), "{calls:?}");
-    ensure!(calls[0].contains("ephemeral=true") && calls[0].contains("size=1Gi"), "{calls:?}");
-    ensure!(driver.calls("stage").is_empty(), "{:?}", driver.calls(""));
-    node.exec("web", "main", &["/bin/sh", "-c", "echo 1 > /scratch/file"])?;
-    // The driver has no volumes that outlive a pod.
-    let claim = claim(node, &cluster, "data", json!({}))?;
-    create(node, &cluster, "other", &[("data", claimed(&claim))], json!({}))?;
-    node.wait_event("volume mode \"Persistent\" not supported by driver")?;
-    delete(node, &cluster, "other")?;
-    delete(node, &cluster, "web")?;
-    ensure!(driver.calls("unpublish") == [format!("unpublish {handle}")], "{:?}", driver.calls(""));
-    ensure!(mounted(node)?.is_empty(), "{:?}", mounted(node)?);
-    Ok(())
-}
-
-/// The attach/detach controller of a whole cluster: it attaches for the node, and detaches once the node has unstaged.
-fn a_clusters_own_controller_attaches_and_detaches(node: &mut TestNode) -> Result<()> {
-    let cluster = cluster::whole()?;
-    join(node, &cluster, &[])?;
-    let name = name(node);
-    let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
-    driver.volume("data")?;
-    describe(node, &cluster, &json!({ "attachRequired": true }))?;
-    let claim = claim(node, &cluster, "data", json!({}))?;
-    create(node, &cluster, "web", &[("data", claimed(&claim))], json!({}))?;
-    let attachment = format!("{ATTACHMENTS}/csi-{}", sha256(&format!("data{name}{}", node.name())));
-    wait_at(&cluster, &attachment, "made by the controller", |_| true)?;
-    // As the driver's external-attacher does.
-    cluster.patch(&format!("{attachment}/status"), &json!({ "status": { "attached": true } }))?;
-    wait_reported(node, &cluster, "web")?;
-    delete(node, &cluster, "web")?;
-    wait::until_true(wait::SOON, "the end of the attachment", || {
-        cluster.get(&attachment).is_ok_and(|found| found.is_none())
-    })?;
-    ensure!(driver.calls("unstage").len() == 1, "it was detached before it was unstaged: {:?}", driver.calls(""));
     Ok(())
 }

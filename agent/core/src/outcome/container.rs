@@ -68,7 +68,7 @@ pub(super) fn started(
             slot.possible_orphan = begun;
             // Resolving the image again may fix what made it unusable.
             slot.image = ImageState::Unknown;
-            let mended = slot.objects_changed && failure.reason == CONFIG_ERROR;
+            let mended = slot.mended && failure.reason == CONFIG_ERROR;
             slot.retry = (!mended).then(|| failure.retry_state(slot.retry.as_ref(), now));
             None
         }

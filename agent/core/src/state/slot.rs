@@ -210,8 +210,8 @@ pub struct ContainerSlot {
     pub possible_orphan: Option<ContainerId>,
     /// The first attempt that is still available: containerd keeps the ids of earlier ones reserved.
     pub attempt_floor: u32,
-    /// The pod's objects changed since its start began.
-    pub objects_changed: bool,
+    /// The pod's objects, or the drivers of volumes, changed since its start began.
+    pub mended: bool,
     /// The exit of a process, perhaps of the instance whose start has not been reported yet.
     pub early_exit: Option<(ContainerId, u32, Exit)>,
 }
@@ -235,7 +235,7 @@ impl ContainerSlot {
             start_follows: 0,
             possible_orphan: None,
             attempt_floor: 0,
-            objects_changed: false,
+            mended: false,
             early_exit: None,
         }
     }

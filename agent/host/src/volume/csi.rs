@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::host_path::{HostPath, HostPathType};
 use super::{VolumeError, nfs};
 
 /// A volume of a driver.
@@ -18,15 +19,16 @@ pub(super) struct CsiMount {
     pub path: PathBuf,
 }
 
-/// Where the pod's volumes of drivers are.
-pub(super) fn directory(pod_dir: &Path) -> PathBuf {
-    pod_dir.join("volumes/kubernetes.io~csi")
+/// The device of the volume `name`, a PersistentVolume's name, as `volume` of the pod: kubelet's link to where the driver publishes it.
+pub(super) fn device(pod_dir: &Path, volume: &str, name: &str) -> HostPath {
+    let path = pod_dir.join("volumeDevices/kubernetes.io~csi").join(name);
+    HostPath { volume: volume.to_owned(), path, kind: HostPathType::BlockDevice }
 }
 
 impl CsiMount {
     /// The volume `name`, a PersistentVolume's name or its own, as `volume` of the pod.
     pub(super) fn of(pod_dir: &Path, volume: &str, driver: &str, name: &str) -> Self {
-        let path = directory(pod_dir).join(name).join("mount");
+        let path = pod_dir.join("volumes/kubernetes.io~csi").join(name).join("mount");
         Self { volume: volume.to_owned(), driver: driver.to_owned(), path }
     }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Volume;
 
 use super::empty_dir::EmptyDir;
-use super::{csi, nfs, written};
+use super::{nfs, written};
 
 /// A volume to be measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct MeasuredVolume {
     pub ephemeral: bool,
 }
 
-/// The volume, unless it is of a kind that is not the pod's alone, such as `hostPath` and `image`.
+/// The volume, unless it is of a kind that is not the pod's alone, such as `hostPath` and `image`, or measured by its driver.
 pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume> {
     let measured = |path, own_file_system, ephemeral| MeasuredVolume {
         name: volume.name.clone(),
@@ -35,10 +35,6 @@ pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume
     }
     if volume.nfs.is_some() {
         return Some(measured(nfs::path(pod_dir, &volume.name), true, false));
-    }
-    if volume.csi.is_some() {
-        let path = csi::directory(pod_dir).join(&volume.name).join("mount");
-        return Some(measured(path, true, false));
     }
     let (path, _) = written::location(pod_dir, volume)?;
     Some(measured(path, false, volume.config_map.is_some()))
@@ -62,7 +58,7 @@ mod tests {
             (json!({ "projected": { "sources": [] } }), Some(("kubernetes.io~projected/v", false, false))),
             (json!({ "downwardAPI": { "items": [] } }), Some(("kubernetes.io~downward-api/v", false, false))),
             (json!({ "nfs": { "server": "nas", "path": "/srv" } }), Some(("kubernetes.io~nfs/v", true, false))),
-            (json!({ "csi": { "driver": "d" } }), Some(("kubernetes.io~csi/v/mount", true, false))),
+            (json!({ "csi": { "driver": "d" } }), None),
             (json!({ "hostPath": { "path": "/data" } }), None),
             (json!({ "image": { "reference": "web:1" } }), None),
         ] {

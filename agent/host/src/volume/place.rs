@@ -6,7 +6,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{Container, Volume};
 
 use super::VolumeError;
-use super::csi::CsiMount;
+use super::csi::{self, CsiMount};
 use super::host_path::{HostPath, HostPathType};
 use super::nfs::NfsMount;
 use limpet_model::object::claim::{self, ClaimedSource};
@@ -62,6 +62,10 @@ impl Place {
                 let read_only = of_claim || export.read_only == Some(true);
                 let mount = NfsMount::of(pod_dir, &volume.name, &export, &options, read_only)?;
                 Ok(Some((Self::Server(mount), read_only)))
+            }
+            ClaimedSource::Csi(found) if found.block => {
+                let device = csi::device(pod_dir, &volume.name, &found.name);
+                Ok(Some((Self::Node(device), of_claim || found.read_only)))
             }
             ClaimedSource::Csi(found) => {
                 let mount = CsiMount::of(pod_dir, &volume.name, &found.driver, &found.name);

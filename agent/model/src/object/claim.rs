@@ -4,14 +4,16 @@
 //! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Supported
 //! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, and `csi` with all that its driver needs.
 
+pub mod tokens;
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{
     HostPathVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Volume,
 };
 
-use crate::object::csi::CsiVolume;
-use crate::object::{Entry, ObjectKey, ObjectRecord, SecretBytes};
+use crate::object::csi::{BLOCK, CsiVolume};
+use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, PodObjects, SecretBytes};
 use crate::pod::PodRecord;
 
 /// The entry with the volume's `hostPath`, as JSON.
@@ -24,8 +26,6 @@ const MOUNT_OPTIONS: &str = "mountOptions";
 const MODE: &str = "volumeMode";
 /// The entry with the volume of a CSI driver, as JSON.
 const CSI: &str = "csi";
-/// The mode of a volume that containers get as a device.
-const BLOCK: &str = "Block";
 /// The entry that says why the pod cannot have the volume.
 const REFUSED: &str = "refused";
 
@@ -72,9 +72,9 @@ impl CsiCall {
         }
     }
 
-    /// Whether the entry of a claim's object is of a Secret.
+    /// Whether the entry of a claim's object is of a Secret, or a token.
     pub(super) fn is_secret(entry: &str) -> bool {
-        [Self::Stage, Self::Publish].iter().any(|call| entry.starts_with(call.prefix()))
+        [Self::Stage, Self::Publish].iter().any(|call| entry.starts_with(call.prefix())) || tokens::is_token(entry)
     }
 }
 
@@ -93,6 +93,25 @@ pub fn name(pod: &PodRecord, volume: &Volume) -> Option<String> {
 /// Whether a volume of the pod may be one of a CSI driver.
 pub fn may_need_driver(pod: &PodRecord) -> bool {
     pod.spec().volumes.iter().flatten().any(|volume| object_name(pod, volume).is_some())
+}
+
+/// The volumes of CSI drivers that the pod has, as far as they are known, each with its object.
+pub fn csi_volumes<'a>(
+    pod: &'a PodRecord,
+    objects: &'a PodObjects,
+) -> impl Iterator<Item = (&'a Volume, Box<CsiVolume>, &'a ObjectRecord)> {
+    pod.spec().volumes.iter().flatten().filter_map(move |volume| {
+        let object = &**objects.get(ObjectKind::VolumeClaim, &object_name(pod, volume)?)?;
+        match source(object).ok()?.source {
+            ClaimedSource::Csi(csi) => Some((volume, csi, object)),
+            _ => None,
+        }
+    })
+}
+
+/// Whether a driver wants to publish a volume of the pod again and again.
+pub fn is_republished(pod: &PodRecord, objects: &PodObjects) -> bool {
+    csi_volumes(pod, objects).any(|(_, volume, _)| volume.settings.republish)
 }
 
 /// The name of the object with what the volume's claim is bound to: each pod has its own, so that its successor under the
@@ -230,8 +249,8 @@ pub fn source(object: &ObjectRecord) -> Result<ClaimedVolume, String> {
     }
     let unreadable = |error: serde_json::Error| format!("{}: {error}", object.key);
     if let Some(volume) = text(CSI) {
-        let volume = serde_json::from_str(volume).map_err(unreadable)?;
-        return Ok(ClaimedVolume { source: ClaimedSource::Csi(volume), block: false });
+        let volume: Box<CsiVolume> = serde_json::from_str(volume).map_err(unreadable)?;
+        return Ok(ClaimedVolume { block: volume.block, source: ClaimedSource::Csi(volume) });
     }
     let source = match text(NFS) {
         Some(export) => ClaimedSource::Nfs {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{CSIVolumeSource, PersistentVolumeSpec};
-use k8s_openapi::api::storage::v1::CSIDriver;
+use k8s_openapi::api::storage::v1::{CSIDriver, TokenRequest};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -11,10 +11,17 @@ use crate::pod::PodRecord;
 
 /// The longest handle of a volume, in bytes.
 const MAX_HANDLE: usize = 4096;
+/// How many tokens a driver gets at most.
+const MAX_TOKENS: usize = 32;
+/// The attribute of a volume, or the value of its Secret, with the tokens.
+pub const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 /// The mode of a volume that goes with its pod.
 const EPHEMERAL: &str = "Ephemeral";
 /// The mode of every other one.
 const PERSISTENT: &str = "Persistent";
+
+/// The mode of a volume that containers get as a device.
+pub(super) const BLOCK: &str = "Block";
 
 /// When a volume's files are given to the pod's `fsGroup`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,12 +44,37 @@ pub struct DriverSettings {
     pub pod_info: bool,
     /// `fsGroupPolicy`.
     pub fs_group: FsGroupPolicy,
+    /// `tokenRequests`: the driver gets these tokens of the pod's service account.
+    #[serde(default)]
+    pub tokens: Vec<DriverToken>,
+    /// `serviceAccountTokenInSecrets`: it gets them among the values of the Secret.
+    #[serde(default)]
+    pub tokens_in_secrets: bool,
+    /// `requiresRepublish`: it is called again and again, for it may have something new for the volume.
+    #[serde(default)]
+    pub republish: bool,
+}
+
+/// A token that a driver wants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriverToken {
+    /// Whom it is for; empty: the apiserver.
+    pub audience: String,
+    /// How long it is to be valid, in seconds; `None`: as long as the apiserver's tokens are.
+    pub lifetime: Option<i64>,
 }
 
 impl Default for DriverSettings {
     /// Those of a driver without a CSIDriver object.
     fn default() -> Self {
-        Self { attach: true, pod_info: false, fs_group: FsGroupPolicy::default() }
+        Self {
+            attach: true,
+            pod_info: false,
+            fs_group: FsGroupPolicy::default(),
+            tokens: Vec::new(),
+            tokens_in_secrets: false,
+            republish: false,
+        }
     }
 }
 
@@ -50,7 +82,7 @@ impl DriverSettings {
     /// Those of the driver `name`, for a volume that goes with its pod or not.
     ///
     /// # Errors
-    /// The driver has no such volumes, or wants what limpet does not do; in words.
+    /// The driver has no such volumes, or wants too much; in words.
     pub fn of(name: &str, driver: Option<&CSIDriver>, ephemeral: bool) -> Result<Self, String> {
         let mode = if ephemeral { EPHEMERAL } else { PERSISTENT };
         let Some(driver) = driver else {
@@ -66,22 +98,31 @@ impl DriverSettings {
         if !has {
             return Err(format!("volume mode \"{mode}\" not supported by driver {name} (only supports {modes:?})"));
         }
-        let refuse = |field: &str, what: &str| {
-            Err(format!("CSIDriver {name} has {field}, and limpet does not {what}; use a driver that needs none"))
+        let requests = spec.token_requests.as_deref().unwrap_or_default();
+        if requests.len() > MAX_TOKENS {
+            return Err(format!(
+                "CSIDriver {name} has {} tokenRequests; at most {MAX_TOKENS} are possible",
+                requests.len()
+            ));
+        }
+        let token = |request: &TokenRequest| DriverToken {
+            audience: request.audience.clone(),
+            lifetime: request.expiration_seconds,
         };
-        if spec.token_requests.as_ref().is_some_and(|requests| !requests.is_empty()) {
-            return refuse("tokenRequests", "give drivers tokens of pods");
-        }
-        if spec.requires_republish == Some(true) {
-            return refuse("requiresRepublish", "publish volumes again while a pod runs");
-        }
         let fs_group = match spec.fs_group_policy.as_deref().unwrap_or_default() {
             "File" => FsGroupPolicy::File,
             "None" => FsGroupPolicy::None,
             _ => FsGroupPolicy::ReadWriteOnceWithFSType,
         };
         let attach = !ephemeral && spec.attach_required.unwrap_or(true);
-        Ok(Self { attach, pod_info: spec.pod_info_on_mount == Some(true), fs_group })
+        Ok(Self {
+            attach,
+            pod_info: spec.pod_info_on_mount == Some(true),
+            fs_group,
+            tokens: requests.iter().map(token).collect(),
+            tokens_in_secrets: spec.service_account_token_in_secrets == Some(true),
+            republish: spec.requires_republish == Some(true),
+        })
     }
 }
 
@@ -96,6 +137,9 @@ pub struct CsiVolume {
     pub handle: String,
     /// It goes with its pod.
     pub ephemeral: bool,
+    /// Containers get it as a device (`volumeMode: Block`).
+    #[serde(default)]
+    pub block: bool,
     /// The type of file system; may be empty.
     pub fs_type: String,
     /// `volumeAttributes`.
@@ -131,6 +175,7 @@ impl CsiVolume {
                 driver: source.driver.clone(),
                 handle: source.volume_handle.clone(),
                 ephemeral: false,
+                block: spec.volume_mode.as_deref() == Some(BLOCK),
                 fs_type: source.fs_type.clone().unwrap_or_default(),
                 attributes: source.volume_attributes.clone().unwrap_or_default(),
                 access_modes: spec.access_modes.clone().unwrap_or_default(),
@@ -161,6 +206,7 @@ impl CsiVolume {
             driver: source.driver.clone(),
             handle,
             ephemeral: true,
+            block: false,
             fs_type: source.fs_type.clone().unwrap_or_default(),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
             access_modes: Vec::new(),
@@ -206,7 +252,7 @@ impl CsiVolume {
             self.ephemeral || self.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod")
         };
         match self.settings.fs_group {
-            _ if read_only => false,
+            _ if read_only || self.block => false,
             FsGroupPolicy::None => false,
             FsGroupPolicy::File => true,
             FsGroupPolicy::ReadWriteOnceWithFSType => !self.fs_type.is_empty() && of_one_node(),
@@ -277,14 +323,28 @@ mod tests {
         assert_eq!(none, "volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)");
         let both = json!({"volumeLifecycleModes": ["Persistent", "Ephemeral"], "attachRequired": true, "podInfoOnMount": true,
             "fsGroupPolicy": "File"});
-        let settings = |attach| DriverSettings { attach, pod_info: true, fs_group: FsGroupPolicy::File };
+        let settings = |attach| DriverSettings {
+            attach,
+            pod_info: true,
+            fs_group: FsGroupPolicy::File,
+            ..DriverSettings::default()
+        };
         assert_eq!(of(both.clone(), false), Ok(settings(true)));
         assert_eq!(of(both, true), Ok(settings(false)));
         let persistent = json!({"volumeLifecycleModes": ["Persistent"], "attachRequired": false});
         assert!(!of(persistent.clone(), false).unwrap().attach);
         assert!(of(persistent, true).unwrap_err().contains("(only supports [\"Persistent\"])"));
-        assert!(of(json!({"tokenRequests": [{"audience": "a"}]}), false).unwrap_err().contains("tokenRequests"));
-        assert!(of(json!({"requiresRepublish": true}), false).unwrap_err().contains("requiresRepublish"));
+        let wants = json!({"tokenRequests": [{"audience": ""}, {"audience": "a", "expirationSeconds": 600}],
+            "requiresRepublish": true, "serviceAccountTokenInSecrets": true});
+        let found = of(wants, false).unwrap();
+        assert!(found.republish && found.tokens_in_secrets);
+        let token = |audience: &str, lifetime| DriverToken { audience: audience.to_owned(), lifetime };
+        assert_eq!(found.tokens, [token("", None), token("a", Some(600))]);
+        let many = json!({"tokenRequests": vec![json!({"audience": "a"}); 33]});
+        assert!(of(many, false).unwrap_err().contains("33 tokenRequests"));
+        // As an agent before this one has kept it.
+        let kept = r#"{"attach":true,"pod_info":false,"fs_group":"ReadWriteOnceWithFSType"}"#;
+        assert_eq!(serde_json::from_str::<DriverSettings>(kept).unwrap(), DriverSettings::default());
     }
 
     #[test]

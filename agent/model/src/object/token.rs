@@ -16,7 +16,7 @@ const EXPIRY: &str = "expires";
 /// The key of the time at which it was issued, by the node's clock.
 const ISSUED: &str = "issued";
 /// Kubernetes' lifetime of a token whose projection names none, in seconds.
-const DEFAULT_LIFETIME: i64 = 3_600;
+pub(super) const DEFAULT_LIFETIME: i64 = 3_600;
 
 /// A token to ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,13 +80,18 @@ pub fn expiry(record: &ObjectRecord) -> Option<Timestamp> {
 /// When another one is to be asked for: after four fifths of its life, and a day at the latest, as kubelet does. A time
 /// that has passed when its data cannot be read.
 pub fn renewal(record: &ObjectRecord) -> Timestamp {
-    const DAY: i64 = 24 * 3_600;
     let (Some(issued), Some(expires)) = (time(record, ISSUED), time(record, EXPIRY)) else {
         return Timestamp::UNIX_EPOCH;
     };
-    let lifetime = expires.as_second().saturating_sub(issued.as_second()).max(0);
+    renewal_of(issued, expires.as_second().saturating_sub(issued.as_second()))
+}
+
+/// The same for a token that was issued at that time, for so many seconds.
+pub(super) fn renewal_of(issued: Timestamp, lifetime: i64) -> Timestamp {
+    const DAY: i64 = 24 * 3_600;
+    let lifetime = lifetime.max(0);
     let after = (lifetime - lifetime / 5).min(DAY);
-    Timestamp::from_second(issued.as_second().saturating_add(after)).unwrap_or(expires)
+    Timestamp::from_second(issued.as_second().saturating_add(after)).unwrap_or(issued)
 }
 
 fn time(record: &ObjectRecord, key: &str) -> Option<Timestamp> {

@@ -1,22 +1,26 @@
 //! Volumes of CSI drivers: the driver's settings in the cluster, that the volume is attached, and the Secrets of the driver's calls.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{CSIVolumeSource, PersistentVolume, PersistentVolumeClaim, SecretReference};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use tokio::sync::mpsc;
 
-use super::{Attachments, Looked, decoded, is_attached};
+use super::{Attachments, Looked, decoded, is_attached, user};
 use crate::apiserver::link::Link;
+use crate::apiserver::references::{Issued, SHORTEST, request_token, sleep_until};
 use crate::csi::InUse;
+use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
-use limpet_model::object::claim::{self, CsiCall};
+use limpet_model::object::claim::tokens::{self, IssuedToken};
+use limpet_model::object::claim::{self, ClaimedSource, ClaimedVolume, CsiCall};
 use limpet_model::object::csi::CsiVolume;
-use limpet_model::object::{ObjectKey, ObjectKind, SecretBytes, from_apiserver};
+use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, SecretBytes, from_apiserver};
 use limpet_model::pod::PodRecord;
-
-/// The mode of a volume that containers get as a device.
-const BLOCK: &str = "Block";
 
 /// What a claim's volume is for its driver. One that has to be attached is in use from here on.
 pub(super) async fn persistent(
@@ -33,11 +37,6 @@ pub(super) async fn persistent(
     let name = volume.metadata.name.clone().unwrap_or_default();
     let spec = volume.spec.clone().unwrap_or_default();
     let Some(source) = &spec.csi else { return Ok(Looked::refused(key, format!("PV {name} is not csi"))) };
-    if spec.volume_mode.as_deref() == Some(BLOCK) {
-        let why =
-            format!("PV {name} has volumeMode {BLOCK}, which limpet does not support of CSI drivers; use Filesystem");
-        return Ok(Looked::refused(key, why));
-    }
     let driver = driver(link, &source.driver).await?;
     let mut found = match CsiVolume::persistent(&name, &spec, driver.as_ref()) {
         Some(Ok(found)) => found,
@@ -73,7 +72,7 @@ pub(super) async fn persistent(
             Err(why) => return Ok(Looked::refused(key, format!("PV {name}: {why}"))),
         }
     }
-    Ok(looked(key, &found, secrets))
+    looked(link, key, pod, &found, secrets).await
 }
 
 /// What a volume of a pod's own is for its driver.
@@ -94,15 +93,84 @@ pub(super) async fn inline(
         namespace: Some(pod.key.namespace().to_owned()),
     });
     match secret(link, "nodePublishSecretRef", reference.as_ref()).await? {
-        Ok(values) => Ok(looked(key, &found, vec![(CsiCall::Publish, values)])),
+        Ok(values) => looked(link, key, pod, &found, vec![(CsiCall::Publish, values)]).await,
         Err(why) => Ok(Looked::refused(key, why)),
     }
 }
 
-fn looked(key: &ObjectKey, volume: &CsiVolume, secrets: Vec<(CsiCall, BTreeMap<String, SecretBytes>)>) -> Looked {
-    match claim::csi_record(key.clone(), ORIGIN, volume, secrets) {
-        Ok(object) => Looked { object: Some(object), attaching: None },
-        Err(why) => Looked::refused(key, why),
+/// The object of the volume, with the tokens that its driver gets.
+async fn looked(
+    link: &Link,
+    key: &ObjectKey,
+    pod: &PodRecord,
+    volume: &CsiVolume,
+    secrets: Vec<(CsiCall, BTreeMap<String, SecretBytes>)>,
+) -> Result<Looked, RequestError> {
+    let object = match claim::csi_record(key.clone(), ORIGIN, volume, secrets) {
+        Ok(object) => object,
+        Err(why) => return Ok(Looked::refused(key, why)),
+    };
+    match with_tokens(link, pod, volume, &object).await {
+        Ok(object) => Ok(Looked { object: Some(object), attaching: None }),
+        // It is not there, or may not be asked for.
+        Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 422)) => {
+            let account = pod.spec().service_account_name.as_deref().unwrap_or("default");
+            let why = format!("no token of service account {account} for CSI driver {}: {error}", volume.driver);
+            Ok(Looked::refused(key, why))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The object with new tokens for the volume's driver, if it gets some.
+async fn with_tokens(
+    link: &Link,
+    pod: &PodRecord,
+    volume: &CsiVolume,
+    object: &ObjectRecord,
+) -> Result<ObjectRecord, RequestError> {
+    let mut issued = Vec::new();
+    // Their lives count from here: an earlier renewal does no harm.
+    let began = Timestamp::now();
+    for wanted in &volume.settings.tokens {
+        let demand = tokens::demand(pod, wanted);
+        let Issued { token, expiry, lifetime, .. } =
+            request_token(link, pod.key.namespace(), &demand, pod.key.name()).await?;
+        let token = SecretBytes::new(token.into_bytes());
+        issued.push(IssuedToken { audience: wanted.audience.clone(), token, expiry, lifetime });
+    }
+    Ok(tokens::with_tokens(object, issued, began))
+}
+
+/// Has the tokens in the volume's object replaced in time, until the pod is over.
+pub(super) async fn keep_tokens(
+    link: &Link,
+    desired: &Desired,
+    key: &ObjectKey,
+    source: &mpsc::Sender<api::Update>,
+    mut object: Arc<ObjectRecord>,
+) {
+    let mut failures = 0;
+    while let Some(at) = tokens::renewal(&object) {
+        sleep_until(at).await;
+        link.online().await;
+        let Some(pod) = user(desired, key).filter(|pod| !pod.is_over()) else { return };
+        let Ok(ClaimedVolume { source: ClaimedSource::Csi(volume), .. }) = claim::source(&object) else { return };
+        match with_tokens(link, &pod, &volume, &object).await {
+            Ok(renewed) => {
+                failures = 0;
+                object = Arc::new(renewed);
+                let _ = source.send(api::Update::Object(key.clone(), Some(Arc::clone(&object)))).await;
+                tokio::time::sleep(SHORTEST).await;
+            }
+            Err(error) => {
+                failures += 1;
+                if failures == 1 {
+                    tracing::warn!(pod = %pod.key, driver = volume.driver, %error, "no new token for a CSI driver");
+                }
+                link.pause(failures, error.retry_after()).await;
+            }
+        }
     }
 }
 
@@ -144,7 +212,7 @@ async fn attached(
 }
 
 /// The values of a Secret; or why there are none.
-async fn secret(
+pub(super) async fn secret(
     link: &Link,
     field: &str,
     reference: Option<&SecretReference>,

@@ -1,54 +1,94 @@
-//! Volumes that no pod has any more: of pods that are gone, and those that agents before this one have left staged. They wait for their
-//! driver, and go when it registers.
+//! Volumes that no pod has any more: of pods that are gone, those that agents before this one have left staged, and those whose
+//! driver would not unstage them. They are tried again when a driver registers, and after a pause.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::PathBuf;
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
-use super::{CsiError, CsiVolumes, key};
-use crate::csi::files::{self, VolumeData};
+use super::{CsiError, CsiVolumes, VolumeKey, key};
+use crate::csi::files::VolumeData;
+use crate::csi::layout::Layout;
+use limpet_core::backoff;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_model::object::csi::unique_name;
 use limpet_model::pod::PodUid;
 
+/// What is left to be done.
+#[derive(Debug, Default)]
+pub(super) struct Leftovers {
+    /// The pods that are gone and have volumes.
+    pods: BTreeSet<PodUid>,
+    /// The volumes that no pod has and that are staged.
+    staged: BTreeMap<VolumeKey, VolumeData>,
+}
+
+impl Leftovers {
+    fn is_empty(&self) -> bool {
+        self.pods.is_empty() && self.staged.is_empty()
+    }
+}
+
 impl CsiVolumes {
-    /// Tears down the volumes of a pod that is gone, once their drivers are there.
-    pub fn tear_down_later(&self, uid: PodUid, directory: PathBuf) {
-        self.later.lock().unwrap_or_else(PoisonError::into_inner).insert(uid, directory);
+    fn leftovers(&self) -> MutexGuard<'_, Leftovers> {
+        self.leftovers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what waits for a driver, whenever one registers, until `stop`: volumes of pods that are gone, and volumes that agents
-    /// before this one have left staged and no pod has. What pods have is named in the Node's status at once.
+    /// Tears down the volumes of a pod that is gone, once their drivers are there.
+    pub fn tear_down_later(&self, uid: PodUid) {
+        self.leftovers().pods.insert(uid);
+        // Its driver may have registered since the last attempt.
+        self.more.notify_one();
+    }
+
+    /// Unstages a volume that no pod has, though its driver would not.
+    pub(super) fn unstage_later(&self, data: &VolumeData) {
+        self.leftovers().staged.insert(key(data), data.clone());
+        self.more.notify_one();
+    }
+
+    /// Does what is left, whenever a driver registers and with kubelet's pauses, until `stop`. What pods have staged is named in the
+    /// Node's status at once.
     pub async fn run(&self, stop: CancellationToken) {
         let mut changes = self.drivers.subscribe();
-        let mut left = self.find_staged().await;
+        self.find_staged().await;
+        let mut pause = Duration::ZERO;
         loop {
             changes.borrow_and_update();
-            let mut staged = Vec::new();
-            for data in std::mem::take(&mut left) {
-                match self.unstage_unused(&data).await {
-                    Ok(()) => {}
-                    Err(error) => {
-                        tracing::warn!(%error, "a volume that no pod has stays staged until its driver registers");
-                        staged.push(data);
-                    }
-                }
-            }
-            left = staged;
-            let later = std::mem::take(&mut *self.later.lock().unwrap_or_else(PoisonError::into_inner));
-            for (uid, directory) in later {
-                if let Err(error) = self.tear_down(&uid, directory.clone()).await {
-                    tracing::warn!(%uid, %error, "the volumes of a pod that is gone stay until their driver registers");
-                    self.tear_down_later(uid, directory);
-                }
-            }
+            let left = std::mem::take(&mut *self.leftovers());
+            self.clear(left).await;
+            let waits = !self.leftovers().is_empty();
+            pause = if waits { backoff::next(pause) } else { Duration::ZERO };
             tokio::select! {
                 () = stop.cancelled() => return,
-                changed = changes.changed() => if changed.is_err() { return },
+                changed = changes.changed() => match changed {
+                    Ok(()) => pause = Duration::ZERO,
+                    Err(_) => return,
+                },
+                () = self.more.notified() => {}
+                () = tokio::time::sleep(pause), if waits => {}
             }
         }
+    }
+
+    /// Does what can be done of `left`, side by side; the rest stays.
+    async fn clear(&self, left: Leftovers) {
+        let staged = left.staged.into_iter().map(|(key, data)| async move {
+            if let Err(error) = self.unstage_unused(&data).await {
+                tracing::warn!(%error, "a volume that no pod has stays staged for now");
+                self.leftovers().staged.insert(key, data);
+            }
+        });
+        let pods = left.pods.into_iter().map(|uid| async move {
+            if let Err(error) = self.tear_down(&uid).await {
+                tracing::warn!(%uid, %error, "the volumes of a pod that is gone stay for now");
+                self.leftovers().pods.insert(uid);
+            }
+        });
+        tokio::join!(join_all(staged), join_all(pods));
     }
 
     async fn unstage_unused(&self, data: &VolumeData) -> Result<(), CsiError> {
@@ -57,30 +97,30 @@ impl CsiVolumes {
         self.unstage(&driver, data).await
     }
 
-    /// What is staged, by what is written down; those that no pod has. All are in use until they are unstaged.
-    async fn find_staged(&self) -> Vec<VolumeData> {
-        let (pods, staged) = (self.pods.clone(), self.staged.clone());
-        let found = blocking::run(staged.clone(), DEADLINE, move |_| {
-            let mut found = Vec::new();
-            for driver in files::directories(&staged)? {
-                for directory in files::directories(&driver)? {
-                    if let Ok(Some(data)) = files::read(&directory) {
-                        let used = files::is_used(&pods, &data).unwrap_or(true);
-                        found.push((data, used));
-                    }
-                }
-            }
-            io::Result::Ok(found)
+    /// Finds what is staged, by what is written down. All are in use until they are unstaged; those that no pod has are left to do.
+    async fn find_staged(&self) {
+        let layout = self.layout.clone();
+        let found = blocking::run(self.layout.staged.clone(), DEADLINE, move |_| {
+            let found = layout.all_staged()?.into_iter();
+            io::Result::Ok(found.map(|data| (layout.is_used(&data).unwrap_or(true), data)).collect())
         });
-        let found = found.await.and_then(|found| found).unwrap_or_else(|error| {
+        let found: Vec<(bool, VolumeData)> = found.await.and_then(|found| found).unwrap_or_else(|error| {
             tracing::warn!(%error, "volumes that were staged before are not looked for");
             Vec::new()
         });
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        for (data, _) in &found {
+        join_all(found.into_iter().map(|(used, data)| async move {
+            // The pod that has it may have ended since, and its volume have been unstaged.
+            let _turn = self.turn(&data).await;
+            if !self.on_files(&data, "look for", Layout::is_known).await.unwrap_or(true) {
+                return;
+            }
             let name = unique_name(&data.driver, &data.handle);
-            held.entry(key(data)).or_insert_with(|| self.in_use.begin(name));
-        }
-        found.into_iter().filter(|(_, used)| !used).map(|(data, _)| data).collect()
+            let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+            held.entry(key(&data)).or_insert_with(|| self.in_use.begin(name));
+            if !used {
+                self.leftovers().staged.insert(key(&data), data.clone());
+            }
+        }))
+        .await;
     }
 }

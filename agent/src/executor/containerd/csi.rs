@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::ContainerdExecutor;
-use crate::csi::Wanted;
+use crate::csi::{CsiError, Wanted};
 use crate::status::event::EventType;
 use limpet_core::outcome::Failure;
 use limpet_core::state::{FAILED_UNMOUNT, PodState};
 use limpet_host::volume::VolumeError;
-use limpet_model::object::claim::{self, ClaimedSource, CsiCall};
+use limpet_model::object::claim::{self, CsiCall, tokens};
 use limpet_model::object::csi::CsiVolume;
-use limpet_model::object::{ObjectKind, ObjectRecord, PodObjects};
+use limpet_model::object::{ObjectRecord, PodObjects};
 use limpet_model::pod::{PodRecord, PodUid};
 
 /// How long the driver of a volume is waited for that nobody has any more, before others have their turn.
@@ -27,15 +27,11 @@ struct Found<'a> {
     read_only: bool,
 }
 
-/// The pod's volumes of drivers, once each: two of one claim are one mount, read-only if both are.
+/// The pod's volumes of drivers, once each: two of one claim are one mount, read-only if both are. What is missing is reported when the
+/// other volumes are prepared.
 fn volumes<'a>(record: &'a PodRecord, objects: &'a PodObjects) -> BTreeMap<String, Found<'a>> {
     let mut found: BTreeMap<String, Found<'a>> = BTreeMap::new();
-    for volume in record.spec().volumes.iter().flatten() {
-        let Some(name) = claim::object_name(record, volume) else { continue };
-        // What is missing is said when the other volumes are prepared.
-        let Some(object) = objects.get(ObjectKind::VolumeClaim, &name) else { continue };
-        let Ok(claimed) = claim::source(object) else { continue };
-        let ClaimedSource::Csi(csi) = claimed.source else { continue };
+    for (volume, csi, object) in claim::csi_volumes(record, objects) {
         let of_claim = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
         let read_only = of_claim || csi.read_only;
         let name = csi.name.clone();
@@ -45,24 +41,43 @@ fn volumes<'a>(record: &'a PodRecord, objects: &'a PodObjects) -> BTreeMap<Strin
     found
 }
 
+impl Found<'_> {
+    fn wanted(&self) -> Wanted<'_> {
+        Wanted {
+            name: self.volume,
+            volume: &self.csi,
+            stage_secret: claim::csi_secret(self.object, CsiCall::Stage),
+            publish_secret: claim::csi_secret(self.object, CsiCall::Publish),
+            tokens: tokens::for_driver(self.object),
+            read_only: self.read_only,
+        }
+    }
+
+    fn failed(&self, error: &CsiError, objects: &PodObjects) -> VolumeError {
+        VolumeError::Claim { volume: self.volume.to_owned(), reason: objects.redact(error.to_string()) }
+    }
+}
+
 impl ContainerdExecutor {
     /// Has drivers mount the pod's volumes, unless they are mounted. Those of different volumes are called side by side.
     pub(super) async fn set_up_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
         let found = volumes(record, objects);
-        let set_up = found.iter().map(|(name, found)| async move {
-            let wanted = Wanted {
-                volume: &found.csi,
-                stage_secret: claim::csi_secret(found.object, CsiCall::Stage),
-                publish_secret: claim::csi_secret(found.object, CsiCall::Publish),
-                read_only: found.read_only,
-            };
-            let directory = self.volumes.csi_volumes(&record.uid).join(name);
-            let volume = found.volume.to_owned();
-            let failed =
-                |error: crate::csi::CsiError| VolumeError::Claim { volume, reason: objects.redact(error.to_string()) };
-            self.csi.set_up(record, &wanted, directory).await.map_err(failed)
+        let set_up = found.values().map(|found| async move {
+            let set_up = self.csi.set_up(record, &found.wanted()).await;
+            set_up.map_err(|error| found.failed(&error, objects))
         });
         futures_util::future::join_all(set_up).await.into_iter().collect()
+    }
+
+    /// Has drivers publish those volumes of the pod again that they want to. What is mounted stays, whatever they answer.
+    pub(super) async fn republish_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
+        let mut found = volumes(record, objects);
+        found.retain(|_, found| found.csi.settings.republish);
+        let published = found.values().map(|found| async move {
+            let published = self.csi.republish(record, &found.wanted()).await;
+            published.map_err(|error| found.failed(&error, objects))
+        });
+        futures_util::future::join_all(published).await.into_iter().collect()
     }
 
     /// Has drivers unmount the volumes of a pod that runs no more.
@@ -87,13 +102,13 @@ impl ContainerdExecutor {
         let _ = tokio::time::timeout(DRIVER_WAIT, changes.changed()).await;
         let torn_down = self.unmount_csi(uid).await;
         if torn_down.is_err() {
-            self.csi.tear_down_later(uid.clone(), self.volumes.csi_volumes(uid));
+            self.csi.tear_down_later(uid.clone());
         }
         torn_down
     }
 
     async fn unmount_csi(&self, uid: &PodUid) -> Result<(), Failure> {
-        self.csi.tear_down(uid, self.volumes.csi_volumes(uid)).await.map_err(|error| Failure {
+        self.csi.tear_down(uid).await.map_err(|error| Failure {
             reason: FAILED_UNMOUNT,
             message: format!("UnmountVolume.TearDown failed: {error}"),
             transient: false,

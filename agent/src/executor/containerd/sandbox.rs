@@ -96,10 +96,12 @@ impl ContainerdExecutor {
         Ok(PodSandbox { sandbox, addresses })
     }
 
-    /// Rewrites volumes; containers that have them mounted see the change and keep running.
+    /// Rewrites volumes, and has drivers publish theirs again; containers that have them mounted see the change and keep running.
     pub(super) async fn update_volumes(&self, pod: &PodState) -> Result<(), Failure> {
         let objects = Arc::clone(&pod.objects);
-        match self.volumes.update(&pod.record, &objects).await {
+        let written = self.volumes.update(&pod.record, &objects).await;
+        let published = self.republish_csi(&pod.record, &objects).await;
+        match published.and(written) {
             Ok(volumes) if volumes.is_empty() => Ok(()),
             Ok(volumes) => {
                 tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, ?volumes, "volumes updated");

@@ -65,6 +65,7 @@ impl ContainerdExecutor {
         for volume in self.volumes.measured(record) {
             disk.volumes.push(self.volume_disk(&record.key, volume).await);
         }
+        disk.volumes.extend(self.csi.stats(record).await);
         for (name, container) in containers {
             disk.containers.push(ContainerDisk {
                 name: name.clone(),
@@ -79,7 +80,7 @@ impl ContainerdExecutor {
     async fn volume_disk(&self, pod: &PodKey, volume: MeasuredVolume) -> VolumeDisk {
         if volume.own_file_system && blocking::is_busy(&volume.path) {
             // It does not answer: who asks for figures waits for it once.
-            return VolumeDisk { name: volume.name, used: None, space: None, ephemeral: volume.ephemeral };
+            return VolumeDisk { name: volume.name, claim: None, used: None, space: None, ephemeral: volume.ephemeral };
         }
         let space = file_system::space_of(volume.path.clone()).await.ok();
         let used = match space {
@@ -87,7 +88,7 @@ impl ContainerdExecutor {
             None if volume.own_file_system => None,
             _ => self.walk(pod, volume.path).await,
         };
-        VolumeDisk { name: volume.name, used, space, ephemeral: volume.ephemeral }
+        VolumeDisk { name: volume.name, claim: None, used, space, ephemeral: volume.ephemeral }
     }
 
     async fn layer_of(&self, pod: &PodKey, id: &ContainerId) -> Option<DiskUsage> {
@@ -108,6 +109,10 @@ impl ContainerdExecutor {
 impl MeasureDisks for ContainerdExecutor {
     fn pod<'a>(&'a self, pod: &'a ObservedPod) -> BoxFuture<'a, PodDisk> {
         Box::pin(self.pod_disk(&pod.record, &pod.containers))
+    }
+
+    fn claims<'a>(&'a self, pod: &'a ObservedPod) -> BoxFuture<'a, Vec<VolumeDisk>> {
+        Box::pin(self.csi.stats(&pod.record))
     }
 
     fn images(&self, apart: HashSet<String>) -> BoxFuture<'_, Option<ImageDisk>> {

@@ -63,7 +63,7 @@ fn of_pod(pod: &PodUsage, rates: &NanoCores, file_systems: FileSystems<'_>) -> V
         ("swap", of_group(swap)),
         ("io", of_group(io)),
         ("network", group.map_or(Value::Null, |group| network(pod.interfaces.as_deref(), group))),
-        ("volume", disk.volumes()),
+        ("volume", disk.volumes(key.namespace())),
         ("ephemeral-storage", disk.ephemeral()),
         ("process_stats", processes.map_or(Value::Null, |count| json!({ "process_count": count }))),
     ])

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::{cadvisor, resource, summary};
+use crate::usage::claims::ClaimMeter;
 use crate::usage::disks::{ContainerDisk, Dated, DiskMeter, Disks, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 use crate::usage::rates::NanoCores;
 use crate::usage::{ContainerUsage, Meter, NodeUsage, PodUsage, ReadUsage};
@@ -39,6 +40,10 @@ impl MeasureDisks for Fixed {
         Box::pin(async { PodDisk::default() })
     }
 
+    fn claims<'a>(&'a self, _: &'a ObservedPod) -> BoxFuture<'a, Vec<VolumeDisk>> {
+        Box::pin(async { Vec::new() })
+    }
+
     fn images(&self, _: HashSet<String>) -> BoxFuture<'_, Option<ImageDisk>> {
         Box::pin(async { None })
     }
@@ -48,7 +53,8 @@ impl MeasureDisks for Fixed {
 pub(in crate::server) fn meter() -> Meter {
     let (reader, minute) = (Arc::new(Fixed(usage())), Duration::from_secs(60));
     let disks = Arc::clone(&reader) as Arc<dyn MeasureDisks>;
-    Meter::new(reader, DiskMeter::new(disks, minute, TaskTracker::new(), CancellationToken::new()))
+    let claims = ClaimMeter::new(Arc::clone(&disks), minute);
+    Meter::new(reader, DiskMeter::new(disks, minute, TaskTracker::new(), CancellationToken::new()), claims)
 }
 
 fn group(path: &str, scale: u64) -> GroupUsage {
@@ -165,7 +171,10 @@ fn the_summary_is_kubelets() {
 fn disks() -> Disks {
     let whole = |bytes, inodes| Some(Walk { seen: DiskUsage { bytes, inodes }, complete: true });
     let space = Space { capacity: 500, available: 100, free: 200, inodes: 0, inodes_free: 0, device: 2 };
-    let volume = |name: &str, used, space, ephemeral| VolumeDisk { name: name.to_owned(), used, space, ephemeral };
+    let volume = |name: &str, used, space, ephemeral| {
+        let claim = (name == "data").then(|| "claimed".to_owned());
+        VolumeDisk { name: name.to_owned(), claim, used, space, ephemeral }
+    };
     let pod = PodDisk {
         containers: vec![ContainerDisk {
             name: "main".to_owned(),
@@ -208,7 +217,9 @@ fn file_systems_are_kubelets_with_the_time_they_were_measured() {
     };
     let token = json!({ "time": time, "availableBytes": 100, "capacityBytes": 500, "usedBytes": 9 });
     let vast = json!({ "time": time, "availableBytes": 100, "capacityBytes": 500 });
-    assert_eq!(pod["volume"], json!([named(node(4, 1), "data"), named(token, "token"), named(vast, "vast")]));
+    let mut data = named(node(4, 1), "data");
+    data["pvcRef"] = json!({ "name": "claimed", "namespace": pod["podRef"]["namespace"] });
+    assert_eq!(pod["volume"], json!([data, named(token, "token"), named(vast, "vast")]));
 
     let mut started_since = usage();
     started_since.pods[0].containers[0].id = "c2".to_owned();

@@ -69,6 +69,7 @@ impl Metrics {
         all.register("kubelet_image_garbage_collected", help, self.images_removed.clone());
         let help = "[ALPHA] Cumulative number of pod evictions by eviction signal";
         all.register("kubelet_evictions", help, self.evictions.clone());
+        self.claims.register(&mut all);
         all.register(
             "limpet_node_pressure",
             "1 while the node has the condition: it is short of something",

@@ -68,12 +68,15 @@ impl OfPod<'_> {
         (layer, logs.map_or(Value::Null, |used| stats(*at, self.all.node.0, Some(used))))
     }
 
-    /// Its volumes.
-    pub(super) fn volumes(self) -> Value {
+    /// Its volumes; the pod is in that namespace.
+    pub(super) fn volumes(self, namespace: &str) -> Value {
         let Some(Dated { at, value, .. }) = self.measured else { return Value::Null };
         let volume = |one: &VolumeDisk| {
             let mut stats = stats(*at, one.space, one.used.and_then(Walk::whole));
             stats["name"] = json!(one.name);
+            if let Some(claim) = &one.claim {
+                stats["pvcRef"] = json!({ "name": claim, "namespace": namespace });
+            }
             stats
         };
         let volumes: Vec<Value> = value.volumes.iter().map(volume).collect();

@@ -1,0 +1,160 @@
+//! Expands volumes that pods of the node have mounted, once the cluster's resizer waits for the node.
+//!
+//! A node may not watch claims, so those of drivers that can expand volumes are read at about kubelet's period.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::Value;
+
+use super::{Attachments, decoded, user};
+use crate::apiserver::claims::csi::secret;
+use crate::apiserver::link::Link;
+use crate::csi::ExpandError;
+use crate::status::event::EventType;
+use limpet_apiserver::request::PatchType;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::merge::Desired;
+use limpet_core::volume_expansion::{self as expansion, Expansion};
+use limpet_model::object::claim::{self, ClaimedSource};
+use limpet_model::object::csi::CsiVolume;
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::PodRecord;
+use limpet_model::pod::quantity::bytes;
+
+/// The shortest time between two looks at a claim: between two syncs of a pod by kubelet. The longest is half as much more.
+const PERIOD: Duration = Duration::from_secs(60);
+/// kubelet's reason of an expansion that is done.
+const DONE: &str = "FileSystemResizeSuccessful";
+/// kubelet's reason of one that has failed.
+const FAILED: &str = "VolumeResizeFailed";
+
+/// Looks at the claim until its pod is over.
+pub(super) async fn follow(
+    link: &Link,
+    desired: &Desired,
+    key: &ObjectKey,
+    attachments: &Attachments,
+    found: &ObjectRecord,
+) {
+    let Ok(ClaimedSource::Csi(volume)) = claim::source(found).map(|found| found.source) else { return };
+    if volume.ephemeral {
+        return;
+    }
+    let expander = Expander { link, key, attachments, volume: &volume };
+    let mut known = None;
+    loop {
+        tokio::time::sleep(PERIOD + PERIOD.mul_f64(fastrand::f64() / 2.0)).await;
+        if !attachments.volumes.expands(&volume) {
+            continue;
+        }
+        link.online().await;
+        let Some(pod) = user(desired, key).filter(|pod| !pod.is_over()) else { return };
+        match expander.look(&pod, &mut known).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(error) => tracing::debug!(claim = %key, %error, "not known whether the volume is to be expanded"),
+        }
+    }
+}
+
+struct Expander<'a> {
+    link: &'a Link,
+    key: &'a ObjectKey,
+    attachments: &'a Attachments,
+    volume: &'a CsiVolume,
+}
+
+impl Expander<'_> {
+    fn claim(&self) -> (String, String) {
+        (self.key.namespace.to_string(), claim::of_object(&self.key.name).to_owned())
+    }
+
+    /// Expands the volume if that is due. False: it is not to be looked at any more.
+    async fn look(&self, pod: &PodRecord, known: &mut Option<i64>) -> Result<bool, RequestError> {
+        let (namespace, name) = self.claim();
+        let request = Request::get(Resource::PersistentVolumeClaim(namespace, name));
+        let claim: PersistentVolumeClaim = decoded(self.link.send(request).await?)?;
+        let due = expansion::expansion(&claim, *known);
+        known.get_or_insert(expansion::capacity(&claim).unwrap_or_default());
+        if due == Expansion::None {
+            return Ok(true);
+        }
+        let volume = Request::get(Resource::PersistentVolume(self.volume.name.clone()));
+        let volume: PersistentVolume = decoded(self.link.send(volume).await?)?;
+        let spec = volume.spec.unwrap_or_default();
+        let Some(size) = spec.capacity.as_ref().and_then(|capacity| capacity.get("storage")) else { return Ok(true) };
+        let Ok(in_bytes) = bytes(size) else { return Ok(true) };
+        let reference = spec.csi.as_ref().and_then(|source| source.node_expand_secret_ref.as_ref());
+        let secrets = match secret(self.link, "nodeExpandSecretRef", reference).await? {
+            Ok(secrets) => secrets,
+            Err(why) => {
+                self.report(pod, EventType::Warning, FAILED, why);
+                return Ok(true);
+            }
+        };
+        let text = |(name, value): (&String, &limpet_model::object::SecretBytes)| {
+            Some((name.clone(), value.expose_text()?.to_owned()))
+        };
+        let secrets = secrets.iter().filter_map(text).collect();
+        let claim = match due {
+            Expansion::Due => decoded(self.patch(expansion::began(&claim)).await?)?,
+            _ => claim,
+        };
+        let expanded = self.attachments.volumes.expand(&pod.uid, self.volume, in_bytes, secrets).await;
+        if expanded.is_ok() {
+            *known = Some(in_bytes);
+        }
+        match expanded {
+            Ok(()) => self.done(pod, &claim, due, size).await.map(|()| true),
+            Err(error) => self.failed(pod, due, &error).await,
+        }
+    }
+
+    async fn done(
+        &self,
+        pod: &PodRecord,
+        claim: &PersistentVolumeClaim,
+        due: Expansion,
+        size: &Quantity,
+    ) -> Result<(), RequestError> {
+        let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?}", self.volume.name);
+        tracing::info!(pod = %pod.key, volume = self.volume.name, size = size.0, "volume expanded");
+        self.report(pod, EventType::Normal, DONE, message);
+        if due == Expansion::Due {
+            self.patch(expansion::finished(claim, size)).await?;
+        }
+        Ok(())
+    }
+
+    async fn failed(&self, pod: &PodRecord, due: Expansion, error: &ExpandError) -> Result<bool, RequestError> {
+        let message = match error {
+            // It was unmounted meanwhile.
+            ExpandError::NotPublished => return Ok(true),
+            // Several nodes have it, and the driver's volumes need none of them.
+            ExpandError::Call { .. } if due == Expansion::Silent && error.is_unimplemented() => return Ok(false),
+            error => error.to_string(),
+        };
+        tracing::warn!(pod = %pod.key, volume = self.volume.name, message, "volume not expanded");
+        let text = format!("NodeExpandVolume failed for volume {:?}: {message}", self.volume.name);
+        self.report(pod, EventType::Warning, FAILED, text);
+        if due == Expansion::Due && error.is_final() {
+            self.patch(expansion::failed(&message, error.is_infeasible(), Timestamp::now())).await?;
+        }
+        // A driver that expands no volume in use is not asked again.
+        Ok(!error.is_of_use())
+    }
+
+    async fn patch(&self, patch: Value) -> Result<Value, RequestError> {
+        let (namespace, name) = self.claim();
+        let status = Resource::PersistentVolumeClaimStatus(namespace, name);
+        self.link.send(Request::patch(status, PatchType::Strategic, patch)).await
+    }
+
+    fn report(&self, pod: &PodRecord, kind: EventType, reason: &'static str, message: String) {
+        let key = Some((pod.key.clone(), pod.uid.clone()));
+        self.attachments.events.emit(key, None, kind, reason, message);
+    }
+}

@@ -1,0 +1,64 @@
+//! What CSI drivers report of the volumes of claims: kubelet's `kubelet_volume_stats_*`.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// A claim.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClaimLabels {
+    namespace: String,
+    persistentvolumeclaim: String,
+}
+
+/// The figures of one volume: in bytes, and in inodes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClaimFigures {
+    /// All bytes.
+    pub capacity: u64,
+    /// Bytes that can still be written.
+    pub available: u64,
+    /// Bytes that are used.
+    pub used: u64,
+    /// All inodes.
+    pub inodes: u64,
+    /// Inodes that are free.
+    pub inodes_free: u64,
+    /// Inodes that are used.
+    pub inodes_used: u64,
+}
+
+/// A figure's name, its help, and the figure.
+type Figure = (&'static str, &'static str, fn(&ClaimFigures) -> u64);
+
+const FIGURES: [Figure; 6] = [
+    ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume", |of| of.capacity),
+    ("kubelet_volume_stats_available_bytes", "[ALPHA] Number of available bytes in the volume", |of| of.available),
+    ("kubelet_volume_stats_used_bytes", "[ALPHA] Number of used bytes in the volume", |of| of.used),
+    ("kubelet_volume_stats_inodes", "[ALPHA] Maximum number of inodes in the volume", |of| of.inodes),
+    ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume", |of| of.inodes_free),
+    ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume", |of| of.inodes_used),
+];
+
+/// One gauge for each figure and claim.
+#[derive(Debug, Clone, Default)]
+pub(super) struct ClaimGauges([Family<ClaimLabels, Gauge>; 6]);
+
+impl ClaimGauges {
+    pub(super) fn register(&self, all: &mut Registry) {
+        for ((name, help, _), family) in FIGURES.iter().zip(&self.0) {
+            all.register(*name, *help, family.clone());
+        }
+    }
+
+    pub(super) fn set(&self, claims: impl IntoIterator<Item = ((String, String), ClaimFigures)>) {
+        self.0.iter().for_each(Family::clear);
+        for ((namespace, persistentvolumeclaim), figures) in claims {
+            let labels = ClaimLabels { namespace, persistentvolumeclaim };
+            for ((.., figure), family) in FIGURES.iter().zip(&self.0) {
+                family.get_or_create(&labels).set(i64::try_from(figure(&figures)).unwrap_or(i64::MAX));
+            }
+        }
+    }
+}
