@@ -26,6 +26,10 @@ pub const ALL_VARIABLE: &str = "LIMPET_TEST_VM_ALL";
 pub const SUITES_VARIABLE: &str = "LIMPET_TEST_VM_SUITES";
 /// The emulator.
 pub const EMULATOR: &str = "qemu-system-x86_64";
+/// The memory of a machine that needs no more than usual, in MiB.
+pub const MEMORY: u32 = 1_536;
+/// This machine's loopback, as a guest with a network card sees it.
+pub const LOOPBACK: &str = "10.0.2.2";
 /// What a machine's memory is called on its disk.
 const KEPT: &str = "kept";
 /// What the guest's shell says first.
@@ -77,6 +81,10 @@ pub struct Boot<'a> {
     pub dir: &'a Path,
     /// What the hardware clock says: `2026-01-01T00:00:00`; the host's time without.
     pub clock: Option<&'a str>,
+    /// Its memory, in MiB.
+    pub memory: u32,
+    /// Gives it a network card, behind which this machine's loopback is [`LOOPBACK`]. The guest sets its own address.
+    pub network: bool,
 }
 
 /// A machine that runs.
@@ -162,8 +170,12 @@ impl Guest {
         fs::remove_file(&socket).ok();
         let mut command = Command::new(EMULATOR);
         // Without cx16: QEMU 7.2 emulates cmpxchg16b wrongly now and then.
-        command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "1536"]);
-        command.args(["-display", "none", "-no-reboot", "-net", "none"]);
+        command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2"]);
+        command.args(["-m", &boot.memory.to_string(), "-display", "none", "-no-reboot"]);
+        match boot.network {
+            true => command.args(["-netdev", "user,id=host", "-device", "virtio-net-pci,netdev=host"]),
+            false => command.args(["-net", "none"]),
+        };
         command.arg("-kernel").arg(boot.image.join("vmlinuz")).arg("-initrd").arg(boot.image.join("initrd.img"));
         command.args(["-append", "console=ttyS0 root=/dev/vda rw panic=1 quiet systemd.show_status=0"]);
         command.arg("-drive").arg(format!("file={},format=qcow2,if=virtio", disk.layer.display()));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use limpet_tests::{agent, contender, hollow, measure};
 
+use crate::bench_pressure::{self, Scenario};
 use crate::{bench_emulated, cargo, dist, kubernetes, setup};
 
 /// What to measure. The machine has to be quiet: every figure is of this machine, at this time.
@@ -33,9 +34,13 @@ pub(crate) struct Arguments {
     /// How many nodes `hollow` has.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..))]
     nodes: u32,
-    /// Have `watch` measure on an emulated Debian, whose kernel takes the BPF programs when this one does not.
+    /// Have `watch` measure on an emulated Debian, whose kernel takes the BPF programs when this one does not. `pressure` is
+    /// measured nowhere else: it fills disks, and takes memory and process ids.
     #[arg(long)]
     emulated: bool,
+    /// Only these scenarios of `pressure`; the table has the last results of the others.
+    #[arg(long, value_enum, value_name = "NAME")]
+    scenario: Vec<Scenario>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -58,13 +63,18 @@ enum What {
     Hollow,
     /// Requests, bytes and memory as a node of a cluster with 50 pods; bytes written without a connection, and its return.
     Sync,
-    /// All of them.
+    /// A node that is short of disk, memory, process ids or room for images: who is ended, when, and what is left. Needs --emulated.
+    Pressure,
+    /// All of them but `pressure`.
     All,
 }
 
 /// Runs the benches asked for.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::for_building()?;
+    if arguments.what == What::Pressure {
+        return pressure(arguments);
+    }
     let wanted = |what| arguments.what == what || arguments.what == What::All;
     if wanted(What::Merge) {
         cargo::run(&mut cargo::command(&["bench", "--package", "limpet", "--bench", "pure", "--bench", "merge"]))?;
@@ -90,7 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if names.is_empty() {
         return Ok(());
     }
-    let kubelet = arguments.kubelet.clone().map(|path| path.map_or_else(kubernetes::kubelet, Ok)).transpose()?;
+    let kubelet = kubelet(arguments)?;
     let choice = setup::for_major(arguments.containerd)?;
     let program = if arguments.dist { dist::build()? } else { agent::build(&["--release"])? };
     for name in names {
@@ -106,4 +116,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         cargo::run(&mut command)?;
     }
     Ok(())
+}
+
+fn pressure(arguments: &Arguments) -> Result<()> {
+    ensure!(arguments.emulated, "pressure fills disks and takes all memory: add --emulated, for a machine of its own");
+    bench_pressure::run(&bench_pressure::Options {
+        scenarios: arguments.scenario.clone(),
+        dist: arguments.dist,
+        kubelet: kubelet(arguments)?,
+    })
+}
+
+/// The kubelet to measure beside limpet, if one is wanted.
+fn kubelet(arguments: &Arguments) -> Result<Option<PathBuf>> {
+    arguments.kubelet.clone().map(|path| path.map_or_else(kubernetes::kubelet, Ok)).transpose()
 }

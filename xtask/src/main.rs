@@ -3,6 +3,7 @@
 mod apt;
 mod bench;
 mod bench_emulated;
+mod bench_pressure;
 mod cargo;
 mod cluster;
 mod conformance;

@@ -48,7 +48,10 @@ impl Machine {
         let payload = dir.join("payload.img");
         write_payload(&dir.join("payload"), &payload)?;
         let disk = Disk::over_image(&image, &dir.join("running.qcow2"))?;
-        let mut guest = Guest::boot(disk, &Boot { image: &image, payload: &payload, dir: &dir, clock: None })?;
+        let mut guest = Guest::boot(
+            disk,
+            &Boot { image: &image, payload: &payload, dir: &dir, clock: None, memory: vm::MEMORY, network: false },
+        )?;
         guest.run(INSTALL)?;
         guest.run("systemctl is-active limpet")?;
         guest.until(SOON, "the agent", "limpet pods", |_| Some(()))?;
@@ -76,7 +79,7 @@ impl Machine {
     }
 
     fn how<'a>(&'a self, clock: Option<&'a str>) -> Boot<'a> {
-        Boot { image: &self.image, payload: &self.payload, dir: &self.dir, clock }
+        Boot { image: &self.image, payload: &self.payload, dir: &self.dir, clock, memory: vm::MEMORY, network: false }
     }
 }
 
