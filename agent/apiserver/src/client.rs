@@ -27,6 +27,7 @@ use crate::error::{RequestError, was_not_processed};
 use crate::kubeconfig;
 use crate::protobuf;
 use crate::request::Request;
+use crate::retry_after;
 
 /// How long the server may take to begin an answer, and to go on with one: kubelet gives its heartbeats as long.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -125,7 +126,7 @@ impl Credentials {
             .layer(self.config.base_uri_layer())
             .option_layer(auth)
             .layer(headers)
-            .map_err(tower::BoxError::from)
+            .and_then(retry_after::with_status)
             .service(either);
         let inner = kube::Client::new(service, self.config.default_namespace.clone());
         Ok(Client { inner, authorities: Arc::clone(&self.authorities), received_count: Arc::default() })
@@ -204,6 +205,7 @@ impl Client {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<tower::BoxError>,
     {
+        let service = ServiceBuilder::new().and_then(retry_after::with_status).service(service);
         Self {
             inner: kube::Client::new(service, "default"),
             authorities: Arc::default(),

@@ -10,6 +10,7 @@ pub mod error;
 pub mod kubeconfig;
 mod protobuf;
 pub mod request;
+mod retry_after;
 pub mod watch;
 
 pub use client::{Client, Credentials, Traffic};
