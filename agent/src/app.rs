@@ -408,7 +408,6 @@ fn watch_node_files(shared: &Shared, images: &Images) {
 /// Where the core reports what happens.
 fn reporter(shared: &Shared, node: &NodeFacts) -> Reporter {
     Reporter {
-        max_pods: usize::try_from(shared.config.max_pods).unwrap_or(usize::MAX),
         runtime_endpoint: shared.config.runtime_endpoint.clone(),
         node_name: node.name.clone(),
         network: shared.backends.network.subscribe(),

@@ -11,7 +11,7 @@ use crate::server::Health;
 use crate::status::event::EventType;
 use crate::status::event::Events;
 use crate::status::metrics::{ContainerType, MergeChange, Metrics};
-use limpet_core::admission::{NODE_AFFINITY, Refusal, UNEXPECTED, deferred_message};
+use limpet_core::admission::{NODE_AFFINITY, OTHER_OS, OTHER_OS_LABEL, OUT_OF_PODS, Refusal, SYSCTL_FORBIDDEN, UNEXPECTED, deferred_message};
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;
@@ -27,12 +27,17 @@ use limpet_model::node::Pressure;
 use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord, Role};
+use limpet_model::source::SourceKind;
 use limpet_model::verdict::{EVICTED, PREEMPTING, PodVerdict};
 use std::path::PathBuf;
 
 /// kubelet's reasons of pods that a node does not take: of the resources, huge pages of the sizes that machines have among
 /// them, and of the node itself.
-const ADMISSION: [&str; 14] = [
+const ADMISSION: [&str; 18] = [
+    OUT_OF_PODS,
+    SYSCTL_FORBIDDEN,
+    OTHER_OS_LABEL,
+    OTHER_OS,
     "OutOfcpu",
     "OutOfmemory",
     "OutOfephemeral-storage",
@@ -52,8 +57,6 @@ const ADMISSION: [&str; 14] = [
 /// Where pods and the runtime are reported: for readers, people and machines.
 #[derive(Debug)]
 pub struct Reporter {
-    /// How many pods the node may have.
-    pub max_pods: usize,
     /// containerd's socket, for messages.
     pub runtime_endpoint: PathBuf,
     /// The node's name.
@@ -112,20 +115,25 @@ impl Reporter {
         }
     }
 
-    /// The node has as many pods as it may have: this one waits for a place.
-    pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, node: NodeState, now: Now) {
-        let message =
-            format!("Node has too many pods: maxPods is {}; it starts when another one is gone", self.max_pods);
-        let pod = Some((record.key.clone(), record.uid.clone()));
-        if self.events.emit(pod, None, EventType::Warning, "OutOfpods", message.clone()) == 1 {
-            tracing::warn!(pod = %record.key, message, "pod waits");
-        }
+    /// The node has as many pods as it may have: this one waits for a place, or fails.
+    pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, verdict: PodVerdict, node: NodeState, now: Now) {
         let known = self.observed.load().pods.get(&record.key).cloned();
         let known =
             known.filter(|known| known.record.uid == record.uid).and_then(|known| known.status.start_time.clone());
-        let mut waiting = PodState::new(Arc::clone(record), known.map_or(now.wall, |start| start.0));
-        waiting.verdict = Some(PodVerdict::waiting("OutOfpods", message));
-        self.publish(&waiting, NodeState { runtime_ready: true, network_ready: true, ..node }, now);
+        let mut pod = PodState::new(Arc::clone(record), known.map_or(now.wall, |start| start.0));
+        self.report_claim(&pod, &verdict);
+        match verdict.is_final() {
+            true => pod.fail(verdict),
+            false => pod.verdict = Some(verdict),
+        }
+        self.publish(&pod, NodeState { runtime_ready: true, network_ready: true, ..node }, now);
+    }
+
+    /// Whether the node has refused that very pod, which its source does not know yet.
+    pub fn has_refused(&self, record: &PodRecord) -> bool {
+        let observed = self.observed.load();
+        let known = observed.pods.get(&record.key).filter(|known| known.record.uid == record.uid);
+        record.source == SourceKind::Api && known.is_some_and(|known| known.status.phase.as_deref() == Some("Failed"))
     }
 
     /// The deadline of the pod has passed.
@@ -200,7 +208,11 @@ impl Reporter {
     pub fn report_claim(&self, pod: &PodState, verdict: &PodVerdict) {
         // kubelet's reason where a device is not to be had.
         let reason = ADMISSION.into_iter().find(|reason| *reason == verdict.reason).unwrap_or(UNEXPECTED);
-        self.report_wait(pod, None, reason, verdict.message.clone());
+        if !verdict.is_final() {
+            return self.report_wait(pod, None, reason, verdict.message.clone());
+        }
+        tracing::warn!(pod = %pod.record.key, reason = %verdict.reason, message = verdict.cause(), "pod rejected");
+        self.event(pod, None, EventType::Warning, reason, verdict.cause().to_owned());
     }
 
     /// The node has no room for the resources of a newer version: kubelet's event.

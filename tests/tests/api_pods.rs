@@ -417,7 +417,14 @@ fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: &mut TestNo
     node.wait_running("critical")?;
     let found = refused("runs", "Preempting")?;
     ensure!(found["status"]["message"] == "Preempted in order to admit critical pod", "{found}");
-    node.wait_event("Preempted in order to admit critical pod")
+    node.wait_event("Preempted in order to admit critical pod")?;
+
+    create(node, &cluster, &asks("fills", cores * 1_000 - 750))?;
+    node.wait_running("fills")?;
+    let critical = json!({ "spec": { "priorityClassName": "system-node-critical" } });
+    create(node, &cluster, &with(asks("of-the-cluster", 500), critical))?;
+    node.wait_running("of-the-cluster")?;
+    refused("fills", "Preempting").map(drop)
 }
 
 fn a_resize_that_does_not_fit_is_deferred_until_there_is_room(node: &mut TestNode) -> Result<()> {

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cgroup::{self, main_process, pod_limits};
 use limpet_tests::image::{self, ImageBuilder};
-use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
 use rustix::process::{Pid, Signal};
@@ -32,6 +32,8 @@ fn main() -> ExitCode {
         case!(a_pod_starts_once_the_node_has_what_it_requests_and_selects)
             .on(|node| node.kubelet = vec!["kubeReserved: {cpu: 250m}".to_owned()]),
         case!(a_lesser_pod_ends_for_a_critical_one_and_runs_again_after_it),
+        case!(a_pod_beyond_the_nodes_number_starts_once_another_is_over)
+            .on(|node| node.kubelet = vec!["maxPods: 1".to_owned()]),
     ])
 }
 
@@ -368,4 +370,18 @@ fn a_lesser_pod_ends_for_a_critical_one_and_runs_again_after_it(node: &mut TestN
     let again = node.wait_running("lesser")?;
     ensure!(main_process(node, &again)? != before, "{again}");
     Ok(())
+}
+
+fn a_pod_beyond_the_nodes_number_starts_once_another_is_over(node: &mut TestNode) -> Result<()> {
+    let until_asked = "trap 'exit 0' TERM; while ! [ -e /tmp/end ]; do sleep 0.1; done";
+    node.apply(&pod("first", json!({ "restartPolicy": "Never", "containers": [shell("main", until_asked)] })))?;
+    node.wait_running("first")?;
+    node.apply(&simple("second", IDLE))?;
+    let waits = |pod: &Value| pod["status"]["phase"] == "Pending" && pod["status"]["reason"] == "OutOfpods";
+    node.wait_pod("second", "waiting for a place", waits)?;
+    node.wait_event("Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1")?;
+    node.exec("first", "main", &["touch", "/tmp/end"])?;
+    // The first one stays, with its status and logs, and has no place any more.
+    node.wait_running("second")?;
+    node.wait_pod("first", "over", |pod| pod["status"]["phase"] == "Succeeded").map(drop)
 }

@@ -26,9 +26,17 @@ pub use preemption::{preempts, victims};
 
 /// kubelet's reason for a pod that needs more of a resource than is left begins so; the resource's name follows.
 pub const OUT_OF: &str = "OutOf";
+/// kubelet's reason for a pod beyond `maxPods`.
+pub const OUT_OF_PODS: &str = "OutOfpods";
 /// kubelet's reason for a pod that names other nodes.
 pub const NODE_AFFINITY: &str = "NodeAffinity";
 
+/// kubelet's reason for a pod with a sysctl that is not allowed.
+pub const SYSCTL_FORBIDDEN: &str = "SysctlForbidden";
+/// kubelet's reason for a pod whose label names another operating system.
+pub const OTHER_OS_LABEL: &str = "PodOSSelectorNodeLabelDoesNotMatch";
+/// kubelet's reason for a pod whose field names another operating system.
+pub const OTHER_OS: &str = "PodOSNotSupported";
 /// kubelet's reason for a pod that cannot have what it needs, for a reason that no predicate knows.
 pub const UNEXPECTED: &str = "UnexpectedAdmissionError";
 
@@ -44,12 +52,16 @@ pub struct Refusal {
 impl Refusal {
     /// What becomes of the pod: one of the apiserver's fails, any other waits.
     pub fn verdict(self, source: SourceKind) -> PodVerdict {
-        let Self { reason, message } = self;
-        let verdict = match source {
-            SourceKind::Api => PodVerdict::rejected(OUT_OF, &message),
-            _ => PodVerdict::waiting(OUT_OF, format!("{message}; it starts when that has changed")),
-        };
-        PodVerdict { reason: reason.into(), ..verdict }
+        if source == SourceKind::Api {
+            return self.for_good();
+        }
+        let message = format!("{}; it starts when that has changed", self.message);
+        PodVerdict::waiting(self.reason, message)
+    }
+
+    /// The pod fails, whatever its source: nothing that changes on the node would help.
+    pub fn for_good(self) -> PodVerdict {
+        PodVerdict::rejected(self.reason, &self.message)
     }
 }
 

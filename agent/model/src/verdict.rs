@@ -16,6 +16,9 @@ pub const EVICTED: &str = "Evicted";
 /// kubelet's reason for a pod that ends so that a critical one can start.
 pub const PREEMPTING: &str = "Preempting";
 
+/// kubelet's message of a pod that it refuses begins so; the cause follows.
+const REJECTED: &str = "Pod was rejected: ";
+
 /// The phase that a verdict gives a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum VerdictPhase {
@@ -52,18 +55,23 @@ pub struct PodVerdict {
 
 impl PodVerdict {
     /// The node refuses to run it, for good; `why` is the cause as admission words it.
-    pub fn rejected(reason: &'static str, why: &str) -> Self {
-        Self::failed(reason, format!("Pod was rejected: {why}"))
+    pub fn rejected(reason: impl Into<Cow<'static, str>>, why: &str) -> Self {
+        Self::failed(reason, format!("{REJECTED}{why}"))
     }
 
     /// The node cannot run it now, and will later.
-    pub fn waiting(reason: &'static str, message: String) -> Self {
+    pub fn waiting(reason: impl Into<Cow<'static, str>>, message: String) -> Self {
         Self { phase: VerdictPhase::Pending, ..Self::failed(reason, message) }
     }
 
     /// The node ends it.
-    fn failed(reason: &'static str, message: String) -> Self {
-        Self { reason: Cow::Borrowed(reason), message, phase: VerdictPhase::Failed, eviction: None }
+    fn failed(reason: impl Into<Cow<'static, str>>, message: String) -> Self {
+        Self { reason: reason.into(), message, phase: VerdictPhase::Failed, eviction: None }
+    }
+
+    /// The cause as admission words it, which kubelet's events have.
+    pub fn cause(&self) -> &str {
+        self.message.strip_prefix(REJECTED).unwrap_or(&self.message)
     }
 
     /// Whether the node never took the pod: kubelet then reports phase, reason and message alone.

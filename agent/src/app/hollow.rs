@@ -140,7 +140,6 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
     };
     let source = start_source(common, name, dir, published).await?;
     let reporter = Reporter {
-        max_pods: usize::try_from(common.config.max_pods).unwrap_or(usize::MAX),
         runtime_endpoint: "hollow".into(),
         node_name: name.to_owned(),
         network: common.network.clone(),

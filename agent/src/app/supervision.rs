@@ -42,6 +42,8 @@ pub(super) fn node_claims(
     let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
     let offer = NodeOffer {
         node_name: node.name.clone(),
+        max_pods: usize::try_from(config.max_pods).ok(),
+        allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         exclusive: exclusive.map(|(name, _)| name.clone()).collect(),
         plugins: Arc::clone(plugins),
         allocatable: Some(capacity.offer()),

@@ -1,8 +1,10 @@
-//! What pods have of the node: processor time, memory and disk space by their requests, and what only one pod can have, ports
+//! What pods have of the node: a place among its pods, processor time, memory and disk space by their requests, and what only one pod can have, ports
 //! and exclusive devices, and of device plugins a number of devices. A pod for which there is not enough waits and starts once there is; one of the apiserver's fails,
 //! so that its controller makes another one. A pod that was found running has its claims without being asked.
 
 mod hold;
+mod permits;
+mod places;
 mod resizes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,6 +21,8 @@ use limpet_model::source::SourceKind;
 use tokio::sync::{Notify, watch};
 
 pub use hold::{Hold, Refused};
+pub use places::Place;
+use places::Places;
 pub use resizes::NoRoom;
 
 /// What only one pod can have.
@@ -101,6 +105,10 @@ struct Check {
 pub struct NodeOffer {
     /// The node's name, which an affinity may ask for.
     pub node_name: String,
+    /// How many pods it has at most; `None`: any number.
+    pub max_pods: Option<usize>,
+    /// `allowedUnsafeSysctls`.
+    pub allowed_unsafe_sysctls: Vec<String>,
     /// The devices that one pod at a time can have.
     pub exclusive: BTreeSet<String>,
     /// The devices of plugins.
@@ -110,9 +118,10 @@ pub struct NodeOffer {
 }
 
 /// What pods have of the node now.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct NodeClaims {
     offer: NodeOffer,
+    places: Places,
     /// The node's labels, which a selector may ask for.
     labels: Mutex<BTreeMap<String, String>>,
     /// They are those of the Node object.
@@ -126,10 +135,26 @@ pub struct NodeClaims {
     waiting: Mutex<BTreeMap<PodKey, Arc<Notify>>>,
 }
 
+impl Default for NodeClaims {
+    /// A node on which nothing is short.
+    fn default() -> Self {
+        Self::new(NodeOffer::default(), BTreeMap::new())
+    }
+}
+
 impl NodeClaims {
     /// Nothing is claimed yet.
     pub fn new(offer: NodeOffer, labels: BTreeMap<String, String>) -> Self {
-        Self { offer, labels: Mutex::new(labels), ..Self::default() }
+        Self {
+            places: Places::new(offer.max_pods),
+            offer,
+            labels: Mutex::new(labels),
+            labels_seen: AtomicBool::default(),
+            claims: Mutex::default(),
+            reserved: Mutex::default(),
+            resizes: Mutex::default(),
+            waiting: Mutex::default(),
+        }
     }
 
     /// The node has these labels from now on.
@@ -226,11 +251,11 @@ impl NodeClaims {
             if let Err(refusal) = admission::fits(&wanted.requests, &promised, allocatable) {
                 let records = others().map(|(_, theirs)| &theirs.record);
                 let victims = admission::victims(&wanted.record, records, &used, allocatable);
-                let refused = Refused { victims, ..Refused::of(refusal, &wanted.record) };
-                if !refused.victims.is_empty() {
-                    reserved.insert(key.clone(), wanted);
+                if victims.is_empty() {
+                    return Err(Refused::of(refusal, &wanted.record));
                 }
-                return Err(refused);
+                reserved.insert(key.clone(), wanted);
+                return Err(Refused { victims, ..Refused::for_now(refusal) });
             }
         }
         if claims.insert(key.clone(), wanted).is_some() {

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerContext;
 use super::hook_jobs::HookJobs;
 use super::inbox::Inbox;
-use super::node_claims::{Hold, Refused};
+use super::node_claims::{Hold, Place, Refused};
 use super::process_watch::ProcessWatch;
 use limpet_containerd::client::watched;
 use limpet_core::eviction::admission;
@@ -79,7 +79,8 @@ pub struct PodWorker {
 }
 
 impl PodWorker {
-    /// A worker for `key`; `adopted` are the incarnations found running, the one to keep last.
+    /// A worker for `key`; `adopted` are the incarnations found running, the one to keep last; `place`
+    /// is the pod's among those of the node.
     pub fn new(
         key: PodKey,
         inbox: Arc<Inbox>,
@@ -87,13 +88,15 @@ impl PodWorker {
         node: watch::Receiver<NodeState>,
         stop: CancellationToken,
         adopted: Vec<PodState>,
+        place: Option<Place>,
     ) -> Self {
         let mut others: VecDeque<PodState> = adopted.into();
         let current = others.pop_front();
         let network_changes = node.borrow().network.changes;
         let device_changes = context.node_claims.device_changes();
         let volume_drivers = context.executor.volume_drivers();
-        let hold = Hold::of_found(&context.node_claims, &key, current.iter().chain(&others));
+        let mut hold = Hold::of_found(&context.node_claims, &key, current.iter().chain(&others));
+        hold.begin(place);
         Self {
             key,
             inbox,

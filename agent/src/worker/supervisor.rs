@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
 use super::inbox::{EvictionOrder, Inbox, PodCommand};
+use super::node_claims::Place;
 use super::pod_worker::PodWorker;
 use crate::debug::{DebugError, DebugOrder};
 use crate::server::Heartbeat;
@@ -68,7 +69,9 @@ pub struct Supervisor {
     routes: HashMap<String, PodKey>,
     provisional: Provisional,
     /// Pods that are being deleted and nothing is left of.
-    seen_off: HashSet<PodUid>,
+    torn_down: HashSet<PodUid>,
+    /// A pod waits until the node has fewer.
+    waits_for_place: bool,
     /// The runtime's state was read once.
     adopted: bool,
     absence_reported: bool,
@@ -89,7 +92,8 @@ impl Supervisor {
             tasks: JoinSet::new(),
             routes: HashMap::new(),
             provisional: Provisional::new(sources),
-            seen_off: HashSet::new(),
+            torn_down: HashSet::new(),
+            waits_for_place: false,
             adopted: false,
             absence_reported: false,
             reading: Reading::default(),
@@ -117,6 +121,10 @@ impl Supervisor {
                 read = self.reading.next() => self.read(read),
                 Some(merged) = intake.merged.recv() => self.merged(merged),
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
+                () = self.context.node_claims.has_free_place(), if self.waits_for_place => {
+                    self.waits_for_place = false;
+                    self.start_waiting();
+                }
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
                     self.change_node(|node| node.network_ready = ready);
@@ -173,7 +181,7 @@ impl Supervisor {
         for change in &merged.changes {
             let record = change.record();
             if matches!(change, PodChange::Removed(_)) {
-                self.seen_off.remove(&record.uid);
+                self.torn_down.remove(&record.uid);
             }
             match change {
                 // What runs came of another source, which has not been heard.
@@ -201,7 +209,7 @@ impl Supervisor {
         if self.provisional.holds_back(record, &self.desired) {
             tracing::info!(pod = %record.key, source = %record.source, "waits: what runs came of a source not heard yet");
         } else if record.is_deleting() && self.adopted && !self.workers.contains_key(&record.key) {
-            self.see_off(record);
+            self.tear_down_remains(record);
         } else {
             self.command(&record.key, command_for(record));
         }
@@ -209,15 +217,15 @@ impl Supervisor {
 
     /// A pod that is being deleted and has no worker is reported as gone once all is given back that an agent before this one may
     /// have left of it: a volume that is still mounted may be a successor's elsewhere.
-    fn see_off(&mut self, record: &Arc<PodRecord>) {
+    fn tear_down_remains(&mut self, record: &Arc<PodRecord>) {
         if self.context.reporter.is_retired(record) || self.must_wait(&record.key, record) {
             return;
         }
-        if !self.seen_off.insert(record.uid.clone()) {
+        if !self.torn_down.insert(record.uid.clone()) {
             return self.context.reporter.retire_unstarted(record);
         }
         let remains = PodState::remains(Arc::clone(record), self.context.executor.now().wall);
-        self.spawn(record.key.clone(), vec![remains], Some(command_for(record)));
+        self.spawn(record.key.clone(), vec![remains], Some(command_for(record)), None);
     }
 
     /// Ends what was found running once its source has spoken and does not want it, or hands it to the source that does.
@@ -254,14 +262,23 @@ impl Supervisor {
             // Before the first reading of containerd's state it is not known what runs.
             (None, PodCommand::Run(_)) if !self.adopted => {}
             // Nothing of it is here, and it does not run again.
-            (None, PodCommand::Run(record)) if record.is_over() => {}
-            (None, PodCommand::Run(record)) if self.workers.len() >= self.context.reporter.max_pods => {
-                let node = *self.node.borrow();
-                self.context.reporter.report_out_of_pods(&record, node, self.context.executor.now());
-            }
-            (None, PodCommand::Run(record)) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record))),
+            (None, PodCommand::Run(record)) if record.is_over() || self.context.reporter.has_refused(&record) => {}
+            (None, PodCommand::Run(record)) => self.start(key, record),
             // It may have been waiting for a place.
             (None, PodCommand::End { .. }) => self.context.reporter.retire(key),
+        }
+    }
+
+    /// Gives the pod a worker, if there is a place for it.
+    fn start(&mut self, key: &PodKey, record: Arc<PodRecord>) {
+        match self.context.node_claims.take_place() {
+            Some(place) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record)), Some(place)),
+            None => {
+                let verdict = self.context.node_claims.out_of_pods().verdict(record.source);
+                self.waits_for_place |= !verdict.is_final();
+                let (node, now) = (*self.node.borrow(), self.context.executor.now());
+                self.context.reporter.report_out_of_pods(&record, verdict, node, now);
+            }
         }
     }
 
@@ -286,7 +303,7 @@ impl Supervisor {
         }
     }
 
-    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, command: Option<PodCommand>) {
+    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, command: Option<PodCommand>, place: Option<Place>) {
         let wanted = command.iter().filter_map(|command| match command {
             PodCommand::Run(record) => Some(record),
             PodCommand::End { .. } => None,
@@ -301,7 +318,7 @@ impl Supervisor {
         }
         self.workers.insert(key.clone(), Arc::clone(&inbox));
         let (node, stop) = (self.node.subscribe(), self.stop.child_token());
-        let worker = PodWorker::new(key, inbox, self.context.clone(), node, stop, adopted);
+        let worker = PodWorker::new(key, inbox, self.context.clone(), node, stop, adopted, place);
         self.tasks.spawn(worker.run());
     }
 

@@ -146,7 +146,6 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
     let facts = node::facts(&config, node.name().to_owned());
     let backends = Backends::open(&config, &facts).await;
     let reporter = Reporter {
-        max_pods: 110,
         runtime_endpoint: config.runtime_endpoint.clone(),
         node_name: facts.name.clone(),
         network: backends.network.subscribe(),

@@ -135,7 +135,6 @@ impl Agent {
             parts.take_part(&mut tasks, membership)
         });
         let reporter = Reporter {
-            max_pods: 110,
             runtime_endpoint: "/simulated".into(),
             node_name: NODE.to_owned(),
             network: network.clone(),

@@ -1,4 +1,5 @@
-//! Whether the node runs a pod at all: what it refuses would be refused at every try.
+//! Whether the host has what a pod asks for by name: profiles of security modules, devices of plugins. What the node alone
+//! decides has come before: see [`crate::worker::node_claims`].
 
 use k8s_openapi::api::core::v1::PodSpec;
 
@@ -8,10 +9,8 @@ use limpet_core::admission::UNEXPECTED;
 use limpet_core::outcome::Failure;
 use limpet_core::state::PodState;
 use limpet_host::blocking::{self, DEADLINE};
-use limpet_host::sandbox::sysctl;
 use limpet_host::{apparmor, selinux};
 use limpet_model::pod::apparmor::needs;
-use limpet_model::pod::device::pod_devices;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
@@ -26,11 +25,7 @@ pub(super) enum NotAdmitted {
 impl ContainerdExecutor {
     /// kubelet's checks, with its reasons and messages; then its containers get the devices of plugins that they ask for.
     pub(super) async fn admit(&self, pod: &PodState) -> Result<(), NotAdmitted> {
-        let admitted = match self.permitted(pod.record.spec()) {
-            Ok(()) => profiles(pod.record.spec()).await,
-            refused => refused,
-        };
-        admitted.map_err(|(reason, message)| self.reject(pod, reason, message))?;
+        profiles(pod.record.spec()).await.map_err(|(reason, message)| self.reject(pod, reason, message))?;
         let allocated = self.device_plugins.allocate(&pod.record).await;
         allocated.map_err(|why| {
             let message = format!("Allocate failed due to {why}, which is unexpected");
@@ -49,29 +44,6 @@ impl ContainerdExecutor {
         let verdict = PodVerdict::rejected(reason, &message);
         self.reporter.event(pod, None, EventType::Warning, reason, message);
         NotAdmitted::Never(verdict)
-    }
-
-    fn permitted(&self, spec: &PodSpec) -> Result<(), (&'static str, String)> {
-        if spec.os.as_ref().is_some_and(|os| os.name != "linux") {
-            let message = "Failed to admit pod as the OS field doesn't match node OS".to_owned();
-            return Err(("PodOSNotSupported", message));
-        }
-        self.has_so_many(spec).map_err(|why| (UNEXPECTED, format!("Allocate failed due to {why}")))?;
-        let allowed = sysctl::check_sysctls(spec, &self.config.allowed_unsafe_sysctls);
-        allowed.map_err(|error| ("SysctlForbidden", error.to_string()))
-    }
-
-    /// Whether there can be as many exclusive devices of the table as the pod asks for; whether they are free is the
-    /// worker's to know.
-    fn has_so_many(&self, spec: &PodSpec) -> Result<(), String> {
-        for (name, count) in pod_devices(spec) {
-            if self.node.devices.get(name).is_some_and(|device| device.exclusive) && count > 1 {
-                return Err(format!(
-                    "requested number of devices unavailable for {name}. Requested: {count}, Available: 1, which is unexpected"
-                ));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{Check, Claims, NodeClaims};
+use super::{Check, Claims, NodeClaims, Place};
 use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal, UNEXPECTED};
 use limpet_core::plan::is_finished;
 use limpet_core::state::{ContainerSlot, PodState, SandboxState};
@@ -27,7 +27,8 @@ impl Refused {
         Self { verdict: refusal.verdict(record.source), victims: Vec::new() }
     }
 
-    /// It waits, whatever its source: it ran here before the agent started, and its plugin may not be back yet.
+    /// It waits, whatever its source: others end for it, or it ran here before the agent started and its plugin may not be
+    /// back yet.
     pub(super) fn for_now(refusal: Refusal) -> Self {
         Self { verdict: refusal.verdict(SourceKind::File), victims: Vec::new() }
     }
@@ -53,6 +54,8 @@ impl Drop for Claim {
 /// What one pod has of the node.
 #[derive(Debug, Default)]
 pub struct Hold {
+    /// Its place among the node's pods.
+    pub(super) place: Option<Place>,
     pub(super) claim: Option<Claim>,
     /// The version that has all it needs.
     pub(super) settled: Option<Arc<PodRecord>>,
@@ -80,6 +83,11 @@ impl Hold {
         }
         uids.iter().for_each(|uid| node.offer.plugins.restore(key, uid));
         Self { claim: Some(Claim { of: Arc::clone(node), key: key.clone() }), ..Self::default() }
+    }
+
+    /// The pod has that place from now on.
+    pub fn begin(&mut self, place: Option<Place>) {
+        self.place = place;
     }
 
     /// Brings the claim in line with what the pod needs. A refusal: it begins to wait, waits for another reason, or fails.
@@ -116,7 +124,14 @@ impl Hold {
     fn claim(&mut self, node: &Arc<NodeClaims>, key: &PodKey, pod: &PodState) -> Result<(), Refused> {
         let uses = uses_node(pod);
         if !uses {
+            node.permits(&pod.record).map_err(|refusal| Refused { verdict: refusal.for_good(), victims: Vec::new() })?;
             node.selects(&pod.record).map_err(|refusal| Refused::of(refusal, &pod.record))?;
+            if self.place.is_none() {
+                self.place = node.take_place();
+            }
+            if self.place.is_none() {
+                return Err(Refused::of(node.out_of_pods(), &pod.record));
+            }
         }
         let wanted = node.wanted(&pod.record);
         let has = self.claim.is_some().then(|| node.claims().get(key).cloned()).flatten();

@@ -6,6 +6,7 @@ use super::*;
 use limpet_core::fixtures::{amounts, now, record_of};
 use limpet_core::state::{PodState, SandboxState};
 use limpet_model::source::SourceKind::{self, Api, File, Push};
+use limpet_model::verdict::PodVerdict;
 
 fn pod(name: &str, source: SourceKind, resources: Value) -> Arc<PodRecord> {
     record_of(name, source, json!({ "containers": [{ "name": "a", "resources": resources }] }))
@@ -14,6 +15,8 @@ fn pod(name: &str, source: SourceKind, resources: Value) -> Arc<PodRecord> {
 fn two_cores(labels: &[(&str, &str)]) -> Arc<NodeClaims> {
     let offer = NodeOffer {
         node_name: "edge1".to_owned(),
+        max_pods: None,
+        allowed_unsafe_sysctls: vec!["net.core.somaxconn".to_owned()],
         exclusive: ["x.io/modem".to_owned()].into(),
         plugins: Arc::new(DevicePlugins::with_table(["x.io/modem", "x.io/shared"])),
         allocatable: Some(amounts("2", "1Gi", "1Gi")),
@@ -192,4 +195,52 @@ fn what_a_critical_pod_has_others_end_for_is_kept_for_it_until_it_is_gone() {
     pushed.1.give_back();
     drop(gone);
     assert!(pushed.settle(&node).is_none());
+}
+
+#[test]
+fn what_is_refused_for_good_is_so_before_any_pod_ends_for_it() {
+    let sysctls = |name: &str| json!({ "sysctls": [{ "name": name, "value": "1" }] });
+    let cases = [
+        ("plain", json!({}), json!({}), None),
+        ("allowed", json!({ "securityContext": sysctls("net.core.somaxconn") }), json!({}), None),
+        ("forbidden", json!({ "securityContext": sysctls("kernel.sem") }), json!({}), Some("SysctlForbidden")),
+        ("own-label", json!({}), json!({ "kubernetes.io/os": "linux" }), None),
+        ("label", json!({}), json!({ "kubernetes.io/os": "windows" }), Some("PodOSSelectorNodeLabelDoesNotMatch")),
+        ("field", json!({ "os": { "name": "windows" } }), json!({}), Some("PodOSNotSupported")),
+    ];
+    for (name, spec, labels, reason) in cases {
+        let node = two_cores(&[]);
+        let mut lesser = Candidate::new(&pod("lesser", Api, cpu("2")));
+        assert!(lesser.settle(&node).is_none());
+        for source in [File, Api] {
+            let mut spec = spec.clone();
+            spec["priority"] = json!(2_000_001_000);
+            spec["containers"] = json!([{ "name": "a", "resources": cpu("1") }]);
+            let mut record = (*record_of(name, source, spec)).clone();
+            record.pod.metadata.labels = serde_json::from_value(labels.clone()).unwrap();
+            let refused = Candidate::new(&Arc::new(record)).settle(&node).unwrap();
+            let final_reason = refused.verdict.is_final().then(|| refused.verdict.reason.to_string());
+            assert_eq!(final_reason.as_deref(), reason, "{name} {source:?}");
+            assert_eq!(refused.victims.is_empty(), reason.is_some(), "{name} {source:?}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_has_its_place_until_it_is_over() {
+    let offer = NodeOffer { max_pods: Some(1), ..NodeOffer::default() };
+    let node = Arc::new(NodeClaims::new(offer, BTreeMap::new()));
+    let mut first = Candidate::new(&pod("first", File, json!({})));
+    assert!(first.settle(&node).is_none());
+    assert!(node.has_free_place().now_or_never().is_none() && node.take_place().is_none());
+    let mut waits = Candidate::new(&pod("waits", File, json!({})));
+    let refused = waits.settle(&node).unwrap();
+    let message = "Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1; it starts when that has changed";
+    assert_eq!((&*refused.verdict.reason, &*refused.verdict.message), ("OutOfpods", message));
+    assert!(Candidate::new(&pod("of-api", Api, json!({}))).settle(&node).unwrap().verdict.is_final());
+    first.0.fail(PodVerdict::deadline_exceeded());
+    assert!(first.settle(&node).is_none());
+    assert!(waits.1.freed().now_or_never().is_some(), "it is woken once the place is free");
+    assert!(waits.settle(&node).is_none() && waits.0.verdict.is_none());
+    assert!(node.take_place().is_none());
 }

@@ -124,7 +124,9 @@ impl Supervisor {
         if incarnations.is_empty() && desired.is_none() {
             return;
         }
-        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)));
+        // What runs goes on without a place, too.
+        let place = self.context.node_claims.take_place();
+        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)), place);
         if let Some(inbox) = self.workers.get(&key) {
             inbox.put(|messages| messages.found = Some(found.containers));
         }
