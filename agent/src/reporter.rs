@@ -11,7 +11,9 @@ use crate::server::Health;
 use crate::status::event::EventType;
 use crate::status::event::Events;
 use crate::status::metrics::{ContainerType, MergeChange, Metrics};
-use limpet_core::admission::{NODE_AFFINITY, OTHER_OS, OTHER_OS_LABEL, OUT_OF_PODS, Refusal, SYSCTL_FORBIDDEN, UNEXPECTED, deferred_message};
+use limpet_core::admission::{
+    NODE_AFFINITY, OTHER_OS, OTHER_OS_LABEL, OUT_OF_PODS, Refusal, SYSCTL_FORBIDDEN, UNEXPECTED, deferred_message,
+};
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;

@@ -12,7 +12,9 @@ use tower::BoxError;
 const LONGEST_TEXT: usize = 64 * 1_024;
 
 /// The answer, or the `Status` that it lacks.
-pub(crate) async fn with_status<B>(answer: http::Response<B>) -> Result<http::Response<Either<B, Full<Bytes>>>, BoxError>
+pub(crate) async fn with_status<B>(
+    answer: http::Response<B>,
+) -> Result<http::Response<Either<B, Full<Bytes>>>, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,

@@ -124,7 +124,8 @@ impl Hold {
     fn claim(&mut self, node: &Arc<NodeClaims>, key: &PodKey, pod: &PodState) -> Result<(), Refused> {
         let uses = uses_node(pod);
         if !uses {
-            node.permits(&pod.record).map_err(|refusal| Refused { verdict: refusal.for_good(), victims: Vec::new() })?;
+            node.permits(&pod.record)
+                .map_err(|refusal| Refused { verdict: refusal.for_good(), victims: Vec::new() })?;
             node.selects(&pod.record).map_err(|refusal| Refused::of(refusal, &pod.record))?;
             if self.place.is_none() {
                 self.place = node.take_place();

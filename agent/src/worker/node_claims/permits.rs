@@ -33,7 +33,8 @@ impl NodeClaims {
     /// Whether there can be as many exclusive devices of the table as the pod asks for.
     fn has_so_many(&self, record: &PodRecord) -> Result<(), Refusal> {
         let mut wanted = pod_devices(record.spec()).into_iter();
-        let Some((name, count)) = wanted.find(|(name, count)| *count > 1 && self.offer.exclusive.contains(*name)) else {
+        let Some((name, count)) = wanted.find(|(name, count)| *count > 1 && self.offer.exclusive.contains(*name))
+        else {
             return Ok(());
         };
         let message = format!(

@@ -54,8 +54,7 @@ impl NodeClaims {
     /// All places are taken, in kubelet's words.
     pub fn out_of_pods(&self) -> Refusal {
         let count = self.places.count;
-        let message =
-            format!("Node didn't have enough resource: pods, requested: 1, used: {count}, capacity: {count}");
+        let message = format!("Node didn't have enough resource: pods, requested: 1, used: {count}, capacity: {count}");
         Refusal { reason: OUT_OF_PODS.to_owned(), message }
     }
 }

@@ -235,7 +235,8 @@ fn a_pod_has_its_place_until_it_is_over() {
     assert!(node.has_free_place().now_or_never().is_none() && node.take_place().is_none());
     let mut waits = Candidate::new(&pod("waits", File, json!({})));
     let refused = waits.settle(&node).unwrap();
-    let message = "Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1; it starts when that has changed";
+    let message =
+        "Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1; it starts when that has changed";
     assert_eq!((&*refused.verdict.reason, &*refused.verdict.message), ("OutOfpods", message));
     assert!(Candidate::new(&pod("of-api", Api, json!({}))).settle(&node).unwrap().verdict.is_final());
     first.0.fail(PodVerdict::deadline_exceeded());
