@@ -89,7 +89,7 @@ pub(super) const ABSENT: &[(&str, &str, &str)] = &[
     ("/metrics", "kubelet_restarted_pods_total", "a pod that is made again has another UID"),
     ("/metrics", "kubelet_run_podsandbox_*", CALLS),
     ("/metrics", "kubelet_sleep_action_terminated_early_total", "not counted"),
-    ("/metrics", "kubelet_started_user_namespaced_pods_*", "user namespaces are not supported"),
+    ("/metrics", "kubelet_started_user_namespaced_pods_*", "not counted"),
     ("/metrics", "kubelet_volume_metric_collection_duration_seconds", "not measured"),
     ("/metrics", "kubelet_working_pods", "`kubelet_active_pods`; a worker's phases are not kubelet's"),
     ("/metrics/probes", "prober_probe_duration_seconds", "not measured"),
