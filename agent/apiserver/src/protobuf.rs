@@ -32,6 +32,8 @@ struct PartialObjectMetadata {
 
 #[derive(prost::Message)]
 struct ObjectMeta {
+    #[prost(string, tag = "5")]
+    uid: String,
     #[prost(string, tag = "6")]
     resource_version: String,
     #[prost(message, repeated, tag = "17")]
@@ -86,7 +88,7 @@ fn decode(unknown: &[u8]) -> Result<Value, prost::DecodeError> {
         }));
     }
     let metadata = PartialObjectMetadata::decode(&*raw)?.metadata.unwrap_or_default();
-    let mut answer = json!({ "metadata": { "resourceVersion": metadata.resource_version } });
+    let mut answer = json!({ "metadata": { "uid": metadata.uid, "resourceVersion": metadata.resource_version } });
     if !metadata.managed_fields.is_empty() {
         answer["metadata"]["managedFields"] = metadata.managed_fields.iter().map(|_| json!({})).collect();
     }
@@ -106,13 +108,16 @@ mod tests {
 
     #[test]
     fn metadata_and_refusals_read_as_in_json() {
-        let metadata = |managed_fields| ObjectMeta { resource_version: "17".to_owned(), managed_fields };
+        let metadata = |managed_fields| {
+            let (uid, resource_version) = ("u-1".to_owned(), "17".to_owned());
+            ObjectMeta { uid, resource_version, managed_fields }
+        };
         let object = |metadata| PartialObjectMetadata { metadata: Some(metadata) }.encode_to_vec();
         let read_object = |metadata| read(&answer("PartialObjectMetadata", object(metadata))).unwrap();
-        assert_eq!(read_object(metadata(vec![])), json!({ "metadata": { "resourceVersion": "17" } }));
+        assert_eq!(read_object(metadata(vec![])), json!({ "metadata": { "uid": "u-1", "resourceVersion": "17" } }));
         assert_eq!(
             read_object(metadata(vec![ManagedFieldsEntry {}])),
-            json!({ "metadata": { "resourceVersion": "17", "managedFields": [{}] } })
+            json!({ "metadata": { "uid": "u-1", "resourceVersion": "17", "managedFields": [{}] } })
         );
         let refusal = Status {
             status: "Failure".to_owned(),

@@ -36,6 +36,8 @@ pub enum Resource {
     Secrets(String),
     /// All Services of a namespace.
     Services(String),
+    /// One Service: namespace and name.
+    Service(String, String),
     /// One PersistentVolumeClaim: namespace and name.
     PersistentVolumeClaim(String, String),
     /// The status of a PersistentVolumeClaim: namespace and name.
@@ -83,7 +85,7 @@ impl Resource {
             Self::PodStatus(..) => "pods/status",
             Self::ConfigMaps(_) => "configmaps",
             Self::Secrets(_) | Self::Secret(..) => "secrets",
-            Self::Services(_) => "services",
+            Self::Services(_) | Self::Service(..) => "services",
             Self::PersistentVolumeClaim(..) => "persistentvolumeclaims",
             Self::PersistentVolumeClaimStatus(..) => "persistentvolumeclaims/status",
             Self::PersistentVolume(_) => "persistentvolumes",
@@ -117,6 +119,7 @@ impl Resource {
             Self::ConfigMaps(namespace) => format!("/api/v1/namespaces/{namespace}/configmaps"),
             Self::Secrets(namespace) => format!("/api/v1/namespaces/{namespace}/secrets"),
             Self::Services(namespace) => format!("/api/v1/namespaces/{namespace}/services"),
+            Self::Service(namespace, name) => format!("/api/v1/namespaces/{namespace}/services/{name}"),
             Self::PersistentVolumeClaim(namespace, name) => {
                 format!("/api/v1/namespaces/{namespace}/persistentvolumeclaims/{name}")
             }
@@ -257,8 +260,8 @@ impl Request {
         Self::new(http::Method::DELETE, resource, Some(options)).metadata_only()
     }
 
-    /// The same, answered with some of the object's metadata alone, in fewer bytes: `resourceVersion`, and whether there are
-    /// `managedFields`.
+    /// The same, answered with some of the object's metadata alone, in fewer bytes: `uid`, `resourceVersion`, and whether there
+    /// are `managedFields`.
     pub fn metadata_only(mut self) -> Self {
         self.accept = METADATA_IN_PROTOBUF;
         self

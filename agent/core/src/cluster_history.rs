@@ -12,6 +12,10 @@ pub struct ClusterHistory {
     pub version: u64,
     /// Digests of the certificates of the authorities that the server's certificate may be of.
     pub authorities: BTreeSet<String>,
+    /// The UID of the Service `default/kubernetes`, which every apiserver makes once and a node may read; empty: it is not
+    /// known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub service_uid: String,
 }
 
 /// Why what the apiserver does not have counts as not deleted.
@@ -33,6 +37,9 @@ pub enum HistoryBreak {
     },
     /// Its certificate is of another authority, and it knows none of the pods.
     Replaced,
+    /// Its Service `default/kubernetes` is another one, and it knows none of the pods: a cluster was made anew with the
+    /// certificates of the one before.
+    MadeAnew,
 }
 
 impl std::fmt::Display for HistoryBreak {
@@ -48,6 +55,9 @@ impl std::fmt::Display for HistoryBreak {
                 )
             }
             Self::Replaced => f.write_str("another cluster answers (its certificate authority is a different one)"),
+            Self::MadeAnew => f.write_str(
+                "another cluster answers (its Service default/kubernetes is a different one: its data is new)",
+            ),
         }
     }
 }
@@ -84,9 +94,20 @@ impl ClusterHistory {
         self.version = self.version.max(version.parse().unwrap_or_default());
     }
 
+    /// Whether both are of one cluster, by all that is known of them.
+    pub fn is_of_same_cluster(&self, other: &Self) -> bool {
+        self.shares_authority(other) && self.may_be_same(other)
+    }
+
     /// Whether the same authority may have issued the certificates of both servers.
-    pub fn shares_authority(&self, other: &Self) -> bool {
+    fn shares_authority(&self, other: &Self) -> bool {
         !self.authorities.is_disjoint(&other.authorities)
+    }
+
+    /// Whether both know of the same Service `default/kubernetes`, as far as they know of one.
+    fn may_be_same(&self, other: &Self) -> bool {
+        let (one, other) = (&self.service_uid, &other.service_uid);
+        one.is_empty() || other.is_empty() || one == other
     }
 
     /// How `listed`, by which a list came, breaks with this one. `knows_pods`: the list has a pod that was known before;
@@ -95,6 +116,9 @@ impl ClusterHistory {
         // One that names no authority any more is as foreign as one that names others.
         if !self.authorities.is_empty() && !self.shares_authority(listed) && !knows_pods {
             return Some(HistoryBreak::Replaced);
+        }
+        if !self.may_be_same(listed) && !knows_pods {
+            return Some(HistoryBreak::MadeAnew);
         }
         // Without a number, as of a server that is none of Kubernetes', nothing can be said.
         let restored = listed.version != 0 && listed.version < self.version;
@@ -107,7 +131,12 @@ mod tests {
     use super::*;
 
     fn history(version: u64, authorities: &[&str]) -> ClusterHistory {
-        ClusterHistory { version, authorities: authorities.iter().map(|name| (*name).to_owned()).collect() }
+        let authorities = authorities.iter().map(|name| (*name).to_owned()).collect();
+        ClusterHistory { version, authorities, service_uid: String::new() }
+    }
+
+    fn with_service(history: ClusterHistory, uid: &str) -> ClusterHistory {
+        ClusterHistory { service_uid: uid.to_owned(), ..history }
     }
 
     #[test]
@@ -130,6 +159,17 @@ mod tests {
             assert_eq!(known.break_with(&listed, knows_pods), expected, "{listed:?} {knows_pods}");
         }
         assert_eq!(ClusterHistory::default().break_with(&history(1, &["a"]), false), None, "the first list");
+        let known = with_service(known, "s-1");
+        for (uid, knows_pods, expected) in [
+            ("s-1", false, None),
+            ("s-2", false, Some(HistoryBreak::MadeAnew)),
+            // Somebody has deleted the Service, and the apiserver made it again.
+            ("s-2", true, None),
+            ("", false, None),
+        ] {
+            let listed = with_service(history(5000, &["a"]), uid);
+            assert_eq!(known.break_with(&listed, knows_pods), expected, "{uid} {knows_pods}");
+        }
     }
 
     #[test]

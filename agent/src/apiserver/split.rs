@@ -6,8 +6,10 @@ use tokio::sync::mpsc;
 use super::follow::Update;
 use super::link::Link;
 use crate::source::api;
+use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::cluster_history::ClusterHistory;
 use limpet_core::mirror::MIRROR_ANNOTATION;
+use limpet_model::object::service::KUBERNETES;
 
 /// Who receives which Pods.
 #[derive(Debug)]
@@ -28,7 +30,8 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
         match update {
             Update::Listed(all, version) => {
                 let (of_mirrors, own): (Vec<Value>, Vec<Value>) = all.into_iter().partition(is_mirror);
-                let mut history = ClusterHistory { version: 0, authorities: link.authorities() };
+                let service_uid = service_uid(&link).await;
+                let mut history = ClusterHistory { version: 0, authorities: link.authorities(), service_uid };
                 history.saw(&version);
                 let _ = mirrors.send(Update::Listed(of_mirrors, version.clone())).await;
                 // Before it runs: a pod that ends at once is known then to those who report its end.
@@ -45,6 +48,24 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
             Update::Deleted(pod) => {
                 let _ = source.send(api::Update::Deleted(pod.clone())).await;
                 let _ = pods.send(Update::Deleted(pod)).await;
+            }
+        }
+    }
+}
+
+/// The UID of the cluster's own Service; empty where the apiserver says nothing of it. Waits for an answer: without it a list
+/// of a cluster that was made anew would end pods.
+async fn service_uid(link: &Link) -> String {
+    let mut failures = 0;
+    loop {
+        let request = Request::get(Resource::Service("default".to_owned(), KUBERNETES.to_owned())).metadata_only();
+        match link.send(request).await {
+            Ok(service) => return service["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
+            Err(RequestError::Refused { code: 403 | 404, .. }) => return String::new(),
+            Err(error) => {
+                failures += 1;
+                tracing::debug!(%error, "which cluster answers is not known yet");
+                link.pause(failures, error.retry_after()).await;
             }
         }
     }

@@ -25,6 +25,11 @@ impl Cluster {
         })
     }
 
+    /// Makes it anew, without anything that was in it, with the same certificates.
+    pub fn make_anew(&mut self) -> Result<()> {
+        self.while_down(|cluster| fs::remove_dir_all(cluster.state()).context("etcd's directory"))
+    }
+
     fn while_down(&mut self, work: impl FnOnce(&Self) -> Result<()>) -> Result<()> {
         self.stop()?;
         self.etcd.daemon().kill();

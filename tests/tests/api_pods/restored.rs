@@ -43,6 +43,28 @@ pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode
     wait_reported(node, &cluster, "known").map(drop)
 }
 
+/// Its certificates are those of the cluster before, its etcd is empty, and its versions have come further.
+pub(super) fn a_cluster_that_was_made_anew_ends_nothing(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &[])?;
+    create(node, &cluster, &simple("web", IDLE))?;
+    let before = wait_reported(node, &cluster, "web")?;
+    node.agent.kill();
+    cluster.make_anew()?;
+    cluster.add_account()?;
+    come_further(&cluster, &before["metadata"]["resourceVersion"])?;
+    node.agent.start()?;
+    wait_said(node, "web", "its data is new")?;
+    let now = node.wait_running("web")?;
+    ensure!(container_id(&now, "main")? == container_id(&before, "main")?, "it was restarted");
+    let accepted = node.agent.cli(&["cluster", "accept"])?.success()?;
+    ensure!(accepted == format!("pod/default/{} ends\n", node.full_name("web")), "{accepted:?}");
+    node.wait_gone("web")?;
+    create(node, &cluster, &simple("new", IDLE))?;
+    wait_reported(node, &cluster, "new").map(drop)
+}
+
 /// The node's lease once it was renewed after `before`.
 fn wait_renewed(node: &TestNode, cluster: &Cluster, before: &str) -> Result<String> {
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
@@ -52,10 +74,15 @@ fn wait_renewed(node: &TestNode, cluster: &Cluster, before: &str) -> Result<Stri
 }
 
 fn wait_noticed(node: &TestNode, pod: &str) -> Result<()> {
+    wait_said(node, pod, "restored from an older backup")
+}
+
+/// Waits until `limpet sources` says why the pod is held.
+fn wait_said(node: &TestNode, pod: &str, why: &str) -> Result<()> {
     let pod = node.full_name(pod);
-    wait::until_true(wait::SOON, "the sign of the restored cluster", || {
+    wait::until_true(wait::SOON, why, || {
         let sources = node.agent.cli(&["sources"]).and_then(|said| said.success());
-        sources.is_ok_and(|said| said.contains("restored from an older backup") && said.contains(&pod))
+        sources.is_ok_and(|said| said.contains(why) && said.contains(&pod))
     })
 }
 

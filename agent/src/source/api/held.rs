@@ -59,7 +59,11 @@ impl Held {
         let new_break = self.kept.known.break_with(&history, knows_pods);
         let broken = match self.kept.broken.take() {
             // The cluster of before is back.
-            Some(HistoryBreak::Replaced) if new_break.is_none() && self.kept.known.shares_authority(&history) => None,
+            Some(HistoryBreak::Replaced | HistoryBreak::MadeAnew)
+                if new_break.is_none() && self.kept.known.is_of_same_cluster(&history) =>
+            {
+                None
+            }
             broken => broken.or(new_break),
         };
         self.current = history;
@@ -122,6 +126,9 @@ impl Held {
         if known.authorities.is_empty() {
             // The connection was lost before it was asked for them.
             known.authorities = std::mem::take(&mut self.kept.known.authorities);
+        }
+        if known.service_uid.is_empty() {
+            known.service_uid = std::mem::take(&mut self.kept.known.service_uid);
         }
         (self.kept.known, self.kept.broken) = (known, None);
         std::mem::take(&mut self.pods)

@@ -175,7 +175,11 @@ async fn an_edit_that_is_refused_leaves_the_version_that_runs_and_a_deletion_end
 }
 
 fn at(version: u64, authority: &str) -> ClusterHistory {
-    ClusterHistory { version, authorities: [authority.to_owned()].into() }
+    ClusterHistory { version, authorities: [authority.to_owned()].into(), service_uid: String::new() }
+}
+
+fn of_service(uid: &str, history: ClusterHistory) -> ClusterHistory {
+    ClusterHistory { service_uid: uid.to_owned(), ..history }
 }
 
 /// A backup from before one of the pods was made, and another one in the place of the other.
@@ -271,6 +275,25 @@ async fn another_cluster_ends_nothing_and_the_first_one_may_come_back() {
     let web = || vec!["shop/web u-1".to_owned()];
     let both = vec!["shop/other u-7".to_owned(), "shop/web u-1".to_owned()];
     assert_eq!(seen, [(web(), true), (both, false), (web(), true), (vec![], true)]);
+}
+
+#[tokio::test]
+async fn a_cluster_that_was_made_anew_with_the_same_certificates_ends_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let known = vec![pod("web", "u-1", json!({}))];
+    published(root.path(), vec![Update::Listed(known, of_service("s-1", at(10, "a")))]).await;
+    // Further than the one before, so that versions say nothing.
+    let anew = || of_service("s-2", at(5000, "a"));
+    let all = published(root.path(), vec![Update::Listed(Vec::new(), anew())]).await;
+    let held = all.last().unwrap();
+    let Health::Unavailable(why) = &held.health else { panic!("{:?}", held.health) };
+    assert!(names(held) == ["shop/web u-1"] && why.contains("its data is new"), "{why}");
+    let accepted = Update::Accepted(oneshot::channel().0);
+    let all = published(root.path(), vec![Update::Listed(Vec::new(), anew()), accepted]).await;
+    assert!(names(all.last().unwrap()).is_empty());
+    let new = vec![pod("new", "u-2", json!({}))];
+    let all = published(root.path(), vec![Update::Listed(new, anew()), Update::Listed(Vec::new(), anew())]).await;
+    assert!(names(all.last().unwrap()).is_empty(), "the new cluster counts from then on");
 }
 
 #[tokio::test]
