@@ -53,7 +53,7 @@ use client::SocketClient;
 use error::CliError;
 use screen::Screen;
 
-use crate::config::RunFlags;
+use crate::config::{KubeletFlags, RunFlags};
 use crate::lifecycle::memory;
 use crate::node::name_service;
 
@@ -143,10 +143,19 @@ enum Command {
 /// keep them for years.
 fn parse() -> Cli {
     std::thread::scope(|scope| {
-        let parsed = std::thread::Builder::new().spawn_scoped(scope, Cli::parse).map(|thread| thread.join());
+        let parsed = std::thread::Builder::new().spawn_scoped(scope, parse_here).map(|thread| thread.join());
         // Without another thread, on a machine that has no room for one, it is done here.
-        parsed.ok().and_then(Result::ok).unwrap_or_else(Cli::parse)
+        parsed.ok().and_then(Result::ok).unwrap_or_else(parse_here)
     })
+}
+
+fn parse_here() -> Cli {
+    let (arguments, kubelet) = KubeletFlags::take(std::env::args_os());
+    let mut cli = Cli::parse_from(arguments);
+    if let Command::Run(flags) = &mut cli.command {
+        flags.kubelet = kubelet;
+    }
+    cli
 }
 
 /// Parses the process's arguments, runs the subcommand, returns the exit code.

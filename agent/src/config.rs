@@ -7,6 +7,7 @@ mod cluster;
 mod curves;
 mod flags;
 mod keys;
+mod kubelet_flags;
 mod quantity;
 mod read;
 mod server;
@@ -23,6 +24,7 @@ use limpet_bpf::GuardMode;
 
 pub use cluster::ClusterSettings;
 pub use flags::{RunFlags, ServerFlags};
+pub use kubelet_flags::KubeletFlags;
 pub use read::load;
 pub use server::{AuthorizationMode, DebugHandlers, ServerSettings};
 
@@ -55,7 +57,7 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// All errors of the file and the flags, at least one.
-    #[error("{}", .0.iter().map(|fault| format!("error: {fault}")).collect::<Vec<_>>().join("\n"))]
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nerror: "))]
     Faults(Vec<Fault>),
 }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::kubelet_flags::KubeletFlags;
 pub use server::ServerFlags;
 
 /// kubelet's flags. A flag overrides the file.
@@ -16,6 +17,9 @@ pub struct RunFlags {
     /// KubeletConfiguration file; a second document in it, kind LimpetConfiguration, holds what kubelet lacks
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// Directory of drop-ins, *.conf, in the order of their names over --config
+    #[arg(long, value_name = "DIR")]
+    pub config_dir: Option<PathBuf>,
     /// Name of this node at its first start; later it must be the same
     #[arg(long, value_name = "NAME")]
     pub hostname_override: Option<String>,
@@ -83,6 +87,10 @@ pub struct RunFlags {
     /// `--socket` or `LIMPET_SOCKET`, which every subcommand has.
     #[arg(skip)]
     pub socket: Option<PathBuf>,
+    /// kubelet's flags that are none of these.
+    #[arg(skip)]
+    #[serde(skip)]
+    pub kubelet: KubeletFlags,
     /// Those of the listeners on the network.
     #[serde(flatten)]
     #[command(flatten)]
@@ -93,6 +101,9 @@ impl RunFlags {
     /// Name and value of each flag, null for one that is not given. What may be credentials is hidden.
     pub fn values(&self) -> Value {
         let mut values = serde_json::to_value(self).unwrap_or_default();
+        if let Some(values) = values.as_object_mut() {
+            values.extend(self.kubelet.iter().map(|(name, text)| (name.to_owned(), Value::from(text))));
+        }
         let hide = |value: &mut Value| *value = Value::from("***");
         if let Some(headers) =
             values.get_mut("manifest-url-header").filter(|headers| **headers != Value::Array(Vec::new()))

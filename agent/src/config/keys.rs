@@ -216,7 +216,7 @@ pub(super) const KUBELET: &[Key] = &[
     supported("registerWithTaints", List),
     supported("registerNode", Bool),
     unsupported("tracing", Object(&[unsupported("endpoint", Text), unsupported("samplingRatePerMillion", Int)])),
-    unsupported_unless("localStorageCapacityIsolation", Bool, Is(false)),
+    unsupported_unless("localStorageCapacityIsolation", Bool, Is(true)),
     supported("containerRuntimeEndpoint", Text),
     unsupported_unless("imageServiceEndpoint", Text, Word("")),
     unsupported_unless("failCgroupV1", Bool, Is(false)),

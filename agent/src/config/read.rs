@@ -6,6 +6,7 @@ mod devices;
 mod documents;
 mod eviction;
 mod image_gc;
+mod layers;
 mod pod_security;
 mod reserved;
 mod runtime_classes;
@@ -17,7 +18,8 @@ use std::sync::Arc;
 use serde_saphyr::budget::Budget;
 
 use super::keys::{KUBELET, Key, LIMPET, Plain, Shape, Support};
-use super::tree::{Entry, Map, Node, Position, Value};
+use super::kubelet_flags;
+use super::tree::{Entry, Map, Node, Position, Value, position};
 use super::url::UrlParts;
 use super::{Config, ConfigError, ConfigWarning, RunFlags};
 use limpet_model::pod::{Fault, Severity};
@@ -35,19 +37,14 @@ const MIN_SIMILARITY: f64 = 0.8;
 pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigError> {
     let mut judge = Judge {
         origin: Arc::from("flags"),
+        origins: Vec::new(),
         faults: Vec::new(),
         url: UrlParts::default(),
         tokens_wanted: false,
         certificate: CertificateParts::default(),
     };
     let mut config = Config::default();
-    if let Some(path) = &flags.config {
-        let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
-        judge.origin = Arc::from(path.to_string_lossy());
-        config.file = std::path::absolute(path).ok();
-        let directory = config.file.as_ref().and_then(|path| path.parent().map(Path::to_owned));
-        judge.file(&text, directory.as_deref().unwrap_or(Path::new("/")), &mut config);
-    }
+    judge.layers(flags, &mut config)?;
     let file = std::mem::replace(&mut judge.origin, Arc::from("flags"));
     judge.flags(flags, &mut config);
     let (url, mistakes) = std::mem::take(&mut judge.url).settle();
@@ -82,7 +79,10 @@ fn read_capped(path: &Path) -> std::io::Result<String> {
 
 /// Collects errors and warnings.
 struct Judge {
+    /// What is read now.
     origin: Arc<str>,
+    /// All that was read, which positions refer to.
+    origins: Vec<Arc<str>>,
     faults: Vec<Fault>,
     url: UrlParts,
     /// `authentication.webhook.enabled` is true by somebody's wish, and not by default.
@@ -101,18 +101,25 @@ impl Judge {
     }
 
     fn push(&mut self, position: Option<Position>, fault: Fault) {
-        self.faults.push(Fault { origin: Arc::clone(&self.origin), position, ..fault });
+        let Some(Position { origin, at }) = position else {
+            self.faults.push(Fault { origin: Arc::clone(&self.origin), ..fault });
+            return;
+        };
+        let origin = self.origins.get(origin).map_or_else(|| Arc::clone(&self.origin), Arc::clone);
+        // Of a flag its user knows no key.
+        let flag = at.is_none().then(|| kubelet_flags::flag_of(&fault.path)).flatten();
+        let path = flag.map_or(fault.path, Into::into);
+        self.faults.push(Fault { origin, position: at, path, ..fault });
     }
 
-    fn file(&mut self, text: &str, directory: &Path, config: &mut Config) {
-        let mut kinds: Vec<&'static str> = Vec::new();
-        for node in &self.documents(text) {
-            match &node.value {
-                Value::Map(entries) => self.document(node.position, entries, directory, config, &mut kinds),
-                Value::Null => {}
-                other => self.error(Some(node.position), "", format!("expected a map, found {}", other.kind())),
-            }
-        }
+    /// What is read now, without a line.
+    fn place(&mut self) -> Position {
+        let known = self.origins.iter().position(|origin| *origin == self.origin);
+        let origin = known.unwrap_or_else(|| {
+            self.origins.push(Arc::clone(&self.origin));
+            self.origins.len() - 1
+        });
+        Position { origin, at: None }
     }
 
     /// The documents of a file; none when it is no YAML, which is reported.
@@ -124,46 +131,17 @@ impl Judge {
         budget.max_documents = 16;
         options.budget = Some(budget);
         match serde_saphyr::from_multiple_with_options::<Node>(text, options) {
-            Ok(documents) => documents,
+            Ok(mut documents) => {
+                let origin = self.place().origin;
+                documents.iter_mut().for_each(|document| document.set_origin(origin));
+                documents
+            }
             Err(error) => {
-                let position = error.location().map(|at| {
-                    (u32::try_from(at.line()).unwrap_or(u32::MAX), u32::try_from(at.column()).unwrap_or(u32::MAX))
-                });
+                let place = self.place();
+                let position = error.location().map(|at| Position { at: position(at).at, ..place });
                 self.error(position, "", format!("not YAML: {}", error.without_snippet()));
                 Vec::new()
             }
-        }
-    }
-
-    fn document(
-        &mut self,
-        position: Position,
-        entries: &[Entry],
-        directory: &Path,
-        config: &mut Config,
-        kinds: &mut Vec<&'static str>,
-    ) {
-        let map = Map { entries };
-        let (kind, version, keys) = match map.text("kind") {
-            Some(("KubeletConfiguration", _)) => ("KubeletConfiguration", "kubelet.config.k8s.io/v1beta1", KUBELET),
-            Some(("LimpetConfiguration", _)) => ("LimpetConfiguration", "limpet.dev/v1alpha1", LIMPET),
-            found => {
-                let message = "must be KubeletConfiguration or LimpetConfiguration";
-                return self.error(Some(found.map_or(position, |(_, at)| at)), "kind", message);
-            }
-        };
-        if kinds.contains(&kind) {
-            return self.error(Some(position), "kind", format!("a second {kind}"));
-        }
-        kinds.push(kind);
-        match map.text("apiVersion") {
-            Some((given, _)) if given == version => {}
-            found => self.error(Some(found.map_or(position, |(_, at)| at)), "apiVersion", format!("must be {version}")),
-        }
-        self.keys(entries, keys, "");
-        match kind {
-            "KubeletConfiguration" => self.kubelet(&map, directory, config),
-            _ => self.limpet(&map, config),
         }
     }
 
@@ -203,6 +181,14 @@ impl Judge {
     }
 
     fn flags(&mut self, flags: &RunFlags, config: &mut Config) {
+        let ignored = flags.kubelet.without_effect();
+        if !ignored.is_empty() {
+            let message = match ignored.len() {
+                1 => "has no effect: limpet has nothing like it",
+                _ => "have no effect: limpet has nothing like them",
+            };
+            self.warn(None, &ignored.join(", "), message);
+        }
         config.hostname_override = flags.hostname_override.clone().filter(|name| !name.trim().is_empty());
         if let Some(endpoint) = &flags.container_runtime_endpoint {
             self.endpoint(endpoint, None, "--container-runtime-endpoint", &mut config.runtime_endpoint);

@@ -5,8 +5,14 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-/// One-based line and column.
-pub(super) type Position = (u32, u32);
+/// A place in one of the files, or among the flags.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Position {
+    /// Which file, by its place among the origins of who reads.
+    pub(super) origin: usize,
+    /// One-based line and column; `None`: of no text.
+    pub(super) at: Option<(u32, u32)>,
+}
 
 /// A value and its position.
 #[derive(Debug, Clone)]
@@ -117,9 +123,41 @@ impl<'a> Map<'a> {
     }
 }
 
-fn position(location: Location) -> Position {
+pub(super) fn position(location: Location) -> Position {
     let bounded = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-    (bounded(location.line()), bounded(location.column()))
+    Position { origin: 0, at: Some((bounded(location.line()), bounded(location.column()))) }
+}
+
+impl Node {
+    /// All of it is of that origin.
+    pub(super) fn set_origin(&mut self, origin: usize) {
+        self.position.origin = origin;
+        match &mut self.value {
+            Value::List(nodes) => nodes.iter_mut().for_each(|node| node.set_origin(origin)),
+            Value::Map(entries) => {
+                for entry in entries {
+                    entry.position.origin = origin;
+                    entry.node.set_origin(origin);
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float | Value::Text(_) => {}
+        }
+    }
+}
+
+/// Puts `later` over `earlier`, as a JSON merge patch does (RFC 7386): maps grow, anything else is replaced, and null takes
+/// away.
+pub(super) fn put_over(earlier: &mut Vec<Entry>, later: Vec<Entry>) {
+    for entry in later {
+        let known = earlier.iter().position(|known| known.key == entry.key);
+        match (known.map(|index| &mut earlier[index].node.value), entry.node.value) {
+            (Some(Value::Map(known)), Value::Map(more)) => put_over(known, more),
+            (_, value) => {
+                known.into_iter().for_each(|index| _ = earlier.remove(index));
+                earlier.push(Entry { node: Node { value, ..entry.node }, ..entry });
+            }
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Node {

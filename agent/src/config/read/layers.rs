@@ -1,0 +1,130 @@
+//! The configuration's layers: `--config`, the drop-ins of `--config-dir`, and kubelet's flags that stand for keys. Each layer
+//! is checked by itself; then the later ones are put over the earlier ones, and the result is evaluated as one document of
+//! each kind.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::super::keys::{KUBELET, LIMPET};
+use super::super::kubelet_flags::KubeletFlags;
+use super::super::tree::{Entry, Map, Position, Value, put_over};
+use super::super::{Config, ConfigError, RunFlags};
+use super::{Judge, read_capped};
+
+/// kubelet reads the files of `--config-dir` that end so.
+const DROP_IN: &str = "conf";
+/// More files than this in `--config-dir` are an error.
+const MAX_DROP_INS: usize = 64;
+const CONFIG_DIR: &str = "--config-dir";
+
+/// What the layers have together.
+#[derive(Debug, Default)]
+struct Merged {
+    kubelet: Option<Vec<Entry>>,
+    limpet: Option<Vec<Entry>>,
+}
+
+impl Judge {
+    /// Reads all layers and applies their values.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(super) fn layers(&mut self, flags: &RunFlags, config: &mut Config) -> Result<(), ConfigError> {
+        let mut merged = Merged::default();
+        let mut directory = PathBuf::from("/");
+        let drop_ins = match &flags.config_dir {
+            Some(path) => drop_ins(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?,
+            None => Vec::new(),
+        };
+        if drop_ins.len() > MAX_DROP_INS {
+            self.error(None, CONFIG_DIR, format!("has more than {MAX_DROP_INS} files"));
+        }
+        // Relative paths are below the directory of the first file.
+        for path in flags.config.iter().chain(drop_ins.iter().take(MAX_DROP_INS)) {
+            let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
+            self.origin = Arc::from(path.to_string_lossy());
+            let absolute = std::path::absolute(path).ok();
+            if config.file.is_none() {
+                directory = absolute.as_deref().and_then(Path::parent).unwrap_or(Path::new("/")).to_owned();
+                config.file = absolute;
+            }
+            self.file(&text, &mut merged);
+        }
+        let of_files = Arc::clone(&self.origin);
+        self.flags_of_keys(&flags.kubelet, &mut merged);
+        self.origin = of_files;
+        if let Some(entries) = &merged.kubelet {
+            self.kubelet(&Map { entries }, &directory, config);
+        }
+        if let Some(entries) = &merged.limpet {
+            self.limpet(&Map { entries }, config);
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, text: &str, merged: &mut Merged) {
+        let mut kinds: Vec<&'static str> = Vec::new();
+        for node in self.documents(text) {
+            match node.value {
+                Value::Map(entries) => self.document(node.position, entries, merged, &mut kinds),
+                Value::Null => {}
+                other => self.error(Some(node.position), "", format!("expected a map, found {}", other.kind())),
+            }
+        }
+    }
+
+    fn document(
+        &mut self,
+        position: Position,
+        entries: Vec<Entry>,
+        merged: &mut Merged,
+        kinds: &mut Vec<&'static str>,
+    ) {
+        let map = Map { entries: &entries };
+        let (kind, version, keys) = match map.text("kind") {
+            Some(("KubeletConfiguration", _)) => ("KubeletConfiguration", "kubelet.config.k8s.io/v1beta1", KUBELET),
+            Some(("LimpetConfiguration", _)) => ("LimpetConfiguration", "limpet.dev/v1alpha1", LIMPET),
+            found => {
+                let message = "must be KubeletConfiguration or LimpetConfiguration";
+                return self.error(Some(found.map_or(position, |(_, at)| at)), "kind", message);
+            }
+        };
+        if kinds.contains(&kind) {
+            return self.error(Some(position), "kind", format!("a second {kind}"));
+        }
+        kinds.push(kind);
+        match map.text("apiVersion") {
+            Some((given, _)) if given == version => {}
+            found => self.error(Some(found.map_or(position, |(_, at)| at)), "apiVersion", format!("must be {version}")),
+        }
+        self.keys(&entries, keys, "");
+        let into = if kind == "KubeletConfiguration" { &mut merged.kubelet } else { &mut merged.limpet };
+        put_over(into.get_or_insert_default(), entries);
+    }
+
+    /// The flags count over every file. As with kubelet a map is replaced by them, but for the feature gates.
+    fn flags_of_keys(&mut self, flags: &KubeletFlags, merged: &mut Merged) {
+        self.origin = Arc::from("flags");
+        let entries = flags.entries(self.place());
+        if entries.is_empty() {
+            return;
+        }
+        self.keys(&entries, KUBELET, "");
+        let kubelet = merged.kubelet.get_or_insert_default();
+        kubelet.retain(|known| known.key == "featureGates" || !entries.iter().any(|entry| entry.key == known.key));
+        put_over(kubelet, entries);
+    }
+}
+
+/// The drop-ins of a directory, by name.
+fn drop_ins(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(directory)?.take(MAX_DROP_INS * 16) {
+        let path = entry?.path();
+        if path.extension().is_some_and(|ending| ending == DROP_IN) && !path.is_dir() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
