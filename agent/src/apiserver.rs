@@ -29,7 +29,6 @@ mod service_accounts;
 mod split;
 mod unsent_events;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -44,6 +43,7 @@ use crate::status::event::Events;
 pub use facts::describe;
 use follow::{Followed, follow};
 use limpet_apiserver::{Resource, Selector};
+use limpet_core::admission::Selectable;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_object::NodeDescription;
@@ -74,8 +74,8 @@ pub struct Inputs {
     pub sources: Vec<SourceKind>,
     /// The node's events.
     pub events: Events,
-    /// The labels of the Node object, wherever they change.
-    pub labels: watch::Sender<BTreeMap<String, String>>,
+    /// The labels and taints of the Node object, wherever they change.
+    pub selectable: watch::Sender<Selectable>,
     /// The node's state.
     pub node_state: watch::Receiver<NodeState>,
     /// Whether pods can be attached to a network.
@@ -132,7 +132,7 @@ pub async fn run(
         every: inputs.config.cluster.report_every,
         description,
         seen,
-        labels: inputs.labels,
+        selectable: inputs.selectable,
         node_state: inputs.node_state,
         network: inputs.network,
         images: images::NodeImages::new(Arc::clone(&inputs.runtime), inputs.config.cluster.max_images),

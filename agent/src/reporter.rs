@@ -12,7 +12,8 @@ use crate::status::event::EventType;
 use crate::status::event::Events;
 use crate::status::metrics::{ContainerType, MergeChange, Metrics};
 use limpet_core::admission::{
-    NODE_AFFINITY, OTHER_OS, OTHER_OS_LABEL, OUT_OF_PODS, Refusal, SYSCTL_FORBIDDEN, UNEXPECTED, deferred_message,
+    NODE_AFFINITY, OTHER_OS, OTHER_OS_LABEL, OUT_OF_PODS, Refusal, SYSCTL_FORBIDDEN, TAINT_TOLERATION, UNEXPECTED,
+    deferred_message,
 };
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
@@ -35,7 +36,8 @@ use std::path::PathBuf;
 
 /// kubelet's reasons of pods that a node does not take: of the resources, huge pages of the sizes that machines have among
 /// them, and of the node itself.
-const ADMISSION: [&str; 18] = [
+const ADMISSION: [&str; 19] = [
+    TAINT_TOLERATION,
     OUT_OF_PODS,
     SYSCTL_FORBIDDEN,
     OTHER_OS_LABEL,

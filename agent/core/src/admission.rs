@@ -11,7 +11,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, Taint};
 use limpet_model::node_selector;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::requests::Requests;
@@ -21,6 +21,7 @@ use limpet_model::verdict::PodVerdict;
 use serde_json::{Value, json};
 
 use crate::eviction::rank::priority;
+use crate::taint::tolerates;
 
 pub use preemption::{preempts, victims};
 
@@ -30,6 +31,10 @@ pub const OUT_OF: &str = "OutOf";
 pub const OUT_OF_PODS: &str = "OutOfpods";
 /// kubelet's reason for a pod that names other nodes.
 pub const NODE_AFFINITY: &str = "NodeAffinity";
+
+/// kubelet's reason for a pod that does not tolerate a taint of the node.
+pub const TAINT_TOLERATION: &str = "TaintToleration";
+const NO_EXECUTE: &str = "NoExecute";
 
 /// kubelet's reason for a pod with a sysctl that is not allowed.
 pub const SYSCTL_FORBIDDEN: &str = "SysctlForbidden";
@@ -63,6 +68,29 @@ impl Refusal {
     pub fn for_good(self) -> PodVerdict {
         PodVerdict::rejected(self.reason, &self.message)
     }
+}
+
+/// What of the Node object pods select, or do not tolerate.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Selectable {
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its taints.
+    pub taints: Vec<Taint>,
+}
+
+/// Whether the pod tolerates the taints that a pod must tolerate to run at all: those of the effect `NoExecute`. As static
+/// pods with kubelet, the node's own pods tolerate all: a cluster taints a node that it does not reach.
+pub fn tolerates_node(record: &PodRecord, taints: &[Taint]) -> Result<(), Refusal> {
+    let tolerations = || record.spec().tolerations.iter().flatten();
+    let mut executed = taints.iter().filter(|taint| taint.effect == NO_EXECUTE);
+    if record.source != SourceKind::Api
+        || executed.all(|taint| tolerations().any(|toleration| tolerates(toleration, taint)))
+    {
+        return Ok(());
+    }
+    let message = "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate";
+    Err(Refusal { reason: TAINT_TOLERATION.to_owned(), message: message.to_owned() })
 }
 
 /// Whether the node's labels and name are those that the pod's `nodeSelector` and required node affinity ask for.

@@ -41,4 +41,5 @@ pub mod source;
 pub mod state;
 pub mod status;
 pub mod storage;
+pub mod taint;
 pub mod volume_expansion;

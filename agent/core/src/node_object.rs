@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Taint;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::csi_node::{CONTROLLER_ATTACHES, NODE_IDS};
@@ -84,6 +86,8 @@ pub struct NodeDescription {
     pub runtime_classes: Vec<String>,
     /// Those of them whose pods can have user namespaces; the empty name: pods without a class.
     pub user_namespaces: BTreeSet<String>,
+    /// Its swap space, in bytes.
+    pub swap: u64,
     /// `nodeInfo` without what `node_info` knows itself: `machineID`, `kernelVersion`, …
     pub info: BTreeMap<&'static str, String>,
 }
@@ -106,12 +110,14 @@ pub struct NodeReport {
 }
 
 /// A Node object as the apiserver has it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct SeenNode {
     /// Its UID.
     pub uid: String,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
+    /// Its taints.
+    pub taints: Vec<Taint>,
     /// When each condition changed last, and what it is: by type.
     conditions: BTreeMap<String, (String, Option<Timestamp>)>,
     /// Somebody has decided its addresses.
@@ -149,6 +155,7 @@ impl SeenNode {
                 .filter_map(|one| text(&one["name"]))
                 .collect(),
             uid: text(&node["metadata"]["uid"])?,
+            taints: Vec::deserialize(&node["spec"]["taints"]).unwrap_or_default(),
             labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
             has_addresses: node["status"]["addresses"].as_array().is_some_and(|all| !all.is_empty()),
             provided_address: text(&node["metadata"]["annotations"][PROVIDED_ADDRESS]),
@@ -268,6 +275,9 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     info["architecture"] = json!(node.architecture);
     info["operatingSystem"] = json!("linux");
     info["containerRuntimeVersion"] = json!(report.runtime_version);
+    if node.swap != 0 {
+        info["swap"] = json!({ "capacity": node.swap });
+    }
     let image = |image: &NodeImage| json!({ "names": image.names, "sizeBytes": image.size });
     // An apiserver takes port 0 for none.
     let endpoint = json!({ "kubeletEndpoint": { "Port": node.api_port.unwrap_or(0) } });
@@ -279,6 +289,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     let handlers: Vec<Value> = std::iter::once("").chain(classes).map(handler).collect();
     let mut status = json!({
         "runtimeHandlers": handlers,
+        "features": { "supplementalGroupsPolicy": true },
         "daemonEndpoints": endpoint,
         "declaredFeatures": node.api_port.map(|_| WEBSOCKETS).into_iter().chain(FEATURES).collect::<Vec<_>>(),
         "capacity": quantities(&node.capacity, |count| count.capacity),

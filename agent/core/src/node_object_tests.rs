@@ -19,6 +19,7 @@ fn node() -> NodeDescription {
         api_port: Some(10_250),
         runtime_classes: vec!["runsc".to_owned()],
         user_namespaces: [String::new()].into(),
+        swap: 1 << 30,
         info: BTreeMap::from([("kernelVersion", "6.12".to_owned())]),
     }
 }

@@ -9,6 +9,7 @@ use crate::node::facts::architecture;
 use crate::status::POD_API;
 use limpet_containerd::container::runtime::RUNC_SHIM;
 use limpet_core::node_object::{ExternalCloud, NodeDescription};
+use limpet_host::proc_files::MemoryInfo;
 use limpet_host::{blocking, user_namespace};
 use limpet_model::node::NodeFacts;
 
@@ -27,6 +28,7 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
         max_pods: config.max_pods,
         runtime_classes: config.runtime_classes.keys().cloned().collect(),
         user_namespaces: with_user_namespaces(config),
+        swap: MemoryInfo::read().map_or(0, |memory| memory.swap_total),
         api_port: config.server.api().map(|address| address.port()),
         info: look.await.unwrap_or_default(),
     }

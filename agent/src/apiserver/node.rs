@@ -1,6 +1,5 @@
 //! Keeps the Node object: registers it, makes it again when it was deleted, and reports its status.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use crate::csi::VolumesInUse;
 use crate::device_plugins::DevicePlugins;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_core::admission::Selectable;
 use limpet_core::node_object::{self, NodeDescription, NodeReport, SeenNode, SentReport};
 use limpet_core::node_state::NodeState;
 use limpet_host::network::NetworkStatus;
@@ -53,7 +53,7 @@ pub(super) struct Keeper {
     pub(super) description: NodeDescription,
     /// For the others.
     pub(super) seen: watch::Sender<Seen>,
-    pub(super) labels: watch::Sender<BTreeMap<String, String>>,
+    pub(super) selectable: watch::Sender<Selectable>,
     pub(super) node_state: watch::Receiver<NodeState>,
     pub(super) network: watch::Receiver<NetworkStatus>,
     pub(super) runtime: Arc<dyn NodeRuntime>,
@@ -141,11 +141,12 @@ impl Keeper {
             }
         };
         if let Seen::Present(node) = &seen {
-            self.labels.send_if_modified(|known| {
-                *known != node.labels && {
-                    known.clone_from(&node.labels);
-                    true
+            self.selectable.send_if_modified(|known| {
+                let differs = known.labels != node.labels || known.taints != node.taints;
+                if differs {
+                    *known = Selectable { labels: node.labels.clone(), taints: node.taints.clone() };
                 }
+                differs
             });
         }
         self.seen.send_if_modified(|known| std::mem::replace(known, seen) != *known);

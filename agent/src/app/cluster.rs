@@ -1,6 +1,5 @@
 //! Takes part in a cluster, where a kubeconfig is given.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
@@ -11,6 +10,7 @@ use crate::apiserver::{self, Containerd, Link};
 use crate::source::api;
 use crate::worker::node_claims::NodeClaims;
 use limpet_containerd::image::Images;
+use limpet_core::admission::Selectable;
 use limpet_core::node_state::NodeState;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
@@ -31,7 +31,7 @@ pub(super) fn join_cluster(
         desired: shared.desired.clone(),
         sources,
         events: shared.events.clone(),
-        labels: follow_labels(&shared.claims, &shared.tasks),
+        selectable: follow_selectable(&shared.claims, &shared.tasks),
         node_state,
         network: shared.backends.network.subscribe(),
         runtime: Arc::new(Containerd { client: shared.backends.client.clone(), images }),
@@ -49,15 +49,15 @@ pub(super) fn join_cluster(
     Some(link)
 }
 
-/// Where the labels of the Node object are to be reported: pods wait for them.
-pub(super) fn follow_labels(claims: &Arc<NodeClaims>, tasks: &TaskTracker) -> watch::Sender<BTreeMap<String, String>> {
-    let (labels, mut changes) = watch::channel(BTreeMap::new());
+/// Where the labels and taints of the Node object are to be reported: pods wait for them.
+pub(super) fn follow_selectable(claims: &Arc<NodeClaims>, tasks: &TaskTracker) -> watch::Sender<Selectable> {
+    let (selectable, mut changes) = watch::channel(Selectable::default());
     let claims = Arc::clone(claims);
     tasks.spawn(async move {
         while changes.changed().await.is_ok() {
-            let labels = changes.borrow_and_update().clone();
-            claims.set_labels(labels);
+            let now = changes.borrow_and_update().clone();
+            claims.set_selectable(now);
         }
     });
-    labels
+    selectable
 }

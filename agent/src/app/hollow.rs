@@ -4,7 +4,6 @@
 //! with its database, merge, supervisor, workers, statuses and events. Containers are numbers in memory
 //! ([`crate::executor::fake`]). The nodes share this machine's facts, its network, the runtime and the settings of TLS.
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +12,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::cluster::follow_labels;
+use super::cluster::follow_selectable;
 use super::published::Published;
 use super::supervision::{LIFECYCLE_INBOX, node_claims};
 use super::{AppError, DECODER, drain, service};
@@ -39,6 +38,7 @@ use crate::store::Store;
 use crate::worker::WorkerContext;
 use crate::worker::supervisor::{Intake, Supervisor};
 use limpet_apiserver::Credentials;
+use limpet_core::admission::Selectable;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
@@ -151,7 +151,7 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
     };
     let network = Ipv4Addr::from_bits(POD_NETWORKS.to_bits() + number.min(MOST - 1) * POD_ADDRESSES);
     let world = Arc::new(Mutex::new(World::calm(u64::from(number), network)));
-    let (node_state, labels) = supervise(common, &facts, world, reporter, (&slots, &desired), heartbeat);
+    let (node_state, selectable) = supervise(common, &facts, world, reporter, (&slots, &desired), heartbeat);
     let link = Link::by(
         common.credentials.as_node(name),
         &common.config,
@@ -166,7 +166,7 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         desired,
         sources: Vec::new(),
         events,
-        labels,
+        selectable,
         node_state,
         network: common.network.clone(),
         runtime: Arc::clone(&common.runtime),
@@ -202,8 +202,8 @@ async fn start_source(
     Ok(updates)
 }
 
-/// Where the labels of a Node object are reported.
-type Labels = watch::Sender<BTreeMap<String, String>>;
+/// Where the labels and taints of a Node object are reported.
+type Labels = watch::Sender<Selectable>;
 
 /// Starts the core of one node on `world`: merge, processes, supervisor.
 fn supervise(
@@ -220,7 +220,7 @@ fn supervise(
     tasks.spawn(merge_loop::run(Arc::clone(slots), desired.clone(), merging, stop.clone()));
     let (orders, evictions) = mpsc::channel(1);
     let claims = Arc::new(node_claims(&common.config, facts, &common.capacity, &common.device_plugins));
-    let labels = follow_labels(&claims, tasks);
+    let selectable = follow_selectable(&claims, tasks);
     let reporter = Arc::new(reporter);
     let context = WorkerContext {
         executor: Arc::new(FakeExecutor::reporting(Arc::clone(&world), Arc::clone(&reporter))),
@@ -256,5 +256,5 @@ fn supervise(
     world.lock().unwrap_or_else(PoisonError::into_inner).begin_agent(events);
     let stop = stop.clone();
     tasks.spawn(async move { stop.run_until_cancelled(live(&world)).await });
-    (node_state, labels)
+    (node_state, selectable)
 }

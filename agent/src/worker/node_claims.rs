@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device_plugins::DevicePlugins;
-use limpet_core::admission::{self, OUT_OF, PendingResize, Refusal};
+use limpet_core::admission::{self, OUT_OF, PendingResize, Refusal, Selectable};
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::host_port::{HostPort, NODE_PORTS, host_ports};
 use limpet_model::pod::requests::Requests;
@@ -122,10 +122,10 @@ pub struct NodeOffer {
 pub struct NodeClaims {
     offer: NodeOffer,
     places: Places,
-    /// The node's labels, which a selector may ask for.
-    labels: Mutex<BTreeMap<String, String>>,
-    /// They are those of the Node object.
-    labels_seen: AtomicBool,
+    /// What pods may select, or have to tolerate.
+    selectable: Mutex<Selectable>,
+    /// It is the Node object's.
+    object_seen: AtomicBool,
     claims: Mutex<BTreeMap<PodKey, Claims>>,
     /// What critical pods need for which others end: no lesser pod gets it meanwhile.
     reserved: Mutex<BTreeMap<PodKey, Claims>>,
@@ -148,8 +148,8 @@ impl NodeClaims {
         Self {
             places: Places::new(offer.max_pods),
             offer,
-            labels: Mutex::new(labels),
-            labels_seen: AtomicBool::default(),
+            selectable: Mutex::new(Selectable { labels, taints: Vec::new() }),
+            object_seen: AtomicBool::default(),
             claims: Mutex::default(),
             reserved: Mutex::default(),
             resizes: Mutex::default(),
@@ -157,12 +157,11 @@ impl NodeClaims {
         }
     }
 
-    /// The node has these labels from now on.
-    pub fn set_labels(&self, labels: BTreeMap<String, String>) {
-        self.labels_seen.store(true, Ordering::Relaxed);
-        let before =
-            std::mem::replace(&mut *self.labels.lock().unwrap_or_else(PoisonError::into_inner), labels.clone());
-        if before != labels {
+    /// The node has these labels and taints from now on.
+    pub fn set_selectable(&self, now: Selectable) {
+        self.object_seen.store(true, Ordering::Relaxed);
+        let before = std::mem::replace(&mut *self.selectable(), now.clone());
+        if before != now {
             self.wake_waiting();
         }
     }
@@ -170,11 +169,16 @@ impl NodeClaims {
     /// Whether the pod may run on this node at all. A scheduler has chosen it for a pod of the apiserver, by labels that a
     /// start without a connection does not know.
     fn selects(&self, record: &PodRecord) -> Result<(), Refusal> {
-        if record.source == SourceKind::Api && !self.labels_seen.load(Ordering::Relaxed) {
+        if record.source == SourceKind::Api && !self.object_seen.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let labels = self.labels.lock().unwrap_or_else(PoisonError::into_inner);
-        admission::selects_node(record, &self.offer.node_name, &labels)
+        let selectable = self.selectable();
+        admission::selects_node(record, &self.offer.node_name, &selectable.labels)?;
+        admission::tolerates_node(record, &selectable.taints)
+    }
+
+    fn selectable(&self) -> MutexGuard<'_, Selectable> {
+        self.selectable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn claims(&self) -> MutexGuard<'_, BTreeMap<PodKey, Claims>> {

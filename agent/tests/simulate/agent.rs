@@ -22,6 +22,7 @@ use limpet::worker::WorkerContext;
 use limpet::worker::inbox::EvictionOrder;
 use limpet::worker::supervisor::{Intake, Supervisor};
 use limpet_apiserver::Client;
+use limpet_core::admission::Selectable;
 use limpet_core::connectivity::Connectivity;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
@@ -248,7 +249,7 @@ impl Parts<'_> {
         tasks.spawn(of_api.run(inbox, publish, self.stop.clone()));
         let config = Arc::new(Config::default());
         let link = Link::over(client, &config, self.node_network.clone(), self.metrics.clone(), self.events.clone());
-        let (labels, _) = watch::channel(BTreeMap::new());
+        let (selectable, _) = watch::channel(Selectable::default());
         let (_, node_state) = watch::channel(NodeState::default());
         let (csi, volumes_in_use) = (Arc::<CsiDrivers>::default(), VolumesInUse::default());
         let inputs = apiserver::Inputs {
@@ -257,7 +258,7 @@ impl Parts<'_> {
             desired: self.desired.clone(),
             sources: vec![SourceKind::File, SourceKind::Api],
             events: self.events.clone(),
-            labels,
+            selectable,
             node_state,
             network: self.network.clone(),
             runtime: HollowRuntime::new(),
@@ -294,6 +295,7 @@ fn description() -> NodeDescription {
         max_pods: 110,
         runtime_classes: Vec::new(),
         user_namespaces: BTreeSet::new(),
+        swap: 0,
         api_port: None,
         info: BTreeMap::new(),
     }

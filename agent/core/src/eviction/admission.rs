@@ -1,10 +1,11 @@
 //! Which pods do not start while the node is short of something, and when one that was ended for it runs again.
 
-use k8s_openapi::api::core::v1::Toleration;
+use k8s_openapi::api::core::v1::Taint;
 
 use super::rank::{is_critical, is_static};
 use crate::node_state::{NodePressure, NodeState};
 use crate::state::{PodState, SandboxState};
+use crate::taint::tolerates;
 use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
@@ -53,23 +54,13 @@ fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
         return None;
     }
     let spec = record.spec();
-    let tolerated = || spec.tolerations.iter().flatten().any(tolerates_memory_pressure);
+    let taint = || Taint { key: MEMORY_TAINT.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
+    let tolerated = || spec.tolerations.iter().flatten().any(|toleration| tolerates(toleration, &taint()));
     if conditions == [Pressure::Memory] && (qos_class(spec) != QosClass::BestEffort || tolerated()) {
         return None;
     }
     let names: Vec<&str> = conditions.into_iter().map(Pressure::as_str).collect();
     Some(PodVerdict::waiting(EVICTED, format!("The node had condition: [{}]. ", names.join(" "))))
-}
-
-fn tolerates_memory_pressure(toleration: &Toleration) -> bool {
-    let Toleration { key, operator, value, effect, .. } = toleration;
-    let exists = operator.as_deref() == Some("Exists");
-    let key = match key.as_deref().unwrap_or_default() {
-        "" => exists,
-        key => key == MEMORY_TAINT,
-    };
-    let effect = matches!(effect.as_deref(), None | Some("" | "NoSchedule"));
-    key && effect && (exists || value.as_deref().unwrap_or_default().is_empty())
 }
 
 /// Whether the pod was ended for a pressure that is over, or for a critical pod, and nothing is left of it: it runs again, once

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::{Check, Claims, NodeClaims, Place};
-use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal, UNEXPECTED};
+use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal, TAINT_TOLERATION, UNEXPECTED};
 use limpet_core::plan::is_finished;
 use limpet_core::state::{ContainerSlot, PodState, SandboxState};
 use limpet_model::pod::host_port::NODE_PORTS;
@@ -175,7 +175,8 @@ impl Hold {
 /// Whether a pod waits because of a claim.
 pub(super) fn is_claim(verdict: &PodVerdict) -> bool {
     let reason = &*verdict.reason;
-    !verdict.is_final() && ([NODE_PORTS, NODE_AFFINITY, UNEXPECTED].contains(&reason) || reason.starts_with(OUT_OF))
+    !verdict.is_final()
+        && ([NODE_PORTS, NODE_AFFINITY, TAINT_TOLERATION, UNEXPECTED].contains(&reason) || reason.starts_with(OUT_OF))
 }
 
 /// Whether something of the pod may be bound to its ports, or have its devices open.

@@ -25,6 +25,10 @@ fn two_cores(labels: &[(&str, &str)]) -> Arc<NodeClaims> {
     Arc::new(NodeClaims::new(offer, labels))
 }
 
+fn labelled(zone: &str) -> Selectable {
+    Selectable { labels: [("zone".to_owned(), zone.to_owned())].into(), taints: Vec::new() }
+}
+
 fn cpu(text: &str) -> Value {
     json!({ "requests": { "cpu": text } })
 }
@@ -116,11 +120,11 @@ fn a_pod_waits_for_the_labels_that_it_selects() {
     assert_eq!(&*there.settle(&node).unwrap().verdict.reason, "NodeAffinity");
     let mut known_last = Candidate::new(&record_of("known-last", Api, selects("b")));
     assert!(known_last.settle(&node).is_none(), "the Node object was not seen yet");
-    node.set_labels([("zone".to_owned(), "a".to_owned())].into());
+    node.set_selectable(labelled("a"));
     let mut remote = Candidate::new(&record_of("remote", Api, selects("b")));
     assert!(remote.settle(&node).unwrap().verdict.is_final());
     assert!(there.1.freed().now_or_never().is_none(), "nothing has changed");
-    node.set_labels([("zone".to_owned(), "b".to_owned())].into());
+    node.set_selectable(labelled("b"));
     assert!(there.1.freed().now_or_never().is_some());
     assert!(there.settle(&node).is_none() && there.reason().is_empty());
     assert!(here.settle(&node).is_none(), "what it has is left alone");
@@ -244,4 +248,34 @@ fn a_pod_has_its_place_until_it_is_over() {
     assert!(waits.1.freed().now_or_never().is_some(), "it is woken once the place is free");
     assert!(waits.settle(&node).is_none() && waits.0.verdict.is_none());
     assert!(node.take_place().is_none());
+}
+
+#[test]
+fn a_pod_that_does_not_tolerate_no_execute_is_not_taken() {
+    let taint = |key: &str, effect: &str| json!({ "key": key, "value": "v", "effect": effect });
+    let tolerates = |toleration: Value| json!([toleration]);
+    let cases = [
+        (Api, taint("a", "NoSchedule"), json!([]), true),
+        (Api, taint("a", "NoExecute"), json!([]), false),
+        (File, taint("a", "NoExecute"), json!([]), true),
+        (Push, taint("a", "NoExecute"), json!([]), true),
+        (Api, taint("a", "NoExecute"), tolerates(json!({ "operator": "Exists" })), true),
+        (Api, taint("a", "NoExecute"), tolerates(json!({ "key": "a", "value": "v", "effect": "NoExecute" })), true),
+        (Api, taint("a", "NoExecute"), tolerates(json!({ "key": "a", "value": "w" })), false),
+        (
+            Api,
+            taint("a", "NoExecute"),
+            tolerates(json!({ "key": "a", "operator": "Exists", "effect": "NoSchedule" })),
+            false,
+        ),
+    ];
+    for (source, taint, tolerations, taken) in cases {
+        let node = two_cores(&[]);
+        let taints = serde_json::from_value(json!([taint])).unwrap();
+        node.set_selectable(Selectable { labels: BTreeMap::new(), taints });
+        let spec = json!({ "containers": [{ "name": "a" }], "tolerations": tolerations });
+        let refused = Candidate::new(&record_of("web", source, spec)).settle(&node);
+        let reason = refused.map(|refused| refused.verdict.reason.to_string());
+        assert_eq!(reason.as_deref(), (!taken).then_some("TaintToleration"), "{source:?} {taint} {tolerations}");
+    }
 }

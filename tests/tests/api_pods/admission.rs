@@ -1,0 +1,107 @@
+//! What the node does not take, or not yet: pods beyond its resources, of other nodes, and those that do not tolerate it.
+
+use anyhow::{Result, ensure};
+use limpet_tests::TestNode;
+use limpet_tests::cluster::{self, join, wait_at};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::container_id;
+use serde_json::{Value, json};
+
+use super::{create, path, wait_reported};
+
+pub(super) fn a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &["--system-reserved=cpu=250m", "--node-labels=site=lab", "--provider-id=edge://7"])?;
+    let of_node = format!("/api/v1/nodes/{}", node.name());
+    let cores = std::thread::available_parallelism()?.get();
+    let found = wait_at(&cluster, &of_node, "its allocatable resources", |found| {
+        found["status"]["allocatable"]["cpu"] == format!("{}m", cores * 1_000 - 250)
+    })?;
+    ensure!(found["status"]["capacity"]["cpu"] == json!(cores.to_string()), "{found}");
+    ensure!(found["spec"]["providerID"] == "edge://7", "{found}");
+    ensure!(found["status"]["features"]["supplementalGroupsPolicy"] == true, "{found}");
+    let asks = |name: &str, milli: usize| {
+        let resources = json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
+        pod(name, json!({ "containers": [with(shell("main", IDLE), resources)] }))
+    };
+    let refused = |pod: &str, reason: &str| {
+        wait_at(&cluster, &path(node, pod), reason, |found| {
+            found["status"]["phase"] == "Failed" && found["status"]["reason"] == reason
+        })
+    };
+    create(node, &cluster, &asks("runs", cores * 1_000 - 500))?;
+    wait_reported(node, &cluster, "runs")?;
+    create(node, &cluster, &asks("second", 500))?;
+    let found = refused("second", "OutOfcpu")?;
+    let message = found["status"]["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("Pod was rejected: Node didn't have enough resource: cpu"), "{found}");
+    let selects = |zone: &str| json!({ "spec": { "nodeSelector": { "site": zone } } });
+    create(node, &cluster, &with(simple("elsewhere", IDLE), selects("roof")))?;
+    refused("elsewhere", "NodeAffinity")?;
+    create(node, &cluster, &with(simple("here", IDLE), selects("lab")))?;
+    node.wait_running("here")?;
+
+    node.apply(&asks("critical", 500))?;
+    node.wait_running("critical")?;
+    let found = refused("runs", "Preempting")?;
+    ensure!(found["status"]["message"] == "Preempted in order to admit critical pod", "{found}");
+    node.wait_event("Preempted in order to admit critical pod")?;
+
+    create(node, &cluster, &asks("fills", cores * 1_000 - 750))?;
+    node.wait_running("fills")?;
+    let critical = json!({ "spec": { "priorityClassName": "system-node-critical" } });
+    create(node, &cluster, &with(asks("of-the-cluster", 500), critical))?;
+    node.wait_running("of-the-cluster")?;
+    refused("fills", "Preempting").map(drop)
+}
+
+pub(super) fn a_resize_that_does_not_fit_is_deferred_until_there_is_room(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &[])?;
+    let cores = std::thread::available_parallelism()?.get();
+    let asks = |milli: usize| json!({ "resources": { "requests": { "cpu": format!("{milli}m") } } });
+    let one = |name: &str, milli: usize| pod(name, json!({ "containers": [with(shell("main", IDLE), asks(milli))] }));
+    create(node, &cluster, &one("large", cores * 1_000 - 500))?;
+    create(node, &cluster, &one("web", 400))?;
+    wait_reported(node, &cluster, "large")?;
+    let id = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
+    let edit = json!({ "spec": { "containers": [with(json!({ "name": "main" }), asks(900))] } });
+    cluster.patch_items(&format!("{}/resize", path(node, "web")), &edit)?;
+    let pending = |found: &Value| cluster::condition(found, "PodResizePending").clone();
+    let found = wait_at(&cluster, &path(node, "web"), "deferred", |found| pending(found)["reason"] == "Deferred")?;
+    let message = pending(&found)["message"].as_str().unwrap_or_default().to_owned();
+    ensure!(message.starts_with("Node didn't have enough resource: cpu, requested: 900, used: "), "{found}");
+    ensure!(pending(&found)["observedGeneration"] == found["metadata"]["generation"], "{found}");
+    let main = &found["status"]["containerStatuses"][0];
+    ensure!(main["allocatedResources"]["cpu"] == "400m", "{found}");
+    cluster.delete(&path(node, "large"))?;
+    let resized = wait_at(&cluster, &path(node, "web"), "resized", |found| {
+        let main = &found["status"]["containerStatuses"][0];
+        main["resources"]["requests"]["cpu"] == "900m" && !found["status"].to_string().contains("PodResize")
+    })?;
+    ensure!(resized["status"]["containerStatuses"][0]["allocatedResources"]["cpu"] == "900m", "{resized}");
+    ensure!(container_id(&resized, "main")? == id, "restarted");
+    Ok(())
+}
+
+pub(super) fn a_pod_that_does_not_tolerate_the_node_is_refused(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &["--register-with-taints=repair=yes:NoExecute"])?;
+    // It has seen its Node, then.
+    wait_at(&cluster, &format!("/api/v1/nodes/{}", node.name()), "its conditions", |found| {
+        found["status"]["conditions"].as_array().is_some_and(|conditions| !conditions.is_empty())
+    })?;
+    let tolerations = json!([{ "key": "repair", "operator": "Exists" }]);
+    create(node, &cluster, &with(simple("tolerant", IDLE), json!({ "spec": { "tolerations": tolerations } })))?;
+    node.wait_running("tolerant")?;
+    create(node, &cluster, &simple("intolerant", IDLE))?;
+    wait_at(&cluster, &path(node, "intolerant"), "refused", |found| {
+        found["status"]["phase"] == "Failed" && found["status"]["reason"] == "TaintToleration"
+    })?;
+    // The node's own pods are not the cluster's to keep away.
+    node.apply(&simple("own", IDLE))?;
+    node.wait_running("own").map(drop)
+}
