@@ -37,7 +37,7 @@ use limpet_core::eviction::EvictionPolicy;
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
-use limpet_model::node::Device;
+use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::security::SecurityLevels;
 use limpet_model::pod::{Fault, PodKey};
@@ -177,7 +177,7 @@ pub struct Config {
     /// `podSecurity`: the Pod Security Standard of each source.
     pub pod_security: SecurityLevels,
     /// `nodeIP`; `None`: the address of the default route's interface, if any.
-    pub node_ip: Option<IpAddr>,
+    pub node_ip: NodeAddresses,
     /// `snapshotter`. Default `overlayfs`.
     pub snapshotter: String,
     /// `runtimeBinary`: the OCI runtime for containerd's shim; `None`: the shim's own default, runc.
@@ -254,7 +254,7 @@ impl Default for Config {
             local_image_when_unreachable: false,
             probe_timer_slack: 10,
             pod_security: SecurityLevels::PRIVILEGED,
-            node_ip: None,
+            node_ip: NodeAddresses::NONE,
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,
             devices: BTreeMap::new(),

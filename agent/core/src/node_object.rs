@@ -13,7 +13,7 @@ use crate::csi_node::{CONTROLLER_ATTACHES, NODE_IDS};
 use crate::device_plugins::DeviceCount;
 use crate::node_images::NodeImage;
 use crate::node_state::NodeState;
-use limpet_model::node::Pressure;
+use limpet_model::node::{NodeAddresses, Pressure};
 use limpet_model::pod::huge_pages;
 use limpet_model::pod::requests::{Requests, Resource};
 
@@ -39,8 +39,8 @@ const PROVIDED_ADDRESS: &str = "alpha.kubernetes.io/provided-node-ip";
 /// `--cloud-provider=external`: a cloud controller of the cluster decides the node's addresses and its provider's id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExternalCloud {
-    /// `--node-ip`: the node's address until the controller has decided, and which one it is to choose.
-    pub given_address: Option<IpAddr>,
+    /// `--node-ip`: the node's addresses until the controller has decided, and which ones it is to choose.
+    pub given_addresses: NodeAddresses,
 }
 
 /// A taint that the node is registered with.
@@ -137,7 +137,8 @@ pub struct SeenNode {
 impl NodeDescription {
     /// The address that it is to name to a cloud controller.
     fn provided_address(&self) -> Option<String> {
-        Some(self.external_cloud.as_ref()?.given_address?.to_string())
+        let given = self.external_cloud.as_ref()?.given_addresses;
+        (!given.is_empty()).then(|| given.to_string())
     }
 }
 
@@ -312,7 +313,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
 fn addresses(node: &NodeDescription, report: &NodeReport, seen: &SeenNode) -> Option<Vec<Value>> {
     let own: Vec<IpAddr> = match &node.external_cloud {
         Some(_) if seen.has_addresses => return None,
-        Some(cloud) => cloud.given_address.into_iter().collect(),
+        Some(cloud) => cloud.given_addresses.iter().collect(),
         None => report.state.network.addresses.iter().collect(),
     };
     let internal = own.iter().map(|address| json!({ "type": "InternalIP", "address": address.to_string() }));

@@ -132,7 +132,9 @@ fn a_condition_keeps_the_time_of_its_change() {
 #[test]
 fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
     let external = |address: Option<&str>| NodeDescription {
-        external_cloud: Some(ExternalCloud { given_address: address.map(|address| address.parse().unwrap()) }),
+        external_cloud: Some(ExternalCloud {
+            given_addresses: address.map(|address| address.parse().unwrap()).into_iter().collect(),
+        }),
         ..node()
     };
     let (bare, given) = (external(None), external(Some("192.0.2.7")));

@@ -87,6 +87,12 @@ fn addresses_in_the_status_are_those_of_the_moment() {
     let all = "192.0.2.7,2001:db8::7";
     assert_eq!(addresses(&on_host, both), texts([all, "192.0.2.7", all, "192.0.2.7"]));
     assert_eq!(addresses(&own, both), texts([all, "192.0.2.7", "10.0.0.2", "10.0.0.2"]));
+    // The family of the node's primary address comes first.
+    own.sandbox = SandboxState::Ready(sandbox(&["10.0.0.2", "2001:db8::2"]));
+    let v6_first = on_network(&["2001:db8::7", "192.0.2.7"]);
+    let own_ips = |node| addresses(&own, node).2;
+    assert_eq!((&*own_ips(both), &*own_ips(v6_first)), ("10.0.0.2,2001:db8::2", "2001:db8::2,10.0.0.2"));
+    assert_eq!(own_ips(none), "10.0.0.2,2001:db8::2");
 }
 
 fn fail(pod: &mut PodState, now: Now) {

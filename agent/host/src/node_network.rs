@@ -71,10 +71,10 @@ impl NetworkChanges {
     }
 }
 
-/// The node's addresses: `node_ip`, or for each family the source address the kernel would use. Nothing is sent.
-pub fn addresses(node_ip: Option<IpAddr>) -> NodeAddresses {
-    if let Some(node_ip) = node_ip {
-        return NodeAddresses::one(node_ip);
+/// The node's addresses: `configured` where there are any, or for each family the source address the kernel would use. Nothing is sent.
+pub fn addresses(configured: NodeAddresses) -> NodeAddresses {
+    if !configured.is_empty() {
+        return configured;
     }
     // Documentation addresses (RFC 5737, RFC 3849): only a default route leads to them.
     let anywhere =
@@ -139,9 +139,11 @@ mod tests {
     #[test]
     fn a_configured_address_is_the_only_one_and_loopback_is_none() {
         let given: IpAddr = "192.168.1.5".parse().unwrap();
-        assert_eq!(addresses(Some(given)), NodeAddresses::one(given));
+        assert_eq!(addresses(NodeAddresses::one(given)), NodeAddresses::one(given));
         assert_eq!(source_address(Ipv4Addr::LOCALHOST.into()), None);
-        assert!(addresses(None).iter().all(|address| !address.is_loopback() && !address.is_unspecified()));
+        assert!(
+            addresses(NodeAddresses::NONE).iter().all(|address| !address.is_loopback() && !address.is_unspecified())
+        );
     }
 
     fn ip(args: &[&str]) {
@@ -168,7 +170,7 @@ mod tests {
         in_own_network(async || {
             let mut changes = NetworkChanges::listen().unwrap();
             let before = links();
-            assert!(addresses(None).is_empty() && before == Links::default());
+            assert!(addresses(NodeAddresses::NONE).is_empty() && before == Links::default());
             let message = recv(changes.socket.get_ref(), &mut [0; 1], RecvFlags::empty());
             assert_eq!(message.err(), Some(Errno::AGAIN), "nothing has happened");
 
@@ -180,10 +182,10 @@ mod tests {
 
             ip(&["addr", "add", "198.51.100.7/24", "dev", "pod0"]);
             changes.changed().await.unwrap();
-            assert!(links() != before && addresses(None).is_empty(), "no route leads out");
+            assert!(links() != before && addresses(NodeAddresses::NONE).is_empty(), "no route leads out");
             ip(&["route", "add", "default", "via", "198.51.100.1"]);
             changes.changed().await.unwrap();
-            assert_eq!(addresses(None), NodeAddresses::one("198.51.100.7".parse().unwrap()));
+            assert_eq!(addresses(NodeAddresses::NONE), NodeAddresses::one("198.51.100.7".parse().unwrap()));
         });
     }
 

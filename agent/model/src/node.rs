@@ -112,6 +112,14 @@ impl NodeAddresses {
     }
 }
 
+impl fmt::Display for NodeAddresses {
+    /// As `--node-ip` has them, with a comma between two.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<String> = self.iter().map(|address| address.to_string()).collect();
+        f.write_str(&texts.join(","))
+    }
+}
+
 impl FromIterator<IpAddr> for NodeAddresses {
     /// The first address, and the first one after it that is of the other family.
     fn from_iter<I: IntoIterator<Item = IpAddr>>(addresses: I) -> Self {

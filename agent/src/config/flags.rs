@@ -50,8 +50,8 @@ pub struct RunFlags {
     /// Whether the node makes its own Node object [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub register_node: Option<bool>,
-    /// The node's address; without it, that of the default route's interface
-    #[arg(long, value_name = "ADDRESS")]
+    /// The node's address, or one of each family, the primary one first; without it, those of the default route's interface
+    #[arg(long, value_name = "ADDRESSES")]
     pub node_ip: Option<String>,
     /// What names this machine at its provider: the providerID that the node registers with
     #[arg(long, value_name = "ID")]

@@ -3,7 +3,6 @@
 //! The task sleeps until the kernel reports a change of links, addresses or routes, waits for the burst to end, and looks.
 //! Where the kernel refuses to report, the addresses stay those at the agent's start.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -11,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::node_network::{Links, NetworkChanges, addresses, links};
+use limpet_model::node::NodeAddresses;
 
 /// One event of the network is a burst of the kernel's reports.
 const BURST: Duration = Duration::from_millis(100);
@@ -18,16 +18,16 @@ const BURST: Duration = Duration::from_millis(100);
 /// The node's network and the way to publish its changes.
 #[derive(Debug)]
 pub struct NetworkFollower {
-    node_ip: Option<IpAddr>,
+    configured: NodeAddresses,
     links: Links,
     published: watch::Sender<NodeNetwork>,
 }
 
 impl NetworkFollower {
-    /// Reads the network as it is now. `node_ip`: the configured address, which is the node's only one.
-    pub fn new(node_ip: Option<IpAddr>) -> Self {
-        let (published, _) = watch::channel(NodeNetwork { addresses: addresses(node_ip), changes: 0 });
-        Self { node_ip, links: links(), published }
+    /// Reads the network as it is now. `configured`: the node's only addresses, if there are any.
+    pub fn new(configured: NodeAddresses) -> Self {
+        let (published, _) = watch::channel(NodeNetwork { addresses: addresses(configured), changes: 0 });
+        Self { configured, links: links(), published }
     }
 
     /// The network now and every change of it.
@@ -72,7 +72,7 @@ impl NetworkFollower {
 
     /// Publishes what differs from the last look.
     fn look(&mut self) {
-        let (now, links) = (addresses(self.node_ip), links());
+        let (now, links) = (addresses(self.configured), links());
         let links_changed = std::mem::replace(&mut self.links, links) != self.links;
         self.published.send_if_modified(|network| {
             let addresses_changed = network.addresses != now;

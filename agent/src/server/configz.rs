@@ -118,7 +118,7 @@ pub(crate) fn document(config: &Config) -> Value {
             "socket": config.socket(),
             "containerLogsDirectory": config.container_logs_dir,
             "staticPodURLCAFile": config.manifest_url.as_ref().and_then(|url| url.ca_file.clone()),
-            "nodeIP": config.node_ip,
+            "nodeIP": (!config.node_ip.is_empty()).then(|| config.node_ip.to_string()),
             "snapshotter": config.snapshotter,
             "runtimeBinary": config.runtime_binary,
             "runtimeClasses": classes,

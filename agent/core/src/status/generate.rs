@@ -65,10 +65,17 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     }
 }
 
-/// The addresses of its sandbox, also when that is gone; those of the node with `hostNetwork`.
-fn pod_ips<'a>(pod: &'a PodState, node_ips: &'a [IpAddr]) -> &'a [IpAddr] {
+/// The addresses of its sandbox, also when that is gone, those of the family of the node's primary one first (kubelet's
+/// `sortPodIPs`); those of the node with `hostNetwork`.
+fn pod_ips(pod: &PodState, node_ips: &[IpAddr]) -> Vec<IpAddr> {
     let had_sandbox = matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.last_addresses.is_empty();
-    if pod.record.host_network() && had_sandbox { node_ips } else { pod.addresses() }
+    if pod.record.host_network() && had_sandbox {
+        return node_ips.to_vec();
+    }
+    let mut addresses = pod.addresses().to_vec();
+    let primary_is_v6 = node_ips.first().is_some_and(IpAddr::is_ipv6);
+    addresses.sort_by_key(|address| address.is_ipv6() != primary_is_v6);
+    addresses
 }
 
 /// The pod's phase: kubelet's checks in kubelet's order.

@@ -11,6 +11,7 @@ use super::Judge;
 use limpet_apiserver::kubeconfig;
 use limpet_core::node_object::NodeTaint;
 use limpet_model::go_duration;
+use limpet_model::node::NodeAddresses;
 use limpet_model::pod::is_dns_subdomain;
 
 /// A lease is renewed at a quarter of it: less than this would be a request each second.
@@ -59,11 +60,18 @@ impl Judge {
         }
     }
 
-    /// The address that is the node's only one.
-    pub(super) fn node_ip(&mut self, text: &str, at: Option<Position>, key: &str, into: &mut Option<IpAddr>) {
-        match text.parse::<IpAddr>() {
-            Ok(ip) if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() => *into = Some(ip),
-            _ => self.error(at, key, format!("{text:?} is not an address of a node")),
+    /// The node's only address, or two of different families, the primary one first.
+    pub(super) fn node_ip(&mut self, text: &str, at: Option<Position>, key: &str, into: &mut NodeAddresses) {
+        let mut all: Vec<IpAddr> = Vec::new();
+        for text in text.split(',').map(str::trim) {
+            match text.parse::<IpAddr>() {
+                Ok(ip) if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() => all.push(ip),
+                _ => return self.error(at, key, format!("{text:?} is not an address of a node")),
+            }
+        }
+        *into = all.iter().copied().collect();
+        if into.iter().count() != all.len() {
+            self.error(at, key, format!("{text:?} has more than one address of a family"));
         }
     }
 
@@ -197,12 +205,15 @@ mod tests {
             "--register-node=false",
             "--provider-id=edge://7",
             "--cloud-provider=external",
-            "--node-ip=192.0.2.7",
+            "--node-ip=192.0.2.7,2001:db8::7",
         ];
         let config = load_text(&text, &more).0.unwrap_or_default();
         assert_eq!(
             (config.cluster.provider_id.as_deref(), config.node_ip),
-            (Some("edge://7"), Some([192, 0, 2, 7].into()))
+            (
+                Some("edge://7"),
+                [[192, 0, 2, 7].into(), [0x2001_u16, 0xdb8, 0, 0, 0, 0, 0, 7].into()].into_iter().collect()
+            )
         );
         let cluster = config.cluster;
         let taint = |key: &str, value: &str, effect: &str| NodeTaint {

@@ -13,7 +13,7 @@ use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_core::fixtures::amounts;
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
-use limpet_model::node::Device;
+use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::PodKey;
 use limpet_model::pod::security::{SecurityLevel, SecurityLevels};
 use limpet_model::source::SourceKind;
@@ -167,7 +167,7 @@ fn every_supported_key_has_an_effect() {
             min_age: std::time::Duration::from_secs(300),
             max_age: Some(std::time::Duration::from_secs(7 * 86_400)),
         },
-        node_ip: Some("192.168.1.5".parse().unwrap()),
+        node_ip: NodeAddresses::one("192.168.1.5".parse().unwrap()),
         snapshotter: "native".to_owned(),
         runtime_binary: Some("/usr/bin/crun".into()),
         devices: [(
