@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::document::{DescribeDocument, HistoryDocument, PodsDocument, SourceDocument};
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
-use super::{ServerState, SourceView};
+use super::{ServerState, SourceView, status};
 use crate::status::metrics::{CONTENT_TYPE, ClaimFigures};
 use crate::usage::claims::ClaimName;
 use crate::usage::disks::VolumeDisk;
@@ -141,6 +141,8 @@ pub(super) async fn metrics(State(state): State<ServerState>) -> Response {
     let sources = state.sources.views();
     if let Some(link) = &state.cluster {
         state.metrics.apiserver().set_unsent(&link.unsent(&state.node_name).by_kind());
+        let first_expiry = status::tokens(&state).first_expiry.map(|expiry| expiry.0);
+        state.metrics.apiserver().set_first_token_expiry(first_expiry);
     }
     let snapshots = sources.iter().map(|source| (source.kind, &*source.snapshot, source.last_good));
     let observed = state.observed.load();

@@ -172,7 +172,8 @@ fn serving_file(config: &Config) -> Option<PathBuf> {
     }
 }
 
-fn tokens(state: &ServerState) -> TokensDocument {
+/// The tokens that pods of the apiserver have.
+pub(super) fn tokens(state: &ServerState) -> TokensDocument {
     let views = state.sources.views();
     let of_apiserver = views.iter().filter(|view| view.kind == SourceKind::Api);
     let expiries: Vec<Option<Timestamp>> = of_apiserver

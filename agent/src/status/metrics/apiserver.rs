@@ -152,6 +152,11 @@ impl ApiserverMetrics {
         }
     }
 
+    /// When the first token of a service account that a pod has expires; `None`: none has one.
+    pub fn set_first_token_expiry(&self, expiry: Option<Timestamp>) {
+        self.running.state().first_token_expiry = expiry;
+    }
+
     /// The node asks for that certificate, and the one it has is valid until then; `None`: it has none.
     pub fn certificate_held(&self, certificate: NodeCertificate, until: Option<Timestamp>) {
         self.running.state().of(certificate).get_or_insert_default().until = until;
@@ -189,6 +194,7 @@ struct State {
     offline: Option<Offline>,
     client: Option<Held>,
     serving: Option<Held>,
+    first_token_expiry: Option<Timestamp>,
 }
 
 /// The time without a connection.
@@ -229,6 +235,12 @@ impl Collector for Running {
             let total = Seconds::new((offline.before + now).as_secs_f64());
             let help = "Seconds without a connection to the apiserver since the agent started.";
             total.encode(encoder.encode_descriptor("limpet_offline_seconds", help, None, total.metric_type())?)?;
+        }
+        if let Some(expiry) = state.first_token_expiry {
+            let left = Reading::new(expiry.duration_since(Timestamp::now()).as_secs_f64().trunc());
+            let help =
+                "Seconds until the first token of a service account that a pod has expires; below 0 once it has.";
+            left.encode(encoder.encode_descriptor("limpet_token_ttl_seconds", help, None, left.metric_type())?)?;
         }
         for certificate in NodeCertificate::ALL {
             let Some(held) = state.of(certificate) else { continue };

@@ -57,6 +57,7 @@ pub(crate) fn filled() -> Metrics {
     apiserver.requested("GET", "pods", "200".to_owned());
     apiserver.answered("GET", "pods", Duration::from_millis(3), Traffic { sent: Some(0), received: Some(70) });
     apiserver.set_unsent(&[("event", 2)]);
+    apiserver.set_first_token_expiry(Some(Timestamp::now()));
     for certificate in NodeCertificate::ALL {
         apiserver.certificate_held(certificate, None);
     }
@@ -168,6 +169,10 @@ async fn the_time_without_a_connection_is_counted_and_a_certificate_says_how_lon
     tokio::time::advance(Duration::from_secs(2)).await;
     assert_eq!(seconds(), 9.0);
 
+    assert!(!page(&metrics).contains("limpet_token_ttl_seconds"));
+    apiserver.set_first_token_expiry(Some(Timestamp::now() + Duration::from_secs(600)));
+    let left = value(&parse(&page(&metrics)), "limpet_token_ttl_seconds");
+    assert!((500.0..=600.0).contains(&left), "{left}");
     apiserver.certificate_held(NodeCertificate::Client, Some(Timestamp::now() + Duration::from_secs(3_600)));
     apiserver.certificate_held(NodeCertificate::Serving, None);
     apiserver.renewal_failed(NodeCertificate::Serving);
