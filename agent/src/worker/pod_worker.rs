@@ -312,7 +312,7 @@ impl PodWorker {
         }
         let Some(pod) = &mut self.current else { return self.hold.give_back() };
         if admission::waits(pod) {
-            return self.hold.give_back();
+            return self.hold.give_back_claims();
         }
         if let Some(Refused { verdict, victims }) = self.hold.settle(&self.context.node_claims, &self.key, pod) {
             self.context.reporter.report_claim(pod, &verdict);

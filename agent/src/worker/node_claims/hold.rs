@@ -158,6 +158,12 @@ impl Hold {
         Ok(())
     }
 
+    /// All but its place is free for others. While the node is short of something many pods may wait: each has a worker, and
+    /// there are no more of these than places.
+    pub fn give_back_claims(&mut self) {
+        *self = Self { place: self.place.take(), ..Self::default() };
+    }
+
     /// All of it is free for others.
     pub fn give_back(&mut self) {
         *self = Self::default();
