@@ -383,5 +383,12 @@ fn a_pod_beyond_the_nodes_number_starts_once_another_is_over(node: &mut TestNode
     node.exec("first", "main", &["touch", "/tmp/end"])?;
     // The first one stays, with its status and logs, and has no place any more.
     node.wait_running("second")?;
-    node.wait_pod("first", "over", |pod| pod["status"]["phase"] == "Succeeded").map(drop)
+    node.wait_pod("first", "over", |pod| pod["status"]["phase"] == "Succeeded")?;
+    // The next agent finds both, of which one counts.
+    node.agent.kill();
+    node.agent.start()?;
+    node.apply(&simple("third", IDLE))?;
+    node.wait_pod("third", "waiting for a place", waits)?;
+    node.remove("second")?;
+    node.wait_running("third").map(drop)
 }

@@ -124,7 +124,7 @@ pub struct NodeClaims {
     places: Places,
     /// What pods may select, or have to tolerate.
     selectable: Mutex<Selectable>,
-    /// It is the Node object's.
+    /// Whether it comes from the Node object.
     object_seen: AtomicBool,
     claims: Mutex<BTreeMap<PodKey, Claims>>,
     /// What critical pods need for which others end: no lesser pod gets it meanwhile.

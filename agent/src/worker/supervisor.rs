@@ -121,7 +121,7 @@ impl Supervisor {
                 read = self.reading.next() => self.read(read),
                 Some(merged) = intake.merged.recv() => self.merged(merged),
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
-                () = self.context.node_claims.has_free_place(), if self.waits_for_place => {
+                () = self.context.node_claims.place_freed(), if self.waits_for_place => {
                     self.waits_for_place = false;
                     self.start_waiting();
                 }

@@ -1,5 +1,5 @@
-//! Whether the host has what a pod asks for by name: profiles of security modules, devices of plugins. What the node alone
-//! decides has come before: see [`crate::worker::node_claims`].
+//! Whether the host has what a pod asks for by name: profiles of security modules, devices of plugins. Node-level
+//! checks run earlier: see [`crate::worker::node_claims`].
 
 use k8s_openapi::api::core::v1::PodSpec;
 

@@ -109,11 +109,14 @@ impl Hold {
                 None
             }
             Err(refused) => {
-                self.waits = Some(waits);
                 if refused.verdict.is_final() {
                     pod.fail(refused.verdict.clone());
+                    if !uses_node(pod) {
+                        self.give_back();
+                    }
                     return Some(refused);
                 }
+                self.waits = Some(waits);
                 let known = pod.verdict.as_ref() == Some(&refused.verdict);
                 pod.verdict = Some(refused.verdict.clone());
                 (!known).then_some(refused)
@@ -158,13 +161,13 @@ impl Hold {
         Ok(())
     }
 
-    /// All but its place is free for others. While the node is short of something many pods may wait: each has a worker, and
-    /// there are no more of these than places.
+    /// Releases everything but its place. While the node is short of something many pods may wait, each with a worker: the
+    /// next pod without a place is given none.
     pub fn give_back_claims(&mut self) {
         *self = Self { place: self.place.take(), ..Self::default() };
     }
 
-    /// All of it is free for others.
+    /// Releases everything.
     pub fn give_back(&mut self) {
         *self = Self::default();
     }

@@ -18,7 +18,7 @@ impl NodeClaims {
         let spec = record.spec();
         sysctl::check_sysctls(spec, &self.offer.allowed_unsafe_sysctls)
             .map_err(|error| refusal(SYSCTL_FORBIDDEN, error.to_string()))?;
-        self.has_so_many(record)?;
+        self.check_exclusive_count(record)?;
         let label = record.pod.metadata.labels.as_ref().and_then(|labels| labels.get(OS_LABEL));
         if label.is_some_and(|label| label != LINUX) {
             let message = format!("Failed to admit pod as the `{OS_LABEL}` label doesn't match node label");
@@ -30,8 +30,8 @@ impl NodeClaims {
         }
     }
 
-    /// Whether there can be as many exclusive devices of the table as the pod asks for.
-    fn has_so_many(&self, record: &PodRecord) -> Result<(), Refusal> {
+    /// A configured exclusive device exists once.
+    fn check_exclusive_count(&self, record: &PodRecord) -> Result<(), Refusal> {
         let mut wanted = pod_devices(record.spec()).into_iter();
         let Some((name, count)) = wanted.find(|(name, count)| *count > 1 && self.offer.exclusive.contains(*name))
         else {

@@ -1,25 +1,26 @@
 //! How many pods the node may have at a time: `maxPods`. A pod has its place until it is over, as under kubelet, where pods
 //! that have finished are not counted.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use std::sync::Arc;
+use tokio::sync::Notify;
 
 use super::NodeClaims;
 use limpet_core::admission::{OUT_OF_PODS, Refusal};
 
-/// All places of the node.
+/// The places of the node. More may be taken than there are: by pods that were found running.
 #[derive(Debug)]
 pub(super) struct Places {
-    free: Arc<Semaphore>,
     count: usize,
+    taken: AtomicUsize,
+    freed: Notify,
 }
 
 impl Places {
     /// `None`: any number.
     pub(super) fn new(count: Option<usize>) -> Self {
-        let count = count.unwrap_or(Semaphore::MAX_PERMITS).min(Semaphore::MAX_PERMITS);
-        Self { free: Arc::new(Semaphore::new(count)), count }
+        Self { count: count.unwrap_or(usize::MAX), taken: AtomicUsize::new(0), freed: Notify::new() }
     }
 }
 
@@ -27,13 +28,13 @@ impl Places {
 #[derive(Debug)]
 pub struct Place {
     of: Arc<NodeClaims>,
-    permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // First: who is woken looks at once.
-        self.permit = None;
+        // Before the wake-up: who is woken tries to take the place at once.
+        self.of.places.taken.fetch_sub(1, Ordering::Relaxed);
+        self.of.places.freed.notify_one();
         self.of.wake_waiting();
     }
 }
@@ -41,20 +42,26 @@ impl Drop for Place {
 impl NodeClaims {
     /// A place for a pod; `None`: all are taken.
     pub fn take_place(self: &Arc<Self>) -> Option<Place> {
-        let permit = Arc::clone(&self.places.free).try_acquire_owned().ok()?;
-        Some(Place { of: Arc::clone(self), permit: Some(permit) })
+        let next = |taken: usize| (taken < self.places.count).then_some(taken + 1);
+        self.places.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+        Some(Place { of: Arc::clone(self) })
     }
 
-    /// Resolves once a place is free. Cancel safe.
-    pub async fn has_free_place(&self) {
-        // The semaphore is never closed.
-        let _ = self.places.free.acquire().await;
+    /// The place of a pod that was found running, also beyond the number.
+    pub fn place_of_running(self: &Arc<Self>) -> Place {
+        self.places.taken.fetch_add(1, Ordering::Relaxed);
+        Place { of: Arc::clone(self) }
+    }
+
+    /// Resolves once a place was given back, for one caller. Cancel safe.
+    pub async fn place_freed(&self) {
+        self.places.freed.notified().await;
     }
 
     /// All places are taken, in kubelet's words.
     pub fn out_of_pods(&self) -> Refusal {
-        let count = self.places.count;
-        let message = format!("Node didn't have enough resource: pods, requested: 1, used: {count}, capacity: {count}");
+        let (taken, count) = (self.places.taken.load(Ordering::Relaxed), self.places.count);
+        let message = format!("Node didn't have enough resource: pods, requested: 1, used: {taken}, capacity: {count}");
         Refusal { reason: OUT_OF_PODS.to_owned(), message }
     }
 }

@@ -236,7 +236,7 @@ fn a_pod_has_its_place_until_it_is_over() {
     let node = Arc::new(NodeClaims::new(offer, BTreeMap::new()));
     let mut first = Candidate::new(&pod("first", File, json!({})));
     assert!(first.settle(&node).is_none());
-    assert!(node.has_free_place().now_or_never().is_none() && node.take_place().is_none());
+    assert!(node.place_freed().now_or_never().is_none() && node.take_place().is_none());
     let mut waits = Candidate::new(&pod("waits", File, json!({})));
     let refused = waits.settle(&node).unwrap();
     let message =
@@ -247,7 +247,24 @@ fn a_pod_has_its_place_until_it_is_over() {
     assert!(first.settle(&node).is_none());
     assert!(waits.1.freed().now_or_never().is_some(), "it is woken once the place is free");
     assert!(waits.settle(&node).is_none() && waits.0.verdict.is_none());
+    assert!(node.take_place().is_none() && node.place_freed().now_or_never().is_some());
+    // What was found running counts beyond the number, and the next one waits until it has ended.
+    let running = node.place_of_running();
+    waits.1.give_back();
     assert!(node.take_place().is_none());
+    drop(running);
+    assert!(node.take_place().is_some());
+}
+
+#[test]
+fn a_pod_that_is_refused_for_good_gives_all_back_at_once() {
+    let offer = NodeOffer { max_pods: Some(1), ..NodeOffer::default() };
+    let node = Arc::new(NodeClaims::new(offer, BTreeMap::new()));
+    let spec = json!({ "containers": [{ "name": "a" }], "os": { "name": "windows" } });
+    let mut refused = Candidate::new(&record_of("refused", File, spec));
+    refused.1.begin(node.take_place());
+    assert!(refused.settle(&node).unwrap().verdict.is_final());
+    assert!(node.take_place().is_some());
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use limpet_core::plan::is_finished;
 use limpet_core::state::PodState;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::PodKey;
@@ -124,8 +125,9 @@ impl Supervisor {
         if incarnations.is_empty() && desired.is_none() {
             return;
         }
-        // What runs goes on without a place, too.
-        let place = self.context.node_claims.take_place();
+        // A pod that is over has no place: its worker keeps the status and the logs.
+        let runs = incarnations.iter().any(|pod| !pod.is_failed() && !is_finished(pod));
+        let place = runs.then(|| self.context.node_claims.place_of_running());
         self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)), place);
         if let Some(inbox) = self.workers.get(&key) {
             inbox.put(|messages| messages.found = Some(found.containers));
