@@ -19,7 +19,7 @@ use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_l
 use pull_secrets::{
     an_image_is_pulled_with_a_token_of_the_service_account, an_image_is_pulled_with_the_secret_of_the_service_account,
 };
-use restored::{a_cluster_that_was_made_anew_ends_nothing, a_restored_cluster_is_noticed_and_ends_nothing};
+use restored::{a_recreated_cluster_ends_nothing, a_restored_cluster_is_noticed_and_ends_nothing};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use trust_bundles::trust_bundles_are_files_that_follow_their_changes;
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
         joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
-        joining(case!(a_cluster_that_was_made_anew_ends_nothing)),
+        joining(case!(a_recreated_cluster_ends_nothing)),
         joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
         joining(case!(a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first)),
         joining(case!(a_pod_is_ready_once_its_readiness_gates_are_open)),

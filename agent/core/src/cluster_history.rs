@@ -37,9 +37,9 @@ pub enum HistoryBreak {
     },
     /// Its certificate is of another authority, and it knows none of the pods.
     Replaced,
-    /// Its Service `default/kubernetes` is another one, and it knows none of the pods: a cluster was made anew with the
-    /// certificates of the one before.
-    MadeAnew,
+    /// Its Service `default/kubernetes` is another one, and it knows none of the pods: the cluster was recreated with the
+    /// same certificates.
+    Recreated,
 }
 
 impl std::fmt::Display for HistoryBreak {
@@ -55,7 +55,7 @@ impl std::fmt::Display for HistoryBreak {
                 )
             }
             Self::Replaced => f.write_str("another cluster answers (its certificate authority is a different one)"),
-            Self::MadeAnew => f.write_str(
+            Self::Recreated => f.write_str(
                 "another cluster answers (its Service default/kubernetes is a different one: its data is new)",
             ),
         }
@@ -94,20 +94,20 @@ impl ClusterHistory {
         self.version = self.version.max(version.parse().unwrap_or_default());
     }
 
-    /// Whether both are of one cluster, by all that is known of them.
-    pub fn is_of_same_cluster(&self, other: &Self) -> bool {
-        self.shares_authority(other) && self.may_be_same(other)
-    }
-
     /// Whether the same authority may have issued the certificates of both servers.
-    fn shares_authority(&self, other: &Self) -> bool {
+    pub fn shares_authority(&self, other: &Self) -> bool {
         !self.authorities.is_disjoint(&other.authorities)
     }
 
-    /// Whether both know of the same Service `default/kubernetes`, as far as they know of one.
-    fn may_be_same(&self, other: &Self) -> bool {
+    /// Whether both are known to have the same Service `default/kubernetes`.
+    pub fn has_same_service(&self, other: &Self) -> bool {
+        !self.service_uid.is_empty() && self.service_uid == other.service_uid
+    }
+
+    /// Whether both are known to have a Service of their own.
+    fn has_other_service(&self, other: &Self) -> bool {
         let (one, other) = (&self.service_uid, &other.service_uid);
-        one.is_empty() || other.is_empty() || one == other
+        !one.is_empty() && !other.is_empty() && one != other
     }
 
     /// How `listed`, by which a list came, breaks with this one. `knows_pods`: the list has a pod that was known before;
@@ -117,8 +117,8 @@ impl ClusterHistory {
         if !self.authorities.is_empty() && !self.shares_authority(listed) && !knows_pods {
             return Some(HistoryBreak::Replaced);
         }
-        if !self.may_be_same(listed) && !knows_pods {
-            return Some(HistoryBreak::MadeAnew);
+        if self.has_other_service(listed) && !knows_pods {
+            return Some(HistoryBreak::Recreated);
         }
         // Without a number, as of a server that is none of Kubernetes', nothing can be said.
         let restored = listed.version != 0 && listed.version < self.version;
@@ -162,8 +162,8 @@ mod tests {
         let known = with_service(known, "s-1");
         for (uid, knows_pods, expected) in [
             ("s-1", false, None),
-            ("s-2", false, Some(HistoryBreak::MadeAnew)),
-            // Somebody has deleted the Service, and the apiserver made it again.
+            ("s-2", false, Some(HistoryBreak::Recreated)),
+            // The Service was deleted and recreated.
             ("s-2", true, None),
             ("", false, None),
         ] {

@@ -6,10 +6,13 @@ use tokio::sync::mpsc;
 use super::follow::Update;
 use super::link::Link;
 use crate::source::api;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver::{Request, Resource};
 use limpet_core::cluster_history::ClusterHistory;
 use limpet_core::mirror::MIRROR_ANNOTATION;
 use limpet_model::object::service::KUBERNETES;
+
+/// How often the apiserver is asked for its own Service while it has none: for some seconds.
+const ATTEMPTS: u32 = 4;
 
 /// Who receives which Pods.
 #[derive(Debug)]
@@ -53,18 +56,20 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
     }
 }
 
-/// The UID of the cluster's own Service; empty where the apiserver says nothing of it. Waits for an answer: without it a list
-/// of a cluster that was made anew would end pods.
+/// The UID of the cluster's own Service; empty where the apiserver refuses it, or has none [`ATTEMPTS`] times. Waits for an
+/// answer: without it a list of a recreated cluster would end pods.
 async fn service_uid(link: &Link) -> String {
     let mut failures = 0;
     loop {
         let request = Request::get(Resource::Service("default".to_owned(), KUBERNETES.to_owned())).metadata_only();
         match link.send(request).await {
             Ok(service) => return service["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
-            Err(RequestError::Refused { code: 403 | 404, .. }) => return String::new(),
+            Err(error) if error.code() == Some(403) => return String::new(),
+            // An apiserver makes the Service shortly after its start.
+            Err(error) if error.is_not_found() && failures >= ATTEMPTS => return String::new(),
             Err(error) => {
                 failures += 1;
-                tracing::debug!(%error, "which cluster answers is not known yet");
+                tracing::debug!(%error, "cannot read the UID of Service default/kubernetes yet");
                 link.pause(failures, error.retry_after()).await;
             }
         }

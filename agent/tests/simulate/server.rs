@@ -100,7 +100,13 @@ impl Server {
         };
         let (state, changed, line) =
             (Arc::new(Mutex::new(state)), watch::Sender::new(0), watch::Sender::new(Line::Open));
-        Self { state, changed, line }
+        let server = Self { state, changed, line };
+        // Every apiserver has it.
+        server.store(
+            "/api/v1/namespaces/default/services/kubernetes",
+            json!({ "metadata": { "name": "kubernetes", "uid": "s-1" } }),
+        );
+        server
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -25,8 +25,8 @@ impl Cluster {
         })
     }
 
-    /// Makes it anew, without anything that was in it, with the same certificates.
-    pub fn make_anew(&mut self) -> Result<()> {
+    /// Recreates it, empty, with the same certificates.
+    pub fn recreate(&mut self) -> Result<()> {
         self.while_down(|cluster| fs::remove_dir_all(cluster.state()).context("etcd's directory"))
     }
 

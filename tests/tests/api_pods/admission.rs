@@ -90,7 +90,7 @@ pub(super) fn a_pod_that_does_not_tolerate_the_node_is_refused(node: &mut TestNo
     let cluster = cluster::shared()?;
     cluster.add_account()?;
     join(node, &cluster, &["--register-with-taints=repair=yes:NoExecute"])?;
-    // It has seen its Node, then.
+    // By then it has seen its Node.
     wait_at(&cluster, &format!("/api/v1/nodes/{}", node.name()), "its conditions", |found| {
         found["status"]["conditions"].as_array().is_some_and(|conditions| !conditions.is_empty())
     })?;
@@ -101,7 +101,7 @@ pub(super) fn a_pod_that_does_not_tolerate_the_node_is_refused(node: &mut TestNo
     wait_at(&cluster, &path(node, "intolerant"), "refused", |found| {
         found["status"]["phase"] == "Failed" && found["status"]["reason"] == "TaintToleration"
     })?;
-    // The node's own pods are not the cluster's to keep away.
+    // The node's own pods are not subject to the cluster's taints.
     node.apply(&simple("own", IDLE))?;
     node.wait_running("own").map(drop)
 }

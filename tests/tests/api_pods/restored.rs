@@ -44,18 +44,18 @@ pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode
 }
 
 /// Its certificates are those of the cluster before, its etcd is empty, and its versions have come further.
-pub(super) fn a_cluster_that_was_made_anew_ends_nothing(node: &mut TestNode) -> Result<()> {
+pub(super) fn a_recreated_cluster_ends_nothing(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::shared()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;
     create(node, &cluster, &simple("web", IDLE))?;
     let before = wait_reported(node, &cluster, "web")?;
     node.agent.kill();
-    cluster.make_anew()?;
+    cluster.recreate()?;
     cluster.add_account()?;
     come_further(&cluster, &before["metadata"]["resourceVersion"])?;
     node.agent.start()?;
-    wait_said(node, "web", "its data is new")?;
+    wait_reason(node, "web", "its data is new")?;
     let now = node.wait_running("web")?;
     ensure!(container_id(&now, "main")? == container_id(&before, "main")?, "it was restarted");
     let accepted = node.agent.cli(&["cluster", "accept"])?.success()?;
@@ -74,11 +74,11 @@ fn wait_renewed(node: &TestNode, cluster: &Cluster, before: &str) -> Result<Stri
 }
 
 fn wait_noticed(node: &TestNode, pod: &str) -> Result<()> {
-    wait_said(node, pod, "restored from an older backup")
+    wait_reason(node, pod, "restored from an older backup")
 }
 
-/// Waits until `limpet sources` says why the pod is held.
-fn wait_said(node: &TestNode, pod: &str, why: &str) -> Result<()> {
+/// Waits until `limpet sources` shows why the pod is held.
+fn wait_reason(node: &TestNode, pod: &str, why: &str) -> Result<()> {
     let pod = node.full_name(pod);
     wait::until_true(wait::SOON, why, || {
         let sources = node.agent.cli(&["sources"]).and_then(|said| said.success());

@@ -59,11 +59,8 @@ impl Held {
         let new_break = self.kept.known.break_with(&history, knows_pods);
         let broken = match self.kept.broken.take() {
             // The cluster of before is back.
-            Some(HistoryBreak::Replaced | HistoryBreak::MadeAnew)
-                if new_break.is_none() && self.kept.known.is_of_same_cluster(&history) =>
-            {
-                None
-            }
+            Some(HistoryBreak::Replaced) if new_break.is_none() && self.kept.known.shares_authority(&history) => None,
+            Some(HistoryBreak::Recreated) if self.kept.known.has_same_service(&history) => None,
             broken => broken.or(new_break),
         };
         self.current = history;

@@ -278,21 +278,26 @@ async fn another_cluster_ends_nothing_and_the_first_one_may_come_back() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_was_made_anew_with_the_same_certificates_ends_nothing() {
+async fn a_recreated_cluster_with_the_same_certificates_ends_nothing() {
     let root = tempfile::tempdir().unwrap();
     let known = vec![pod("web", "u-1", json!({}))];
     published(root.path(), vec![Update::Listed(known, of_service("s-1", at(10, "a")))]).await;
     // Further than the one before, so that versions say nothing.
-    let anew = || of_service("s-2", at(5000, "a"));
-    let all = published(root.path(), vec![Update::Listed(Vec::new(), anew())]).await;
+    let recreated = || of_service("s-2", at(5000, "a"));
+    let all = published(root.path(), vec![Update::Listed(Vec::new(), recreated())]).await;
     let held = all.last().unwrap();
     let Health::Unavailable(why) = &held.health else { panic!("{:?}", held.health) };
     assert!(names(held) == ["shop/web u-1"] && why.contains("its data is new"), "{why}");
+    // A list without the Service's UID says nothing new.
+    let unknown = || at(5001, "a");
+    let all = published(root.path(), vec![Update::Listed(Vec::new(), unknown())]).await;
+    assert_eq!(names(all.last().unwrap()), ["shop/web u-1"]);
     let accepted = Update::Accepted(oneshot::channel().0);
-    let all = published(root.path(), vec![Update::Listed(Vec::new(), anew()), accepted]).await;
+    let all = published(root.path(), vec![Update::Listed(Vec::new(), recreated()), accepted]).await;
     assert!(names(all.last().unwrap()).is_empty());
     let new = vec![pod("new", "u-2", json!({}))];
-    let all = published(root.path(), vec![Update::Listed(new, anew()), Update::Listed(Vec::new(), anew())]).await;
+    let all =
+        published(root.path(), vec![Update::Listed(new, recreated()), Update::Listed(Vec::new(), recreated())]).await;
     assert!(names(all.last().unwrap()).is_empty(), "the new cluster counts from then on");
 }
 
