@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use crate::node::NodeAddresses;
 use crate::user_namespace::IdRange;
 
 /// The namespaces a pod's containers join. `None` means the host's.
@@ -48,4 +49,12 @@ pub struct Sandbox {
 pub struct PodAddresses {
     /// Primary address first.
     pub ips: Vec<IpAddr>,
+}
+
+/// A pod's addresses with those first that are of the family of the node's primary address (kubelet's `sortPodIPs`).
+pub fn in_order_of_node(addresses: &[IpAddr], node: NodeAddresses) -> Vec<IpAddr> {
+    let primary_is_v6 = node.iter().next().is_some_and(|primary| primary.is_ipv6());
+    let mut ordered = addresses.to_vec();
+    ordered.sort_by_key(|address| address.is_ipv6() != primary_is_v6);
+    ordered
 }

@@ -18,7 +18,9 @@ use crate::plan::{self, awaits, restart_all};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, SandboxState};
 use crate::status::{conditions, resources};
 use limpet_model::container::{ContainerUser, Exit};
+use limpet_model::node::NodeAddresses;
 use limpet_model::pod::Role;
+use limpet_model::sandbox::in_order_of_node;
 use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::{PodVerdict, VerdictPhase};
 
@@ -40,7 +42,7 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
     let node_ips: Vec<IpAddr> = node.network.addresses.iter().collect();
-    let pod_ips = pod_ips(pod, &node_ips);
+    let pod_ips = pod_ips(pod, node.network.addresses);
     let verdict = pod.verdict.as_ref();
     // Of a pod that the node has refused no container waits.
     let refused = verdict.is_some() && pod.containers.iter().all(|slot| slot.instance.is_none() && slot.busy.is_none());
@@ -65,17 +67,13 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     }
 }
 
-/// The addresses of its sandbox, also when that is gone, those of the family of the node's primary one first (kubelet's
-/// `sortPodIPs`); those of the node with `hostNetwork`.
-fn pod_ips(pod: &PodState, node_ips: &[IpAddr]) -> Vec<IpAddr> {
+/// The addresses of its sandbox, also when that is gone; those of the node with `hostNetwork`.
+fn pod_ips(pod: &PodState, node: NodeAddresses) -> Vec<IpAddr> {
     let had_sandbox = matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.last_addresses.is_empty();
     if pod.record.host_network() && had_sandbox {
-        return node_ips.to_vec();
+        return node.iter().collect();
     }
-    let mut addresses = pod.addresses().to_vec();
-    let primary_is_v6 = node_ips.first().is_some_and(IpAddr::is_ipv6);
-    addresses.sort_by_key(|address| address.is_ipv6() != primary_is_v6);
-    addresses
+    in_order_of_node(pod.addresses(), node)
 }
 
 /// The pod's phase: kubelet's checks in kubelet's order.

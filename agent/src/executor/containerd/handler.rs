@@ -18,6 +18,7 @@ use limpet_containerd::client::Client;
 use limpet_containerd::exec::{self, ExecError, ExecRequest, ExecSession};
 use limpet_core::state::PodState;
 use limpet_model::container::ContainerId;
+use limpet_model::sandbox::in_order_of_node;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -105,13 +106,11 @@ impl ContainerdExecutor {
 
     /// The address that a probe or hook without `host` is for: the pod's first, the node's with `hostNetwork`.
     pub fn action_address(&self, pod: &PodState) -> Option<IpAddr> {
+        let node = self.node_network.borrow().addresses;
         match pod.record.host_network() {
-            true => {
-                let node = self.node_network.borrow().addresses.iter().next();
-                // A node that is not connected is there for itself.
-                Some(node.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))
-            }
-            false => pod.addresses().first().copied(),
+            // A node that is not connected is there for itself.
+            true => Some(node.iter().next().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))),
+            false => in_order_of_node(pod.addresses(), node).first().copied(),
         }
     }
 }

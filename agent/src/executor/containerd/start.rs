@@ -40,7 +40,7 @@ use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerState, ContainerUser, Exit, Recorded};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::image::LocalImage;
-use limpet_model::sandbox::PodAddresses;
+use limpet_model::sandbox::{PodAddresses, in_order_of_node};
 use limpet_model::stop_signal::StopSignal;
 
 /// What one start is made from.
@@ -232,7 +232,11 @@ impl ContainerdExecutor {
         let objects = Arc::clone(&start.pod.objects);
         let given = start.given.clone();
         let node_addresses = self.node_network.borrow().addresses;
-        let on_host = record.host_network().then(|| PodAddresses { ips: node_addresses.iter().collect() });
+        let ips = match record.host_network() {
+            true => node_addresses.iter().collect(),
+            false => in_order_of_node(&addresses.ips, node_addresses),
+        };
+        let addresses = PodAddresses { ips };
         calling("setting up the mounts");
         let built = blocking::run(volumes.pod_dir(&record.uid), DEADLINE, move |progress| {
             let pod_dir = volumes.pod_dir(&record.uid);
@@ -242,7 +246,7 @@ impl ContainerdExecutor {
                 image: &image,
                 user: &user,
                 sandbox: &sandbox,
-                addresses: on_host.as_ref().unwrap_or(&addresses),
+                addresses: &addresses,
                 node_addresses,
                 mounts: &[],
                 cgroups_path: &cgroups_path,
