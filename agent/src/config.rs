@@ -176,7 +176,7 @@ pub struct Config {
     pub probe_timer_slack: u32,
     /// `podSecurity`: the Pod Security Standard of each source.
     pub pod_security: SecurityLevels,
-    /// `nodeIP`; `None`: the address of the default route's interface, if any.
+    /// `nodeIP`; empty: the addresses of the default routes, if any.
     pub node_ip: NodeAddresses,
     /// `snapshotter`. Default `overlayfs`.
     pub snapshotter: String,

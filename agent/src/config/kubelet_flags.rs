@@ -1,5 +1,5 @@
-//! kubelet's flags that limpet has no flag for. Most are deprecated in favour of a key of the KubeletConfiguration, and stand
-//! in the files of many nodes all the same: they count as that key. The others have no effect here, which one warning says.
+//! kubelet's flags that limpet has no flag for. Most are deprecated in favour of a key of the KubeletConfiguration, and are
+//! still used in many unit files: each sets its key. The others are ignored, with one warning.
 
 use std::ffi::OsString;
 
@@ -56,6 +56,8 @@ const OF_KEYS: &[(&str, &str, Form)] = &[
     ("image-gc-high-threshold", "imageGCHighThresholdPercent", Form::Number),
     ("image-gc-low-threshold", "imageGCLowThresholdPercent", Form::Number),
     ("image-service-endpoint", "imageServiceEndpoint", Form::Text),
+    ("iptables-drop-bit", "iptablesDropBit", Form::Number),
+    ("iptables-masquerade-bit", "iptablesMasqueradeBit", Form::Number),
     ("kernel-memcg-notification", "kernelMemcgNotification", Form::Switch),
     ("kube-api-burst", "kubeAPIBurst", Form::Number),
     ("kube-api-content-type", "contentType", Form::Text),
@@ -85,6 +87,7 @@ const OF_KEYS: &[(&str, &str, Form)] = &[
     ("seccomp-default", "seccompDefault", Form::Switch),
     ("serialize-image-pulls", "serializeImagePulls", Form::Switch),
     ("sync-frequency", "syncFrequency", Form::Text),
+    ("show-hidden-metrics-for-version", "showHiddenMetricsForVersion", Form::Text),
     ("system-cgroups", "systemCgroups", Form::Text),
     ("system-reserved-cgroup", "systemReservedCgroup", Form::Text),
     ("topology-manager-policy", "topologyManagerPolicy", Form::Text),
@@ -94,7 +97,7 @@ const OF_KEYS: &[(&str, &str, Form)] = &[
     ("volume-stats-agg-period", "volumeStatsAggPeriod", Form::Text),
 ];
 
-/// Flags that nothing of limpet corresponds to: whether they are switches. The last ones are of older kubelets.
+/// Ignored flags, and whether each is a switch. The last ones are of older kubelets, of klog and of cAdvisor.
 const WITHOUT_EFFECT: &[(&str, bool)] = &[
     ("exit-on-lock-contention", true),
     ("experimental-allocatable-ignore-eviction", true),
@@ -113,19 +116,32 @@ const WITHOUT_EFFECT: &[(&str, bool)] = &[
     ("reserved-memory", false),
     ("runtime-cgroups", false),
     ("vmodule", false),
+    ("add-dir-header", true),
     ("alsologtostderr", true),
+    ("cloud-config", false),
     ("cni-bin-dir", false),
     ("cni-conf-dir", false),
     ("container-runtime", false),
+    ("containerd", false),
+    ("global-housekeeping-interval", false),
     ("keep-terminated-pod-volumes", true),
+    ("log-backtrace-at", false),
+    ("log-dir", false),
+    ("log-file", false),
+    ("log-file-max-size", false),
     ("logtostderr", true),
     ("network-plugin", false),
+    ("one-output", true),
     ("pod-infra-container-image", false),
+    ("register-schedulable", true),
+    ("skip-headers", true),
+    ("skip-log-headers", true),
+    ("stderrthreshold", false),
 ];
 
-/// What a command line has of these flags.
+/// The kubelet flags of a command line: name and value, `None` where the value is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KubeletFlags(Vec<(String, String)>);
+pub struct KubeletFlags(Vec<(String, Option<String>)>);
 
 impl KubeletFlags {
     /// Takes these flags out of the arguments of `limpet run`; those of other commands stay as they are.
@@ -145,9 +161,9 @@ impl KubeletFlags {
                     left.push(argument);
                     continue;
                 }
-                (_, Some(text)) => text.to_owned(),
-                (Some(true), None) => "true".to_owned(),
-                (Some(false), None) => arguments.next().unwrap_or_default().to_string_lossy().into_owned(),
+                (_, Some(text)) => Some(text.to_owned()),
+                (Some(true), None) => Some("true".to_owned()),
+                (Some(false), None) => arguments.next().map(|text| text.to_string_lossy().into_owned()),
             };
             taken.push((name, value));
         }
@@ -156,15 +172,20 @@ impl KubeletFlags {
 
     /// Name and text of each, in their order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.0.iter().map(|(name, text)| (name.as_str(), text.as_str()))
+        self.0.iter().map(|(name, text)| (name.as_str(), text.as_deref().unwrap_or_default()))
+    }
+
+    /// Those that need a value and have none.
+    pub(super) fn without_value(&self) -> impl Iterator<Item = String> {
+        self.0.iter().filter(|(_, text)| text.is_none()).map(|(name, _)| format!("--{name}"))
     }
 
     /// Those without effect, once each.
     pub(super) fn without_effect(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
-        for (name, _) in &self.0 {
+        for (name, _) in self.iter() {
             let flag = format!("--{name}");
-            if WITHOUT_EFFECT.iter().any(|(other, _)| other == name) && !names.contains(&flag) {
+            if WITHOUT_EFFECT.iter().any(|(other, _)| *other == name) && !names.contains(&flag) {
                 names.push(flag);
             }
         }
@@ -174,8 +195,8 @@ impl KubeletFlags {
     /// The others as entries of a KubeletConfiguration, at that position.
     pub(super) fn entries(&self, position: Position) -> Vec<Entry> {
         let mut entries: Vec<Entry> = Vec::new();
-        for (name, text) in &self.0 {
-            let Some((_, key, form)) = OF_KEYS.iter().find(|(flag, ..)| flag == name) else { continue };
+        for (name, text) in self.iter() {
+            let Some((_, key, form)) = OF_KEYS.iter().find(|(flag, ..)| *flag == name) else { continue };
             let value = value(*form, text, position);
             match entries.iter_mut().find(|entry| entry.key == *key) {
                 Some(entry) => extend(&mut entry.node.value, value),
@@ -305,7 +326,11 @@ mod tests {
             flags.entries(Position::default()).iter().map(|entry| format!("{:?}", entry.node.value)).collect();
         assert!(shown[0].contains("1.1.1.1") && shown[0].contains("3.3.3.3"), "{shown:?}");
         assert_eq!(shown[1], "Int(2)");
-        assert!(!shown[2].contains("Bool(true)") || shown[2].contains("\"B\""), "{shown:?}");
+        let gate = |name: &str, on: bool| {
+            let of = shown[2].split("key: ").find(|part| part.starts_with(&format!("\"{name}\"")));
+            of.is_some_and(|part| part.contains(&format!("Bool({on})")))
+        };
+        assert!(gate("A", false) && gate("B", true), "{shown:?}");
         assert!(shown[3].contains("memory.available") && shown[3].contains("5%"), "{shown:?}");
     }
 }

@@ -81,7 +81,7 @@ fn read_capped(path: &Path) -> std::io::Result<String> {
 struct Judge {
     /// What is read now.
     origin: Arc<str>,
-    /// All that was read, which positions refer to.
+    /// All origins; `Position::origin` is an index into them.
     origins: Vec<Arc<str>>,
     faults: Vec<Fault>,
     url: UrlParts,
@@ -106,13 +106,13 @@ impl Judge {
             return;
         };
         let origin = self.origins.get(origin).map_or_else(|| Arc::clone(&self.origin), Arc::clone);
-        // Of a flag its user knows no key.
+        // Users of a flag know the flag, not the key.
         let flag = at.is_none().then(|| kubelet_flags::flag_of(&fault.path)).flatten();
         let path = flag.map_or(fault.path, Into::into);
         self.faults.push(Fault { origin, position: at, path, ..fault });
     }
 
-    /// What is read now, without a line.
+    /// The current origin, without a line.
     fn place(&mut self) -> Position {
         let known = self.origins.iter().position(|origin| *origin == self.origin);
         let origin = known.unwrap_or_else(|| {
@@ -184,10 +184,13 @@ impl Judge {
         let ignored = flags.kubelet.without_effect();
         if !ignored.is_empty() {
             let message = match ignored.len() {
-                1 => "has no effect: limpet has nothing like it",
-                _ => "have no effect: limpet has nothing like them",
+                1 => "is ignored: limpet has no such setting",
+                _ => "are ignored: limpet has no such settings",
             };
             self.warn(None, &ignored.join(", "), message);
+        }
+        for flag in flags.kubelet.without_value() {
+            self.error(None, &flag, "needs a value");
         }
         config.hostname_override = flags.hostname_override.clone().filter(|name| !name.trim().is_empty());
         if let Some(endpoint) = &flags.container_runtime_endpoint {

@@ -8,9 +8,9 @@ use serde_saphyr::{Location, Spanned};
 /// A place in one of the files, or among the flags.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Which file, by its place among the origins of who reads.
+    /// Which file: an index into the reader's origins.
     pub(super) origin: usize,
-    /// One-based line and column; `None`: of no text.
+    /// One-based line and column; `None` for flags.
     pub(super) at: Option<(u32, u32)>,
 }
 
@@ -129,7 +129,7 @@ pub(super) fn position(location: Location) -> Position {
 }
 
 impl Node {
-    /// All of it is of that origin.
+    /// Sets the origin of the whole subtree.
     pub(super) fn set_origin(&mut self, origin: usize) {
         self.position.origin = origin;
         match &mut self.value {
@@ -145,8 +145,8 @@ impl Node {
     }
 }
 
-/// Puts `later` over `earlier`, as a JSON merge patch does (RFC 7386): maps grow, anything else is replaced, and null takes
-/// away.
+/// Puts `later` over `earlier`, as a JSON merge patch does (RFC 7386): maps are merged, anything else is
+/// replaced, and null removes the key.
 pub(super) fn put_over(earlier: &mut Vec<Entry>, later: Vec<Entry>) {
     for entry in later {
         let known = earlier.iter().position(|known| known.key == entry.key);

@@ -17,7 +17,7 @@ const DROP_IN: &str = "conf";
 const MAX_DROP_INS: usize = 64;
 const CONFIG_DIR: &str = "--config-dir";
 
-/// What the layers have together.
+/// The merged documents.
 #[derive(Debug, Default)]
 struct Merged {
     kubelet: Option<Vec<Entry>>,
@@ -50,7 +50,11 @@ impl Judge {
             }
             self.file(&text, &mut merged);
         }
-        let of_files = Arc::clone(&self.origin);
+        // A setting as a whole may come from any of several files.
+        let of_files = match flags.config.iter().count() + drop_ins.len() {
+            0 | 1 => Arc::clone(&self.origin),
+            _ => Arc::from("configuration"),
+        };
         self.flags_of_keys(&flags.kubelet, &mut merged);
         self.origin = of_files;
         if let Some(entries) = &merged.kubelet {
@@ -102,7 +106,7 @@ impl Judge {
         put_over(into.get_or_insert_default(), entries);
     }
 
-    /// The flags count over every file. As with kubelet a map is replaced by them, but for the feature gates.
+    /// Flags override every file. As with kubelet a flag replaces a map, except the feature gates, which are merged.
     fn flags_of_keys(&mut self, flags: &KubeletFlags, merged: &mut Merged) {
         self.origin = Arc::from("flags");
         let entries = flags.entries(self.place());
@@ -119,7 +123,7 @@ impl Judge {
 /// The drop-ins of a directory, by name.
 fn drop_ins(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory)?.take(MAX_DROP_INS * 16) {
+    for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
         if path.extension().is_some_and(|ending| ending == DROP_IN) && !path.is_dir() {
             files.push(path);

@@ -82,5 +82,5 @@ fn flags_that_nothing_corresponds_to_are_named_in_one_warning() {
     let (config, warnings) = load_all(&[], line);
     config.unwrap();
     let names = "--pod-infra-container-image, --container-runtime, --runtime-cgroups";
-    assert_eq!(warnings, [format!("flags: {names}: have no effect: limpet has nothing like them")]);
+    assert_eq!(warnings, [format!("flags: {names}: are ignored: limpet has no such settings")]);
 }
