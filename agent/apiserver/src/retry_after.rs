@@ -1,6 +1,5 @@
-//! Refusals that ask for a pause in their head alone, as API Priority and Fairness and proxies answer: in plain text, with
-//! `Retry-After` (RFC 9110, section 10.2.3). They become the `Status` that Kubernetes answers elsewhere, for requests and
-//! watches alike.
+//! Refusals in plain text with a `Retry-After` header (RFC 9110, section 10.2.3), as API Priority and Fairness and proxies
+//! send them. They get the `Status` that Kubernetes answers elsewhere, for requests and watches alike.
 
 use http_body_util::{BodyExt as _, Either, Full, Limited};
 use hyper::body::{self as http_body, Bytes};
@@ -11,7 +10,7 @@ use tower::BoxError;
 /// How many bytes of such an answer are read.
 const LONGEST_TEXT: usize = 64 * 1_024;
 
-/// The answer, or the `Status` that it lacks.
+/// Returns the response; gives a refusal without one a `Status` with the pause.
 pub(crate) async fn with_status<B>(
     answer: http::Response<B>,
 ) -> Result<http::Response<Either<B, Full<Bytes>>>, BoxError>
@@ -23,7 +22,8 @@ where
     let Some(seconds) = asked(head.status, &head.headers) else {
         return Ok(http::Response::from_parts(head, Either::Left(body)));
     };
-    let bytes = Limited::new(body, LONGEST_TEXT).collect().await?.to_bytes();
+    // A text that is longer, or cut, is left out: the pause counts.
+    let bytes = Limited::new(body, LONGEST_TEXT).collect().await.map(|text| text.to_bytes()).unwrap_or_default();
     let document: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let bytes = match document["kind"] == "Status" {
         true => bytes,
@@ -48,7 +48,7 @@ fn status(status: StatusCode, text: &[u8], seconds: u32) -> Value {
         "apiVersion": "v1",
         "status": "Failure",
         "message": String::from_utf8_lossy(text).trim(),
-        "reason": status.canonical_reason().unwrap_or_default(),
+        "reason": status.canonical_reason().unwrap_or_default().replace(' ', ""),
         "code": status.as_u16(),
         "details": { "retryAfterSeconds": seconds },
     })
