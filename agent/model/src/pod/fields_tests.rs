@@ -91,19 +91,20 @@ fn is_shown(field: &str, root: &str) -> bool {
     let elsewhere = PARTS.iter().any(|(_, other)| other.len() > root.len() && below(field, other).is_some());
     let decided = |pattern: &str| field.strip_prefix(pattern).is_some_and(|rest| rest.starts_with(['.', '[']));
     let whole =
-        REFUSED.iter().filter(|(_, used)| matches!(used, Used::Always | Used::Filled)).map(|(pattern, ..)| *pattern);
+        REFUSED.iter().filter(|(_, used, _)| matches!(used, Used::Always | Used::Filled)).map(|(pattern, ..)| *pattern);
     let whole = whole.chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern)).chain(NO_EFFECT.iter().copied());
     let whole = whole.chain(NOT_ON_LINUX.iter().copied());
     !elsewhere && !whole.into_iter().any(decided)
 }
 
 fn verdict(field: &str) -> String {
-    if let Some((_, used)) = REFUSED.iter().find(|(pattern, ..)| *pattern == field) {
-        return match used {
-            Used::Always => "refused".to_owned(),
-            Used::Filled => "refused unless empty".to_owned(),
-            Used::Unless(texts) => format!("refused unless {}", texts.map_join()),
+    if let Some((_, used, why)) = REFUSED.iter().find(|(pattern, ..)| *pattern == field) {
+        let when = match used {
+            Used::Always => String::new(),
+            Used::Filled => " unless empty".to_owned(),
+            Used::Unless(texts) => format!(" unless {}", texts.map_join()),
         };
+        return format!("refused{when}, because {why}");
     }
     if let Some((_, what)) = NEEDS_APISERVER.iter().find(|(pattern, _)| *pattern == field) {
         return format!("needs an apiserver: {what}");

@@ -27,38 +27,52 @@ const SIZE: &str = "<size>";
 
 use Used::{Always, Filled, Unless};
 
-/// Fields limpet does not act on yet. `C` stands for every container and init container.
-pub(super) const REFUSED: &[(&str, Used)] = &[
+const HTTP_1: &str = "limpet's probes and hooks speak HTTP/1.1";
+const ALPHA: &str = "it is alpha in Kubernetes 1.37";
+const MIGRATED: &str = "Kubernetes serves it by a CSI driver; use csi or a claim";
+const NO_CLAIMS: &str = "limpet serves no ResourceClaims yet; use a device plugin";
+const REMOVED: &str = "Kubernetes has removed it";
+
+/// Fields limpet does not act on, and why. `C` stands for every container and init container.
+pub(super) const REFUSED: &[(&str, Used, &str)] = &[
     // Life
-    ("spec.C.livenessProbe.httpGet.protocol", Unless(&["HTTP1"])),
-    ("spec.C.readinessProbe.httpGet.protocol", Unless(&["HTTP1"])),
-    ("spec.C.startupProbe.httpGet.protocol", Unless(&["HTTP1"])),
-    ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"])),
-    ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"])),
-    ("spec.schedulingGates", Always),
-    ("spec.evictionResponders", Always),
+    ("spec.C.livenessProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
+    ("spec.C.readinessProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
+    ("spec.C.startupProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
+    ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
+    ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
+    ("spec.schedulingGates", Always, "only a scheduler takes gates away"),
+    ("spec.evictionResponders", Always, ALPHA),
     // Volumes; every kind but emptyDir, hostPath, nfs, csi, image, configMap, secret, downwardAPI and projections of the last three
-    ("spec.volumes[].awsElasticBlockStore", Always),
-    ("spec.volumes[].azureDisk", Always),
-    ("spec.volumes[].azureFile", Always),
-    ("spec.volumes[].cephfs", Always),
-    ("spec.volumes[].cinder", Always),
-    ("spec.volumes[].fc", Always),
-    ("spec.volumes[].flexVolume", Always),
-    ("spec.volumes[].flocker", Always),
-    ("spec.volumes[].gcePersistentDisk", Always),
-    ("spec.volumes[].gitRepo", Always),
-    ("spec.volumes[].glusterfs", Always),
-    ("spec.volumes[].iscsi", Always),
-    ("spec.volumes[].photonPersistentDisk", Always),
-    ("spec.volumes[].portworxVolume", Always),
-    ("spec.volumes[].quobyte", Always),
-    ("spec.volumes[].rbd", Always),
-    ("spec.volumes[].scaleIO", Always),
-    ("spec.volumes[].storageos", Always),
-    ("spec.volumes[].vsphereVolume", Always),
-    ("spec.volumes[].emptyDir.medium", Unless(&["Memory", "HugePages", "HugePages-<size>"])),
-    ("spec.C.volumeMounts[].bindMountOptions", Always),
+    ("spec.volumes[].awsElasticBlockStore", Always, MIGRATED),
+    ("spec.volumes[].azureDisk", Always, MIGRATED),
+    ("spec.volumes[].azureFile", Always, MIGRATED),
+    ("spec.volumes[].cephfs", Always, REMOVED),
+    ("spec.volumes[].cinder", Always, MIGRATED),
+    ("spec.volumes[].fc", Always, "limpet attaches no such disk yet"),
+    ("spec.volumes[].flexVolume", Always, "it is deprecated in favour of CSI"),
+    ("spec.volumes[].flocker", Always, REMOVED),
+    ("spec.volumes[].gcePersistentDisk", Always, MIGRATED),
+    ("spec.volumes[].gitRepo", Always, "Kubernetes has disabled it for security; clone in an init container"),
+    ("spec.volumes[].glusterfs", Always, REMOVED),
+    ("spec.volumes[].iscsi", Always, "limpet attaches no such disk yet"),
+    ("spec.volumes[].photonPersistentDisk", Always, REMOVED),
+    ("spec.volumes[].portworxVolume", Always, MIGRATED),
+    ("spec.volumes[].quobyte", Always, REMOVED),
+    ("spec.volumes[].rbd", Always, REMOVED),
+    ("spec.volumes[].scaleIO", Always, REMOVED),
+    ("spec.volumes[].storageos", Always, REMOVED),
+    ("spec.volumes[].vsphereVolume", Always, MIGRATED),
+    (
+        "spec.volumes[].emptyDir.medium",
+        Unless(&["Memory", "HugePages", "HugePages-<size>"]),
+        "there is no other medium",
+    ),
+    ("spec.volumes[].projected.sources[].podCertificate", Always, "limpet asks for no certificates of pods yet"),
+    ("spec.C.volumeMounts[].bindMountOptions", Always, ALPHA),
+    // Devices
+    ("spec.resourceClaims", Always, NO_CLAIMS),
+    ("spec.C.resources.claims", Always, NO_CLAIMS),
 ];
 
 /// Fields that only an apiserver can serve, and what they need.
@@ -70,14 +84,7 @@ pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.volumes[].csi", "a CSIDriver object"),
     ("spec.volumes[].projected.sources[].serviceAccountToken", "a service account's token"),
     ("spec.volumes[].projected.sources[].clusterTrustBundle", "a bundle of the cluster's certificates"),
-    ("spec.volumes[].projected.sources[].podCertificate", "a certificate from the cluster"),
-    ("spec.resourceClaims", "a ResourceClaim"),
-    ("spec.C.resources.claims", "a ResourceClaim"),
 ];
-
-/// Those of them that are not supported for a Pod from an apiserver either.
-const APISERVER_NOT_YET: &[&str] =
-    &["spec.volumes[].projected.sources[].podCertificate", "spec.resourceClaims", "spec.C.resources.claims"];
 
 /// Fields without effect on a node without an apiserver, or without a scheduler.
 pub(super) const NO_EFFECT: &[&str] = &[
@@ -108,8 +115,7 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     };
     let lacking = NEEDS_APISERVER.iter().filter(|_| local);
     let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
-    let not_yet = APISERVER_NOT_YET.iter().filter(|_| !local).flat_map(|pattern| used(pattern, Always).map(refuse));
-    let refused = REFUSED.iter().flat_map(|(pattern, when)| used(pattern, *when).map(refuse));
+    let refused = REFUSED.iter().flat_map(|(pattern, when, why)| used(pattern, *when).map(|path| refuse(path, why)));
     let has = |path: &str, value: bool| manifest.pointer(path) == Some(&Value::Bool(value));
     let shared = has("/spec/hostUsers", false) && has("/spec/shareProcessNamespace", true);
     let gates =
@@ -119,7 +125,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
     let elsewhere = NOT_ON_LINUX.iter().flat_map(|pattern| used(pattern, Filled).map(not_on_linux));
     let mut faults: Vec<Fault> = lacking
-        .chain(not_yet)
         .chain(refused)
         .chain(shared.then(share_among_own_users))
         .chain(gates.map(|(path, _)| never_ready(path)))
@@ -153,8 +158,8 @@ fn needs_apiserver(path: String, what: &str) -> Fault {
         .because(Reason::NeedsApiserver)
 }
 
-fn refuse(path: String) -> Fault {
-    Fault::error(path, "is not supported yet; limpet does not run a Pod without what it asks for")
+fn refuse(path: String, why: &str) -> Fault {
+    Fault::error(path, format!("is not supported: {why}"))
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
         .because(Reason::Unsupported)
 }
@@ -189,7 +194,7 @@ fn unknown_resources((path, limits): (String, &Value)) -> Vec<Fault> {
     let names = limits.as_object().into_iter().flatten().map(|(name, _)| name);
     names
         .filter(|name| !known.contains(&name.as_str()) && !is_device(name) && !name.starts_with(HUGE_PAGES))
-        .map(|name| refuse(super::yaml::join(&path, name)))
+        .map(|name| refuse(super::yaml::join(&path, name), "limpet knows no such resource"))
         .collect()
 }
 
