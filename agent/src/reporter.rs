@@ -133,7 +133,7 @@ impl Reporter {
         self.publish(&pod, NodeState { runtime_ready: true, network_ready: true, ..node }, now);
     }
 
-    /// Whether the node has refused that very pod, which its source does not know yet.
+    /// Whether this node has rejected this pod and its source does not show it yet.
     pub fn has_refused(&self, record: &PodRecord) -> bool {
         let observed = self.observed.load();
         let known = observed.pods.get(&record.key).filter(|known| known.record.uid == record.uid);

@@ -70,7 +70,7 @@ impl Refusal {
     }
 }
 
-/// What of the Node object pods select, or do not tolerate.
+/// Labels and taints of the Node that admission checks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Selectable {
     /// Its labels.
@@ -83,9 +83,9 @@ pub struct Selectable {
 /// pods with kubelet, the node's own pods tolerate all: a cluster taints a node that it does not reach.
 pub fn tolerates_node(record: &PodRecord, taints: &[Taint]) -> Result<(), Refusal> {
     let tolerations = || record.spec().tolerations.iter().flatten();
-    let mut executed = taints.iter().filter(|taint| taint.effect == NO_EXECUTE);
+    let mut no_execute = taints.iter().filter(|taint| taint.effect == NO_EXECUTE);
     if record.source != SourceKind::Api
-        || executed.all(|taint| tolerations().any(|toleration| tolerates(toleration, taint)))
+        || no_execute.all(|taint| tolerations().any(|toleration| tolerates(toleration, taint)))
     {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-/// Whether the toleration is of that taint (`Toleration.ToleratesTaint` in `k8s.io/api/core/v1`).
+/// Whether the toleration tolerates the taint (`Toleration.ToleratesTaint` in `k8s.io/api/core/v1`).
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let Toleration { key, operator, value, effect, .. } = toleration;
     let is_empty_or =

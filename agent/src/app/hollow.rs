@@ -203,7 +203,7 @@ async fn start_source(
 }
 
 /// Where the labels and taints of a Node object are reported.
-type Labels = watch::Sender<Selectable>;
+type Selectables = watch::Sender<Selectable>;
 
 /// Starts the core of one node on `world`: merge, processes, supervisor.
 fn supervise(
@@ -213,7 +213,7 @@ fn supervise(
     reporter: Reporter,
     (slots, desired): (&Arc<Slots>, &Desired),
     heartbeat: Heartbeat,
-) -> (watch::Receiver<NodeState>, Labels) {
+) -> (watch::Receiver<NodeState>, Selectables) {
     let (tasks, stop) = (&common.tasks, &common.stop);
     let (merging, merged) = mpsc::channel(1);
     let (events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);

@@ -152,7 +152,7 @@ impl ApiserverMetrics {
         }
     }
 
-    /// When the first token of a service account that a pod has expires; `None`: none has one.
+    /// When the first service account token of any pod expires; `None`: no pod has one.
     pub fn set_first_token_expiry(&self, expiry: Option<Timestamp>) {
         self.running.state().first_token_expiry = expiry;
     }
@@ -238,8 +238,7 @@ impl Collector for Running {
         }
         if let Some(expiry) = state.first_token_expiry {
             let left = Reading::new(expiry.duration_since(Timestamp::now()).as_secs_f64().trunc());
-            let help =
-                "Seconds until the first token of a service account that a pod has expires; below 0 once it has.";
+            let help = "Seconds until the first service account token of any pod expires; negative after that.";
             left.encode(encoder.encode_descriptor("limpet_token_ttl_seconds", help, None, left.metric_type())?)?;
         }
         for certificate in NodeCertificate::ALL {
