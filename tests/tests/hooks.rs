@@ -135,6 +135,7 @@ fn a_hook_holds_back_the_next_container(node: &mut TestNode) -> Result<()> {
     ensure!(container(&held, "second")["containerID"].is_null(), "{}", held["status"]);
     allow(node, "go")?;
     node.wait_running("web")?;
+    wait_noted(node, "start second", 1)?;
     ensure!(place(node, "hook over")? < place(node, "start second")?, "{:?}", diary(node));
     Ok(())
 }
