@@ -71,7 +71,8 @@ impl NetworkChanges {
     }
 }
 
-/// The node's addresses: `configured` where there are any, or for each family the source address the kernel would use. Nothing is sent.
+/// The node's addresses: `configured` where there are any, or for each family the source address that the kernel would use.
+/// Nothing is sent.
 pub fn addresses(configured: NodeAddresses) -> NodeAddresses {
     if !configured.is_empty() {
         return configured;

@@ -1,6 +1,7 @@
-//! What pods have of the node: a place among its pods, processor time, memory and disk space by their requests, and what only one pod can have, ports
-//! and exclusive devices, and of device plugins a number of devices. A pod for which there is not enough waits and starts once there is; one of the apiserver's fails,
-//! so that its controller makes another one. A pod that was found running has its claims without being asked.
+//! What pods have of the node: a place among its pods, processor time, memory and disk space by their requests, what only one
+//! pod can have (ports and exclusive devices), and a number of devices of plugins. A pod for which there is not enough waits
+//! and starts once there is; one of the apiserver fails, so that its controller makes another one. A pod that was found
+//! running has its claims without a check.
 
 mod hold;
 mod permits;
