@@ -122,9 +122,14 @@ impl Reporter {
     /// The node has as many pods as it may have: this one waits for a place, or fails.
     pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, verdict: PodVerdict, node: NodeState, now: Now) {
         let known = self.observed.load().pods.get(&record.key).cloned();
-        let known =
-            known.filter(|known| known.record.uid == record.uid).and_then(|known| known.status.start_time.clone());
-        let mut pod = PodState::new(Arc::clone(record), known.map_or(now.wall, |start| start.0));
+        let known = known.filter(|known| known.record.uid == record.uid);
+        let shown = known.as_ref().and_then(|known| known.status.message.as_ref());
+        if shown == Some(&verdict.message) {
+            // Of ten thousand manifests each place that is freed would have all but one reported once more.
+            return;
+        }
+        let start = known.and_then(|known| known.status.start_time.clone());
+        let mut pod = PodState::new(Arc::clone(record), start.map_or(now.wall, |start| start.0));
         self.report_claim(&pod, &verdict);
         match verdict.is_final() {
             true => pod.fail(verdict),
@@ -240,8 +245,7 @@ impl Reporter {
     /// Says once a pod what it waits for.
     fn report_wait(&self, pod: &PodState, container: Option<&str>, reason: &'static str, message: String) {
         let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
-        let known = self.events.snapshot().into_iter().any(|event| event.pod == key && event.message == message);
-        if !known {
+        if !self.events.has(key.as_ref(), &message) {
             tracing::warn!(pod = %pod.record.key, message, "pod waits");
             self.events.emit(key, container, EventType::Warning, reason, message);
         }

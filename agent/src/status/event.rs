@@ -181,6 +181,12 @@ impl Events {
         count
     }
 
+    /// Whether an event of that pod with that message is stored.
+    pub fn has(&self, pod: Option<&(PodKey, PodUid)>, message: &str) -> bool {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        ring.iter().any(|event| event.pod.as_ref() == pod && event.message == message)
+    }
+
     /// All stored events, least recent first.
     pub fn snapshot(&self) -> Vec<Event> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
