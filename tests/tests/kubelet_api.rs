@@ -156,6 +156,9 @@ fn figures_are_those_of_the_cgroups(node: &mut TestNode) -> Result<()> {
     let burn = cgroup::main_process(node, &node.wait_running("burn")?)?;
     let hold = cgroup::main_process(node, &node.wait_running("hold")?)?;
     node.wait_logged("hold", "main", &HELD.to_string())?;
+    // The shell still has a second copy when it writes that.
+    let settled = || statistic(hold, "total_rss", "anon").is_ok_and(|rss| rss < HELD * 3 / 2);
+    wait::until_true(wait::SOON, "the shell to free its buffer", settled)?;
 
     let page = |path: &str| {
         let (status, body) = get(&format!("http://127.0.0.1:{}{path}", port.number), None)?;
