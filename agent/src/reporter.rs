@@ -123,8 +123,10 @@ impl Reporter {
     pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, verdict: PodVerdict, node: NodeState, now: Now) {
         let known = self.observed.load().pods.get(&record.key).cloned();
         let known = known.filter(|known| known.record.uid == record.uid);
-        let shown = known.as_ref().and_then(|known| known.status.message.as_ref());
-        if shown == Some(&verdict.message) {
+        let is_shown = |known: &ObservedPod| {
+            Arc::ptr_eq(&known.record, record) && known.status.message.as_ref() == Some(&verdict.message)
+        };
+        if known.as_deref().is_some_and(is_shown) {
             // Of ten thousand manifests each place that is freed would have all but one reported once more.
             return;
         }

@@ -143,7 +143,7 @@ fn fault(error: &rustls::Error) -> CertificateFault {
 }
 
 /// Whether the server ended the connection by GOAWAY before it looked at the request, as one does that has its clients
-/// connect anew (RFC 9113, section 6.8): the request may be sent again.
+/// reconnect (RFC 9113, section 6.8): the request may be sent again.
 pub(crate) fn was_not_processed(error: &kube::Error) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<h2::Error>())

@@ -143,7 +143,7 @@ fn is_mapped(on: &mount_table::Mount, pod_dir: &Path) -> bool {
     mapped && on.point != pod_dir && on.point.starts_with(pod_dir)
 }
 
-/// The directory with the copies for one container. The start of its id tells it from the pod's others.
+/// The directory with the copies for one container. The start of its id distinguishes it from the others of the pod.
 fn copies(directory: &Path, container_id: &str) -> PathBuf {
     directory.join(MOUNTS).join(container_id.get(..32).unwrap_or(container_id))
 }

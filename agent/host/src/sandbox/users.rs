@@ -33,7 +33,7 @@ pub fn invoked() -> bool {
     std::env::args_os().skip(1).eq([ARGUMENT])
 }
 
-/// Makes the namespaces, says so, and keeps them until the agent closes its end or ends itself.
+/// Makes the namespaces, reports that, and keeps them until the agent closes its end or ends itself.
 pub fn main() -> ExitCode {
     let all = UnshareFlags::NEWUSER | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
     let made = unshare_namespaces(all).map_err(io::Error::from);

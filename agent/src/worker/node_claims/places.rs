@@ -1,9 +1,9 @@
 //! How many pods the node may have at a time: `maxPods`. A pod has its place until it is over, as under kubelet, where pods
 //! that have finished are not counted.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use std::sync::Arc;
 use tokio::sync::Notify;
 
 use super::NodeClaims;
