@@ -20,6 +20,7 @@ use pull_secrets::{
     an_image_is_pulled_with_a_token_of_the_service_account, an_image_is_pulled_with_the_secret_of_the_service_account,
 };
 use restored::{a_recreated_cluster_ends_nothing, a_restored_cluster_is_noticed_and_ends_nothing};
+use runtime_classes::a_runtime_class_is_a_handler_of_the_node;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use trust_bundles::trust_bundles_are_files_that_follow_their_changes;
@@ -35,6 +36,8 @@ mod pods_api;
 mod pull_secrets;
 #[path = "api_pods/restored.rs"]
 mod restored;
+#[path = "api_pods/runtime_classes.rs"]
+mod runtime_classes;
 #[path = "api_pods/trust_bundles.rs"]
 mod trust_bundles;
 #[path = "api_pods/unsent_events.rs"]
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         joining(case!(an_image_is_pulled_with_the_secret_of_the_service_account)),
         joining(case!(an_image_is_pulled_with_a_token_of_the_service_account)),
         joining(case!(trust_bundles_are_files_that_follow_their_changes)),
+        joining(case!(a_runtime_class_is_a_handler_of_the_node)),
         joining(case!(events_of_a_time_without_an_apiserver_outlive_the_agent)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(claims_are_directories_of_the_node)),

@@ -64,6 +64,8 @@ pub enum Resource {
     Event(String, String),
     /// All ClusterTrustBundles.
     ClusterTrustBundles,
+    /// All RuntimeClasses.
+    RuntimeClasses,
     /// All CertificateSigningRequests.
     CertificateSigningRequests,
     /// One CertificateSigningRequest.
@@ -96,6 +98,7 @@ impl Resource {
             Self::ServiceAccountToken(..) => "serviceaccounts/token",
             Self::Events(_) | Self::Event(..) => "events",
             Self::ClusterTrustBundles => "clustertrustbundles",
+            Self::RuntimeClasses => "runtimeclasses",
             Self::CertificateSigningRequests | Self::CertificateSigningRequest(_) => "certificatesigningrequests",
             Self::TokenReviews => "tokenreviews",
             Self::SubjectAccessReviews => "subjectaccessreviews",
@@ -103,7 +106,7 @@ impl Resource {
     }
 
     /// Its path. Names of Kubernetes need no escapes.
-    fn path(&self) -> String {
+    pub fn path(&self) -> String {
         match self {
             Self::Nodes => "/api/v1/nodes".to_owned(),
             Self::Node(name) => format!("/api/v1/nodes/{name}"),
@@ -139,6 +142,7 @@ impl Resource {
             Self::Events(namespace) => format!("/api/v1/namespaces/{namespace}/events"),
             Self::Event(namespace, name) => format!("/api/v1/namespaces/{namespace}/events/{name}"),
             Self::ClusterTrustBundles => "/apis/certificates.k8s.io/v1/clustertrustbundles".to_owned(),
+            Self::RuntimeClasses => "/apis/node.k8s.io/v1/runtimeclasses".to_owned(),
             Self::CertificateSigningRequests => "/apis/certificates.k8s.io/v1/certificatesigningrequests".to_owned(),
             Self::CertificateSigningRequest(name) => {
                 format!("/apis/certificates.k8s.io/v1/certificatesigningrequests/{name}")

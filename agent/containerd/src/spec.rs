@@ -80,6 +80,8 @@ pub struct SpecInput<'a> {
     pub pod_dir: &'a Path,
     /// The ConfigMaps and Secrets the pod refers to, as they are now.
     pub objects: &'a PodObjects,
+    /// The CDI devices of its pod's runtime class, by their qualified names.
+    pub class_devices: &'a [String],
     /// What device plugins have given it.
     pub given: &'a [DeviceAllocation],
     /// The block devices of its volumes.

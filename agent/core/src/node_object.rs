@@ -83,8 +83,8 @@ pub struct NodeDescription {
     pub max_pods: u32,
     /// Where kubelet's API is served; `None`: nowhere.
     pub api_port: Option<u16>,
-    /// The runtimes that pods may ask for by a class.
-    pub runtime_classes: Vec<String>,
+    /// The runtimes by the names that a RuntimeClass may have for them; the empty one is for pods without a class.
+    pub runtime_handlers: Vec<String>,
     /// Those of them whose pods can have user namespaces; the empty name: pods without a class.
     pub user_namespaces: BTreeSet<String>,
     /// Its swap space, in bytes.
@@ -214,8 +214,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
     let features =
         |name: &str| json!({ "recursiveReadOnlyMounts": true, "userNamespaces": node.user_namespaces.contains(name) });
     let handler = |name: &str| json!({ "name": name, "features": features(name) });
-    let classes = node.runtime_classes.iter().map(String::as_str);
-    let handlers: Vec<Value> = std::iter::once("").chain(classes).map(handler).collect();
+    let handlers: Vec<Value> = node.runtime_handlers.iter().map(|name| handler(name)).collect();
     let mut status = json!({
         "runtimeHandlers": handlers,
         "features": { "supplementalGroupsPolicy": true },

@@ -17,7 +17,7 @@ fn node() -> NodeDescription {
         allocatable: amounts("3900m", "924Mi", "900"),
         max_pods: 110,
         api_port: Some(10_250),
-        runtime_classes: vec!["runsc".to_owned()],
+        runtime_handlers: vec![String::new(), "runsc".to_owned()],
         user_namespaces: [String::new()].into(),
         swap: 1 << 30,
         info: BTreeMap::from([("kernelVersion", "6.12".to_owned())]),

@@ -1,5 +1,5 @@
 //! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone, and what an
-//! apiserver has for its own: tokens, the addresses of Services, the paths of claimed volumes, certificates.
+//! apiserver has for its own: tokens, the addresses of Services, the paths of claimed volumes, certificates, runtime classes.
 //!
 //! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each
 //! pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they are never
@@ -11,6 +11,7 @@ mod decode;
 mod pod_objects;
 mod record;
 mod reference;
+pub mod runtime_class;
 mod secret_bytes;
 pub mod service;
 pub mod token;
@@ -20,5 +21,5 @@ pub(crate) use decode::read;
 pub use decode::{KEYS_ANNOTATION, decode, from_apiserver, restore};
 pub use pod_objects::{ObjectState, PodObjects};
 pub use record::{Entry, ObjectKey, ObjectKind, ObjectRecord};
-pub use reference::{in_environment, mounted, pull_secrets, references};
+pub use reference::{in_environment, mounted, of_sandbox, pull_secrets, references};
 pub use secret_bytes::SecretBytes;

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::node::capacity::Capacity;
 use crate::node::facts::architecture;
 use crate::status::POD_API;
-use limpet_containerd::container::runtime::RUNC_SHIM;
+use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM};
 use limpet_core::node_object::{ExternalCloud, NodeDescription};
 use limpet_host::proc_files::MemoryInfo;
 use limpet_host::{blocking, user_namespace};
@@ -26,7 +26,7 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
         capacity: capacity.all.clone(),
         allocatable: capacity.allocatable.clone(),
         max_pods: config.max_pods,
-        runtime_classes: config.runtime_classes.keys().cloned().collect(),
+        runtime_handlers: runtime_handlers(config).map(|(name, _)| name).collect(),
         user_namespaces: with_user_namespaces(config),
         swap: MemoryInfo::read().map_or(0, |memory| memory.swap_total),
         api_port: config.server.api().map(|address| address.port()),
@@ -34,13 +34,19 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
     }
 }
 
-/// The runtime classes whose pods can have user namespaces, and the empty name for pods without a class.
+/// The runtime handlers whose pods can have user namespaces.
 fn with_user_namespaces(config: &Config) -> BTreeSet<String> {
     if user_namespace::lacking(&config.snapshotter).is_some() {
         return BTreeSet::new();
     }
-    let classes = config.runtime_classes.iter().filter(|(_, class)| class.runtime == RUNC_SHIM);
-    classes.map(|(name, _)| name.clone()).chain([String::new()]).collect()
+    runtime_handlers(config).filter(|(_, shim)| *shim == RUNC_SHIM).map(|(name, _)| name).collect()
+}
+
+/// The names that a RuntimeClass may have for a runtime of the node, each with its shim; the empty one is for pods without a class.
+fn runtime_handlers(config: &Config) -> impl Iterator<Item = (String, &str)> {
+    let classes = config.runtime_classes.iter().map(|(name, class)| (name.clone(), class.runtime.as_str()));
+    let own = ["", RUNC_HANDLER].into_iter().filter(|name| !config.runtime_classes.contains_key(*name));
+    own.map(|name| (name.to_owned(), RUNC_SHIM)).chain(classes)
 }
 
 /// `nodeInfo`, as far as it comes from files.

@@ -1,5 +1,5 @@
 //! Fetches what the apiserver's pods refer to: follows their ConfigMaps, Secrets and Services, asks for their
-//! tokens, reads what their claims are bound to, and the trust bundles that they mount.
+//! tokens, reads what their claims are bound to, the trust bundles that they mount, and their runtime classes.
 //!
 //! One task for each object, for as long as a pod refers to it. A node may read only what its pods refer to, one
 //! object at a time, so each is watched by its name.
@@ -25,7 +25,7 @@ use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
-use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver, service};
+use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver, runtime_class, service};
 use limpet_model::source::SourceKind;
 
 /// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
@@ -73,6 +73,7 @@ pub(super) async fn fetch(
                             claims::resolve(&link, &desired, &key, &source, attachments).await;
                         }
                         ObjectKind::TrustBundle => follow_trust_bundles(link, &key, &source).await,
+                        ObjectKind::RuntimeClass => follow_runtime_class(link, &desired, &key, &source).await,
                         ObjectKind::ConfigMap => follow_object(link, &key, Resource::ConfigMaps, &source).await,
                         ObjectKind::Secret => follow_object(link, &key, Resource::Secrets, &source).await,
                     }
@@ -176,6 +177,32 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
             }
             let texts = bundles.values().map(String::as_str);
             let record = (!bundles.is_empty()).then(|| Arc::new(trust_bundle::record(key.clone(), ORIGIN, texts)));
+            let _ = source.send(api::Update::Object(key.clone(), record)).await;
+        }
+    };
+    tokio::join!(follow(link, followed, send), pass_on);
+}
+
+/// Follows a RuntimeClass. Its handler never changes, and a pod that has begun with it keeps it when the class is deleted, so that
+/// its containers can be started again.
+async fn follow_runtime_class(link: Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+    let selector = Selector::of_name(&key.name);
+    let followed = Followed { resource: Resource::RuntimeClasses, selector, leads: None };
+    let (send, mut updates) = mpsc::channel(1);
+    let pass_on = async {
+        let mut is_known = desired.load().objects[SourceKind::Api.index()].contains_key(key);
+        while let Some(update) = updates.recv().await {
+            let class = match update {
+                Update::Bookmark(_) | Update::Deleted(_) => continue,
+                Update::Listed(list, _) => list.into_iter().next(),
+                Update::Stored(class) => Some(class),
+            };
+            let handler = class.as_ref().and_then(|class| class["handler"].as_str());
+            if handler.is_none() && is_known {
+                continue;
+            }
+            is_known = handler.is_some();
+            let record = handler.map(|handler| Arc::new(runtime_class::record(key.clone(), ORIGIN, handler)));
             let _ = source.send(api::Update::Object(key.clone(), record)).await;
         }
     };

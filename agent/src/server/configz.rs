@@ -58,7 +58,12 @@ pub(crate) fn document(config: &Config) -> Value {
         CgroupDriver::Systemd => "systemd",
     };
     let class = |(name, class): (&String, &RuntimeClass)| {
-        (name.clone(), json!({ "runtime": class.runtime, "binary": class.binary, "config": class.config }))
+        let RuntimeClass { runtime, binary, config, no_pivot_root, no_new_keyring, devices } = class;
+        let fields = json!({
+            "runtime": runtime, "binary": binary, "config": config, "noPivotRoot": no_pivot_root,
+            "noNewKeyring": no_new_keyring, "devices": devices,
+        });
+        (name.clone(), fields)
     };
     let device = |(name, device): (&String, &Device)| {
         let Device { paths, exclusive, permissions } = device;

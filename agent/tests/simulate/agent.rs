@@ -293,7 +293,7 @@ fn description() -> NodeDescription {
         capacity: Requests::default(),
         allocatable: Requests::default(),
         max_pods: 110,
-        runtime_classes: Vec::new(),
+        runtime_handlers: Vec::new(),
         user_namespaces: BTreeSet::new(),
         swap: 0,
         api_port: None,

@@ -10,6 +10,8 @@ use super::ContainersConfig;
 
 /// containerd's shim for runc and what is called like it.
 pub const RUNC_SHIM: &str = "io.containerd.runc.v2";
+/// The handler that containerd calls its own runtime by, as RuntimeClasses name it.
+pub const RUNC_HANDLER: &str = "runc";
 
 /// What a `runtimeClassName` stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,11 +22,29 @@ pub struct RuntimeClass {
     pub binary: Option<PathBuf>,
     /// The configuration file of another shim.
     pub config: Option<PathBuf>,
+    /// [`RUNC_SHIM`]: the container's root is moved to with `chroot` and not with `pivot_root`, which a root in a ramfs does not let.
+    pub no_pivot_root: bool,
+    /// [`RUNC_SHIM`]: containers keep the session keyring of their runtime.
+    pub no_new_keyring: bool,
+    /// CDI devices of each container, by their qualified names: `nvidia.com/gpu=all`.
+    pub devices: Vec<String>,
 }
 
-/// Options of [`RUNC_SHIM`], `containerd.runc.v1.Options`: the two that limpet sets.
+impl RuntimeClass {
+    /// What is called like this shim, with nothing set.
+    pub fn of(runtime: impl Into<String>) -> Self {
+        let runtime = runtime.into();
+        Self { runtime, binary: None, config: None, no_pivot_root: false, no_new_keyring: false, devices: Vec::new() }
+    }
+}
+
+/// Options of [`RUNC_SHIM`], `containerd.runc.v1.Options`: those that limpet sets.
 #[derive(Clone, PartialEq, Message)]
 struct RuncOptions {
+    #[prost(bool, tag = "1")]
+    no_pivot_root: bool,
+    #[prost(bool, tag = "2")]
+    no_new_keyring: bool,
     #[prost(string, tag = "6")]
     binary_name: String,
     #[prost(bool, tag = "9")]
@@ -52,7 +72,12 @@ pub(super) fn runtime(class: Option<&RuntimeClass>, wrapper: Option<&Path>, conf
     let name = class.map_or(RUNC_SHIM, |class| class.runtime.as_str());
     let options = if name == RUNC_SHIM {
         let binary = wrapper.or_else(|| binary(class, config));
-        let options = RuncOptions { binary_name: text(binary), systemd_cgroup: config.systemd_cgroup };
+        let options = RuncOptions {
+            no_pivot_root: class.is_some_and(|class| class.no_pivot_root),
+            no_new_keyring: class.is_some_and(|class| class.no_new_keyring),
+            binary_name: text(binary),
+            systemd_cgroup: config.systemd_cgroup,
+        };
         Some(Any { type_url: "containerd.runc.v1.Options".to_owned(), value: options.encode_to_vec() })
     } else {
         // A shim names the type of its file: `io.containerd.runsc.v1.options`.
@@ -78,18 +103,25 @@ mod tests {
             attach_dir: PathBuf::new(),
         };
         let class = |runtime: &str, binary: Option<&str>, config: Option<&str>| RuntimeClass {
-            runtime: runtime.to_owned(),
             binary: binary.map(PathBuf::from),
             config: config.map(PathBuf::from),
+            ..RuntimeClass::of(runtime)
         };
         let runc = |class: Option<&RuntimeClass>| {
             let field = runtime(class, None, &config);
             (field.name, RuncOptions::decode(&*field.options.unwrap().value).unwrap())
         };
-        let of = |binary: &str| RuncOptions { binary_name: binary.to_owned(), systemd_cgroup: true };
+        let of = |binary: &str| RuncOptions {
+            binary_name: binary.to_owned(),
+            systemd_cgroup: true,
+            ..RuncOptions::default()
+        };
         assert_eq!(runc(None), (RUNC_SHIM.to_owned(), of("/usr/bin/runc")));
         assert_eq!(runc(Some(&class(RUNC_SHIM, None, None))).1, of("/usr/bin/runc"));
         assert_eq!(runc(Some(&class(RUNC_SHIM, Some("/usr/bin/crun"), None))).1, of("/usr/bin/crun"));
+        let on_ramfs = RuntimeClass { no_pivot_root: true, no_new_keyring: true, ..RuntimeClass::of(RUNC_SHIM) };
+        let without = RuncOptions { no_pivot_root: true, no_new_keyring: true, ..of("/usr/bin/runc") };
+        assert_eq!(runc(Some(&on_ramfs)).1, without);
         let runsc = class("io.containerd.runsc.v1", None, Some("/etc/runsc.toml"));
         let wrapped = runtime(None, Some(Path::new("/run/runtime")), &config);
         assert_eq!(RuncOptions::decode(&*wrapped.options.unwrap().value).unwrap(), of("/run/runtime"));

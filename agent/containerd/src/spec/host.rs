@@ -180,7 +180,8 @@ fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecErro
 /// What the container's CDI devices change. Files are read only for a container that has such devices.
 fn cdi_edits(input: &SpecInput<'_>) -> Result<Vec<cdi::ContainerEdits>, SpecError> {
     let mut names = Vec::new();
-    for name in input.given.iter().flat_map(|one| one.cdi_names()) {
+    let of_class = input.class_devices.iter().map(String::as_str);
+    for name in of_class.chain(input.given.iter().flat_map(|one| one.cdi_names())) {
         if !names.contains(&name) {
             names.push(name);
         }

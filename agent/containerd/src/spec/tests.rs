@@ -28,6 +28,7 @@ pub(crate) struct Fixture {
     pub(crate) node: NodeFacts,
     pub(crate) host: HostInput,
     pub(crate) objects: PodObjects,
+    pub(crate) class_devices: Vec<String>,
     pub(crate) given: Vec<limpet_model::device_allocation::DeviceAllocation>,
     pub(crate) block_devices: Vec<volume::BlockDevice>,
 }
@@ -71,6 +72,7 @@ impl Fixture {
             node_addresses: [ip("192.0.2.1"), ip("2001:db8::1")].into_iter().collect(),
             mounts: Vec::new(),
             objects: PodObjects::default(),
+            class_devices: Vec::new(),
             given: Vec::new(),
             block_devices: Vec::new(),
             node: NodeFacts {
@@ -111,6 +113,7 @@ impl Fixture {
             node: &self.node,
             pod_dir: Path::new("/var/lib/limpet/pods/x"),
             objects: &self.objects,
+            class_devices: &self.class_devices,
             given: &self.given,
             block_devices: &self.block_devices,
         }

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Container;
 use super::wanted;
 use crate::node_state::NodeState;
 use crate::state::{CONFIG_ERROR, ContainerSlot, PodState, SandboxState};
-use limpet_model::object::{ObjectKey, in_environment, mounted, pull_secrets};
+use limpet_model::object::{ObjectKey, in_environment, of_sandbox, pull_secrets};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 
@@ -60,9 +60,9 @@ impl fmt::Display for Awaited {
     }
 }
 
-/// What the sandbox waits for: the objects in the pod's volumes.
+/// What the sandbox waits for: the objects in the pod's volumes, and its runtime class.
 pub fn by_sandbox(pod: &PodState) -> Option<Awaited> {
-    object(pod, mounted)
+    object(pod, of_sandbox)
 }
 
 /// What the images wait for: the Secrets they are pulled with.

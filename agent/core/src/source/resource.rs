@@ -22,6 +22,7 @@ impl Resource {
             Self::Object(ObjectKind::ServiceVariables) => "services",
             Self::Object(ObjectKind::VolumeClaim) => "persistentvolumeclaims",
             Self::Object(ObjectKind::TrustBundle) => "clustertrustbundles",
+            Self::Object(ObjectKind::RuntimeClass) => "runtimeclasses",
         }
     }
 

@@ -66,7 +66,10 @@ impl PodObjects {
         let secrets = entries.filter(|(kind, name, _)| match kind {
             ObjectKind::Secret | ObjectKind::ServiceAccountToken => true,
             ObjectKind::VolumeClaim => CsiCall::is_secret(name),
-            ObjectKind::ConfigMap | ObjectKind::ServiceVariables | ObjectKind::TrustBundle => false,
+            ObjectKind::ConfigMap
+            | ObjectKind::ServiceVariables
+            | ObjectKind::TrustBundle
+            | ObjectKind::RuntimeClass => false,
         });
         let values = secrets.filter_map(|(_, _, entry)| entry.bytes.expose_text());
         values.filter(|value| value.len() >= 4).fold(text, |text, value| match text.contains(value) {

@@ -27,6 +27,8 @@ pub enum ObjectKind {
     VolumeClaim,
     /// The certificates of `v1 ClusterTrustBundle`s. See [`super::trust_bundle`].
     TrustBundle,
+    /// A `v1 RuntimeClass`. See [`super::runtime_class`].
+    RuntimeClass,
 }
 
 impl ObjectKind {
@@ -39,6 +41,7 @@ impl ObjectKind {
             Self::ServiceVariables => "ServiceVariables",
             Self::VolumeClaim => "PersistentVolumeClaim",
             Self::TrustBundle => "ClusterTrustBundle",
+            Self::RuntimeClass => "RuntimeClass",
         }
     }
 
@@ -51,12 +54,13 @@ impl ObjectKind {
             Self::ServiceVariables => "service variables",
             Self::VolumeClaim => "persistentvolumeclaim",
             Self::TrustBundle => "clustertrustbundle",
+            Self::RuntimeClass => "runtimeclass",
         }
     }
 
     /// The kinds that an apiserver alone has, and no manifest defines.
-    pub(super) const OF_APISERVER: [Self; 4] =
-        [Self::ServiceAccountToken, Self::ServiceVariables, Self::VolumeClaim, Self::TrustBundle];
+    pub(super) const OF_APISERVER: [Self; 5] =
+        [Self::ServiceAccountToken, Self::ServiceVariables, Self::VolumeClaim, Self::TrustBundle, Self::RuntimeClass];
 
     /// Whether a manifest may define one.
     pub fn is_local(self) -> bool {

@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 
 use crate::object::token::TokenDemand;
 use crate::object::trust_bundle::TrustBundleDemand;
-use crate::object::{ObjectKey, ObjectKind, claim, service};
+use crate::object::{ObjectKey, ObjectKind, claim, runtime_class, service};
 use crate::pod::PodRecord;
 
-/// Every object the pod uses: environment, volumes, pull secrets. All but the apiserver's own Service are in its namespace.
+/// Every object the pod uses: environment, volumes, pull secrets, runtime class. All but the apiserver's own Service are in its namespace.
 pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     let mut found = BTreeSet::new();
     let mut add = |kind, name: &str| {
@@ -28,6 +28,7 @@ pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
         add(ObjectKind::Secret, &secret.name);
     }
     found.extend(service::references(pod));
+    found.extend(runtime_class::reference(pod));
     found
 }
 
@@ -38,6 +39,13 @@ pub fn mounted(pod: &PodRecord) -> BTreeSet<ObjectKey> {
         found.insert(ObjectKey::new(kind, pod.key.namespace(), name));
     };
     pod.spec().volumes.iter().flatten().for_each(|volume| of_volume(pod, volume, &mut add));
+    found
+}
+
+/// The objects that the pod's sandbox is made with: those in its volumes, and its runtime class.
+pub fn of_sandbox(pod: &PodRecord) -> BTreeSet<ObjectKey> {
+    let mut found = mounted(pod);
+    found.extend(runtime_class::reference(pod));
     found
 }
 

@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 
 use super::super::Config;
-use super::super::tree::{Entry, Map, Value};
+use super::super::tree::{Entry, Map, Node, Value};
 use super::Judge;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_model::pod::is_dns_subdomain;
 
 const KEY: &str = "runtimeClasses";
-const FIELDS: [&str; 3] = ["runtime", "binary", "config"];
+const FIELDS: [&str; 6] = ["runtime", "binary", "config", "noPivotRoot", "noNewKeyring", "devices"];
 
 impl Judge {
-    /// Reads the table: a class's name, then `runtime`, `binary` or `config`, all optional.
+    /// Reads the table: a class's name, then its fields, all optional.
     pub(super) fn runtime_classes(&mut self, map: &Map<'_>, config: &mut Config) {
         for entry in map.map(KEY) {
             if !is_dns_subdomain(&entry.key) {
@@ -36,45 +36,66 @@ impl Judge {
     }
 
     fn runtime_class(&mut self, name: &str, fields: &[Entry]) -> Option<RuntimeClass> {
-        let mut class = RuntimeClass { runtime: RUNC_SHIM.to_owned(), binary: None, config: None };
+        let mut class = RuntimeClass::of(RUNC_SHIM);
         let mut sound = true;
         for Entry { key, position, node } in fields {
-            let path = format!("{KEY}.{name}.{key}");
-            let file = |text: &str| Some(PathBuf::from(text)).filter(|path| path.is_absolute());
-            let wrong = match (key.as_str(), &node.value) {
-                ("runtime", Value::Text(text)) if !text.is_empty() => {
-                    class.runtime.clone_from(text);
-                    continue;
-                }
-                ("binary", Value::Text(text)) => {
-                    class.binary = file(text);
-                    class.binary.is_none().then(|| format!("{text:?} is no absolute path"))
-                }
-                ("config", Value::Text(text)) => {
-                    class.config = file(text);
-                    class.config.is_none().then(|| format!("{text:?} is no absolute path"))
-                }
-                (known, other) if FIELDS.contains(&known) => Some(format!("expected text, found {}", other.kind())),
-                _ => Some(format!("unknown key; a runtime class has {}", FIELDS.join(", "))),
-            };
-            if let Some(message) = wrong {
-                self.error(Some(*position), &path, message);
+            if let Err(message) = set(&mut class, key, &node.value) {
+                self.error(Some(*position), &format!("{KEY}.{name}.{key}"), message);
                 sound = false;
             }
         }
-        let is_runc = class.runtime == RUNC_SHIM;
-        for (key, given, fits) in
-            [("binary", class.binary.is_some(), is_runc), ("config", class.config.is_some(), !is_runc)]
-        {
-            if given && !fits {
-                let message = match is_runc {
-                    true => format!("{RUNC_SHIM} has no configuration file; remove it, or set runtime"),
-                    false => format!("only {RUNC_SHIM} takes a binary; remove it, or runtime"),
-                };
-                self.error(fields.first().map(|field| field.position), &format!("{KEY}.{name}.{key}"), message);
+        for Entry { key, position, .. } in fields {
+            if let Some(message) = misfit(&class, key) {
+                self.error(Some(*position), &format!("{KEY}.{name}.{key}"), message);
                 sound = false;
             }
         }
         sound.then_some(class)
+    }
+}
+
+/// Sets one field.
+///
+/// # Errors
+/// What is wrong with it.
+fn set(class: &mut RuntimeClass, key: &str, value: &Value) -> Result<(), String> {
+    match (key, value) {
+        ("runtime", Value::Text(text)) if !text.is_empty() => class.runtime.clone_from(text),
+        ("binary", Value::Text(text)) => class.binary = Some(file(text)?),
+        ("config", Value::Text(text)) => class.config = Some(file(text)?),
+        ("noPivotRoot", Value::Bool(given)) => class.no_pivot_root = *given,
+        ("noNewKeyring", Value::Bool(given)) => class.no_new_keyring = *given,
+        ("devices", Value::List(nodes)) => class.devices = nodes.iter().map(cdi_device).collect::<Result<_, _>>()?,
+        ("runtime" | "binary" | "config", other) => return Err(format!("expected text, found {}", other.kind())),
+        ("noPivotRoot" | "noNewKeyring", other) => {
+            return Err(format!("expected true or false, found {}", other.kind()));
+        }
+        ("devices", other) => return Err(format!("expected a list, found {}", other.kind())),
+        _ => return Err(format!("unknown key; a runtime class has {}", FIELDS.join(", "))),
+    }
+    Ok(())
+}
+
+fn file(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    if path.is_absolute() { Ok(path) } else { Err(format!("{text:?} is no absolute path")) }
+}
+
+fn cdi_device(node: &Node) -> Result<String, String> {
+    let Value::Text(text) = &node.value else { return Err(format!("expected text, found {}", node.value.kind())) };
+    let parts = text.split_once('=').and_then(|(kind, name)| Some((kind.split_once('/')?, name)));
+    let is_device =
+        parts.is_some_and(|((vendor, class), name)| [vendor, class, name].iter().all(|part| !part.is_empty()));
+    if is_device { Ok(text.clone()) } else { Err(format!("{text:?} is no CDI device; write vendor.com/class=name")) }
+}
+
+/// Why the field cannot be set for the class's runtime.
+fn misfit(class: &RuntimeClass, key: &str) -> Option<String> {
+    match (key, class.runtime == RUNC_SHIM) {
+        ("config", true) => Some(format!("{RUNC_SHIM} has no configuration file; remove it, or set runtime")),
+        ("binary" | "noPivotRoot" | "noNewKeyring", false) => {
+            Some(format!("only {RUNC_SHIM} takes it; remove it, or runtime"))
+        }
+        _ => None,
     }
 }

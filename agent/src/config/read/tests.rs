@@ -82,7 +82,7 @@ fn every_supported_key_has_an_effect() {
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
-         runtimeClasses:\n  crun: {{binary: /usr/bin/crun}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
+         runtimeClasses:\n  crun: {{binary: /usr/bin/crun, noPivotRoot: true, noNewKeyring: true, devices: [nvidia.com/gpu=all]}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\npodSecurity: {{file: baseline, url: restricted}}\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
          devices:\n  example.com/modem: {{paths: [/dev/ttyS0], exclusive: true, permissions: rw}}\n\
          serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\nsecretEncryptionKey: credential:limpet\npluginDirectory: /plugins\ncdiSpecDirectories: [/cdi]\n\
@@ -176,14 +176,19 @@ fn every_supported_key_has_an_effect() {
         )]
         .into(),
         runtime_classes: [
-            ("crun", RuntimeClass { runtime: RUNC_SHIM.into(), binary: Some("/usr/bin/crun".into()), config: None }),
+            (
+                "crun",
+                RuntimeClass {
+                    binary: Some("/usr/bin/crun".into()),
+                    no_pivot_root: true,
+                    no_new_keyring: true,
+                    devices: vec!["nvidia.com/gpu=all".to_owned()],
+                    ..RuntimeClass::of(RUNC_SHIM)
+                },
+            ),
             (
                 "runsc",
-                RuntimeClass {
-                    runtime: "io.containerd.runsc.v1".into(),
-                    binary: None,
-                    config: Some("/runsc.toml".into()),
-                },
+                RuntimeClass { config: Some("/runsc.toml".into()), ..RuntimeClass::of("io.containerd.runsc.v1") },
             ),
         ]
         .map(|(name, class)| (name.to_owned(), class))

@@ -9,7 +9,7 @@ use super::start::START_ERROR;
 use super::{ContainerdExecutor, failure, sandbox_of};
 use crate::status::event::EventType;
 use limpet_containerd::client::calling;
-use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
+use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM, RuntimeClass};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, FAILED_MOUNT, PodSandbox, PodState};
 use limpet_host::cgroup::CgroupError;
@@ -19,6 +19,7 @@ use limpet_host::sandbox::{Created, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use limpet_host::user_namespace;
 use limpet_host::volume::{VolumeError, pod_hostname};
 use limpet_model::container::ContainerId;
+use limpet_model::object::{ObjectKind, runtime_class};
 use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
@@ -60,7 +61,7 @@ impl ContainerdExecutor {
 
     async fn make_sandbox(&self, pod: &PodState) -> Result<PodSandbox, Failure> {
         let record = &*pod.record;
-        let class = self.runtime_class(record.spec()).map_err(sandbox_failure)?;
+        let class = self.runtime_class(pod).map_err(sandbox_failure)?;
         self.can_have_users(record.spec(), class).map_err(sandbox_failure)?;
         let hostname = hostname(record, &self.config.cluster_domain).map_err(sandbox_failure)?;
         let sysctls = sysctl::sysctls(record.spec());
@@ -134,14 +135,21 @@ impl ContainerdExecutor {
     }
 
     /// What the pod's `runtimeClassName` stands for.
-    pub(super) fn runtime_class(&self, spec: &PodSpec) -> Result<Option<&RuntimeClass>, String> {
-        let Some(name) = spec.runtime_class_name.as_deref().filter(|name| !name.is_empty()) else { return Ok(None) };
-        self.config.runtime_classes.get(name).map(Some).ok_or_else(|| {
-            format!(
-                "failed to get RuntimeClass {name:?}: runtimeclasses.node.k8s.io {name:?} not found; \
-                 set it in runtimeClasses of the LimpetConfiguration and start limpet again"
-            )
-        })
+    pub(super) fn runtime_class(&self, pod: &PodState) -> Result<Option<&RuntimeClass>, String> {
+        let Some(name) = runtime_class::class_name(&pod.record) else { return Ok(None) };
+        let table = &self.config.runtime_classes;
+        let remedy = "set it in runtimeClasses of the LimpetConfiguration and start limpet again";
+        let missing = || format!("failed to get RuntimeClass {name:?}: runtimeclass.node.k8s.io {name:?} not found");
+        if runtime_class::reference(&pod.record).is_none() {
+            return table.get(name).map(Some).ok_or_else(|| format!("{}; {remedy}", missing()));
+        }
+        let class = pod.objects.get(ObjectKind::RuntimeClass, name).ok_or_else(missing)?;
+        match runtime_class::handler(class).unwrap_or_default() {
+            RUNC_HANDLER if !table.contains_key(RUNC_HANDLER) => Ok(None),
+            handler => table.get(handler).map(Some).ok_or_else(|| {
+                format!("failed to get sandbox runtime: no runtime for {handler:?} is configured; {remedy}")
+            }),
+        }
     }
 
     /// Whether a pod with `hostUsers: false` can run here, as kubelet asks it.

@@ -188,7 +188,7 @@ impl ContainerdExecutor {
             identity: &identity,
             manifest: &start.pod.record.manifest,
             image: &start.image.name,
-            class: self.runtime_class(start.pod.record.spec()).map_err(config_error)?,
+            class: self.runtime_class(start.pod).map_err(config_error)?,
             input: streams::has_input(start),
             spec,
         };
@@ -231,6 +231,8 @@ impl ContainerdExecutor {
         let mapping = IdMapping::of(&sandbox).map_err(|error| config_error(error.to_string()))?;
         let objects = Arc::clone(&start.pod.objects);
         let given = start.given.clone();
+        let class = self.runtime_class(start.pod).map_err(config_error)?;
+        let class_devices = class.map(|class| class.devices.clone()).unwrap_or_default();
         let node_addresses = self.node_network.borrow().addresses;
         let ips = match record.host_network() {
             true => node_addresses.iter().collect(),
@@ -253,6 +255,7 @@ impl ContainerdExecutor {
                 node: &node,
                 pod_dir: &pod_dir,
                 objects: &objects,
+                class_devices: &class_devices,
                 given: &given,
                 block_devices: &[],
             };

@@ -28,7 +28,8 @@ fn a_wrong_device_is_an_error_with_its_place() {
 fn a_wrong_runtime_class_is_an_error_with_its_place() {
     let text = format!(
         "{LIMPET_HEAD}runtimeClasses:\n  Bad Name: {{}}\n  plain:\n  text: x\n  a: {{binary: crun}}\n  b: {{binary: 3}}\n  \
-         c: {{path: /x}}\n  d: {{config: /x}}\n  e: {{runtime: other, binary: /x}}\n"
+         c: {{path: /x}}\n  d: {{config: /x}}\n  e: {{runtime: other, binary: /x}}\n  \
+         f: {{noPivotRoot: 1, devices: [gpu]}}\n  g: {{devices: all}}\n  h: {{runtime: other, noNewKeyring: false}}\n"
     );
     let (config, _, _) = load_text(&text, &[]);
     let message = config.unwrap_err().join("\n");
@@ -37,9 +38,13 @@ fn a_wrong_runtime_class_is_an_error_with_its_place() {
         "runtimeClasses.text: expected a map, found text",
         "runtimeClasses.a.binary: \"crun\" is no absolute path",
         "runtimeClasses.b.binary: expected text",
-        "runtimeClasses.c.path: unknown key; a runtime class has runtime, binary, config",
+        "runtimeClasses.c.path: unknown key; a runtime class has runtime, binary, config, noPivotRoot",
         "runtimeClasses.d.config: io.containerd.runc.v2 has no configuration file",
-        "runtimeClasses.e.binary: only io.containerd.runc.v2 takes a binary",
+        "runtimeClasses.e.binary: only io.containerd.runc.v2 takes it",
+        "runtimeClasses.f.noPivotRoot: expected true or false",
+        "runtimeClasses.f.devices: \"gpu\" is no CDI device; write vendor.com/class=name",
+        "runtimeClasses.g.devices: expected a list",
+        "runtimeClasses.h.noNewKeyring: only io.containerd.runc.v2 takes it",
     ] {
         assert!(message.contains(part), "{part}: {message}");
     }
