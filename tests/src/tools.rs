@@ -125,6 +125,11 @@ pub fn faketime() -> Option<PathBuf> {
     files.into_iter().find(|path| path.is_file())
 }
 
+/// gVisor's OCI runtime.
+pub fn runsc() -> Option<PathBuf> {
+    on_path("runsc").or_else(|| in_package("runsc", "usr/bin/runsc"))
+}
+
 /// The store that an apiserver needs.
 pub fn etcd() -> Option<PathBuf> {
     on_path("etcd").or_else(|| in_package("etcd-server", "usr/bin/etcd"))

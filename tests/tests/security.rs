@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::container_id;
-use limpet_tests::{TestNode, case, process, suite, wait};
+use limpet_tests::{TestNode, case, cluster, process, suite, tools, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         case!(what_another_host_would_use_is_ignored),
         case!(strict_groups_are_the_pods_alone),
         case!(a_runtime_class_says_which_runtime_runs_the_pod),
+        case!(a_pod_runs_under_gvisor).on(|node| node.cni = true),
         case!(a_pod_with_users_of_its_own_is_no_root_on_the_node).on(|node| node.cni = true),
         case!(users_of_its_own_have_volumes_hooks_and_a_network).on(|node| node.cni = true),
         case!(a_node_without_mapped_layers_refuses_users_of_its_own).on(|node| {
@@ -192,6 +193,46 @@ fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Resul
 
     node.apply(&pod("lost", json!({ "runtimeClassName": "none", "containers": [shell("main", IDLE)] })))?;
     node.wait_event("failed to get RuntimeClass \"none\"")
+}
+
+/// gVisor's kernel answers in the container: nothing of it is a process of this one's but the sandbox.
+fn a_pod_runs_under_gvisor(node: &mut TestNode) -> Result<()> {
+    let runsc = tools::runsc().context("no runsc; run: cargo xtask setup")?;
+    let wrapper = node.dir().join("runsc");
+    // Without virtualisation; without cgroups of both versions at once, which it does not know; and without a network: by the
+    // sysctls of newer kernels, this version takes each network for the host's.
+    let options = "--platform=ptrace --ignore-cgroups --network=none";
+    let script = format!("#!/bin/sh\nexec {} {options} \"$@\"\n", runsc.display());
+    fs::write(&wrapper, script)?;
+    fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+    node.agent.kill();
+    let class = format!("runtimeClasses: {{gvisor: {{binary: {}}}}}", wrapper.display());
+    node.agent.reconfigure(|settings| settings.limpet.push(class))?;
+    node.agent.start()?;
+    let probe = json!({ "exec": { "command": ["/bin/sh", "-c", "test -e /tmp/hooked"] }, "periodSeconds": 1 });
+    let main = with(
+        shell("main", &format!("echo from $(uname -v); {IDLE}")),
+        json!({
+            "readinessProbe": probe,
+            "lifecycle": { "postStart": { "exec": { "command": ["/bin/sh", "-c", "echo > /tmp/hooked"] } } },
+            "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+        }),
+    );
+    let spec = json!({
+        "runtimeClassName": "gvisor", "hostNetwork": false, "containers": [main], "volumes": [{ "name": "data", "emptyDir": {} }],
+    });
+    node.apply(&pod("web", spec))?;
+    let ready = |pod: &Value| cluster::condition(pod, "Ready")["status"] == "True";
+    let first = container_id(&node.wait_pod("web", "ready", ready)?, "main")?;
+    let messages = sh(node, "dmesg; echo kept > /data/file")?;
+    ensure!(messages.contains("Starting gVisor"), "{messages}");
+    process::signal_pid(first_process(node, &first)?, Signal::KILL);
+    node.wait_pod("web", "started again and ready", |pod| {
+        ready(pod) && container_id(pod, "main").is_ok_and(|id| id != first)
+    })?;
+    ensure!(sh(node, "cat /data/file")?.trim() == "kept", "the volume is another one");
+    node.remove("web")?;
+    node.wait_gone("web")
 }
 
 /// Where the ids of the pod begin on the node, as one of its processes sees it.

@@ -30,6 +30,7 @@ enum Beside {
     Etcd,
     Prometheus,
     Faketime,
+    Runsc,
 }
 
 impl Beside {
@@ -42,6 +43,7 @@ impl Beside {
             Self::Etcd => "etcd-server",
             Self::Prometheus => "prometheus",
             Self::Faketime => "libfaketime",
+            Self::Runsc => "runsc",
         }
     }
 
@@ -55,6 +57,7 @@ impl Beside {
             Self::Etcd => tools::etcd().is_none(),
             Self::Prometheus => tools::prometheus().is_none(),
             Self::Faketime => tools::faketime().is_none(),
+            Self::Runsc => tools::runsc().is_none(),
         }
     }
 
@@ -111,6 +114,11 @@ pub(crate) fn for_apiserver() -> Result<()> {
 /// The Prometheus that reads a node's metrics in tests.
 pub(crate) fn for_dashboard() -> Result<()> {
     fetch_all(&[], &[Beside::Prometheus], false)
+}
+
+/// gVisor, as a runtime class in tests.
+pub(crate) fn for_runtime_classes() -> Result<()> {
+    fetch_all(&[], &[Beside::Runsc], false)
 }
 
 /// What shows a node another time of day in tests.

@@ -24,6 +24,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Err(error) = setup::for_dashboard() {
         eprintln!("without Prometheus: {error:#}");
     }
+    if let Err(error) = setup::for_runtime_classes() {
+        eprintln!("without gVisor: {error:#}");
+    }
     if tools::is_root() {
         sweep::sweep();
     }
