@@ -7,14 +7,18 @@ use std::sync::Arc;
 
 use super::super::keys::{KUBELET, LIMPET};
 use super::super::kubelet_flags::KubeletFlags;
-use super::super::tree::{Entry, Map, Position, Value, put_over};
+use super::super::tree::{Entry, Map, Node, Position, Value, put_over};
 use super::super::{Config, ConfigError, RunFlags};
 use super::{Judge, read_capped};
+use limpet_core::eviction::{Amount, DEFAULT_HARD};
 
 /// kubelet reads the files of `--config-dir` that end so.
 const DROP_IN: &str = "conf";
 /// More files than this in `--config-dir` are an error.
 const MAX_DROP_INS: usize = 64;
+/// Directories in `--config-dir` are read this deep.
+const MAX_DEPTH: usize = 8;
+const HARD: &str = "evictionHard";
 const CONFIG_DIR: &str = "--config-dir";
 
 /// The merged documents.
@@ -49,6 +53,9 @@ impl Judge {
                 config.file = absolute;
             }
             self.file(&text, &mut merged);
+            if flags.config.as_ref() == Some(path) && !drop_ins.is_empty() {
+                self.add_default_thresholds(&mut merged);
+            }
         }
         // A setting as a whole may come from any of several files.
         let of_files = match flags.config.iter().count() + drop_ins.len() {
@@ -64,6 +71,27 @@ impl Judge {
             self.limpet(&Map { entries }, config);
         }
         Ok(())
+    }
+
+    /// kubelet's rule: where `--config` names no hard thresholds, the drop-ins' are put over the defaults. Drop-ins alone, as k3s
+    /// has them, are all there is.
+    fn add_default_thresholds(&mut self, merged: &mut Merged) {
+        let position = self.place();
+        let kubelet = merged.kubelet.get_or_insert_default();
+        let given = Map { entries: kubelet }.map(HARD);
+        if !given.is_empty() {
+            return;
+        }
+        let entry = |key: &str, value: Value| Entry { key: key.to_owned(), position, node: Node { position, value } };
+        let thresholds = DEFAULT_HARD.into_iter().map(|(signal, amount)| {
+            let text = match amount {
+                Amount::Absolute(bytes) => bytes.to_string(),
+                Amount::Share(share) => format!("{}%", (share * 100.0).round()),
+            };
+            entry(signal.as_str(), Value::Text(text))
+        });
+        let defaults = entry(HARD, Value::Map(thresholds.collect()));
+        put_over(kubelet, vec![defaults]);
     }
 
     fn file(&mut self, text: &str, merged: &mut Merged) {
@@ -120,15 +148,28 @@ impl Judge {
     }
 }
 
-/// The drop-ins of a directory, by name.
+/// The drop-ins of a directory and of those below it, by name; links to directories are not followed.
 fn drop_ins(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|ending| ending == DROP_IN) && !path.is_dir() {
+    add_drop_ins(directory, MAX_DEPTH, &mut files)?;
+    Ok(files)
+}
+
+fn add_drop_ins(directory: &Path, depth: usize, files: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    let mut entries = std::fs::read_dir(directory)?.collect::<Result<Vec<_>, _>>()?;
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            if depth > 0 {
+                add_drop_ins(&path, depth - 1, files)?;
+            }
+        } else if path.extension().is_some_and(|ending| ending == DROP_IN) && !path.is_dir() {
             files.push(path);
         }
+        if files.len() > MAX_DROP_INS {
+            break;
+        }
     }
-    files.sort();
-    Ok(files)
+    Ok(())
 }

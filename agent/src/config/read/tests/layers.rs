@@ -8,6 +8,7 @@ use clap::Parser as _;
 
 use super::*;
 use crate::config::KubeletFlags;
+use limpet_core::eviction::{Amount, DEFAULT_HARD, Signal};
 
 /// Loads with these files and this command line, in which `DIR` is their directory; messages are without it.
 fn load_all(files: &[(&str, &str)], line: &str) -> (Result<Config, Vec<String>>, Vec<String>) {
@@ -38,14 +39,17 @@ fn drop_ins_count_over_the_file_and_flags_over_both() {
     let first = format!("{KUBELET_HEAD}maxPods: 30\nclusterDNS: [10.0.0.2]\nkubeReserved: {{cpu: '2'}}\n");
     let second =
         format!("{KUBELET_HEAD}maxPods: 31\nclusterDomain: edge.local\nevictionHard: {{nodefs.available: 5%}}\n");
+    let below = format!("{KUBELET_HEAD}maxPods: 29\nclusterDomain: below.local\nseccompDefault: true\n");
     let files = [
         ("config.yaml", base.as_str()),
         ("d/10-a.conf", &first),
+        ("d/15-below/1.conf", &below),
         ("d/20-b.conf", &second),
         ("d/30-not.yaml", "no: configuration"),
     ];
     let config = load_all(&files, "--config DIR/config.yaml --config-dir DIR/d").0.unwrap();
     assert_eq!((config.max_pods, &*config.cluster_domain), (31, "edge.local"));
+    assert!(config.seccomp_default, "a directory below is read in its place");
     assert_eq!(config.cluster_dns, ["10.0.0.2".parse::<IpAddr>().unwrap()]);
     assert_eq!(config.allowed_unsafe_sysctls, ["net.*"]);
     assert_eq!(config.reserved.kube, amounts("2", "1Gi", "0"));
@@ -55,6 +59,23 @@ fn drop_ins_count_over_the_file_and_flags_over_both() {
     assert_eq!((config.max_pods, config.eviction.thresholds.len()), (40, 1), "a flag replaces a map");
     let alone = load_all(&files[1..], "--config-dir DIR/d").0.unwrap();
     assert_eq!(alone.max_pods, 31);
+}
+
+/// kubelet's `loadConfigFile` sets the defaults before the drop-ins are merged, and not where there are drop-ins alone.
+#[test]
+fn thresholds_of_a_drop_in_count_beside_the_defaults_of_a_file_that_names_none() {
+    let base = format!("{KUBELET_HEAD}staticPodPath: manifests\n");
+    let drop_in = format!("{KUBELET_HEAD}evictionHard: {{imagefs.available: 5%, pid.available: 10%}}\n");
+    let files = [("config.yaml", base.as_str()), ("d/10-k3s.conf", &drop_in)];
+    let hard = |line: &str| -> Vec<(Signal, Amount)> {
+        let thresholds = load_all(&files, line).0.unwrap().eviction.thresholds;
+        thresholds.into_iter().map(|threshold| (threshold.signal, threshold.value)).collect()
+    };
+    let own = [(Signal::ImagefsAvailable, Amount::Share(0.05)), (Signal::PidAvailable, Amount::Share(0.1))];
+    let mut all: Vec<_> = DEFAULT_HARD.into_iter().filter(|(signal, _)| *signal != own[0].0).chain(own).collect();
+    all.sort_by_key(|(signal, _)| *signal);
+    assert_eq!(hard("--config DIR/config.yaml --config-dir DIR/d"), all);
+    assert_eq!(hard("--config-dir DIR/d"), own);
 }
 
 #[test]
