@@ -11,10 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 use super::outbox::{Outbox, Unsent};
 use super::{certificates, events};
@@ -22,14 +20,15 @@ use crate::config::Config;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{ApiserverMetrics, Metrics};
 use limpet_apiserver::client::DEADLINE;
-use limpet_apiserver::watch::Watch;
-use limpet_apiserver::{CertificateFault, Client, Credentials, Request, RequestError, Resource, Selector, Traffic};
+use limpet_apiserver::{CertificateFault, Client, Credentials, RequestError};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{self, Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
 use limpet_host::wall_clock::{self, Wake};
 use limpet_model::pod::PodKey;
+
+mod requests;
 
 /// What others are shown of the cluster.
 #[derive(Debug, Clone, PartialEq)]
@@ -228,51 +227,6 @@ impl Link {
     /// Whether the server answers.
     pub(super) fn is_online(&self) -> bool {
         self.0.view.borrow().state.is_online()
-    }
-
-    /// Sends a request. One that finds nobody, or nobody who knows this node, ends the connection for all.
-    pub(super) async fn send(&self, request: Request) -> Result<Value, RequestError> {
-        let (method, resource) = (request.method.to_string(), request.resource.kind());
-        let (mut traffic, begun) = (Traffic::default(), Instant::now());
-        let result = match self.client().await {
-            Ok(client) => client.send_counted(request, &mut traffic).await,
-            Err(error) => Err(error),
-        };
-        self.0.metrics.apiserver().answered(&method, resource, begun.elapsed(), traffic);
-        self.judge(&method, resource, result)
-    }
-
-    /// Begins a watch.
-    pub(super) async fn watch(
-        &self,
-        resource: Resource,
-        selector: &Selector,
-        version: &str,
-        limit: Duration,
-    ) -> Result<Watch, RequestError> {
-        let kind = resource.kind();
-        let result = match self.client().await {
-            Ok(client) => client.watch(resource, selector, version, limit).await,
-            Err(error) => Err(error),
-        };
-        self.judge("WATCH", kind, result)
-    }
-
-    fn judge<T>(&self, verb: &str, resource: &'static str, result: Result<T, RequestError>) -> Result<T, RequestError> {
-        let code = match &result {
-            Ok(_) => "200".to_owned(),
-            Err(error) => error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string()),
-        };
-        self.0.metrics.apiserver().requested(verb, resource, code);
-        if result.is_ok() {
-            self.0.answered.store(Timestamp::now().as_millisecond(), Ordering::Relaxed);
-        }
-        if let Err(error) = &result
-            && let Some(cause) = cause(error)
-        {
-            self.failed(cause, error);
-        }
-        result
     }
 
     /// The server answers.

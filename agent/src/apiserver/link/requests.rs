@@ -1,0 +1,77 @@
+//! The requests that go over the link: each is counted and timed, has a span with its verb and its object, and its result says how
+//! the connection is.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::{Link, cause};
+use limpet_apiserver::watch::Watch;
+use limpet_apiserver::{Request, RequestError, Resource, Selector, Traffic};
+
+impl Link {
+    /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the connection for all.
+    pub(in crate::apiserver) async fn send(&self, request: Request) -> Result<Value, RequestError> {
+        let (verb, resource) = (request.method.to_string(), request.resource.kind());
+        let span = tracing::debug_span!("request", verb, path = request.resource.path());
+        let sent = async {
+            let (mut traffic, begun) = (Traffic::default(), Instant::now());
+            let result = match self.client().await {
+                Ok(client) => client.send_counted(request, &mut traffic).await,
+                Err(error) => Err(error),
+            };
+            let took = begun.elapsed();
+            self.0.metrics.apiserver().answered(&verb, resource, took, traffic);
+            let Traffic { sent, received } = traffic;
+            tracing::debug!(code = code(&result), took_ms = took.as_millis(), sent, received, "answered");
+            self.judge(&verb, resource, result)
+        };
+        sent.instrument(span).await
+    }
+
+    /// Begins a watch.
+    pub(in crate::apiserver) async fn watch(
+        &self,
+        resource: Resource,
+        selector: &Selector,
+        version: &str,
+        limit: Duration,
+    ) -> Result<Watch, RequestError> {
+        let kind = resource.kind();
+        let span = tracing::debug_span!("request", verb = "WATCH", path = resource.path(), selector = selector.fields);
+        let begun = async {
+            let result = match self.client().await {
+                Ok(client) => client.watch(resource, selector, version, limit).await,
+                Err(error) => Err(error),
+            };
+            tracing::debug!(code = code(&result), version, "answered");
+            self.judge("WATCH", kind, result)
+        };
+        begun.instrument(span).await
+    }
+
+    fn judge<T>(&self, verb: &str, resource: &'static str, result: Result<T, RequestError>) -> Result<T, RequestError> {
+        self.0.metrics.apiserver().requested(verb, resource, code(&result));
+        if result.is_ok() {
+            self.0.answered.store(Timestamp::now().as_millisecond(), Ordering::Relaxed);
+        }
+        if let Err(error) = &result
+            && let Some(cause) = cause(error)
+        {
+            self.failed(cause, error);
+        }
+        result
+    }
+}
+
+/// The HTTP status as client-go's `rest_client_requests_total` has it.
+fn code<T>(result: &Result<T, RequestError>) -> String {
+    match result {
+        Ok(_) => "200".to_owned(),
+        Err(error) => error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string()),
+    }
+}
