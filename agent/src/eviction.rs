@@ -2,7 +2,7 @@
 //! pods ended, one at a time, as [`limpet_core::eviction`] decides.
 //!
 //! It sleeps while nothing runs. Where something does, it looks again before what was left can have been used up, and
-//! when the kernel reports that memory is short.
+//! at once when the kernel reports that processes wait for memory, which is what a hog faster than that leads to.
 
 pub mod alarm;
 pub mod meter;
@@ -127,10 +127,10 @@ impl Evictor {
         if !observed.pods.values().any(|pod| runs(pod)) && (observed.pods.is_empty() || !short) {
             return None;
         }
-        // The alarm reports a shortage that begins, not its end.
-        let alarmed = memory.alarm.is_set() && !finding.pressure.is_under(Pressure::Memory);
-        let alarm_for = alarmed.then_some(Pressure::Memory);
-        earlier(Some(now + self.policy.pause(&measured.seen, alarm_for)), finding.next.map(Instant::from_std))
+        let pause = self.policy.pause(&measured.seen);
+        let memory_available = measured.seen.get(&Signal::MemoryAvailable).map(|memory| memory.available);
+        tracing::debug!(memory_available, again_in = ?pause, "the node was measured");
+        earlier(Some(now + pause), finding.next.map(Instant::from_std))
     }
 
     /// Publishes the node's conditions, and reports those that changed, in kubelet's words.

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
             // Never so much is left: the node need not run out of it.
             node.kubelet = lines("memory.available", "99.9%", "1s");
         }),
+        case!(memory_is_measured_more_often_the_less_is_left),
         case!(process_ids_are_reclaimed).on(|node| {
             let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
             let limits = limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
@@ -188,4 +189,25 @@ fn process_ids_are_reclaimed(node: &mut TestNode) -> Result<()> {
     ensure!(message.starts_with("The node was low on resource: pids. Threshold quantity: "), "{message}");
     node.wait_event("NodeHasInsufficientPID")?;
     node.wait_running("critical").map(drop)
+}
+
+/// Whether or not the kernel reports processes that wait for memory: it may fall below the threshold without that.
+fn memory_is_measured_more_often_the_less_is_left(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    node.wait_running("web")?;
+    let measured = wait::until(wait::SOON, "a measurement with much left", || {
+        let log = node.agent.log();
+        let line = log.lines().rfind(|line| line.contains("the node was measured") && line.contains("again_in=60s"))?;
+        let left = line.split("memory_available=").nth(1)?;
+        left.split_whitespace().next()?.parse::<u64>().ok()
+    })?;
+    let threshold = measured.saturating_sub(100 << 20) >> 10;
+    node.agent.kill();
+    let before = node.agent.log_size();
+    node.agent.reconfigure(|settings| settings.kubelet = lines("memory.available", &format!("{threshold}Ki"), "1s"))?;
+    node.agent.start()?;
+    wait::until(wait::SOON, "a measurement with little left", || {
+        let log = node.agent.log_from(before);
+        log.lines().any(|line| line.contains("the node was measured") && line.contains("again_in=10s")).then_some(())
+    })
 }

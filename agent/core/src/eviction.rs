@@ -198,15 +198,14 @@ impl EvictionPolicy {
     }
 
     /// When to look again although nothing happens: before what is left above a threshold can be used up, within
-    /// [`PAUSES`]. `alarm_for`: the kernel reports when there is little of it left.
-    pub fn pause(&self, seen: &Observations, alarm_for: Option<Pressure>) -> Duration {
+    /// [`PAUSES`]. Nothing in the kernel reports that memory falls below a threshold, so memory is no exception.
+    pub fn pause(&self, seen: &Observations) -> Duration {
         let lasts = |threshold: &Threshold| {
             let seen = seen.get(&threshold.signal)?;
             let left = seen.available.saturating_sub(threshold.value.of(seen.capacity));
             Some(Duration::from_secs(left / threshold.signal.speed()))
         };
-        let watched = self.thresholds.iter().filter(|threshold| Some(threshold.signal.pressure()) != alarm_for);
-        watched.filter_map(lasts).min().unwrap_or(PAUSES.1).clamp(PAUSES.0, PAUSES.1)
+        self.thresholds.iter().filter_map(lasts).min().unwrap_or(PAUSES.1).clamp(PAUSES.0, PAUSES.1)
     }
 }
 

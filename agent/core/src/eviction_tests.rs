@@ -118,14 +118,18 @@ fn memory_is_reclaimed_first_and_a_hard_threshold_before_a_soft_one() {
 #[test]
 fn the_next_look_comes_before_what_is_left_can_be_used_up() {
     let policy = EvictionPolicy::default();
-    let pause = |signal, available| policy.pause(&seen(signal, available), None).as_secs();
+    let pause = |signal, available| policy.pause(&seen(signal, available)).as_secs();
     for (left, expected) in [(0, 10), (500 << 20, 10), (1_500 << 20, 30), (5 * GIB, 60)] {
         assert_eq!(pause(Signal::NodefsAvailable, GIB + left + 400), expected, "{left}");
     }
-    assert_eq!(pause(Signal::MemoryAvailable, 200 << 20), 10);
-    let reported = policy.pause(&seen(Signal::MemoryAvailable, 200 << 20), Some(Pressure::Memory));
-    assert_eq!(reported, PAUSES.1, "the kernel reports it");
-    assert_eq!(policy.pause(&Observations::new(), None), PAUSES.1);
+    // Also of memory, which may fall below a threshold although no process has to wait for any.
+    for (left, expected) in [(0, 10), (1_000 << 20, 10), (2_500 << 20, 25), (6 * GIB, 60)] {
+        assert_eq!(pause(Signal::MemoryAvailable, (100 << 20) + left), expected, "{left}");
+    }
+    assert_eq!(pause(Signal::MemoryAvailable, 1 << 20), 10, "below it");
+    let both = [seen(Signal::NodefsAvailable, 9 * GIB), seen(Signal::MemoryAvailable, GIB)].into_iter().flatten();
+    assert_eq!(policy.pause(&both.collect()).as_secs(), 10, "the one that may be met first");
+    assert_eq!(policy.pause(&Observations::new()), PAUSES.1);
 }
 
 proptest! {

@@ -1,4 +1,5 @@
-//! Tells when memory is short: the kernel's pressure stall information, which wakes nobody while there is enough.
+//! Reports when processes wait for memory: the kernel's pressure stall information, which wakes nobody while there is
+//! enough. Memory may fall below a threshold without that, so it is measured at intervals as well.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -19,20 +20,15 @@ const TRIGGER: &[u8] = b"some 150000 2000000\0";
 pub(super) struct MemoryAlarm(Option<AsyncFd<File>>);
 
 impl MemoryAlarm {
-    /// Sets it. Without it memory is looked at as disks are.
+    /// Sets it.
     pub(super) fn open() -> Self {
         match set() {
             Ok(file) => Self(Some(file)),
             Err(error) => {
-                tracing::info!(%error, "the kernel does not report memory pressure: memory is measured at intervals");
+                tracing::info!(%error, "the kernel does not report memory pressure: memory is measured at intervals alone");
                 Self(None)
             }
         }
-    }
-
-    /// Whether there is one.
-    pub(super) fn is_set(&self) -> bool {
-        self.0.is_some()
     }
 
     /// Resolves when memory gets short.
