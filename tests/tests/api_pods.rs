@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use admission::{
+    a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_place,
     a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room, a_pod_that_does_not_tolerate_the_node_is_refused,
     a_resize_that_does_not_fit_is_deferred_until_there_is_room,
 };
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         joining(case!(a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first)),
         joining(case!(a_pod_is_ready_once_its_readiness_gates_are_open)),
         joining(case!(a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room)),
+        joining(case!(a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_place)),
         joining(case!(a_resize_that_does_not_fit_is_deferred_until_there_is_room)),
         joining(case!(a_pod_that_does_not_tolerate_the_node_is_refused)),
     ]);

@@ -10,8 +10,14 @@ use limpet_tests::image::{self, ImageBuilder};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
+use places::{
+    a_lesser_pod_gives_its_place_to_a_critical_one, a_pod_beyond_the_nodes_number_starts_once_another_is_over,
+};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
+
+#[path = "pods/places.rs"]
+mod places;
 
 fn main() -> ExitCode {
     suite::run([
@@ -34,6 +40,7 @@ fn main() -> ExitCode {
         case!(a_lesser_pod_ends_for_a_critical_one_and_runs_again_after_it),
         case!(a_pod_beyond_the_nodes_number_starts_once_another_is_over)
             .on(|node| node.kubelet = vec!["maxPods: 1".to_owned()]),
+        case!(a_lesser_pod_gives_its_place_to_a_critical_one).on(|node| node.kubelet = vec!["maxPods: 1".to_owned()]),
     ])
 }
 
@@ -370,25 +377,4 @@ fn a_lesser_pod_ends_for_a_critical_one_and_runs_again_after_it(node: &mut TestN
     let again = node.wait_running("lesser")?;
     ensure!(main_process(node, &again)? != before, "{again}");
     Ok(())
-}
-
-fn a_pod_beyond_the_nodes_number_starts_once_another_is_over(node: &mut TestNode) -> Result<()> {
-    let until_asked = "trap 'exit 0' TERM; while ! [ -e /tmp/end ]; do sleep 0.1; done";
-    node.apply(&pod("first", json!({ "restartPolicy": "Never", "containers": [shell("main", until_asked)] })))?;
-    node.wait_running("first")?;
-    node.apply(&simple("second", IDLE))?;
-    let waits = |pod: &Value| pod["status"]["phase"] == "Pending" && pod["status"]["reason"] == "OutOfpods";
-    node.wait_pod("second", "waiting for a place", waits)?;
-    node.wait_event("Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1")?;
-    node.exec("first", "main", &["touch", "/tmp/end"])?;
-    // The first one stays, with its status and logs, and has no place any more.
-    node.wait_running("second")?;
-    node.wait_pod("first", "over", |pod| pod["status"]["phase"] == "Succeeded")?;
-    // The next agent finds both, of which one counts.
-    node.agent.kill();
-    node.agent.start()?;
-    node.apply(&simple("third", IDLE))?;
-    node.wait_pod("third", "waiting for a place", waits)?;
-    node.remove("second")?;
-    node.wait_running("third").map(drop)
 }

@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use crate::eviction::rank::priority;
 use crate::taint::tolerates;
 
-pub use preemption::{preempts, victims};
+pub use preemption::{Candidate, may_preempt, preempts, victims};
 
 /// kubelet's reason for a pod that needs more of a resource than is left begins so; the resource's name follows.
 pub const OUT_OF: &str = "OutOf";

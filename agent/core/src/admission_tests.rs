@@ -14,6 +14,17 @@ fn needs(cpu: &str, memory: &str) -> Value {
     json!({ "containers": [{ "name": "a", "resources": { "requests": requests } }] })
 }
 
+/// The others with what their end frees: what they request, and a place among the pods.
+fn with_places(others: &[Arc<PodRecord>]) -> impl Iterator<Item = Candidate> {
+    others.iter().map(|other| (Arc::clone(other), Requests::of(other.spec()).plus(&places(1))))
+}
+
+fn places(count: u64) -> Requests {
+    let mut places = Requests::default();
+    places[Resource::Pods] = Amount::from_units(count);
+    places
+}
+
 #[test]
 fn what_is_requested_must_be_left_and_what_is_not_may_be_short() {
     let node = amounts("2", "1Gi", "10Gi");
@@ -105,7 +116,11 @@ fn as_few_pods_as_possible_end_for_a_critical_one() {
     let used = others.iter().fold(Requests::default(), |sum, other| sum.plus(&Requests::of(other.spec())));
     let node = amounts("4300m", "1Gi", "0");
     let end_for = |pod: &PodRecord| -> Vec<String> {
-        victims(pod, others.iter(), &used, &node).iter().map(|victim| victim.key.name().to_owned()).collect()
+        let requested = Requests::of(pod.spec());
+        victims(pod, &requested, with_places(&others), &used, &node)
+            .iter()
+            .map(|victim| victim.key.name().to_owned())
+            .collect()
     };
     assert_eq!(end_for(&pod("new", SourceKind::File, "100m", None)), [""; 0], "it fits");
     assert_eq!(end_for(&pod("new", SourceKind::File, "300m", None)), ["small"]);
@@ -208,10 +223,62 @@ fn of_two_pods_that_are_as_good_the_smaller_one_ends() {
     let end_for = |cpu: &str| -> Vec<String> {
         let new = record("new", SourceKind::File, needs(cpu, "1Mi"));
         let node = amounts("3500m", "1Gi", "0");
-        victims(&new, others.iter(), &used, &node).iter().map(|one| one.key.name().to_owned()).collect()
+        let requested = Requests::of(new.spec());
+        victims(&new, &requested, with_places(&others), &used, &node)
+            .iter()
+            .map(|one| one.key.name().to_owned())
+            .collect()
     };
     assert_eq!(end_for("400m"), ["c"]);
     assert_eq!(end_for("700m"), ["b"]);
     assert_eq!(end_for("1500m"), ["a"], "one instead of two");
     assert_eq!(end_for("2400m"), ["a", "c"]);
+}
+
+#[test]
+fn a_place_among_the_pods_is_a_resource_as_any_other() {
+    let (api, push) = (SourceKind::Api, SourceKind::Push);
+    let plain = |name: &str, source| record(name, source, json!({ "containers": [{ "name": "a" }] }));
+    let burstable = |name: &str, cpu: &str| record(name, api, needs(cpu, "1Mi"));
+    let critical = |name: &str| {
+        record(
+            name,
+            api,
+            json!({ "containers": [], "priorityClassName": "system-node-critical", "priority": 2_000_001_000 }),
+        )
+    };
+    let guaranteed = |name: &str| {
+        let amounts = json!({ "cpu": "1m", "memory": "1Mi" });
+        let resources = json!({ "requests": amounts, "limits": amounts });
+        record(name, api, json!({ "containers": [{ "name": "a", "resources": resources }] }))
+    };
+    let node = amounts("2", "1Gi", "0").plus(&places(3));
+    // Who runs, what the new one requests of the processors, and who ends for it.
+    let cases: [(&str, [Arc<PodRecord>; 3], &str, &[&str]); 6] = [
+        ("the class decides first", [guaranteed("g"), burstable("b", "1m"), plain("p", push)], "0", &["p"]),
+        ("then the size", [burstable("large", "2m"), burstable("small", "1m"), guaranteed("g")], "0", &["small"]),
+        ("of equal ones the apiserver's", [plain("a", push), plain("z", api), guaranteed("g")], "0", &["z"]),
+        ("one end frees both", [burstable("large", "1"), burstable("small", "500m"), guaranteed("g")], "1", &["large"]),
+        // kubelet too chooses by class, be it one pod more.
+        ("what is short beside it", [plain("p", api), burstable("large", "1500m"), critical("c")], "1", &["large"]),
+        ("none that is critical", [critical("c"), critical("d"), critical("e")], "0", &[]),
+    ];
+    for (case, running, cpu, expected) in cases {
+        let used = with_places(&running).fold(Requests::default(), |sum, (_, requests)| sum.plus(&requests));
+        let requested = amounts(cpu, "0", "0").plus(&places(1));
+        let refusal = fits(&requested, &used, &node).unwrap_err();
+        assert_eq!(refusal.reason, OUT_OF_PODS, "{case}");
+        assert_eq!(
+            refusal.message, "Node didn't have enough resource: pods, requested: 1, used: 3, capacity: 3",
+            "{case}"
+        );
+        let end_for = |pod: &PodRecord| -> Vec<String> {
+            let victims = victims(pod, &requested, with_places(&running), &used, &node);
+            victims.iter().map(|one| one.key.name().to_owned()).collect()
+        };
+        assert_eq!(end_for(&plain("new", SourceKind::File)), expected, "{case}");
+        assert_eq!(end_for(&plain("new", push)), [""; 0], "{case}: it is not critical");
+    }
+    let beyond = with_places(&[]).fold(places(9), |sum, (_, requests)| sum.plus(&requests));
+    assert_eq!(fits(&amounts("1", "0", "0"), &beyond, &node), Ok(()), "it has a place");
 }

@@ -3,6 +3,7 @@
 //! and starts once there is; one of the apiserver fails, so that its controller makes another one. A pod that was found
 //! running has its claims without a check.
 
+mod given;
 mod hold;
 mod permits;
 mod places;
@@ -13,17 +14,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device_plugins::DevicePlugins;
+use given::{Given, Room, one_place};
 use limpet_core::admission::{self, OUT_OF, PendingResize, Refusal, Selectable};
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::host_port::{HostPort, NODE_PORTS, host_ports};
-use limpet_model::pod::requests::Requests;
+use limpet_model::pod::quantity::Amount;
+use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use tokio::sync::{Notify, watch};
 
-pub use hold::{Hold, Refused};
-pub use places::Place;
-use places::Places;
+pub use hold::{Hold, Refused, uses_node};
+pub use places::Entry;
+use places::Place;
 pub use resizes::NoRoom;
 
 /// What only one pod can have.
@@ -96,6 +99,8 @@ impl Claims {
 /// What has to be free before a pod gets it; a pod has what it uses already, whoever else does.
 #[derive(Debug, Clone, Copy)]
 struct Check {
+    /// It has no place among the pods yet, and gets one.
+    place: bool,
     exclusive: bool,
     requests: bool,
     devices: bool,
@@ -122,14 +127,15 @@ pub struct NodeOffer {
 #[derive(Debug)]
 pub struct NodeClaims {
     offer: NodeOffer,
-    places: Places,
+    /// What pods may have together, places included.
+    capacity: Requests,
     /// What pods may select, or have to tolerate.
     selectable: Mutex<Selectable>,
     /// Whether it comes from the Node object.
     object_seen: AtomicBool,
-    claims: Mutex<BTreeMap<PodKey, Claims>>,
-    /// What critical pods need for which others end: no lesser pod gets it meanwhile.
-    reserved: Mutex<BTreeMap<PodKey, Claims>>,
+    given: Mutex<Given>,
+    /// Notified when a pod without a worker may have a place.
+    place_freed: Notify,
     /// The resizes that wait for room, and how many have begun to.
     resizes: Mutex<(BTreeMap<PodKey, PendingResize>, u64)>,
     /// Those that wait until something changes. A map: they are woken in the order of their keys.
@@ -146,13 +152,15 @@ impl Default for NodeClaims {
 impl NodeClaims {
     /// Nothing is claimed yet.
     pub fn new(offer: NodeOffer, labels: BTreeMap<String, String>) -> Self {
+        let mut capacity = offer.allocatable.clone().unwrap_or_default();
+        capacity[Resource::Pods] = Amount::from_units(offer.max_pods.unwrap_or_default() as u64);
         Self {
-            places: Places::new(offer.max_pods),
             offer,
+            capacity,
             selectable: Mutex::new(Selectable { labels, taints: Vec::new() }),
             object_seen: AtomicBool::default(),
-            claims: Mutex::default(),
-            reserved: Mutex::default(),
+            given: Mutex::default(),
+            place_freed: Notify::new(),
             resizes: Mutex::default(),
             waiting: Mutex::default(),
         }
@@ -182,8 +190,8 @@ impl NodeClaims {
         self.selectable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn claims(&self) -> MutexGuard<'_, BTreeMap<PodKey, Claims>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    fn given(&self) -> MutexGuard<'_, Given> {
+        self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wanted(&self, record: &Arc<PodRecord>) -> Claims {
@@ -229,8 +237,43 @@ impl NodeClaims {
 
     /// Gives `wanted` to the pod instead of what it has, if the others leave it as far as that is checked.
     fn give(&self, key: &PodKey, wanted: Claims, check: Check) -> Result<(), Refused> {
-        let mut claims = self.claims();
-        let others = || claims.iter().filter(|(other, _)| *other != key);
+        let mut given = self.given();
+        let checked = self.check(&given, key, &wanted, check);
+        if let Err(refused) = checked {
+            if let Some(victims) = &refused.victims {
+                given.order(victims);
+                given.reserve(&wanted.record, self.counted(&wanted, check));
+            }
+            return Err(refused);
+        }
+        if check.place {
+            given.places.insert(key.clone(), Arc::clone(&wanted.record));
+        }
+        let had_reserved = given.forget_reserved(key);
+        if given.claims.insert(key.clone(), wanted).is_some() || had_reserved {
+            drop(given);
+            self.wake_all();
+        }
+        Ok(())
+    }
+
+    /// Nothing is kept for the pod any more.
+    fn forget_reserved(&self, key: &PodKey) {
+        let had_reserved = self.given().forget_reserved(key);
+        if had_reserved {
+            self.wake_all();
+        }
+    }
+
+    /// The pod was not ordered to end after all.
+    pub fn forget_order(&self, key: &PodKey) {
+        self.given().forget_order(key);
+        self.wake_waiting();
+    }
+
+    /// Whether the others leave what the pod wants.
+    fn check(&self, given: &Given, key: &PodKey, wanted: &Claims, check: Check) -> Result<(), Refused> {
+        let others = || given.claims.iter().filter(|(other, _)| *other != key);
         if check.exclusive {
             let owner = |one: &Exclusive| {
                 others().find(|(_, theirs)| theirs.exclusive.iter().any(|taken| taken.conflicts_with(one)))
@@ -241,43 +284,34 @@ impl NodeClaims {
             }
         }
         if check.devices
-            && let Err(refusal) = self.has_devices(&wanted, others())
+            && let Err(refusal) = self.has_devices(wanted, others())
         {
             let had = self.offer.plugins.with(|inventory| inventory.has_had(&wanted.record.uid));
             return Err(if had { Refused::for_now(refusal) } else { Refused::of(refusal, &wanted.record) });
         }
-        if let Some(allocatable) = self.offer.allocatable.as_ref().filter(|_| check.requests) {
-            let sum = |sum: Requests, theirs: &Claims| sum.plus(&theirs.requests);
-            let used = others().map(|(_, theirs)| theirs).fold(Requests::default(), sum);
-            let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-            reserved.remove(key);
-            let before = reserved.values().filter(|theirs| admission::preempts(&theirs.record, &wanted.record));
-            let promised = before.fold(used.clone(), sum);
-            if let Err(refusal) = admission::fits(&wanted.requests, &promised, allocatable) {
-                let records = others().map(|(_, theirs)| &theirs.record);
-                let victims = admission::victims(&wanted.record, records, &used, allocatable);
-                if victims.is_empty() {
-                    return Err(Refused::of(refusal, &wanted.record));
-                }
-                reserved.insert(key.clone(), wanted);
-                return Err(Refused { victims, ..Refused::for_now(refusal) });
-            }
+        match given.room(&wanted.record, &self.counted(wanted, check), &self.capacity) {
+            Room::Free => Ok(()),
+            Room::Soon { refusal, victims } => Err(Refused { victims: Some(victims), ..Refused::for_now(refusal) }),
+            Room::Short(refusal) => Err(Refused::of(refusal, &wanted.record)),
         }
-        if claims.insert(key.clone(), wanted).is_some() {
-            drop(claims);
-            self.wake_waiting();
-        }
-        Ok(())
     }
 
-    /// Nothing is kept for the pod any more.
-    fn forget_reserved(&self, key: &PodKey) {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+    /// What the pod wants of what there is a certain amount of, as far as that is checked.
+    fn counted(&self, wanted: &Claims, check: Check) -> Requests {
+        let requests = (check.requests && self.offer.allocatable.is_some()).then(|| wanted.requests.clone());
+        let place = if check.place { self.place() } else { Requests::default() };
+        requests.unwrap_or_default().plus(&place)
     }
 
     /// What wakes the pod when something changes from now on.
     fn wait(&self, key: &PodKey) -> Arc<Notify> {
         Arc::clone(self.waiting.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default())
+    }
+
+    /// Also pods that have no worker, for want of a place.
+    fn wake_all(&self) {
+        self.place_freed.notify_one();
+        self.wake_waiting();
     }
 
     fn wake_waiting(&self) {

@@ -20,8 +20,9 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerContext;
 use super::hook_jobs::HookJobs;
 use super::inbox::Inbox;
-use super::node_claims::{Hold, Place, Refused};
+use super::node_claims::{Entry, Hold, Refused};
 use super::process_watch::ProcessWatch;
+use eviction::Orders;
 use limpet_containerd::client::watched;
 use limpet_core::eviction::admission;
 use limpet_core::node_state::NodeState;
@@ -72,6 +73,8 @@ pub struct PodWorker {
     volume_drivers: watch::Receiver<u64>,
     /// Who waits for the end of the pod, because the node is short of what it takes.
     evicting: Option<oneshot::Sender<()>>,
+    /// To the pods that end for this one.
+    orders: Orders,
     /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
     reconnected: bool,
     /// Counts incarnations, so that the outcome of an aborted job of an earlier one is not taken for a later one's.
@@ -79,8 +82,8 @@ pub struct PodWorker {
 }
 
 impl PodWorker {
-    /// A worker for `key`; `adopted` are the incarnations found running, the one to keep last; `place`
-    /// is the pod's among those of the node.
+    /// A worker for `key`; `adopted` are the incarnations found running, the one to keep last; `entry`
+    /// is the pod's place among those of the node, or the promise of one.
     pub fn new(
         key: PodKey,
         inbox: Arc<Inbox>,
@@ -88,7 +91,7 @@ impl PodWorker {
         node: watch::Receiver<NodeState>,
         stop: CancellationToken,
         adopted: Vec<PodState>,
-        place: Option<Place>,
+        entry: Option<Entry>,
     ) -> Self {
         let mut others: VecDeque<PodState> = adopted.into();
         let current = others.pop_front();
@@ -96,7 +99,8 @@ impl PodWorker {
         let device_changes = context.node_claims.device_changes();
         let volume_drivers = context.executor.volume_drivers();
         let mut hold = Hold::of_found(&context.node_claims, &key, current.iter().chain(&others));
-        hold.begin(place);
+        hold.begin(entry);
+        let orders = Orders::new(&context);
         Self {
             key,
             inbox,
@@ -119,6 +123,7 @@ impl PodWorker {
             device_changes,
             volume_drivers,
             evicting: None,
+            orders,
             reconnected: false,
             generation: 0,
         }
@@ -184,6 +189,7 @@ impl PodWorker {
         tokio::select! {
             biased;
             () = self.stop.cancelled() => return true,
+            () = self.orders.send_next() => {}
             () = self.inbox.arrived() => {}
             Some(joined) = self.jobs.join_next() => self.finish(joined),
             Some(joined) = self.probes.join_next() => self.probed(joined),
@@ -316,7 +322,7 @@ impl PodWorker {
         }
         if let Some(Refused { verdict, victims }) = self.hold.settle(&self.context.node_claims, &self.key, pod) {
             self.context.reporter.report_claim(pod, &verdict);
-            self.preempt(&victims);
+            self.preempt(&victims.unwrap_or_default());
         }
     }
 

@@ -16,11 +16,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
 use super::inbox::{EvictionOrder, Inbox, PodCommand};
-use super::node_claims::Place;
+use super::node_claims::Entry;
 use super::pod_worker::PodWorker;
 use crate::debug::{DebugError, DebugOrder};
 use crate::server::Heartbeat;
 use cleanup::Cleanup;
+use limpet_core::admission::may_preempt;
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::provisional::Provisional;
@@ -269,12 +270,12 @@ impl Supervisor {
         }
     }
 
-    /// Gives the pod a worker, if there is a place for it.
+    /// Gives the pod a worker, if there is a place for it, or will be once lesser pods have ended for it.
     fn start(&mut self, key: &PodKey, record: Arc<PodRecord>) {
-        match self.context.node_claims.take_place() {
-            Some(place) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record)), Some(place)),
-            None => {
-                let verdict = self.context.node_claims.out_of_pods().verdict(record.source);
+        match self.context.node_claims.enter(&record) {
+            Ok(entry) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record)), Some(entry)),
+            Err(refusal) => {
+                let verdict = refusal.verdict(record.source);
                 self.waits_for_place |= !verdict.is_final();
                 let (node, now) = (*self.node.borrow(), self.context.executor.now());
                 self.context.reporter.report_out_of_pods(&record, verdict, node, now);
@@ -303,7 +304,7 @@ impl Supervisor {
         }
     }
 
-    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, command: Option<PodCommand>, place: Option<Place>) {
+    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, command: Option<PodCommand>, entry: Option<Entry>) {
         let wanted = command.iter().filter_map(|command| match command {
             PodCommand::Run(record) => Some(record),
             PodCommand::End { .. } => None,
@@ -318,7 +319,7 @@ impl Supervisor {
         }
         self.workers.insert(key.clone(), Arc::clone(&inbox));
         let (node, stop) = (self.node.subscribe(), self.stop.child_token());
-        let worker = PodWorker::new(key, inbox, self.context.clone(), node, stop, adopted, place);
+        let worker = PodWorker::new(key, inbox, self.context.clone(), node, stop, adopted, entry);
         self.tasks.spawn(worker.run());
     }
 
@@ -372,15 +373,17 @@ impl Supervisor {
         }
     }
 
-    /// Starts the workers of pods that are wanted and have none, as far as there are places.
+    /// Starts the workers of pods that are wanted and have none, as far as there are places: first those for which another
+    /// would have to end.
     fn start_waiting(&mut self) {
-        let waiting: Vec<Arc<PodRecord>> = self
+        let mut waiting: Vec<Arc<PodRecord>> = self
             .desired
             .pods
             .iter()
             .filter(|(key, _)| !self.workers.contains_key(*key))
             .map(|(_, r)| Arc::clone(r))
             .collect();
+        waiting.sort_by_key(|record| !may_preempt(record));
         for record in waiting {
             self.want(&record);
         }

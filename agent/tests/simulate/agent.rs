@@ -20,6 +20,7 @@ use limpet::status::metrics::Metrics;
 use limpet::store::Store;
 use limpet::worker::WorkerContext;
 use limpet::worker::inbox::EvictionOrder;
+use limpet::worker::node_claims::{NodeClaims, NodeOffer};
 use limpet::worker::supervisor::{Intake, Supervisor};
 use limpet_apiserver::Client;
 use limpet_core::admission::Selectable;
@@ -150,7 +151,7 @@ impl Agent {
             reporter: Arc::new(reporter),
             probe_grid: ProbeGrid { origin: Some(Instant::now().into_std()), slack_percent: 10 },
             followed: Arc::default(),
-            node_claims: Arc::default(),
+            node_claims: Arc::new(NodeClaims::new(offer(world), BTreeMap::new())),
             evictions: orders.clone(),
         };
         let supervisor = Supervisor::new(context, sources, stop.clone());
@@ -280,6 +281,11 @@ impl Parts<'_> {
         tasks.spawn(apiserver::run(link.clone(), inputs, description, self.stop.clone()));
         Member { link, source }
     }
+}
+
+fn offer(world: &Mutex<World>) -> NodeOffer {
+    let max_pods = world.lock().unwrap_or_else(PoisonError::into_inner).max_pods;
+    NodeOffer { max_pods, ..NodeOffer::default() }
 }
 
 fn description() -> NodeDescription {

@@ -10,6 +10,7 @@ mod agent;
 mod expected;
 mod link;
 mod manifests;
+mod places;
 mod run;
 mod server;
 

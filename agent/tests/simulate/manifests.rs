@@ -19,6 +19,8 @@ pub(crate) struct Made {
     needs_address: bool,
     host_network: bool,
     grace: u32,
+    /// Of two pods with a priority the lower one may end for the place of the other.
+    priority: Option<u32>,
     /// `activeDeadlineSeconds`.
     deadline: Option<u32>,
     /// Changes with every edit that recreates the pod.
@@ -58,6 +60,7 @@ impl Made {
             needs_address: rng.u32(0..4) == 0,
             host_network: rng.bool(),
             grace: rng.u32(1..10),
+            priority: rng.bool().then(|| rng.u32(0..3)),
             deadline: (rng.u32(0..4) == 0).then(|| rng.u32(1..120)),
             generation: 0,
             labels: 0,
@@ -131,6 +134,9 @@ impl Made {
             "restartPolicy": self.policy, "terminationGracePeriodSeconds": self.grace, "hostNetwork": self.host_network,
             "containers": mains,
         });
+        if let Some(priority) = self.priority {
+            spec["priority"] = priority.into();
+        }
         if let Some(seconds) = self.deadline {
             spec["activeDeadlineSeconds"] = seconds.into();
         }

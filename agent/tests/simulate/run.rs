@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use crate::agent::{Agent, NODE, pass};
 use crate::expected;
 use crate::manifests::Made;
+use crate::places;
 
 /// After the last fault: longer than the longest back-off, deadline and grace together.
 const SETTLE: Duration = Duration::from_secs(1_800);
@@ -72,6 +73,7 @@ impl Node {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World::new(rng.u64(..), trace);
         world.fault_rate = if rng.bool() { rng.u32(0..150) } else { 0 };
+        world.max_pods = places::limit(&mut rng);
         let mut node = Self {
             rng,
             world: Arc::new(Mutex::new(world)),
@@ -391,8 +393,15 @@ impl Node {
                 found.push(format!("{name} of {uid} is shown as ready: {shown:?}, its probe says {last}"));
             }
         }
+        found.extend(places::contradictions(world.max_pods, observed.pods.values()));
+        // What waits for a place runs once another pod is gone.
+        let waiting = places::waiting(observed.pods.values());
+        let admitted = || desired.pods.values().filter(|record| !waiting.contains(&record.uid));
+        found.extend(
+            waiting.iter().filter(|uid| world.runs(uid)).map(|uid| format!("{uid} waits for a place and runs")),
+        );
         let running = world.what_runs();
-        for record in desired.pods.values().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {
+        for record in admitted().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {
             // Every deadline is over by now.
             let runs = record.spec().active_deadline_seconds.is_none() && !world.has_failed(&record.uid);
             let lasts = |one: &&Container| one.restart_policy.as_deref().is_none_or(|own| own == "Always");
@@ -419,7 +428,7 @@ impl Node {
                 found.push(format!("{} has a cgroup of {limits:?}", record.key));
             }
         }
-        for record in desired.pods.values() {
+        for record in admitted() {
             found.extend(expected::contradictions(record, &world.newest(&record.uid), world.has_failed(&record.uid)));
         }
         if world.under_way > 0 {

@@ -105,3 +105,35 @@ pub(super) fn a_pod_that_does_not_tolerate_the_node_is_refused(node: &mut TestNo
     node.apply(&simple("own", IDLE))?;
     node.wait_running("own").map(drop)
 }
+
+pub(super) fn a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_place(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &["--max-pods=2"])?;
+    let failed = |pod: &str, reason: &str| {
+        wait_at(&cluster, &path(node, pod), reason, |found| {
+            found["status"]["phase"] == "Failed" && found["status"]["reason"] == reason
+        })
+    };
+    let critical = json!({ "spec": { "priorityClassName": "system-node-critical" } });
+    create(node, &cluster, &simple("first", IDLE))?;
+    node.wait_running("first")?;
+    create(node, &cluster, &simple("second", IDLE))?;
+    node.wait_running("second")?;
+    create(node, &cluster, &simple("beyond", IDLE))?;
+    let found = failed("beyond", "OutOfpods")?;
+    let message = "Pod was rejected: Node didn't have enough resource: pods, requested: 1, used: 2, capacity: 2";
+    ensure!(found["status"]["message"] == message, "{found}");
+
+    create(node, &cluster, &with(simple("of-the-cluster", IDLE), critical.clone()))?;
+    node.wait_running("of-the-cluster")?;
+    node.apply(&simple("of-the-node", IDLE))?;
+    node.wait_running("of-the-node")?;
+    for ended in ["first", "second"] {
+        let found = failed(ended, "Preempting")?;
+        ensure!(found["status"]["message"] == "Preempted in order to admit critical pod", "{found}");
+    }
+    // Those that run are as good, and none ends for it.
+    create(node, &cluster, &with(simple("another", IDLE), critical))?;
+    failed("another", "OutOfpods").map(drop)
+}

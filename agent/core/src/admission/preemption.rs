@@ -11,8 +11,8 @@ use limpet_model::source::SourceKind;
 
 use crate::eviction::rank::{is_critical, is_static, known_priority};
 
-/// A pod that may end, and what it requests.
-type Candidate = (Arc<PodRecord>, Requests);
+/// A pod that may end, and what its end frees.
+pub type Candidate = (Arc<PodRecord>, Requests);
 
 /// How much of each requested resource is not there.
 pub(super) fn missing(requested: &Requests, used: &Requests, allocatable: &Requests) -> Requests {
@@ -26,28 +26,34 @@ pub(super) fn missing(requested: &Requests, used: &Requests, allocatable: &Reque
 /// Whether `one` may have `other` end in order to start, whatever their sources (kubelet's `Preemptable`): a critical pod one
 /// that is not, and among critical ones, whose priorities are both known, the higher.
 pub fn preempts(one: &PodRecord, other: &PodRecord) -> bool {
-    let critical = |pod: &PodRecord| is_static(pod) || is_critical(pod);
     let outranks = || known_priority(one).zip(known_priority(other)).is_some_and(|(one, other)| one > other);
-    critical(one) && (!critical(other) || outranks())
+    may_preempt(one) && (!may_preempt(other) || outranks())
+}
+
+/// Whether others may end for the pod at all: it is of a manifest, or critical by its priority.
+pub fn may_preempt(pod: &PodRecord) -> bool {
+    is_static(pod) || is_critical(pod)
 }
 
 /// The pods that end so that `pod` fits: few, those without guaranteed resources first, and of two that are as good the one
-/// that requests less. Empty where their end would not be enough, or where nothing is short.
-pub fn victims<'a>(
+/// that requests less. Empty where their end would not be enough, or where nothing is short. `others`: what each has, with
+/// its place among the node's pods; a place counts as any other resource.
+pub fn victims(
     pod: &PodRecord,
-    others: impl Iterator<Item = &'a Arc<PodRecord>>,
+    requested: &Requests,
+    others: impl Iterator<Item = Candidate>,
     used: &Requests,
     allocatable: &Requests,
 ) -> Vec<Arc<PodRecord>> {
-    let missing = missing(&Requests::of(pod.spec()), used, allocatable);
+    let missing = missing(requested, used, allocatable);
     let (mut best_effort, mut burstable, mut guaranteed) = (Vec::new(), Vec::new(), Vec::new());
-    for other in others.filter(|other| preempts(pod, other)) {
-        let list = match qos_class(other.spec()) {
+    for other in others.filter(|(other, _)| preempts(pod, other)) {
+        let list = match qos_class(other.0.spec()) {
             QosClass::BestEffort => &mut best_effort,
             QosClass::Burstable => &mut burstable,
             QosClass::Guaranteed => &mut guaranteed,
         };
-        list.push((Arc::clone(other), Requests::of(other.spec())));
+        list.push(other);
     }
     let without = |lists: [&[Candidate]; 2]| missing.clone().without(&freed(lists.into_iter().flatten()));
     let lesser = without([&best_effort, &burstable]);

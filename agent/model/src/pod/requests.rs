@@ -11,12 +11,16 @@ use super::huge_pages;
 use super::qos::{CPU, MEMORY};
 use super::quantity::Amount;
 
+/// The name of a place among the node's pods.
+pub const PODS: &str = "pods";
 /// The name of the disk space of volumes, logs and writable layers.
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
 
 /// A resource that pods share, in the order in which kubelet checks them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
+    /// Places among the node's pods.
+    Pods,
     /// Processor time.
     Cpu,
     /// Memory.
@@ -28,12 +32,13 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// Those that every node has.
+    /// Those that a container may request on every node.
     pub const BASIC: [Self; 3] = [Self::Cpu, Self::Memory, Self::EphemeralStorage];
 
     /// Kubernetes' name.
     pub fn name(self) -> Cow<'static, str> {
         match self {
+            Self::Pods => PODS.into(),
             Self::Cpu => CPU.into(),
             Self::Memory => MEMORY.into(),
             Self::EphemeralStorage => EPHEMERAL_STORAGE.into(),
@@ -50,7 +55,7 @@ impl Resource {
     pub fn number(self, amount: Amount) -> i64 {
         match self {
             Self::Cpu => amount.milli(),
-            Self::Memory | Self::EphemeralStorage | Self::HugePages(_) => amount.units(),
+            Self::Pods | Self::Memory | Self::EphemeralStorage | Self::HugePages(_) => amount.units(),
         }
     }
 }
@@ -58,6 +63,8 @@ impl Resource {
 /// An amount of each resource.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requests {
+    /// No specification names it: who counts places sets it.
+    pods: Amount,
     basic: [Amount; 3],
     /// By the size of the pages.
     huge_pages: BTreeMap<u64, Amount>,
@@ -67,7 +74,7 @@ impl Requests {
     /// What the pod requests at most at one time, with its overhead.
     pub fn of(spec: &PodSpec) -> Self {
         let basic = Resource::BASIC.map(|resource| pod_request(spec, &resource.name()));
-        Self { basic, huge_pages: huge_pages::requests(spec) }
+        Self { pods: Amount::ZERO, basic, huge_pages: huge_pages::requests(spec) }
     }
 
     /// Both together.
@@ -85,10 +92,11 @@ impl Requests {
         self.resources().all(|resource| self[resource].is_zero())
     }
 
-    /// The resources of which it has an amount, be it zero.
+    /// The resources of which it has an amount, be it zero; places where there are some.
     pub fn resources(&self) -> impl Iterator<Item = Resource> + use<> {
         let sizes: Vec<u64> = self.huge_pages.keys().copied().collect();
-        Resource::BASIC.into_iter().chain(sizes.into_iter().map(Resource::HugePages))
+        let pods = (!self.pods.is_zero()).then_some(Resource::Pods);
+        pods.into_iter().chain(Resource::BASIC).chain(sizes.into_iter().map(Resource::HugePages))
     }
 
     fn combined(mut self, other: &Self, combine: impl Fn(Amount, Amount) -> Amount) -> Self {
@@ -104,6 +112,7 @@ impl Index<Resource> for Requests {
 
     fn index(&self, resource: Resource) -> &Amount {
         match resource {
+            Resource::Pods => &self.pods,
             Resource::Cpu => &self.basic[0],
             Resource::Memory => &self.basic[1],
             Resource::EphemeralStorage => &self.basic[2],
@@ -115,6 +124,7 @@ impl Index<Resource> for Requests {
 impl IndexMut<Resource> for Requests {
     fn index_mut(&mut self, resource: Resource) -> &mut Amount {
         match resource {
+            Resource::Pods => &mut self.pods,
             Resource::Cpu => &mut self.basic[0],
             Resource::Memory => &mut self.basic[1],
             Resource::EphemeralStorage => &mut self.basic[2],
@@ -156,6 +166,13 @@ mod tests {
             (requests[huge], &*huge.name(), huge.out_of()),
             (Amount::ZERO, "hugepages-2Mi", "OutOfhugepages-2Mi".to_owned())
         );
+        less[Resource::Pods] = Amount::from_units(2);
+        assert_eq!(
+            less.resources().next().map(Resource::out_of).as_deref(),
+            Some("OutOfpods"),
+            "the first, as with kubelet"
+        );
+        assert_eq!(requests.clone().plus(&less)[Resource::Pods], Amount::from_units(2));
         less[huge] = parse("4Mi").unwrap();
         assert_eq!(requests.clone().plus(&less)[huge], less[huge]);
         assert_eq!(requests.without(&less).resources().last(), Some(huge), "an amount of zero is one");

@@ -5,6 +5,7 @@ mod hooks;
 mod invariants;
 mod inventory;
 mod order;
+mod places;
 mod probes;
 mod processes;
 
@@ -71,6 +72,8 @@ pub struct World {
     network: Option<Ipv4Addr>,
     /// Of a thousand calls so many fail, and so many are late.
     pub fault_rate: u32,
+    /// How many pods may run at a time; `None`: any number.
+    pub max_pods: Option<usize>,
     /// The runtime answers.
     connected: bool,
     /// Counts the times in which neither the agent nor the runtime goes away.
@@ -149,6 +152,7 @@ impl World {
             wall_begun: VIRTUAL_BEGIN,
             network: None,
             fault_rate: 0,
+            max_pods: None,
             connected: true,
             quiet: 0,
             life: 0,
@@ -311,6 +315,7 @@ impl World {
         }
         let restarts = restart_all::pod_restarts(pod);
         self.note(|| format!("start {} {}/{} pid {pid} restarts {restarts}", short(&id), pod.record.key, slot.name));
+        self.check_places();
         self.hooks_of_started(&id, slot);
         self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
         self.draw_life(pid, slot.role == Role::Init);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{Check, Claims, NodeClaims, Place};
+use super::{Check, Claims, Entry, NodeClaims, Place};
 use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal, TAINT_TOLERATION, UNEXPECTED};
 use limpet_core::plan::is_finished;
 use limpet_core::state::{ContainerSlot, PodState, SandboxState};
@@ -18,19 +18,19 @@ use limpet_model::verdict::PodVerdict;
 pub struct Refused {
     /// What becomes of it.
     pub verdict: PodVerdict,
-    /// The pods whose end would make room for it.
-    pub victims: Vec<Arc<PodRecord>>,
+    /// The pods that have to end now to make room for it; `None`: none may.
+    pub victims: Option<Vec<Arc<PodRecord>>>,
 }
 
 impl Refused {
     pub(super) fn of(refusal: Refusal, record: &PodRecord) -> Self {
-        Self { verdict: refusal.verdict(record.source), victims: Vec::new() }
+        Self { verdict: refusal.verdict(record.source), victims: None }
     }
 
     /// It waits, whatever its source: others end for it, or it ran here before the agent started and its plugin may not be
     /// back yet.
     pub(super) fn for_now(refusal: Refusal) -> Self {
-        Self { verdict: refusal.verdict(SourceKind::File), victims: Vec::new() }
+        Self { verdict: refusal.verdict(SourceKind::File), victims: None }
     }
 }
 
@@ -44,10 +44,15 @@ pub(super) struct Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.of.offer.plugins.free(&self.key);
-        self.of.claims().remove(&self.key);
-        self.of.forget_reserved(&self.key);
+        let mut given = self.of.given();
+        given.claims.remove(&self.key);
+        if !given.places.contains_key(&self.key) {
+            given.forget_order(&self.key);
+        }
+        given.forget_reserved(&self.key);
+        drop(given);
         self.of.forget_resize(&self.key);
-        self.of.wake_waiting();
+        self.of.wake_all();
     }
 }
 
@@ -78,16 +83,20 @@ impl Hold {
             Claims { requests: all.requests.plus(&one.requests), ..all }
         });
         let Some(used) = used.filter(|used| !used.is_empty()) else { return Self::default() };
-        if node.give(key, used, Check { exclusive: false, requests: false, devices: false }).is_err() {
+        if node.give(key, used, Check { place: false, exclusive: false, requests: false, devices: false }).is_err() {
             return Self::default();
         }
         uids.iter().for_each(|uid| node.offer.plugins.restore(key, uid));
         Self { claim: Some(Claim { of: Arc::clone(node), key: key.clone() }), ..Self::default() }
     }
 
-    /// The pod has that place from now on.
-    pub fn begin(&mut self, place: Option<Place>) {
-        self.place = place;
+    /// The pod has that from now on.
+    pub fn begin(&mut self, entry: Option<Entry>) {
+        match entry {
+            Some(Entry::Place(place)) => self.place = Some(place),
+            Some(Entry::Promise(promise)) => self.claim = Some(promise.0),
+            None => {}
+        }
     }
 
     /// Brings the claim in line with what the pod needs. A refusal: it begins to wait, waits for another reason, or fails.
@@ -116,47 +125,47 @@ impl Hold {
                     }
                     return Some(refused);
                 }
+                if refused.victims.is_none() {
+                    node.forget_reserved(key);
+                }
                 self.waits = Some(waits);
                 let known = pod.verdict.as_ref() == Some(&refused.verdict);
                 pod.verdict = Some(refused.verdict.clone());
-                (!known).then_some(refused)
+                let ends_others = refused.victims.as_ref().is_some_and(|victims| !victims.is_empty());
+                (!known || ends_others).then_some(refused)
             }
         }
     }
 
     fn claim(&mut self, node: &Arc<NodeClaims>, key: &PodKey, pod: &PodState) -> Result<(), Refused> {
         let uses = uses_node(pod);
+        node.renew_place(&pod.record);
         if !uses {
-            node.permits(&pod.record)
-                .map_err(|refusal| Refused { verdict: refusal.for_good(), victims: Vec::new() })?;
+            node.permits(&pod.record).map_err(|refusal| Refused { verdict: refusal.for_good(), victims: None })?;
             node.selects(&pod.record).map_err(|refusal| Refused::of(refusal, &pod.record))?;
-            if self.place.is_none() {
-                self.place = node.take_place();
-            }
-            if self.place.is_none() {
-                return Err(Refused::of(node.out_of_pods(), &pod.record));
-            }
         }
+        let place = !uses && self.place.is_none();
         let wanted = node.wanted(&pod.record);
-        let has = self.claim.is_some().then(|| node.claims().get(key).cloned()).flatten();
-        if has.is_none() && wanted.is_empty() {
+        let has = self.claim.is_some().then(|| node.given().claims.get(key).cloned()).flatten();
+        if has.is_none() && !place && wanted.is_empty() {
             return Ok(());
         }
         // One that was found without a claim uses what it names, and an edit of the requests of one that runs counts at once.
         let check = match &has {
-            None => Check { exclusive: !uses, requests: !uses, devices: !uses },
+            None => Check { place, exclusive: !uses, requests: !uses, devices: !uses },
             Some(has) => Check {
+                place,
                 exclusive: wanted.grows_exclusively(has),
                 requests: !uses && wanted.requests_more(has),
                 devices: wanted.has_more_devices(has),
             },
         };
-        let given = node.give(key, wanted, check);
-        if given.as_ref().err().is_none_or(|refused| !refused.victims.is_empty()) {
-            // Also of one that waits for the end of others: what is kept for it is free once it is gone.
-            self.claim.get_or_insert_with(|| Claim { of: Arc::clone(node), key: key.clone() });
+        // Also of one that waits for the end of others: what is kept for it is free once it is gone.
+        self.claim.get_or_insert_with(|| Claim { of: Arc::clone(node), key: key.clone() });
+        node.give(key, wanted, check)?;
+        if place {
+            self.place = Some(node.place_of(key));
         }
-        given?;
         node.offer.plugins.restore(key, &pod.record.uid);
         Ok(())
     }
@@ -189,7 +198,7 @@ pub(super) fn is_claim(verdict: &PodVerdict) -> bool {
 }
 
 /// Whether something of the pod may be bound to its ports, or have its devices open.
-pub(super) fn uses_node(pod: &PodState) -> bool {
+pub fn uses_node(pod: &PodState) -> bool {
     let has_sandbox = match pod.sandbox {
         SandboxState::Absent { .. } | SandboxState::Gone => false,
         SandboxState::Preparing | SandboxState::Ready(_) | SandboxState::Releasing => true,

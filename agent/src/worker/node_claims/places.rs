@@ -1,67 +1,101 @@
 //! How many pods the node may have at a time: `maxPods`. A pod has its place until it is over, as under kubelet, where pods
-//! that have finished are not counted.
+//! that have finished are not counted. For a critical pod beyond the number a lesser one ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::Notify;
+use limpet_core::admission::Refusal;
+use limpet_model::pod::requests::Requests;
+use limpet_model::pod::{PodKey, PodRecord};
 
-use super::NodeClaims;
-use limpet_core::admission::{OUT_OF_PODS, Refusal};
+use super::hold::{Claim, Refused};
+use super::{Check, NodeClaims, one_place};
 
-/// The places of the node. More may be taken than there are: by pods that were found running.
-#[derive(Debug)]
-pub(super) struct Places {
-    count: usize,
-    taken: AtomicUsize,
-    freed: Notify,
-}
-
-impl Places {
-    /// `None`: any number.
-    pub(super) fn new(count: Option<usize>) -> Self {
-        Self { count: count.unwrap_or(usize::MAX), taken: AtomicUsize::new(0), freed: Notify::new() }
-    }
-}
-
-/// A pod's place, until this is dropped.
+/// A pod's place, until this is dropped. More may be taken than there are: by pods that were found running.
 #[derive(Debug)]
 pub struct Place {
     of: Arc<NodeClaims>,
+    key: PodKey,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         // Before the wake-up: who is woken tries to take the place at once.
-        self.of.places.taken.fetch_sub(1, Ordering::Relaxed);
-        self.of.places.freed.notify_one();
-        self.of.wake_waiting();
+        let mut given = self.of.given();
+        given.places.remove(&self.key);
+        if !given.claims.contains_key(&self.key) {
+            given.forget_order(&self.key);
+        }
+        drop(given);
+        self.of.wake_all();
     }
 }
 
+/// With what a pod begins.
+#[derive(Debug)]
+pub enum Entry {
+    /// It has a place.
+    Place(Place),
+    /// The next one that becomes free is kept for it: its worker has lesser pods end.
+    Promise(Promise),
+}
+
+/// What is kept for a pod until this is dropped.
+#[derive(Debug)]
+pub struct Promise(pub(super) Claim);
+
 impl NodeClaims {
-    /// A place for a pod; `None`: all are taken.
-    pub fn take_place(self: &Arc<Self>) -> Option<Place> {
-        let next = |taken: usize| (taken < self.places.count).then_some(taken + 1);
-        self.places.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
-        Some(Place { of: Arc::clone(self) })
+    /// A place for a pod, or the promise of one.
+    ///
+    /// # Errors
+    /// All places are taken, and no pod may end for this one, or that would not be enough.
+    pub fn enter(self: &Arc<Self>, record: &Arc<PodRecord>) -> Result<Entry, Refusal> {
+        let (key, place) = (&record.key, self.place());
+        let mut given = self.given();
+        let Err(refusal) = given.has_place(record, &place, &self.capacity) else {
+            given.places.insert(key.clone(), Arc::clone(record));
+            return Ok(Entry::Place(self.place_of(key)));
+        };
+        if !given.outranks_any(record) || self.permits(record).is_err() || self.selects(record).is_err() {
+            return Err(refusal);
+        }
+        let (wanted, check) =
+            (self.wanted(record), Check { place: true, exclusive: true, requests: true, devices: true });
+        let Err(Refused { victims: Some(_), .. }) = self.check(&given, key, &wanted, check) else {
+            return Err(refusal);
+        };
+        given.reserve(record, self.counted(&wanted, check));
+        Ok(Entry::Promise(Promise(Claim { of: Arc::clone(self), key: key.clone() })))
     }
 
     /// The place of a pod that was found running, also beyond the number.
-    pub fn place_of_running(self: &Arc<Self>) -> Place {
-        self.places.taken.fetch_add(1, Ordering::Relaxed);
-        Place { of: Arc::clone(self) }
+    pub fn place_of_running(self: &Arc<Self>, record: &Arc<PodRecord>) -> Entry {
+        self.given().places.insert(record.key.clone(), Arc::clone(record));
+        Entry::Place(self.place_of(&record.key))
     }
 
-    /// Resolves once a place was given back, for one caller. Cancel safe.
+    /// What the pod has been entered with.
+    pub(super) fn place_of(self: &Arc<Self>, key: &PodKey) -> Place {
+        Place { of: Arc::clone(self), key: key.clone() }
+    }
+
+    /// What a place counts: nothing, where there is any number of them.
+    pub(super) fn place(&self) -> Requests {
+        self.offer.max_pods.map(|_| one_place()).unwrap_or_default()
+    }
+
+    /// The pod that has a place is of this version now. Another may be allowed to have it end.
+    pub(super) fn renew_place(&self, record: &Arc<PodRecord>) {
+        let mut given = self.given();
+        let Some(before) = given.places.get_mut(&record.key).filter(|before| !Arc::ptr_eq(before, record)) else {
+            return;
+        };
+        *before = Arc::clone(record);
+        drop(given);
+        self.wake_all();
+    }
+
+    /// Resolves once a place may be had, for one caller. Cancel safe.
     pub async fn place_freed(&self) {
-        self.places.freed.notified().await;
-    }
-
-    /// All places are taken, in kubelet's words.
-    pub fn out_of_pods(&self) -> Refusal {
-        let (taken, count) = (self.places.taken.load(Ordering::Relaxed), self.places.count);
-        let message = format!("Node didn't have enough resource: pods, requested: 1, used: {taken}, capacity: {count}");
-        Refusal { reason: OUT_OF_PODS.to_owned(), message }
+        self.place_freed.notified().await;
     }
 }

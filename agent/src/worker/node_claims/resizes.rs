@@ -15,7 +15,7 @@ use limpet_core::state::PodState;
 pub struct NoRoom {
     /// What is not there.
     pub refusal: Refusal,
-    /// The pods whose end would make room for it.
+    /// The pods that have to end now to make room for it.
     pub victims: Vec<Arc<PodRecord>>,
 }
 
@@ -34,27 +34,25 @@ impl NodeClaims {
     /// Gives the pod the requests of `desired`, if they fit beside those of the others and of the resizes before it.
     fn resize(&self, key: &PodKey, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
         let wanted = self.wanted(desired);
-        let mut claims = self.claims();
-        let grows = claims.get(key).is_none_or(|has| wanted.requests_more(has));
+        let mut given = self.given();
+        let grows = given.claims.get(key).is_none_or(|has| wanted.requests_more(has));
         if let Some(allocatable) = self.offer.allocatable.as_ref().filter(|_| grows) {
-            let reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = reserved.iter().filter(|(_, theirs)| admission::preempts(&theirs.record, desired));
-            let claimed: BTreeMap<PodKey, Requests> =
-                claims.iter().chain(before).map(|(key, claims)| (key.clone(), claims.requests.clone())).collect();
-            drop(reserved);
+            let owned = |(key, requests): (&PodKey, &Requests)| (key.clone(), requests.clone());
+            let claims = given.claims.iter().map(|(key, claims)| (key, &claims.requests));
+            let claimed: BTreeMap<PodKey, Requests> = claims.chain(given.reserved_over(desired)).map(owned).collect();
             let mut resizes = self.resizes();
             let (pending, begun) = &mut *resizes;
             *begun += u64::from(!pending.contains_key(key));
             let since = pending.get(key).map_or(*begun, |resize| resize.since);
             pending.insert(key.clone(), PendingResize { desired: Arc::clone(desired), since });
             if let Err(refusal) = admission::resize_fits(key, pending, claimed, allocatable) {
-                let others = || claims.iter().filter(|(other, _)| *other != key).map(|(_, theirs)| theirs);
-                let used = others().fold(Requests::default(), |sum, theirs| sum.plus(&theirs.requests));
-                let victims = admission::victims(desired, others().map(|theirs| &theirs.record), &used, allocatable);
+                let used = given.used(key);
+                let victims = given.victims(desired, &wanted.requests, used, allocatable).unwrap_or_default();
+                given.order(&victims);
                 return Err(NoRoom { refusal, victims });
             }
         }
-        if let Some(has) = claims.get_mut(key) {
+        if let Some(has) = given.claims.get_mut(key) {
             (has.requests, has.record) = (wanted.requests, wanted.record);
         }
         Ok(())

@@ -1,11 +1,13 @@
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 
+mod places;
+
 use super::hold::is_claim;
 use super::*;
 use limpet_core::fixtures::{amounts, now, record_of};
 use limpet_core::state::{PodState, SandboxState};
-use limpet_model::source::SourceKind::{self, Api, File, Push};
+use limpet_model::source::SourceKind::{self, Api, File, Http, Push};
 use limpet_model::verdict::PodVerdict;
 
 fn pod(name: &str, source: SourceKind, resources: Value) -> Arc<PodRecord> {
@@ -99,13 +101,25 @@ fn a_pod_of_a_manifest_has_pods_of_the_apiserver_end_for_it() {
     assert!(remote.settle(&node).is_none() && pushed.settle(&node).is_none());
     let mut critical = Candidate::new(&pod("critical", File, cpu("1")));
     let names = |refused: Refused| -> Vec<String> {
-        refused.victims.iter().map(|victim| victim.key.name().to_owned()).collect()
+        refused.victims.iter().flatten().map(|victim| victim.key.name().to_owned()).collect()
     };
     assert_eq!(names(critical.settle(&node).unwrap()), ["remote"]);
-    let mut too_large = Candidate::new(&pod("too-large", File, cpu("2")));
-    assert_eq!(names(too_large.settle(&node).unwrap()), ["remote", "pushed"]);
-    let mut far_too_large = Candidate::new(&pod("far-too-large", File, cpu("3")));
-    assert_eq!(names(far_too_large.settle(&node).unwrap()), [""; 0]);
+    let mut second = Candidate::new(&pod("second", File, cpu("1")));
+    assert_eq!(names(second.settle(&node).unwrap()), ["pushed"], "the other one ends already, for the first");
+    let mut third = Candidate::new(&pod("third", File, cpu("1")));
+    assert!(third.settle(&node).unwrap().victims.is_none(), "all who may end are to");
+    remote.1.give_back();
+    assert!(second.settle(&node).is_none() && second.reason() == "OutOfcpu", "the first one's turn");
+    assert!(critical.settle(&node).is_none() && critical.reason().is_empty());
+    pushed.1.give_back();
+    assert!(third.settle(&node).is_none() && third.reason() == "OutOfcpu");
+    assert!(second.settle(&node).is_none() && second.reason().is_empty());
+    for of in [critical, second] {
+        drop(of);
+    }
+    let mut larger = Candidate::new(&pod("larger", Push, cpu("2")));
+    assert!(third.settle(&node).is_none() && third.reason().is_empty());
+    assert!(larger.settle(&node).unwrap().victims.is_none(), "it is not critical");
 }
 
 #[test]
@@ -183,7 +197,7 @@ fn what_a_critical_pod_has_others_end_for_is_kept_for_it_until_it_is_gone() {
     let mut pushed = Candidate::new(&pod("pushed", Push, cpu("2")));
     assert!(pushed.settle(&node).is_none());
     let mut critical = Candidate::new(&pod("critical", File, cpu("1500m")));
-    assert_eq!(critical.settle(&node).unwrap().victims.len(), 1);
+    assert_eq!(critical.settle(&node).unwrap().victims.unwrap().len(), 1);
     pushed.1.give_back();
     assert_eq!(&*pushed.settle(&node).unwrap().verdict.reason, "OutOfcpu", "it is not taken again");
     let mut small = Candidate::new(&pod("small", Push, cpu("500m")));
@@ -195,7 +209,7 @@ fn what_a_critical_pod_has_others_end_for_is_kept_for_it_until_it_is_gone() {
     assert!(pushed.settle(&node).is_none() && pushed.reason().is_empty());
     // Nothing is kept for one that is not there any more.
     let mut gone = Candidate::new(&pod("gone", File, cpu("1")));
-    assert_eq!(gone.settle(&node).unwrap().victims.len(), 1);
+    assert_eq!(gone.settle(&node).unwrap().victims.unwrap().len(), 1);
     pushed.1.give_back();
     drop(gone);
     assert!(pushed.settle(&node).is_none());
@@ -225,46 +239,9 @@ fn what_is_refused_for_good_is_so_before_any_pod_ends_for_it() {
             let refused = Candidate::new(&Arc::new(record)).settle(&node).unwrap();
             let final_reason = refused.verdict.is_final().then(|| refused.verdict.reason.to_string());
             assert_eq!(final_reason.as_deref(), reason, "{name} {source:?}");
-            assert_eq!(refused.victims.is_empty(), reason.is_some(), "{name} {source:?}");
+            assert_eq!(refused.victims.is_none(), reason.is_some(), "{name} {source:?}");
         }
     }
-}
-
-#[test]
-fn a_pod_has_its_place_until_it_is_over() {
-    let offer = NodeOffer { max_pods: Some(1), ..NodeOffer::default() };
-    let node = Arc::new(NodeClaims::new(offer, BTreeMap::new()));
-    let mut first = Candidate::new(&pod("first", File, json!({})));
-    assert!(first.settle(&node).is_none());
-    assert!(node.place_freed().now_or_never().is_none() && node.take_place().is_none());
-    let mut waits = Candidate::new(&pod("waits", File, json!({})));
-    let refused = waits.settle(&node).unwrap();
-    let message =
-        "Node didn't have enough resource: pods, requested: 1, used: 1, capacity: 1; it starts when that has changed";
-    assert_eq!((&*refused.verdict.reason, &*refused.verdict.message), ("OutOfpods", message));
-    assert!(Candidate::new(&pod("of-api", Api, json!({}))).settle(&node).unwrap().verdict.is_final());
-    first.0.fail(PodVerdict::deadline_exceeded());
-    assert!(first.settle(&node).is_none());
-    assert!(waits.1.freed().now_or_never().is_some(), "it is woken once the place is free");
-    assert!(waits.settle(&node).is_none() && waits.0.verdict.is_none());
-    assert!(node.take_place().is_none() && node.place_freed().now_or_never().is_some());
-    // What was found running counts beyond the number, and the next one waits until it has ended.
-    let running = node.place_of_running();
-    waits.1.give_back();
-    assert!(node.take_place().is_none());
-    drop(running);
-    assert!(node.take_place().is_some());
-}
-
-#[test]
-fn a_pod_that_is_refused_for_good_gives_all_back_at_once() {
-    let offer = NodeOffer { max_pods: Some(1), ..NodeOffer::default() };
-    let node = Arc::new(NodeClaims::new(offer, BTreeMap::new()));
-    let spec = json!({ "containers": [{ "name": "a" }], "os": { "name": "windows" } });
-    let mut refused = Candidate::new(&record_of("refused", File, spec));
-    refused.1.begin(node.take_place());
-    assert!(refused.settle(&node).unwrap().verdict.is_final());
-    assert!(node.take_place().is_some());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What a worker does when the node is short of something: its pod ends or does not start, and runs once that is over. Part
 //! of [`super`].
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use limpet_core::eviction::admission;
@@ -9,10 +10,48 @@ use limpet_core::plan::is_finished;
 use limpet_core::state::Now;
 use limpet_model::pod::PodRecord;
 use limpet_model::verdict::PodVerdict;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::PodWorker;
+use crate::worker::WorkerContext;
 use crate::worker::inbox::EvictionOrder;
+use crate::worker::node_claims::NodeClaims;
+
+/// Orders to end for this pod that are still to be sent. The node counts those pods as ending, so it learns of an order that
+/// is never sent.
+#[derive(Debug)]
+pub(super) struct Orders {
+    node: Arc<NodeClaims>,
+    to: mpsc::Sender<EvictionOrder>,
+    victims: VecDeque<Arc<PodRecord>>,
+}
+
+impl Orders {
+    pub(super) fn new(context: &WorkerContext) -> Self {
+        let (node, to) = (Arc::clone(&context.node_claims), context.evictions.clone());
+        Self { node, to, victims: VecDeque::new() }
+    }
+
+    /// Sends the next one; never resolves while there is none. Cancel safe.
+    pub(super) async fn send_next(&mut self) {
+        if self.victims.is_empty() {
+            return std::future::pending().await;
+        }
+        // Without a supervisor the agent stops.
+        let Ok(permit) = self.to.reserve().await else { return std::future::pending().await };
+        let Some(victim) = self.victims.pop_front() else { return };
+        let (key, uid) = (victim.key.clone(), victim.uid.clone());
+        // The end shows in what it gives back.
+        let (done, _) = oneshot::channel();
+        permit.send(EvictionOrder { key, uid, verdict: PodVerdict::preempted(), done });
+    }
+}
+
+impl Drop for Orders {
+    fn drop(&mut self) {
+        self.victims.iter().for_each(|victim| self.node.forget_order(&victim.key));
+    }
+}
 
 impl PodWorker {
     /// Ends the pod, unless it ends anyway.
@@ -28,16 +67,11 @@ impl PodWorker {
     }
 
     /// Has other pods end so that this one can start. It is woken when what they had is free.
-    pub(super) fn preempt(&self, victims: &[Arc<PodRecord>]) {
+    pub(super) fn preempt(&mut self, victims: &[Arc<PodRecord>]) {
         for victim in victims {
-            let (done, _) = oneshot::channel();
-            let (key, uid) = (victim.key.clone(), victim.uid.clone());
-            tracing::info!(pod = %self.key, victim = %key, "a pod ends in order to admit a critical one");
-            let order = EvictionOrder { key, uid, verdict: PodVerdict::preempted(), done };
-            if self.context.evictions.try_send(order).is_err() {
-                tracing::warn!(pod = %self.key, victim = %victim.key, "too many pods are to end at once: this one does not");
-            }
+            tracing::info!(pod = %self.key, victim = %victim.key, "a pod ends in order to admit a critical one");
         }
+        self.orders.victims.extend(victims.iter().cloned());
     }
 
     /// Refuses a pod that has not begun while the node is short of something, and makes one anew that was ended for what it

@@ -13,6 +13,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::{Supervisor, command_for};
 use crate::executor::ExecutorError;
 use crate::worker::adoption::{self, FoundPod};
+use crate::worker::node_claims::uses_node;
 
 /// After a reading that failed, while containerd's events still come.
 const READ_AGAIN: Duration = Duration::from_secs(1);
@@ -126,9 +127,9 @@ impl Supervisor {
             return;
         }
         // A pod that is over has no place: its worker keeps the status and the logs.
-        let runs = incarnations.iter().any(|pod| !pod.is_failed() && !is_finished(pod));
-        let place = runs.then(|| self.context.node_claims.place_of_running());
-        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)), place);
+        let runs = |pod: &&PodState| uses_node(pod) || (!pod.is_failed() && !is_finished(pod));
+        let entry = incarnations.iter().rfind(runs).map(|pod| self.context.node_claims.place_of_running(&pod.record));
+        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)), entry);
         if let Some(inbox) = self.workers.get(&key) {
             inbox.put(|messages| messages.found = Some(found.containers));
         }
