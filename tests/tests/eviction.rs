@@ -195,19 +195,16 @@ fn process_ids_are_reclaimed(node: &mut TestNode) -> Result<()> {
 fn memory_is_measured_more_often_the_less_is_left(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
-    let measured = wait::until(wait::SOON, "a measurement with much left", || {
-        let log = node.agent.log();
-        let line = log.lines().rfind(|line| line.contains("the node was measured") && line.contains("again_in=60s"))?;
-        let left = line.split("memory_available=").nth(1)?;
-        left.split_whitespace().next()?.parse::<u64>().ok()
-    })?;
-    let threshold = measured.saturating_sub(100 << 20) >> 10;
+    let left = |log: &str, again_in: &str| {
+        let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut measured = lines.filter(|line| line["message"] == "the node was measured");
+        measured.find(|line| line["again_in"] == again_in)?["memory_available"].as_u64()
+    };
+    let much = wait::until(wait::SOON, "a measurement with much left", || left(&node.agent.log(), "60s"))?;
+    let threshold = much.saturating_sub(100 << 20) >> 10;
     node.agent.kill();
     let before = node.agent.log_size();
     node.agent.reconfigure(|settings| settings.kubelet = lines("memory.available", &format!("{threshold}Ki"), "1s"))?;
     node.agent.start()?;
-    wait::until(wait::SOON, "a measurement with little left", || {
-        let log = node.agent.log_from(before);
-        log.lines().any(|line| line.contains("the node was measured") && line.contains("again_in=10s")).then_some(())
-    })
+    wait::until(wait::SOON, "a measurement with little left", || left(&node.agent.log_from(before), "10s")).map(drop)
 }

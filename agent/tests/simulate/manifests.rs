@@ -60,7 +60,7 @@ impl Made {
             needs_address: rng.u32(0..4) == 0,
             host_network: rng.bool(),
             grace: rng.u32(1..10),
-            priority: rng.bool().then(|| rng.u32(0..3)),
+            priority: (rng.u32(0..8) > 0).then(|| rng.u32(0..4)),
             deadline: (rng.u32(0..4) == 0).then(|| rng.u32(1..120)),
             generation: 0,
             labels: 0,

@@ -44,6 +44,7 @@ pub(super) fn a_lesser_pod_gives_its_place_to_a_critical_one(node: &mut TestNode
     node.apply(&pod("elsewhere", elsewhere))?;
     node.wait_pod("elsewhere", "waiting", waits)?;
     ensure!(main_process(node, &node.wait_running("lesser")?)? == before);
+    node.remove("elsewhere")?;
 
     node.apply(&simple("critical", IDLE))?;
     node.wait_running("critical")?;
