@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cgroup::{self, main_process, pod_limits};
 use limpet_tests::image::{self, ImageBuilder};
-use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
 use places::{

@@ -254,7 +254,8 @@ fn a_place_among_the_pods_is_a_resource_as_any_other() {
     };
     let node = amounts("2", "1Gi", "0").plus(&places(3));
     // Who runs, what the new one requests of the processors, and who ends for it.
-    let cases: [(&str, [Arc<PodRecord>; 3], &str, &[&str]); 6] = [
+    type Case = (&'static str, [Arc<PodRecord>; 3], &'static str, &'static [&'static str]);
+    let cases: [Case; 6] = [
         ("the class decides first", [guaranteed("g"), burstable("b", "1m"), plain("p", push)], "0", &["p"]),
         ("then the size", [burstable("large", "2m"), burstable("small", "1m"), guaranteed("g")], "0", &["small"]),
         ("of equal ones the apiserver's", [plain("a", push), plain("z", api), guaranteed("g")], "0", &["z"]),

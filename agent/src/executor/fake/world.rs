@@ -120,6 +120,8 @@ pub struct World {
     ephemeral: BTreeSet<(String, String)>,
     /// What had ended of pods that were evicted, by UID and container: its version and exit code.
     evicted: BTreeMap<(String, String), (String, Option<i32>)>,
+    /// How often all containers of each pod were to restart, by UID: what asked for it may be removed before the others start.
+    asked_restarts: BTreeMap<String, u32>,
     /// How many agents there were.
     agents: u32,
     /// What processes do, where it is not left to the seed.
@@ -162,6 +164,7 @@ impl World {
             containers: BTreeMap::new(),
             ephemeral: BTreeSet::new(),
             evicted: BTreeMap::new(),
+            asked_restarts: BTreeMap::new(),
             alive: BTreeMap::new(),
             ends: BTreeMap::new(),
             sandboxes: BTreeMap::new(),

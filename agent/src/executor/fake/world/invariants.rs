@@ -152,8 +152,8 @@ impl World {
         if slot.role == Role::Ephemeral {
             return Vec::new();
         }
-        let asks = |one: &Container| one.restarts_all && one.exit_code().is_some_and(|code| code != 0);
-        let most = restartable.iter().map(|one| one.recorded.identity.pod_restarts + u32::from(asks(one))).max();
+        let asked = self.asked_restarts.get(uid).copied();
+        let most = restartable.iter().map(|one| one.recorded.identity.pod_restarts).chain(asked).max();
         let mut wrong = Vec::new();
         if restarts > most.unwrap_or_default() {
             wrong.push(format!("{}/{} restarts with all, which none has asked for", pod.record.key, slot.name));

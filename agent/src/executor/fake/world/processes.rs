@@ -62,6 +62,11 @@ impl World {
         self.note(|| format!("exit {} pid {pid} code {code}", short(&id)));
         if let Some(one) = self.containers.get_mut(&id) {
             one.task = Some(Task::Stopped { code, at });
+            if one.restarts_all && code != 0 {
+                let identity = &one.recorded.identity;
+                let asked = self.asked_restarts.entry(identity.uid.clone()).or_default();
+                *asked = (*asked).max(identity.pod_restarts + 1);
+            }
         }
         let lost = self.rng.u32(0..1_000) < self.fault_rate;
         if let (true, false, Some(events)) = (self.connected, lost, &self.events) {
