@@ -10,8 +10,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures_util::FutureExt as _;
-use futures_util::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::watch;
 
 use super::client::Client;
@@ -25,6 +23,7 @@ mod content;
 mod credential_provider;
 mod document;
 mod error;
+mod flight;
 mod http;
 mod import;
 mod inventory;
@@ -42,13 +41,14 @@ pub use credential_provider::{
     AccountOfPod, CredentialProvider, PullAccount, ServiceAccount, ServiceAccounts, TokenAttributes, TokenCache,
 };
 pub use error::{CallError, ImageError};
+pub use flight::{PullStep, RunningPull};
 pub use preload::ArchiveEvent;
 pub use progress::PullProgress;
 
 use content::Store;
 use credential_provider::{CredentialProviders, Provided};
+use flight::{Flight, PullResult};
 use limpet_model::image::LocalImage;
-use limpet_model::image_name::normalize;
 use limpet_model::image_name::{ImageName, Target};
 
 /// How many credentials are tried in one pull.
@@ -96,17 +96,6 @@ impl PullAccess {
         let same_secrets = a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| Arc::ptr_eq(a, b) || a == b);
         same_secrets && self.pod() == other.pod()
     }
-}
-
-/// The result of one pull, shared by all that wait for it.
-type PullResult = Result<Arc<LocalImage>, ImageError>;
-type Job = BoxFuture<'static, PullResult>;
-
-/// A running pull, driven by the futures that wait for it; it stops when all are dropped.
-struct Flight {
-    job: WeakShared<Job>,
-    access: PullAccess,
-    progress: watch::Receiver<PullProgress>,
 }
 
 /// The node's images. Clones share everything.
@@ -221,65 +210,6 @@ impl Images {
         Ok(record.and_then(|record| record.target).map(|target| target.digest))
     }
 
-    /// Pulls an image, or the missing parts of it; concurrent calls for one image share a pull. When dropped, the pull stops
-    /// (unless another caller waits for it), and a later one resumes it.
-    ///
-    /// # Errors
-    /// See [`ImageError`]; [`ImageError::reason`] is kubelet's reason for it.
-    pub async fn pull(&self, reference: &str) -> PullResult {
-        self.pull_with(reference, PullAccess::default()).await
-    }
-
-    /// The same with what a pod may pull with; its secrets are tried before the node's credentials. Shared only between
-    /// callers with the same access: another pod may not be permitted to pull the image.
-    ///
-    /// # Errors
-    /// As [`Self::pull`].
-    pub async fn pull_with(&self, reference: &str, mut access: PullAccess) -> PullResult {
-        let name = ImageName::parse(reference)?;
-        access.account.take_if(|_| !self.inner.credential_providers.take_tokens(&name));
-        let job = self.join(name, access);
-        job.await
-    }
-
-    /// The progress of an image's pull; `None` when none runs. The receiver changes at most every second.
-    pub fn progress(&self, reference: &str) -> Option<watch::Receiver<PullProgress>> {
-        let name = normalize(reference).ok()?;
-        let flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        let flight = flights.get(&name)?.last()?;
-        flight.job.upgrade().is_some_and(|job| job.peek().is_none()).then(|| flight.progress.clone())
-    }
-
-    /// The running pull of this image, or a new one. A pull with another access starts when the one before it is done: content
-    /// that exists then is not downloaded again, only access is checked.
-    fn join(&self, name: ImageName, access: PullAccess) -> Shared<Job> {
-        let mut all = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|_, flights| {
-            flights.retain(|flight| flight.job.upgrade().is_some_and(|job| job.peek().is_none()));
-            !flights.is_empty()
-        });
-        let flights = all.entry(name.whole.clone()).or_default();
-        let same = flights.iter().find(|flight| flight.access.equals(&access));
-        if let Some(job) = same.and_then(|flight| flight.job.upgrade()) {
-            return job;
-        }
-        let before = flights.last().and_then(|flight| flight.job.upgrade());
-        let (sender, receiver) = watch::channel(PullProgress::default());
-        let (inner, own) = (Arc::clone(&self.inner), access.clone());
-        let job = async move {
-            if let Some(before) = before {
-                // The result of the earlier pull does not matter.
-                let _ = before.await;
-            }
-            inner.pull(name, &own, sender).await
-        };
-        let job = job.boxed().shared();
-        if let Some(weak) = job.downgrade() {
-            flights.push(Flight { job: weak, access, progress: receiver });
-        }
-        job
-    }
-
     /// Releases the leases of interrupted pulls in containerd, except for images that are still `wanted` (by their normalised
     /// name). Call it when the desired pods are known: once after a start, and when
     /// [`has_unfinished`](Self::has_unfinished) returns true. Returns whether no pull of an unwanted image still runs.
@@ -294,7 +224,7 @@ impl Images {
             if wanted(&image) {
                 continue;
             }
-            if self.progress(&image).is_some() {
+            if self.is_pulled(&image) {
                 all = false;
                 continue;
             }

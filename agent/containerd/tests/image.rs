@@ -9,16 +9,19 @@ mod node;
 
 use std::iter::repeat;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bearer::Bearer;
-use limpet_containerd::image::{ArchiveEvent, ImageError, Images, PullProgress};
+use limpet_containerd::image::{ArchiveEvent, ImageError, Images, PullAccess, PullProgress, PullStep, RunningPull};
+use limpet_model::object::{self, ObjectKind};
 use limpet_tests::claim::Port;
 use limpet_tests::image::{self, Image, ImageBuilder};
 use limpet_tests::need;
 use limpet_tests::registry::{PASSWORD, Proxy, Registry, USER};
 use node::Node;
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -179,7 +182,6 @@ async fn a_dropped_pull_stops_and_may_be_forgotten() {
         _ = images.pull(&name) => panic!("pulled through a cut"),
         cut = cut => cut.unwrap().unwrap(),
     }
-    assert!(images.progress(&name).is_none());
     assert_eq!(node.leases().await.len(), 1);
     images.forget_unwanted(|wanted| wanted == name).await.unwrap();
     assert_eq!(node.leases().await.len(), 1);
@@ -264,23 +266,90 @@ async fn a_pull_reports_its_progress() {
     let made = build("progress", BIG);
     registry.add(&made, "demo/big", "1").unwrap();
     let (images, name) = (node.images(), format!("{}/demo/big:1", registry.address()));
-    let pull = images.pull(&name);
-    tokio::pin!(pull);
-    // The first poll starts the pull.
-    assert!(futures_util::poll!(&mut pull).is_pending());
-    let mut progress = images.progress(&name).unwrap();
-    let mut seen: Vec<PullProgress> = Vec::new();
+    let seen = steps(images.start_pull(&name, PullAccess::default()).unwrap()).await;
+    let total: u64 = made.layers.iter().map(|layer| layer.bytes.len() as u64).sum();
+    let last = PullProgress { done: total, total, layers: 2, downloaded: 2, unpacked: 2 };
+    assert_eq!(seen.last(), Some(&last), "{seen:?}");
+}
+
+/// How far a pull was until it succeeded.
+async fn steps(mut pull: RunningPull) -> Vec<PullProgress> {
+    let mut seen = Vec::new();
     loop {
-        tokio::select! {
-            biased;
-            Ok(()) = progress.changed() => seen.push(*progress.borrow_and_update()),
-            outcome = &mut pull => break drop(outcome.unwrap()),
+        match pull.next().await {
+            PullStep::Progress(progress) => seen.push(progress),
+            PullStep::Ended(result) => {
+                result.unwrap();
+                return seen;
+            }
         }
     }
-    let total: u64 = made.layers.iter().map(|layer| layer.bytes.len() as u64).sum();
-    let last = PullProgress { done: total, total, unpacking: true };
-    assert_eq!(seen.last(), Some(&last), "{seen:?}");
-    assert!(images.progress(&name).is_none());
+}
+
+#[tokio::test]
+async fn a_pull_that_waits_for_another_one_shows_its_progress() {
+    let Some((node, registry)) = start() else { return };
+    let made = build("waiting", BIG);
+    registry.add(&made, "demo/big", "1").unwrap();
+    let (images, name) = (node.images(), format!("{}/demo/big:1", registry.address()));
+    let first = images.start_pull(&name, PullAccess::default()).unwrap();
+    // Another pod's secret: it pulls for itself, after the first.
+    let secret = json!({"kind": "Secret", "metadata": {"name": "pull"}, "type": "kubernetes.io/dockerconfigjson",
+        "stringData": {".dockerconfigjson": "{}"}});
+    let (secret, _) = object::decode(&secret, ObjectKind::Secret, "pull.yaml".into());
+    let access = PullAccess { secrets: [Arc::new(secret.unwrap())].into(), account: None };
+    let second = images.start_pull(&name, access).unwrap();
+    let (first, second) = tokio::join!(steps(first), steps(second));
+    let all = first.last().unwrap();
+    let shown = second.iter().filter(|progress| *progress == all).count();
+    assert_eq!(shown, 2, "the first pull's end and its own: {second:?}");
+}
+
+#[tokio::test]
+async fn layers_are_downloaded_side_by_side_and_unpacked_in_their_order() {
+    let Some((node, registry)) = start() else { return };
+    let made = build("layers", 1 << 20);
+    registry.add(&made, "demo/layers", "1").unwrap();
+    let proxy = Proxy::start(registry.address()).unwrap();
+    let [lower, upper] = [0, 1].map(|index| format!("/blobs/{}", made.layers[index].digest()));
+    let (images, name) = (node.images(), format!("{}/demo/layers:1", proxy.address()));
+    proxy.hold(&lower);
+    let pull = tokio::spawn(steps(images.start_pull(&name, PullAccess::default()).unwrap()));
+    let asked = proxy.clone();
+    tokio::task::spawn_blocking(move || asked.wait_request(&upper)).await.unwrap().unwrap();
+    // The upper layer arrives, but nothing is below it yet.
+    let mut seen = images.start_pull(&name, PullAccess::default()).unwrap();
+    wait_for(&mut seen, |progress| progress.downloaded == 1 && progress.unpacked == 0).await;
+    proxy.release();
+    let seen = pull.await.unwrap();
+    assert_eq!(seen.last().unwrap().unpacked, 2, "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_layer_is_unpacked_while_the_next_is_downloaded() {
+    let Some((node, registry)) = start() else { return };
+    let made = build("unpacked", 1 << 20);
+    registry.add(&made, "demo/layers", "1").unwrap();
+    let proxy = Proxy::start(registry.address()).unwrap();
+    let (images, name) = (node.images(), format!("{}/demo/layers:1", proxy.address()));
+    proxy.hold(&format!("/blobs/{}", made.layers[1].digest()));
+    let mut pull = images.start_pull(&name, PullAccess::default()).unwrap();
+    wait_for(&mut pull, |progress| progress.downloaded == 1 && progress.unpacked == 1).await;
+    proxy.release();
+    let seen = steps(pull).await;
+    assert_eq!(seen.last().unwrap().unpacked, 2, "{seen:?}");
+    node.collect_garbage().await;
+    assert!(node.images().find(&name).await.unwrap().is_some());
+}
+
+async fn wait_for(pull: &mut RunningPull, is_so: impl Fn(&PullProgress) -> bool) {
+    loop {
+        match pull.next().await {
+            PullStep::Progress(progress) if is_so(&progress) => return,
+            PullStep::Progress(_) => {}
+            PullStep::Ended(result) => panic!("ended before: {result:?}"),
+        }
+    }
 }
 
 #[tokio::test]

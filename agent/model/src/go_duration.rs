@@ -1,4 +1,4 @@
-//! Durations as Go writes them: `1m30s`, in configuration files and in what programs answer.
+//! Durations as Go writes them: `1m30s`, in configuration files, in what programs answer and in kubelet's messages.
 
 use std::time::Duration;
 
@@ -32,6 +32,25 @@ pub fn parse(text: &str) -> Option<Duration> {
     Duration::try_from_secs_f64(seconds).ok()
 }
 
+/// A duration as Go prints it, cut to milliseconds: `250ms`, `1.5s`, `1m30s`, `1h0m5s`.
+pub fn show(duration: Duration) -> String {
+    let (seconds, milliseconds) = (duration.as_secs(), duration.subsec_millis());
+    if seconds == 0 {
+        return if milliseconds == 0 { "0s".to_owned() } else { format!("{milliseconds}ms") };
+    }
+    let fraction = format!("{milliseconds:03}");
+    let fraction = match fraction.trim_end_matches('0') {
+        "" => String::new(),
+        digits => format!(".{digits}"),
+    };
+    let (hours, minutes, rest) = (seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{rest}{fraction}s"),
+        (0, _) => format!("{minutes}m{rest}{fraction}s"),
+        _ => format!("{hours}h{minutes}m{rest}{fraction}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,5 +74,25 @@ mod tests {
         for (text, milliseconds) in table {
             assert_eq!(parse(text), milliseconds.map(Duration::from_millis), "{text:?}");
         }
+    }
+
+    #[test]
+    fn durations_are_shown_as_in_go() {
+        let table = [
+            (0, "0s"),
+            (7, "7ms"),
+            (1_000, "1s"),
+            (1_234, "1.234s"),
+            (1_500, "1.5s"),
+            (1_050, "1.05s"),
+            (60_000, "1m0s"),
+            (90_250, "1m30.25s"),
+            (3_605_000, "1h0m5s"),
+        ];
+        for (milliseconds, text) in table {
+            assert_eq!(show(Duration::from_millis(milliseconds)), text);
+        }
+        assert_eq!(show(Duration::from_micros(1_999_999)), "1.999s");
+        assert_eq!(show(Duration::from_micros(999)), "0s");
     }
 }

@@ -82,7 +82,9 @@ async fn post_one(link: &Link, node: &str, event: &Event, known: bool) -> Result
     let document = event.as_kubernetes(node);
     let namespace = document.metadata.namespace.clone().unwrap_or_default();
     if known {
-        let patch = json!({ "count": document.count, "lastTimestamp": document.last_timestamp });
+        // The message of one that reports progress differs.
+        let patch =
+            json!({ "count": document.count, "lastTimestamp": document.last_timestamp, "message": document.message });
         let resource = Resource::Event(namespace.clone(), event.name(node));
         match link.send(Request::patch(resource, PatchType::Merge, patch).metadata_only()).await {
             // It was dropped for its age.

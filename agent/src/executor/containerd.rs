@@ -11,6 +11,7 @@ mod image;
 mod image_volume;
 mod permit;
 mod probe;
+mod pull;
 mod resize;
 mod sandbox;
 mod start;

@@ -158,12 +158,44 @@ impl Events {
     /// Records `event`, or raises the count of a stored event equal but for the times by its own. Returns the count.
     pub fn record(&self, mut event: Event) -> u32 {
         fault::cut(&mut event.message, MAX_MESSAGE);
+        let message = event.message.clone();
+        self.merge(event, |stored| *stored == message)
+    }
+
+    /// Records how something goes on that takes long: one event for all of it, whose message is always the newest.
+    /// `subject`: how those messages begin.
+    pub fn emit_progress(
+        &self,
+        pod: &(PodKey, PodUid),
+        container: &str,
+        reason: &'static str,
+        subject: &str,
+        at: &str,
+    ) {
+        let now = Timestamp::now();
+        let mut message = format!("{subject}{at}");
+        fault::cut(&mut message, MAX_MESSAGE);
+        let event = Event {
+            pod: Some(pod.clone()),
+            container: Some(container.to_owned()),
+            event_type: EventType::Normal,
+            reason: Cow::Borrowed(reason),
+            message,
+            count: 1,
+            first_seen: now,
+            last_seen: now,
+        };
+        self.merge(event, |stored| stored.starts_with(subject));
+    }
+
+    /// Records `event` in the place of a stored one of the same subject, with both their counts.
+    fn merge(&self, event: Event, is_same: impl Fn(&String) -> bool) -> u32 {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let known = ring.iter().position(|stored| {
             stored.pod == event.pod
                 && stored.container == event.container
                 && stored.reason == event.reason
-                && stored.message == event.message
+                && is_same(&stored.message)
         });
         let event = match known.and_then(|index| ring.remove(index)) {
             Some(stored) => {
@@ -213,6 +245,25 @@ mod tests {
         let stored: Vec<(String, u32)> =
             events.snapshot().into_iter().map(|event| (event.message, event.count)).collect();
         assert_eq!(stored, [("b".to_owned(), 1), ("a".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn progress_is_one_event_with_the_newest_message() {
+        let events = Events::default();
+        let pod = (PodKey::new("default", "web"), PodUid::new("1"));
+        let progress = |image: &str, at: &str| {
+            events.emit_progress(&pod, "main", "Pulling", &format!("Pulling image \"{image}\": "), at);
+        };
+        let begin = "Pulling image \"a\"".to_owned();
+        events.emit(Some(pod.clone()), Some("main"), EventType::Normal, "Pulling", begin.clone());
+        progress("a", "1 of 9 MiB");
+        progress("ab", "2 of 5 MiB");
+        progress("a", "5 of 9 MiB");
+        let stored: Vec<(String, u32)> =
+            events.snapshot().into_iter().map(|event| (event.message, event.count)).collect();
+        let wanted =
+            [(begin.as_str(), 1), ("Pulling image \"ab\": 2 of 5 MiB", 1), ("Pulling image \"a\": 5 of 9 MiB", 2)];
+        assert_eq!(stored, wanted.map(|(message, count)| (message.to_owned(), count)));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A TCP line to a registry that can be cut in mid-download, and that remembers the requests it carried.
+//! A TCP line to a registry that can be cut in mid-download, holds back requests, and remembers those it carried.
 
 use std::io::{ErrorKind, Read, Write};
 use std::iter::Peekable;
@@ -22,7 +22,8 @@ pub struct Proxy {
 struct Passage {
     target: SocketAddr,
     state: Mutex<State>,
-    was_cut: Condvar,
+    /// The line was cut, a request came, or one is no longer held back.
+    changed: Condvar,
 }
 
 /// After how many bytes of replies connections are cut, one after the other.
@@ -34,6 +35,8 @@ struct State {
     /// Bytes of replies.
     said: u64,
     heads: Vec<String>,
+    /// Requests whose head contains it are not passed on.
+    held: Option<String>,
 }
 
 impl std::fmt::Debug for State {
@@ -48,8 +51,8 @@ impl Proxy {
     pub fn start(target: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
-        let state = State { limits: no_limits(), cuts: 0, said: 0, heads: Vec::new() };
-        let passage = Arc::new(Passage { target, state: Mutex::new(state), was_cut: Condvar::new() });
+        let state = State { limits: no_limits(), cuts: 0, said: 0, heads: Vec::new(), held: None };
+        let passage = Arc::new(Passage { target, state: Mutex::new(state), changed: Condvar::new() });
         let carried = passage.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -83,7 +86,7 @@ impl Proxy {
 
     /// Where each request for the blob `digest` wanted it to begin.
     pub fn offsets(&self, digest: &str) -> Vec<u64> {
-        let wanted = format!("/blobs/{digest} ");
+        let wanted = format!("/blobs/{digest}");
         let offset = |head: &str| {
             let head = head.to_lowercase();
             let range = head.lines().find_map(|line| line.strip_prefix("range: bytes="));
@@ -102,11 +105,27 @@ impl Proxy {
         self.passage.state().cuts > 0
     }
 
+    /// From now on a request whose head contains `part` is not passed on until [`Self::release`].
+    pub fn hold(&self, part: &str) {
+        self.passage.state().held = Some(part.to_owned());
+    }
+
+    /// Passes on what was held back, and all that comes.
+    pub fn release(&self) {
+        self.passage.state().held = None;
+        self.passage.changed.notify_all();
+    }
+
+    /// Waits until a request has come whose head contains `part`, held back or not.
+    pub fn wait_request(&self, part: &str) -> Result<()> {
+        let came = |state: &State| state.heads.iter().any(|head| head.contains(part));
+        ensure!(self.passage.wait(came), "no request for {part}: {:#?}", self.requests());
+        Ok(())
+    }
+
     /// Waits until it has been cut.
     pub fn wait_cut(&self) -> Result<()> {
-        let wait = self.passage.was_cut.wait_timeout_while(self.passage.state(), wait::soon(), |state| state.cuts == 0);
-        let (state, _) = wait.unwrap_or_else(PoisonError::into_inner);
-        ensure!(state.cuts > 0, "the line was not cut");
+        ensure!(self.passage.wait(|state| state.cuts > 0), "the line was not cut");
         Ok(())
     }
 }
@@ -118,6 +137,23 @@ fn no_limits() -> Limits {
 impl Passage {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a state, and returns whether it came.
+    fn wait(&self, is_so: impl Fn(&State) -> bool) -> bool {
+        let waited = self.changed.wait_timeout_while(self.state(), wait::soon(), |state| !is_so(state));
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        is_so(&state)
+    }
+
+    /// Remembers a request, and returns when it may pass.
+    fn take_down(&self, head: String) {
+        let mut state = self.state();
+        state.heads.push(head.clone());
+        self.changed.notify_all();
+        while state.held.as_ref().is_some_and(|held| head.contains(held)) {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn carry(self: Arc<Self>, client: TcpStream) {
@@ -137,7 +173,7 @@ impl Passage {
             head.extend_from_slice(&buffer[..length]);
             while let Some(end) = head.windows(4).position(|window| window == b"\r\n\r\n") {
                 let request: Vec<_> = head.drain(..end + 4).collect();
-                self.state().heads.push(String::from_utf8_lossy(&request).trim().to_owned());
+                self.take_down(String::from_utf8_lossy(&request).trim().to_owned());
             }
             if to.write_all(&buffer[..length]).is_err() {
                 break;
@@ -168,7 +204,7 @@ impl Passage {
         state.said += passes as u64;
         if limit.is_some() {
             state.cuts += 1;
-            self.was_cut.notify_all();
+            self.changed.notify_all();
         }
         (passes, limit.is_some())
     }

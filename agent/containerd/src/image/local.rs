@@ -34,9 +34,7 @@ pub(super) struct Resolved {
 
 impl Resolved {
     fn layers(&self) -> Vec<Layer<'_>> {
-        let ids = self.config.rootfs().diff_ids().iter().zip(&self.chain_ids);
-        let layers = self.manifest.layers().iter().zip(ids);
-        layers.map(|(descriptor, (diff_id, chain_id))| Layer { descriptor, diff_id, chain_id }).collect()
+        Layer::of(&self.manifest, &self.config, &self.chain_ids)
     }
 
     /// The chain id of the image's snapshot.

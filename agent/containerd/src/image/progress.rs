@@ -1,37 +1,52 @@
-//! The progress of a pull, reported at most once a second and without a timer: only arriving bytes update it.
+//! The progress of a pull, reported at most once a second and without a timer: only what arrives updates it.
 
 use std::fmt;
 use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// The least time between two reports.
+/// The least time between two reports of arriving bytes.
 const PACE: Duration = Duration::from_secs(1);
 /// The least time between two lines in the log.
 const LOG_PACE: Duration = Duration::from_secs(10);
 
-/// How much of an image was downloaded.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// How far the pull of an image is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullProgress {
     /// Bytes of compressed layers in containerd, those of earlier attempts included.
     pub done: u64,
-    /// Bytes in all; 0 until the manifest is read.
+    /// Bytes of all layers; 0 until the manifest is read.
     pub total: u64,
-    /// All bytes were downloaded and the layers are being unpacked.
-    pub unpacking: bool,
+    /// How many layers there are; 0 until the manifest is read.
+    pub layers: usize,
+    /// How many of them are in containerd whole.
+    pub downloaded: usize,
+    /// How many of them are unpacked.
+    pub unpacked: usize,
+}
+
+impl PullProgress {
+    /// Whether all layers are downloaded, so that only unpacking is left.
+    pub fn is_downloaded(&self) -> bool {
+        self.layers > 0 && self.downloaded >= self.layers
+    }
 }
 
 impl fmt::Display for PullProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        match (self.unpacking, self.total) {
-            (true, total) => write!(f, "unpacking {} MiB", mib(total)),
-            (false, 0) => f.write_str("reading its manifest"),
-            (false, total) => write!(f, "{} of {} MiB", mib(self.done), mib(total)),
+        let Self { done, total, layers, downloaded, unpacked } = *self;
+        if layers == 0 {
+            return f.write_str("reading its manifest");
         }
+        if self.is_downloaded() {
+            return write!(f, "{} MiB downloaded, {unpacked} of {layers} layers unpacked", mib(total));
+        }
+        write!(f, "{} of {} MiB, {downloaded} of {layers} layers", mib(done), mib(total))
     }
 }
 
@@ -55,21 +70,28 @@ impl Meter {
         Self { image: image.to_owned(), state: Mutex::default(), out }
     }
 
-    /// The manifest is read.
-    pub(super) fn begin(&self, total: u64) {
-        self.change(Instant::now(), true, |progress| progress.total = total);
+    /// The manifest is read. An attempt with other credentials begins once more.
+    pub(super) fn begin(&self, total: u64, layers: usize) {
+        self.change(Instant::now(), true, |progress| {
+            *progress = PullProgress { total, layers, ..PullProgress::default() };
+        });
     }
 
-    /// All layers are downloaded.
-    pub(super) fn unpacking(&self) {
-        self.change(Instant::now(), true, |progress| progress.unpacking = true);
+    /// A layer is downloaded.
+    pub(super) fn downloaded(&self) {
+        self.change(Instant::now(), true, |progress| progress.downloaded += 1);
     }
 
-    /// Changes the state and reports it, if `at` is late enough after the last report or the change is a new phase.
-    fn change(&self, at: Instant, new_phase: bool, change: impl FnOnce(&mut PullProgress)) {
+    /// A layer is unpacked.
+    pub(super) fn unpacked(&self) {
+        self.change(Instant::now(), true, |progress| progress.unpacked += 1);
+    }
+
+    /// Changes the state and reports it, if `at` is late enough after the last report or the change is a `step`.
+    fn change(&self, at: Instant, step: bool, change: impl FnOnce(&mut PullProgress)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state.progress);
-        if new_phase || state.reported.is_none_or(|last| at.duration_since(last) >= PACE) {
+        if step || state.reported.is_none_or(|last| at.duration_since(last) >= PACE) {
             state.reported = Some(at);
             self.out.send_replace(state.progress);
         }
@@ -77,8 +99,8 @@ impl Meter {
         let logged = *state.logged.get_or_insert(at);
         if at.duration_since(logged) >= LOG_PACE {
             state.logged = Some(at);
-            let PullProgress { done, total, unpacking } = state.progress;
-            tracing::info!(image = self.image, done, total, unpacking, "image pull in progress");
+            let PullProgress { done, total, layers, downloaded, unpacked } = state.progress;
+            tracing::info!(image = self.image, done, total, layers, downloaded, unpacked, "image pull in progress");
         }
     }
 
@@ -111,12 +133,16 @@ impl BlobMeter<'_> {
 mod tests {
     use super::*;
 
+    fn progress(done: u64, downloaded: usize, unpacked: usize) -> PullProgress {
+        PullProgress { done, total: 100, layers: 2, downloaded, unpacked }
+    }
+
     #[test]
     fn progress_is_reported_once_a_second_and_summed_up() {
         let (out, mut seen) = watch::channel(PullProgress::default());
         let meter = Meter::new("demo", out);
-        meter.begin(100);
-        assert_eq!(*seen.borrow_and_update(), PullProgress { done: 0, total: 100, unpacking: false });
+        meter.begin(100, 2);
+        assert_eq!(*seen.borrow_and_update(), progress(0, 0, 0));
         let begin = meter.state.lock().ok().and_then(|state| state.reported).unwrap_or_else(Instant::now);
         let (mut a, mut b) = (meter.blob(), meter.blob());
         a.set_at(begin, 10);
@@ -125,7 +151,22 @@ mod tests {
         a.set_at(begin + PACE, 20);
         assert_eq!(seen.borrow_and_update().done, 25);
         b.set_at(begin + PACE, 0);
-        meter.unpacking();
-        assert_eq!(*seen.borrow_and_update(), PullProgress { done: 20, total: 100, unpacking: true });
+        meter.downloaded();
+        assert_eq!(*seen.borrow_and_update(), progress(20, 1, 0), "a layer is a step");
+        meter.unpacked();
+        assert_eq!(*seen.borrow_and_update(), progress(20, 1, 1));
+    }
+
+    #[test]
+    fn progress_reads_as_one_phrase() {
+        let mib = 1 << 20;
+        let table = [
+            (PullProgress::default(), "reading its manifest"),
+            (PullProgress { total: 100 * mib, done: mib / 2, ..progress(0, 1, 0) }, "1 of 100 MiB, 1 of 2 layers"),
+            (PullProgress { total: 9 * mib, ..progress(0, 2, 1) }, "9 MiB downloaded, 1 of 2 layers unpacked"),
+        ];
+        for (progress, text) in table {
+            assert_eq!(progress.to_string(), text);
+        }
     }
 }

@@ -1,14 +1,17 @@
 //! One pull: from a registry into containerd's content store, then to snapshots and an image record.
 //!
+//! Several layers are downloaded at once, and each is unpacked as soon as those below it are.
 //! Everything is created under one lease, whose id is derived from the image's name. An interrupted pull leaves lease and
 //! ingests, and the next one, also after a restart of the agent, resumes it.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use containerd_client::types;
 use futures_util::TryStreamExt as _;
 use futures_util::stream;
-use oci_spec::image::{Descriptor, ImageManifest};
+use oci_spec::image::{Descriptor, ImageConfiguration, ImageManifest};
+use tokio::sync::watch;
 
 use super::Config;
 use super::content::{Blob, Completed, Ingest, Labels, Opened, Store};
@@ -18,6 +21,7 @@ use super::local::{MAX_DEPTH, lease_id};
 use super::platform::HostPlatform;
 use super::progress::{BlobMeter, Meter};
 use super::registry::{Fetched, Session};
+use super::unpack::Layer;
 use limpet_model::image::LocalImage;
 
 /// Layers that are downloaded at once.
@@ -38,6 +42,14 @@ enum Broken {
     Cut(String),
     /// Anything else.
     For(ImageError),
+}
+
+/// An image's documents, as they were stored.
+struct Documents {
+    manifest: Box<ImageManifest>,
+    config: ImageConfiguration,
+    /// The target of the image's record.
+    target: types::Descriptor,
 }
 
 /// The pull of one image.
@@ -77,16 +89,45 @@ impl Pull<'_> {
 
     async fn run(&self) -> Result<LocalImage, ImageError> {
         let top = self.session.manifest(self.session.name.target.as_str()).await?;
-        let (manifest, target) = self.documents(top).await?;
-        self.meter.begin(manifest.layers().iter().map(Descriptor::size).sum());
-        let layers = stream::iter(manifest.layers().clone().into_iter().map(Ok));
-        layers.try_for_each_concurrent(PARALLEL_LAYERS, |layer| async move { self.layer(&layer).await }).await?;
-        self.meter.unpacking();
+        let Documents { manifest, config, target } = self.documents(top).await?;
+        let chain_ids = document::chain_ids(config.rootfs().diff_ids());
+        let layers = Layer::of(&manifest, &config, &chain_ids);
+        self.meter.begin(layers.iter().map(|layer| layer.descriptor.size()).sum(), layers.len());
+        self.layers(&layers).await?;
         self.store.finish(self.image(), &target, Labels::new(), &self.lease).await
     }
 
-    /// Stores indexes, manifest and configuration; returns the manifest, and the target of the image's record.
-    async fn documents(&self, top: Fetched) -> Result<(Box<ImageManifest>, types::Descriptor), ImageError> {
+    /// Downloads several layers at once, and unpacks what has arrived meanwhile.
+    async fn layers(&self, layers: &[Layer<'_>]) -> Result<(), ImageError> {
+        let call = |error| ImageError::call(self.image(), error);
+        let (arrived, arrivals) = watch::channel(vec![false; layers.len()]);
+        let arrived = &arrived;
+        let downloads = stream::iter(layers.iter().enumerate().map(Ok));
+        let download = downloads.try_for_each_concurrent(PARALLEL_LAYERS, |(index, layer)| async move {
+            self.layer(layer.descriptor).await?;
+            self.meter.downloaded();
+            arrived.send_modify(|arrived| arrived.iter_mut().skip(index).take(1).for_each(|layer| *layer = true));
+            Ok::<(), ImageError>(())
+        });
+        let unpack = self.store.unpack_arriving(layers, arrivals, &self.lease, || self.meter.unpacked());
+        let (mut download, mut unpack) = (pin!(download), pin!(unpack));
+        let downloaded = tokio::select! {
+            biased;
+            downloaded = &mut download => downloaded,
+            // It ends first only when it fails: without a layer it has nothing to end with.
+            unpacked = &mut unpack => return unpacked.map_err(call),
+        };
+        if downloaded.is_err() {
+            // The layer that is being unpacked is finished; no further one is begun.
+            arrived.send_replace(Vec::new());
+        }
+        let unpacked = unpack.await;
+        downloaded?;
+        unpacked.map_err(call)
+    }
+
+    /// Stores indexes, manifest and configuration.
+    async fn documents(&self, top: Fetched) -> Result<Documents, ImageError> {
         let image = self.image();
         let content = |cause: String| ImageError::content(image, cause);
         let platform = HostPlatform::current();
@@ -117,11 +158,11 @@ impl Pull<'_> {
                         None => self.session.small_blob(&digest).await?,
                     };
                     let parse = move |config: &[u8]| (document::parse_config(config, &manifest), manifest);
-                    let (config, (parsed, manifest)) = document::examine(config, parse).await;
-                    parsed.map_err(content)?;
-                    self.put(&digest, &config).await?;
+                    let (bytes, (config, manifest)) = document::examine(config, parse).await;
+                    let config = config.map_err(content)?;
+                    self.put(&digest, &bytes).await?;
                     // Set in the first round.
-                    return Ok((manifest, target.unwrap_or_default()));
+                    return Ok(Documents { manifest, config, target: target.unwrap_or_default() });
                 }
             }
         }

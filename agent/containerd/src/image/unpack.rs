@@ -9,7 +9,8 @@ use containerd_client::services::v1::snapshots::{
     CommitSnapshotRequest, PrepareSnapshotRequest, RemoveSnapshotRequest, StatSnapshotRequest,
 };
 use containerd_client::types::{self, Mount};
-use oci_spec::image::Descriptor;
+use oci_spec::image::{Descriptor, ImageConfiguration, ImageManifest};
+use tokio::sync::watch;
 use tonic::Code;
 
 use super::content::{Labels, Store};
@@ -31,6 +32,19 @@ pub(super) struct Layer<'a> {
     pub(super) chain_id: &'a str,
 }
 
+impl<'a> Layer<'a> {
+    /// An image's layers, lowest first.
+    pub(super) fn of(
+        manifest: &'a ImageManifest,
+        config: &'a ImageConfiguration,
+        chain_ids: &'a [String],
+    ) -> Vec<Self> {
+        let ids = config.rootfs().diff_ids().iter().zip(chain_ids);
+        let layers = manifest.layers().iter().zip(ids);
+        layers.map(|(descriptor, (diff_id, chain_id))| Self { descriptor, diff_id, chain_id }).collect()
+    }
+}
+
 impl Store {
     pub(super) fn snapshots(&self) -> SnapshotsClient<tonic::transport::Channel> {
         SnapshotsClient::new(self.client.channel())
@@ -49,19 +63,62 @@ impl Store {
 
     /// Unpacks the layers that are not unpacked yet, lowest first.
     pub(super) async fn unpack(&self, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
+        if self.is_unpacked(layers).await? {
+            return Ok(());
+        }
+        self.unpack_from(0, layers, lease).await
+    }
+
+    /// Unpacks each layer as soon as it has `arrived` and those below it are unpacked, and calls `unpacked` for it. Ends
+    /// with the last layer, or early once `arrived` is empty: no further one arrives.
+    pub(super) async fn unpack_arriving(
+        &self,
+        layers: &[Layer<'_>],
+        mut arrived: watch::Receiver<Vec<bool>>,
+        lease: &str,
+        unpacked: impl Fn(),
+    ) -> Result<(), CallError> {
+        let is_unpacked = self.is_unpacked(layers).await?;
+        for index in 0..layers.len() {
+            let is_over = {
+                let waited = arrived.wait_for(|arrived| arrived.get(index) != Some(&false)).await;
+                waited.map_or(true, |arrived| arrived.is_empty())
+            };
+            if is_over {
+                return Ok(());
+            }
+            if !is_unpacked {
+                self.unpack_from(index, layers.get(..=index).unwrap_or_default(), lease).await?;
+            }
+            unpacked();
+        }
+        Ok(())
+    }
+
+    /// Whether the snapshot of all layers exists: then those below it do.
+    async fn is_unpacked(&self, layers: &[Layer<'_>]) -> Result<bool, CallError> {
+        match layers.last() {
+            Some(top) => self.has_snapshot(top.chain_id).await,
+            None => Ok(true),
+        }
+    }
+
+    /// Unpacks the layers from `index` on; those below it were unpacked.
+    async fn unpack_from(&self, index: usize, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
         let _serial = self.unpacking.lock().await;
-        match self.unpack_missing(layers, lease).await {
+        match self.unpack_missing(index, layers, lease).await {
             // Nothing referred to a layer's snapshot, and it was collected after the look at it. Now it is unpacked for the lease.
             Err(error) if error.operation == PREPARE && error.code == Code::NotFound => {
-                self.unpack_missing(layers, lease).await
+                self.unpack_missing(0, layers, lease).await
             }
             done => done,
         }
     }
 
-    async fn unpack_missing(&self, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
-        let mut parent = "";
-        for layer in layers {
+    async fn unpack_missing(&self, index: usize, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
+        let (below, above) = layers.split_at_checked(index).unwrap_or_default();
+        let mut parent = below.last().map_or("", |layer| layer.chain_id);
+        for layer in above {
             if !self.has_snapshot(layer.chain_id).await? {
                 self.unpack_layer(layer, parent, lease).await?;
             }

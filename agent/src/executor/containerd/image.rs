@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::task::Poll;
 
 use super::ContainerdExecutor;
 use crate::status::event::EventType;
@@ -85,36 +84,8 @@ impl ContainerdExecutor {
         })
     }
 
-    async fn pull_image(
-        &self,
-        pod: &PodState,
-        slot: &ContainerSlot,
-        reference: &str,
-    ) -> Result<Arc<LocalImage>, ImageError> {
-        // Never closed; without a permit the pull goes on all the same.
-        let _permit = self.pulls.acquire().await.ok();
-        self.reporter.event(
-            pod,
-            Some(&slot.name),
-            EventType::Normal,
-            "Pulling",
-            format!("Pulling image \"{reference}\""),
-        );
-        let began = tokio::time::Instant::now();
-        let image = self.timed("pull_image", self.pull_in_sight(pod, reference)).await?;
-        let took = began.elapsed();
-        self.reporter.metrics.image_pulled(image.size, took);
-        tracing::info!(pod = %pod.record.key, container = slot.name, image = reference, bytes = image.size, took = ?took, "image pulled");
-        let message = format!(
-            "Successfully pulled image \"{reference}\" in {}ms. Image size: {} bytes.",
-            took.as_millis(),
-            image.size
-        );
-        self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
-        Ok(image)
-    }
-
-    fn pull_access(&self, pod: &PodState) -> PullAccess {
+    /// What the pod may pull with, beside the node's own credentials.
+    pub(super) fn pull_access(&self, pod: &PodState) -> PullAccess {
         PullAccess { secrets: self.pull_secrets(pod), account: self.pull_account(pod) }
     }
 
@@ -148,25 +119,6 @@ impl ContainerdExecutor {
             self.reporter.event(pod, None, EventType::Warning, "FailedToRetrieveImagePullSecret", message);
         }
         found.into()
-    }
-
-    /// Pulls, and shows in the pod's note how far it is.
-    async fn pull_in_sight(&self, pod: &PodState, reference: &str) -> Result<Arc<LocalImage>, ImageError> {
-        let mut pull = std::pin::pin!(self.images.pull_with(reference, self.pull_access(pod)));
-        if let Poll::Ready(done) = futures_util::poll!(pull.as_mut()) {
-            return done;
-        }
-        let Some(mut progress) = self.images.progress(reference) else { return pull.await };
-        loop {
-            tokio::select! {
-                done = &mut pull => return done,
-                Ok(()) = progress.changed() => {
-                    let now = *progress.borrow_and_update();
-                    self.reporter.publish_note(&pod.record, format!("pulling {reference}: {now}"));
-                }
-                else => return pull.await,
-            }
-        }
     }
 
     /// kubelet's two reasons: the first failure names the error, later ones the back-off.

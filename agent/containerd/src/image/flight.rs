@@ -1,0 +1,126 @@
+//! Running pulls: callers that ask for one image with the same access share one, and each sees how far it is.
+
+use std::sync::{Arc, PoisonError};
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared, WeakShared};
+use tokio::sync::watch;
+
+use super::error::ImageError;
+use super::progress::PullProgress;
+use super::{Images, PullAccess};
+use limpet_model::image::LocalImage;
+use limpet_model::image_name::{ImageName, normalize};
+
+/// The result of one pull, shared by all that wait for it.
+pub(super) type PullResult = Result<Arc<LocalImage>, ImageError>;
+type Job = BoxFuture<'static, PullResult>;
+
+/// A running pull, driven by the futures that wait for it; it stops when all are dropped.
+pub(super) struct Flight {
+    job: WeakShared<Job>,
+    access: PullAccess,
+    progress: watch::Receiver<PullProgress>,
+}
+
+impl Flight {
+    /// Its job, unless it has ended.
+    fn running(&self) -> Option<Shared<Job>> {
+        self.job.upgrade().filter(|job| job.peek().is_none())
+    }
+}
+
+/// One caller's part in a pull. It goes on only while one of its callers waits in [`Self::next`]; when all are dropped it
+/// stops, and a later pull resumes it.
+pub struct RunningPull {
+    job: Shared<Job>,
+    progress: watch::Receiver<PullProgress>,
+}
+
+impl std::fmt::Debug for RunningPull {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RunningPull").field("progress", &*self.progress.borrow()).finish_non_exhaustive()
+    }
+}
+
+/// What a caller learns next of a pull.
+#[derive(Debug)]
+pub enum PullStep {
+    /// How far it is; at most once a second, and at each layer.
+    Progress(PullProgress),
+    /// Its end.
+    Ended(PullResult),
+}
+
+impl RunningPull {
+    /// The next step. Cancel safe; not to be called after the end.
+    pub async fn next(&mut self) -> PullStep {
+        tokio::select! {
+            biased;
+            Ok(()) = self.progress.changed() => PullStep::Progress(*self.progress.borrow_and_update()),
+            ended = &mut self.job => PullStep::Ended(ended),
+        }
+    }
+}
+
+impl Images {
+    /// Pulls an image, or the missing parts of it; concurrent calls for one image share a pull. When dropped, the pull stops
+    /// (unless another caller waits for it), and a later one resumes it.
+    ///
+    /// # Errors
+    /// See [`ImageError`]; [`ImageError::reason`] is kubelet's reason for it.
+    pub async fn pull(&self, reference: &str) -> PullResult {
+        self.start_pull(reference, PullAccess::default())?.job.await
+    }
+
+    /// The same with what a pod may pull with; its secrets are tried before the node's credentials. Shared only between
+    /// callers with the same access: another pod may not be permitted to pull the image.
+    ///
+    /// # Errors
+    /// `InvalidName`.
+    pub fn start_pull(&self, reference: &str, mut access: PullAccess) -> Result<RunningPull, ImageError> {
+        let name = ImageName::parse(reference)?;
+        access.account.take_if(|_| !self.inner.credential_providers.take_tokens(&name));
+        Ok(self.join(name, access))
+    }
+
+    /// Whether a pull of the image runs.
+    pub(super) fn is_pulled(&self, reference: &str) -> bool {
+        let Ok(name) = normalize(reference) else { return false };
+        let flights = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        flights.get(&name).is_some_and(|flights| flights.iter().any(|flight| flight.running().is_some()))
+    }
+
+    /// The running pull of this image, or a new one. A pull with another access starts when the one before it is done: content
+    /// that exists then is not downloaded again, only access is checked.
+    fn join(&self, name: ImageName, access: PullAccess) -> RunningPull {
+        let mut all = self.inner.flights.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, flights| {
+            flights.retain(|flight| flight.running().is_some());
+            !flights.is_empty()
+        });
+        let flights = all.entry(name.whole.clone()).or_default();
+        let same = flights.iter().find(|flight| flight.access.equals(&access));
+        if let Some((job, flight)) = same.and_then(|flight| Some((flight.running()?, flight))) {
+            return RunningPull { job, progress: flight.progress.clone() };
+        }
+        let last = flights.last().and_then(|flight| Some((flight.running()?, flight)));
+        let before = last.map(|(job, flight)| RunningPull { job, progress: flight.progress.clone() });
+        let (sender, progress) = watch::channel(PullProgress::default());
+        let (inner, own) = (Arc::clone(&self.inner), access.clone());
+        let job = async move {
+            if let Some(mut before) = before {
+                // What the earlier pull downloads is this one's too. Its result does not matter.
+                while let PullStep::Progress(progress) = before.next().await {
+                    sender.send_replace(progress);
+                }
+            }
+            inner.pull(name, &own, sender).await
+        };
+        let job = job.boxed().shared();
+        if let Some(weak) = job.downgrade() {
+            flights.push(Flight { job: weak, access, progress: progress.clone() });
+        }
+        RunningPull { job, progress }
+    }
+}

@@ -1,0 +1,119 @@
+//! The pull of a pod's image, and how it is reported while it goes on: the pod's note at once, events when it takes long.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::ContainerdExecutor;
+use crate::status::event::EventType;
+use limpet_containerd::image::{ImageError, PullStep};
+use limpet_core::state::{ContainerSlot, PodState};
+use limpet_model::go_duration;
+use limpet_model::image::LocalImage;
+
+/// How long a pull goes on before an event shows how far it is.
+const FIRST_REPORT: Duration = Duration::from_secs(30);
+/// The least time between two such events.
+const REPORT_PACE: Duration = Duration::from_secs(60);
+
+impl ContainerdExecutor {
+    /// Pulls an image when it is its turn, with kubelet's events.
+    pub(super) async fn pull_image(
+        &self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        reference: &str,
+    ) -> Result<Arc<LocalImage>, ImageError> {
+        let message = format!("Pulling image \"{reference}\"");
+        self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulling", message);
+        let asked = Instant::now();
+        // Never closed; without a permit the pull goes on all the same.
+        let _permit = self.pulls.acquire().await.ok();
+        let began = Instant::now();
+        let image = self.timed("pull_image", self.pull_in_sight(pod, slot, reference)).await?;
+        let (took, waited) = (began.elapsed(), asked.elapsed());
+        self.reporter.metrics.image_pulled(image.size, waited);
+        tracing::info!(pod = %pod.record.key, container = slot.name, image = reference, bytes = image.size, took = ?took, "image pulled");
+        let message = pulled_message(reference, took, waited, image.size);
+        self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
+        Ok(image)
+    }
+
+    /// Pulls, and shows how far it is.
+    async fn pull_in_sight(
+        &self,
+        pod: &PodState,
+        slot: &ContainerSlot,
+        reference: &str,
+    ) -> Result<Arc<LocalImage>, ImageError> {
+        let mut pull = self.images.start_pull(reference, self.pull_access(pod))?;
+        let mut reports = ProgressReports::new(Instant::now());
+        loop {
+            match pull.next().await {
+                PullStep::Ended(result) => return result,
+                PullStep::Progress(progress) => {
+                    self.reporter.publish_note(&pod.record, format!("pulling {reference}: {progress}"));
+                    if reports.is_due(Instant::now()) {
+                        let of = (pod.record.key.clone(), pod.record.uid.clone());
+                        let subject = format!("Pulling image \"{reference}\": ");
+                        let events = &self.reporter.events;
+                        events.emit_progress(&of, &slot.name, "Pulling", &subject, &progress.to_string());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// kubelet's message for a pull that `took` so long, `waited` with the time before its turn.
+fn pulled_message(reference: &str, took: Duration, waited: Duration, size: u64) -> String {
+    let (took, waited) = (go_duration::show(took), go_duration::show(waited));
+    format!(
+        "Successfully pulled image \"{reference}\" in {took} ({waited} including waiting). Image size: {size} bytes."
+    )
+}
+
+/// When the progress of one pull is worth an event.
+#[derive(Debug)]
+struct ProgressReports {
+    next: Instant,
+}
+
+impl ProgressReports {
+    fn new(began: Instant) -> Self {
+        Self { next: began + FIRST_REPORT }
+    }
+
+    /// Whether an event is due at `now`; then the next one is due later.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let due = now >= self.next;
+        if due {
+            self.next = now + REPORT_PACE;
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_is_an_event_only_of_a_pull_that_takes_long() {
+        let began = Instant::now();
+        let mut reports = ProgressReports::new(began);
+        let due: Vec<u64> = (0..200).filter(|second| reports.is_due(began + Duration::from_secs(*second))).collect();
+        assert_eq!(due, [30, 90, 150]);
+        // Bytes that come late are reported when they come.
+        assert!(reports.is_due(began + Duration::from_secs(1_000)));
+        assert!(!reports.is_due(began + Duration::from_secs(1_059)));
+    }
+
+    #[test]
+    fn a_pull_is_reported_in_kubelets_words() {
+        let message = pulled_message("web:1", Duration::from_millis(1_200), Duration::from_micros(1_500_900), 42);
+        let wanted = "Successfully pulled image \"web:1\" in 1.2s (1.5s including waiting). Image size: 42 bytes.";
+        assert_eq!(message, wanted);
+    }
+}
