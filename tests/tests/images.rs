@@ -10,7 +10,8 @@ use limpet_tests::image::{self, Image, ImageBuilder};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::container;
 use limpet_tests::registry::{self, Proxy, Registry};
-use limpet_tests::{TestNode, case, process, suite, tools};
+use limpet_tests::terminal::Terminal;
+use limpet_tests::{TestNode, case, process, suite, tools, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -21,6 +22,9 @@ fn main() -> ExitCode {
         case!(a_password_is_taken_from_a_credential_provider),
         case!(a_broken_download_goes_on_where_it_stopped),
         case!(an_image_that_is_here_serves_while_its_registry_is_gone),
+        // Without the demo images: their lower layer is that of every image here.
+        case!(layers_of_one_image_are_pulled_side_by_side).on(|node| node.images = false),
+        case!(a_pull_shows_how_far_it_is).on(|node| node.images = false),
         case!(layers_compressed_with_zstd_are_unpacked),
         case!(an_image_with_the_digest_of_another_name_is_not_pulled),
         case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
@@ -50,6 +54,75 @@ fn build(repository: &str, size: usize) -> Result<Image> {
 
 fn running(image: &Image) -> Value {
     pod("web", json!({ "containers": [with(shell("main", IDLE), json!({ "image": &image.name }))] }))
+}
+
+/// A registry behind a line that can hold requests back, with one image of two layers.
+fn start_held(node: &TestNode, repository: &str) -> Result<(Registry, Proxy, Image)> {
+    let registry = Registry::start(&node.dir().join("registry"))?;
+    let image = build(repository, 1 << 20)?;
+    registry.add(&image, repository, "v1")?;
+    let proxy = Proxy::start(registry.address())?;
+    registry::allow_plain_http(&node.containerd.certs_d(), HOST, proxy.address())?;
+    Ok((registry, proxy, image))
+}
+
+/// The path of a layer's request.
+fn request(image: &Image, layer: usize) -> String {
+    format!("/blobs/{}", image.layers[layer].digest())
+}
+
+fn layers_of_one_image_are_pulled_side_by_side(node: &mut TestNode) -> Result<()> {
+    let (_registry, proxy, image) = start_held(node, "layers")?;
+    // The first layer is sent only after the second one was asked for.
+    proxy.hold(&request(&image, 0));
+    node.apply(&running(&image))?;
+    proxy.wait_request(&request(&image, 1))?;
+    proxy.wait_request(&request(&image, 0))?;
+    proxy.release();
+    node.wait_running("web").map(drop)
+}
+
+fn a_pull_shows_how_far_it_is(node: &mut TestNode) -> Result<()> {
+    let (_registry, proxy, image) = start_held(node, "shown")?;
+    proxy.hold(&request(&image, 1));
+    let mark = node.mark()?;
+    node.apply(&running(&image))?;
+    let shown = format!("pulling {}: ", image.name);
+    wait::until_true(wait::SOON, "the note of the pod", || {
+        let pods = node.agent.cli(&["pods"]).map(|reply| reply.stdout).unwrap_or_default();
+        pods.contains(&shown) && pods.contains("1 of 2 layers")
+    })?;
+
+    // By hand: the same pull, on a terminal and without one.
+    let pull = || node.agent.cli_command(&["images", "pull", &image.name]);
+    let mut command = pull()?;
+    let mut on_terminal = Terminal::on_terminal(command.env("TERM", "xterm"), &node.dir().join("terminal"))?;
+    let mut piped = Terminal::piped(pull()?, &node.dir().join("piped"))?;
+    for shown_by in [&mut on_terminal, &mut piped] {
+        shown_by.wait_for(&shown)?;
+        shown_by.wait_for("1 of 2 layers")?;
+    }
+    proxy.release();
+    let pulled = format!("image {} pulled", image.name);
+    for shown_by in [&mut on_terminal, &mut piped] {
+        shown_by.wait_end()?;
+    }
+    ensure!(piped.shown().lines().all(|line| line.starts_with(&shown) || line == pulled), "{}", piped.shown());
+    ensure!(piped.shown().lines().last() == Some(&pulled), "{}", piped.shown());
+    // Nothing is left of the line that was drawn again.
+    let screen = on_terminal.screen(120, 10).contents();
+    ensure!(screen.trim() == pulled, "{screen}");
+    node.wait_running("web")?;
+    let said = ["Pulled web-", "Successfully pulled image", "including waiting). Image size: "];
+    node.wait_event_since(&mark, &said)?;
+    for layer in 0..2 {
+        let asked = proxy.offsets(&image.layers[layer].digest());
+        ensure!(asked == [0], "layer {layer} was asked for at {asked:?}");
+    }
+
+    let missing = node.agent.cli(&["images", "pull", &format!("{HOST}/none:v1")])?;
+    ensure!(missing.code == Some(1) && missing.stderr.contains("not found"), "{missing:?}");
+    Ok(())
 }
 
 fn layers_compressed_with_zstd_are_unpacked(node: &mut TestNode) -> Result<()> {

@@ -70,10 +70,13 @@ impl SocketClient {
 
     /// POSTs a JSON document to `path` and reads the response. A status other than 2xx is [`CliError::Refused`].
     pub async fn post_json<T: DeserializeOwned>(&self, path: &str, document: &impl Serialize) -> Result<T, CliError> {
-        let document = serde_json::to_vec(document).map_err(|error| CliError::Usage(error.to_string()))?;
-        let headers = [(CONTENT_TYPE, "application/json")];
-        let body = self.whole(path, self.send(Request::post(path), &headers, document.into()).await?).await?;
+        let body = self.whole(path, self.post(path, document).await?).await?;
         serde_json::from_slice(&body).map_err(|error| bad_response(path, &error))
+    }
+
+    async fn post(&self, path: &str, document: &impl Serialize) -> Result<Response<Incoming>, CliError> {
+        let document = serde_json::to_vec(document).map_err(|error| CliError::Usage(error.to_string()))?;
+        self.send(Request::post(path), &[(CONTENT_TYPE, "application/json")], document.into()).await
     }
 
     /// DELETEs `path`. A status other than 2xx is [`CliError::Refused`].
@@ -95,7 +98,24 @@ impl SocketClient {
 
     /// A stream of JSON documents, one per line.
     pub async fn lines<T: DeserializeOwned>(&self, path: &str) -> Result<JsonLines<T>, CliError> {
-        let body = self.accepted(self.get(path).await?).await?.into_body();
+        self.lines_of(path, self.get(path).await?).await
+    }
+
+    /// POSTs a JSON document to `path`; the response is a stream as of [`Self::lines`].
+    pub async fn post_lines<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        document: &impl Serialize,
+    ) -> Result<JsonLines<T>, CliError> {
+        self.lines_of(path, self.post(path, document).await?).await
+    }
+
+    async fn lines_of<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        response: Response<Incoming>,
+    ) -> Result<JsonLines<T>, CliError> {
+        let body = self.accepted(response).await?.into_body();
         Ok(JsonLines { client: self.clone(), path: path.to_owned(), body, pending: Vec::new(), documents: PhantomData })
     }
 

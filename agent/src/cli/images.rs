@@ -1,5 +1,7 @@
 //! `limpet images`: the node's images, and what is done with them by hand.
 
+mod pull;
+
 use std::path::PathBuf;
 
 use jiff::Timestamp;
@@ -42,7 +44,7 @@ enum ImagesFormat {
 enum ImagesCommand {
     /// List the images of this node, and the pods that need them
     Ls(ListArgs),
-    /// Pull an image with the node's credentials, whether it is here or not
+    /// Pull an image with the node's credentials, whether it is here or not, and show how far it is
     Pull {
         /// As in a Pod
         image: String,
@@ -83,7 +85,7 @@ pub(super) async fn run(client: &SocketClient, args: ImagesArgs, screen: Screen)
             let images: Vec<ImageDocument> = client.get_json("/limpet/v1/images").await?;
             listing(&images, list.output, &screen)?
         }
-        ImagesCommand::Pull { image } => lines(&post("pull", image, false).await?.images, "pulled"),
+        ImagesCommand::Pull { image } => lines(&pull::run(client, image, screen).await?.images, "pulled"),
         ImagesCommand::Import { file } => {
             let path = std::path::absolute(file)?.to_string_lossy().into_owned();
             lines(&post("import", path, false).await?.images, "imported")

@@ -5,17 +5,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
 use super::authorization::Permission::{Read, Write};
-use super::pods::json;
+use super::pods::{WatchQuery, json};
 use super::routes::Routes;
+use super::watch::{self, Lines};
 use crate::image_gc::{KnownPods, is_named, prune, space};
-use limpet_containerd::image::{ImageError, Images};
+use limpet_containerd::image::{ImageError, Images, PullAccess, PullProgress, PullStep, RunningPull};
 use limpet_model::image::StoredImage;
 
 /// What the routes need.
@@ -80,6 +81,18 @@ pub struct ImageNames {
     pub images: Vec<String>,
 }
 
+/// One line of `/limpet/v1/images/pull?watch=1`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", content = "entry", rename_all = "UPPERCASE")]
+pub enum PullEvent {
+    /// How far the pull is.
+    Progress(PullProgress),
+    /// Its end: what it brought.
+    Pulled(ImageNames),
+    /// Its end: why it failed.
+    Failed(String),
+}
+
 /// The routes.
 pub(super) fn routes(state: ImagesState) -> Routes {
     let routes = Routes::default()
@@ -142,10 +155,42 @@ async fn disk(State(state): State<ImagesState>) -> Response {
     }
 }
 
-async fn pull(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {
+/// Pulls an image; with `watch=1` its progress comes first, a document a line.
+async fn pull(
+    State(state): State<ImagesState>,
+    Query(query): Query<WatchQuery>,
+    Json(request): Json<ImageRequest>,
+) -> Response {
     // It goes on only while the caller waits; broken off, the next one resumes it.
-    let pulled = state.images.pull(&request.image).await;
-    answer(pulled.map(|image| ImageNames { images: vec![image.name.to_string()] }))
+    if !query.wanted() {
+        let pulled = state.images.pull(&request.image).await;
+        return answer(pulled.map(|image| ImageNames { images: vec![image.name.to_string()] }));
+    }
+    match state.images.start_pull(&request.image, PullAccess::default()) {
+        Ok(pull) => watch::lines(PullWatch(Some(pull))),
+        Err(error) => failure(&error),
+    }
+}
+
+/// A pull as lines: `PullEvent` documents; `None` after its end.
+struct PullWatch(Option<RunningPull>);
+
+impl Lines for PullWatch {
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        let event = match self.0.as_mut()?.next().await {
+            PullStep::Progress(progress) => PullEvent::Progress(progress),
+            PullStep::Ended(result) => {
+                self.0 = None;
+                match result {
+                    Ok(image) => PullEvent::Pulled(ImageNames { images: vec![image.name.to_string()] }),
+                    Err(error) => PullEvent::Failed(error.to_string()),
+                }
+            }
+        };
+        let mut line = Vec::new();
+        watch::push(&mut line, &event);
+        Some(line)
+    }
 }
 
 async fn import(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {

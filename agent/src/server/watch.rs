@@ -35,7 +35,8 @@ pub(super) fn lines(lines: impl Lines) -> Response {
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(batches)).into_response()
 }
 
-fn push(batch: &mut Vec<u8>, document: &impl Serialize) {
+/// Appends a document as a line.
+pub(super) fn push(batch: &mut Vec<u8>, document: &impl Serialize) {
     let start = batch.len();
     // Writing to memory cannot fail, and the documents have string keys only; half a line would break the stream.
     match serde_json::to_writer(&mut *batch, document) {
