@@ -3,6 +3,7 @@
 
 pub mod audit;
 mod backup;
+pub mod bootstrap;
 mod certificates;
 mod controllers;
 mod kubectl;
@@ -20,6 +21,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use self::certificates::Certificates;
+pub use self::controllers::CERTIFICATE_LIFE;
 use self::controllers::Controller;
 use crate::apiserver::{Etcd, FIRST_START, etcd};
 use crate::claim::Port;

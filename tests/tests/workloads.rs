@@ -1,14 +1,18 @@
 //! The controllers of a whole cluster on limpet's node: StatefulSets with volumes, DaemonSets, Jobs and CronJobs; and what
-//! `kubectl cordon`, `drain` and `taint` do to it.
+//! `kubectl cordon`, `drain` and `taint` do to it; and the certificates that its controllers sign for nodes.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use certificates::certificates_are_signed_and_renewed_by_the_controllers;
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, shell, with};
 use limpet_tests::{TestNode, case, image, suite, wait};
 use serde_json::{Value, json};
+
+#[path = "workloads/certificates.rs"]
+mod certificates;
 
 /// A CronJob's first run is due within a minute.
 const A_WHILE: Duration = Duration::from_secs(120);
@@ -22,6 +26,7 @@ fn main() -> ExitCode {
         joining(case!(a_daemon_set_is_rolled_out_and_back)),
         joining(case!(jobs_and_cron_jobs_complete)),
         joining(case!(a_node_is_cordoned_drained_and_tainted)),
+        joining(case!(certificates_are_signed_and_renewed_by_the_controllers)),
     ]);
     cluster::end();
     code

@@ -34,17 +34,30 @@ pub enum Step {
 }
 
 impl Validity {
-    /// When the next certificate is asked for: after 70 to 90 % of the time, as kubelet does. `chance` spreads nodes.
-    pub fn renewal(&self, chance: u64) -> Timestamp {
+    /// When the next certificate is asked for: after 70 to 90 % of the time, as kubelet does. `chance` spreads nodes. One that was
+    /// issued at `issued` lasts half of what was left then at least: one that is backdated, or ends with its authority, may be old
+    /// as it comes, and so may the next one.
+    pub fn renewal(&self, chance: u64, issued: Option<Timestamp>) -> Timestamp {
         let total = self.not_after.duration_since(self.not_before).as_secs().max(0);
         let permille = 700 + i64::try_from(chance % 200).unwrap_or_default();
-        self.not_before + SignedDuration::from_secs(total / 1000 * permille + total % 1000 * permille / 1000)
+        let old = self.not_before + SignedDuration::from_secs(total / 1000 * permille + total % 1000 * permille / 1000);
+        match issued.map(|issued| (issued, self.not_after.duration_since(issued))) {
+            Some((issued, left)) if issued >= self.not_before && left.is_positive() => old.max(issued + left / 2),
+            _ => old,
+        }
     }
 }
 
 /// What comes next for the certificate by which the node names itself. `bootstrap`: there is a bootstrap kubeconfig;
-/// `rotate`: `rotateCertificates`.
-pub fn next(identity: Identity, bootstrap: bool, rotate: bool, chance: u64, now: Timestamp) -> Step {
+/// `rotate`: `rotateCertificates`; `issued`: when this agent got the certificate, if it did.
+pub fn next(
+    identity: Identity,
+    bootstrap: bool,
+    rotate: bool,
+    chance: u64,
+    issued: Option<Timestamp>,
+    now: Timestamp,
+) -> Step {
     match identity {
         Identity::None if bootstrap => Step::Bootstrap,
         Identity::None | Identity::Other => Step::Wait(None),
@@ -55,7 +68,7 @@ pub fn next(identity: Identity, bootstrap: bool, rotate: bool, chance: u64, now:
             false => Step::Wait(None),
         },
         Identity::Certificate(validity) if !rotate => Step::Wait(bootstrap.then_some(validity.not_after)),
-        Identity::Certificate(validity) => match validity.renewal(chance) {
+        Identity::Certificate(validity) => match validity.renewal(chance, issued) {
             at if at <= now => Step::Renew,
             at => Step::Wait(Some(at)),
         },
@@ -63,13 +76,13 @@ pub fn next(identity: Identity, bootstrap: bool, rotate: bool, chance: u64, now:
 }
 
 /// What comes next for the certificate that the node shows to its clients. `held`: the one there is, if it names what the
-/// node is called now.
-pub fn next_serving(held: Option<Validity>, chance: u64, now: Timestamp) -> Step {
+/// node is called now; `issued`: when this agent got it, if it did.
+pub fn next_serving(held: Option<Validity>, chance: u64, issued: Option<Timestamp>, now: Timestamp) -> Step {
     match held {
         None => Step::Renew,
         Some(validity) if now < validity.not_before => Step::Wait(Some(validity.not_before)),
         Some(validity) if now > validity.not_after => Step::Renew,
-        Some(validity) => match validity.renewal(chance) {
+        Some(validity) => match validity.renewal(chance, issued) {
             at if at <= now => Step::Renew,
             at => Step::Wait(Some(at)),
         },
@@ -107,7 +120,7 @@ mod tests {
             (year, false, false, 1750, Step::Wait(None)),
         ];
         for (identity, bootstrap, rotate, now, expected) in table {
-            let step = next(identity, bootstrap, rotate, 50, at(now));
+            let step = next(identity, bootstrap, rotate, 50, None, at(now));
             assert_eq!(step, expected, "{identity:?} {bootstrap} {rotate} {now}");
         }
     }
@@ -123,16 +136,40 @@ mod tests {
             (held, 3000, Step::Renew),
         ];
         for (held, now, expected) in table {
-            assert_eq!(next_serving(held, 50, at(now)), expected, "{held:?} {now}");
+            assert_eq!(next_serving(held, 50, None, at(now)), expected, "{held:?} {now}");
         }
     }
 
     #[test]
     fn renewals_are_spread_over_a_fifth_of_the_time() {
         let validity = Validity { not_before: at(0), not_after: at(1_000_000) };
-        assert_eq!((validity.renewal(0), validity.renewal(199)), (at(700_000), at(899_000)));
+        assert_eq!((validity.renewal(0, None), validity.renewal(199, None)), (at(700_000), at(899_000)));
         // A server whose certificates end before they begin.
         let reversed = Validity { not_before: at(10), not_after: at(0) };
-        assert_eq!(reversed.renewal(7), at(10));
+        assert_eq!(reversed.renewal(7, None), at(10));
+        assert_eq!(reversed.renewal(7, Some(at(10))), at(10));
+    }
+
+    #[test]
+    fn a_certificate_that_is_old_as_it_comes_is_not_renewed_at_once() {
+        // Backdated by 5 minutes, and valid for 40 s from now on.
+        let backdated = Validity { not_before: at(0), not_after: at(340) };
+        let table = [
+            (Some(300), 320),
+            // It was there when the agent started.
+            (None, 255),
+            // By a clock that was wrong then.
+            (Some(-10_000), 255),
+            (Some(340), 255),
+            (Some(10_000), 255),
+            // Issued in time: the first rule holds.
+            (Some(0), 255),
+        ];
+        for (issued, expected) in table {
+            assert_eq!(backdated.renewal(50, issued.map(at)), at(expected), "{issued:?}");
+        }
+        let identity = Identity::Certificate(backdated);
+        assert_eq!(next(identity, true, true, 50, Some(at(300)), at(301)), Step::Wait(Some(at(320))));
+        assert_eq!(next_serving(Some(backdated), 50, Some(at(300)), at(320)), Step::Renew);
     }
 }

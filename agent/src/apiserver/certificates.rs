@@ -118,7 +118,7 @@ struct Keeper {
 impl Keeper {
     async fn keep_client(self, settings: &ClusterSettings) {
         let Some(kubeconfig) = settings.kubeconfig.clone() else { return };
-        let mut failures = 0;
+        let (mut failures, mut issued) = (0, None);
         loop {
             let bootstrap = settings.bootstrap_kubeconfig.clone();
             let identity = self.identity(kubeconfig.clone()).await;
@@ -128,7 +128,8 @@ impl Keeper {
             };
             self.show(held);
             let now = Timestamp::now();
-            let step = certificate::next(identity, bootstrap.is_some(), settings.rotate_certificates, self.chance, now);
+            let (can_bootstrap, rotate) = (bootstrap.is_some(), settings.rotate_certificates);
+            let step = certificate::next(identity, can_bootstrap, rotate, self.chance, issued, now);
             let asked = match (step, bootstrap) {
                 (Step::Wait(at), _) => {
                     wait(at).await;
@@ -141,18 +142,19 @@ impl Keeper {
                 }
             };
             if self.asked(asked, &mut failures).await {
+                issued = Some(Timestamp::now());
                 self.link.renew_client();
             }
         }
     }
 
     async fn keep_serving(self, mut network: watch::Receiver<NodeNetwork>) {
-        let mut failures = 0;
+        let (mut failures, mut issued) = (0, None);
         loop {
             let names = self.names(&network.borrow_and_update());
             let held = self.contents().await.filter(|held| held.names == names).map(|held| held.validity);
             self.show(held);
-            if let Step::Wait(at) = certificate::next_serving(held, self.chance, Timestamp::now()) {
+            if let Step::Wait(at) = certificate::next_serving(held, self.chance, issued, Timestamp::now()) {
                 tokio::select! {
                     () = wait(at) => {}
                     changed = network.changed() => if changed.is_err() { return },
@@ -162,7 +164,9 @@ impl Keeper {
             self.link.online().await;
             let requester = Requester::Node(self.link.clone());
             tokio::select! {
-                asked = self.obtain(&requester, names) => drop(self.asked(asked, &mut failures).await),
+                asked = self.obtain(&requester, names) => if self.asked(asked, &mut failures).await {
+                    issued = Some(Timestamp::now());
+                },
                 // What is asked for may be wrong by now.
                 changed = network.changed() => if changed.is_err() { return },
             }
@@ -212,7 +216,9 @@ impl Keeper {
         // What was refused is not asked for again at once.
         let asked = match &error {
             CertificateError::Request(error) => error.retry_after(),
-            CertificateError::Refused { .. } => Some(connectivity::LONGEST_ASKED),
+            CertificateError::Refused { .. } | CertificateError::File(FileError::Over { .. }) => {
+                Some(connectivity::LONGEST_ASKED)
+            }
             _ => None,
         };
         if *failures == 1 || !matches!(error, CertificateError::Request(_)) {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -10,6 +11,9 @@ use crate::apiserver::FIRST_START;
 use crate::claim::Port;
 use crate::process::{self, Daemon, tail};
 use crate::{tools, wait};
+
+/// How long a certificate is valid that kube-controller-manager signs.
+pub const CERTIFICATE_LIFE: Duration = Duration::from_secs(40);
 
 /// One of them.
 #[derive(Debug)]
@@ -31,6 +35,8 @@ impl Cluster {
             file("service-account-private-key-file", "sa.key"),
             file("cluster-signing-cert-file", "ca.crt"),
             file("cluster-signing-key-file", "ca.key"),
+            // A node that asks for its certificates renews them while a test waits.
+            format!("--cluster-signing-duration={}s", CERTIFICATE_LIFE.as_secs()),
             "--use-service-account-credentials=true".to_owned(),
             "--controllers=*,bootstrap-signer-controller,token-cleaner-controller".to_owned(),
         ];

@@ -2,15 +2,16 @@
 //! signs, with openssl and the cluster's authority.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use limpet_tests::claim::Port;
+use limpet_tests::cluster::bootstrap::{self, Bootstrap};
 use limpet_tests::cluster::kubelet_api::NodeAddress;
-use limpet_tests::cluster::{self, Cluster, cluster_role_binding, condition, wait_node};
+use limpet_tests::cluster::{self, Cluster, condition, wait_node};
 use limpet_tests::{TestNode, process, wait};
 use serde_json::{Value, json};
 
@@ -20,52 +21,9 @@ const SERVING: &str = "kubernetes.io/kubelet-serving";
 
 /// From when to when a certificate is valid, in minutes from now.
 type Minutes = (i32, i32);
-/// Most of its time is over: the next one is asked for at once.
+/// Most of its time is over: an agent that starts with it asks for the next one at once.
 const OLD: Minutes = (-60, 3);
 const NEW: Minutes = (-1, 600);
-
-/// Has the node begin without a certificate: the paths of the kubeconfig that it is to write and of its certificates.
-fn begin(node: &mut TestNode, cluster: &Cluster, port: &Port, address: &NodeAddress) -> Result<(PathBuf, PathBuf)> {
-    let group = json!({ "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:bootstrappers" });
-    let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
-    cluster.create(path, &cluster_role_binding("bootstrap", "system:node-bootstrapper", group))?;
-    wait_allowed(cluster)?;
-    let pair = cluster.client("bootstrap", "/O=system:bootstrappers/CN=system:bootstrap:test", 1)?;
-    cluster.admit(node, &[&format!("--node-ip={}", address.address)])?;
-    let mut kubeconfig = PathBuf::new();
-    let (new, pki) = (node.dir().join("kubelet.conf"), node.agent.settings().root().join("pki"));
-    let bootstrap = node.dir().join("bootstrap.conf");
-    node.agent.reconfigure(|settings| {
-        // The one that the node would have had.
-        let flag = settings.flags.remove(0);
-        kubeconfig = PathBuf::from(flag.trim_start_matches("--kubeconfig="));
-        settings.flags.push(format!("--kubeconfig={}", new.display()));
-        settings.flags.push(format!("--bootstrap-kubeconfig={}", bootstrap.display()));
-        settings.kubelet.extend(["rotateCertificates: true".to_owned(), "serverTLSBootstrap: true".to_owned()]);
-        settings.kubelet.push(format!("port: {}", port.number));
-        settings.kubelet.push("authentication: {anonymous: {enabled: true}}".to_owned());
-        settings.kubelet.push("authorization: {mode: AlwaysAllow}".to_owned());
-    })?;
-    let mut file: Value = serde_json::from_slice(&fs::read(&kubeconfig)?)?;
-    file["users"][0]["user"] = json!({ "client-certificate": pair, "client-key": pair });
-    fs::write(&bootstrap, serde_json::to_vec(&file)?)?;
-    Ok((new, pki))
-}
-
-/// Waits until the apiserver knows of the rule.
-fn wait_allowed(cluster: &Cluster) -> Result<()> {
-    let attributes =
-        json!({ "verb": "create", "group": "certificates.k8s.io", "resource": "certificatesigningrequests" });
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
-        "spec": { "user": "x", "groups": ["system:bootstrappers"], "resourceAttributes": attributes },
-    });
-    wait::until_true(wait::SOON, "the rule", || {
-        let answer = cluster.ask("/apis/authorization.k8s.io/v1/subjectaccessreviews", &review);
-        answer.is_ok_and(|it| it["status"]["allowed"] == true)
-    })
-}
 
 /// The requests to that signer that nobody has answered.
 fn pending(cluster: &Cluster, signer: &str) -> Result<Vec<Value>> {
@@ -121,7 +79,9 @@ fn wait_current(pki: &Path, name: &str, before: Option<&str>) -> Result<String> 
 
 pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) -> Result<()> {
     let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
-    let (kubeconfig, pki) = begin(node, &cluster, &port, &address)?;
+    let pair = cluster.client("bootstrap", "/O=system:bootstrappers/CN=system:bootstrap:test", 1)?;
+    let user = json!({ "client-certificate": pair, "client-key": pair });
+    let Bootstrap { kubeconfig, pki } = bootstrap::begin(node, &cluster, &user, &port, &address)?;
     node.agent.start()?;
     let request = wait_pending(&cluster, CLIENT)?;
     ensure!(request["spec"]["username"] == "system:bootstrap:test", "{request}");
@@ -144,6 +104,8 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     let user = &written["users"][0]["user"];
     ensure!(user["client-key"] == json!(pki.join("kubelet-client-current.pem")), "{written}");
 
+    node.agent.terminate()?;
+    node.agent.start()?;
     let renewal = wait_pending(&cluster, CLIENT)?;
     let itself = format!("system:node:{}", node.name());
     ensure!(renewal["spec"]["username"] == itself, "{renewal}");

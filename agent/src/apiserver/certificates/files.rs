@@ -34,6 +34,11 @@ pub(super) enum FileError {
     /// What was issued is not for this node's key.
     #[error("the certificate that was issued is none, or is not of this node's key")]
     Foreign,
+    /// By the node's clock, what was issued is of no use.
+    #[error(
+        "the certificate that was issued ended at {not_after}, by the clock of this node; set the clock, or have the cluster sign longer ones"
+    )]
+    Over { not_after: Timestamp },
 }
 
 /// What a certificate says.
@@ -130,6 +135,10 @@ impl Files {
         if contents.key != key.subject_public_key_info() {
             return Err(FileError::Foreign);
         }
+        if contents.validity.not_after <= now {
+            self.forget_key();
+            return Err(FileError::Over { not_after: contents.validity.not_after });
+        }
         let time = Offset::UTC.to_datetime(now).strftime("%Y-%m-%d-%H-%M-%S");
         let name = format!("{}-{time}.pem", self.purpose.file_name());
         let path = self.directory.join(&name);
@@ -189,6 +198,19 @@ mod tests {
         assert_eq!(paths[0], PathBuf::from("kubelet-server-2027-01-15-08-00-00.pem"));
         let exists: Vec<bool> = paths.iter().map(|name| dir.path().join("pki").join(name).exists()).collect();
         assert_eq!(exists, [false, true, true]);
+    }
+
+    #[test]
+    fn a_certificate_that_has_ended_as_it_comes_is_not_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::new(dir.path().to_owned(), Purpose::Client);
+        let key = files.key().unwrap();
+        let certificate = CertificateParams::new(Vec::new()).unwrap().self_signed(&key).unwrap().pem();
+        let not_after = Contents::of(certificate.as_bytes()).unwrap().validity.not_after;
+        let saved = files.save(&key, &certificate, not_after);
+        assert!(matches!(saved, Err(FileError::Over { .. })), "{saved:?}");
+        assert_eq!(files.contents(), None);
+        assert_ne!(files.key().unwrap().serialize_pem(), key.serialize_pem(), "the next request is another one");
     }
 
     #[test]

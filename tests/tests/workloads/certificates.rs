@@ -1,0 +1,91 @@
+//! The certificates of a node that joins by a bootstrap token, where kube-controller-manager approves and signs them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::claim::Port;
+use limpet_tests::cluster::bootstrap::{self, BOOTSTRAPPERS, Bootstrap, bind_group};
+use limpet_tests::cluster::kubelet_api::NodeAddress;
+use limpet_tests::cluster::{self, CERTIFICATE_LIFE, Cluster, condition, wait_at, wait_node};
+use limpet_tests::manifest::{IDLE, simple};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::{TestNode, process, wait};
+use serde_json::{Value, json};
+
+const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
+const CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+const SERVING: &str = "kubernetes.io/kubelet-serving";
+const TOKEN: [&str; 2] = ["limpet", "0123456789abcdef"];
+/// What the controllers approve by themselves.
+const APPROVED: &str = "system:certificates.k8s.io:certificatesigningrequests";
+
+/// Lets nodes in as kubeadm does: by a token, and by what the controllers may approve.
+fn admit_bootstrappers(cluster: &Cluster) -> Result<()> {
+    let [id, secret] = TOKEN;
+    let token = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
+        "metadata": { "name": format!("bootstrap-token-{id}"), "namespace": "kube-system" },
+        "stringData": { "token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true" },
+    });
+    cluster.create("/api/v1/namespaces/kube-system/secrets", &token)?;
+    bind_group(cluster, BOOTSTRAPPERS, &format!("{APPROVED}:nodeclient"))?;
+    bind_group(cluster, "system:nodes", &format!("{APPROVED}:selfnodeclient"))
+}
+
+/// The requests to that signer by that user.
+fn requests(cluster: &Cluster, signer: &str, user: &str) -> Result<Vec<Value>> {
+    let spec = |request: &Value| request["spec"]["signerName"] == signer && request["spec"]["username"] == user;
+    Ok(cluster.list(REQUESTS)?.into_iter().filter(spec).collect())
+}
+
+/// Where the link of the current certificate leads, once it is not to `before`.
+fn wait_current(pki: &Path, name: &str, before: Option<&Path>) -> Result<PathBuf> {
+    let link = pki.join(format!("{name}-current.pem"));
+    let look = || std::fs::read_link(&link).ok().filter(|now| Some(&**now) != before);
+    wait::until(wait::SOON, &format!("a new {}", link.display()), look)
+}
+
+/// The node's certificate is signed by the controllers, renewed while it is valid, and the node outlives the first one
+/// without a restart of a pod. The certificate of kubelet's API is approved by a person, as clusters want it.
+pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut TestNode) -> Result<()> {
+    let (cluster, address, port) = (cluster::whole()?, NodeAddress::add()?, Port::claim()?);
+    admit_bootstrappers(&cluster)?;
+    let user = json!({ "token": TOKEN.join(".") });
+    let Bootstrap { pki, .. } = bootstrap::begin(node, &cluster, &user, &port, &address)?;
+    node.apply(&simple("kept", IDLE))?;
+    node.agent.start()?;
+    let first = wait_current(&pki, "kubelet-client", None)?;
+    let issued = Instant::now();
+    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    let before = node.wait_running("kept")?;
+
+    let itself = format!("system:node:{}", node.name());
+    let serving = || requests(&cluster, SERVING, &itself).ok()?.into_iter().next();
+    let serving = wait::until(wait::SOON, "a request for the certificate of its API", serving)?;
+    let name = serving["metadata"]["name"].as_str().context("no name")?;
+    cluster.run_kubectl(&["certificate", "approve", name])?;
+    wait_current(&pki, "kubelet-server", None)?;
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--max-time", "10", "--cacert"]).arg(cluster.authority());
+    let health = process::checked(curl.arg(format!("https://{}:{}/healthz", address.address, port.number)))?;
+    ensure!(health == "ok", "{health}");
+
+    wait_current(&pki, "kubelet-client", Some(&first))?;
+    // Had the first one expired, the token would have asked again.
+    let token = format!("system:bootstrap:{}", TOKEN[0]);
+    ensure!(requests(&cluster, CLIENT, &token)?.len() == 1, "more than one request by the token");
+    wait::until_true(2 * CERTIFICATE_LIFE, "the end of the first certificate", || issued.elapsed() > CERTIFICATE_LIFE)?;
+    let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
+    let old = cluster.get(&lease)?.context("no lease")?;
+    wait_at(&cluster, &lease, "renewed", |now| now["spec"]["renewTime"] != old["spec"]["renewTime"])?;
+    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    // The controllers backdate certificates: by their dates alone these would be old as they come.
+    let renewals = requests(&cluster, CLIENT, &itself)?.len();
+    ensure!((1..10).contains(&renewals), "{renewals} renewals");
+    let after = node.wait_running("kept")?;
+    ensure!(container_id(&after, "main")? == container_id(&before, "main")?, "the pod was restarted");
+    ensure!(container(&after, "main")["restartCount"] == 0, "{after}");
+    Ok(())
+}
