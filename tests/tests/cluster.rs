@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, ensure};
 use certificates::a_node_gets_its_certificates_and_renews_them;
 use connections::a_server_that_has_its_clients_connect_anew_is_never_lost;
+use exec_credentials::a_node_has_its_credentials_of_a_program;
 use limpet_tests::claim::Port;
 use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
@@ -18,6 +19,8 @@ use serde_json::{Value, json};
 mod certificates;
 #[path = "cluster/connections.rs"]
 mod connections;
+#[path = "cluster/exec_credentials.rs"]
+mod exec_credentials;
 
 fn main() -> ExitCode {
     let code = suite::run([
@@ -29,6 +32,7 @@ fn main() -> ExitCode {
         joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_node_gets_its_certificates_and_renews_them)),
+        joining(case!(a_node_has_its_credentials_of_a_program)),
         joining(case!(a_server_that_has_its_clients_connect_anew_is_never_lost)),
         joining(case!(a_deleted_node_object_is_made_again)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),

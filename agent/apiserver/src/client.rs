@@ -163,7 +163,10 @@ fn over_tls(config: &kube::Config, connector: legacy::connect::HttpConnector) ->
 }
 
 fn refused(error: kube::Error) -> RequestError {
-    RequestError::Credentials(crate::causes::chain(&error))
+    match error {
+        kube::Error::Auth(error) => RequestError::of_credentials(&error),
+        error => RequestError::Credentials(crate::causes::chain(&error)),
+    }
 }
 
 /// A client with the credentials of one reading of the kubeconfig. Clones share its connections; when the last one goes,

@@ -4,6 +4,8 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
+use kube::client::AuthError;
+
 use crate::causes::chain;
 use crate::kubeconfig::KubeconfigError;
 
@@ -95,6 +97,22 @@ impl RequestError {
         }
     }
 
+    /// Credentials that cannot be had. What a program of `exec` has printed, and what its environment is, may be secret.
+    pub(crate) fn of_credentials(error: &AuthError) -> Self {
+        const PROGRAM: &str = "the program of users[].user.exec";
+        Self::Credentials(match error {
+            AuthError::AuthExecStart(error) => format!("{PROGRAM} cannot be started: {error}"),
+            AuthError::AuthExecRun { out, .. } => {
+                let complaint = String::from_utf8_lossy(&out.stderr);
+                // It is in the agent's own log where the program was not given another place for it.
+                let complaint = complaint.lines().find(|line| !line.trim().is_empty()).unwrap_or("see the agent's log");
+                format!("{PROGRAM} failed, {}: {}", out.status, complaint.trim())
+            }
+            AuthError::AuthExecParse(_) => format!("what {PROGRAM} printed is no ExecCredential"),
+            error => chain(error),
+        })
+    }
+
     /// A refusal.
     pub(crate) fn refused(status: &kube::core::Status) -> Self {
         let seconds = status.details.as_ref().map(|details| details.retry_after_seconds).filter(|seconds| *seconds > 0);
@@ -117,10 +135,14 @@ impl From<kube::Error> for RequestError {
     fn from(error: kube::Error) -> Self {
         match &error {
             kube::Error::Api(status) => return Self::refused(status),
-            kube::Error::Auth(error) => return Self::Credentials(chain(error)),
+            kube::Error::Auth(error) => return Self::of_credentials(error),
             kube::Error::SerdeError(error) => return Self::Unreadable(error.to_string()),
             kube::Error::FromUtf8(error) => return Self::Unreadable(error.to_string()),
             _ => {}
+        }
+        // A token that is to be had anew for a request.
+        if let Some(error) = causes(&error).find_map(|cause| cause.downcast_ref()) {
+            return Self::of_credentials(error);
         }
         match innermost(&error) {
             (message, Some(fault)) => Self::Certificate { fault, message },
@@ -203,5 +225,30 @@ mod tests {
         let error = RequestError::from(kube::Error::Api(Box::new(status)));
         assert!(error.is_not_found() && !error.is_conflict() && error.retry_after().is_none());
         assert_eq!(error.to_string(), "pods \"web\" not found (404)");
+    }
+
+    #[test]
+    fn a_program_that_fails_is_named_without_what_it_printed() {
+        use std::os::unix::process::ExitStatusExt as _;
+        let failed = |stderr: &str| AuthError::AuthExecRun {
+            cmd: "PASSWORD=\"hidden\" \"/bin/login\"".to_owned(),
+            out: Box::new(std::process::Output {
+                status: std::process::ExitStatus::from_raw(256),
+                stdout: b"hidden".to_vec(),
+                stderr: stderr.as_bytes().to_vec(),
+            }),
+        };
+        let program = "the program of users[].user.exec";
+        let missing = io::Error::from(io::ErrorKind::NotFound);
+        let table = [
+            (failed("\nno login\nat all\n"), format!("{program} failed, exit status: 1: no login")),
+            (failed(""), format!("{program} failed, exit status: 1: see the agent's log")),
+            (AuthError::AuthExecStart(missing), format!("{program} cannot be started: entity not found")),
+        ];
+        for (error, expected) in table {
+            // As a request has it.
+            let said = RequestError::from(kube::Error::Service(Box::new(error)));
+            assert!(matches!(&said, RequestError::Credentials(said) if *said == expected), "{said:?}");
+        }
     }
 }
