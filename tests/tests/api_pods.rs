@@ -15,14 +15,14 @@ use claims::{
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::{TestNode, case, image, process, suite, wait};
+use limpet_tests::{TestNode, case, image, suite, wait};
+use offline::pods_start_without_an_apiserver_as_they_were_known_last;
 use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
 use pull_secrets::{
     an_image_is_pulled_with_a_token_of_the_service_account, an_image_is_pulled_with_the_secret_of_the_service_account,
 };
 use restored::{a_recreated_cluster_ends_nothing, a_restored_cluster_is_noticed_and_ends_nothing};
 use runtime_classes::a_runtime_class_is_a_handler_of_the_node;
-use rustix::process::Signal;
 use serde_json::{Value, json};
 use trust_bundles::trust_bundles_are_files_that_follow_their_changes;
 use unsent_events::events_of_a_time_without_an_apiserver_outlive_the_agent;
@@ -31,6 +31,8 @@ use unsent_events::events_of_a_time_without_an_apiserver_outlive_the_agent;
 mod admission;
 #[path = "api_pods/claims.rs"]
 mod claims;
+#[path = "api_pods/offline.rs"]
+mod offline;
 #[path = "api_pods/pods_api.rs"]
 mod pods_api;
 #[path = "api_pods/pull_secrets.rs"]
@@ -237,35 +239,6 @@ fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNo
     wait_reported(node, &cluster, "later")?;
     let now = wait_reported(node, &cluster, "web")?;
     ensure!(container_id(&now, "main")? == container_id(&found, "main")?, "restarted");
-    Ok(())
-}
-
-fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
-    cluster.add_account()?;
-    join(node, &cluster, &[])?;
-    let map = format!("settings-{}", node.name());
-    cluster.create("/api/v1/namespaces/default/configmaps", &object(&map, json!({ "mode": "day" })))?;
-    let main = with(
-        shell("main", &format!("echo mode=$mode; {IDLE}")),
-        json!({ "envFrom": [{ "configMapRef": { "name": map } }] }),
-    );
-    create(node, &cluster, &pod("web", json!({ "containers": [main] })))?;
-    let before = container_id(&wait_reported(node, &cluster, "web")?, "main")?;
-    cluster.stop()?;
-    node.agent.kill();
-    node.agent.start()?;
-    // Adopted as it is; and when its container ends, started again from what is known.
-    ensure!(container_id(&node.wait_running("web")?, "main")? == before, "restarted");
-    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == before);
-    process::signal_pid(task.context("no task")?.pid, Signal::KILL);
-    node.wait_pod("web", "another container that runs", |pod| {
-        container_id(pod, "main").is_ok_and(|id| id != before) && pod["status"]["phase"] == "Running"
-    })?;
-    node.wait_logged("web", "main", "mode=day")?;
-    cluster.start()?;
-    let now = wait_reported(node, &cluster, "web")?;
-    ensure!(container(&now, "main")["restartCount"] == 1, "{now}");
     Ok(())
 }
 
