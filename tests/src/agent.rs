@@ -267,8 +267,8 @@ pub struct Agent {
     network_of: Option<u32>,
     /// A directory that comes first on its `PATH`.
     first_on_path: Option<PathBuf>,
-    /// How many hours its clock is ahead.
-    hours_ahead: u32,
+    /// Whether its clock shows what [`Agent::set_clock`] says.
+    has_own_clock: bool,
     daemon: Option<Daemon>,
 }
 
@@ -276,7 +276,7 @@ impl Agent {
     /// Prepares an agent; nothing is started. Without a `program` it is the one cargo builds when first needed.
     pub fn prepare(program: Option<PathBuf>, settings: Settings) -> Result<Self> {
         settings.write()?;
-        Ok(Self { program, settings, network_of: None, first_on_path: None, hours_ahead: 0, daemon: None })
+        Ok(Self { program, settings, network_of: None, first_on_path: None, has_own_clock: false, daemon: None })
     }
 
     fn program(&self) -> Result<PathBuf> {
@@ -304,9 +304,27 @@ impl Agent {
         self.first_on_path = Some(directory.to_owned());
     }
 
-    /// From its next start on its clock is so many hours ahead; monotonic time is as it is. Of a dynamic executable.
-    pub fn set_clock_ahead(&mut self, hours: u32) {
-        self.hours_ahead = hours;
+    /// Gives it a clock of its own from its next start on, or sets that clock while it runs, in libfaketime's words: `+5h`, or
+    /// `@1970-01-02 00:00:00`. Monotonic time is as it is. Of a dynamic executable.
+    pub fn set_clock(&mut self, time: &str) -> Result<()> {
+        self.has_own_clock = true;
+        let file = self.clock_file();
+        let partial = file.with_extension("partial");
+        fs::write(&partial, time).with_context(|| format!("{}", partial.display()))?;
+        fs::rename(&partial, &file).with_context(|| format!("{}", file.display()))
+    }
+
+    fn clock_file(&self) -> PathBuf {
+        self.settings.dir.join("clock")
+    }
+
+    fn with_clock(&self, command: &mut Command) -> Result<()> {
+        if self.has_own_clock {
+            let library = tools::faketime().context("no libfaketime here; run: cargo xtask nightly link")?;
+            command.env("LD_PRELOAD", library).env("FAKETIME_TIMESTAMP_FILE", self.clock_file());
+            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1").env("FAKETIME_CACHE_DURATION", "1");
+        }
+        Ok(())
     }
 
     /// From its next start on it is this executable.
@@ -330,11 +348,7 @@ impl Agent {
         if let Ok(path) = std::env::join_paths(self.first_on_path.iter().cloned().chain(tools::search_path())) {
             command.env("PATH", path);
         }
-        if self.hours_ahead > 0 {
-            let library = tools::faketime().context("no libfaketime here; run: cargo xtask nightly link")?;
-            command.env("LD_PRELOAD", library).env("FAKETIME", format!("+{}h", self.hours_ahead));
-            command.env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        }
+        self.with_clock(&mut command)?;
         Ok(command)
     }
 
@@ -418,6 +432,7 @@ impl Agent {
     pub fn cli_command(&self, args: &[&str]) -> Result<Command> {
         let mut command = Command::new(self.program()?);
         command.arg("--socket").arg(self.settings.socket()).args(args).env("NO_COLOR", "1");
+        self.with_clock(&mut command)?;
         Ok(command)
     }
 

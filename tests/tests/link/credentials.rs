@@ -1,8 +1,8 @@
-//! A node that is away until its credentials have expired, and one whose clock jumps meanwhile.
+//! A node that is away until its credentials have expired, one whose clock jumps meanwhile, and one that begins in 1970.
 
 use std::time::{Duration, SystemTime};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::Cluster;
 use limpet_tests::manifest::{IDLE, simple};
 use limpet_tests::{TestNode, wait};
@@ -13,7 +13,7 @@ use super::{create, join, lay, path, wait_offline, wait_ready, write_credentials
 /// How long the first certificate is valid.
 const VALID: Duration = Duration::from_secs(75);
 /// How far the clock jumps: longer than a token lives.
-const HOURS: u32 = 5;
+const JUMP: &str = "+5h";
 
 pub(crate) fn a_certificate_that_expires_while_the_node_is_away_ends_no_pod(node: &mut TestNode) -> Result<()> {
     let (cluster, line) = lay(node)?;
@@ -71,7 +71,7 @@ pub(crate) fn a_clock_that_jumps_by_hours_ends_no_pod(node: &mut TestNode) -> Re
 
     line.cut();
     node.agent.terminate()?;
-    node.agent.set_clock_ahead(HOURS);
+    node.agent.set_clock(JUMP)?;
     node.agent.start()?;
     wait_offline(node, "unreachable")?;
     create(node, &cluster, &simple("missed", IDLE))?;
@@ -89,7 +89,7 @@ pub(crate) fn a_clock_that_jumps_by_hours_ends_no_pod(node: &mut TestNode) -> Re
 
     // The clock is right again, so renewals are of an earlier time; that does not make the cluster an older one.
     node.agent.terminate()?;
-    node.agent.set_clock_ahead(0);
+    node.agent.set_clock("+0")?;
     node.agent.start()?;
     wait::until_true(wait::SOON, "a renewal by the right clock", || {
         renewed(node, &cluster).is_ok_and(|now| now < ahead && now > before)
@@ -101,4 +101,29 @@ pub(crate) fn a_clock_that_jumps_by_hours_ends_no_pod(node: &mut TestNode) -> Re
     node.wait_gone("deleted")?;
     wait_agreement(node, &cluster, 4)?;
     running.check(node)
+}
+
+/// By the clock of a board without a battery no certificate is valid yet, neither the node's nor the server's: pods run, the
+/// agent shows why there is no connection, and it has one once the clock is right.
+pub(crate) fn a_clock_in_1970_is_named_and_the_node_joins_once_it_is_right(node: &mut TestNode) -> Result<()> {
+    let (cluster, _line) = lay(node)?;
+    node.agent.set_clock("@1970-01-02 00:00:00")?;
+    node.apply(&simple("kept", IDLE))?;
+    create(node, &cluster, &simple("bound", IDLE))?;
+    node.agent.start()?;
+    node.wait_running("kept")?;
+    wait_offline(node, "clock skew")?;
+    let status = node.agent.cli(&["status"])?;
+    for part in ["clock skew", "the client certificate is not valid before"] {
+        ensure!(status.stdout.contains(part), "{part}: {status:?}");
+    }
+    ensure!(status.code == Some(1), "{status:?}");
+    let running = Running::of(node, &["kept"])?;
+
+    node.agent.set_clock("+0")?;
+    wait_ready(node, &cluster)?;
+    node.wait_running("bound")?;
+    wait_agreement(node, &cluster, 2)?;
+    running.check(node)?;
+    node.agent.check()
 }

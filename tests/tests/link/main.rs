@@ -25,7 +25,8 @@ use self::broken::{
     an_agent_that_starts_without_the_server_goes_on_as_it_was, connections_that_are_reset_are_made_again,
 };
 use self::credentials::{
-    a_certificate_that_expires_while_the_node_is_away_ends_no_pod, a_clock_that_jumps_by_hours_ends_no_pod,
+    a_certificate_that_expires_while_the_node_is_away_ends_no_pod,
+    a_clock_in_1970_is_named_and_the_node_joins_once_it_is_right, a_clock_that_jumps_by_hours_ends_no_pod,
 };
 use self::flaps::a_thousand_flaps_lose_nothing;
 use self::line::Line;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         joining(case!(a_node_joins_and_works_over_64_kbit_s)),
         joining(case!(a_list_that_takes_longer_than_any_deadline_arrives)),
         joining(case!(a_clock_that_jumps_by_hours_ends_no_pod)),
+        joining(case!(a_clock_in_1970_is_named_and_the_node_joins_once_it_is_right)),
         joining(case!(a_certificate_that_expires_while_the_node_is_away_ends_no_pod)),
     ]);
     cluster::end();
