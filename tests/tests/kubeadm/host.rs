@@ -2,7 +2,7 @@
 //! what it writes kept apart, in memory, and it has a network of its own.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -79,6 +79,19 @@ impl<'a> Host<'a> {
         Ok(Self { node, init, agent: None, address })
     }
 
+    /// Gives a host that no other is linked to its address.
+    pub(crate) fn give_address(&self) -> Result<()> {
+        self.shell("ip link add eth0 type veth peer name peer && ip link set peer up")?;
+        self.add_address()
+    }
+
+    fn add_address(&self) -> Result<()> {
+        let address = self.address;
+        let script =
+            format!("ip address add {address}/24 dev eth0; ip link set eth0 up; ip route add default dev eth0");
+        self.shell(&script).map(drop)
+    }
+
     /// `program` on this host.
     pub(crate) fn command(&self, program: impl AsRef<Path>) -> Command {
         process::entering(self.init.pid(), program.as_ref())
@@ -108,10 +121,9 @@ impl<'a> Host<'a> {
         let file = self.node.dir().join("kubeadm.yaml");
         let documents: Vec<String> = documents.iter().map(ToString::to_string).collect();
         fs::write(&file, documents.join("\n---\n"))?;
-        let program = tools::kubernetes("kubeadm").context("no kubeadm; run: cargo xtask nightly kubeadm")?;
         let log = self.node.dir().join("kubeadm.log");
         let mut kubeadm = Daemon::start(
-            self.command(program).args(args).arg(&file).args(["--ignore-preflight-errors=all", "--v=1"]),
+            self.command(kubeadm()?).args(args).arg(&file).args(["--ignore-preflight-errors=all", "--v=1"]),
             &log,
         )?;
         let mut ended = false;
@@ -163,6 +175,11 @@ impl<'a> Host<'a> {
     }
 }
 
+/// The program.
+pub(crate) fn kubeadm() -> Result<PathBuf> {
+    tools::kubernetes("kubeadm").context("no kubeadm; run: cargo xtask nightly kubeadm")
+}
+
 /// Links two hosts, each of which routes to the pods of the other.
 pub(crate) fn link(hosts: [&Host<'_>; 2]) -> Result<()> {
     let [one, two] = hosts.map(|host| host.init.pid().to_string());
@@ -172,10 +189,8 @@ pub(crate) fn link(hosts: [&Host<'_>; 2]) -> Result<()> {
     hosts[0].shell(&format!("ip link set {name} name eth0"))?;
     for (host, other) in [(hosts[0], hosts[1]), (hosts[1], hosts[0])] {
         let pods = other.node.cni.as_ref().context("no pod network")?.subnet();
-        host.shell(&format!(
-            "ip address add {}/24 dev eth0; ip link set eth0 up; ip route add default dev eth0; ip route add {pods} via {}",
-            host.address, other.address
-        ))?;
+        host.add_address()?;
+        host.shell(&format!("ip route add {pods} via {}", other.address))?;
     }
     Ok(())
 }

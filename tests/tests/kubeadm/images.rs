@@ -28,8 +28,13 @@ pub(crate) fn import_control_plane(node: &TestNode) -> Result<()> {
         node.import(&[&image(name, VERSION, &kubernetes(name)?)?.build()?])?;
     }
     let etcd = tools::kubeadms_etcd().context("no etcd; run: cargo xtask nightly kubeadm")?;
+    node.import(&[&image("etcd", "3.7.0-0", &etcd)?.build()?])
+}
+
+/// The same for a node that runs the cluster's name servers.
+pub(crate) fn import_name_server(node: &TestNode) -> Result<()> {
     let coredns = tools::coredns().context("no coredns; run: cargo xtask nightly kubeadm")?;
-    node.import(&[&image("etcd", "3.7.0-0", &etcd)?.build()?, &coredns_image(&coredns)?.build()?])
+    node.import(&[&coredns_image(&coredns)?.build()?])
 }
 
 fn kubernetes(name: &str) -> Result<PathBuf> {

@@ -1,18 +1,22 @@
 //! kubeadm, as it is, sets up a cluster whose nodes run limpet in kubelet's place: with kubeadm's files and flags limpet runs
 //! the control plane from the manifest directory, joins it, and runs what kubeadm adds to it. A second node joins by a token.
+//! Another cluster has its network from static pods.
 
 mod host;
 mod images;
+mod static_network;
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::manifest::{IDLE, shell, simple, with};
 use limpet_tests::node::NodeOptions;
-use limpet_tests::{TestNode, case, cluster, image, suite, wait};
+use limpet_tests::{TestNode, case, cluster, suite, wait};
 use serde_json::{Value, json};
 
 use self::host::Host;
+use self::static_network::kube_proxy_and_a_network_daemon_are_static_pods;
 
 /// The addresses of the two hosts.
 const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
@@ -24,7 +28,10 @@ const A_WHILE: Duration = Duration::from_secs(180);
 
 fn main() -> ExitCode {
     let without_agent = |node: &mut NodeOptions| *node = options();
-    suite::run([case!(a_cluster_is_set_up_joined_and_comes_back).on(without_agent)])
+    suite::run([
+        case!(a_cluster_is_set_up_joined_and_comes_back).on(without_agent),
+        case!(kube_proxy_and_a_network_daemon_are_static_pods).on(without_agent),
+    ])
 }
 
 /// A node whose containerd and agent the test starts, on a host of its own.
@@ -37,6 +44,7 @@ fn a_cluster_is_set_up_joined_and_comes_back(node: &mut TestNode) -> Result<()> 
     let (mut first, mut second) = (Host::boot(node, ADDRESSES[0])?, Host::boot(&mut second, ADDRESSES[1])?);
     host::link([&first, &second])?;
     images::import_control_plane(first.node)?;
+    images::import_name_server(first.node)?;
     for host in [&first, &second] {
         images::import(host.node)?;
     }
@@ -92,10 +100,9 @@ fn wait_mirrors(host: &Host<'_>) -> Result<()> {
     })
 }
 
-/// A Deployment on the second node behind a Service, and a pod on the first that asks it by its name.
-fn reach_a_service_by_name(first: &Host<'_>, second: &Host<'_>) -> Result<()> {
+/// A Deployment on that node, and its Service. Each of its pods answers with its name.
+fn web(node: &str) -> [Value; 2] {
     let labels = json!({ "app": "web" });
-    let container = |script: &str| json!({ "name": "main", "image": image::V1, "command": ["/bin/sh", "-c", script] });
     let deployment = json!({
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -106,9 +113,9 @@ fn reach_a_service_by_name(first: &Host<'_>, second: &Host<'_>) -> Result<()> {
             "template": {
                 "metadata": { "labels": labels },
                 "spec": {
-                    "nodeName": second.node.name(),
+                    "nodeName": node,
                     "terminationGracePeriodSeconds": 1,
-                    "containers": [container("mkdir /w; hostname > /w/index.html; exec httpd -f -h /w")],
+                    "containers": [shell("main", "mkdir /w; hostname > /w/index.html; exec httpd -f -h /w")],
                 },
             },
         },
@@ -119,16 +126,14 @@ fn reach_a_service_by_name(first: &Host<'_>, second: &Host<'_>) -> Result<()> {
         "metadata": { "name": "web" },
         "spec": { "selector": labels, "ports": [{ "port": 80 }] },
     });
-    let client = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": { "name": "client" },
-        "spec": {
-            "nodeName": first.node.name(),
-            "terminationGracePeriodSeconds": 1,
-            "containers": [container("trap 'exit 0' TERM; sleep 100000 & wait")],
-        },
-    });
+    [deployment, service]
+}
+
+/// A Deployment on the second node behind a Service, and a pod on the first that asks it by its name.
+fn reach_a_service_by_name(first: &Host<'_>, second: &Host<'_>) -> Result<()> {
+    let of_first = json!({ "hostNetwork": false, "nodeName": first.node.name() });
+    let client = with(simple("client", IDLE), json!({ "spec": of_first }));
+    let [deployment, service] = web(second.node.name());
     for object in [deployment, service, client] {
         first.apply(&object)?;
     }
@@ -183,16 +188,20 @@ fn initial(host: &Host<'_>) -> Vec<Value> {
             "cgroupDriver": "cgroupfs",
             "evictionHard": { "memory.available": "1Mi" },
         }),
-        json!({
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
-            "mode": "iptables",
-            // Pods of one bridge answer past the node, which the kernel would only prevent with br_netfilter.
-            "iptables": { "masqueradeAll": true },
-            // The kernel's table is the whole machine's.
-            "conntrack": { "maxPerCore": 0 },
-        }),
+        proxy_configuration(),
     ]
+}
+
+fn proxy_configuration() -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "iptables",
+        // Pods of one bridge answer past the node, which the kernel would only prevent with br_netfilter.
+        "iptables": { "masqueradeAll": true },
+        // The kernel's table is the whole machine's.
+        "conntrack": { "maxPerCore": 0 },
+    })
 }
 
 /// What kubeadm joins the cluster with.
