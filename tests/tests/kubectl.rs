@@ -14,6 +14,7 @@ use limpet_tests::cluster::{self, Cluster, joining, wait_at};
 use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::image;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::container;
 use limpet_tests::process::Daemon;
 use limpet_tests::terminal::Terminal;
 use limpet_tests::{TestNode, case, process, suite, tools, wait};
@@ -139,6 +140,7 @@ impl Kubectl<'_> {
             self.logs().context("logs")?;
             self.proxy().context("proxy")?;
             self.copy().context("cp")?;
+            self.edit_and_delete().context("edit and delete")?;
             self.debug_pod().context("debug POD")?;
             self.debug_node().context("debug node/NAME")?;
         }
@@ -250,6 +252,27 @@ impl Kubectl<'_> {
         let pods: Value = serde_json::from_str(&get("pods")?)?;
         ensure!(pods["items"].as_array().is_some_and(|pods| pods.len() >= 4), "{pods}");
         ensure!(get("metrics/resource")?.contains(&talker), "metrics");
+        Ok(())
+    }
+
+    /// What an editor writes is carried out in place; a deletion is over once the pod is gone from the node.
+    fn edit_and_delete(&self) -> Result<()> {
+        let (short, pods) = (format!("edited-{}", self.name), "/api/v1/namespaces/default/pods");
+        let name = self.node.full_name(&short);
+        let bound = json!({ "metadata": { "name": name }, "spec": { "nodeName": self.node.name() } });
+        self.cluster.create(pods, &with(simple(&short, IDLE), bound))?;
+        self.run(&["wait", "--for=condition=Ready", "pod", &name, "--timeout=60s"])?;
+        let before = self.node.wait_running(&short)?;
+        let editor = format!("sed -i s#{}#{}#", image::V1, image::V2);
+        process::checked(self.command().args(["edit", "pod", &name]).env("KUBE_EDITOR", editor))?;
+        wait_at(self.cluster, &format!("{pods}/{name}"), "of the other image", |found| {
+            let main = container(found, "main");
+            main["image"] == image::V2 && main["ready"] == true && main["restartCount"] == 1
+        })?;
+        let after = self.node.wait_running(&short)?;
+        ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "another pod: {after}");
+        self.run(&["delete", "pod", &name, "--timeout=60s"])?;
+        ensure!(self.node.pod(&short).is_none(), "deleted while it was still there");
         Ok(())
     }
 
