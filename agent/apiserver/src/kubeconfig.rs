@@ -37,6 +37,15 @@ pub fn check(path: &Path) -> Result<String, KubeconfigError> {
     Ok(server)
 }
 
+/// Whether a program gives the credentials of the current user. Blocks.
+///
+/// # Errors
+/// As [`check`].
+pub fn runs_program(path: &Path) -> Result<bool, KubeconfigError> {
+    let (config, _) = read(path)?;
+    Ok(config.auth_info.exec.is_some())
+}
+
 /// The client certificate of the current user, PEM; `None`: it has another way to name itself. Blocks.
 ///
 /// # Errors

@@ -19,7 +19,7 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use super::link::Link;
+use super::link::{self, Link};
 use crate::config::{ClusterSettings, Config};
 use crate::private_file;
 use crate::store::chain;
@@ -231,9 +231,8 @@ impl Keeper {
 
     /// Asks by the bootstrap kubeconfig, and writes the kubeconfig that names the certificate.
     async fn bootstrap(&self, bootstrap: PathBuf, kubeconfig: PathBuf) -> Result<(), CertificateError> {
-        let path = bootstrap.clone();
-        let open = blocking::run(bootstrap.clone(), blocking::DEADLINE, move |_| Client::open(&path, None));
-        self.obtain(&Requester::Bootstrap(open.await??), BTreeSet::new()).await?;
+        let (client, _) = link::open(bootstrap.clone(), None).await?;
+        self.obtain(&Requester::Bootstrap(client), BTreeSet::new()).await?;
         let certificate = self.files.current();
         let write = move |_: &_| {
             let text = kubeconfig::for_node(&bootstrap, &certificate)?;

@@ -5,6 +5,7 @@
 //! used again.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,6 +21,7 @@ use crate::config::Config;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{ApiserverMetrics, Metrics};
 use limpet_apiserver::client::DEADLINE;
+use limpet_apiserver::kubeconfig;
 use limpet_apiserver::{CertificateFault, Client, Credentials, RequestError};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{self, Cause, Connectivity};
@@ -63,6 +65,9 @@ enum Origin {
 /// The connection. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Link(Arc<Shared>);
+
+/// How long the program of a kubeconfig may take. It runs twice: for a certificate, and for a token.
+const PROGRAM_DEADLINE: Duration = Duration::from_secs(60);
 
 /// No time.
 const NEVER: i64 = i64::MIN;
@@ -353,15 +358,35 @@ impl Link {
     }
 }
 
-/// Reads the files, and when the certificate among them is valid.
-async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<(Client, Option<Validity>), RequestError> {
+/// Reads the files, and when the certificate among them is valid; runs the program of the kubeconfig, if it has one.
+/// `certificate`: a file with certificate and key that counts instead of the kubeconfig's user once it is there.
+pub(super) async fn open(
+    path: PathBuf,
+    certificate: Option<PathBuf>,
+) -> Result<(Client, Option<Validity>), RequestError> {
+    let failed = |error: io::Error| RequestError::Credentials(error.to_string());
     let read = path.clone();
-    let opened = blocking::run(path, DEADLINE, move |_| {
-        let certificate = certificate.as_deref().filter(|path| path.exists());
-        let client = Client::open(&read, certificate)?;
-        Ok::<_, RequestError>((client, certificates::identity(&read, certificate)))
-    });
-    opened.await.map_err(|error| RequestError::Credentials(error.to_string()))?
+    let look = move |_: &_| {
+        let certificate = certificate.filter(|path| path.exists());
+        let runs_program = certificate.is_none() && kubeconfig::runs_program(&read)?;
+        Ok::<_, RequestError>((certificate, runs_program))
+    };
+    let (certificate, runs_program) = blocking::run(path.clone(), DEADLINE, look).await.map_err(failed)??;
+    let read = path.clone();
+    let open = move |_: &_| {
+        let client = Client::open(&read, certificate.as_deref())?;
+        Ok::<_, RequestError>((client, certificates::identity(&read, certificate.as_deref())))
+    };
+    if !runs_program {
+        return blocking::run(path, DEADLINE, open).await.map_err(failed)?;
+    }
+    let late = |_| {
+        let seconds = PROGRAM_DEADLINE.as_secs();
+        RequestError::Credentials(format!("the program of users[].user.exec has not ended within {seconds} s"))
+    };
+    // A subject of its own: a program that hangs keeps nobody from reading the file.
+    let program = path.join("exec");
+    blocking::run(program, PROGRAM_DEADLINE, open).await.map_err(late)?
 }
 
 /// Resolves once somebody sets the clock: certificates may be valid from then on, or no longer.

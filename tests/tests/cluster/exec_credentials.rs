@@ -12,13 +12,15 @@ use limpet_tests::{TestNode, wait};
 use serde_json::{Value, json};
 
 const ACCOUNTS: &str = "/api/v1/namespaces/default/serviceaccounts";
-/// Prints the credential that lies beside it, and counts its runs. It fails while there is none.
+/// Prints the credential that lies beside it, and counts its runs. It fails while there is none, and may be slow: two runs
+/// then take longer than any other file may.
 const PROGRAM: &str = "#!/bin/sh
 cd \"${0%/*}\" || exit 2
 echo run >> runs
 case $KUBERNETES_EXEC_INFO in *'\"server\":\"https://'*) ;; *) exit 3 ;; esac
 [ \"$1\" = get-token ] && [ \"$ANSWER\" = credential.json ] || exit 4
 [ -f \"$ANSWER\" ] || { printf hidden-word; echo 'no login today' >&2; exit 1; }
+[ -f slow ] && sleep 6
 cat \"$ANSWER\"
 ";
 
@@ -77,9 +79,11 @@ pub(super) fn a_node_has_its_credentials_of_a_program(node: &mut TestNode) -> Re
     };
     offline("credentials: the program of users[].user.exec failed, exit status: 1: no login today")?;
 
+    fs::write(dir.join("slow"), "")?;
     let first = write_credential(node, &cluster, &dir)?;
     let ready = |found: &Value| condition(found, "Ready")["status"] == "True";
     wait_node(node, &cluster, "ready", ready)?;
+    fs::remove_file(dir.join("slow"))?;
     let asked = runs(&dir);
     // A token that the cluster knows no more has the program asked again.
     cluster.delete(&format!("{ACCOUNTS}/{}", node.name()))?;
