@@ -9,8 +9,8 @@ use admission::{
 };
 use anyhow::{Context as _, Result, ensure};
 use claims::{
-    claims_are_directories_of_the_node, claims_of_mode_block_are_devices_of_the_node,
-    claims_of_nfs_are_mounted_with_their_options,
+    claims_are_directories_of_the_node, claims_of_iscsi_are_attached_with_their_secret,
+    claims_of_mode_block_are_devices_of_the_node, claims_of_nfs_are_mounted_with_their_options,
 };
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
@@ -64,6 +64,7 @@ fn main() -> ExitCode {
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(claims_of_mode_block_are_devices_of_the_node)),
         joining(case!(claims_of_nfs_are_mounted_with_their_options)),
+        joining(case!(claims_of_iscsi_are_attached_with_their_secret)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
         joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
@@ -336,15 +337,14 @@ fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut T
     let cluster = cluster::shared()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;
-    let volumes =
-        json!([{ "name": "data", "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:data", "lun": 0 } }]);
+    let volumes = json!([{ "name": "data", "rbd": { "image": "data", "monitors": ["192.0.2.1"] } }]);
     create(node, &cluster, &with(simple("data", IDLE), json!({ "spec": { "volumes": volumes } })))?;
     let refused =
         wait_at(&cluster, &path(node, "data"), "refused", |found| found["status"]["reason"] == "UnsupportedPodSpec")?;
     let message = refused["status"]["message"].as_str().unwrap_or_default();
-    ensure!(refused["status"]["phase"] == "Pending" && message.contains("spec.volumes[0].iscsi"), "{refused}");
+    ensure!(refused["status"]["phase"] == "Pending" && message.contains("spec.volumes[0].rbd"), "{refused}");
     let sources = node.agent.cli(&["sources"])?.success()?;
-    ensure!(sources.contains("spec.volumes[0].iscsi"), "{sources}");
+    ensure!(sources.contains("spec.volumes[0].rbd"), "{sources}");
     cluster.delete(&path(node, "data"))?;
     wait_deleted(node, &cluster, "data")?;
 

@@ -11,10 +11,10 @@ use limpet_tests::{process, tools, vm};
 use crate::apt::{self, Machine};
 
 /// Counts changes of this file that make another image.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const SUITE: &str = "trixie";
 const SIZE: &str = "3G";
-const PACKAGES: [&str; 20] = [
+const PACKAGES: [&str; 21] = [
     "systemd-sysv",
     "dbus",
     "udev",
@@ -35,6 +35,7 @@ const PACKAGES: [&str; 20] = [
     "apparmor",
     "nfs-common",
     "nfs-kernel-server",
+    "open-iscsi",
 ];
 
 /// What the emulator and the making of the image need: a package, and a program of it.

@@ -23,6 +23,8 @@ const MAX_STDERR: u64 = 16 << 10;
 pub struct Output {
     /// Whether it exited with 0.
     pub success: bool,
+    /// What it exited with; `None`: a signal has ended it.
+    pub code: Option<i32>,
     /// What it printed.
     pub stdout: Vec<u8>,
     /// What it complained of, its beginning.
@@ -77,7 +79,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
     };
     let ((), stdout, stderr) = tokio::join!(write, read(stdout, MAX_STDOUT, false), read(stderr, MAX_STDERR, true));
     let status = child.wait().await?;
-    Ok(Output { success: status.success(), stdout: stdout?, stderr: stderr? })
+    Ok(Output { success: status.success(), code: status.code(), stdout: stdout?, stderr: stderr? })
 }
 
 /// Reads up to `limit` bytes. The rest is dropped, or an error.
@@ -128,7 +130,7 @@ mod tests {
     #[tokio::test]
     async fn input_output_and_status() {
         let output = sh("echo $CNI_COMMAND; echo log >&2; exit 3", LONG).await.unwrap();
-        assert!(!output.success);
+        assert!(!output.success && output.code == Some(3));
         assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"ADD\n"[..], &b"log\n"[..]));
     }
 

@@ -9,7 +9,9 @@
 //! | `volumes/kubernetes.io~{secret,projected,downward-api}/<volume>` | the same for those kinds, on a tmpfs |
 //! | `volumes/kubernetes.io~image/<volume>` | an image's files, mounted read-only |
 //! | `volumes/kubernetes.io~nfs/<volume>` | an export of a server, mounted on it |
+//! | `volumes/kubernetes.io~iscsi/<volume>` | a disk of an iSCSI target, bound from where it is mounted for the node |
 //! | `volumes/kubernetes.io~csi/<volume>/mount` | a volume of a CSI driver, which has mounted it |
+//! | `volumeDevices/kubernetes.io~iscsi/<volume>` | a link to the device of such a disk |
 //! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath`, or of a mount with `recursiveReadOnly` |
 //! | `containers/<container>/<container id>` | a container's termination message |
 //! | `etc-hosts`, `etc-hostname`, `etc-resolv.conf` | mounted into every container that does not mount its own |
@@ -34,9 +36,12 @@ mod host_path;
 mod hostname;
 mod hosts;
 mod image;
+mod iscsi;
 mod measured;
+mod mounted;
 mod mounts;
 mod nfs;
+mod node_tools;
 mod payload;
 mod place;
 mod preparation;
@@ -110,6 +115,7 @@ pub struct Warning {
 #[derive(Debug, Clone)]
 pub struct Volumes {
     settings: Arc<Settings>,
+    disks: Arc<iscsi::IscsiDisks>,
 }
 
 /// The volumes' directory and the DNS settings.
@@ -140,7 +146,8 @@ impl Settings {
 impl Volumes {
     /// Volumes with these settings. Does not access the disk.
     pub fn new(settings: Settings) -> Self {
-        Self { settings: Arc::new(settings) }
+        let disks = iscsi::IscsiDisks::new(&settings.root_dir);
+        Self { settings: Arc::new(settings), disks: Arc::new(disks) }
     }
 
     /// Prepares every volume and file of the pod, from the objects it refers to. `hostname` is the content of the pod's
@@ -160,21 +167,32 @@ impl Volumes {
         blocking(path, DEADLINE, move |progress| work.run(&settings, progress)).await
     }
 
-    /// Mounts the exports of servers that the pod has as volumes and that are not mounted. Each has its own deadline, and
-    /// those of one pod are mounted side by side.
+    /// Mounts the exports of servers and the disks of targets that the pod has as volumes and that are not mounted. Each has
+    /// its own deadline, and those of one pod are mounted side by side.
     ///
     /// # Errors
-    /// An export cannot be mounted: the error names its server and path.
+    /// One cannot be mounted: the error names it.
     pub async fn mount_exports(&self, pod: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(&pod.uid);
-        let mut exports = Vec::new();
+        let (mut exports, mut disks) = (Vec::new(), Vec::new());
         for volume in pod.spec().volumes.iter().flatten() {
-            if let Some((place::Place::Server(export), _)) = place::Place::find(volume, pod, objects, &pod_dir)? {
-                exports.push(export);
+            match place::Place::find(volume, pod, objects, &pod_dir)? {
+                Some((place::Place::Server(export), _)) => exports.push(export),
+                Some((place::Place::Disk(disk), _)) => disks.push(disk),
+                _ => {}
             }
         }
-        let mounted = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up)).await;
-        mounted.into_iter().collect()
+        let exports = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up));
+        let disks = futures_util::future::join_all(disks.iter().map(|disk| self.disks.set_up(disk, &pod.uid)));
+        let (exports, disks) = tokio::join!(exports, disks);
+        let mounted = exports.into_iter().chain(disks).collect::<Result<(), VolumeError>>();
+        mounted.map_err(|error| match error {
+            // A tool may quote what it was given.
+            VolumeError::Mount { volume, export, reason } => {
+                VolumeError::Mount { volume, export, reason: objects.redact(reason) }
+            }
+            error => error,
+        })
     }
 
     /// Rewrites a prepared pod's configMap, secret, projected and downwardAPI volumes, each atomically. Returns the names of
@@ -281,10 +299,12 @@ impl Volumes {
     }
 
     /// Removes all files of a pod: exports of servers are unmounted, other mounts below its directory are detached, busy or
-    /// not, and the directory is deleted without following a symlink or crossing into another mount. A missing one is
+    /// not, disks of targets that no other pod has are given back, and the directory is deleted without following a symlink or crossing into another mount. A missing one is
     /// success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        nfs::unmount_all(&self.settings.pod_dir(uid)).await?;
+        let pod_dir = self.settings.pod_dir(uid);
+        nfs::unmount_all(&pod_dir).await?;
+        self.disks.tear_down(&pod_dir, uid).await?;
         let (pods, name) = (self.settings.pods_dir(), uid.clone());
         blocking(self.settings.pod_dir(uid), REMOVAL_DEADLINE, move |_| removal::remove(&pods, name.as_str())).await
     }

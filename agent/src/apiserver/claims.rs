@@ -1,5 +1,5 @@
-//! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to; what else a CSI driver needs is read
-//! by `csi`.
+//! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to; what else a CSI driver or an iSCSI
+//! target needs is read by `csi` and `iscsi`.
 //!
 //! A node may read those of its pods by name and may not watch them, so a claim that is not bound yet is asked for again.
 //! One that was is not: as long as the pod refers to it, it stays bound to its volume. For the same reason a volume that has
@@ -7,6 +7,7 @@
 
 mod csi;
 mod expand;
+mod iscsi;
 
 use std::sync::Arc;
 
@@ -181,6 +182,9 @@ async fn look_up(
     }
     if volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some()) {
         return csi::persistent(link, key, pod, (&claim, &volume), attachments, in_use).await;
+    }
+    if volume.spec.as_ref().is_some_and(|spec| spec.iscsi.is_some()) {
+        return iscsi::persistent(link, key, &claim, &volume).await;
     }
     let found = claim::record(key.clone(), ORIGIN, &claim, &volume);
     Ok(found.map_or_else(|why| Looked::refused(key, why), |object| Looked { object: Some(object), attaching: None }))

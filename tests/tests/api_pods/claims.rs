@@ -1,4 +1,6 @@
-//! Claims of pods: directories, devices and exports, by the volumes that they are bound to.
+//! Claims of pods: directories, devices, exports and disks, by the volumes that they are bound to.
+
+use std::os::unix::fs::PermissionsExt as _;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::{self, Cluster, join};
@@ -165,5 +167,50 @@ pub(super) fn claims_of_nfs_are_mounted_with_their_options(node: &mut TestNode) 
     cluster.delete(&path(node, "web"))?;
     wait_deleted(node, &cluster, "web")?;
     ensure!(data.join("runs").exists(), "what the server has is the server's");
+    Ok(())
+}
+
+/// The target's Secret reaches the node's tool, which quotes it when it fails: no event has it.
+pub(super) fn claims_of_iscsi_are_attached_with_their_secret(node: &mut TestNode) -> Result<()> {
+    const PASSWORD: &str = "correct-horse-battery";
+    let (programs, calls) = (node.dir().join("programs"), node.dir().join("calls"));
+    std::fs::create_dir_all(&programs)?;
+    let tool = programs.join("iscsiadm");
+    std::fs::write(
+        &tool,
+        format!(
+            "#!/bin/sh\necho \"$*\" >> {}\ncase \"$*\" in *auth.password*) echo \"iscsiadm: cannot set $*\" >&2; exit 6;; esac\n",
+            calls.display()
+        ),
+    )?;
+    std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755))?;
+    node.agent.put_on_path(&programs);
+    let cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &[])?;
+    let name = format!("iscsi-{}", node.name());
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name },
+        "stringData": { "node.session.auth.username": "me", "node.session.auth.password": PASSWORD } });
+    cluster.create("/api/v1/namespaces/default/secrets", &secret)?;
+    let claimed = claim(&cluster, &name, None)?;
+    let disk = json!({ "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:disk", "lun": 0,
+        "chapAuthSession": true, "secretRef": { "name": name, "namespace": "default" } } });
+    bind(&cluster, &claimed, &name, &disk)?;
+    let mount = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
+    let volumes = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": name } }]);
+    let main = with(shell("main", IDLE), mount);
+    create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
+    node.wait_event(
+        "mount 192.0.2.1:3260-iqn.2001-04.test:disk-lun-0: failed to get any path for iscsi disk, last err seen: iscsi: \
+         failed to update iscsi node to portal 192.0.2.1:3260: iscsiadm: cannot set -m node -p 192.0.2.1:3260 -T \
+         iqn.2001-04.test:disk -I default -o update -n node.session.auth.password -v ***",
+    )?;
+    let called = std::fs::read_to_string(&calls)?;
+    ensure!(called.contains(PASSWORD), "{called}");
+    cluster.delete(&path(node, "web"))?;
+    wait_deleted(node, &cluster, "web")?;
+    let disks = node.agent.settings().root().join("plugins/kubernetes.io/iscsi");
+    let left: Vec<_> = std::fs::read_dir(&disks)?.collect();
+    ensure!(left.is_empty(), "{left:?}");
     Ok(())
 }

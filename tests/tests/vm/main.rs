@@ -38,7 +38,7 @@ const FIRST: [Case; 3] = [
 const FURTHER: [Case; 14] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
     ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
-    ("an_export_of_an_nfs_server_is_a_volume", storage::nfs),
+    ("an_export_and_a_disk_of_a_server_are_volumes", storage::nfs),
     ("huge_pages_are_limited_by_cgroups", storage::huge_pages),
     ("a_pod_lives_on_btrfs", snapshotters::btrfs),
     ("a_pod_lives_on_devmapper", snapshotters::devmapper),

@@ -1,4 +1,4 @@
-//! Storage that takes a kernel of a distribution: NFS with its own server, and huge pages limited by cgroup v2.
+//! Storage that takes a kernel of a distribution: NFS and iSCSI with its own servers, and huge pages limited by cgroup v2.
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::image;
@@ -15,6 +15,34 @@ const SERVE: &str = "mkdir -p /srv/data && \
 /// From here on the server answers nothing, and refuses nothing either.
 const SILENCE: &str = "iptables -I INPUT -p tcp --dport 2049 -j DROP";
 const VOICE: &str = "iptables -D INPUT -p tcp --dport 2049 -j DROP";
+
+/// The machine is an iSCSI target with one blank disk, and asks for a password.
+const TARGET: &str = "set -e
+modprobe -a target_core_file iscsi_target_mod
+mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
+core=/sys/kernel/config/target/core/fileio_0/disk
+mkdir -p $core && truncate -s 64M /srv/disk.img
+echo fd_dev_name=/srv/disk.img,fd_dev_size=67108864 > $core/control
+echo 1 > $core/enable
+group=/sys/kernel/config/target/iscsi/iqn.2001-04.test:disk/tpgt_1
+mkdir -p $group && mkdir -p $group/np/127.0.0.1:3260 $group/lun/lun_0
+ln -s $core $group/lun/lun_0/disk
+echo 1 > $group/attrib/generate_node_acls
+echo 1 > $group/attrib/cache_dynamic_acls
+echo 0 > $group/attrib/demo_mode_write_protect
+echo 1 > $group/attrib/authentication
+printf node > $group/auth/userid
+printf correct-horse > $group/auth/password
+echo 1 > $group/enable";
+/// What the node says to the target.
+const PASSWORD: &str = "cat > /etc/limpet/manifests/chap.yaml.new <<'END'
+{apiVersion: v1, kind: Secret, metadata: {name: chap}, stringData: {
+  node.session.auth.username: node, node.session.auth.password: correct-horse}}
+END
+mv /etc/limpet/manifests/chap.yaml.new /etc/limpet/manifests/chap.yaml";
+/// Whether nothing is left of the disk: no session, no mount, nothing written down.
+const DETACHED: &str = "test -z \"$(find /sys/class/iscsi_session /var/lib/iscsi/nodes /var/lib/limpet/plugins/kubernetes.io/iscsi \
+    -mindepth 1; grep kubernetes.io.iscsi /proc/mounts)\"";
 
 /// An export is mounted, stays through a restart of the agent, and goes with its pod, also when its server has died.
 pub(crate) fn nfs(machine: &Machine) -> Result<()> {
@@ -45,9 +73,45 @@ pub(crate) fn nfs(machine: &Machine) -> Result<()> {
     guest.until(SOON, "the end of the mounts", "! grep kubernetes.io~nfs /proc/mounts", |_| Some(()))?;
     guest.run(VOICE)?;
     ensure!(guest.run("cat /srv/data/file")? == "of the pod");
+    disk(&mut guest)?;
     leftovers::none(&mut guest)?;
     guest.power_cut();
     Ok(())
+}
+
+/// A disk of a target is formatted once, stays attached through a restart of the agent, and its session ends with its pod,
+/// also where another agent ends it.
+fn disk(guest: &mut Guest) -> Result<()> {
+    guest.run(TARGET)?;
+    guest.run(PASSWORD)?;
+    let volume = json!({ "name": "data", "iscsi": { "targetPortal": "127.0.0.1", "iqn": "iqn.2001-04.test:disk", "lun": 0,
+        "chapAuthSession": true, "secretRef": { "name": "chap" } } });
+    let mut main = shell("main", image::V1, IDLE);
+    main["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+    let pod = manifest(
+        "disk",
+        &json!({ "terminationGracePeriodSeconds": 1, "securityContext": { "fsGroup": 2000 }, "containers": [main],
+            "volumes": [volume] }),
+    );
+    guest.run(&pod)?;
+    let id = container_id(&running(guest, "disk")?, "main")?;
+    guest.run("limpet exec disk -- sh -c 'echo on the disk > /data/file'")?;
+    let found = guest.run("limpet exec disk -- stat -c '%g %a' /data")?;
+    ensure!(found.trim() == "2000 2775", "{found}");
+    guest.run("grep 'kubernetes.io~iscsi/data ext4 ' /proc/mounts")?;
+    guest.run("systemctl restart limpet")?;
+    ensure!(container_id(&running(guest, "disk")?, "main")? == id, "restarted by a restart of the agent");
+
+    guest.run("rm /etc/limpet/manifests/disk.yaml")?;
+    gone(guest, "disk")?;
+    guest.until(SOON, "the end of the session", DETACHED, |_| Some(()))?;
+    guest.run(&pod)?;
+    running(guest, "disk")?;
+    ensure!(guest.run("limpet exec disk -- cat /data/file")? == "on the disk");
+    guest.run("systemctl stop limpet && rm /etc/limpet/manifests/disk.yaml && systemctl start limpet")?;
+    gone(guest, "disk")?;
+    guest.until(SOON, "the end of the session after a restart", DETACHED, |_| Some(()))?;
+    guest.run("rm /etc/limpet/manifests/chap.yaml && ! journalctl --no-pager | grep correct-horse").map(drop)
 }
 
 /// Pages that the kernel has set aside are a resource; pod and container have no more than they ask for.

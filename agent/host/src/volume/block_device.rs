@@ -50,6 +50,7 @@ fn block_device(
     let volume = volume.ok_or_else(no_volume)?;
     let (device, read_only) = match Place::find(volume, pod, objects, pod_dir)? {
         Some((Place::Node(path), read_only)) => (path, read_only),
+        Some((Place::Disk(mount), read_only)) => (mount.device(), read_only),
         Some((Place::Server(_) | Place::Driver(_), _)) | None => return Err(no_volume()),
     };
     progress.at(&device.path);

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use super::host_path::{HostPath, HostPathType};
-use super::{VolumeError, nfs};
+use super::{VolumeError, mounted};
 
 /// A volume of a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl CsiMount {
 
     /// Refuses one that is not mounted, which would be an empty directory of the node's disk.
     pub(super) fn check_mounted(&self) -> Result<(), VolumeError> {
-        if nfs::is_mounted(&self.path)? {
+        if mounted::is_mounted(&self.path)? {
             return Ok(());
         }
         let reason = format!("CSI driver {} has mounted nothing at {}", self.driver, self.path.display());

@@ -61,13 +61,21 @@ pub enum VolumeError {
         /// Why.
         reason: String,
     },
-    /// An export cannot be mounted.
+    /// An export of a server, or a disk of a target, cannot be mounted.
     #[error("MountVolume.SetUp failed for volume {volume:?} : mount {export}: {reason}")]
     Mount {
         /// The volume's name.
         volume: String,
-        /// `server:/path`.
+        /// `server:/path`, `portal-target-lun-0`.
         export: String,
+        /// Why, and the remedy.
+        reason: String,
+    },
+    /// A disk of a target that no pod has any more cannot be given back.
+    #[error("UnmountDevice failed for iSCSI disk {disk}: {reason}")]
+    Unmount {
+        /// `portal-target-lun-0`.
+        disk: String,
         /// Why, and the remedy.
         reason: String,
     },

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::Volume;
 
 use super::empty_dir::EmptyDir;
-use super::{nfs, written};
+use super::{iscsi, nfs, written};
 
 /// A volume to be measured.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,6 +36,9 @@ pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume
     if volume.nfs.is_some() {
         return Some(measured(nfs::path(pod_dir, &volume.name), true, false));
     }
+    if volume.iscsi.is_some() {
+        return Some(measured(iscsi::path(pod_dir, &volume.name), true, false));
+    }
     let (path, _) = written::location(pod_dir, volume)?;
     Some(measured(path, false, volume.config_map.is_some()))
 }
@@ -58,6 +61,10 @@ mod tests {
             (json!({ "projected": { "sources": [] } }), Some(("kubernetes.io~projected/v", false, false))),
             (json!({ "downwardAPI": { "items": [] } }), Some(("kubernetes.io~downward-api/v", false, false))),
             (json!({ "nfs": { "server": "nas", "path": "/srv" } }), Some(("kubernetes.io~nfs/v", true, false))),
+            (
+                json!({ "iscsi": { "targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:a", "lun": 0 } }),
+                Some(("kubernetes.io~iscsi/v", true, false)),
+            ),
             (json!({ "csi": { "driver": "d" } }), None),
             (json!({ "hostPath": { "path": "/data" } }), None),
             (json!({ "image": { "reference": "web:1" } }), None),

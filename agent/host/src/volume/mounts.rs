@@ -81,6 +81,13 @@ fn volume_mount(
             propagation::prepare(propagation, &export.path)?;
             (export.path, only_read)
         }
+        Some((Place::Disk(mount), only_read)) => {
+            progress.at(&mount.path);
+            mount.check_mounted()?;
+            answers(&mount.path)?;
+            propagation::prepare(propagation, &mount.path)?;
+            (mount.path, only_read)
+        }
         Some((Place::Driver(mount), only_read)) => {
             progress.at(&mount.path);
             mount.check_mounted()?;
@@ -309,7 +316,7 @@ mod tests {
             ),
             (
                 json!({"name": "disk", "mountPath": "/x"}),
-                "volume \"disk\": cephfs is not supported; use emptyDir, hostPath, nfs, csi, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
+                "volume \"disk\": cephfs is not supported; use emptyDir, hostPath, nfs, iscsi, csi, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),

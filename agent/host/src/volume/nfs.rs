@@ -13,9 +13,10 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
-use super::{VolumeError, blocking, files};
+use super::node_tools::{said, tool_dirs};
+use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::{self as blocking_calls, DEADLINE};
-use crate::{mount_table, program};
+use crate::program;
 
 /// The tool that mounts an export, and the packages that it is in.
 const MOUNT: &str = "mount.nfs";
@@ -27,12 +28,6 @@ const UNMOUNT: &str = "umount";
 const MOUNT_DEADLINE: Duration = Duration::from_secs(30);
 /// How long it may take to write what is left and unmount.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(20);
-
-/// Where tools of the system are beside `PATH`: a service's has no `sbin` everywhere.
-const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
-
-/// How much of what a tool says is shown, in bytes.
-const MAX_SAID: usize = 1_024;
 
 /// An export to be mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,14 +87,14 @@ impl NfsMount {
     pub(super) async fn set_up(&self) -> Result<(), VolumeError> {
         let path = self.path.clone();
         let subject = path.parent().unwrap_or(&path).to_owned();
-        let mounted = blocking(subject, DEADLINE, move |_| {
-            if is_mounted(&path)? {
+        let is_mounted = blocking(subject, DEADLINE, move |_| {
+            if mounted::is_mounted(&path)? {
                 return Ok(true);
             }
             files::make_dirs(&path, 0o750)?;
             Ok(false)
         });
-        if mounted.await? {
+        if is_mounted.await? {
             return Ok(());
         }
         let failed =
@@ -123,7 +118,7 @@ impl NfsMount {
 
     /// Refuses an export that is not mounted, which would be an empty directory of the node's disk.
     pub(super) fn check_mounted(&self) -> Result<(), VolumeError> {
-        if is_mounted(&self.path)? {
+        if mounted::is_mounted(&self.path)? {
             return Ok(());
         }
         let reason = "it is not mounted any more".to_owned();
@@ -136,16 +131,16 @@ pub(super) async fn unmount_all(pod_dir: &Path) -> Result<(), VolumeError> {
     let directory = directory(pod_dir);
     let find = {
         let directory = directory.clone();
-        move |_: &_| mounted_below(&directory)
+        move |_: &_| mounted::below(&directory)
     };
-    let mounted = blocking(directory, DEADLINE, find).await?;
-    if mounted.is_empty() {
+    let exports = blocking(directory, DEADLINE, find).await?;
+    if exports.is_empty() {
         return Ok(());
     }
     let tool = program::find(UNMOUNT, &tool_dirs()).await.unwrap_or_default();
     // Without the tool, or where it fails, the mount is detached with the pod's other ones.
     let Some(tool) = tool else { return Ok(()) };
-    for path in mounted {
+    for path in exports {
         let mut command = Command::new(&tool);
         command.arg(&path);
         match program::run(command, b"", UNMOUNT_DEADLINE).await {
@@ -173,46 +168,6 @@ async fn take_away(path: PathBuf) -> Result<(), VolumeError> {
     }
 }
 
-/// Whether something is mounted on `path`, by the mount table alone.
-pub(super) fn is_mounted(path: &Path) -> Result<bool, VolumeError> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(false) };
-    Ok(mounted_below(parent)?.contains(&real(parent)?.join(name)))
-}
-
-/// What is mounted directly in `directory`; nothing where it does not exist.
-fn mounted_below(directory: &Path) -> Result<Vec<PathBuf>, VolumeError> {
-    if !directory.exists() {
-        return Ok(Vec::new());
-    }
-    let real = real(directory)?;
-    let mounts = mount_table::mount_points().map_err(VolumeError::io("read", "/proc/self/mountinfo"))?;
-    Ok(mounts.into_iter().filter(|mounted| mounted.parent() == Some(&real)).collect())
-}
-
-fn real(directory: &Path) -> Result<PathBuf, VolumeError> {
-    match directory.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(directory.to_owned()),
-        real => real.map_err(VolumeError::io("stat", directory)),
-    }
-}
-
-/// The directories of `PATH`, then those of the system's tools.
-fn tool_dirs() -> Vec<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from)).collect()
-}
-
-/// What a tool that failed has said, in one line.
-fn said(output: &program::Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let mut line = if lines.is_empty() { "it failed and said nothing".to_owned() } else { lines.join("; ") };
-    while line.len() > MAX_SAID {
-        line.pop();
-    }
-    line
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -236,24 +191,5 @@ mod tests {
             let error = of(json!({"server": server, "path": "/srv"}), &[], false).unwrap_err();
             assert!(error.is_final(), "{error}");
         }
-    }
-
-    #[test]
-    fn what_is_mounted_is_read_from_the_mount_table() {
-        assert!(is_mounted(Path::new("/proc")).unwrap());
-        let dir = tempfile::tempdir().unwrap();
-        assert!(!is_mounted(dir.path()).unwrap());
-        assert!(!is_mounted(&dir.path().join("none/data")).unwrap());
-        assert_eq!(mounted_below(&dir.path().join("none")).unwrap(), Vec::<PathBuf>::new());
-    }
-
-    #[test]
-    fn what_a_tool_says_is_one_bounded_line() {
-        let of = |text: &str| {
-            said(&program::Output { success: false, stdout: Vec::new(), stderr: text.as_bytes().to_vec() })
-        };
-        assert_eq!(of("mount.nfs: a\n\n  b\n"), "mount.nfs: a; b");
-        assert_eq!(of(" \n"), "it failed and said nothing");
-        assert!(of(&"\u{e4}".repeat(MAX_SAID)).len() <= MAX_SAID);
     }
 }

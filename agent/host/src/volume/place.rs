@@ -1,6 +1,7 @@
-//! Where the data of a volume is that is not the pod's alone: at a path of the node, on a server, or a CSI driver's; by itself or by
-//! its claim.
+//! Where the data of a volume is that is not the pod's alone: at a path of the node, on a server or a disk of one, or a CSI
+//! driver's; by itself or by its claim.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{Container, Volume};
@@ -8,9 +9,11 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 use super::VolumeError;
 use super::csi::{self, CsiMount};
 use super::host_path::{HostPath, HostPathType};
+use super::iscsi::IscsiMount;
 use super::nfs::NfsMount;
 use limpet_model::object::claim::{self, ClaimedSource};
-use limpet_model::object::{ObjectKind, PodObjects};
+use limpet_model::object::iscsi::IscsiVolume;
+use limpet_model::object::{ObjectKind, PodObjects, SecretBytes, iscsi_secret};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::all_containers;
 
@@ -21,6 +24,8 @@ pub(super) enum Place {
     Node(HostPath),
     /// An export that is mounted for the pod.
     Server(NfsMount),
+    /// A disk of an iSCSI target.
+    Disk(Box<IscsiMount>),
     /// What a driver mounts for the pod.
     Driver(CsiMount),
 }
@@ -46,6 +51,14 @@ impl Place {
             let read_only = export.read_only == Some(true);
             return Ok(Some((Self::Server(NfsMount::of(pod_dir, &volume.name, export, &[], read_only)?), read_only)));
         }
+        if let Some(source) = &volume.iscsi {
+            let found = IscsiVolume::inline(&volume.name, source);
+            let agrees = usage.agrees(false, &volume.name);
+            agrees.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
+            let secret = secret(volume, objects)?;
+            let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, found.read_only)?;
+            return Ok(Some((Self::Disk(Box::new(mount)), found.read_only)));
+        }
         let Some(object) = claim::object_name(pod, volume) else { return Ok(None) };
         let (kind, name) = (ObjectKind::VolumeClaim, claim::of_object(&object).to_owned());
         let object = objects.get(kind, &object);
@@ -63,6 +76,12 @@ impl Place {
                 let mount = NfsMount::of(pod_dir, &volume.name, &export, &options, read_only)?;
                 Ok(Some((Self::Server(mount), read_only)))
             }
+            ClaimedSource::Iscsi(found) => {
+                let read_only = of_claim || found.read_only;
+                let secret = claim::iscsi::secret(object);
+                let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, read_only)?;
+                Ok(Some((Self::Disk(Box::new(mount)), read_only)))
+            }
             ClaimedSource::Csi(found) if found.block => {
                 let device = csi::device(pod_dir, &volume.name, &found.name);
                 Ok(Some((Self::Node(device), of_claim || found.read_only)))
@@ -73,6 +92,15 @@ impl Place {
             }
         }
     }
+}
+
+/// The values of the Secret that the volume's target asks for.
+fn secret(volume: &Volume, objects: &PodObjects) -> Result<BTreeMap<String, SecretBytes>, VolumeError> {
+    let Some(name) = iscsi_secret(volume) else { return Ok(BTreeMap::new()) };
+    let kind = ObjectKind::Secret;
+    let missing = || VolumeError::NoObject { volume: volume.name.clone(), kind, name: name.to_owned() };
+    let found = objects.get(kind, name).ok_or_else(missing)?;
+    Ok(found.data.iter().map(|(key, entry)| (key.clone(), entry.bytes.clone())).collect())
 }
 
 /// How the containers of a pod use a volume.

@@ -33,7 +33,7 @@ pub(super) enum VolumeKind {
     HostPath(HostPath),
     /// The directory that an image is mounted on.
     Image(PathBuf),
-    /// Where an export of a server, or a volume of a CSI driver, is mounted, which is done.
+    /// Where an export of a server, a disk of a target, or a volume of a CSI driver is mounted, which is done.
     Mounted(PathBuf),
     Written(WrittenVolume),
 }
@@ -124,6 +124,7 @@ impl VolumeKind {
         match Place::find(volume, sources.pod, sources.objects, pod_dir)? {
             Some((Place::Node(host_path), _)) => return Ok(Self::HostPath(host_path)),
             Some((Place::Server(export), _)) => return Ok(Self::Mounted(export.path)),
+            Some((Place::Disk(mount), _)) => return Ok(Self::Mounted(mount.path)),
             Some((Place::Driver(mount), _)) => return Ok(Self::Mounted(mount.path)),
             None => {}
         }
@@ -187,7 +188,7 @@ fn unsupported(volume: &Volume) -> VolumeError {
     VolumeError::Unsupported {
         volume: volume.name.clone(),
         reason: format!(
-            "{} is not supported; use emptyDir, hostPath, nfs, csi, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
+            "{} is not supported; use emptyDir, hostPath, nfs, iscsi, csi, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             kind(volume)
         ),
     }

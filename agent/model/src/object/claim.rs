@@ -1,9 +1,10 @@
-//! PersistentVolumeClaims as pods use them: the path on this node, the export of a server, or the volume of a CSI driver that a
-//! claim's volume stands for.
+//! PersistentVolumeClaims as pods use them: the path on this node, the export of a server, the disk of an iSCSI target, or the
+//! volume of a CSI driver that a claim's volume stands for.
 //!
 //! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Supported
-//! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, and `csi` with all that its driver needs.
+//! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, `iscsi`, and `csi` with all that its driver needs.
 
+pub mod iscsi;
 pub mod tokens;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 };
 
 use crate::object::csi::{BLOCK, CsiVolume};
+use crate::object::iscsi::IscsiVolume;
 use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, PodObjects, SecretBytes};
 use crate::pod::PodRecord;
 
@@ -50,6 +52,8 @@ pub enum ClaimedSource {
         /// The volume's `mountOptions`.
         options: Vec<String>,
     },
+    /// A disk of an iSCSI target.
+    Iscsi(Box<IscsiVolume>),
     /// A CSI driver has it.
     Csi(Box<CsiVolume>),
 }
@@ -72,9 +76,10 @@ impl CsiCall {
         }
     }
 
-    /// Whether the entry of a claim's object is of a Secret, or a token.
+    /// Whether the entry of a claim's object is of a Secret, a disk's too, or a token.
     pub(super) fn is_secret(entry: &str) -> bool {
-        [Self::Stage, Self::Publish].iter().any(|call| entry.starts_with(call.prefix())) || tokens::is_token(entry)
+        let of_call = [Self::Stage, Self::Publish].iter().any(|call| entry.starts_with(call.prefix()));
+        of_call || tokens::is_token(entry) || iscsi::is_secret(entry)
     }
 }
 
@@ -211,7 +216,7 @@ fn entries(name: &str, spec: &PersistentVolumeSpec, block: bool) -> Result<Vec<(
         (Some(source), ..) => &source.path,
         (_, Some(local), _) => &local.path,
         (.., Some(export)) => &export.path,
-        _ => return Err(format!("PV {name} is neither hostPath, local, nfs nor csi; use one of these")),
+        _ => return Err(format!("PV {name} is neither hostPath, local, nfs, iscsi nor csi; use one of these")),
     };
     if !path.starts_with('/') || path.split('/').any(|part| part == "..") {
         return Err(format!("PV {name} has a path that is not absolute: {path}"));
@@ -251,6 +256,10 @@ pub fn source(object: &ObjectRecord) -> Result<ClaimedVolume, String> {
     if let Some(volume) = text(CSI) {
         let volume: Box<CsiVolume> = serde_json::from_str(volume).map_err(unreadable)?;
         return Ok(ClaimedVolume { block: volume.block, source: ClaimedSource::Csi(volume) });
+    }
+    if let Some(volume) = text(iscsi::ISCSI) {
+        let volume: Box<IscsiVolume> = serde_json::from_str(volume).map_err(unreadable)?;
+        return Ok(ClaimedVolume { block: volume.block, source: ClaimedSource::Iscsi(volume) });
     }
     let source = match text(NFS) {
         Some(export) => ClaimedSource::Nfs {
@@ -348,6 +357,7 @@ mod tests {
                 ClaimedSource::Nfs { export, options } => {
                     (format!("{}:{}", export.server, export.path), options.join(","))
                 }
+                ClaimedSource::Iscsi(volume) => (volume.iqn, volume.fs_type),
                 ClaimedSource::Csi(volume) => (volume.driver, volume.handle),
             })
         };
@@ -365,7 +375,10 @@ mod tests {
         let block = json!({"nfs": {"server": "s", "path": "/"}, "volumeMode": "Block"});
         assert_eq!(path(block), Err("PV pv is nfs, which has no block devices".to_owned()));
         let cloud = json!({"rbd": {"image": "i", "monitors": []}});
-        assert_eq!(path(cloud), Err("PV pv is neither hostPath, local, nfs nor csi; use one of these".to_owned()));
+        assert_eq!(
+            path(cloud),
+            Err("PV pv is neither hostPath, local, nfs, iscsi nor csi; use one of these".to_owned())
+        );
         let foreign = of(json!({"hostPath": {"path": "/srv/a"}}), "c-2");
         assert_eq!(foreign, Err("PV pv is not bound to PVC data".to_owned()));
     }

@@ -84,6 +84,13 @@ fn of_container(container: &Container, add: &mut impl FnMut(ObjectKind, &str)) {
     }
 }
 
+/// The Secret that the volume's iSCSI target asks for.
+pub fn iscsi_secret(volume: &Volume) -> Option<&str> {
+    let disk = volume.iscsi.as_ref()?;
+    let has_chap = disk.chap_auth_discovery == Some(true) || disk.chap_auth_session == Some(true);
+    disk.secret_ref.as_ref().filter(|_| has_chap).map(|secret| secret.name.as_str())
+}
+
 fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {
     if let Some(map) = &volume.config_map {
         add(ObjectKind::ConfigMap, &map.name);
@@ -93,6 +100,9 @@ fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, 
     }
     if let Some(secret) = &volume.secret {
         add(ObjectKind::Secret, secret.secret_name.as_deref().unwrap_or_default());
+    }
+    if let Some(name) = iscsi_secret(volume) {
+        add(ObjectKind::Secret, name);
     }
     for source in volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten()) {
         if let Some(map) = &source.config_map {
@@ -131,6 +141,8 @@ mod tests {
                 {"name": "w", "secret": {"secretName": "d"}},
                 {"name": "x", "projected": {"sources": [{"configMap": {"name": "e"}}, {"secret": {"name": "f"}}]}},
                 {"name": "y", "emptyDir": {}},
+                {"name": "z", "iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:a", "lun": 0,
+                    "chapAuthSession": true, "secretRef": {"name": "chap"}}},
             ],
             "imagePullSecrets": [{"name": "pull"}, {}],
         }});
@@ -142,6 +154,7 @@ mod tests {
             "ConfigMap n/c",
             "ConfigMap n/e",
             "Secret n/b",
+            "Secret n/chap",
             "Secret n/d",
             "Secret n/f",
             "Secret n/init",
@@ -151,7 +164,7 @@ mod tests {
 
         let names = |keys: BTreeSet<ObjectKey>| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(names(in_environment(&pod, &pod.spec().containers[0])), [wanted[0], wanted[1], wanted[4]]);
-        assert_eq!(names(mounted(&pod)), [wanted[2], wanted[3], wanted[5], wanted[6]]);
-        assert!(names(pull_secrets(&pod)).contains(&wanted[8].to_owned()));
+        assert_eq!(names(mounted(&pod)), [wanted[2], wanted[3], wanted[5], wanted[6], wanted[7]]);
+        assert!(names(pull_secrets(&pod)).contains(&wanted[9].to_owned()));
     }
 }

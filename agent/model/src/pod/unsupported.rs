@@ -43,7 +43,8 @@ pub(super) const REFUSED: &[(&str, Used, &str)] = &[
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
     ("spec.schedulingGates", Always, "only a scheduler takes gates away"),
     ("spec.evictionResponders", Always, ALPHA),
-    // Volumes; every kind but emptyDir, hostPath, nfs, csi, image, configMap, secret, downwardAPI and projections of the last three
+    // Volumes; every kind but emptyDir, hostPath, nfs, iscsi, csi, image, configMap, secret, downwardAPI and projections of the
+    // last three
     ("spec.volumes[].awsElasticBlockStore", Always, MIGRATED),
     ("spec.volumes[].azureDisk", Always, MIGRATED),
     ("spec.volumes[].azureFile", Always, MIGRATED),
@@ -55,7 +56,6 @@ pub(super) const REFUSED: &[(&str, Used, &str)] = &[
     ("spec.volumes[].gcePersistentDisk", Always, MIGRATED),
     ("spec.volumes[].gitRepo", Always, "Kubernetes has disabled it for security; clone in an init container"),
     ("spec.volumes[].glusterfs", Always, REMOVED),
-    ("spec.volumes[].iscsi", Always, "limpet attaches no such disk yet"),
     ("spec.volumes[].photonPersistentDisk", Always, REMOVED),
     ("spec.volumes[].portworxVolume", Always, MIGRATED),
     ("spec.volumes[].quobyte", Always, REMOVED),

@@ -228,7 +228,7 @@ pub(super) async fn secret(
     };
     let Ok(found) = from_apiserver(&found, ObjectKind::Secret, ORIGIN) else { return failed("it is not readable") };
     if found.data.values().any(|entry| entry.bytes.expose_text().is_none()) {
-        return failed("a value of it is no UTF-8 text, which CSI asks for");
+        return failed("a value of it is no UTF-8 text");
     }
     Ok(Ok(found.data.into_iter().map(|(name, entry)| (name, entry.bytes)).collect()))
 }

@@ -32,6 +32,10 @@ fn kind(volume: &Volume) -> String {
         let access = if export.read_only == Some(true) { ", read-only" } else { "" };
         return format!("NFS {}:{}{access}", export.server, export.path);
     }
+    if let Some(disk) = &volume.iscsi {
+        let access = if disk.read_only == Some(true) { ", read-only" } else { "" };
+        return format!("iSCSI {} of {} at {}{access}", disk.lun, disk.iqn, disk.target_portal);
+    }
     if let Some(csi) = &volume.csi {
         let access = if csi.read_only == Some(true) { ", read-only" } else { "" };
         return format!("CSI {}{access}", csi.driver);

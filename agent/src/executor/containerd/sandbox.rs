@@ -280,6 +280,7 @@ impl ContainerdExecutor {
             logs.remove_pod_logs(&record);
         })
         .await;
+        calling("removing its volumes");
         self.volumes.remove(&pod.record.uid).await.map_err(|error| Failure {
             reason: "FailedKillPod",
             message: error.to_string(),

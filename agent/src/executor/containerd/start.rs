@@ -222,6 +222,7 @@ impl ContainerdExecutor {
         let (image, addresses) = (Arc::clone(start.image), start.sandbox.addresses.clone());
         let sandbox = start.joined()?;
         // They were mounted before the pod's first container: somebody may have unmounted one since.
+        calling("mounting what its volumes have on servers");
         let exports = self.volumes.mount_exports(&record, &start.pod.objects).await;
         exports.map_err(|error| config_error(error.to_string()))?;
         let drivers = self.set_up_csi(&record, &start.pod.objects).await;

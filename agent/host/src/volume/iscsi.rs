@@ -1,0 +1,269 @@
+//! iscsi: a disk of an iSCSI target, attached and mounted once for the node, and bound into each of its pods.
+//!
+//! The sequence is kubelet's (`pkg/volume/iscsi`): the node's own `iscsiadm` logs in, the kernel is asked for the one disk,
+//! a blank disk gets a file system, and all of it is undone after the last pod. Which sessions there are is read from sysfs,
+//! and what limpet has done is written down ([`record`]), so that an agent that has just started goes on where another one
+//! ended. Tools are child processes with a deadline, and the pods of one target wait for each other alone.
+
+mod attach;
+mod commands;
+mod detach;
+mod disk;
+mod file_system;
+mod record;
+mod sessions;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use limpet_model::object::SecretBytes;
+use limpet_model::object::iscsi::IscsiVolume;
+use limpet_model::pod::{PodRecord, PodUid};
+use tokio::process::Command;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use self::commands::Chap;
+use self::disk::Disk;
+use super::host_path::{HostPath, HostPathType};
+use super::node_tools::tool_dirs;
+use super::{VolumeError, blocking, files, mounted};
+use crate::blocking::DEADLINE;
+use crate::program;
+
+/// The tool that logs in and out, and the packages that it is in.
+const ISCSIADM: &str = "iscsiadm";
+const PACKAGES: &str = "install open-iscsi (Debian, Ubuntu, Alpine) or iscsi-initiator-utils (Fedora)";
+
+/// How long the files of a volume may take to be given to a group.
+const FS_GROUP_DEADLINE: Duration = Duration::from_secs(600);
+
+/// A disk as a volume of one pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct IscsiMount {
+    /// The volume's name.
+    pub volume: String,
+    /// Where the pod has it: a directory, or a link to a device.
+    pub path: PathBuf,
+    /// Containers get it as a device.
+    pub block: bool,
+    disk: Disk,
+    fs_type: String,
+    options: Vec<String>,
+    read_only: bool,
+    chap: Chap,
+    /// The group that its files are given to, and whether only if its root has another.
+    group: Option<(u32, bool)>,
+}
+
+/// Where the disk of that volume is mounted.
+pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
+    pod_dir.join("volumes/kubernetes.io~iscsi").join(volume)
+}
+
+impl IscsiMount {
+    /// The disk as `volume` of the pod, with the values of its Secret.
+    pub(super) fn of(
+        pod: &PodRecord,
+        pod_dir: &Path,
+        volume: &str,
+        found: &IscsiVolume,
+        secret: std::collections::BTreeMap<String, SecretBytes>,
+        read_only: bool,
+    ) -> Result<Self, VolumeError> {
+        let disk = Disk::of(found).map_err(|reason| VolumeError::Unsupported { volume: volume.to_owned(), reason })?;
+        let context = pod.spec().security_context.as_ref();
+        let group = context.and_then(|context| u32::try_from(context.fs_group?).ok());
+        let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
+        let path = match found.block {
+            true => pod_dir.join("volumeDevices/kubernetes.io~iscsi").join(volume),
+            false => path(pod_dir, volume),
+        };
+        Ok(Self {
+            volume: volume.to_owned(),
+            path,
+            block: found.block,
+            disk,
+            fs_type: found.fs_type.clone(),
+            options: found.options.clone(),
+            read_only,
+            chap: Chap { discovery: found.chap_discovery, session: found.chap_session, values: secret },
+            group: group.filter(|_| !read_only).map(|group| (group, policy == Some("OnRootMismatch"))),
+        })
+    }
+
+    /// Refuses one that is not mounted, which would be an empty directory of the node's disk.
+    pub(super) fn check_mounted(&self) -> Result<(), VolumeError> {
+        if mounted::is_mounted(&self.path)? {
+            return Ok(());
+        }
+        Err(self.failed("it is not mounted any more".to_owned()))
+    }
+
+    /// The device that containers get.
+    pub(super) fn device(self) -> HostPath {
+        HostPath { volume: self.volume, path: self.path, kind: HostPathType::BlockDevice }
+    }
+
+    fn failed(&self, reason: String) -> VolumeError {
+        VolumeError::Mount { volume: self.volume.clone(), export: self.disk.name(), reason }
+    }
+}
+
+/// The disks of this node's pods.
+#[derive(Debug)]
+pub(super) struct IscsiDisks {
+    /// Where they are written down and mounted.
+    directory: PathBuf,
+    node: Node,
+    /// One per target that is worked on.
+    gates: Mutex<HashMap<String, Arc<Semaphore>>>,
+}
+
+/// The kernel's directories, and where tools are.
+#[derive(Debug, Clone)]
+struct Node {
+    sys: PathBuf,
+    dev: PathBuf,
+    tools: Vec<PathBuf>,
+}
+
+impl IscsiDisks {
+    /// Those below the agent's directory.
+    pub(super) fn new(root_dir: &Path) -> Self {
+        Self::on(root_dir, Node { sys: "/sys".into(), dev: "/dev".into(), tools: tool_dirs() })
+    }
+
+    fn on(root_dir: &Path, node: Node) -> Self {
+        Self { directory: root_dir.join("plugins/kubernetes.io/iscsi"), node, gates: Mutex::default() }
+    }
+
+    /// Attaches and mounts the volume for the pod, unless it is.
+    pub(super) async fn set_up(&self, mount: &IscsiMount, uid: &PodUid) -> Result<(), VolumeError> {
+        let path = mount.path.clone();
+        // A device is looked for each time: its name may be another disk's after a while.
+        if !mount.block && on_files(&path, mounted::is_mounted).await? {
+            return Ok(());
+        }
+        let _turn = self.turn(&mount.disk.iqn).await;
+        // First what says that there is a pod to be cleared.
+        let wanted = if mount.block { mount.path.parent().unwrap_or(&path).to_owned() } else { path.clone() };
+        on_files(&wanted, |path| files::make_dirs(path, 0o750)).await?;
+        self.provide(mount, uid).await.map_err(|reason| mount.failed(reason))
+    }
+
+    async fn provide(&self, mount: &IscsiMount, uid: &PodUid) -> Result<(), String> {
+        let (disk, uid) = (mount.disk.clone(), uid.clone());
+        let mut record =
+            on_files(&self.directory, move |disks| record::begin(disks, &disk, &uid)).await.map_err(text)?;
+        if mount.block {
+            let device = self.attach(mount, &mut record).await?;
+            return on_files(&mount.path, move |path| link(&device, path)).await.map_err(text);
+        }
+        let shared = record::mount_point(&mount.disk.directory(&self.directory));
+        if !on_files(&shared, mounted::is_mounted).await.map_err(text)? {
+            on_files(&shared, |path| files::make_dirs(path, 0o750)).await.map_err(text)?;
+            let device = self.attach(mount, &mut record).await?;
+            self.mount(&device, &shared, mount).await?;
+        }
+        self.bind(&shared, mount).await
+    }
+
+    /// Gives the mounted disk to the pod.
+    async fn bind(&self, shared: &Path, mount: &IscsiMount) -> Result<(), String> {
+        let wants_write = !mount.read_only;
+        on_files(shared, move |path| file_system::check_access(path, wants_write)).await.map_err(text)??;
+        if let Some((group, on_root_mismatch)) = mount.group {
+            let path = shared.to_owned();
+            let set = move |_: &_| crate::fs_group::set(&path, group, on_root_mismatch);
+            let set = crate::blocking::run(shared.to_owned(), FS_GROUP_DEADLINE, set).await.and_then(|set| set);
+            set.map_err(|error| format!("set the group of its files: {error}"))?;
+        }
+        let target = mount.path.clone();
+        let bind = move |shared: &Path| {
+            rustix::mount::mount_bind(shared, &target)
+                .map_err(|errno| VolumeError::io("mount a disk on", target)(errno.into()))
+        };
+        on_files(shared, bind).await.map_err(text)
+    }
+
+    /// Waits until nothing else is under way with the target.
+    async fn turn(&self, target: &str) -> Turn<'_> {
+        let gate = {
+            let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(gates.entry(target.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))))
+        };
+        // It is never closed.
+        let permit = gate.acquire_owned().await.ok();
+        Turn { of: self, target: target.to_owned(), permit }
+    }
+}
+
+/// The right to work on a target.
+struct Turn<'a> {
+    of: &'a IscsiDisks,
+    target: String,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        drop(self.permit.take());
+        let mut gates = self.of.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever waits has the gate as well.
+        if gates.get(&self.target).is_some_and(|gate| Arc::strong_count(gate) == 1) {
+            gates.remove(&self.target);
+        }
+    }
+}
+
+impl Node {
+    /// Runs a tool of the node; `remedy` is for a node without it. A tool that fails is no error.
+    async fn run(
+        &self,
+        tool: &str,
+        remedy: &str,
+        arguments: &[impl AsRef<std::ffi::OsStr>],
+        deadline: Duration,
+    ) -> Result<program::Output, String> {
+        let found = program::find(tool, &self.tools).await.map_err(text)?;
+        let found = found.ok_or_else(|| format!("{tool} is not on this node: {remedy}"))?;
+        let mut command = Command::new(&found);
+        command.args(arguments);
+        program::run(command, b"", deadline).await.map_err(|error| match error.kind() {
+            std::io::ErrorKind::TimedOut => format!("{tool} has not ended for {} s", deadline.as_secs()),
+            _ => format!("{}: {error}", found.display()),
+        })
+    }
+}
+
+/// Has a volume's link lead to `device`. Blocks.
+fn link(device: &Path, path: &Path) -> Result<(), VolumeError> {
+    if std::fs::read_link(path).is_ok_and(|found| found == device) {
+        return Ok(());
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(VolumeError::io("replace", path)(error));
+        }
+        _ => {}
+    }
+    std::os::unix::fs::symlink(device, path).map_err(VolumeError::io("make link", path))
+}
+
+/// Works on files of the node at `path`, on another thread.
+async fn on_files<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce(&Path) -> Result<T, VolumeError> + Send + 'static,
+) -> Result<T, VolumeError> {
+    let subject = path.to_owned();
+    blocking(subject.clone(), DEADLINE, move |_| work(&subject)).await
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}

@@ -1,0 +1,205 @@
+//! Logs in to a disk's target and waits for the disk.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::commands::{self, Failing, SESSION_EXISTS, Step};
+use super::disk::Disk;
+use super::record::{self, Record};
+use super::sessions::{self, Session};
+use super::{ISCSIADM, IscsiDisks, IscsiMount, PACKAGES, on_files, text};
+use crate::path_watch::PathWatch;
+use crate::program::Output;
+use crate::volume::node_tools::said;
+
+/// How long one call of `iscsiadm` may take.
+pub(super) const CALL_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a login may take, within which iscsid gives up by itself.
+const LOGIN_DEADLINE: Duration = Duration::from_secs(60);
+/// How long the kernel may take to find the disk.
+const DISK_DEADLINE: Duration = Duration::from_secs(30);
+/// How long multipathd may take to combine the paths to a disk.
+const MULTIPATH_DEADLINE: Duration = Duration::from_secs(10);
+
+impl IscsiDisks {
+    /// Has the kernel see the disk, and returns its device: the multipath one, or that of the first portal that has it.
+    pub(super) async fn attach(&self, mount: &IscsiMount, record: &mut Record) -> Result<PathBuf, String> {
+        let disk = &mount.disk;
+        let (mut found, mut last, mut has_interface) = (Vec::new(), String::new(), false);
+        for portal in &disk.portals {
+            match self.path_to(mount, *portal, record, &mut has_interface).await {
+                Ok(name) => found.push(name),
+                Err(reason) => {
+                    tracing::warn!(target = disk.iqn, %portal, "no path to an iSCSI disk");
+                    last = reason;
+                }
+            }
+        }
+        let Some(first) = found.first() else {
+            if disk.own.is_some() && has_interface {
+                let _ = self.iscsiadm(&commands::delete_interface(&disk.interface), CALL_DEADLINE).await;
+            }
+            return Err(format!("failed to get any path for iscsi disk, last err seen: {last}"));
+        };
+        let wait = if disk.portals.len() > 1 { MULTIPATH_DEADLINE } else { Duration::ZERO };
+        let multipath = self.multipath(&found, wait).await?;
+        Ok(self.node.dev.join(multipath.as_ref().unwrap_or(first)))
+    }
+
+    /// The kernel's name for the disk as it is reached at `portal`.
+    async fn path_to(
+        &self,
+        mount: &IscsiMount,
+        portal: SocketAddr,
+        record: &mut Record,
+        has_interface: &mut bool,
+    ) -> Result<String, String> {
+        let disk = &mount.disk;
+        if let Some(session) = self.session(disk, portal).await? {
+            self.take_over(portal, record).await?;
+            return self.wait_for_disk(session, disk.lun).await;
+        }
+        if !std::mem::replace(has_interface, true) {
+            self.prepare_interface(disk).await?;
+        }
+        // Before the login: a session that limpet does not know of would stay.
+        record.logged_in.retain(|known| *known != portal);
+        record.logged_in.push(portal);
+        self.save(record).await?;
+        self.log_in(mount, portal).await?;
+        let session = self.session(disk, portal).await?;
+        let session = session.ok_or_else(|| format!("there is no session with portal {portal} after the login"))?;
+        tracing::info!(target = disk.iqn, %portal, "logged in to an iSCSI target");
+        self.wait_for_disk(session, disk.lun).await
+    }
+
+    pub(super) async fn session(&self, disk: &Disk, portal: SocketAddr) -> Result<Option<Session>, String> {
+        let (sys, disk) = (self.node.sys.clone(), disk.clone());
+        let find = move |_: &_| Ok(sessions::find(&sys, &disk, portal));
+        on_files(&self.node.sys, find).await.map_err(text)?.map_err(text)
+    }
+
+    /// Notes that the session is limpet's if it was made for another disk of the same target.
+    async fn take_over(&self, portal: SocketAddr, record: &mut Record) -> Result<(), String> {
+        if record.logged_in.contains(&portal) {
+            return Ok(());
+        }
+        let all = on_files(&self.directory, record::all).await.map_err(text)?;
+        let made = |other: &Record| other.owns(portal, &record.boot) && record.disk.shares_session(&other.disk, portal);
+        if all.iter().any(made) {
+            record.logged_in.push(portal);
+            self.save(record).await?;
+        }
+        Ok(())
+    }
+
+    async fn save(&self, record: &Record) -> Result<(), String> {
+        let record = record.clone();
+        on_files(&self.directory, move |disks| record::save(disks, &record)).await.map_err(text)
+    }
+
+    /// Makes the volume's own interface; any other has to be there.
+    async fn prepare_interface(&self, disk: &Disk) -> Result<(), String> {
+        let model = disk.own.as_ref().map_or(&disk.interface, |own| &own.model);
+        let shown = self.iscsiadm(&commands::show_interface(model), CALL_DEADLINE).await?;
+        if !shown.success {
+            return Err(format!("iscsi: could not read iface {model}: {}", said(&shown)));
+        }
+        let Some(own) = &disk.own else { return Ok(()) };
+        let made = self.iscsiadm(&commands::new_interface(&disk.interface), CALL_DEADLINE).await?;
+        if !made.success && made.code != Some(SESSION_EXISTS) {
+            return Err(format!("iscsi: failed to create new iface {}: {}", disk.interface, said(&made)));
+        }
+        let shown = String::from_utf8_lossy(&shown.stdout);
+        for call in commands::clone_interface(&disk.interface, &shown, &own.initiator) {
+            let updated = self.iscsiadm(&call, CALL_DEADLINE).await?;
+            if !updated.success {
+                return Err(format!("iscsi: failed to update iface {}: {}", disk.interface, said(&updated)));
+            }
+        }
+        Ok(())
+    }
+
+    async fn log_in(&self, mount: &IscsiMount, portal: SocketAddr) -> Result<(), String> {
+        for Step { arguments, failing } in commands::log_in(&mount.disk, portal, &mount.chap) {
+            let output = self.iscsiadm(&arguments, LOGIN_DEADLINE).await;
+            let reason = match output {
+                Ok(output) if output.success || output.code == Some(SESSION_EXISTS) => continue,
+                Ok(output) => said(&output),
+                Err(reason) => reason,
+            };
+            match failing {
+                Failing::Passes => {
+                    tracing::debug!(%portal, reason, "a call of iscsiadm has failed, which does not matter")
+                }
+                Failing::Fails(what, undone) => {
+                    if let Some(undone) = undone {
+                        let _ = self.iscsiadm(&undone, CALL_DEADLINE).await;
+                    }
+                    return Err(format!("{what}: {reason}"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn iscsiadm(&self, arguments: &[String], deadline: Duration) -> Result<Output, String> {
+        self.node.run(ISCSIADM, PACKAGES, arguments, deadline).await
+    }
+
+    /// Asks the kernel for the disk, and waits until it has a device.
+    async fn wait_for_disk(&self, session: Session, lun: u32) -> Result<String, String> {
+        // Armed before the first look: a device that appears after it is reported.
+        let mut watch = PathWatch::directory(&self.node.dev).await.map_err(text)?;
+        let look = |session: Session| {
+            let dev = self.node.dev.clone();
+            on_files(&self.node.sys, move |_| Ok(session.disk(lun).filter(|name| dev.join(name).exists())))
+        };
+        if let Some(name) = look(session.clone()).await.map_err(text)? {
+            return Ok(name);
+        }
+        let (sys, scanned) = (self.node.sys.clone(), session.clone());
+        let scanned = on_files(&self.node.sys, move |_| Ok(scanned.scan(&sys, lun))).await.map_err(text)?;
+        scanned.map_err(|error| format!("the kernel cannot be asked for LUN {lun}: {error}"))?;
+        let appears = async {
+            loop {
+                if let Some(name) = look(session.clone()).await.map_err(text)? {
+                    return Ok(name);
+                }
+                watch.changed().await.map_err(text)?;
+            }
+        };
+        let waited = tokio::time::timeout(DISK_DEADLINE, appears).await;
+        waited.unwrap_or_else(|_| {
+            Err(format!("Timed out waiting for a device of LUN {lun} after {} s", DISK_DEADLINE.as_secs()))
+        })
+    }
+
+    /// The multipath device of these disks; one that is not there yet may appear within `wait`.
+    async fn multipath(&self, disks: &[String], wait: Duration) -> Result<Option<String>, String> {
+        let look = || {
+            let (sys, disks) = (self.node.sys.clone(), disks.to_vec());
+            on_files(&self.node.sys, move |_| Ok(disks.iter().find_map(|disk| sessions::multipath(&sys, disk))))
+        };
+        if wait.is_zero() {
+            return look().await.map_err(text);
+        }
+        let mut watch = PathWatch::directory(&self.node.dev).await.map_err(text)?;
+        // The link there is made once the device has its paths.
+        let mut links = PathWatch::directory(&self.node.dev.join("mapper")).await.map_err(text)?;
+        let appears = async {
+            loop {
+                let found = look().await.map_err(text)?;
+                if found.is_some() {
+                    return Ok(found);
+                }
+                tokio::select! {
+                    changed = watch.changed() => changed.map_err(text)?,
+                    changed = links.changed() => changed.map_err(text)?,
+                }
+            }
+        };
+        tokio::time::timeout(wait, appears).await.unwrap_or(Ok(None))
+    }
+}

@@ -1,0 +1,149 @@
+//! Gives a pod's disks back: after the last pod the file system is unmounted, the disk is taken from the kernel and
+//! limpet's own sessions end.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use limpet_model::pod::PodUid;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use super::attach::CALL_DEADLINE;
+use super::commands::{self, NOTHING_FOUND};
+use super::record::{self, Record};
+use super::sessions::{self, Session};
+use super::{IscsiDisks, on_files, text};
+use crate::volume::node_tools::said;
+use crate::volume::{VolumeError, mounted, removal};
+
+/// How long a disk may take to write what is left and be unmounted.
+const UNMOUNT_DEADLINE: Duration = Duration::from_secs(60);
+
+impl IscsiDisks {
+    /// Gives back what the pod has; its containers run no more.
+    pub(in super::super) async fn tear_down(&self, pod_dir: &Path, uid: &PodUid) -> Result<(), VolumeError> {
+        let pod = uid.clone();
+        let records = on_files(&self.directory, move |disks| record::of_pod(disks, &pod)).await?;
+        if records.is_empty() {
+            return Ok(());
+        }
+        // Also subPaths hold a file system.
+        on_files(pod_dir, removal::detach_below).await?;
+        let torn_down = records.iter().map(|record| self.give_back(record, uid));
+        futures_util::future::join_all(torn_down).await.into_iter().collect()
+    }
+
+    async fn give_back(&self, record: &Record, uid: &PodUid) -> Result<(), VolumeError> {
+        let _turn = self.turn(&record.disk.iqn).await;
+        let directory = record.disk.directory(&self.directory);
+        let pod = uid.clone();
+        if on_files(&directory, move |directory| record::is_shared(directory, &pod)).await? {
+            let pod = uid.clone();
+            return on_files(&directory, move |directory| record::leave(directory, &pod)).await;
+        }
+        let detached = self.detach(record, &directory).await;
+        detached.map_err(|reason| VolumeError::Unmount { disk: record.disk.name(), reason })?;
+        on_files(&directory, record::end).await
+    }
+
+    async fn detach(&self, record: &Record, directory: &Path) -> Result<(), String> {
+        self.unmount(record::mount_point(directory)).await?;
+        let (boot, mut others) =
+            on_files(&self.directory, |disks| Ok((record::boot(), record::all(disks)?))).await.map_err(text)?;
+        others.retain(|other| other.disk.directory(&self.directory) != directory);
+        for portal in &record.disk.portals {
+            let ending = record.ending(*portal, &others, &boot);
+            if let Some(session) = self.session(&record.disk, *portal).await? {
+                if ending.delete {
+                    self.delete(&session, record.disk.lun).await?;
+                }
+                if ending.log_out {
+                    self.log_out(&session, *portal).await?;
+                }
+            }
+            let is_shared = others.iter().any(|other| record.disk.shares_session(&other.disk, *portal));
+            if record.logged_in.contains(portal) && !is_shared {
+                self.undo(&commands::delete_node(&record.disk, *portal)).await?;
+            }
+        }
+        let has_interface = |other: &Record| other.disk.interface == record.disk.interface;
+        if record.disk.own.is_some() && !others.iter().any(has_interface) {
+            self.undo(&commands::delete_interface(&record.disk.interface)).await?;
+        }
+        Ok(())
+    }
+
+    async fn unmount(&self, path: PathBuf) -> Result<(), String> {
+        if !on_files(&path, mounted::is_mounted).await.map_err(text)? {
+            return Ok(());
+        }
+        let output = self.node.run("umount", "install util-linux", &[&path], UNMOUNT_DEADLINE).await?;
+        match output.success || !on_files(&path, mounted::is_mounted).await.map_err(text)? {
+            true => Ok(()),
+            false => Err(said(&output)),
+        }
+    }
+
+    /// Takes the disk from the kernel. One that is still in use would lose what is written to it.
+    async fn delete(&self, session: &Session, lun: u32) -> Result<(), String> {
+        let Some(name) = session.disk(lun) else { return Ok(()) };
+        let (sys, disk) = (self.node.sys.clone(), name.clone());
+        let multipath = on_files(&self.node.sys, move |_| Ok(sessions::multipath(&sys, &disk))).await.map_err(text)?;
+        if let Some(multipath) = multipath {
+            self.check_free(&multipath).await?;
+            let device = self.node.dev.join(multipath);
+            let flushed = self
+                .node
+                .run("multipath", "install multipath-tools", &["-f".as_ref(), device.as_os_str()], CALL_DEADLINE)
+                .await?;
+            if !flushed.success {
+                return Err(format!("multipath -f {}: {}", device.display(), said(&flushed)));
+            }
+        }
+        self.check_free(&name).await?;
+        let sys = self.node.sys.clone();
+        let deleted = on_files(&self.node.sys, move |_| Ok(sessions::delete(&sys, &name))).await.map_err(text)?;
+        deleted.map_err(|error| format!("the kernel does not give up the disk: {error}"))
+    }
+
+    async fn check_free(&self, name: &str) -> Result<(), String> {
+        let device = self.node.dev.join(name);
+        match on_files(&device, |device| Ok(is_held(device))).await.map_err(text)? {
+            false => Ok(()),
+            true => Err(format!(
+                "{} is still in use; find out by what with lsblk and fuser -vm, and end it",
+                device.display()
+            )),
+        }
+    }
+
+    /// Ends the session, unless somebody has found a use for another disk of it.
+    async fn log_out(&self, session: &Session, portal: SocketAddr) -> Result<(), String> {
+        for (_, name) in session.disks() {
+            let device = self.node.dev.join(&name);
+            if on_files(&device, |device| Ok(is_held(device))).await.map_err(text)? {
+                tracing::warn!(target = session.target, %portal, disk = name, "a session stays, another disk of it is in use");
+                return Ok(());
+            }
+        }
+        self.undo(&commands::log_out(session.number)).await?;
+        tracing::info!(target = session.target, %portal, "logged out of an iSCSI target");
+        Ok(())
+    }
+
+    /// Makes a call that finds nothing to do where it was made before.
+    async fn undo(&self, call: &[String]) -> Result<(), String> {
+        let output = self.iscsiadm(call, CALL_DEADLINE).await?;
+        match output.success || output.code.is_some_and(|code| NOTHING_FOUND.contains(&code)) {
+            true => Ok(()),
+            false => Err(said(&output)),
+        }
+    }
+}
+
+/// Whether the kernel uses the disk: it is mounted, in whatever mount namespace, or part of another device. Blocks.
+fn is_held(device: &Path) -> bool {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    matches!(rustix::fs::open(device, flags, Mode::empty()), Err(Errno::BUSY))
+}

@@ -1,0 +1,243 @@
+//! The sequence of calls, with tools that write down how they are called.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use limpet_tests::need;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::volume::iscsi::disk::tests::volume;
+
+/// A node with a kernel of files, and tools that write down their arguments.
+struct Fixture {
+    dir: TempDir,
+    disks: IscsiDisks,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["sys", "dev/mapper", "tools", "root"] {
+            fs::create_dir_all(dir.path().join(name)).unwrap();
+        }
+        fs::write(dir.path().join("calls"), "").unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let disks = IscsiDisks::on(&at("root"), Node { sys: at("sys"), dev: at("dev"), tools: vec![at("tools")] });
+        let fixture = Self { dir, disks };
+        fixture.tool("iscsiadm", "");
+        fixture
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A tool that runs `script`, with its call in `$call`; it searches the machine's own tools for programs.
+    fn tool(&self, name: &str, script: &str) {
+        let (path, calls) = (self.at("tools").join(name), self.at("calls"));
+        let text = format!("#!/bin/sh\ncall=\"$*\"\necho \"{name} $call\" >> {}\n{script}\n", calls.display());
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// From now on a login has the session `number` appear, made by moving it from beside the kernel's directory.
+    fn session_at_login(&self, number: u32, portal: &str, disks: &[(u32, &str)]) {
+        let (sys, made) = (self.at("sys"), self.at(&format!("made-{number}")));
+        sessions::tests::put(&made, number, "default", portal.parse().unwrap(), disks);
+        for (_, name) in disks {
+            fs::write(self.at("dev").join(name), "").unwrap();
+        }
+        // Links lead to where the kernel's directory will be.
+        let script = format!(
+            "case \"$call\" in *\"-p {portal} \"*--login) cp -a {made}/. {sys}/\n\
+             ln -sfn ../../../devices/platform/host{host}/session{number} {sys}/class/iscsi_session/session{number}/device;; esac",
+            made = made.display(),
+            sys = sys.display(),
+            host = number + 2,
+        );
+        self.tool("iscsiadm", &script);
+    }
+
+    /// The calls since the last look.
+    fn calls(&self) -> Vec<String> {
+        let calls = fs::read_to_string(self.at("calls")).unwrap();
+        fs::write(self.at("calls"), "").unwrap();
+        calls.lines().map(str::to_owned).collect()
+    }
+
+    fn device(&self, fields: Value) -> IscsiMount {
+        let mut found = volume(fields);
+        found.block = true;
+        let pod = crate::volume::tests::record(json!({"containers": []}));
+        IscsiMount::of(&pod, &self.at("root/pods/u"), "data", &found, Default::default(), false).unwrap()
+    }
+
+    async fn set_up(&self, mount: &IscsiMount, uid: &str) -> Result<(), String> {
+        self.disks.set_up(mount, &PodUid::new(uid)).await.map_err(text)
+    }
+
+    async fn tear_down(&self, uid: &str) -> Result<(), String> {
+        let pod_dir = self.at("root/pods").join(uid);
+        self.disks.tear_down(&pod_dir, &PodUid::new(uid)).await.map_err(text)
+    }
+}
+
+/// The words of a call that tell it from others.
+fn brief(calls: &[String]) -> Vec<String> {
+    calls.iter().map(|call| call.split_once(' ').unwrap_or_default().1.to_owned()).collect()
+}
+
+const PORTAL: &str = "192.0.2.1:3260";
+
+#[tokio::test]
+async fn a_disk_is_attached_once_and_given_back_after_its_last_pod() {
+    let node = Fixture::new();
+    node.session_at_login(1, PORTAL, &[(0, "sda")]);
+    let mount = node.device(json!({}));
+    node.set_up(&mount, "a").await.unwrap();
+    assert_eq!(fs::read_link(&mount.path).unwrap(), node.at("dev/sda"));
+    let calls = node.calls();
+    assert_eq!(calls.len(), 7, "{calls:?}");
+    assert_eq!(brief(&calls)[0], "-m iface -I default -o show");
+    assert!(calls[5].ends_with("--login"), "{calls:?}");
+
+    // Another pod, and another agent: the session is there.
+    node.set_up(&mount, "b").await.unwrap();
+    assert_eq!(node.calls(), [] as [String; 0]);
+    node.tear_down("a").await.unwrap();
+    assert_eq!(node.calls(), [] as [String; 0]);
+    let next = Fixture { disks: IscsiDisks::on(&node.at("root"), node.disks.node.clone()), dir: node.dir };
+    next.tear_down("b").await.unwrap();
+    let node_record = "-m node -p 192.0.2.1:3260 -T iqn.2001-04.test:a -I default -o delete";
+    assert_eq!(brief(&next.calls()), ["-m session -r 1 --logout", node_record]);
+    assert_eq!(fs::read_to_string(next.at("sys/block/sda/device/delete")).unwrap(), "1");
+    assert!(!mount.disk.directory(&next.disks.directory).exists());
+    next.tear_down("b").await.unwrap();
+    assert_eq!(next.calls(), [] as [String; 0]);
+}
+
+#[tokio::test]
+async fn a_session_of_somebody_else_is_used_and_left() {
+    let node = Fixture::new();
+    sessions::tests::put(&node.at("sys"), 1, "default", PORTAL.parse().unwrap(), &[(0, "sda")]);
+    fs::write(node.at("dev/sda"), "").unwrap();
+    let mount = node.device(json!({}));
+    node.set_up(&mount, "a").await.unwrap();
+    node.tear_down("a").await.unwrap();
+    assert_eq!(node.calls(), [] as [String; 0]);
+    assert_eq!(fs::read_to_string(node.at("sys/block/sda/device/delete")).unwrap(), "");
+}
+
+#[tokio::test]
+async fn a_session_ends_with_the_last_disk_of_its_target() {
+    let node = Fixture::new();
+    node.session_at_login(1, PORTAL, &[(0, "sda"), (1, "sdb")]);
+    let (first, second) = (node.device(json!({})), node.device(json!({"lun": 1})));
+    node.set_up(&first, "a").await.unwrap();
+    node.set_up(&second, "b").await.unwrap();
+    node.calls();
+    node.tear_down("a").await.unwrap();
+    assert_eq!(node.calls(), [] as [String; 0]);
+    assert_eq!(fs::read_to_string(node.at("sys/block/sda/device/delete")).unwrap(), "1");
+    assert_eq!(fs::read_to_string(node.at("sys/block/sdb/device/delete")).unwrap(), "");
+    node.tear_down("b").await.unwrap();
+    assert_eq!(brief(&node.calls())[0], "-m session -r 1 --logout");
+}
+
+#[tokio::test]
+async fn a_disk_that_appears_late_is_waited_for() {
+    let node = Fixture::new();
+    node.session_at_login(1, PORTAL, &[(0, "sda")]);
+    fs::remove_file(node.at("dev/sda")).unwrap();
+    let mount = node.device(json!({}));
+    let appears = async {
+        let scan = node.at("sys/class/scsi_host/host3/scan");
+        while fs::read_to_string(&scan).unwrap_or_default() != "0 0 0" {
+            tokio::task::yield_now().await;
+        }
+        fs::write(node.at("dev/sda"), "").unwrap();
+    };
+    let (set_up, ()) = tokio::join!(node.set_up(&mount, "a"), appears);
+    set_up.unwrap();
+}
+
+#[tokio::test]
+async fn a_portal_that_fails_leaves_the_others() {
+    let node = Fixture::new();
+    node.session_at_login(1, "192.0.2.2:3260", &[(0, "sda")]);
+    let script = fs::read_to_string(node.at("tools/iscsiadm")).unwrap();
+    let refusal =
+        "case \"$call\" in *\"-p 192.0.2.1:3260 \"*--discover) echo 'cannot make connection' >&2; exit 4;; esac";
+    fs::write(node.at("tools/iscsiadm"), format!("{script}{refusal}\n")).unwrap();
+    fs::create_dir_all(node.at("sys/block/sda/holders/dm-3")).unwrap();
+    fs::create_dir_all(node.at("sys/block/dm-3/dm")).unwrap();
+    fs::write(node.at("sys/block/dm-3/dm/uuid"), "mpath-1\n").unwrap();
+    let mount = node.device(json!({"portals": ["192.0.2.2"]}));
+    node.set_up(&mount, "a").await.unwrap();
+    assert_eq!(fs::read_link(&mount.path).unwrap(), node.at("dev/dm-3"));
+
+    let alone = node.device(json!({"lun": 0}));
+    let error = node.set_up(&alone, "b").await.unwrap_err();
+    assert_eq!(
+        error,
+        "MountVolume.SetUp failed for volume \"data\" : mount 192.0.2.1:3260-iqn.2001-04.test:a-lun-0: failed to get any \
+         path for iscsi disk, last err seen: iscsi: failed to sendtargets to portal 192.0.2.1:3260: cannot make connection"
+    );
+    let calls = brief(&node.calls());
+    assert_eq!(calls.last().unwrap(), "-m discoverydb -t sendtargets -p 192.0.2.1:3260 -I default -o delete");
+}
+
+#[tokio::test]
+async fn a_node_without_the_tool_names_its_package() {
+    let node = Fixture::new();
+    fs::remove_file(node.at("tools/iscsiadm")).unwrap();
+    let error = node.set_up(&node.device(json!({})), "a").await.unwrap_err();
+    assert!(error.contains("iscsiadm is not on this node: install open-iscsi"), "{error}");
+    node.tool("iscsiadm", "exit 21");
+    node.tear_down("a").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_blank_disk_gets_a_file_system_and_a_pod_its_mount() {
+    if need::root("mounts").is_none() {
+        return;
+    }
+    let node = Fixture::new();
+    node.session_at_login(1, PORTAL, &[(0, "sda")]);
+    node.tool("blkid", "exit 2");
+    node.tool("mkfs.ext4", "");
+    // The last argument is where to.
+    node.tool("mount", "for last; do :; done; /bin/mount -t tmpfs none \"$last\"");
+    node.tool("umount", "/bin/umount \"$1\"");
+    let pod = crate::volume::tests::record(json!({"containers": []}));
+    let mount = |read_only: bool, uid: &str| {
+        let pod_dir = node.at("root/pods").join(uid);
+        IscsiMount::of(&pod, &pod_dir, "data", &volume(json!({})), Default::default(), read_only).unwrap()
+    };
+    let (first, second) = (mount(false, "a"), mount(true, "b"));
+    node.set_up(&first, "a").await.unwrap();
+    fs::write(first.path.join("file"), "kept").unwrap();
+    node.set_up(&first, "a").await.unwrap();
+    node.set_up(&second, "b").await.unwrap();
+    assert_eq!(fs::read_to_string(second.path.join("file")).unwrap(), "kept");
+    let device = node.at("dev/sda");
+    let calls = node.calls();
+    let shared = record::mount_point(&first.disk.directory(&node.disks.directory));
+    let expected = [
+        format!("blkid -p -s TYPE -s PTTYPE -o export {}", device.display()),
+        format!("mkfs.ext4 -F -m0 {}", device.display()),
+        format!("mount -t ext4 -o defaults {} {}", device.display(), shared.display()),
+    ];
+    assert_eq!(calls[calls.len() - 3..], expected);
+    node.tear_down("a").await.unwrap();
+    assert!(!mounted::is_mounted(&first.path).unwrap() && mounted::is_mounted(&second.path).unwrap());
+    node.tear_down("b").await.unwrap();
+    assert_eq!(node.calls()[0], format!("umount {}", shared.display()));
+    assert!(!shared.exists());
+
+    let error = node.set_up(&mount(true, "c"), "c").await.unwrap_err();
+    assert!(error.contains("cannot mount unformatted disk"), "{error}");
+    node.tear_down("c").await.unwrap();
+}

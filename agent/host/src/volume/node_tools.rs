@@ -1,0 +1,44 @@
+//! The node's own tools that mount volumes: where they are, and what they say.
+
+use std::path::PathBuf;
+
+use crate::program;
+
+/// Where tools of the system are beside `PATH`: a service's has no `sbin` everywhere.
+const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
+
+/// How much of what a tool says is shown, in bytes.
+const MAX_SAID: usize = 1_024;
+
+/// The directories of `PATH`, then those of the system's tools.
+pub(super) fn tool_dirs() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from)).collect()
+}
+
+/// What a tool that failed has said, in one line.
+pub(super) fn said(output: &program::Output) -> String {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let mut line = if lines.is_empty() { "it failed and said nothing".to_owned() } else { lines.join("; ") };
+    while line.len() > MAX_SAID {
+        line.pop();
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_tool_says_is_one_bounded_line() {
+        let of = |text: &str| {
+            let stderr = text.as_bytes().to_vec();
+            said(&program::Output { success: false, code: Some(1), stdout: Vec::new(), stderr })
+        };
+        assert_eq!(of("mount.nfs: a\n\n  b\n"), "mount.nfs: a; b");
+        assert_eq!(of(" \n"), "it failed and said nothing");
+        assert!(of(&"\u{e4}".repeat(MAX_SAID)).len() <= MAX_SAID);
+    }
+}

@@ -1,0 +1,40 @@
+//! Disks of iSCSI targets: with the values of the Secret that a target asks for.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, SecretReference};
+
+use super::Looked;
+use super::csi::secret;
+use crate::apiserver::link::Link;
+use limpet_apiserver::RequestError;
+use limpet_model::manifest::api::ORIGIN;
+use limpet_model::object::claim;
+use limpet_model::object::iscsi::IscsiVolume;
+use limpet_model::object::{ObjectKey, SecretBytes};
+
+/// The disk that a claim is bound to.
+pub(super) async fn persistent(
+    link: &Link,
+    key: &ObjectKey,
+    claim: &PersistentVolumeClaim,
+    volume: &PersistentVolume,
+) -> Result<Looked, RequestError> {
+    if let Err(why) = claim::check_bound(key, claim, volume) {
+        return Ok(Looked::refused(key, why));
+    }
+    let name = volume.metadata.name.clone().unwrap_or_default();
+    let spec = volume.spec.clone().unwrap_or_default();
+    let Some(source) = &spec.iscsi else { return Ok(Looked::refused(key, format!("PV {name} is not iscsi"))) };
+    let found = IscsiVolume::persistent(&name, source, &spec);
+    let reference = source.secret_ref.as_ref().filter(|_| found.has_chap()).map(|reference| SecretReference {
+        name: reference.name.clone(),
+        namespace: reference.namespace.clone().or_else(|| Some(key.namespace.to_string())),
+    });
+    let values: BTreeMap<String, SecretBytes> = match secret(link, "secretRef", reference.as_ref()).await? {
+        Ok(values) => values,
+        Err(why) => return Ok(Looked::refused(key, format!("PV {name}: {why}"))),
+    };
+    let object = claim::iscsi::record(key.clone(), ORIGIN, &found, values);
+    Ok(object.map_or_else(|why| Looked::refused(key, why), |object| Looked { object: Some(object), attaching: None }))
+}
