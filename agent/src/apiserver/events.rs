@@ -1,7 +1,9 @@
 //! Posts the node's events to the apiserver: each once, and its count when it happens again.
 //!
-//! The agent merges and bounds its events itself; this compares them with what was posted. Events that the server would
-//! drop for their age are left out.
+//! The agent merges and bounds its events itself; this compares them with what was posted, within client-go's [`limits`]. Events
+//! that the server would drop for their age are left out.
+
+mod limits;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,6 +11,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
+use self::limits::{Decision, EventLimits};
 use super::link::Link;
 use super::unsent_events::UnsentEvents;
 use crate::status::event::{Event, Events};
@@ -23,12 +26,13 @@ const KEPT: SignedDuration = SignedDuration::from_hours(1);
 
 /// Posts what happens, for as long as the agent runs.
 pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: &UnsentEvents) {
-    let mut failures = 0;
+    let (mut failures, mut limits) = (0, EventLimits::default());
     loop {
         link.online().await;
         // It sees every change from here on, also one during the requests below.
         let changed = events.changed();
         let all = events.snapshot();
+        limits.retain(&all);
         let news = {
             let mut posted = link.outbox().posted();
             posted.retain(|name, _| all.iter().any(|event| *name == event.name(&node_name)));
@@ -38,8 +42,14 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
         let mut failed = None;
         for event in news.into_iter().take(BATCH) {
             let name = event.name(&node_name);
-            let known = link.outbox().posted().get(&name).is_some_and(|count| *count > 0);
-            match post_one(&link, &node_name, event, known).await {
+            let (now, has_own) = (Timestamp::now(), link.outbox().posted().get(&name).is_some_and(|count| *count > 0));
+            let decision = limits.decide(event, now);
+            let posted = match &decision {
+                Decision::Own => post_one(&link, &node_name, event, has_own).await,
+                Decision::Combined(several) => post_one(&link, &node_name, several, several.count > 1).await,
+                Decision::Dropped => Ok(()),
+            };
+            match posted {
                 Ok(()) => {}
                 // The server's rules refuse it, or its namespace is not there: the local event has to do.
                 Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 409 | 422)) => {
@@ -50,6 +60,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
                     break;
                 }
             }
+            limits.done(event, &decision, now);
             link.outbox().posted().insert(name, event.count);
         }
         match failed {
