@@ -139,6 +139,7 @@ pub async fn run(
         runtime: inputs.runtime,
         device_plugins: inputs.device_plugins,
         volumes_in_use: inputs.volumes_in_use.clone(),
+        events: inputs.events.clone(),
     };
     let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
     let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), inputs.slots);

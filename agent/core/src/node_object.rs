@@ -291,6 +291,48 @@ fn not_ready(report: &NodeReport) -> Option<String> {
     ))
 }
 
+/// An event about the node that its status causes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeEvent {
+    /// kubelet's reason.
+    pub reason: &'static str,
+    /// kubelet's message.
+    pub message: String,
+    /// It needs attention.
+    pub is_warning: bool,
+}
+
+/// kubelet's events when it reports its status: the node was booted since it was seen last, or its condition `Ready` changes.
+/// `sent`: what this agent sent before; without it the Node counts as it was `seen`.
+pub fn events(
+    node: &NodeDescription,
+    sent: Option<&SentReport>,
+    seen: Option<&SeenNode>,
+    report: &NodeReport,
+) -> Vec<NodeEvent> {
+    let NodeDescription { name, info, .. } = node;
+    let mut events = Vec::new();
+    let boot = info.get("bootID").filter(|boot| !boot.is_empty());
+    let seen_boot = seen.map(|seen| seen.boot_id.as_str()).filter(|boot| !boot.is_empty());
+    if let (None, Some(boot), Some(before)) = (sent, boot, seen_boot)
+        && boot != before
+    {
+        let message = format!("Node {name} has been rebooted, boot id: {boot}");
+        events.push(NodeEvent { reason: "Rebooted", message, is_warning: true });
+    }
+    let is_ready = not_ready(report).is_none();
+    let was_ready = match sent {
+        Some(sent) => Some(not_ready(&sent.report).is_none()),
+        None => seen.and_then(|seen| Some(seen.conditions.get("Ready")?.0 == "True")),
+    };
+    if was_ready != Some(is_ready) {
+        let reason = if is_ready { "NodeReady" } else { "NodeNotReady" };
+        let message = format!("Node {name} status is now: {reason}");
+        events.push(NodeEvent { reason, message, is_warning: false });
+    }
+    events
+}
+
 /// The API's times have no fractions.
 fn whole_seconds(time: Timestamp) -> String {
     Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()

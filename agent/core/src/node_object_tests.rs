@@ -231,3 +231,34 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
     assert_eq!(with(with_device), None);
     assert_eq!(with(|report| report.volumes_in_use = ["kubernetes.io/csi/a^b".to_owned()].into()), None);
 }
+
+#[test]
+fn a_boot_and_a_change_of_ready_are_events() {
+    let mut node = node();
+    node.info.insert("bootID", "b2".to_owned());
+    let seen = |boot: &str, ready: Option<&str>| {
+        let conditions: Vec<Value> = ready.iter().map(|status| json!({ "type": "Ready", "status": status })).collect();
+        let status = json!({ "nodeInfo": { "bootID": boot }, "conditions": conditions });
+        SeenNode::read(&json!({ "metadata": { "uid": "n1" }, "status": status })).unwrap()
+    };
+    let down = NodeReport { state: NodeState { runtime_ready: false, ..READY }, ..report() };
+    let sent =
+        |report: &NodeReport| Some(SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now() });
+    let (ready, not_ready) = ("Node edge1 status is now: NodeReady", "Node edge1 status is now: NodeNotReady");
+    let rebooted = "Node edge1 has been rebooted, boot id: b2";
+    let cases: [(&str, _, _, &NodeReport, &[&str]); 8] = [
+        ("it is registered", None, None, &report(), &[ready]),
+        ("it is registered before containerd is there", None, None, &down, &[not_ready]),
+        ("only the agent was restarted", None, Some(seen("b2", Some("True"))), &report(), &[]),
+        ("the node was rebooted", None, Some(seen("b1", Some("Unknown"))), &report(), &[rebooted, ready]),
+        ("a Node without a status", None, Some(seen("", None)), &report(), &[ready]),
+        ("nothing changes", sent(&report()), Some(seen("b1", Some("Unknown"))), &report(), &[]),
+        ("containerd is gone", sent(&report()), Some(seen("b2", Some("True"))), &down, &[not_ready]),
+        ("and back", sent(&down), Some(seen("b2", Some("True"))), &report(), &[ready]),
+    ];
+    for (case, sent, seen, report, expected) in cases {
+        let events = events(&node, sent.as_ref(), seen.as_ref(), report);
+        assert!(events.iter().all(|event| event.is_warning == (event.reason == "Rebooted")), "{case}");
+        assert_eq!(events.into_iter().map(|event| event.message).collect::<Vec<_>>(), expected, "{case}");
+    }
+}

@@ -13,6 +13,7 @@ use super::link::Link;
 use super::runtime::NodeRuntime;
 use crate::csi::VolumesInUse;
 use crate::device_plugins::DevicePlugins;
+use crate::status::event::{EventType, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::admission::Selectable;
@@ -29,7 +30,13 @@ pub(super) enum Seen {
     /// There is none.
     Absent,
     /// This one.
-    Present(SeenNode),
+    Present(Box<SeenNode>),
+}
+
+impl From<Option<SeenNode>> for Seen {
+    fn from(node: Option<SeenNode>) -> Self {
+        node.map_or(Self::Absent, |node| Self::Present(Box::new(node)))
+    }
 }
 
 impl Seen {
@@ -59,12 +66,14 @@ pub(super) struct Keeper {
     pub(super) runtime: Arc<dyn NodeRuntime>,
     pub(super) device_plugins: Arc<DevicePlugins>,
     pub(super) volumes_in_use: VolumesInUse,
+    pub(super) events: Events,
     pub(super) images: NodeImages,
 }
 
 impl Keeper {
     /// Keeps it until the sender of updates is dropped.
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
+        self.events.emit(None, None, EventType::Normal, "Starting", "Starting limpet.".to_owned());
         let (mut sent, mut failures) = (None, 0_u32);
         let mut version = String::new();
         let mut device_changes = self.device_plugins.subscribe();
@@ -133,8 +142,8 @@ impl Keeper {
     fn take(&mut self, update: Update) {
         let seen = match update {
             Update::Bookmark(_) => return,
-            Update::Listed(nodes, _) => nodes.iter().find_map(SeenNode::read).map_or(Seen::Absent, Seen::Present),
-            Update::Stored(node) => SeenNode::read(&node).map_or(Seen::Absent, Seen::Present),
+            Update::Listed(nodes, _) => nodes.iter().find_map(SeenNode::read).into(),
+            Update::Stored(node) => SeenNode::read(&node).into(),
             Update::Deleted(_) => {
                 tracing::warn!("the Node object was deleted");
                 Seen::Absent
@@ -179,7 +188,7 @@ impl Keeper {
         let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
         // The watch brings the Node as it is then.
         match self.link.send(request.metadata_only()).await {
-            Ok(_) => Ok(Some(self.sent(&node.uid, report, sent))),
+            Ok(_) => Ok(Some(self.sent(Some(&node), &node.uid, report, sent))),
             // The watch has not reported it.
             Err(error) if error.is_not_found() => {
                 self.seen.send_replace(Seen::Absent);
@@ -200,8 +209,8 @@ impl Keeper {
                 let node =
                     SeenNode::read(&node).ok_or_else(|| RequestError::Unreadable("a Node without UID".into()))?;
                 tracing::info!(node = self.description.name, uid = node.uid, "registered with the apiserver");
-                let due = self.sent(&node.uid, report, sent);
-                self.seen.send_replace(Seen::Present(node));
+                let due = self.sent(None, &node.uid, report, sent);
+                self.seen.send_replace(Some(node).into());
                 Ok(Some(due))
             }
             // The watch is about to bring it.
@@ -210,7 +219,18 @@ impl Keeper {
         }
     }
 
-    fn sent(&self, uid: &str, report: &NodeReport, sent: &mut Option<SentReport>) -> Instant {
+    /// The apiserver has the report. `before`: the Node as it was.
+    fn sent(
+        &self,
+        before: Option<&SeenNode>,
+        uid: &str,
+        report: &NodeReport,
+        sent: &mut Option<SentReport>,
+    ) -> Instant {
+        for event in node_object::events(&self.description, sent.as_ref(), before, report) {
+            let kind = if event.is_warning { EventType::Warning } else { EventType::Normal };
+            self.events.emit(None, None, kind, event.reason, event.message);
+        }
         let at = Instant::now();
         *sent = Some(SentReport { uid: uid.to_owned(), report: report.clone(), at: at.into_std() });
         at + self.every

@@ -19,6 +19,8 @@ pub struct SeenNode {
     pub labels: BTreeMap<String, String>,
     /// Its taints; one of a form that this version does not know is left out.
     pub taints: Vec<Taint>,
+    /// Which boot of the node it is of; empty: not known.
+    pub(super) boot_id: String,
     /// When each condition changed last, and what it is: by type.
     pub(super) conditions: BTreeMap<String, (String, Option<Timestamp>)>,
     /// Somebody has decided its addresses.
@@ -49,6 +51,7 @@ impl SeenNode {
                 .filter_map(|one| text(&one["name"]))
                 .collect(),
             uid: text(&node["metadata"]["uid"])?,
+            boot_id: text(&node["status"]["nodeInfo"]["bootID"]).unwrap_or_default(),
             taints: all(&node["spec"]["taints"]).iter().filter_map(|taint| Taint::deserialize(taint).ok()).collect(),
             labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
             has_addresses: node["status"]["addresses"].as_array().is_some_and(|all| !all.is_empty()),
