@@ -1,6 +1,8 @@
 //! What the executor reports to people and machines: status, events, log lines, counts.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,55 +10,24 @@ use tokio::sync::watch;
 
 use crate::device_plugins::DevicePlugins;
 use crate::server::Health;
-use crate::status::event::EventType;
-use crate::status::event::Events;
+use crate::status::event::{EventType, Events};
 use crate::status::metrics::{ContainerType, MergeChange, Metrics};
-use limpet_core::admission::{
-    NODE_AFFINITY, OTHER_OS, OTHER_OS_LABEL, OUT_OF_PODS, Refusal, SYSCTL_FORBIDDEN, TAINT_TOLERATION, UNEXPECTED,
-    deferred_message,
-};
+use limpet_core::admission::{Refusal, deferred_message};
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;
 use limpet_core::plan::{self, KillCause};
 use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState};
 use limpet_core::status::generate::generate;
-use limpet_core::status::observed::Observed;
-use limpet_core::status::observed::{ObservedContainer, ObservedPod};
+use limpet_core::status::observed::{Observed, ObservedContainer, ObservedPod};
 use limpet_core::status::retired::Overdue;
 use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
 use limpet_model::node::Pressure;
-use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord, Role};
 use limpet_model::source::SourceKind;
-use limpet_model::verdict::{EVICTED, PREEMPTING, PodVerdict};
-use std::path::PathBuf;
-
-/// kubelet's reasons of pods that a node does not take: of the resources, huge pages of the sizes that machines have among
-/// them, and of the node itself.
-const ADMISSION: [&str; 19] = [
-    TAINT_TOLERATION,
-    OUT_OF_PODS,
-    SYSCTL_FORBIDDEN,
-    OTHER_OS_LABEL,
-    OTHER_OS,
-    "OutOfcpu",
-    "OutOfmemory",
-    "OutOfephemeral-storage",
-    "OutOfhugepages-64Ki",
-    "OutOfhugepages-1Mi",
-    "OutOfhugepages-2Mi",
-    "OutOfhugepages-4Mi",
-    "OutOfhugepages-16Mi",
-    "OutOfhugepages-32Mi",
-    "OutOfhugepages-512Mi",
-    "OutOfhugepages-1Gi",
-    "OutOfhugepages-16Gi",
-    NODE_PORTS,
-    NODE_AFFINITY,
-];
+use limpet_model::verdict::{EVICTED, PodVerdict};
 
 /// Where pods and the runtime are reported: for readers, people and machines.
 #[derive(Debug)]
@@ -157,10 +128,9 @@ impl Reporter {
 
     /// The node is short of what the pod takes, and ends it.
     pub fn report_eviction(&self, pod: &PodState, verdict: &PodVerdict) {
-        let (message, reason) = (verdict.message.clone(), &*verdict.reason);
-        let reason = [EVICTED, PREEMPTING].into_iter().find(|one| *one == reason).unwrap_or(EVICTED);
-        tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, reason, message, "pod evicted");
-        self.event(pod, None, EventType::Warning, reason, message);
+        let PodVerdict { reason, message, .. } = verdict;
+        tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, %reason, message, "pod evicted");
+        self.event(pod, None, EventType::Warning, reason.clone(), message.clone());
     }
 
     /// What the pod was ended for is over: it runs again.
@@ -169,7 +139,7 @@ impl Reporter {
             return;
         };
         let message = format!("The node's condition {pressure} is over: the pod runs again");
-        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, message, "an evicted pod is made anew");
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, message, "an evicted pod is created again");
         self.event(pod, None, EventType::Normal, "EvictionOver", message);
     }
 
@@ -217,13 +187,11 @@ impl Reporter {
 
     /// The node does not take the pod, now or at all.
     pub fn report_claim(&self, pod: &PodState, verdict: &PodVerdict) {
-        // kubelet's reason where a device is not to be had.
-        let reason = ADMISSION.into_iter().find(|reason| *reason == verdict.reason).unwrap_or(UNEXPECTED);
         if !verdict.is_final() {
-            return self.report_wait(pod, None, reason, verdict.message.clone());
+            return self.report_wait(pod, None, verdict.reason.clone(), verdict.message.clone());
         }
         tracing::warn!(pod = %pod.record.key, reason = %verdict.reason, message = verdict.cause(), "pod rejected");
-        self.event(pod, None, EventType::Warning, reason, verdict.cause().to_owned());
+        self.event(pod, None, EventType::Warning, verdict.reason.clone(), verdict.cause().to_owned());
     }
 
     /// The node has no room for the resources of a newer version: kubelet's event.
@@ -245,7 +213,13 @@ impl Reporter {
     }
 
     /// Says once a pod what it waits for.
-    fn report_wait(&self, pod: &PodState, container: Option<&str>, reason: &'static str, message: String) {
+    fn report_wait(
+        &self,
+        pod: &PodState,
+        container: Option<&str>,
+        reason: impl Into<Cow<'static, str>>,
+        message: String,
+    ) {
         let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
         if !self.events.has(key.as_ref(), &message) {
             tracing::warn!(pod = %pod.record.key, message, "pod waits");
@@ -392,7 +366,7 @@ impl Reporter {
         pod: &PodState,
         container: Option<&str>,
         kind: EventType,
-        reason: &'static str,
+        reason: impl Into<Cow<'static, str>>,
         message: String,
     ) {
         self.events.emit(Some((pod.record.key.clone(), pod.record.uid.clone())), container, kind, reason, message);

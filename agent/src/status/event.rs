@@ -146,12 +146,12 @@ impl Events {
         pod: Option<(PodKey, PodUid)>,
         container: Option<&str>,
         event_type: EventType,
-        reason: &'static str,
+        reason: impl Into<Cow<'static, str>>,
         message: String,
     ) -> u32 {
         let now = Timestamp::now();
         let container = container.map(str::to_owned);
-        let reason = Cow::Borrowed(reason);
+        let reason = reason.into();
         self.record(Event { pod, container, event_type, reason, message, count: 1, first_seen: now, last_seen: now })
     }
 

@@ -40,9 +40,8 @@ impl ContainerdExecutor {
     }
 
     fn reject(&self, pod: &PodState, reason: &'static str, message: String) -> NotAdmitted {
-        tracing::warn!(pod = %pod.record.key, reason, message, "pod rejected");
         let verdict = PodVerdict::rejected(reason, &message);
-        self.reporter.event(pod, None, EventType::Warning, reason, message);
+        self.reporter.report_claim(pod, &verdict);
         NotAdmitted::Never(verdict)
     }
 }
