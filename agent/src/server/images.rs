@@ -10,6 +10,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::authorization::Permission::{Read, Write};
 use super::pods::{WatchQuery, json};
@@ -167,26 +168,43 @@ async fn pull(
         return answer(pulled.map(|image| ImageNames { images: vec![image.name.to_string()] }));
     }
     match state.images.start_pull(&request.image, PullAccess::default()) {
-        Ok(pull) => watch::lines(PullWatch(Some(pull))),
+        Ok(pull) => watch::lines(PullWatch::of(pull)),
         Err(error) => failure(&error),
     }
 }
 
-/// A pull as lines: `PullEvent` documents; `None` after its end.
-struct PullWatch(Option<RunningPull>);
+/// A pull as lines: `PullEvent` documents, of which a slow reader misses some but the last; `None` after its end. It goes on
+/// until this is dropped, also while its reader is stopped.
+struct PullWatch {
+    events: tokio::sync::watch::Receiver<Option<PullEvent>>,
+    _pull: AbortOnDropHandle<()>,
+}
 
-impl Lines for PullWatch {
-    async fn next(&mut self) -> Option<Vec<u8>> {
-        let event = match self.0.as_mut()?.next().await {
-            PullStep::Progress(progress) => PullEvent::Progress(progress),
-            PullStep::Ended(result) => {
-                self.0 = None;
-                match result {
-                    Ok(image) => PullEvent::Pulled(ImageNames { images: vec![image.name.to_string()] }),
-                    Err(error) => PullEvent::Failed(error.to_string()),
+impl PullWatch {
+    fn of(mut pull: RunningPull) -> Self {
+        let (sender, events) = tokio::sync::watch::channel(None);
+        let pull = async move {
+            loop {
+                match pull.next().await {
+                    PullStep::Progress(progress) => drop(sender.send_replace(Some(PullEvent::Progress(progress)))),
+                    PullStep::Ended(result) => {
+                        sender.send_replace(Some(match result {
+                            Ok(image) => PullEvent::Pulled(ImageNames { images: vec![image.name.to_string()] }),
+                            Err(error) => PullEvent::Failed(error.to_string()),
+                        }));
+                        return;
+                    }
                 }
             }
         };
+        Self { events, _pull: AbortOnDropHandle::new(tokio::spawn(pull)) }
+    }
+}
+
+impl Lines for PullWatch {
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        self.events.changed().await.ok()?;
+        let event = self.events.borrow_and_update().clone()?;
         let mut line = Vec::new();
         watch::push(&mut line, &event);
         Some(line)

@@ -66,6 +66,7 @@ impl Store {
         if self.is_unpacked(layers).await? {
             return Ok(());
         }
+        let _serial = self.unpacking.lock().await;
         self.unpack_from(0, layers, lease).await
     }
 
@@ -88,6 +89,12 @@ impl Store {
                 return Ok(());
             }
             if !is_unpacked {
+                // An image of which nothing more arrives does not wait until another one is unpacked.
+                let _serial = tokio::select! {
+                    biased;
+                    _ = arrived.wait_for(Vec::is_empty) => return Ok(()),
+                    serial = self.unpacking.lock() => serial,
+                };
                 self.unpack_from(index, layers.get(..=index).unwrap_or_default(), lease).await?;
             }
             unpacked();
@@ -103,9 +110,8 @@ impl Store {
         }
     }
 
-    /// Unpacks the layers from `index` on; those below it were unpacked.
+    /// Unpacks the layers from `index` on; those below it were unpacked. The caller holds the lock on unpacking.
     async fn unpack_from(&self, index: usize, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
-        let _serial = self.unpacking.lock().await;
         match self.unpack_missing(index, layers, lease).await {
             // Nothing referred to a layer's snapshot, and it was collected after the look at it. Now it is unpacked for the lease.
             Err(error) if error.operation == PREPARE && error.code == Code::NotFound => {
