@@ -9,6 +9,9 @@ use kube::client::AuthError;
 use crate::causes::chain;
 use crate::kubeconfig::KubeconfigError;
 
+/// How many characters of a program's complaint are in a message.
+const MAX_COMPLAINT: usize = 1_024;
+
 /// What is wrong with a certificate that one side refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertificateFault {
@@ -106,7 +109,8 @@ impl RequestError {
                 let complaint = String::from_utf8_lossy(&out.stderr);
                 // It is in the agent's own log where the program was not given another place for it.
                 let complaint = complaint.lines().find(|line| !line.trim().is_empty()).unwrap_or("see the agent's log");
-                format!("{PROGRAM} failed, {}: {}", out.status, complaint.trim())
+                let complaint: String = complaint.trim().chars().take(MAX_COMPLAINT).collect();
+                format!("{PROGRAM} failed, {}: {complaint}", out.status)
             }
             AuthError::AuthExecParse(_) => format!("what {PROGRAM} printed is no ExecCredential"),
             error => chain(error),
@@ -140,7 +144,7 @@ impl From<kube::Error> for RequestError {
             kube::Error::FromUtf8(error) => return Self::Unreadable(error.to_string()),
             _ => {}
         }
-        // A token that is to be had anew for a request.
+        // The token is refreshed within a request.
         if let Some(error) = causes(&error).find_map(|cause| cause.downcast_ref()) {
             return Self::of_credentials(error);
         }

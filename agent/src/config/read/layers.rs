@@ -161,9 +161,11 @@ fn add_drop_ins(directory: &Path, depth: usize, files: &mut Vec<PathBuf>) -> std
     for entry in entries {
         let path = entry.path();
         if entry.file_type()?.is_dir() {
-            if depth > 0 {
-                add_drop_ins(&path, depth - 1, files)?;
-            }
+            let Some(depth) = depth.checked_sub(1) else {
+                let message = format!("{} is more than {MAX_DEPTH} directories deep", path.display());
+                return Err(std::io::Error::other(message));
+            };
+            add_drop_ins(&path, depth, files)?;
         } else if path.extension().is_some_and(|ending| ending == DROP_IN) && !path.is_dir() {
             files.push(path);
         }
