@@ -14,7 +14,7 @@ use limpet_tests::cluster::{self, Cluster, joining, wait_at};
 use limpet_tests::forwarded::{self, Forwarded};
 use limpet_tests::image;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
-use limpet_tests::node::container;
+use limpet_tests::node::{container, container_id};
 use limpet_tests::process::Daemon;
 use limpet_tests::terminal::Terminal;
 use limpet_tests::{TestNode, case, process, suite, tools, wait};
@@ -255,7 +255,7 @@ impl Kubectl<'_> {
         Ok(())
     }
 
-    /// What an editor writes is carried out in place; a deletion is over once the pod is gone from the node.
+    /// What an editor writes is carried out in place; a deletion is over once the pod's containers have ended.
     fn edit_and_delete(&self) -> Result<()> {
         let (short, pods) = (format!("edited-{}", self.name), "/api/v1/namespaces/default/pods");
         let name = self.node.full_name(&short);
@@ -272,8 +272,12 @@ impl Kubectl<'_> {
         let after = self.node.wait_running(&short)?;
         ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "another pod: {after}");
         self.run(&["delete", "pod", &name, "--timeout=60s"])?;
-        ensure!(self.node.pod(&short).is_none(), "deleted while it was still there");
-        Ok(())
+        let id = container_id(&after, "main")?;
+        ensure!(
+            self.node.containerd.tasks()?.iter().all(|task| task.id != id),
+            "deleted while its container was there"
+        );
+        self.node.wait_gone(&short)
     }
 
     fn debug_pod(&self) -> Result<()> {

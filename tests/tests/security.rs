@@ -173,7 +173,14 @@ fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Resul
     fs::write(&runtime, format!("#!/bin/sh\necho \"$@\" >> {}\nexec runc \"$@\"\n", called.display()))?;
     fs::set_permissions(&runtime, fs::Permissions::from_mode(0o755))?;
     node.agent.kill();
-    let class = format!("runtimeClasses: {{other: {{binary: {}}}}}", runtime.display());
+    let cdi = node.agent.settings().plugins().join("cdi");
+    fs::create_dir_all(&cdi)?;
+    let edits = json!({ "env": ["MARK=of the class"] });
+    let devices = json!([{ "name": "one", "containerEdits": edits }]);
+    let document = json!({ "cdiVersion": "0.6.0", "kind": "example.com/mark", "devices": devices });
+    fs::write(cdi.join("mark.json"), document.to_string())?;
+    let class =
+        format!("runtimeClasses: {{other: {{binary: {}, devices: [example.com/mark=one]}}}}", runtime.display());
     node.agent.reconfigure(|settings| settings.limpet.push(class))?;
     node.agent.start()?;
 
@@ -190,6 +197,7 @@ fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Resul
     let id = container_id(&web, "main")?;
     let calls = fs::read_to_string(&called)?;
     ensure!(calls.lines().any(|call| call.contains(" create ") && call.contains(&id)), "{calls}");
+    ensure!(sh(node, "echo $MARK")?.trim() == "of the class", "the class's CDI device is missing");
 
     node.apply(&pod("lost", json!({ "runtimeClassName": "none", "containers": [shell("main", IDLE)] })))?;
     node.wait_event("failed to get RuntimeClass \"none\"")
@@ -197,7 +205,7 @@ fn a_runtime_class_says_which_runtime_runs_the_pod(node: &mut TestNode) -> Resul
 
 /// gVisor's kernel answers in the container: nothing of it is a process of this one's but the sandbox.
 fn a_pod_runs_under_gvisor(node: &mut TestNode) -> Result<()> {
-    let runsc = tools::runsc().context("no runsc; run: cargo xtask setup")?;
+    let runsc = tools::runsc().context("no runsc; run: cargo xtask test")?;
     let wrapper = node.dir().join("runsc");
     // Without virtualisation; without cgroups of both versions at once, which it does not know; and without a network: by the
     // sysctls of newer kernels, this version takes each network for the host's.
@@ -213,6 +221,8 @@ fn a_pod_runs_under_gvisor(node: &mut TestNode) -> Result<()> {
     let main = with(
         shell("main", &format!("echo from $(uname -v); {IDLE}")),
         json!({
+            // runsc gives what it finds as standard input to its own user, /dev/null of the node, too.
+            "stdin": true,
             "readinessProbe": probe,
             "lifecycle": { "postStart": { "exec": { "command": ["/bin/sh", "-c", "echo > /tmp/hooked"] } } },
             "volumeMounts": [{ "name": "data", "mountPath": "/data" }],

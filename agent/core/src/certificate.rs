@@ -35,8 +35,8 @@ pub enum Step {
 
 impl Validity {
     /// When the next certificate is asked for: after 70 to 90 % of the time, as kubelet does. `chance` spreads nodes. One that was
-    /// issued at `issued` lasts half of what was left then at least: one that is backdated, or ends with its authority, may be old
-    /// as it comes, and so may the next one.
+    /// issued at `issued` lasts half of what was left then at least: one that is backdated, or ends with its authority, may be
+    /// near its end then, and so may the next one.
     pub fn renewal(&self, chance: u64, issued: Option<Timestamp>) -> Timestamp {
         let total = self.not_after.duration_since(self.not_before).as_secs().max(0);
         let permille = 700 + i64::try_from(chance % 200).unwrap_or_default();

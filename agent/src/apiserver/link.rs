@@ -384,7 +384,7 @@ pub(super) async fn open(
         let seconds = PROGRAM_DEADLINE.as_secs();
         RequestError::Credentials(format!("the program of users[].user.exec has not ended within {seconds} s"))
     };
-    // A subject of its own: a program that hangs keeps nobody from reading the file.
+    // A subject of its own: a program that hangs does not keep the file from being read.
     let program = path.join("exec");
     blocking::run(program, PROGRAM_DEADLINE, open).await.map_err(late)?
 }

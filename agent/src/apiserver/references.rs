@@ -183,8 +183,8 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
     tokio::join!(follow(link, followed, send), pass_on);
 }
 
-/// Follows a RuntimeClass. Its handler never changes, and a pod that has begun with it keeps it when the class is deleted, so that
-/// its containers can be started again.
+/// Follows a RuntimeClass. A pod that has begun with it keeps it when the class is deleted, so that its containers can be started
+/// again. An apiserver lets nobody change a handler; of a class that was deleted and created with another one, the new one counts.
 async fn follow_runtime_class(link: Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
     let selector = Selector::of_name(&key.name);
     let followed = Followed { resource: Resource::RuntimeClasses, selector, leads: None };

@@ -1,5 +1,5 @@
-//! Reports when processes wait for memory: the kernel's pressure stall information, which wakes nobody while there is
-//! enough. Memory may fall below a threshold without that, so it is measured at intervals as well.
+//! Reports when processes wait for memory: the kernel's pressure stall information, which causes no wake-up while
+//! there is enough. Memory may fall below a threshold without that, so it is measured at intervals as well.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};

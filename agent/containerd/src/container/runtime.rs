@@ -22,7 +22,7 @@ pub struct RuntimeClass {
     pub binary: Option<PathBuf>,
     /// The configuration file of another shim.
     pub config: Option<PathBuf>,
-    /// [`RUNC_SHIM`]: the container's root is moved to with `chroot` and not with `pivot_root`, which a root in a ramfs does not let.
+    /// [`RUNC_SHIM`]: the container's root is moved to with `chroot` and not with `pivot_root`, which is not possible on a ramfs.
     pub no_pivot_root: bool,
     /// [`RUNC_SHIM`]: containers keep the session keyring of their runtime.
     pub no_new_keyring: bool,

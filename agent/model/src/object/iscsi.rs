@@ -29,7 +29,7 @@ pub struct IscsiVolume {
     pub fs_type: String,
     /// Its `mountOptions`.
     pub options: Vec<String>,
-    /// Nobody may write to it.
+    /// It is read-only.
     pub read_only: bool,
     /// Discovery asks for CHAP.
     pub chap_discovery: bool,

@@ -36,7 +36,7 @@ pub(super) enum FileError {
     Foreign,
     /// By the node's clock, what was issued is of no use.
     #[error(
-        "the certificate that was issued ended at {not_after}, by the clock of this node; set the clock, or have the cluster sign longer ones"
+        "the certificate that was issued ended at {not_after}, by the clock of this node; set the clock, or raise the cluster's signing duration"
     )]
     Over { not_after: Timestamp },
 }
