@@ -21,6 +21,8 @@ use tokio_util::task::TaskTracker;
 
 use self::connection::Connection;
 use crate::private_file;
+#[cfg(test)]
+use limpet_core::device_plugins::PluginDevice;
 use limpet_core::device_plugins::{DeviceCount, Inventory, PluginId};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::is_extended_resource;
@@ -95,6 +97,16 @@ impl DevicePlugins {
     #[cfg(test)]
     pub fn with_table<const N: usize>(table: [&str; N]) -> Self {
         Self { table: table.map(str::to_owned).into(), ..Self::default() }
+    }
+
+    /// A plugin lists healthy devices of the resource, for tests.
+    #[cfg(test)]
+    pub fn list(&self, resource: &str, count: usize) {
+        let devices =
+            (0..count).map(|index| (index.to_string(), PluginDevice { healthy: true, ..PluginDevice::default() }));
+        self.inventory().connected(resource, 0);
+        self.inventory().listed(resource, 0, devices.collect());
+        self.changed();
     }
 
     fn inventory(&self) -> MutexGuard<'_, Inventory> {

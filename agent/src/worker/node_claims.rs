@@ -136,6 +136,8 @@ pub struct NodeClaims {
     given: Mutex<Given>,
     /// Notified when a pod without a worker may have a place.
     place_freed: Notify,
+    /// Changes of the devices of plugins, which may be what such a pod waits for.
+    device_changes: tokio::sync::Mutex<watch::Receiver<u64>>,
     /// The resizes that wait for room, and how many have begun to.
     resizes: Mutex<(BTreeMap<PodKey, PendingResize>, u64)>,
     /// Those that wait until something changes. A map: they are woken in the order of their keys.
@@ -154,6 +156,7 @@ impl NodeClaims {
     pub fn new(offer: NodeOffer, labels: BTreeMap<String, String>) -> Self {
         let mut capacity = offer.allocatable.clone().unwrap_or_default();
         capacity[Resource::Pods] = Amount::from_units(offer.max_pods.unwrap_or_default() as u64);
+        let device_changes = tokio::sync::Mutex::new(offer.plugins.subscribe());
         Self {
             offer,
             capacity,
@@ -161,6 +164,7 @@ impl NodeClaims {
             object_seen: AtomicBool::default(),
             given: Mutex::default(),
             place_freed: Notify::new(),
+            device_changes,
             resizes: Mutex::default(),
             waiting: Mutex::default(),
         }
@@ -171,7 +175,8 @@ impl NodeClaims {
         self.object_seen.store(true, Ordering::Relaxed);
         let before = std::mem::replace(&mut *self.selectable(), now.clone());
         if before != now {
-            self.wake_waiting();
+            // Also a critical pod for which no other one was to end, because it could not run here.
+            self.wake_all();
         }
     }
 

@@ -94,8 +94,13 @@ impl NodeClaims {
         self.wake_all();
     }
 
-    /// Resolves once a place may be had, for one caller. Cancel safe.
+    /// Resolves once a place may be had, for one caller: one is free, or a critical pod may have another end now. Cancel safe.
     pub async fn place_freed(&self) {
-        self.place_freed.notified().await;
+        let mut devices = self.device_changes.lock().await;
+        tokio::select! {
+            biased;
+            () = self.place_freed.notified() => {}
+            Ok(()) = devices.changed() => {}
+        }
     }
 }

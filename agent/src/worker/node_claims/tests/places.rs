@@ -135,6 +135,25 @@ fn no_pod_ends_for_one_that_something_else_keeps_from_starting() {
 }
 
 #[test]
+fn a_critical_pod_without_a_place_is_tried_again_when_what_kept_others_from_ending_for_it_has_changed() {
+    let node = of_places(1);
+    node.set_selectable(labelled("a"));
+    let mut lesser = Candidate::new(&plain("lesser", Push));
+    assert!(lesser.settle(&node).is_none());
+    let elsewhere = json!({ "containers": [{ "name": "a" }], "nodeSelector": { "zone": "b" } });
+    let device = json!({ "limits": { "x.io/gpu": 1 } });
+    let pods = [record_of("elsewhere", File, elsewhere), pod("device", File, device)];
+    let changes: [&dyn Fn(); 2] = [&|| node.set_selectable(labelled("b")), &|| node.offer.plugins.list("x.io/gpu", 1)];
+    for (record, change) in pods.iter().zip(changes) {
+        assert!(node.enter(record).is_err());
+        while node.place_freed().now_or_never().is_some() {}
+        change();
+        assert!(node.place_freed().now_or_never().is_some(), "{}", record.key);
+        assert!(matches!(node.enter(record), Ok(Entry::Promise(_))), "{}", record.key);
+    }
+}
+
+#[test]
 fn another_version_of_a_pod_that_was_to_end_has_to_be_ordered_anew() {
     let node = of_places(1);
     let mut lesser = Candidate::new(&plain("lesser", Push));
