@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device_plugins::DevicePlugins;
-use given::{Given, Room, one_place};
+use given::{Given, Purpose, Room, one_place};
 use limpet_core::admission::{self, OUT_OF, PendingResize, Refusal, Selectable};
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::host_port::{HostPort, NODE_PORTS, host_ports};
@@ -247,14 +247,14 @@ impl NodeClaims {
         if let Err(refused) = checked {
             if let Some(victims) = &refused.victims {
                 given.order(victims);
-                given.reserve(&wanted.record, self.counted(&wanted, check));
+                given.reserve(&wanted.record, self.counted(&wanted, check), Purpose::Start);
             }
             return Err(refused);
         }
         if check.place {
             given.places.insert(key.clone(), Arc::clone(&wanted.record));
         }
-        let had_reserved = given.forget_reserved(key);
+        let had_reserved = given.forget_reserved(key, Purpose::Start);
         if given.claims.insert(key.clone(), wanted).is_some() || had_reserved {
             drop(given);
             self.wake_all();
@@ -262,9 +262,9 @@ impl NodeClaims {
         Ok(())
     }
 
-    /// Nothing is kept for the pod any more.
+    /// Nothing is kept for the start of the pod any more.
     fn forget_reserved(&self, key: &PodKey) {
-        let had_reserved = self.given().forget_reserved(key);
+        let had_reserved = self.given().forget_reserved(key, Purpose::Start);
         if had_reserved {
             self.wake_all();
         }

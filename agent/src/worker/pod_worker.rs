@@ -348,6 +348,7 @@ impl PodWorker {
         self.hooks.drop_ended(None);
         self.probes.abort_all();
         self.evicting = None;
+        self.hold.forget_resize();
         self.generation += 1;
     }
 

@@ -25,11 +25,21 @@ pub(super) struct Given {
     leaving: BTreeMap<PodKey, (PodUid, Fingerprint)>,
 }
 
+/// What for something is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// The pod is to start with it.
+    Start,
+    /// The pod runs, and a resize adds it to what the pod has.
+    Growth,
+}
+
 /// What one critical pod waits for.
 #[derive(Debug)]
 struct Reservation {
     record: Arc<PodRecord>,
     requests: Requests,
+    purpose: Purpose,
     /// Its place among the reservations: the lowest first.
     since: u64,
 }
@@ -122,25 +132,29 @@ impl Given {
         before.fold(Requests::default(), |sum, (_, theirs)| sum.plus(&theirs.requests))
     }
 
-    /// What each pod waits for that may have this one end.
+    /// What each pod waits to start with that may have this one end. Resizes have an order of their own.
     pub(super) fn reserved_over<'a>(
         &'a self,
         record: &'a PodRecord,
     ) -> impl Iterator<Item = (&'a PodKey, &'a Requests)> {
-        let over = self.reserved.iter().filter(|(_, theirs)| preempts(&theirs.record, record));
+        let is_over = |theirs: &Reservation| theirs.purpose == Purpose::Start && preempts(&theirs.record, record);
+        let over = self.reserved.iter().filter(move |(_, theirs)| is_over(theirs));
         over.map(|(key, theirs)| (key, &theirs.requests))
     }
 
-    /// Keeps `requests` for the pod once they are free. It keeps its turn.
-    pub(super) fn reserve(&mut self, record: &Arc<PodRecord>, requests: Requests) {
+    /// Keeps `requests` for the pod once they are free. It keeps its turn. Returns whether something else was kept before.
+    pub(super) fn reserve(&mut self, record: &Arc<PodRecord>, requests: Requests, purpose: Purpose) -> bool {
         self.reservations += 1;
-        let since = self.reserved.get(&record.key).map_or(self.reservations, |own| own.since);
-        self.reserved.insert(record.key.clone(), Reservation { record: Arc::clone(record), requests, since });
+        let before = self.reserved.get(&record.key);
+        let since = before.map_or(self.reservations, |own| own.since);
+        let kept_other = before.is_some_and(|own| own.requests != requests);
+        self.reserved.insert(record.key.clone(), Reservation { record: Arc::clone(record), requests, purpose, since });
+        kept_other
     }
 
-    /// Nothing is kept for the pod any more. Returns whether something was.
-    pub(super) fn forget_reserved(&mut self, key: &PodKey) -> bool {
-        self.reserved.remove(key).is_some()
+    /// Nothing is kept for the pod any more for this purpose. Returns whether something was.
+    pub(super) fn forget_reserved(&mut self, key: &PodKey, purpose: Purpose) -> bool {
+        self.reserved.get(key).is_some_and(|own| own.purpose == purpose) && self.reserved.remove(key).is_some()
     }
 
     /// These pods are ordered to end.

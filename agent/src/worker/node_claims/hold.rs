@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{Check, Claims, Entry, NodeClaims, Place};
+use super::{Check, Claims, Entry, NodeClaims, Place, Purpose};
 use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal, TAINT_TOLERATION, UNEXPECTED};
 use limpet_core::plan::is_finished;
 use limpet_core::state::{ContainerSlot, PodState, SandboxState};
@@ -49,7 +49,7 @@ impl Drop for Claim {
         if !given.places.contains_key(&self.key) {
             given.forget_order(&self.key);
         }
-        given.forget_reserved(&self.key);
+        given.forget_reserved(&self.key, Purpose::Start);
         drop(given);
         self.of.forget_resize(&self.key);
         self.of.wake_all();
@@ -101,7 +101,12 @@ impl Hold {
 
     /// Brings the claim in line with what the pod needs. A refusal: it begins to wait, waits for another reason, or fails.
     pub fn settle(&mut self, node: &Arc<NodeClaims>, key: &PodKey, pod: &mut PodState) -> Option<Refused> {
-        let ends = pod.ending.is_some() || pod.is_failed() || is_finished(pod);
+        let leaves = pod.ending.is_some() || pod.is_failed();
+        if leaves {
+            // It may take its time to end, and grows no more.
+            self.forget_resize();
+        }
+        let ends = leaves || is_finished(pod);
         if ends && !uses_node(pod) {
             self.give_back();
         }

@@ -8,7 +8,7 @@ use limpet_model::pod::requests::Requests;
 use limpet_model::pod::{PodKey, PodRecord};
 
 use super::hold::{Claim, Refused};
-use super::{Check, NodeClaims, one_place};
+use super::{Check, NodeClaims, Purpose, one_place};
 
 /// A pod's place, until this is dropped. More may be taken than there are: by pods that were found running.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl NodeClaims {
         let Err(Refused { victims: Some(_), .. }) = self.check(&given, key, &wanted, check) else {
             return Err(refusal);
         };
-        given.reserve(record, self.counted(&wanted, check));
+        given.reserve(record, self.counted(&wanted, check), Purpose::Start);
         Ok(Entry::Promise(Promise(Claim { of: Arc::clone(self), key: key.clone() })))
     }
 

@@ -7,7 +7,7 @@ use limpet_core::admission::{self, PendingResize, Refusal};
 use limpet_model::pod::requests::Requests;
 
 use super::hold::{Claim, Hold, uses_node};
-use super::{BTreeMap, NodeClaims, PodKey, PodRecord};
+use super::{BTreeMap, NodeClaims, PodKey, PodRecord, Purpose};
 use limpet_core::state::PodState;
 
 /// A resize for which the node has no room now.
@@ -26,12 +26,14 @@ impl NodeClaims {
 
     /// The pod waits for no room any more. What it was to get is free for those after it.
     pub(super) fn forget_resize(&self, key: &PodKey) {
-        if self.resizes().0.remove(key).is_some() {
-            self.wake_waiting();
+        let had_reserved = self.given().forget_reserved(key, Purpose::Growth);
+        if self.resizes().0.remove(key).is_some() || had_reserved {
+            self.wake_all();
         }
     }
 
-    /// Gives the pod the requests of `desired`, if they fit beside those of the others and of the resizes before it.
+    /// Gives the pod the requests of `desired`, if they fit beside those of the others and of the resizes before it. What
+    /// others end for is kept for it: they would take it again at once.
     fn resize(&self, key: &PodKey, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
         let wanted = self.wanted(desired);
         let mut given = self.given();
@@ -47,9 +49,20 @@ impl NodeClaims {
             pending.insert(key.clone(), PendingResize { desired: Arc::clone(desired), since });
             if let Err(refusal) = admission::resize_fits(key, pending, claimed, allocatable) {
                 let used = given.used(key);
-                let victims = given.victims(desired, &wanted.requests, used, allocatable).unwrap_or_default();
-                given.order(&victims);
-                return Err(NoRoom { refusal, victims });
+                let victims = given.victims(desired, &wanted.requests, used, allocatable);
+                let keeps_other = match &victims {
+                    Some(victims) => {
+                        let had = given.claims.get(key).map(|has| has.requests.clone()).unwrap_or_default();
+                        given.order(victims);
+                        given.reserve(desired, wanted.requests.without(&had), Purpose::Growth)
+                    }
+                    // It would not fit whoever ends.
+                    None => given.forget_reserved(key, Purpose::Growth),
+                };
+                if keeps_other {
+                    self.wake_all();
+                }
+                return Err(NoRoom { refusal, victims: victims.unwrap_or_default() });
             }
         }
         if let Some(has) = given.claims.get_mut(key) {
@@ -84,5 +97,14 @@ impl Hold {
             }
         }
         result
+    }
+
+    /// The pod waits for no room any more.
+    pub fn forget_resize(&mut self) {
+        if self.room.take().is_some()
+            && let Some(claim) = &self.claim
+        {
+            claim.of.forget_resize(&claim.key);
+        }
     }
 }

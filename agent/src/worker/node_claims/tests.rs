@@ -192,6 +192,57 @@ fn a_critical_pods_resize_has_pods_of_the_apiserver_end_for_it() {
 }
 
 #[test]
+fn what_a_critical_pods_resize_has_others_end_for_is_kept_for_it_until_it_wants_it_no_more() {
+    let node = two_cores(&[]);
+    let (mut pushed, mut own) =
+        (Candidate::new(&pod("pushed", Push, cpu("1"))), Candidate::new(&pod("own", File, cpu("1"))));
+    assert!(pushed.settle(&node).is_none() && own.settle(&node).is_none());
+    own.0.sandbox = SandboxState::Ready(Arc::default());
+    let grown = |amount: &str| pod("own", File, cpu(amount));
+    let taken_again = |pushed: &mut Candidate| {
+        pushed.1.give_back();
+        pushed.settle(&node);
+        pushed.reason().is_empty()
+    };
+    assert!(own.1.resize(&node, &own.0, &grown("3")).unwrap_err().victims.is_empty(), "it never fits");
+    assert!(taken_again(&mut pushed));
+    assert_eq!(own.1.resize(&node, &own.0, &grown("1500m")).unwrap_err().victims.len(), 1);
+    // An edit of something else leaves the resize as it is.
+    own.0.record = pod("own", File, cpu("1"));
+    assert!(own.settle(&node).is_none());
+    assert!(!taken_again(&mut pushed), "what runs begins again at once");
+    let mut small = Candidate::new(&pod("small", Push, cpu("500m")));
+    assert!(small.settle(&node).is_none(), "what is left beside it is free");
+    assert!(own.1.freed().now_or_never().is_some());
+    assert!(own.1.resize(&node, &own.0, &grown("1500m")).is_ok());
+    own.0.record = grown("1500m");
+    assert!(own.settle(&node).is_none());
+    small.1.give_back();
+    assert_eq!(own.1.resize(&node, &own.0, &grown("2")).map_err(|refused| refused.victims.len()), Ok(()));
+    own.0.record = grown("2");
+    // Nothing is kept any more after another edit, and for one that ends.
+    for ends in [false, true] {
+        own.0.record = grown("1");
+        assert!(own.1.resize(&node, &own.0, &grown("1")).is_ok() && own.settle(&node).is_none());
+        assert!(taken_again(&mut pushed));
+        assert_eq!(own.1.resize(&node, &own.0, &grown("2")).unwrap_err().victims.len(), 1);
+        assert!(!taken_again(&mut pushed));
+        assert!(pushed.1.freed().now_or_never().is_none());
+        assert!(own.1.resize(&node, &own.0, &grown("3")).is_err() && pushed.1.freed().now_or_never().is_some());
+        assert!(taken_again(&mut pushed), "a larger one never fits");
+        assert_eq!(own.1.resize(&node, &own.0, &grown("2")).unwrap_err().victims.len(), 1);
+        assert!(!taken_again(&mut pushed));
+        if ends {
+            own.0.fail(PodVerdict::deadline_exceeded());
+            assert!(own.settle(&node).is_none());
+        } else {
+            assert!(own.1.resize(&node, &own.0, &grown("1")).is_ok());
+        }
+        assert!(taken_again(&mut pushed), "{ends}");
+    }
+}
+
+#[test]
 fn what_a_critical_pod_has_others_end_for_is_kept_for_it_until_it_is_gone() {
     let node = two_cores(&[]);
     let mut pushed = Candidate::new(&pod("pushed", Push, cpu("2")));
