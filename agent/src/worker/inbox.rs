@@ -74,8 +74,8 @@ pub struct Messages {
     pub objects: Option<Arc<PodObjects>>,
     /// Images that have come by archives, by their normalised names, since the agent runs.
     pub images: Option<Arc<HashSet<String>>>,
-    /// The node is short of what the pod takes.
-    pub eviction: Option<EvictionOrder>,
+    /// The node is short of what the pod takes: the newest order for each incarnation.
+    pub evictions: BTreeMap<PodUid, EvictionOrder>,
     /// Containers that are to be added to it. Each has a connection that waits for the answer, so there are not many.
     pub debug: Vec<DebugOrder>,
     /// What an action has been waiting for, for long.

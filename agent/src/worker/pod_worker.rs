@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
 use super::hook_jobs::HookJobs;
-use super::inbox::Inbox;
+use super::inbox::{EvictionOrder, Inbox};
 use super::node_claims::{Entry, Hold, Refused};
 use super::process_watch::ProcessWatch;
 use eviction::Orders;
@@ -73,6 +73,8 @@ pub struct PodWorker {
     volume_drivers: watch::Receiver<u64>,
     /// Who waits for the end of the pod, because the node is short of what it takes.
     evicting: Option<oneshot::Sender<()>>,
+    /// An order to end for another incarnation, until that is the current one.
+    postponed: Option<EvictionOrder>,
     /// To the pods that end for this one.
     orders: Orders,
     /// containerd was reconnected in its life: a new start may meet the remains of one that was cut off.
@@ -123,6 +125,7 @@ impl PodWorker {
             device_changes,
             volume_drivers,
             evicting: None,
+            postponed: None,
             orders,
             reconnected: false,
             generation: 0,
@@ -372,6 +375,9 @@ impl PodWorker {
             self.current = Some(self.incarnation(next, now));
         }
         self.settle(now);
+        if let Some(order) = self.postponed.take() {
+            self.evict(order);
+        }
         self.current.is_some()
     }
 }

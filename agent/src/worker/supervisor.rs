@@ -141,7 +141,7 @@ impl Supervisor {
                 }
                 Some(order) = intake.evictions.recv() => {
                     if let Some(inbox) = self.workers.get(&order.key) {
-                        inbox.put(|messages| messages.eviction = Some(order));
+                        inbox.put(|messages| drop(messages.evictions.insert(order.uid.clone(), order)));
                     }
                 }
                 Some(order) = intake.debug.recv() => self.add_debug(order),

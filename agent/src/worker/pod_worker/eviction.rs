@@ -54,10 +54,18 @@ impl Drop for Orders {
 }
 
 impl PodWorker {
-    /// Ends the pod, unless it ends anyway.
+    /// Ends the pod, unless it ends anyway: at once, or once what was found before the ordered incarnation is gone.
     pub(super) fn evict(&mut self, order: EvictionOrder) {
-        let Some(pod) = &mut self.current else { return };
-        if pod.record.uid != order.uid || pod.ending.is_some() || pod.is_failed() || is_finished(pod) {
+        let Some(pod) = self.current.as_mut().filter(|pod| pod.record.uid == order.uid) else {
+            if self.others.is_empty() {
+                // Otherwise it would count as ending, and no other pod would be ordered to.
+                self.context.node_claims.forget_order(&self.key);
+            } else {
+                self.postponed = Some(order);
+            }
+            return;
+        };
+        if pod.ending.is_some() || pod.is_failed() || is_finished(pod) {
             return;
         }
         self.context.reporter.report_eviction(pod, &order.verdict);
@@ -98,3 +106,7 @@ impl PodWorker {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

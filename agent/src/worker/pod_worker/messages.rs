@@ -34,9 +34,7 @@ impl PodWorker {
         if let (Some(pod), Some(images)) = (&mut self.current, messages.images) {
             pod.take_images(&images);
         }
-        if let Some(order) = messages.eviction {
-            self.evict(order);
-        }
+        messages.evictions.into_values().for_each(|order| self.evict(order));
         // A version that still waits for its turn is replaced as well.
         let waiting = messages.command.as_ref().and_then(|_| self.next.take());
         if let Some(command) = &messages.command {

@@ -1,0 +1,113 @@
+//! Orders to end for incarnations of which others were found beside them.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use futures_util::FutureExt as _;
+use limpet_core::fixtures::{now, record_of};
+use limpet_core::probe::ProbeGrid;
+use limpet_core::state::{PodState, SandboxState};
+use limpet_core::status::observed::Observed;
+use limpet_host::network::NetworkStatus;
+use limpet_model::pod::PodUid;
+use limpet_model::source::SourceKind::{File, Push};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::executor::fake::FakeExecutor;
+use crate::executor::fake::world::World;
+use crate::reporter::Reporter;
+use crate::server::Health;
+use crate::status::event::Events;
+use crate::status::metrics::Metrics;
+use crate::worker::inbox::Inbox;
+use crate::worker::node_claims::{Entry, Hold, NodeOffer};
+
+fn context() -> WorkerContext {
+    let world = Arc::new(Mutex::new(World::new(1, false)));
+    let (_, network) = watch::channel(NetworkStatus::Ready { name: "test".to_owned() });
+    let (health, _) = Health::new();
+    let reporter = Reporter {
+        runtime_endpoint: "/test".into(),
+        node_name: "edge1".to_owned(),
+        network,
+        events: Events::default(),
+        metrics: Metrics::new("edge1"),
+        observed: Observed::default(),
+        health,
+        device_plugins: Arc::default(),
+    };
+    let one_pod = NodeOffer { max_pods: Some(1), ..NodeOffer::default() };
+    WorkerContext {
+        executor: Arc::new(FakeExecutor::new(world)),
+        reporter: Arc::new(reporter),
+        probe_grid: ProbeGrid::default(),
+        followed: Arc::default(),
+        node_claims: Arc::new(NodeClaims::new(one_pod, BTreeMap::new())),
+        evictions: mpsc::channel(1).0,
+    }
+}
+
+/// An incarnation of the pod `web` that was found running.
+fn found(uid: &str) -> PodState {
+    let record = record_of("web", Push, json!({ "containers": [{ "name": "a" }] }));
+    let mut pod = PodState::new(Arc::new(PodRecord { uid: PodUid::new(uid), ..(*record).clone() }), now().wall);
+    pod.sandbox = SandboxState::Ready(Arc::default());
+    pod
+}
+
+/// A worker that has found these, and a critical pod for which the last of them is ordered to end.
+fn ordered(context: &WorkerContext, uids: &[&str]) -> (PodWorker, PodState, Hold, EvictionOrder) {
+    let node = &context.node_claims;
+    let incarnations: Vec<PodState> = uids.iter().map(|uid| found(uid)).collect();
+    let entry = incarnations.last().map(|pod| node.place_of_running(&pod.record));
+    let (key, inbox) = (incarnations[0].record.key.clone(), Arc::<Inbox>::default());
+    let (_, state) = watch::channel(NodeState::default());
+    let stop = CancellationToken::new();
+    let worker = PodWorker::new(key, inbox, context.clone(), state, stop, incarnations, entry);
+    let mut critical =
+        PodState::new(record_of("critical", File, json!({ "containers": [{ "name": "a" }] })), now().wall);
+    let mut hold = Hold::default();
+    let entry = node.enter(&critical.record).unwrap();
+    assert!(matches!(entry, Entry::Promise(_)));
+    hold.begin(Some(entry));
+    let victims = victims_of(context, &mut critical, &mut hold);
+    let [victim] = &victims[..] else { panic!("{victims:?}") };
+    let (key, uid) = (victim.key.clone(), victim.uid.clone());
+    let order = EvictionOrder { key, uid, verdict: PodVerdict::preempted(), done: oneshot::channel().0 };
+    (worker, critical, hold, order)
+}
+
+fn victims_of(context: &WorkerContext, critical: &mut PodState, hold: &mut Hold) -> Vec<Arc<PodRecord>> {
+    let key = critical.record.key.clone();
+    hold.settle(&context.node_claims, &key, critical).and_then(|refused| refused.victims).unwrap_or_default()
+}
+
+#[tokio::test]
+async fn an_incarnation_is_ended_once_it_is_the_current_one() {
+    let context = context();
+    let (mut worker, mut critical, mut hold, order) = ordered(&context, &["first", "second"]);
+    worker.settle(now());
+    worker.evict(order);
+    assert!(hold.freed().now_or_never().is_none(), "it is not ordered again before that");
+    assert!(worker.advance(now()));
+    let current = worker.current.as_ref().unwrap();
+    assert_eq!((current.record.uid.as_str(), current.is_failed()), ("second", true));
+    assert!(victims_of(&context, &mut critical, &mut hold).is_empty());
+    worker.advance(now());
+    assert!(
+        victims_of(&context, &mut critical, &mut hold).is_empty() && critical.verdict.is_none(),
+        "it has the place"
+    );
+}
+
+#[tokio::test]
+async fn an_order_for_an_incarnation_that_is_not_there_does_not_count() {
+    let context = context();
+    let (mut worker, mut critical, mut hold, order) = ordered(&context, &["only"]);
+    worker.evict(EvictionOrder { uid: PodUid::new("other"), ..order });
+    assert!(hold.freed().now_or_never().is_some() && !worker.current.as_ref().unwrap().is_failed());
+    assert_eq!(victims_of(&context, &mut critical, &mut hold).len(), 1);
+}
