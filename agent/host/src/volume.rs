@@ -298,6 +298,14 @@ impl Volumes {
         blocking(self.pod_dir(uid), DEADLINE, read).await
     }
 
+    /// Gives back the disks of targets of a pod that has run to its end: another node may want them. Its other volumes stay.
+    ///
+    /// # Errors
+    /// A disk is still in use, or its target does not answer; it is tried again by a further call.
+    pub async fn give_back_disks(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        self.disks.tear_down(&self.settings.pod_dir(uid), uid).await
+    }
+
     /// Removes all files of a pod: exports of servers are unmounted, other mounts below its directory are detached, busy or
     /// not, disks of targets that no other pod has are given back, and the directory is deleted without following a symlink or crossing into another mount. A missing one is
     /// success.

@@ -62,7 +62,12 @@ pub(super) struct IscsiMount {
 
 /// Where the disk of that volume is mounted.
 pub(super) fn path(pod_dir: &Path, volume: &str) -> PathBuf {
-    pod_dir.join("volumes/kubernetes.io~iscsi").join(volume)
+    volumes_dir(pod_dir).join(volume)
+}
+
+/// Where the pod's disks are mounted.
+fn volumes_dir(pod_dir: &Path) -> PathBuf {
+    pod_dir.join("volumes/kubernetes.io~iscsi")
 }
 
 impl IscsiMount {

@@ -25,12 +25,16 @@ pub(super) struct SubPath<'a> {
     pub index: usize,
 }
 
+/// Where the parts of that volume are bound.
+pub(super) fn directory(pod_dir: &Path, volume: impl AsRef<Path>) -> PathBuf {
+    pod_dir.join("volume-subpaths").join(volume)
+}
+
 impl SubPath<'_> {
     /// Binds the part of the volume at `volume_dir` to a path in the pod's directory and returns that path.
     pub(super) fn bind(&self, pod_dir: &Path, volume_dir: &Path) -> Result<PathBuf, VolumeError> {
         let part = self.open(volume_dir)?;
-        let target =
-            pod_dir.join("volume-subpaths").join(self.volume).join(self.container).join(self.index.to_string());
+        let target = directory(pod_dir, self.volume).join(self.container).join(self.index.to_string());
         // The mount of the container's last run; its source may have been replaced since.
         match rustix::mount::unmount(&target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}

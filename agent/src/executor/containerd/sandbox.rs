@@ -11,7 +11,7 @@ use crate::status::event::EventType;
 use limpet_containerd::client::calling;
 use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM, RuntimeClass};
 use limpet_core::outcome::Failure;
-use limpet_core::state::{ContainerSlot, FAILED_MOUNT, PodSandbox, PodState};
+use limpet_core::state::{ContainerSlot, FAILED_MOUNT, FAILED_UNMOUNT, PodSandbox, PodState};
 use limpet_host::cgroup::CgroupError;
 use limpet_host::network::AttachRequest;
 use limpet_host::orphan_processes;
@@ -219,12 +219,23 @@ impl ContainerdExecutor {
         }
     }
 
-    /// The pod has run to its end: address, namespaces, cgroup and the volumes of drivers go back; records, logs and other volumes
-    /// stay.
+    /// The pod has run to its end: address, namespaces, cgroup, the volumes of drivers and disks of targets go back; records, logs
+    /// and other volumes stay.
     pub(super) async fn release_sandbox(&self, pod: &PodState) -> Result<(), Failure> {
         self.release(&pod.record.uid).await?;
-        // A driver's volume may be wanted on another node.
-        self.tear_down_csi(pod).await
+        // Another node may want them; neither waits for the other.
+        let (drivers, disks) = tokio::join!(self.tear_down_csi(pod), self.give_back_disks(pod));
+        drivers.and(disks)
+    }
+
+    async fn give_back_disks(&self, pod: &PodState) -> Result<(), Failure> {
+        let given_back = self.volumes.give_back_disks(&pod.record.uid).await;
+        given_back.map_err(|error| {
+            let message = pod.objects.redact(format!("UnmountVolume.TearDown failed: {error}"));
+            tracing::warn!(pod = %pod.record.key, message, "a disk stays attached for now");
+            self.reporter.event(pod, None, EventType::Warning, FAILED_UNMOUNT, message.clone());
+            Failure { reason: FAILED_UNMOUNT, message, transient: false }
+        })
     }
 
     async fn release(&self, uid: &PodUid) -> Result<(), Failure> {

@@ -15,7 +15,7 @@ use super::record::{self, Record};
 use super::sessions::{self, Session};
 use super::{IscsiDisks, on_files, text};
 use crate::volume::node_tools::said;
-use crate::volume::{VolumeError, mounted, removal};
+use crate::volume::{VolumeError, mounted, removal, sub_path};
 
 /// How long a disk may take to write what is left and be unmounted.
 const UNMOUNT_DEADLINE: Duration = Duration::from_secs(60);
@@ -28,8 +28,7 @@ impl IscsiDisks {
         if records.is_empty() {
             return Ok(());
         }
-        // Also subPaths hold a file system.
-        on_files(pod_dir, removal::detach_below).await?;
+        on_files(pod_dir, detach_mounts).await?;
         let torn_down = records.iter().map(|record| self.give_back(record, uid));
         futures_util::future::join_all(torn_down).await.into_iter().collect()
     }
@@ -140,6 +139,15 @@ impl IscsiDisks {
             false => Err(said(&output)),
         }
     }
+}
+
+/// Detaches the disks' file systems from the pod, and the subPaths of them; its other volumes stay. Blocks.
+fn detach_mounts(pod_dir: &Path) -> Result<(), VolumeError> {
+    let disks = super::volumes_dir(pod_dir);
+    for volume in record::list(&disks)?.iter().filter_map(|path| path.file_name()) {
+        removal::detach_below(&sub_path::directory(pod_dir, volume))?;
+    }
+    removal::detach_below(&disks)
 }
 
 /// Whether the kernel uses the disk: it is mounted, in whatever mount namespace, or part of another device. Blocks.

@@ -167,7 +167,8 @@ fn read(directory: &Path) -> Option<Record> {
     }
 }
 
-fn list(directory: &Path) -> Result<Vec<PathBuf>, VolumeError> {
+/// What is in a directory; nothing where it does not exist. Blocks.
+pub(super) fn list(directory: &Path) -> Result<Vec<PathBuf>, VolumeError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(VolumeError::io("list", directory))?,

@@ -74,6 +74,22 @@ impl Fixture {
         IscsiMount::of(&pod, &self.at("root/pods/u"), "data", &found, Default::default(), false).unwrap()
     }
 
+    /// The disk as a directory of that pod.
+    fn mounted(&self, read_only: bool, uid: &str) -> IscsiMount {
+        let pod = crate::volume::tests::record(json!({"containers": []}));
+        let pod_dir = self.at("root/pods").join(uid);
+        IscsiMount::of(&pod, &pod_dir, "data", &volume(json!({})), Default::default(), read_only).unwrap()
+    }
+
+    /// The tools of a blank disk, which is a tmpfs once it is mounted.
+    fn file_system_tools(&self) {
+        self.tool("blkid", "exit 2");
+        self.tool("mkfs.ext4", "");
+        // The last argument is where to.
+        self.tool("mount", "for last; do :; done; /bin/mount -t tmpfs none \"$last\"");
+        self.tool("umount", "/bin/umount \"$1\"");
+    }
+
     async fn set_up(&self, mount: &IscsiMount, uid: &str) -> Result<(), String> {
         self.disks.set_up(mount, &PodUid::new(uid)).await.map_err(text)
     }
@@ -206,17 +222,8 @@ async fn a_blank_disk_gets_a_file_system_and_a_pod_its_mount() {
     }
     let node = Fixture::new();
     node.session_at_login(1, PORTAL, &[(0, "sda")]);
-    node.tool("blkid", "exit 2");
-    node.tool("mkfs.ext4", "");
-    // The last argument is where to.
-    node.tool("mount", "for last; do :; done; /bin/mount -t tmpfs none \"$last\"");
-    node.tool("umount", "/bin/umount \"$1\"");
-    let pod = crate::volume::tests::record(json!({"containers": []}));
-    let mount = |read_only: bool, uid: &str| {
-        let pod_dir = node.at("root/pods").join(uid);
-        IscsiMount::of(&pod, &pod_dir, "data", &volume(json!({})), Default::default(), read_only).unwrap()
-    };
-    let (first, second) = (mount(false, "a"), mount(true, "b"));
+    node.file_system_tools();
+    let (first, second) = (node.mounted(false, "a"), node.mounted(true, "b"));
     node.set_up(&first, "a").await.unwrap();
     fs::write(first.path.join("file"), "kept").unwrap();
     node.set_up(&first, "a").await.unwrap();
@@ -237,7 +244,33 @@ async fn a_blank_disk_gets_a_file_system_and_a_pod_its_mount() {
     assert_eq!(node.calls()[0], format!("umount {}", shared.display()));
     assert!(!shared.exists());
 
-    let error = node.set_up(&mount(true, "c"), "c").await.unwrap_err();
+    let error = node.set_up(&node.mounted(true, "c"), "c").await.unwrap_err();
     assert!(error.contains("cannot mount unformatted disk"), "{error}");
     node.tear_down("c").await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pod_that_has_ended_gives_its_disk_back_and_keeps_its_other_volumes() {
+    if need::root("mounts").is_none() {
+        return;
+    }
+    let node = Fixture::new();
+    node.session_at_login(1, PORTAL, &[(0, "sda")]);
+    node.file_system_tools();
+    let mount = node.mounted(false, "a");
+    node.set_up(&mount, "a").await.unwrap();
+    let pod_dir = node.at("root/pods/a");
+    let part = crate::volume::sub_path::directory(&pod_dir, "data").join("main/0");
+    let other = pod_dir.join("volumes/kubernetes.io~secret/data");
+    for path in [&part, &other] {
+        fs::create_dir_all(path).unwrap();
+    }
+    rustix::mount::mount_bind(&mount.path, &part).unwrap();
+    rustix::mount::mount("none", &other, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
+    node.tear_down("a").await.unwrap();
+    let is_mounted = |path: &Path| mounted::is_mounted(path).unwrap();
+    let found = [is_mounted(&mount.path), is_mounted(&part), is_mounted(&other)];
+    crate::volume::removal::detach_below(&node.at("root")).unwrap();
+    assert_eq!(found, [false, false, true]);
+    assert_eq!(fs::read_to_string(node.at("sys/block/sda/device/delete")).unwrap(), "1");
 }
