@@ -6,7 +6,6 @@
 
 mod driver;
 mod files;
-mod in_use;
 mod layout;
 mod volumes;
 
@@ -17,9 +16,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 pub use self::driver::{CallError, Driver};
-pub use self::in_use::{InUse, VolumesInUse};
 pub use self::volumes::{CsiError, CsiVolumes, ExpandError, Wanted};
 use limpet_core::csi_node::{DriverInfo, DriverReport};
+pub use limpet_host::volume::{InUse, VolumesInUse};
 use limpet_model::pod::{is_label_value, is_qualified_name};
 
 /// How many drivers may be registered.

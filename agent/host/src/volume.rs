@@ -36,6 +36,7 @@ mod host_path;
 mod hostname;
 mod hosts;
 mod image;
+mod in_use;
 mod iscsi;
 mod measured;
 mod mounted;
@@ -66,6 +67,7 @@ pub use self::dns::ClusterDns;
 pub use self::env_file::read_env_file;
 pub use self::error::VolumeError;
 pub use self::hostname::{PodHostname, pod_hostname};
+pub use self::in_use::{InUse, VolumesInUse};
 pub use self::measured::MeasuredVolume;
 pub use self::termination::MAX_TERMINATION_MESSAGE;
 use crate::blocking::{self, DEADLINE, Progress};
@@ -144,10 +146,17 @@ impl Settings {
 }
 
 impl Volumes {
-    /// Volumes with these settings. Does not access the disk.
-    pub fn new(settings: Settings) -> Self {
-        let disks = iscsi::IscsiDisks::new(&settings.root_dir);
+    /// Volumes with these settings; disks of targets are in `in_use` while they are attached. Does not access the disk.
+    pub fn new(settings: Settings, in_use: VolumesInUse) -> Self {
+        let disks = iscsi::IscsiDisks::new(&settings.root_dir, in_use);
         Self { settings: Arc::new(settings), disks: Arc::new(disks) }
+    }
+
+    /// Has the disks of targets in use that agents before this one have attached.
+    pub async fn find_disks_in_use(&self) {
+        if let Err(error) = self.disks.find_in_use().await {
+            tracing::warn!(%error, "disks of targets that were attached before are not looked for");
+        }
     }
 
     /// Prepares every volume and file of the pod, from the objects it refers to. `hostname` is the content of the pod's

@@ -24,7 +24,7 @@ use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::node_selector;
-use limpet_model::object::claim::{self, ClaimedSource};
+use limpet_model::object::claim;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
@@ -68,12 +68,7 @@ pub(super) async fn resolve(
     if let Some(known) = known
         && let Ok(claimed) = claim::source(&known)
     {
-        let in_use = match claimed.source {
-            ClaimedSource::Csi(volume) if volume.settings.attach => {
-                Some(attachments.in_use.begin(volume.unique_name()))
-            }
-            _ => None,
-        };
+        let in_use = claimed.source.attached_as().map(|name| attachments.in_use.begin(name));
         return keep(link, desired, key, source, known, &attachments, in_use).await;
     }
     let (mut failures, mut in_use) = (0, None);
@@ -184,7 +179,7 @@ async fn look_up(
         return csi::persistent(link, key, pod, (&claim, &volume), attachments, in_use).await;
     }
     if volume.spec.as_ref().is_some_and(|spec| spec.iscsi.is_some()) {
-        return iscsi::persistent(link, key, &claim, &volume).await;
+        return iscsi::persistent(link, key, (&claim, &volume), attachments, in_use).await;
     }
     let found = claim::record(key.clone(), ORIGIN, &claim, &volume);
     Ok(found.map_or_else(|why| Looked::refused(key, why), |object| Looked { object: Some(object), attaching: None }))

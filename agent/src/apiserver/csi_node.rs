@@ -17,9 +17,6 @@ const MAX_STEPS: usize = 6;
 
 /// Keeps both up to date, for as long as the agent runs.
 pub(super) async fn keep(link: Link, node: String, drivers: Arc<CsiDrivers>, mut seen: watch::Receiver<Seen>) {
-    if !drivers.is_on() {
-        return;
-    }
     let (mut changes, mut beginnings) = (drivers.subscribe(), link.beginnings());
     let mut failures = 0;
     loop {
@@ -70,6 +67,10 @@ async fn report_to(
     }
     if let Some(patch) = patch {
         link.send(Request::patch(Resource::Node(name.to_owned()), PatchType::Merge, patch).metadata_only()).await?;
+    }
+    if !drivers.is_on() {
+        // The annotation is for disks of iSCSI targets as well.
+        return Ok(());
     }
     let object = || Resource::CsiNode(name.to_owned());
     let mut found = find(link, object()).await?;

@@ -144,7 +144,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
     let flags = RunFlags { config: Some(node.agent.settings().config()), ..RunFlags::default() };
     let (config, _) = config::load(&flags)?;
     let facts = node::facts(&config, node.name().to_owned());
-    let backends = Backends::open(&config, &facts).await;
+    let backends = Backends::open(&config, &facts, VolumesInUse::default()).await;
     let reporter = Reporter {
         runtime_endpoint: config.runtime_endpoint.clone(),
         node_name: facts.name.clone(),

@@ -200,6 +200,18 @@ pub(super) fn claims_of_iscsi_are_attached_with_their_secret(node: &mut TestNode
     let volumes = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": name } }]);
     let main = with(shell("main", IDLE), mount);
     create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
+    node.wait_event(&format!("volume {name} is not attached to this node yet"))?;
+    // As the attach/detach controller does, which waits for the node to name the volume.
+    let unique = "kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.test:disk:0";
+    let node_path = cluster::node_path(node);
+    wait::until_true(wait::SOON, "the volume in use", || {
+        cluster
+            .get(&node_path)
+            .is_ok_and(|found| found.is_some_and(|found| found["status"]["volumesInUse"] == json!([unique])))
+    })?;
+    ensure!(!calls.exists(), "attached before the cluster allows it");
+    let attached = json!({ "volumesAttached": [{ "name": unique, "devicePath": "" }] });
+    cluster.patch(&format!("{node_path}/status"), &json!({ "status": attached }))?;
     node.wait_event(
         "mount 192.0.2.1:3260-iqn.2001-04.test:disk-lun-0: failed to get any path for iscsi disk, last err seen: iscsi: \
          failed to update iscsi node to portal 192.0.2.1:3260: iscsiadm: cannot set -m node -p 192.0.2.1:3260 -T \

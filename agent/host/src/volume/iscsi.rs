@@ -18,7 +18,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use limpet_model::object::SecretBytes;
@@ -29,7 +29,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::commands::Chap;
 use self::disk::Disk;
+use self::record::Record;
 use super::host_path::{HostPath, HostPathType};
+use super::in_use::{InUse, VolumesInUse};
 use super::node_tools::tool_dirs;
 use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::DEADLINE;
@@ -56,6 +58,8 @@ pub(super) struct IscsiMount {
     options: Vec<String>,
     read_only: bool,
     chap: Chap,
+    /// Its name in the Node's status.
+    unique_name: String,
     /// The group that its files are given to, and whether only if its root has another.
     group: Option<(u32, bool)>,
 }
@@ -96,6 +100,7 @@ impl IscsiMount {
             fs_type: found.fs_type.clone(),
             options: found.options.clone(),
             read_only,
+            unique_name: found.unique_name(),
             chap: Chap { discovery: found.chap_discovery, session: found.chap_session, values: secret },
             group: group.filter(|_| !read_only).map(|group| (group, policy == Some("OnRootMismatch"))),
         })
@@ -127,6 +132,9 @@ pub(super) struct IscsiDisks {
     node: Node,
     /// One per target that is worked on.
     gates: Mutex<HashMap<String, Arc<Semaphore>>>,
+    in_use: VolumesInUse,
+    /// Those that are written down, by their directories: a controller must not give them to another node.
+    held: Mutex<HashMap<PathBuf, Vec<InUse>>>,
 }
 
 /// The kernel's directories, and where tools are.
@@ -139,12 +147,38 @@ struct Node {
 
 impl IscsiDisks {
     /// Those below the agent's directory.
-    pub(super) fn new(root_dir: &Path) -> Self {
-        Self::on(root_dir, Node { sys: "/sys".into(), dev: "/dev".into(), tools: tool_dirs() })
+    pub(super) fn new(root_dir: &Path, in_use: VolumesInUse) -> Self {
+        Self::on(root_dir, Node { sys: "/sys".into(), dev: "/dev".into(), tools: tool_dirs() }, in_use)
     }
 
-    fn on(root_dir: &Path, node: Node) -> Self {
-        Self { directory: root_dir.join("plugins/kubernetes.io/iscsi"), node, gates: Mutex::default() }
+    fn on(root_dir: &Path, node: Node, in_use: VolumesInUse) -> Self {
+        let directory = root_dir.join("plugins/kubernetes.io/iscsi");
+        Self { directory, node, gates: Mutex::default(), in_use, held: Mutex::default() }
+    }
+
+    /// Has those in use that are written down.
+    pub(super) async fn find_in_use(&self) -> Result<(), VolumeError> {
+        let records = on_files(&self.directory, record::all).await?;
+        records.iter().for_each(|record| self.hold(record));
+        Ok(())
+    }
+
+    /// The disk is in use from now on, until [`Self::release`].
+    fn hold(&self, record: &Record) {
+        let uses = record.unique_names.iter().map(|name| self.in_use.begin(name.clone())).collect();
+        // What it is replaced by is in use already.
+        let replaced = self.held().insert(record.disk.directory(&self.directory), uses);
+        drop(replaced);
+    }
+
+    /// The disk is attached no more.
+    fn release(&self, directory: &Path) {
+        let ended = self.held().remove(directory);
+        drop(ended);
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<PathBuf, Vec<InUse>>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Attaches and mounts the volume for the pod, unless it is.
@@ -162,9 +196,10 @@ impl IscsiDisks {
     }
 
     async fn provide(&self, mount: &IscsiMount, uid: &PodUid) -> Result<(), String> {
-        let (disk, uid) = (mount.disk.clone(), uid.clone());
-        let mut record =
-            on_files(&self.directory, move |disks| record::begin(disks, &disk, &uid)).await.map_err(text)?;
+        let (disk, name, uid) = (mount.disk.clone(), mount.unique_name.clone(), uid.clone());
+        let begin = move |disks: &Path| record::begin(disks, &disk, name, &uid);
+        let mut record = on_files(&self.directory, begin).await.map_err(text)?;
+        self.hold(&record);
         if mount.block {
             let device = self.attach(mount, &mut record).await?;
             return on_files(&mount.path, move |path| link(&device, path)).await.map_err(text);

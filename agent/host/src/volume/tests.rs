@@ -56,7 +56,7 @@ impl Node {
             cluster: dns::ClusterDns { nameservers: Vec::new(), domain: String::new() },
             limits: NodeLimits { cpu: Amount::from_units(1), memory: Amount::from_units(1 << 30) },
         };
-        Self { dir, volumes: Volumes::new(settings) }
+        Self { dir, volumes: Volumes::new(settings, VolumesInUse::default()) }
     }
 
     fn pod_dir(&self) -> PathBuf {

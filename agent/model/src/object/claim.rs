@@ -58,6 +58,17 @@ pub enum ClaimedSource {
     Csi(Box<CsiVolume>),
 }
 
+impl ClaimedSource {
+    /// Its name in the Node's status, if a controller of the cluster has to attach it to the node.
+    pub fn attached_as(&self) -> Option<String> {
+        match self {
+            Self::Csi(volume) => volume.settings.attach.then(|| volume.unique_name()),
+            Self::Iscsi(volume) => Some(volume.unique_name()),
+            Self::HostPath(_) | Self::Nfs { .. } => None,
+        }
+    }
+}
+
 /// A call of a CSI driver that has a Secret of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CsiCall {

@@ -76,6 +76,12 @@ impl IscsiVolume {
         }
     }
 
+    /// Its name in the Node's status (`volumesInUse`, `volumesAttached`): kubelet's, with the portal as written.
+    pub fn unique_name(&self) -> String {
+        let portal = self.portals.first().map(String::as_str).unwrap_or_default();
+        format!("kubernetes.io/iscsi/{portal}:{}:{}", self.iqn, self.lun)
+    }
+
     /// Whether it takes the values of a Secret.
     pub fn has_chap(&self) -> bool {
         self.chap_discovery || self.chap_session
@@ -104,6 +110,7 @@ mod tests {
         let inline = IscsiVolume::inline("data", &serde_json::from_value(source.clone()).unwrap());
         assert_eq!((inline.fs_type.as_str(), inline.interface.as_str(), inline.lun), ("ext4", "default", 3));
         assert_eq!((inline.portals.clone(), inline.initiator.clone()), (vec!["192.0.2.1".to_owned()], None));
+        assert_eq!(inline.unique_name(), "kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.test:a:3");
         assert!(!inline.has_chap() && !inline.read_only && !inline.block);
 
         let spec = serde_json::from_value(json!({"iscsi": source})).unwrap();

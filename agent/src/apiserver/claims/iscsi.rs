@@ -1,24 +1,27 @@
-//! Disks of iSCSI targets: with the values of the Secret that a target asks for.
+//! Disks of iSCSI targets: that the cluster has given them to the node, and the values of the Secret that a target asks for.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, SecretReference};
 
-use super::Looked;
 use super::csi::secret;
+use super::{Attachments, Looked, is_attached};
 use crate::apiserver::link::Link;
+use crate::csi::InUse;
 use limpet_apiserver::RequestError;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::claim;
 use limpet_model::object::iscsi::IscsiVolume;
 use limpet_model::object::{ObjectKey, SecretBytes};
 
-/// The disk that a claim is bound to.
+/// The disk that a claim is bound to. It is in use from here on, and waits for the controller that gives it to one node at a
+/// time if its access mode is `ReadWriteOnce`.
 pub(super) async fn persistent(
     link: &Link,
     key: &ObjectKey,
-    claim: &PersistentVolumeClaim,
-    volume: &PersistentVolume,
+    (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
+    attachments: &Attachments,
+    in_use: &mut Option<InUse>,
 ) -> Result<Looked, RequestError> {
     if let Err(why) = claim::check_bound(key, claim, volume) {
         return Ok(Looked::refused(key, why));
@@ -27,6 +30,15 @@ pub(super) async fn persistent(
     let spec = volume.spec.clone().unwrap_or_default();
     let Some(source) = &spec.iscsi else { return Ok(Looked::refused(key, format!("PV {name} is not iscsi"))) };
     let found = IscsiVolume::persistent(&name, source, &spec);
+    let unique = found.unique_name();
+    in_use.get_or_insert_with(|| attachments.in_use.begin(unique.clone()));
+    if !is_attached(&attachments.seen.borrow(), &unique) {
+        let why = format!(
+            "volume {name} is not attached to this node yet: the cluster's attach/detach controller does that, a ReadWriteOnce \
+             volume's once no other node has it"
+        );
+        return Ok(Looked { attaching: Some(unique), ..Looked::refused(key, why) });
+    }
     let reference = source.secret_ref.as_ref().filter(|_| found.has_chap()).map(|reference| SecretReference {
         name: reference.name.clone(),
         namespace: reference.namespace.clone().or_else(|| Some(key.namespace.to_string())),

@@ -12,7 +12,7 @@ use limpet_core::node_state::NodeNetwork;
 use limpet_host::cgroup::{CgroupDriver, CgroupError, Cgroups};
 use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
-use limpet_host::volume::{self, ClusterDns, Volumes};
+use limpet_host::volume::{self, ClusterDns, Volumes, VolumesInUse};
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
 use tokio::sync::{Semaphore, watch};
@@ -47,8 +47,10 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// The backends that `config` asks for. Nothing is connected or made yet.
-    pub async fn open(config: &Config, node: &NodeFacts) -> Self {
+    /// The backends that `config` asks for. Nothing is connected or made yet; attached disks are in `in_use`.
+    pub async fn open(config: &Config, node: &NodeFacts, in_use: VolumesInUse) -> Self {
+        let volumes = Volumes::new(volume_settings(config, node.limits), in_use);
+        volumes.find_disks_in_use().await;
         Self {
             client: Client::with_deadline(&config.runtime_endpoint, config.runtime_request_timeout),
             network: Network::open(
@@ -59,7 +61,7 @@ impl Backends {
                 config.runtime_request_timeout / 2,
             )
             .await,
-            volumes: Volumes::new(volume_settings(config, node.limits)),
+            volumes,
         }
     }
 }

@@ -43,7 +43,9 @@ impl IscsiDisks {
         }
         let detached = self.detach(record, &directory).await;
         detached.map_err(|reason| VolumeError::Unmount { disk: record.disk.name(), reason })?;
-        on_files(&directory, record::end).await
+        on_files(&directory, record::end).await?;
+        self.release(&directory);
+        Ok(())
     }
 
     async fn detach(&self, record: &Record, directory: &Path) -> Result<(), String> {

@@ -7,6 +7,7 @@
 //! | `pods/<uid>` | a pod that has it |
 //! | `mount` | where its file system is mounted for all of them |
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -34,6 +35,9 @@ pub(super) struct Record {
     pub logged_in: Vec<SocketAddr>,
     /// The run of the kernel in which it has.
     pub boot: String,
+    /// The names that it has in the Node's status, by the volumes that it is.
+    #[serde(default)]
+    pub unique_names: BTreeSet<String>,
 }
 
 /// What is to be done at a portal when the last pod gives the disk back.
@@ -72,13 +76,19 @@ pub(super) fn mount_point(directory: &Path) -> PathBuf {
     directory.join("mount")
 }
 
-/// Writes down that the pod has the disk. Blocks.
-pub(super) fn begin(disks: &Path, disk: &Disk, uid: &PodUid) -> Result<Record, VolumeError> {
+/// Writes down that the pod has the disk, under that name in the Node's status. Blocks.
+pub(super) fn begin(disks: &Path, disk: &Disk, name: String, uid: &PodUid) -> Result<Record, VolumeError> {
     let directory = disk.directory(disks);
     files::make_dirs(&directory.join(PODS), 0o750)?;
-    let fresh = Record { disk: disk.clone(), logged_in: Vec::new(), boot: boot() };
-    // Sessions end with the kernel: what is there now is somebody else's.
-    let mut record = read(&directory).filter(|found| found.boot == fresh.boot).unwrap_or(fresh);
+    let boot = boot();
+    let fresh =
+        || Record { disk: disk.clone(), logged_in: Vec::new(), boot: boot.clone(), unique_names: BTreeSet::new() };
+    let mut record = read(&directory).unwrap_or_else(fresh);
+    if record.boot != boot {
+        // Sessions end with the kernel: what is there now is somebody else's.
+        record = Record { unique_names: record.unique_names, ..fresh() };
+    }
+    record.unique_names.insert(name);
     // Another volume may have further portals of the same disk.
     let further: Vec<_> = disk.portals.iter().filter(|portal| !record.disk.portals.contains(portal)).copied().collect();
     record.disk.portals.extend(further);
@@ -187,7 +197,7 @@ mod tests {
     fn record(fields: serde_json::Value, logged_in: bool) -> Record {
         let disk = Disk::of(&volume(fields)).unwrap();
         let logged_in = if logged_in { disk.portals.clone() } else { Vec::new() };
-        Record { disk, logged_in, boot: "b".to_owned() }
+        Record { disk, logged_in, boot: "b".to_owned(), unique_names: BTreeSet::new() }
     }
 
     #[test]
@@ -219,10 +229,10 @@ mod tests {
         let directory = disk.directory(&disks);
         let (a, b) = (PodUid::new("a"), PodUid::new("b"));
         assert_eq!(all(&disks).unwrap(), []);
-        let mut first = begin(&disks, &disk, &a).unwrap();
+        let mut first = begin(&disks, &disk, "n".to_owned(), &a).unwrap();
         first.logged_in = disk.portals.clone();
         save(&disks, &first).unwrap();
-        assert_eq!(begin(&disks, &disk, &b).unwrap(), first);
+        assert_eq!(begin(&disks, &disk, "n".to_owned(), &b).unwrap(), first);
         assert_eq!(of_pod(&disks, &a).unwrap(), [first.clone()]);
         assert!(is_shared(&directory, &a).unwrap());
         leave(&directory, &b).unwrap();
@@ -231,7 +241,7 @@ mod tests {
 
         // After a reboot the session is not limpet's.
         save(&disks, &Record { boot: "before".to_owned(), ..first }).unwrap();
-        assert_eq!(begin(&disks, &disk, &a).unwrap().logged_in, []);
+        assert_eq!(begin(&disks, &disk, "n".to_owned(), &a).unwrap().logged_in, []);
         end(&directory).unwrap();
         assert!(!directory.exists());
         end(&directory).unwrap();

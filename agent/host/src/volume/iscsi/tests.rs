@@ -24,10 +24,23 @@ impl Fixture {
         }
         fs::write(dir.path().join("calls"), "").unwrap();
         let at = |name: &str| dir.path().join(name);
-        let disks = IscsiDisks::on(&at("root"), Node { sys: at("sys"), dev: at("dev"), tools: vec![at("tools")] });
+        let tools = vec![at("tools")];
+        let in_use = VolumesInUse::default();
+        let disks = IscsiDisks::on(&at("root"), Node { sys: at("sys"), dev: at("dev"), tools }, in_use);
         let fixture = Self { dir, disks };
         fixture.tool("iscsiadm", "");
         fixture
+    }
+
+    /// The same node with another agent.
+    fn next(self) -> Self {
+        let disks = IscsiDisks::on(&self.at("root"), self.disks.node.clone(), VolumesInUse::default());
+        Self { disks, dir: self.dir }
+    }
+
+    /// What a controller must not detach.
+    fn in_use(&self) -> Vec<String> {
+        self.disks.in_use.names().into_iter().collect()
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -124,7 +137,7 @@ async fn a_disk_is_attached_once_and_given_back_after_its_last_pod() {
     assert_eq!(node.calls(), [] as [String; 0]);
     node.tear_down("a").await.unwrap();
     assert_eq!(node.calls(), [] as [String; 0]);
-    let next = Fixture { disks: IscsiDisks::on(&node.at("root"), node.disks.node.clone()), dir: node.dir };
+    let next = node.next();
     next.tear_down("b").await.unwrap();
     let node_record = "-m node -p 192.0.2.1:3260 -T iqn.2001-04.test:a -I default -o delete";
     assert_eq!(brief(&next.calls()), ["-m session -r 1 --logout", node_record]);
@@ -273,4 +286,29 @@ async fn a_pod_that_has_ended_gives_its_disk_back_and_keeps_its_other_volumes() 
     crate::volume::removal::detach_below(&node.at("root")).unwrap();
     assert_eq!(found, [false, false, true]);
     assert_eq!(fs::read_to_string(node.at("sys/block/sda/device/delete")).unwrap(), "1");
+}
+
+#[tokio::test]
+async fn a_disk_is_in_use_until_it_is_detached() {
+    const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.test:a:0";
+    let node = Fixture::new();
+    node.session_at_login(1, PORTAL, &[(0, "sda")]);
+    let mount = node.device(json!({}));
+    node.set_up(&mount, "a").await.unwrap();
+    node.set_up(&mount, "b").await.unwrap();
+    assert_eq!(node.in_use(), [NAME]);
+    node.tear_down("a").await.unwrap();
+    assert_eq!(node.in_use(), [NAME]);
+
+    let next = node.next();
+    assert_eq!(next.in_use(), [] as [&str; 0]);
+    next.disks.find_in_use().await.unwrap();
+    assert_eq!(next.in_use(), [NAME]);
+    next.tool("iscsiadm", "echo busy >&2; exit 9");
+    let error = next.tear_down("b").await.unwrap_err();
+    assert!(error.contains("busy"), "{error}");
+    assert_eq!(next.in_use(), [NAME]);
+    next.tool("iscsiadm", "");
+    next.tear_down("b").await.unwrap();
+    assert_eq!(next.in_use(), [] as [&str; 0]);
 }

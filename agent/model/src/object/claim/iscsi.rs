@@ -58,6 +58,8 @@ mod tests {
         let manifest: Value = serde_json::from_slice(&object.manifest()).unwrap();
         let restored = crate::object::restore(&manifest, "apiserver").unwrap().unwrap();
         let found = source(&restored).unwrap();
+        let name = "kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.test:a:0";
+        assert_eq!(found.source.attached_as().as_deref(), Some(name));
         assert_eq!(found, ClaimedVolume { source: ClaimedSource::Iscsi(Box::new(volume)), block: true });
         assert_eq!(secret(&restored), values);
         assert!(restored.data.keys().filter(|entry| is_secret(entry)).count() == 1);
