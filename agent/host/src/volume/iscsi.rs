@@ -269,15 +269,34 @@ impl Node {
         remedy: &str,
         arguments: &[impl AsRef<std::ffi::OsStr>],
         deadline: Duration,
-    ) -> Result<program::Output, String> {
-        let found = program::find(tool, &self.tools).await.map_err(text)?;
-        let found = found.ok_or_else(|| format!("{tool} is not on this node: {remedy}"))?;
+    ) -> Result<program::Output, RunError> {
+        let found = program::find(tool, &self.tools).await.map_err(|error| RunError::Failed(error.to_string()))?;
+        let found = found.ok_or_else(|| RunError::Missing(format!("{tool} is not on this node: {remedy}")))?;
         let mut command = Command::new(&found);
         command.args(arguments);
-        program::run(command, b"", deadline).await.map_err(|error| match error.kind() {
-            std::io::ErrorKind::TimedOut => format!("{tool} has not ended for {} s", deadline.as_secs()),
-            _ => format!("{}: {error}", found.display()),
+        let output = program::run(command, b"", deadline).await;
+        output.map_err(|error| {
+            RunError::Failed(match error.kind() {
+                std::io::ErrorKind::TimedOut => format!("{tool} has not ended for {} s", deadline.as_secs()),
+                _ => format!("{}: {error}", found.display()),
+            })
         })
+    }
+}
+
+/// Why a tool has not run to its end.
+#[derive(Debug, PartialEq, Eq)]
+enum RunError {
+    /// The node does not have it; with the remedy.
+    Missing(String),
+    /// It took too long, or could not be started.
+    Failed(String),
+}
+
+impl From<RunError> for String {
+    fn from(error: RunError) -> Self {
+        let (RunError::Missing(reason) | RunError::Failed(reason)) = error;
+        reason
     }
 }
 

@@ -145,7 +145,7 @@ impl IscsiDisks {
     }
 
     pub(super) async fn iscsiadm(&self, arguments: &[String], deadline: Duration) -> Result<Output, String> {
-        self.node.run(ISCSIADM, PACKAGES, arguments, deadline).await
+        Ok(self.node.run(ISCSIADM, PACKAGES, arguments, deadline).await?)
     }
 
     /// Asks the kernel for the disk, and waits until it has a device.

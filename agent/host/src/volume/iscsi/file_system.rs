@@ -1,23 +1,31 @@
 //! A disk's file system: made where there is none, checked, and mounted, as by kubelet's `FormatAndMount`.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 use std::time::Duration;
 
-use super::{IscsiDisks, IscsiMount};
+use super::{IscsiDisks, IscsiMount, RunError, text};
 use crate::mount_table;
-use crate::program::Output;
+use crate::program::{self, Output};
 use crate::volume::VolumeError;
 use crate::volume::node_tools::said;
 
 const LOOK_DEADLINE: Duration = Duration::from_secs(30);
-/// How long the making or the checking of a file system may take.
-const REPAIR_DEADLINE: Duration = Duration::from_secs(600);
+/// How long the making or the checking of a file system may take: hours, for a large disk behind a slow network.
+const REPAIR_DEADLINE: Duration = Duration::from_secs(6 * 3600);
+/// How much of a disk is read at each end before it is formatted.
+const EDGE: u64 = 1 << 20;
+/// How long the reading of these may take.
+const EDGE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a mount may take, which may begin with the journal.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// `blkid`: there is nothing that it knows.
 const BLANK: i32 = 2;
+/// `fsck`: errors were corrected, and the machine of a root file system should be started again. Anything else is a failure.
+const CORRECTED: i32 = 1 | 2;
 /// `fsck`: there are errors that it could not correct.
 const UNCORRECTED: i32 = 4;
 
@@ -46,13 +54,16 @@ impl IscsiDisks {
                     "cannot mount unformatted disk {shown} as we are manipulating it in read-only mode"
                 ));
             }
-            Content::Blank => self.format(device, &mount.fs_type).await?,
+            Content::Blank => {
+                self.check_blank(device).await?;
+                self.format(device, &mount.fs_type).await?;
+            }
             Content::FileSystem(found) => {
                 if found != mount.fs_type {
                     tracing::warn!(%shown, found, wanted = mount.fs_type, "a disk has another file system than its volume");
                 }
                 if !read_only {
-                    self.check(device).await?;
+                    self.check(device, &found).await?;
                 }
             }
             // The mount says what it is not.
@@ -79,33 +90,84 @@ impl IscsiDisks {
         }
     }
 
-    /// Has what can be repaired repaired.
-    async fn check(&self, device: &Path) -> Result<(), String> {
+    /// Has what can be repaired repaired. A disk whose check has not come to an end is not to be written to.
+    async fn check(&self, device: &Path, fs_type: &str) -> Result<(), String> {
+        let shown = device.display();
+        let checker = program::find(&format!("fsck.{fs_type}"), &self.node.tools).await.map_err(text)?;
         let checked = self.node.run("fsck", "install util-linux", &call(&["-a"], &[device]), REPAIR_DEADLINE).await;
         match checked {
-            Ok(output) if output.code == Some(UNCORRECTED) => {
-                let said = [&output.stdout[..], &output.stderr[..]].concat();
-                let said = said_of(said);
-                Err(format!("'fsck' found errors on device {} but could not correct them: {said}", device.display()))
-            }
-            Ok(output) => {
-                if !output.success {
-                    tracing::info!(device = %device.display(), code = output.code, said = said(&output), "fsck of a disk");
-                }
-                Ok(())
-            }
+            Ok(output) => checked_well(&output, checker.is_some(), device),
             // As with kubelet the mount shows whether it matters.
-            Err(reason) => {
-                tracing::warn!(device = %device.display(), reason, "an iSCSI disk is mounted without a check");
+            Err(RunError::Missing(reason)) => {
+                tracing::warn!(%shown, reason, "an iSCSI disk is mounted without a check");
                 Ok(())
             }
+            Err(RunError::Failed(reason)) => Err(format!("'fsck' of device {shown}: {reason}")),
+        }
+    }
+
+    /// Refuses a disk that cannot be read, or has something at its beginning or end: `blkid` takes it for blank as well.
+    async fn check_blank(&self, device: &Path) -> Result<(), String> {
+        let path = device.to_owned();
+        let read = crate::blocking::run(device.to_owned(), EDGE_DEADLINE, move |_| unwritten(&path));
+        let shown = device.display();
+        match read.await.and_then(|read| read) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(format!(
+                "disk {shown} has no file system that blkid knows, and is not blank; if nothing on it is needed, overwrite its \
+                 first and last MiB with zeros"
+            )),
+            Err(error) => Err(format!("disk {shown} is not formatted, for it cannot be read: {error}")),
         }
     }
 }
 
+/// What came of a check; `has_checker`: there is one for this file system.
+fn checked_well(output: &Output, has_checker: bool, device: &Path) -> Result<(), String> {
+    let (shown, said) = (device.display(), said_of([&output.stdout[..], &output.stderr[..]].concat()));
+    match output.code {
+        Some(code) if code & !CORRECTED == 0 => {
+            if code != 0 {
+                tracing::info!(%shown, code, said, "fsck has corrected a disk");
+            }
+            Ok(())
+        }
+        Some(_) if !has_checker => {
+            tracing::warn!(%shown, said, "an iSCSI disk is mounted without a check");
+            Ok(())
+        }
+        Some(code) if code & UNCORRECTED != 0 => {
+            Err(format!("'fsck' found errors on device {shown} but could not correct them: {said}"))
+        }
+        Some(code) => Err(format!("'fsck' of device {shown} failed with {code}: {said}")),
+        None => Err(format!("'fsck' of device {shown} was ended by a signal: {said}")),
+    }
+}
+
+/// Whether all bytes at both ends of a disk are zeros. Blocks.
+fn unwritten(device: &Path) -> io::Result<bool> {
+    let mut disk = File::open(device)?;
+    let size = disk.seek(SeekFrom::End(0))?;
+    if size == 0 {
+        return Err(io::Error::other("its size is 0"));
+    }
+    let length = size.min(EDGE);
+    let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    for start in [0, size - length] {
+        disk.seek(SeekFrom::Start(start))?;
+        disk.read_exact(&mut bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// What `blkid` says of a disk; `None`: it has failed.
 fn content(looked: &Output) -> Option<Content> {
-    if looked.code == Some(BLANK) {
+    // It exits with the same code where a disk cannot be read.
+    let complains = !looked.stderr.trim_ascii().is_empty();
+    if looked.code == Some(BLANK) && !complains {
         return Some(Content::Blank);
     }
     if !looked.success {
@@ -119,15 +181,14 @@ fn content(looked: &Output) -> Option<Content> {
     match (value("PTTYPE"), value("TYPE")) {
         (Some(_), _) => Some(Content::Other),
         (None, Some(found)) => Some(Content::FileSystem(found)),
-        (None, None) => Some(Content::Blank),
+        (None, None) => Some(Content::Blank).filter(|_| !complains),
     }
 }
 
-/// kubelet's: without room for root alone, and over what a partition table may have left.
+/// kubelet's, without room for root alone, and without its force: on a blank disk no tool needs it.
 fn format_options(fs_type: &str) -> &'static [&'static str] {
     match fs_type {
-        "ext3" | "ext4" => &["-F", "-m0"],
-        "xfs" => &["-f"],
+        "ext3" | "ext4" => &["-m0"],
         _ => &[],
     }
 }
@@ -164,6 +225,7 @@ pub(super) fn check_access(path: &Path, wants_write: bool) -> Result<Result<(), 
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -178,6 +240,54 @@ mod tests {
         assert_eq!(of(0, "DEVNAME=/dev/sda\nTYPE=xfs\n"), Some(Content::FileSystem("xfs".to_owned())));
         assert_eq!(of(0, "DEVNAME=/dev/sda\nPTTYPE=gpt\n"), Some(Content::Other));
         assert_eq!(of(8, ""), None);
+        for code in [0, 2] {
+            let stderr = b"error: /dev/sda: Input/output error\n".to_vec();
+            let complaint = Output { success: code == 0, code: Some(code), stdout: Vec::new(), stderr };
+            assert_eq!(content(&complaint), None);
+        }
+    }
+
+    #[test]
+    fn a_disk_is_blank_only_if_both_its_ends_can_be_read_and_are_zeros() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = dir.path().join("disk");
+        let of = |written: &[(u64, u8)], size: u64| {
+            let file = File::create(&disk).unwrap();
+            file.set_len(size).unwrap();
+            for (at, byte) in written {
+                std::os::unix::fs::FileExt::write_all_at(&file, &[*byte], *at).unwrap();
+            }
+            unwritten(&disk)
+        };
+        let size = 8 * EDGE;
+        assert!(of(&[], size).unwrap() && of(&[], 512).unwrap());
+        // In the middle there may be anything.
+        assert!(of(&[(4 * EDGE, 1)], size).unwrap());
+        for at in [0, EDGE - 1, 7 * EDGE, size - 1] {
+            assert!(!of(&[(at, 1)], size).unwrap(), "{at}");
+        }
+        assert!(of(&[], 0).is_err());
+        assert!(unwritten(&dir.path().join("none")).is_err() && unwritten(dir.path()).is_err());
+    }
+
+    #[test]
+    fn a_check_that_has_not_come_to_an_end_is_an_error() {
+        let of = |code: Option<i32>, has_checker: bool| {
+            let output = Output { success: code == Some(0), code, stdout: Vec::new(), stderr: b"why".to_vec() };
+            checked_well(&output, has_checker, Path::new("/dev/sda"))
+        };
+        for code in [0, 1, 2, 3] {
+            assert_eq!(of(Some(code), true), Ok(()));
+        }
+        for (code, message) in [
+            (Some(4), "'fsck' found errors on device /dev/sda but could not correct them: why"),
+            (Some(8), "'fsck' of device /dev/sda failed with 8: why"),
+            (None, "'fsck' of device /dev/sda was ended by a signal: why"),
+        ] {
+            assert_eq!(of(code, true), Err(message.to_owned()));
+        }
+        assert_eq!(of(Some(8), false), Ok(()));
+        assert!(of(None, false).is_err());
     }
 
     #[test]
@@ -187,8 +297,7 @@ mod tests {
         };
         assert_eq!(options(&[], false), "defaults");
         assert_eq!(options(&["noatime"], true), "noatime,ro,defaults");
-        assert_eq!(format_options("ext4"), ["-F", "-m0"]);
-        assert_eq!(format_options("xfs"), ["-f"]);
-        assert_eq!(format_options("btrfs"), [] as [&str; 0]);
+        assert_eq!(format_options("ext4"), ["-m0"]);
+        assert_eq!(format_options("xfs"), [] as [&str; 0]);
     }
 }

@@ -60,7 +60,7 @@ impl Fixture {
         let (sys, made) = (self.at("sys"), self.at(&format!("made-{number}")));
         sessions::tests::put(&made, number, "default", portal.parse().unwrap(), disks);
         for (_, name) in disks {
-            fs::write(self.at("dev").join(name), "").unwrap();
+            fs::write(self.at("dev").join(name), [0; 4096]).unwrap();
         }
         // Links lead to where the kernel's directory will be.
         let script = format!(
@@ -247,7 +247,7 @@ async fn a_blank_disk_gets_a_file_system_and_a_pod_its_mount() {
     let shared = record::mount_point(&first.disk.directory(&node.disks.directory));
     let expected = [
         format!("blkid -p -s TYPE -s PTTYPE -o export {}", device.display()),
-        format!("mkfs.ext4 -F -m0 {}", device.display()),
+        format!("mkfs.ext4 -m0 {}", device.display()),
         format!("mount -t ext4 -o defaults {} {}", device.display(), shared.display()),
     ];
     assert_eq!(calls[calls.len() - 3..], expected);
@@ -311,4 +311,29 @@ async fn a_disk_is_in_use_until_it_is_detached() {
     next.tool("iscsiadm", "");
     next.tear_down("b").await.unwrap();
     assert_eq!(next.in_use(), [] as [&str; 0]);
+}
+
+#[tokio::test]
+async fn a_disk_that_is_not_blank_or_not_checked_is_neither_formatted_nor_mounted() {
+    let node = Fixture::new();
+    node.session_at_login(1, PORTAL, &[(0, "sda")]);
+    node.file_system_tools();
+    let (mount, disk) = (node.mounted(false, "a"), node.at("dev/sda"));
+    let refused = async |why: &str| {
+        let error = node.set_up(&mount, "a").await.unwrap_err();
+        assert!(error.contains(why), "{error}");
+        let calls = node.calls();
+        assert!(!calls.iter().any(|call| call.starts_with("mkfs") || call.starts_with("mount")), "{calls:?}");
+    };
+    fs::write(&disk, "something that blkid does not know").unwrap();
+    refused("has no file system that blkid knows, and is not blank").await;
+    fs::write(&disk, "").unwrap();
+    refused("is not formatted, for it cannot be read: its size is 0").await;
+    fs::write(&disk, [0; 4096]).unwrap();
+    node.tool("blkid", "echo 'Input/output error' >&2; exit 2");
+    refused("failed to get disk format of disk").await;
+    node.tool("blkid", "echo TYPE=ext4");
+    node.tool("fsck.ext4", "");
+    node.tool("fsck", "kill -9 $$");
+    refused("was ended by a signal").await;
 }
