@@ -67,7 +67,13 @@ impl IscsiDisks {
         record.logged_in.retain(|known| *known != portal);
         record.logged_in.push(portal);
         self.save(record).await?;
-        self.log_in(mount, portal).await?;
+        let made = self.log_in(mount, portal).await;
+        if !matches!(made, Ok(true)) {
+            // A session that another program opens later, or has opened just now, is not limpet's to end.
+            record.logged_in.retain(|known| *known != portal);
+            self.save(record).await?;
+        }
+        made?;
         let session = self.session(disk, portal).await?;
         let session = session.ok_or_else(|| format!("there is no session with portal {portal} after the login"))?;
         tracing::info!(target = disk.iqn, %portal, "logged in to an iSCSI target");
@@ -121,11 +127,18 @@ impl IscsiDisks {
         Ok(())
     }
 
-    async fn log_in(&self, mount: &IscsiMount, portal: SocketAddr) -> Result<(), String> {
-        for Step { arguments, failing } in commands::log_in(&mount.disk, portal, &mount.chap) {
+    /// Whether the session is of this login; false: another program has made it meanwhile.
+    async fn log_in(&self, mount: &IscsiMount, portal: SocketAddr) -> Result<bool, String> {
+        let mut made = false;
+        for step in commands::log_in(&mount.disk, portal, &mount.chap) {
+            let is_login = step.is_login();
+            let Step { arguments, failing } = step;
             let output = self.iscsiadm(&arguments, LOGIN_DEADLINE).await;
             let reason = match output {
-                Ok(output) if output.success || output.code == Some(SESSION_EXISTS) => continue,
+                Ok(output) if output.success || output.code == Some(SESSION_EXISTS) => {
+                    made |= is_login && output.success;
+                    continue;
+                }
                 Ok(output) => said(&output),
                 Err(reason) => reason,
             };
@@ -141,7 +154,7 @@ impl IscsiDisks {
                 }
             }
         }
-        Ok(())
+        Ok(made)
     }
 
     pub(super) async fn iscsiadm(&self, arguments: &[String], deadline: Duration) -> Result<Output, String> {

@@ -11,6 +11,9 @@ use super::disk::Disk;
 pub(super) const SESSION_EXISTS: i32 = 15;
 pub(super) const NOTHING_FOUND: [i32; 2] = [2, 21];
 
+/// What logs in.
+const LOGIN: &str = "--login";
+
 /// The values of a Secret for discovery, and for the session.
 const DISCOVERY: &str = "discovery.sendtargets.auth";
 const SESSION: &str = "node.session.auth";
@@ -50,6 +53,13 @@ pub(super) struct Step {
     pub failing: Failing,
 }
 
+impl Step {
+    /// Whether it is the login itself.
+    pub(super) fn is_login(&self) -> bool {
+        self.arguments.last().is_some_and(|last| last == LOGIN)
+    }
+}
+
 /// The calls that log in to the disk's target at `portal`.
 pub(super) fn log_in(disk: &Disk, portal: SocketAddr, chap: &Chap) -> Vec<Step> {
     let discovery = |rest: &[&str]| discovery(disk, portal, rest);
@@ -71,7 +81,7 @@ pub(super) fn log_in(disk: &Disk, portal: SocketAddr, chap: &Chap) -> Vec<Step> 
         steps.extend(settings(SESSION, chap).map(|rest| fails(node(&texts(&rest)), what.clone(), None)));
     }
     let what = format!("iscsi: failed to log in to portal {portal}");
-    steps.push(fails(node(&["--login"]), what, Some(node(&["-o", "delete"]))));
+    steps.push(fails(node(&[LOGIN]), what, Some(node(&["-o", "delete"]))));
     // A boot does not wait for a target that may be gone.
     steps.push(passes(node(&texts(&update("node.startup", "manual")))));
     steps

@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::attach::CALL_DEADLINE;
-use super::commands::{self, NOTHING_FOUND};
+use super::commands::{self, NOTHING_FOUND, SESSION_EXISTS};
 use super::record::{self, Record};
 use super::sessions::{self, Session};
 use super::{IscsiDisks, on_files, text};
@@ -55,22 +55,22 @@ impl IscsiDisks {
         others.retain(|other| other.disk.directory(&self.directory) != directory);
         for portal in &record.disk.portals {
             let ending = record.ending(*portal, &others, &boot);
+            let mut has_session = false;
             if let Some(session) = self.session(&record.disk, *portal).await? {
                 if ending.delete {
                     self.delete(&session, record.disk.lun).await?;
                 }
-                if ending.log_out {
-                    self.log_out(&session, *portal).await?;
-                }
+                has_session = !(ending.log_out && self.log_out(&session, *portal).await?);
             }
             let is_shared = others.iter().any(|other| record.disk.shares_session(&other.disk, *portal));
-            if record.logged_in.contains(portal) && !is_shared {
-                self.undo(&commands::delete_node(&record.disk, *portal)).await?;
+            // Whoever has the session needs its record; without one it is of limpet's login, also before a reboot.
+            if !has_session && record.logged_in.contains(portal) && !is_shared {
+                self.undo(&commands::delete_node(&record.disk, *portal), &[SESSION_EXISTS]).await?;
             }
         }
         let has_interface = |other: &Record| other.disk.interface == record.disk.interface;
         if record.disk.own.is_some() && !others.iter().any(has_interface) {
-            self.undo(&commands::delete_interface(&record.disk.interface)).await?;
+            self.undo(&commands::delete_interface(&record.disk.interface), &[]).await?;
         }
         Ok(())
     }
@@ -119,24 +119,25 @@ impl IscsiDisks {
         }
     }
 
-    /// Ends the session, unless somebody has found a use for another disk of it.
-    async fn log_out(&self, session: &Session, portal: SocketAddr) -> Result<(), String> {
+    /// Ends the session, unless somebody has found a use for another disk of it. Returns whether it has ended.
+    async fn log_out(&self, session: &Session, portal: SocketAddr) -> Result<bool, String> {
         for (_, name) in session.disks() {
             let device = self.node.dev.join(&name);
             if on_files(&device, |device| Ok(is_held(device))).await.map_err(text)? {
                 tracing::warn!(target = session.target, %portal, disk = name, "a session stays, another disk of it is in use");
-                return Ok(());
+                return Ok(false);
             }
         }
-        self.undo(&commands::log_out(session.number)).await?;
+        self.undo(&commands::log_out(session.number), &[]).await?;
         tracing::info!(target = session.target, %portal, "logged out of an iSCSI target");
-        Ok(())
+        Ok(true)
     }
 
-    /// Makes a call that finds nothing to do where it was made before.
-    async fn undo(&self, call: &[String]) -> Result<(), String> {
+    /// Makes a call that finds nothing to do where it was made before; these exit codes are no failure either.
+    async fn undo(&self, call: &[String], passes: &[i32]) -> Result<(), String> {
         let output = self.iscsiadm(call, CALL_DEADLINE).await?;
-        match output.success || output.code.is_some_and(|code| NOTHING_FOUND.contains(&code)) {
+        match output.success || output.code.is_some_and(|code| NOTHING_FOUND.contains(&code) || passes.contains(&code))
+        {
             true => Ok(()),
             false => Err(said(&output)),
         }

@@ -337,3 +337,46 @@ async fn a_disk_that_is_not_blank_or_not_checked_is_neither_formatted_nor_mounte
     node.tool("fsck", "kill -9 $$");
     refused("was ended by a signal").await;
 }
+
+#[tokio::test]
+async fn a_session_that_another_program_opens_after_a_failed_login_stays() {
+    let node = Fixture::new();
+    let mount = node.device(json!({}));
+    for failing in ["--discover", "--login"] {
+        node.tool("iscsiadm", &format!("case \"$call\" in *{failing}) exit 8;; esac"));
+        node.set_up(&mount, "a").await.unwrap_err();
+        let found = record::all(&node.disks.directory).unwrap();
+        assert_eq!(found[0].logged_in, [], "{failing}");
+    }
+    // It is quicker than limpet: the login finds a session.
+    node.session_at_login(1, PORTAL, &[(0, "sda")]);
+    let script = fs::read_to_string(node.at("tools/iscsiadm")).unwrap();
+    let exists = "case \"$call\" in *--login) exit 15;; esac";
+    fs::write(node.at("tools/iscsiadm"), format!("{script}{exists}\n")).unwrap();
+    node.set_up(&mount, "a").await.unwrap();
+    node.calls();
+    node.tear_down("a").await.unwrap();
+    assert_eq!(node.calls(), [] as [String; 0]);
+    assert_eq!(fs::read_to_string(node.at("sys/block/sda/device/delete")).unwrap(), "");
+}
+
+#[tokio::test]
+async fn the_record_of_a_session_that_stays_is_left() {
+    let node = Fixture::new();
+    let mount = node.device(json!({}));
+    let after_a_reboot = |uid: &str| {
+        let record = record::begin(&node.disks.directory, &mount.disk, String::new(), &PodUid::new(uid)).unwrap();
+        let logged_in = mount.disk.portals.clone();
+        record::save(&node.disks.directory, &Record { boot: "before".to_owned(), logged_in, ..record }).unwrap();
+    };
+    let forget = "-m node -p 192.0.2.1:3260 -T iqn.2001-04.test:a -I default -o delete";
+    after_a_reboot("a");
+    node.tool("iscsiadm", "exit 15");
+    node.tear_down("a").await.unwrap();
+    assert_eq!(brief(&node.calls()), [forget]);
+
+    sessions::tests::put(&node.at("sys"), 1, "default", PORTAL.parse().unwrap(), &[(0, "sda")]);
+    after_a_reboot("b");
+    node.tear_down("b").await.unwrap();
+    assert_eq!(node.calls(), [] as [String; 0]);
+}
