@@ -50,12 +50,19 @@ impl Disk {
         }
         let first = portals.first().ok_or("iscsi.targetPortal is missing")?;
         let lun = u32::try_from(volume.lun).map_err(|_| format!("iscsi.lun {} is negative", volume.lun))?;
-        let names = [("iqn", &volume.iqn), ("iscsiInterface", &volume.interface), ("fsType", &volume.fs_type)];
+        let names = [("iqn", &volume.iqn), ("iscsiInterface", &volume.interface)];
         let initiator = volume.initiator.iter().map(|name| ("initiatorName", name));
         for (field, name) in names.into_iter().chain(initiator) {
             if !is_name(name) {
                 return Err(format!("iscsi.{field} {name:?} is no name; use letters, digits, '.', ':', '-' and '_'"));
             }
+        }
+        if !is_file_system(&volume.fs_type) {
+            return Err(format!(
+                "iscsi.fsType {:?} is no file system of a disk; use one such as ext4 or xfs: ASCII letters, digits, '-' and \
+                 '_', and none of FUSE, whose mount runs the program that it names",
+                volume.fs_type
+            ));
         }
         let interface = match volume.initiator {
             Some(_) => format!("{first}:{}", volume.name),
@@ -96,6 +103,12 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && !text.starts_with(['-', '.']) && text.chars().all(known)
 }
 
+/// Whether `mount -t` takes it for a file system alone: of `fuse.sh` it runs `sh`, as root.
+fn is_file_system(text: &str) -> bool {
+    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    !text.is_empty() && !text.starts_with('-') && !text.starts_with("fuse") && text.chars().all(known)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 pub(super) mod tests {
@@ -133,6 +146,11 @@ pub(super) mod tests {
             (json!({"iscsiInterface": "a b"}), "iscsi.iscsiInterface"),
             (json!({"initiatorName": "-o"}), "iscsi.initiatorName"),
             (json!({"fsType": "../../bin/sh"}), "iscsi.fsType"),
+            (json!({"fsType": "fuse.bash"}), "iscsi.fsType"),
+            (json!({"fsType": "fuse"}), "iscsi.fsType"),
+            (json!({"fsType": "ext4.sh"}), "iscsi.fsType"),
+            (json!({"fsType": "ext4,xfs"}), "iscsi.fsType"),
+            (json!({"fsType": "-ext4"}), "iscsi.fsType"),
             (json!({"lun": -1}), "iscsi.lun"),
         ] {
             let error = Disk::of(&volume(fields)).unwrap_err();
