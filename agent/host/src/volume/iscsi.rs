@@ -17,6 +17,7 @@ mod sessions;
 mod tests;
 
 use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -277,10 +278,24 @@ impl Node {
         let output = program::run(command, b"", deadline).await;
         output.map_err(|error| {
             RunError::Failed(match error.kind() {
-                std::io::ErrorKind::TimedOut => format!("{tool} has not ended for {} s", deadline.as_secs()),
+                io::ErrorKind::TimedOut => format!("{tool} has not ended for {} s", deadline.as_secs()),
                 _ => format!("{}: {error}", found.display()),
             })
         })
+    }
+}
+
+impl IscsiDisks {
+    /// Works on the kernel's directories for one target: a target that does not answer is waited for by itself.
+    async fn on_kernel<T: Send + 'static>(
+        &self,
+        target: &str,
+        deadline: Duration,
+        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, String> {
+        let sys = self.node.sys.clone();
+        let subject = sys.join("class/iscsi_session").join(target);
+        crate::blocking::run(subject, deadline, move |_| work(&sys)).await.and_then(|done| done).map_err(text)
     }
 }
 
@@ -306,7 +321,7 @@ fn link(device: &Path, path: &Path) -> Result<(), VolumeError> {
         return Ok(());
     }
     match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(VolumeError::io("replace", path)(error));
         }
         _ => {}

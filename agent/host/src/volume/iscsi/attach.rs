@@ -1,7 +1,7 @@
 //! Logs in to a disk's target and waits for the disk.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::commands::{self, Failing, SESSION_EXISTS, Step};
@@ -9,6 +9,7 @@ use super::disk::Disk;
 use super::record::{self, Record};
 use super::sessions::{self, Session};
 use super::{ISCSIADM, IscsiDisks, IscsiMount, PACKAGES, on_files, text};
+use crate::blocking::DEADLINE;
 use crate::path_watch::PathWatch;
 use crate::program::Output;
 use crate::volume::node_tools::said;
@@ -17,6 +18,8 @@ use crate::volume::node_tools::said;
 pub(super) const CALL_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a login may take, within which iscsid gives up by itself.
 const LOGIN_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a target may take to answer the kernel, which asks for a disk or has what is written to it written down.
+pub(super) const TARGET_DEADLINE: Duration = Duration::from_secs(120);
 /// How long the kernel may take to find the disk.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
 /// How long multipathd may take to combine the paths to a disk.
@@ -43,7 +46,7 @@ impl IscsiDisks {
             return Err(format!("failed to get any path for iscsi disk, last err seen: {last}"));
         };
         let wait = if disk.portals.len() > 1 { MULTIPATH_DEADLINE } else { Duration::ZERO };
-        let multipath = self.multipath(&found, wait).await?;
+        let multipath = self.multipath(&disk.iqn, &found, wait).await?;
         Ok(self.node.dev.join(multipath.as_ref().unwrap_or(first)))
     }
 
@@ -81,9 +84,9 @@ impl IscsiDisks {
     }
 
     pub(super) async fn session(&self, disk: &Disk, portal: SocketAddr) -> Result<Option<Session>, String> {
-        let (sys, disk) = (self.node.sys.clone(), disk.clone());
-        let find = move |_: &_| Ok(sessions::find(&sys, &disk, portal));
-        on_files(&self.node.sys, find).await.map_err(text)?.map_err(text)
+        let disk = disk.clone();
+        let target = disk.iqn.clone();
+        self.on_kernel(&target, DEADLINE, move |sys| sessions::find(sys, &disk, portal)).await
     }
 
     /// Notes that the session is limpet's if it was made for another disk of the same target.
@@ -167,17 +170,21 @@ impl IscsiDisks {
         let mut watch = PathWatch::directory(&self.node.dev).await.map_err(text)?;
         let look = |session: Session| {
             let dev = self.node.dev.clone();
-            on_files(&self.node.sys, move |_| Ok(session.disk(lun).filter(|name| dev.join(name).exists())))
+            let target = session.target.clone();
+            async move {
+                let find = move |_: &Path| Ok(session.disk(lun).filter(|name| dev.join(name).exists()));
+                self.on_kernel(&target, DEADLINE, find).await
+            }
         };
-        if let Some(name) = look(session.clone()).await.map_err(text)? {
+        if let Some(name) = look(session.clone()).await? {
             return Ok(name);
         }
-        let (sys, scanned) = (self.node.sys.clone(), session.clone());
-        let scanned = on_files(&self.node.sys, move |_| Ok(scanned.scan(&sys, lun))).await.map_err(text)?;
+        let scanned = session.clone();
+        let scanned = self.on_kernel(&session.target, TARGET_DEADLINE, move |sys| scanned.scan(sys, lun)).await;
         scanned.map_err(|error| format!("the kernel cannot be asked for LUN {lun}: {error}"))?;
         let appears = async {
             loop {
-                if let Some(name) = look(session.clone()).await.map_err(text)? {
+                if let Some(name) = look(session.clone()).await? {
                     return Ok(name);
                 }
                 watch.changed().await.map_err(text)?;
@@ -190,20 +197,21 @@ impl IscsiDisks {
     }
 
     /// The multipath device of these disks; one that is not there yet may appear within `wait`.
-    async fn multipath(&self, disks: &[String], wait: Duration) -> Result<Option<String>, String> {
+    async fn multipath(&self, target: &str, disks: &[String], wait: Duration) -> Result<Option<String>, String> {
         let look = || {
-            let (sys, disks) = (self.node.sys.clone(), disks.to_vec());
-            on_files(&self.node.sys, move |_| Ok(disks.iter().find_map(|disk| sessions::multipath(&sys, disk))))
+            let disks = disks.to_vec();
+            let find = move |sys: &Path| Ok(disks.iter().find_map(|disk| sessions::multipath(sys, disk)));
+            self.on_kernel(target, DEADLINE, find)
         };
         if wait.is_zero() {
-            return look().await.map_err(text);
+            return look().await;
         }
         let mut watch = PathWatch::directory(&self.node.dev).await.map_err(text)?;
         // The link there is made once the device has its paths.
         let mut links = PathWatch::directory(&self.node.dev.join("mapper")).await.map_err(text)?;
         let appears = async {
             loop {
-                let found = look().await.map_err(text)?;
+                let found = look().await?;
                 if found.is_some() {
                     return Ok(found);
                 }

@@ -9,11 +9,12 @@ use limpet_model::pod::PodUid;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::attach::CALL_DEADLINE;
+use super::attach::{CALL_DEADLINE, TARGET_DEADLINE};
 use super::commands::{self, NOTHING_FOUND, SESSION_EXISTS};
 use super::record::{self, Record};
 use super::sessions::{self, Session};
 use super::{IscsiDisks, on_files, text};
+use crate::blocking::DEADLINE;
 use crate::volume::node_tools::said;
 use crate::volume::{VolumeError, mounted, removal, sub_path};
 
@@ -89,8 +90,9 @@ impl IscsiDisks {
     /// Takes the disk from the kernel. One that is still in use would lose what is written to it.
     async fn delete(&self, session: &Session, lun: u32) -> Result<(), String> {
         let Some(name) = session.disk(lun) else { return Ok(()) };
-        let (sys, disk) = (self.node.sys.clone(), name.clone());
-        let multipath = on_files(&self.node.sys, move |_| Ok(sessions::multipath(&sys, &disk))).await.map_err(text)?;
+        let disk = name.clone();
+        let multipath =
+            self.on_kernel(&session.target, DEADLINE, move |sys| Ok(sessions::multipath(sys, &disk))).await?;
         if let Some(multipath) = multipath {
             self.check_free(&multipath).await?;
             let device = self.node.dev.join(multipath);
@@ -103,8 +105,8 @@ impl IscsiDisks {
             }
         }
         self.check_free(&name).await?;
-        let sys = self.node.sys.clone();
-        let deleted = on_files(&self.node.sys, move |_| Ok(sessions::delete(&sys, &name))).await.map_err(text)?;
+        let delete = move |sys: &Path| sessions::delete(sys, &name);
+        let deleted = self.on_kernel(&session.target, TARGET_DEADLINE, delete).await;
         deleted.map_err(|error| format!("the kernel does not give up the disk: {error}"))
     }
 

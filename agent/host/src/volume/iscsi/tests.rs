@@ -380,3 +380,21 @@ async fn the_record_of_a_session_that_stays_is_left() {
     node.tear_down("b").await.unwrap();
     assert_eq!(node.calls(), [] as [String; 0]);
 }
+
+#[tokio::test]
+async fn a_target_that_does_not_answer_keeps_no_other_waiting() {
+    let node = Fixture::new();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let (began, waits) = tokio::sync::oneshot::channel();
+    let slow = node.disks.on_kernel("iqn.slow", attach::TARGET_DEADLINE, move |_| {
+        began.send(()).unwrap();
+        Ok(held.recv().is_ok())
+    });
+    let other = async {
+        waits.await.unwrap();
+        let found = node.disks.on_kernel("iqn.other", DEADLINE, |_| Ok(7)).await;
+        release.send(()).unwrap();
+        found
+    };
+    assert_eq!(tokio::join!(slow, other), (Ok(true), Ok(7)));
+}
