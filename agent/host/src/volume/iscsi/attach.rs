@@ -30,12 +30,18 @@ impl IscsiDisks {
     pub(super) async fn attach(&self, mount: &IscsiMount, record: &mut Record) -> Result<PathBuf, String> {
         let disk = &mount.disk;
         let (mut found, mut last, mut has_interface) = (Vec::new(), String::new(), false);
-        for portal in &disk.portals {
-            match self.path_to(mount, *portal, record, &mut has_interface).await {
-                Ok(name) => found.push(name),
-                Err(reason) => {
-                    tracing::warn!(target = disk.iqn, %portal, "no path to an iSCSI disk");
-                    last = reason;
+        let connected = self.connected(mount).await?;
+        for portals in [&connected, &disk.portals] {
+            if !found.is_empty() {
+                break;
+            }
+            for portal in portals {
+                match self.path_to(mount, *portal, record, &mut has_interface).await {
+                    Ok(name) => found.push(name),
+                    Err(reason) => {
+                        tracing::warn!(target = disk.iqn, %portal, "no path to an iSCSI disk");
+                        last = reason;
+                    }
                 }
             }
         }
@@ -45,9 +51,25 @@ impl IscsiDisks {
             }
             return Err(format!("failed to get any path for iscsi disk, last err seen: {last}"));
         };
-        let wait = if disk.portals.len() > 1 { MULTIPATH_DEADLINE } else { Duration::ZERO };
+        let may_appear = disk.portals.len() > 1 && connected.is_empty();
+        let wait = if may_appear { MULTIPATH_DEADLINE } else { Duration::ZERO };
         let multipath = self.multipath(&disk.iqn, &found, wait).await?;
         Ok(self.node.dev.join(multipath.as_ref().unwrap_or(first)))
+    }
+
+    /// The portals with a session, of a device that the pod has been given: the others were tried then, and each start of a
+    /// container looks for it.
+    async fn connected(&self, mount: &IscsiMount) -> Result<Vec<SocketAddr>, String> {
+        let mut connected = Vec::new();
+        if !mount.block || !on_files(&mount.path, |path| Ok(path.is_symlink())).await.map_err(text)? {
+            return Ok(connected);
+        }
+        for portal in &mount.disk.portals {
+            if self.session(&mount.disk, *portal).await?.is_some() {
+                connected.push(*portal);
+            }
+        }
+        Ok(connected)
     }
 
     /// The kernel's name for the disk as it is reached at `portal`.

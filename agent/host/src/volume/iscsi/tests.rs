@@ -206,6 +206,10 @@ async fn a_portal_that_fails_leaves_the_others() {
     let mount = node.device(json!({"portals": ["192.0.2.2"]}));
     node.set_up(&mount, "a").await.unwrap();
     assert_eq!(fs::read_link(&mount.path).unwrap(), node.at("dev/dm-3"));
+    // A start of another container does not try it again.
+    node.calls();
+    node.set_up(&mount, "a").await.unwrap();
+    assert_eq!(node.calls(), [] as [String; 0]);
 
     let alone = node.device(json!({"lun": 0}));
     let error = node.set_up(&alone, "b").await.unwrap_err();
