@@ -25,6 +25,7 @@ pub mod program;
 pub mod sandbox;
 pub mod selinux;
 pub mod tcp;
+pub mod turns;
 pub mod user_namespace;
 pub mod volume;
 pub mod wall_clock;

@@ -184,7 +184,7 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
 }
 
 /// Follows a RuntimeClass. A pod that has begun with it keeps it when the class is deleted, so that its containers can be started
-/// again. An apiserver lets nobody change a handler; of a class that was deleted and created with another one, the new one counts.
+/// again. An apiserver refuses to change a handler; of a class that was deleted and created with another one, the new one counts.
 async fn follow_runtime_class(link: Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
     let selector = Selector::of_name(&key.name);
     let followed = Followed { resource: Resource::RuntimeClasses, selector, leads: None };

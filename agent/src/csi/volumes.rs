@@ -7,7 +7,6 @@
 mod expand;
 mod leftovers;
 mod stats;
-mod turn;
 mod wanted;
 
 use std::collections::HashMap;
@@ -16,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 
 use super::CsiDrivers;
 use super::driver::{CallError, Driver, Mounting};
@@ -28,6 +27,7 @@ use leftovers::Leftovers;
 use limpet_containerd::client::calling;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::fs_group;
+use limpet_host::turns::Turns;
 use limpet_model::object::csi::CsiVolume;
 use limpet_model::pod::{PodRecord, PodUid};
 pub use wanted::Wanted;
@@ -87,7 +87,7 @@ pub struct CsiVolumes {
     node: String,
     layout: Layout,
     /// Those that are called about.
-    gates: Mutex<HashMap<VolumeKey, Arc<Semaphore>>>,
+    turns: Turns<VolumeKey>,
     /// What no pod has any more.
     leftovers: Mutex<Leftovers>,
     /// Reports more of it.
@@ -110,7 +110,7 @@ impl CsiVolumes {
             in_use,
             node: node.to_owned(),
             layout: Layout::new(root_dir, plugin_dir),
-            gates: Mutex::default(),
+            turns: Turns::default(),
             leftovers: Mutex::default(),
             more: Notify::default(),
             held: Mutex::default(),
@@ -130,7 +130,7 @@ impl CsiVolumes {
         let volume = wanted.volume;
         let mut data = self.data(volume);
         data.set_pod_volume(wanted.name);
-        let _turn = self.turn(&data).await;
+        let _turn = self.turns.take(key(&data)).await;
         if self.is_published(&data, &pod.uid).await? {
             self.hold(volume, &data);
             return Ok(());
@@ -152,7 +152,7 @@ impl CsiVolumes {
     /// The driver is not there, refuses, or does not answer: what was published stays.
     pub async fn republish(&self, pod: &PodRecord, wanted: &Wanted<'_>) -> Result<(), CsiError> {
         let data = self.data(wanted.volume);
-        let _turn = self.turn(&data).await;
+        let _turn = self.turns.take(key(&data)).await;
         if !self.is_published(&data, &pod.uid).await? {
             // The pod has ended, or its volume was unmounted: the next container has it mounted.
             return Ok(());
@@ -225,7 +225,7 @@ impl CsiVolumes {
     }
 
     async fn tear_down_one(&self, uid: &PodUid, data: &VolumeData) -> Result<(), CsiError> {
-        let _turn = self.turn(data).await;
+        let _turn = self.turns.take(key(data)).await;
         let driver = self.drivers.get(&data.driver).map_err(CsiError::NoDriver)?;
         let target = self.layout.target(data, uid);
         calling("NodeUnpublishVolume of its CSI driver");

@@ -19,14 +19,13 @@ mod tests;
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use limpet_model::object::SecretBytes;
 use limpet_model::object::iscsi::IscsiVolume;
 use limpet_model::pod::{PodRecord, PodUid};
 use tokio::process::Command;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::commands::Chap;
 use self::disk::Disk;
@@ -37,6 +36,7 @@ use super::node_tools::tool_dirs;
 use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::DEADLINE;
 use crate::program;
+use crate::turns::Turns;
 
 /// The tool that logs in and out, and the packages that it is in.
 const ISCSIADM: &str = "iscsiadm";
@@ -131,8 +131,8 @@ pub(super) struct IscsiDisks {
     /// Where they are written down and mounted.
     directory: PathBuf,
     node: Node,
-    /// One per target that is worked on.
-    gates: Mutex<HashMap<String, Arc<Semaphore>>>,
+    /// By target.
+    turns: Turns<String>,
     in_use: VolumesInUse,
     /// Those that are written down, by their directories: a controller must not give them to another node.
     held: Mutex<HashMap<PathBuf, Vec<InUse>>>,
@@ -154,7 +154,7 @@ impl IscsiDisks {
 
     fn on(root_dir: &Path, node: Node, in_use: VolumesInUse) -> Self {
         let directory = root_dir.join("plugins/kubernetes.io/iscsi");
-        Self { directory, node, gates: Mutex::default(), in_use, held: Mutex::default() }
+        Self { directory, node, turns: Turns::default(), in_use, held: Mutex::default() }
     }
 
     /// Has those in use that are written down.
@@ -189,7 +189,7 @@ impl IscsiDisks {
         if !mount.block && on_files(&path, mounted::is_mounted).await? {
             return Ok(());
         }
-        let _turn = self.turn(&mount.disk.iqn).await;
+        let _turn = self.turns.take(mount.disk.iqn.clone()).await;
         // First what says that there is a pod to be cleared.
         let wanted = if mount.block { mount.path.parent().unwrap_or(&path).to_owned() } else { path.clone() };
         on_files(&wanted, |path| files::make_dirs(path, 0o750)).await?;
@@ -230,35 +230,6 @@ impl IscsiDisks {
                 .map_err(|errno| VolumeError::io("mount a disk on", target)(errno.into()))
         };
         on_files(shared, bind).await.map_err(text)
-    }
-
-    /// Waits until nothing else is under way with the target.
-    async fn turn(&self, target: &str) -> Turn<'_> {
-        let gate = {
-            let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(gates.entry(target.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(1))))
-        };
-        // It is never closed.
-        let permit = gate.acquire_owned().await.ok();
-        Turn { of: self, target: target.to_owned(), permit }
-    }
-}
-
-/// The right to work on a target.
-struct Turn<'a> {
-    of: &'a IscsiDisks,
-    target: String,
-    permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        drop(self.permit.take());
-        let mut gates = self.of.gates.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever waits has the gate as well.
-        if gates.get(&self.target).is_some_and(|gate| Arc::strong_count(gate) == 1) {
-            gates.remove(&self.target);
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use tonic::Code;
 
-use super::{CsiError, CsiVolumes};
+use super::{CsiError, CsiVolumes, key};
 use crate::csi::driver::Mounting;
 use limpet_containerd::client::calling;
 use limpet_model::object::csi::CsiVolume;
@@ -69,7 +69,7 @@ impl CsiVolumes {
         secrets: BTreeMap<String, String>,
     ) -> Result<(), ExpandError> {
         let data = self.data(volume);
-        let _turn = self.turn(&data).await;
+        let _turn = self.turns.take(key(&data)).await;
         if !self.is_published(&data, uid).await? {
             return Err(ExpandError::NotPublished);
         }
