@@ -107,7 +107,7 @@ impl Mirrors {
                     self.take(update);
                 }
             }
-            let retry = self.retries.values().map(|retry| retry.at).min();
+            let retry = self.next_retry();
             let retry = async {
                 match retry {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -193,6 +193,13 @@ impl Mirrors {
         any
     }
 
+    /// When a step that has failed is due again; `None` while there is nothing to compare, or no Node object to own a mirror.
+    fn next_retry(&mut self) -> Option<Instant> {
+        self.found.as_ref()?;
+        self.node_uid()?;
+        self.retries.values().map(|retry| retry.at).min()
+    }
+
     fn node_uid(&mut self) -> Option<String> {
         self.node.borrow_and_update().node().map(|node| node.uid.clone())
     }
@@ -241,7 +248,6 @@ impl Mirrors {
         let heard = self.sources.iter().all(|kind| desired.is_ready(*kind));
         let keys: BTreeSet<PodKey> = wanted.keys().chain(found.keys()).cloned().collect();
         self.known.retain(|key, _| keys.contains(key));
-        self.retries.retain(|key, _| keys.contains(key));
         let nothing = Acknowledged::default();
         let mut steps = Vec::new();
         for key in keys {
@@ -253,6 +259,8 @@ impl Mirrors {
                 steps.push((key, step, pod, generation));
             }
         }
+        // A pod that needs no step any more, as when a lost answer's mirror turned up, is not waited for.
+        self.retries.retain(|key, _| steps.iter().any(|(due, ..)| due == key));
         steps
     }
 
