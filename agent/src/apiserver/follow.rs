@@ -150,7 +150,7 @@ async fn begin(
         }
     };
     let watch = link.watch(what.resource.clone(), &what.selector, &from, limit).await?;
-    answered(link, what, Begun::ByWatch).await?;
+    answered(link, what).await?;
     Ok(watch)
 }
 
@@ -202,25 +202,18 @@ async fn list(
         Value::Array(items) => items,
         _ => Vec::new(),
     };
-    answered(link, what, Begun::ByList).await?;
+    answered(link, what).await?;
     let _ = updates.send(Update::Listed(items, at.clone())).await;
     *start = Start::Watch(at.clone());
     Ok(at)
 }
 
-/// By what the server was asked first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Begun {
-    ByList,
-    /// From a version that was known.
-    ByWatch,
-}
-
 /// The server has answered. The first answer to what leads counts once the lease was looked at.
-async fn answered(link: &Link, what: &Followed, begun: Begun) -> Result<(), RequestError> {
+async fn answered(link: &Link, what: &Followed) -> Result<(), RequestError> {
     if let Some(lease) = &what.leads {
-        // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known.
-        if !link.is_online() && !lease.check().await? && begun == Begun::ByWatch {
+        // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known. What
+        // leads may have listed, for its version was forgotten, while others still have theirs.
+        if !link.is_online() && !lease.check().await? {
             link.begin_anew();
         }
         link.succeeded();
