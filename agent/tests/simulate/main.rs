@@ -17,7 +17,8 @@ mod server;
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use run::Report;
 
@@ -29,6 +30,8 @@ const EVERYDAY_LINKS: Range<u64> = 0..100;
 const REPEATED: u64 = 64;
 /// Failures after which no further seed is tried.
 const ENOUGH: usize = 5;
+/// A run of minutes of virtual time takes a fraction of a second: one that takes this long goes round without waiting.
+const ENDLESS: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -73,7 +76,7 @@ fn range(text: &str) -> Option<Range<u64>> {
 }
 
 fn one(run: Run, seed: u64, trace: bool) -> ExitCode {
-    let report = run(seed, trace);
+    let report = bounded(run, seed, trace);
     report.trace.iter().for_each(|line| println!("{line}"));
     match report.violations.as_slice() {
         [] => {
@@ -87,6 +90,23 @@ fn one(run: Run, seed: u64, trace: bool) -> ExitCode {
     }
 }
 
+/// Runs the seed, and ends the process if that does not end: virtual time stands still while anything is ready.
+fn bounded(run: Run, seed: u64, trace: bool) -> Report {
+    let (over, watched) = mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        if watched.recv_timeout(ENDLESS) == Err(RecvTimeoutError::Timeout) {
+            println!("seed {seed}: no end after {} s: a task runs without waiting", ENDLESS.as_secs());
+            println!("test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
+            std::process::exit(1);
+        }
+    });
+    let report = run(seed, trace);
+    drop(over);
+    // It has nothing to say but that it ended.
+    let _ = watch.join();
+    report
+}
+
 /// Runs all seeds on as many threads as there are cores, each run on one of them.
 fn many((run, repeats): (Run, bool), seeds: Range<u64>) -> ExitCode {
     let (next, failed, begun) = (AtomicU64::new(seeds.start), AtomicUsize::new(0), Instant::now());
@@ -97,8 +117,9 @@ fn many((run, repeats): (Run, bool), seeds: Range<u64>) -> ExitCode {
             if seed >= seeds.end {
                 return;
             }
-            let mut report = run(seed, false);
-            if repeats && seed % REPEATED == 0 && run(seed, true).trace != run(seed, true).trace {
+            let mut report = bounded(run, seed, false);
+            let steps = || bounded(run, seed, true).trace;
+            if repeats && seed % REPEATED == 0 && steps() != steps() {
                 report.violations.push("two runs differ".to_owned());
             }
             starts.fetch_add(report.starts, Ordering::Relaxed);
