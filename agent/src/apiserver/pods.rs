@@ -51,6 +51,9 @@ pub(super) struct Pods {
     /// What the apiserver has, once it has been listed.
     found: Option<BTreeMap<PodKey, ApiPod>>,
     known: BTreeMap<PodKey, Acknowledged>,
+    /// The last statuses of pods that were deleted at the apiserver, until it says that they are gone: one that is restored may
+    /// have them again.
+    deleted: BTreeMap<PodKey, Arc<ObservedPod>>,
     /// How often the step of a pod has failed in a row, and when it is tried again.
     retries: BTreeMap<PodKey, (u32, Instant)>,
 }
@@ -58,8 +61,8 @@ pub(super) struct Pods {
 impl Pods {
     pub(super) fn new(link: Link, observed: Observed, slots: Arc<Slots>) -> Self {
         let last_statuses = observed.register("apiserver");
-        let (known, retries) = (BTreeMap::new(), BTreeMap::new());
-        Self { link, observed, slots, last_statuses, found: None, known, retries }
+        let (known, deleted, retries) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { link, observed, slots, last_statuses, found: None, known, deleted, retries }
     }
 
     /// Reports until the sender of updates is dropped.
@@ -107,17 +110,27 @@ impl Pods {
         match update {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
-                self.found = Some(pods.iter().filter_map(ApiPod::read).collect());
+                let found: BTreeMap<PodKey, ApiPod> = pods.iter().filter_map(ApiPod::read).collect();
+                // One that is not being deleted any more runs on.
+                self.deleted.retain(|key, pod| found.get(key).is_some_and(|found| found.deleting && is_it(found, pod)));
+                self.found = Some(found);
                 // A list comes after a long time, or from a cluster that was restored and may have older statuses.
                 self.known.clear();
             }
             Update::Stored(pod) => {
-                if let Some((key, pod)) = ApiPod::read(&pod) {
+                if let Some((key, pod)) = ApiPod::read(&pod)
+                    // What is there of one that was deleted is from before, or waits for somebody's finalizer.
+                    && !self.deleted.get(&key).is_some_and(|deleted| is_it(&pod, deleted))
+                {
                     self.found.get_or_insert_default().insert(key, pod);
                 }
             }
             Update::Deleted(pod) => {
-                if let (Some((key, pod)), Some(found)) = (ApiPod::read(&pod), &mut self.found)
+                let Some((key, pod)) = ApiPod::read(&pod) else { return };
+                if self.deleted.get(&key).is_some_and(|deleted| is_it(&pod, deleted)) {
+                    self.deleted.remove(&key);
+                }
+                if let Some(found) = &mut self.found
                     && found.get(&key).is_some_and(|known| known.uid == pod.uid)
                 {
                     found.remove(&key);
@@ -146,12 +159,15 @@ impl Pods {
         any
     }
 
-    /// Gives up the last statuses that nobody asks for: of other sources, and of pods that the apiserver does not have.
+    /// Gives up the last statuses that are not asked for: of other sources, and of pods that the apiserver does not have. One that
+    /// its source holds although another cluster's list lacks it may be asked for once the cluster of before is back.
     fn release(&self) {
+        let source = Arc::clone(&self.slots.load()[SourceKind::Api.index()]);
         for (version, pod) in self.last_statuses.awaited(&self.observed.load()) {
-            let is_it = |found: &ApiPod| *found.uid == *pod.record.uid.to_string();
-            let there = self.found.as_ref().is_none_or(|found| found.get(&pod.record.key).is_some_and(is_it));
-            if pod.record.source != SourceKind::Api || !there {
+            let found = self.found.as_ref();
+            let there = found.is_none_or(|found| found.get(&pod.record.key).is_some_and(|found| is_it(found, pod)));
+            let is_held = source.pods.get(&pod.record.key).is_some_and(|held| held.uid == pod.record.uid);
+            if pod.record.source != SourceKind::Api || !(there || is_held) {
                 self.last_statuses.acknowledge(version);
             }
         }
@@ -178,17 +194,17 @@ impl Pods {
             last.insert(&pod.record.key, pod);
         }
         self.known.retain(|key, _| found.contains_key(key));
-        self.retries.retain(|key, _| found.contains_key(key));
         let rejected = &self.slots.load()[SourceKind::Api.index()].rejected;
         let nothing = Acknowledged::default();
         let mut due = Vec::new();
         for (key, pod) in found {
-            let is_it = |observed: &&Arc<ObservedPod>| *observed.record.uid.to_string() == *pod.uid;
+            let of_pod = |observed: &&Arc<ObservedPod>| is_it(pod, observed);
             let rejection = rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
             let running = observed.pods.get(key);
             // A pod of another source that has its place runs only once nothing of this one does.
             let displaced = running.is_some_and(|running| running.record.source != SourceKind::Api);
-            let (known, report) = match (running.filter(is_it), last.get(key).copied().filter(is_it), rejection) {
+            let last = last.get(key).copied().or_else(|| self.deleted.get(key)).filter(of_pod);
+            let (known, report) = match (running.filter(of_pod), last, rejection) {
                 (Some(running), ..) => (Known::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),
                 (None, Some(gone), _) => (Known::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
                 (None, None, Some(why)) => (Known::Refused(&why.faults), Report::Refused(Arc::clone(why))),
@@ -202,6 +218,8 @@ impl Pods {
                 due.push(Due { key: key.clone(), step, generation: pod.generation, report });
             }
         }
+        // A pod that needs no step any more is not waited for.
+        self.retries.retain(|key, _| due.iter().any(|due| due.key == *key));
         due
     }
 
@@ -217,8 +235,13 @@ impl Pods {
                     pod.refusal_reported(&why.faults);
                 }
             }
-            _ => {
+            (step, report) => {
                 tracing::info!(pod = %key, "deleted at the apiserver");
+                if let (Step::Delete { uid }, Report::Observed(pod)) = (step, report)
+                    && *pod.record.uid.to_string() == *uid
+                {
+                    self.deleted.insert(key.clone(), pod);
+                }
                 self.found.as_mut().and_then(|found| found.remove(&key));
             }
         }
@@ -247,6 +270,11 @@ impl Pods {
             }
         }
     }
+}
+
+/// Whether that is what the apiserver has.
+fn is_it(found: &ApiPod, observed: &ObservedPod) -> bool {
+    *found.uid == *observed.record.uid.to_string()
 }
 
 /// Does one step. A pod that is not there any more needs none.
