@@ -15,4 +15,4 @@ pub mod watch;
 
 pub use client::{Client, Credentials, Traffic};
 pub use error::{CertificateFault, RequestError};
-pub use request::{Request, Resource, Selector};
+pub use request::{Request, Resource, Selector, WatchFrom};

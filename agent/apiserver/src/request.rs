@@ -172,6 +172,11 @@ impl Selector {
     pub fn of_name(name: &str) -> Self {
         Self::of_fields(format!("metadata.name={name}"))
     }
+
+    /// Whether it matches one object at most.
+    pub fn is_of_one(&self) -> bool {
+        self.fields.starts_with("metadata.name=")
+    }
 }
 
 /// How a patch is to be applied.
@@ -181,6 +186,16 @@ pub enum PatchType {
     Merge,
     /// Kubernetes' own: lists are merged by key.
     Strategic,
+}
+
+/// Where a watch begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WatchFrom<'a> {
+    /// With the changes after this version.
+    Version(&'a str),
+    /// With all that there is at this version or a later one (`None`: the newest), as a streaming list: the server keeps less in memory
+    /// than for a list. Bookmarks follow. A server without the feature `WatchList` refuses it.
+    All(Option<&'a str>),
 }
 
 /// One request.
@@ -224,17 +239,28 @@ impl Request {
         request
     }
 
-    /// Watches all that match the selector, from that version on, for so many seconds. Bookmarks, one a minute, spare
-    /// a list when the next watch begins; one object is listed for less.
-    pub(crate) fn watch(resource: Resource, selector: &Selector, version: &str, seconds: u64) -> Self {
+    /// Watches all that match the selector for so many seconds. Bookmarks, one a minute, spare a list when the next watch begins;
+    /// one object is listed for less.
+    pub(crate) fn watch(resource: Resource, selector: &Selector, from: WatchFrom<'_>, seconds: u64) -> Self {
         let mut request = Self::list(resource, selector);
-        let bookmarks = if selector.fields.starts_with("metadata.name=") { "false" } else { "true" };
-        request.add_query(&[
-            ("watch", "true"),
-            ("allowWatchBookmarks", bookmarks),
-            ("resourceVersion", version),
-            ("timeoutSeconds", &seconds.to_string()),
-        ]);
+        let seconds = seconds.to_string();
+        let with_bookmarks = if selector.is_of_one() { "false" } else { "true" };
+        match from {
+            WatchFrom::Version(version) => request.add_query(&[
+                ("watch", "true"),
+                ("allowWatchBookmarks", with_bookmarks),
+                ("resourceVersion", version),
+                ("timeoutSeconds", &seconds),
+            ]),
+            WatchFrom::All(version) => request.add_query(&[
+                ("watch", "true"),
+                ("allowWatchBookmarks", "true"),
+                ("sendInitialEvents", "true"),
+                ("resourceVersion", version.unwrap_or_default()),
+                ("resourceVersionMatch", "NotOlderThan"),
+                ("timeoutSeconds", &seconds),
+            ]),
+        }
         request
     }
 
@@ -309,13 +335,18 @@ mod tests {
         let of_node = || Selector::of_fields("spec.nodeName=edge1");
         let table = [
             (
-                Request::watch(Resource::AllPods, &of_node(), "17", 300),
+                Request::watch(Resource::AllPods, &of_node(), WatchFrom::Version("17"), 300),
                 "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&allowWatchBookmarks=true&resourceVersion=17&timeoutSeconds=300",
                 None,
             ),
             (
-                Request::watch(Resource::Nodes, &Selector::of_name("edge1"), "17", 300),
+                Request::watch(Resource::Nodes, &Selector::of_name("edge1"), WatchFrom::Version("17"), 300),
                 "GET /api/v1/nodes?fieldSelector=metadata.name%3Dedge1&watch=true&allowWatchBookmarks=false&resourceVersion=17&timeoutSeconds=300",
+                None,
+            ),
+            (
+                Request::watch(Resource::AllPods, &of_node(), WatchFrom::All(None), 300),
+                "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersion=&resourceVersionMatch=NotOlderThan&timeoutSeconds=300",
                 None,
             ),
             (

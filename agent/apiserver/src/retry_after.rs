@@ -62,7 +62,7 @@ mod tests {
     use super::*;
     use crate::client::{Body, Client};
     use crate::error::RequestError;
-    use crate::request::{Request, Resource, Selector};
+    use crate::request::{Request, Resource, Selector, WatchFrom};
 
     fn pause(error: &RequestError) -> (Option<u64>, String) {
         (error.retry_after().map(|pause| pause.as_secs()), error.to_string())
@@ -88,7 +88,10 @@ mod tests {
             let refused = client.send(Request::get(Resource::Nodes)).await.unwrap_err();
             assert_eq!(pause(&refused), (expected.0, expected.1.to_owned()));
             let everything = Selector::default();
-            let watched = client.watch(Resource::Nodes, &everything, "1", Duration::from_secs(1)).await.unwrap_err();
+            let watched = client
+                .watch(Resource::Nodes, &everything, WatchFrom::Version("1"), Duration::from_secs(1))
+                .await
+                .unwrap_err();
             assert_eq!(pause(&watched), (expected.0, expected.1.to_owned()));
         }
         let fine = answers(200, "3", "text/plain", "{}").send(Request::get(Resource::Nodes)).await;

@@ -8,11 +8,12 @@ use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use hyper::http;
 use kube::core::WatchEvent;
+use kube::core::watch::BookmarkMeta;
 use serde_json::Value;
 
 use crate::client::{Client, DEADLINE, begin};
 use crate::error::RequestError;
-use crate::request::{Request, Resource, Selector};
+use crate::request::{Request, Resource, Selector, WatchFrom};
 
 /// One change.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,14 +24,19 @@ pub enum Change {
     Deleted(Value),
     /// Nothing changed; the watch has come to this version.
     Bookmark(String),
+    /// All that there was has been sent, as of this version: of a watch that began with [`WatchFrom::All`].
+    AllSent(String),
 }
+
+/// The annotation of the bookmark after all that there was.
+const ALL_SENT: &str = "k8s.io/initial-events-end";
 
 impl Change {
     /// The version that a watch may begin at after it.
     pub fn version(&self) -> Option<&str> {
         match self {
             Self::Stored(object) | Self::Deleted(object) => object["metadata"]["resourceVersion"].as_str(),
-            Self::Bookmark(version) => Some(version),
+            Self::Bookmark(version) | Self::AllSent(version) => Some(version),
         }
     }
 }
@@ -52,7 +58,7 @@ impl std::fmt::Debug for Watch {
 }
 
 impl Client {
-    /// Watches what matches the selector, from `version` on. The server ends it after `limit`.
+    /// Watches what matches the selector. The server ends it after `limit`.
     ///
     /// # Errors
     /// As for every request; [`RequestError::is_expired`] asks for a new list.
@@ -60,10 +66,10 @@ impl Client {
         &self,
         resource: Resource,
         selector: &Selector,
-        version: &str,
+        from: WatchFrom<'_>,
         limit: Duration,
     ) -> Result<Watch, RequestError> {
-        let request = Request::watch(resource, selector, version, limit.as_secs());
+        let request = Request::watch(resource, selector, from, limit.as_secs());
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
         let send = |request: http::Request<Vec<u8>>| self.inner.request_events::<Value>(request);
         let begun = tokio::time::timeout(DEADLINE, begin(request, send)).await;
@@ -73,7 +79,11 @@ impl Client {
         let changes = changes.map(|event| match event {
             Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Ok(Change::Stored(object)),
             Ok(WatchEvent::Deleted(object)) => Ok(Change::Deleted(object)),
-            Ok(WatchEvent::Bookmark(bookmark)) => Ok(Change::Bookmark(bookmark.metadata.resource_version)),
+            Ok(WatchEvent::Bookmark(bookmark)) => {
+                let BookmarkMeta { resource_version, annotations } = bookmark.metadata;
+                let all_sent = annotations.get(ALL_SENT).is_some_and(|value| value == "true");
+                Ok(if all_sent { Change::AllSent(resource_version) } else { Change::Bookmark(resource_version) })
+            }
             Ok(WatchEvent::Error(status)) => Err(RequestError::refused(&status)),
             Err(error) => Err(error.into()),
         });

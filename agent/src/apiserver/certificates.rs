@@ -26,7 +26,7 @@ use crate::store::chain;
 use files::{Contents, FileError, Files};
 use limpet_apiserver::kubeconfig::{self, KubeconfigError};
 use limpet_apiserver::watch::{Change, Watch};
-use limpet_apiserver::{Client, Request, RequestError, Resource, Selector};
+use limpet_apiserver::{Client, Request, RequestError, Resource, Selector, WatchFrom};
 use limpet_core::certificate::{self, Identity, Step, Validity};
 use limpet_core::connectivity;
 use limpet_core::node_state::NodeNetwork;
@@ -317,10 +317,10 @@ impl Requester {
 
     async fn watch(&self, name: &str, version: &str) -> Result<Watch, RequestError> {
         let selector = Selector::of_name(name);
-        let resource = Resource::CertificateSigningRequests;
+        let (resource, from) = (Resource::CertificateSigningRequests, WatchFrom::Version(version));
         match self {
-            Self::Bootstrap(client) => client.watch(resource, &selector, version, PATIENCE).await,
-            Self::Node(link) => link.watch(resource, &selector, version, PATIENCE).await,
+            Self::Bootstrap(client) => client.watch(resource, &selector, from, PATIENCE).await,
+            Self::Node(link) => link.watch(resource, &selector, from, PATIENCE).await,
         }
     }
 }

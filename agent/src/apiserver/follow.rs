@@ -1,5 +1,8 @@
 //! Follows what a selector matches: a list, then the changes, for as long as the agent runs.
+//!
+//! Where bookmarks are of use the list comes as the beginning of the watch, which costs the server less, and one request less.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +13,7 @@ use tokio::time::Instant;
 use super::lease::Lease;
 use super::link::Link;
 use limpet_apiserver::watch::{Change, Watch};
-use limpet_apiserver::{Request, RequestError, Resource, Selector};
+use limpet_apiserver::{Request, RequestError, Resource, Selector, WatchFrom};
 
 /// The server ends a watch after this long, and up to twice of it, as client-go asks for.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -28,6 +31,17 @@ pub(super) struct Followed {
     pub(super) selector: Selector,
     /// It is this one that finds out whether there is a connection, and looks at the lease then; the others wait for it.
     pub(super) leads: Option<Arc<Lease>>,
+}
+
+/// What has come of a streaming list, by UID.
+type Listing = BTreeMap<String, Value>;
+
+impl Followed {
+    /// Whether its list may be the beginning of its watch. Of one object a list and a watch without bookmarks are less; and what
+    /// leads looks at the lease between the two.
+    fn may_stream(&self) -> bool {
+        self.leads.is_none() && !self.selector.is_of_one()
+    }
 }
 
 /// A change of the objects that are followed.
@@ -55,6 +69,15 @@ enum Start {
 }
 
 impl Start {
+    /// The streaming list that it stands for; `None`: it needs no list.
+    fn as_streaming_list(&self) -> Option<WatchFrom<'_>> {
+        match self {
+            Self::Newest => Some(WatchFrom::All(None)),
+            Self::Since(version) => Some(WatchFrom::All(Some(version))),
+            Self::Watch(_) => None,
+        }
+    }
+
     /// After the server has refused the version. A list that is refused, too, asks for one that it does not have any more.
     fn refused(self) -> Self {
         match self {
@@ -123,24 +146,39 @@ async fn session(
     // From before the first answer: that may show that the cluster is an older one.
     let beginnings = link.beginnings();
     let limit = LIMIT + Duration::from_secs(fastrand::u64(0..LIMIT.as_secs()));
-    match begin(link, what, updates, start, limit).await {
-        Ok(watch) => {
-            let begun = Instant::now();
-            let ended = pass_on((link, beginnings), watch, updates, start, limit).await;
-            (ended, Some(begun.elapsed()))
+    loop {
+        let (watch, list) = match begin(link, what, updates, start, limit).await {
+            Ok(begun) => begun,
+            Err(error) => return (Err(error), None),
+        };
+        let (begun, streams) = (Instant::now(), list.is_some());
+        let ended = pass_on((link, beginnings.clone()), (watch, list), updates, start, limit).await;
+        let is_listed = start.as_streaming_list().is_none();
+        if streams && !is_listed && ended.as_ref().is_err_and(lacks_streaming_lists) {
+            // The next round lists.
+            link.set_no_streaming_lists();
+            continue;
         }
-        Err(error) => (Err(error), None),
+        return (ended, Some(begun.elapsed()));
     }
 }
 
-/// Lists when there is no version to watch from, then begins a watch.
+/// Begins a watch; where there is no version to watch from, with a list before it or at its beginning. Of the latter the objects
+/// that have come belong into what is returned beside it.
 async fn begin(
     link: &Link,
     what: &Followed,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
     limit: Duration,
-) -> Result<Watch, RequestError> {
+) -> Result<(Watch, Option<Listing>), RequestError> {
+    if let Some(from) = start.as_streaming_list().filter(|_| what.may_stream() && link.streams_lists()) {
+        match link.watch(what.resource.clone(), &what.selector, from, limit).await {
+            Ok(watch) => return Ok((watch, Some(Listing::new()))),
+            Err(error) if lacks_streaming_lists(&error) => link.set_no_streaming_lists(),
+            Err(error) => return Err(error),
+        }
+    }
     let from = match start.clone() {
         Start::Watch(version) => version,
         Start::Newest => list(link, what, updates, start, Request::list(what.resource.clone(), &what.selector)).await?,
@@ -149,15 +187,31 @@ async fn begin(
             list(link, what, updates, start, request).await?
         }
     };
-    let watch = link.watch(what.resource.clone(), &what.selector, &from, limit).await?;
+    let watch = link.watch(what.resource.clone(), &what.selector, WatchFrom::Version(&from), limit).await?;
     answered(link, what).await?;
-    Ok(watch)
+    Ok((watch, None))
 }
 
-/// Passes on what the watch brings until the server or the connection ends it.
+/// Adds a change to what has come of a streaming list.
+fn add(list: &mut Listing, change: Change) {
+    let uid = |object: &Value| object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+    match change {
+        Change::Stored(object) => drop(list.insert(uid(&object), object)),
+        Change::Deleted(object) => drop(list.remove(&uid(&object))),
+        Change::Bookmark(_) | Change::AllSent(_) => {}
+    }
+}
+
+/// Whether a server that refuses a streaming list so has none: it does not know them (400, 422), or its etcd cannot say how far
+/// a watch has come, as one before 3.4.31 (500).
+fn lacks_streaming_lists(error: &RequestError) -> bool {
+    matches!(error.code(), Some(400 | 422 | 500))
+}
+
+/// Passes on what the watch brings until the server or the connection ends it. `list`: what has come of a streaming list.
 async fn pass_on(
     (link, mut beginnings): (&Link, watch::Receiver<u64>),
-    mut watch: Watch,
+    (mut watch, mut list): (Watch, Option<Listing>),
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
     limit: Duration,
@@ -175,6 +229,11 @@ async fn pass_on(
             change = watch.next() => change,
         };
         let Some(change) = change.transpose()? else { return Ok(()) };
+        if let Some(list) = list.as_mut().filter(|_| !matches!(change, Change::AllSent(_))) {
+            // Before all has come, what there is is not known.
+            add(list, change);
+            continue;
+        }
         if let Some(at) = change.version() {
             *start = Start::Watch(at.to_owned());
         }
@@ -182,6 +241,10 @@ async fn pass_on(
             Change::Stored(object) => Update::Stored(object),
             Change::Deleted(object) => Update::Deleted(object),
             Change::Bookmark(version) => Update::Bookmark(version),
+            Change::AllSent(version) => match list.take() {
+                Some(list) => Update::Listed(list.into_values().collect(), version),
+                None => Update::Bookmark(version),
+            },
         };
         let _ = updates.send(update).await;
     }
@@ -238,5 +301,27 @@ mod tests {
         let since = Start::Watch("7".to_owned()).refused();
         assert_eq!(since, Start::Since("7".to_owned()));
         assert_eq!((since.refused(), Start::Newest.refused()), (Start::Newest, Start::Newest));
+    }
+
+    #[test]
+    fn a_streaming_list_is_what_has_come_and_was_not_deleted_since() {
+        let object =
+            |uid: &str, version: &str| serde_json::json!({ "metadata": { "uid": uid, "resourceVersion": version } });
+        let mut list = Listing::new();
+        for change in [
+            Change::Stored(object("a", "1")),
+            Change::Stored(object("b", "2")),
+            Change::Stored(object("a", "3")),
+            Change::Bookmark("4".to_owned()),
+            Change::Deleted(object("b", "5")),
+        ] {
+            add(&mut list, change);
+        }
+        assert_eq!(list.into_values().collect::<Vec<_>>(), [object("a", "3")]);
+
+        let newest = Start::Newest;
+        assert_eq!(newest.as_streaming_list(), Some(WatchFrom::All(None)));
+        assert_eq!(Start::Since("7".to_owned()).as_streaming_list(), Some(WatchFrom::All(Some("7"))));
+        assert_eq!(Start::Watch("7".to_owned()).as_streaming_list(), None);
     }
 }

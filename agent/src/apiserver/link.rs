@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -85,6 +85,8 @@ struct Shared {
     view: watch::Sender<ClusterView>,
     /// When a request was answered last, in milliseconds; [`NEVER`]: none was.
     answered: AtomicI64,
+    /// Whether the server may know streaming lists.
+    streams_lists: AtomicBool,
     outbox: Outbox,
     node_network: watch::Receiver<NodeNetwork>,
     metrics: Metrics,
@@ -151,6 +153,7 @@ impl Link {
             beginnings,
             view,
             answered: AtomicI64::new(NEVER),
+            streams_lists: AtomicBool::new(true),
             outbox: Outbox::default(),
             node_network,
             metrics,

@@ -34,8 +34,6 @@ const STATUS_FIELDS: [&str; 8] = [
     "/containerStatuses/0/state",
     "/conditions/0/status",
 ];
-/// The node's lease.
-const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node";
 /// At most so many pods of each side.
 const MANY: usize = 3;
 
@@ -67,7 +65,8 @@ struct Node {
     view: View,
     made: u32,
     changes: u64,
-    backup: Option<Backup>,
+    /// With the number of the lease's renewals before it.
+    backup: Option<(Backup, u64)>,
     /// A pod of the apiserver's was deleted since the backup.
     deleted: bool,
     /// Pods that a restored cluster may not have, although nobody has deleted them.
@@ -309,14 +308,15 @@ impl Node {
 
     fn back_up(&mut self) {
         self.note("a backup is made".to_owned());
-        self.backup = Some(self.server.back_up());
+        self.backup = Some((self.server.back_up(), self.server.renewals()));
         self.deleted = false;
     }
 
     fn restore(&mut self) {
-        let Some(backup) = self.backup.take() else { return };
-        // Without a renewal since then the lease does not tell; and a deletion that the node has begun is not taken back.
-        let renewed = self.server.get(LEASE).as_ref() != backup.1.get(LEASE);
+        let Some((backup, renewals)) = self.backup.take() else { return };
+        // The lease shows it by a renewal since then that the node knows of: the second one follows an answer to the first, or its
+        // loss. And a deletion that the node has begun is not taken back.
+        let renewed = self.server.renewals() > renewals + 1;
         if renewed && !self.deleted {
             self.note("the backup is restored".to_owned());
             self.server.restore(backup);

@@ -25,7 +25,7 @@ use run::Report;
 /// What an ordinary test run tries.
 const EVERYDAY: Range<u64> = 0..10_000;
 /// What it tries of lines.
-const EVERYDAY_LINKS: Range<u64> = 0..100;
+const EVERYDAY_LINKS: Range<u64> = 0..500;
 /// One seed in so many runs twice more: its steps have to be the same.
 const REPEATED: u64 = 64;
 /// Failures after which no further seed is tried.

@@ -6,7 +6,7 @@
 
 mod objects;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -32,6 +32,8 @@ type Answer = Response<StreamBody<BoxStream<'static, Result<Frame<Bytes>, BoxErr
 
 /// Where Pods of the tests are.
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
+/// The node's lease.
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node";
 /// After this time without an answer a kernel gives a connection up.
 const DEAD: Duration = Duration::from_secs(60);
 /// An idle watch says so often how far the server is.
@@ -73,6 +75,10 @@ struct State {
     fault_rate: u32,
     /// How long an answer takes at the most.
     slowness: Duration,
+    /// How often the lease was renewed.
+    renewals: u64,
+    /// Its etcd cannot say how far a watch has come, as Debian 12's.
+    lacks_streaming_lists: bool,
     /// What was asked and came through.
     trace: Option<Vec<String>>,
     begun: Instant,
@@ -89,8 +95,11 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new(seed: u64, trace: bool) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
         let state = State {
-            rng: fastrand::Rng::with_seed(seed),
+            renewals: 0,
+            lacks_streaming_lists: rng.bool(),
+            rng,
             objects: Objects::new(),
             boots: 0,
             fault_rate: 0,
@@ -141,6 +150,11 @@ impl Server {
 
     pub(crate) fn back_up(&self) -> Backup {
         self.lock().objects.back_up()
+    }
+
+    /// How often the node's lease was renewed.
+    pub(crate) fn renewals(&self) -> u64 {
+        self.lock().renewals
     }
 
     /// Everything is as it was then.
@@ -235,6 +249,7 @@ impl Server {
     fn serve(&self, method: &Method, path: &str, query: &BTreeMap<String, String>, body: Value) -> (u16, Value) {
         let mut state = self.lock();
         let answer = state.objects.serve(method, path, query, body);
+        state.renewals += u64::from(*method == Method::PATCH && path == LEASE && answer.0 == 200);
         // Events are named after the time of day.
         let shown = path.split_inclusive("/events").next().unwrap_or_default();
         state.note(|| format!("{method} {shown}: {}", answer.0));
@@ -252,13 +267,23 @@ impl Server {
         let from = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
         let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
         let state = self.lock();
-        if state.objects.is_forgotten(from) {
+        let streams = query.get("sendInitialEvents").is_some_and(|value| value == "true");
+        if !streams && state.objects.is_forgotten(from) {
             return whole(410, failure(410, "Expired", "too old resource version"));
         }
+        let (initial, from) = match streams {
+            true if state.lacks_streaming_lists => {
+                let refusal = failure(500, "InternalError", "progress cannot be asked for");
+                (VecDeque::from([json!({ "type": "ERROR", "object": refusal })]), from)
+            }
+            true => (state.objects.all_as_changes(path, query), state.objects.version()),
+            false => (VecDeque::new(), from),
+        };
         let watching = Watching {
             server: self.clone(),
             prefix: prefix(path),
             name: selected_name(query),
+            initial,
             at: from,
             boots: state.boots,
             ends: Instant::now() + Duration::from_secs(seconds),
@@ -292,6 +317,8 @@ struct Watching {
     server: Server,
     prefix: String,
     name: Option<String>,
+    /// What is sent first, of a streaming list.
+    initial: VecDeque<Value>,
     at: u64,
     boots: u64,
     ends: Instant,
@@ -315,9 +342,15 @@ impl Watching {
                     self.over = true;
                     return Some(Err(reset()));
                 }
-                state.objects.next_change(self.at, &self.prefix, self.name.as_deref())
+                match self.initial.pop_front() {
+                    Some(event) => Some((event, self.at)),
+                    None => state
+                        .objects
+                        .next_change(self.at, &self.prefix, self.name.as_deref())
+                        .map(|change| (json!({ "type": change.kind, "object": change.object }), change.version)),
+                }
             };
-            if let Some(change) = found {
+            if let Some((event, version)) = found {
                 let (_, slow) = self.server.dice();
                 sleep(slow).await;
                 self.server.carried(false).await;
@@ -336,8 +369,8 @@ impl Watching {
                     Fate::Refused(_) => return None,
                     Fate::Served => {}
                 }
-                self.at = change.version;
-                return Some(Ok(json!({ "type": change.kind, "object": change.object })));
+                self.at = version;
+                return Some(Ok(event));
             }
             tokio::select! {
                 biased;

@@ -11,7 +11,7 @@ use tracing::Instrument as _;
 
 use super::{Link, cause};
 use limpet_apiserver::watch::Watch;
-use limpet_apiserver::{Request, RequestError, Resource, Selector, Traffic};
+use limpet_apiserver::{Request, RequestError, Resource, Selector, Traffic, WatchFrom};
 
 impl Link {
     /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the connection for all.
@@ -38,20 +38,30 @@ impl Link {
         &self,
         resource: Resource,
         selector: &Selector,
-        version: &str,
+        from: WatchFrom<'_>,
         limit: Duration,
     ) -> Result<Watch, RequestError> {
         let kind = resource.kind();
         let span = tracing::debug_span!("request", verb = "WATCH", path = resource.path(), selector = selector.fields);
         let begun = async {
             let result = match self.client().await {
-                Ok(client) => client.watch(resource, selector, version, limit).await,
+                Ok(client) => client.watch(resource, selector, from, limit).await,
                 Err(error) => Err(error),
             };
-            tracing::debug!(code = code(&result), version, "answered");
+            tracing::debug!(code = code(&result), ?from, "answered");
             self.judge("WATCH", kind, result)
         };
         begun.instrument(span).await
+    }
+
+    /// Whether a list may be asked for as the beginning of a watch.
+    pub(in crate::apiserver) fn streams_lists(&self) -> bool {
+        self.0.streams_lists.load(Ordering::Relaxed)
+    }
+
+    /// The server has refused that. One that was upgraded since is asked again by the next agent.
+    pub(in crate::apiserver) fn set_no_streaming_lists(&self) {
+        self.0.streams_lists.store(false, Ordering::Relaxed);
     }
 
     fn judge<T>(&self, verb: &str, resource: &'static str, result: Result<T, RequestError>) -> Result<T, RequestError> {

@@ -1,6 +1,6 @@
 //! What the simulated apiserver keeps, with the versions and the changes that watches are sent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use hyper::http::Method;
 use serde_json::{Value, json};
@@ -109,6 +109,19 @@ impl Objects {
         };
         let items: Vec<&Value> = self.objects.iter().filter(|(path, _)| matches(path)).map(|(_, one)| one).collect();
         (200, json!({ "kind": "List", "metadata": { "resourceVersion": self.version.to_string() }, "items": items }))
+    }
+
+    /// What a list has, as the beginning of a watch.
+    pub(super) fn all_as_changes(&self, path: &str, query: &BTreeMap<String, String>) -> VecDeque<Value> {
+        let (_, mut list) = self.list(path, query);
+        let items = list["items"].as_array_mut().map(std::mem::take).unwrap_or_default();
+        let added = items.into_iter().map(|object| json!({ "type": "ADDED", "object": object }));
+        let metadata = json!({
+            "resourceVersion": list["metadata"]["resourceVersion"],
+            "annotations": { "k8s.io/initial-events-end": "true" },
+        });
+        let end = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": metadata });
+        added.chain([json!({ "type": "BOOKMARK", "object": end })]).collect()
     }
 
     fn create(&mut self, path: &str, mut object: Value) -> (u16, Value) {
