@@ -88,6 +88,34 @@ pub fn lease_break(renewed: &Renewal, found: &Renewal) -> Option<HistoryBreak> {
     is_older.then(went_back)
 }
 
+/// Finds out that an apiserver has lost its last writes, as one whose etcd does not sync has after a power cut: then a renewal of
+/// the lease has an older version than what was seen of the pods before. The lease itself may not have gone back.
+#[derive(Debug, Default)]
+pub struct LostWrites {
+    /// What was seen of the pods when it was found; 0: renewals have been newer than the pods since.
+    found_at: u64,
+    /// Leases are kept in another etcd than pods, whose versions say nothing about each other.
+    is_incomparable: bool,
+}
+
+impl LostWrites {
+    /// Whether a renewal shows it for the first time. `pods`: the newest version that was seen of the pods before the renewal was
+    /// sent. `renewal`: the version that it was answered with. 0 is not known. Everything is to be listed again then.
+    pub fn is_found(&mut self, pods: u64, renewal: u64) -> bool {
+        if self.is_incomparable || pods == 0 || renewal == 0 {
+            return false;
+        }
+        if renewal >= pods {
+            self.found_at = 0;
+            return false;
+        }
+        // The pods were listed since, and are as far as before.
+        self.is_incomparable = self.found_at != 0 && pods >= self.found_at;
+        self.found_at = pods;
+        !self.is_incomparable
+    }
+}
+
 impl ClusterHistory {
     /// Notes a version that was seen; what is no number is none.
     pub fn saw(&mut self, version: &str) {
@@ -133,6 +161,20 @@ mod tests {
     fn history(version: u64, authorities: &[&str]) -> ClusterHistory {
         let authorities = authorities.iter().map(|name| (*name).to_owned()).collect();
         ClusterHistory { version, authorities, service_uid: String::new() }
+    }
+
+    #[test]
+    fn a_renewal_that_is_older_than_the_pods_shows_lost_writes_unless_leases_have_an_etcd_of_their_own() {
+        let mut lost = LostWrites::default();
+        let mut found = |pods, renewal| lost.is_found(pods, renewal);
+        assert!(!found(0, 5) && !found(7, 0) && !found(7, 8) && !found(8, 8));
+        assert!(found(20, 12));
+        // The pods are not listed yet, then they are.
+        assert!(!found(0, 13) && !found(13, 14));
+        // It happens again, to a cluster that has come further.
+        assert!(found(90, 80));
+        // The pods were listed again, and the list is as new as before.
+        assert!(!found(0, 81) && !found(91, 82) && !found(100, 83));
     }
 
     fn with_service(history: ClusterHistory, uid: &str) -> ClusterHistory {

@@ -152,7 +152,7 @@ async fn session(
             Err(error) => return (Err(error), None),
         };
         let (begun, streams) = (Instant::now(), list.is_some());
-        let ended = pass_on((link, beginnings.clone()), (watch, list), updates, start, limit).await;
+        let ended = pass_on((link, what, beginnings.clone()), (watch, list), updates, start, limit).await;
         let is_listed = start.as_streaming_list().is_none();
         if streams && !is_listed && ended.as_ref().is_err_and(lacks_streaming_lists) {
             // The next round lists.
@@ -210,7 +210,7 @@ fn lacks_streaming_lists(error: &RequestError) -> bool {
 
 /// Passes on what the watch brings until the server or the connection ends it. `list`: what has come of a streaming list.
 async fn pass_on(
-    (link, mut beginnings): (&Link, watch::Receiver<u64>),
+    (link, what, mut beginnings): (&Link, &Followed, watch::Receiver<u64>),
     (mut watch, mut list): (Watch, Option<Listing>),
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
@@ -235,6 +235,7 @@ async fn pass_on(
             continue;
         }
         if let Some(at) = change.version() {
+            reached(link, what, at);
             *start = Start::Watch(at.to_owned());
         }
         let update = match change {
@@ -247,6 +248,13 @@ async fn pass_on(
             },
         };
         let _ = updates.send(update).await;
+    }
+}
+
+/// Notes how far the Pods have come.
+fn reached(link: &Link, what: &Followed, version: &str) {
+    if what.resource == Resource::AllPods {
+        link.pods_reached(version.parse().unwrap_or_default());
     }
 }
 
@@ -266,6 +274,7 @@ async fn list(
         _ => Vec::new(),
     };
     answered(link, what).await?;
+    reached(link, what, &at);
     let _ = updates.send(Update::Listed(items, at.clone())).await;
     *start = Start::Watch(at.clone());
     Ok(at)

@@ -17,7 +17,7 @@ use super::node::Seen;
 use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
-use limpet_core::cluster_history::{self, HistoryBreak, Renewal};
+use limpet_core::cluster_history::{self, HistoryBreak, LostWrites, Renewal};
 use limpet_core::node_lease::{self, LEASE_NAMESPACE};
 
 /// How many renewals without an answer are remembered: each may have arrived.
@@ -44,19 +44,28 @@ pub(super) struct Lease {
 impl Lease {
     /// Renews it for as long as there is a Node.
     pub(super) async fn renew(self: Arc<Self>, mut seen: watch::Receiver<Seen>) {
-        let (mut failures, mut version, mut tracked) = (0, 0, false);
+        let (mut failures, mut version, mut tracked, mut lost_writes) = (0, 0, false, LostWrites::default());
         loop {
             self.link.online().await;
             let uid = match seen.wait_for(|seen| seen.node().is_some()).await {
                 Ok(seen) => seen.node().map(|node| node.uid.clone()).unwrap_or_default(),
                 Err(_) => return,
             };
-            let received_count = self.link.received_count();
+            let (received_count, pods_version) = (self.link.received_count(), self.link.pods_version());
             match self.renew_once(&uid, tracked).await {
                 Ok(lease) => {
                     failures = 0;
                     tracked = !lease["metadata"]["managedFields"].is_null();
-                    self.compare_versions(&mut version, cluster_history::version_of(&lease)).await;
+                    let now = cluster_history::version_of(&lease);
+                    self.compare_versions(&mut version, now).await;
+                    if lost_writes.is_found(pods_version, now) {
+                        tracing::warn!(
+                            now,
+                            before = pods_version,
+                            "the apiserver has lost its last writes; everything is listed again"
+                        );
+                        self.link.begin_anew();
+                    }
                     tokio::select! {
                         biased;
                         () = tokio::time::sleep(node_lease::renew_after(self.duration, fastrand::u64(..))) => {}

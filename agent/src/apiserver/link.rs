@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -87,6 +87,8 @@ struct Shared {
     answered: AtomicI64,
     /// Whether the server may know streaming lists.
     streams_lists: AtomicBool,
+    /// The version that the list of Pods and what followed it have come to; 0: none.
+    pods_version: AtomicU64,
     outbox: Outbox,
     node_network: watch::Receiver<NodeNetwork>,
     metrics: Metrics,
@@ -154,6 +156,7 @@ impl Link {
             view,
             answered: AtomicI64::new(NEVER),
             streams_lists: AtomicBool::new(true),
+            pods_version: AtomicU64::new(0),
             outbox: Outbox::default(),
             node_network,
             metrics,
@@ -219,12 +222,23 @@ impl Link {
 
     /// The cluster has gone back to an older state: everything is to be listed anew.
     pub(super) fn begin_anew(&self) {
+        self.pods_reached(0);
         self.0.beginnings.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// Changes when everything is to be listed anew.
     pub(super) fn beginnings(&self) -> watch::Receiver<u64> {
         self.0.beginnings.subscribe()
+    }
+
+    /// The list of Pods, or what followed it, has come to that version.
+    pub(super) fn pods_reached(&self, version: u64) {
+        self.0.pods_version.store(version, Ordering::Relaxed);
+    }
+
+    /// The version that the Pods have come to; 0: none.
+    pub(super) fn pods_version(&self) -> u64 {
+        self.0.pods_version.load(Ordering::Relaxed)
     }
 
     /// Counts what has come from the server, whatever it answers: changes as long as something comes.
