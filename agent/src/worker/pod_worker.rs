@@ -30,7 +30,7 @@ use limpet_core::outcome::{self, Outcome};
 use limpet_core::plan::{self, Action, Step, awaits, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
 use limpet_model::object::{PodObjects, claim};
-use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
 /// How long an action may wait for one call before it is reported.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
@@ -132,8 +132,8 @@ impl PodWorker {
         }
     }
 
-    /// Works until the pod is gone and no other version is desired, or the agent stops. Returns the pod's key.
-    pub async fn run(mut self) -> PodKey {
+    /// Works until the pod is gone and no other version is desired, or the agent stops.
+    pub async fn run(mut self) -> WorkEnded {
         loop {
             let now = self.context.executor.now();
             let messages = self.inbox.take();
@@ -164,14 +164,15 @@ impl PodWorker {
                 Step::Do(actions) => actions.into_iter().for_each(|action| self.begin(action)),
                 Step::Finished => {
                     self.context.reporter.retire(&self.key);
+                    let last = self.current.as_ref().map(|pod| pod.record.uid.clone());
                     if !self.advance(now) {
-                        return self.key;
+                        return WorkEnded { key: self.key, gone: last.filter(|_| self.unwanted) };
                     }
                 }
                 Step::Wait(until) => {
                     if self.wait(until).await {
                         self.drain().await;
-                        return self.key;
+                        return WorkEnded { key: self.key, gone: None };
                     }
                 }
             }
@@ -380,6 +381,15 @@ impl PodWorker {
         }
         self.current.is_some()
     }
+}
+
+/// What a worker leaves.
+#[derive(Debug)]
+pub struct WorkEnded {
+    /// Of its pod.
+    pub key: PodKey,
+    /// The pod that has ended as it was ordered to, and is reported as gone; `None`: it was not ordered to end, or the agent stops.
+    pub gone: Option<PodUid>,
 }
 
 /// The container that an action is about.

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::WorkerContext;
 use super::inbox::{EvictionOrder, Inbox, PodCommand};
 use super::node_claims::Entry;
-use super::pod_worker::PodWorker;
+use super::pod_worker::{PodWorker, WorkEnded};
 use crate::debug::{DebugError, DebugOrder};
 use crate::server::Heartbeat;
 use cleanup::Cleanup;
@@ -65,12 +65,14 @@ pub struct Supervisor {
     node: watch::Sender<NodeState>,
     desired: Arc<DesiredPods>,
     workers: BTreeMap<PodKey, Arc<Inbox>>,
-    tasks: JoinSet<PodKey>,
+    tasks: JoinSet<WorkEnded>,
     /// The second half of a container's id leads to its pod.
     routes: HashMap<String, PodKey>,
     provisional: Provisional,
     /// Pods that are being deleted and nothing is left of.
     torn_down: HashSet<PodUid>,
+    /// Pods that are being deleted and whose worker has ended them: nothing is left of them either, and it is reported.
+    gone: HashSet<PodUid>,
     /// A pod waits until the node has fewer.
     waits_for_place: bool,
     /// The runtime's state was read once.
@@ -94,6 +96,7 @@ impl Supervisor {
             routes: HashMap::new(),
             provisional: Provisional::new(sources),
             torn_down: HashSet::new(),
+            gone: HashSet::new(),
             waits_for_place: false,
             adopted: false,
             absence_reported: false,
@@ -183,6 +186,7 @@ impl Supervisor {
             let record = change.record();
             if matches!(change, PodChange::Removed(_)) {
                 self.torn_down.remove(&record.uid);
+                self.gone.remove(&record.uid);
             }
             match change {
                 // What runs came of another source, which has not been heard.
@@ -212,6 +216,9 @@ impl Supervisor {
         } else if record.is_deleting() && self.adopted && !self.workers.contains_key(&record.key) {
             self.tear_down_remains(record);
         } else {
+            if !record.is_deleting() {
+                self.gone.remove(&record.uid);
+            }
             self.command(&record.key, command_for(record));
         }
     }
@@ -219,7 +226,8 @@ impl Supervisor {
     /// A pod that is being deleted and has no worker is reported as gone once all is given back that an agent before this one may
     /// have left of it: a volume that is still mounted may be a successor's elsewhere.
     fn tear_down_remains(&mut self, record: &Arc<PodRecord>) {
-        if self.context.reporter.is_retired(record) || self.must_wait(&record.key, record) {
+        let is_gone = self.gone.contains(&record.uid) || self.context.reporter.is_retired(record);
+        if is_gone || self.must_wait(&record.key, record) {
             return;
         }
         if !self.torn_down.insert(record.uid.clone()) {
@@ -354,9 +362,9 @@ impl Supervisor {
         }
     }
 
-    fn ended(&mut self, ended: Result<PodKey, tokio::task::JoinError>) {
-        let key = match ended {
-            Ok(key) => key,
+    fn ended(&mut self, ended: Result<WorkEnded, tokio::task::JoinError>) {
+        let WorkEnded { key, gone } = match ended {
+            Ok(ended) => ended,
             Err(error) => {
                 // A worker has no code path that panics on purpose; the next start of the agent takes its pod over.
                 tracing::error!(%error, "a pod's worker failed");
@@ -364,6 +372,9 @@ impl Supervisor {
             }
         };
         self.workers.remove(&key);
+        let is_deleting =
+            |uid: &PodUid| self.desired.pods.get(&key).is_some_and(|pod| pod.is_deleting() && pod.uid == *uid);
+        self.gone.extend(gone.filter(is_deleting).filter(|uid| !self.torn_down.contains(uid)));
         self.cleanup.pods_changed(self.context.executor.has_unfinished_pulls());
         self.reading.pod_ended(&key);
         self.routes.retain(|_, owner| *owner != key);
