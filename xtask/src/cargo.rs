@@ -33,7 +33,13 @@ pub(crate) struct Executable {
     /// The target's name in its `Cargo.toml`.
     pub(crate) name: String,
     /// Where it is.
-    pub(crate) path: String,
+    pub(crate) path: PathBuf,
+    /// The first of its sources.
+    pub(crate) source: PathBuf,
+    /// The kind of its target: `lib`, `bin` or `test`, among others.
+    pub(crate) kind: String,
+    /// Whether it runs tests.
+    pub(crate) is_test: bool,
 }
 
 /// Runs a build, and says what it has made or found up to date.
@@ -56,8 +62,14 @@ fn executables_linked(command: &mut Command, flags: &[&str]) -> Result<Vec<Execu
     let programs = messages.lines().filter_map(|line| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
-        let (target, path) = (&message["target"], text(&message["executable"])?);
-        Some(Executable { name: text(&target["name"])?, path })
+        let (target, path) = (&message["target"], text(&message["executable"])?.into());
+        Some(Executable {
+            name: text(&target["name"])?,
+            path,
+            source: text(&target["src_path"])?.into(),
+            kind: text(&target["kind"][0])?,
+            is_test: message["profile"]["test"] == true,
+        })
     });
     Ok(programs.collect())
 }
@@ -70,7 +82,7 @@ pub(crate) fn executable(command: &mut Command, name: &str) -> Result<PathBuf> {
 /// The same, by `cargo rustc`, with flags for the last step alone.
 pub(crate) fn executable_linked(command: &mut Command, name: &str, flags: &[&str]) -> Result<PathBuf> {
     let found = executables_linked(command, flags)?.into_iter().find(|target| target.name == name);
-    Ok(found.with_context(|| format!("{command:?} names no executable of {name}"))?.path.into())
+    Ok(found.with_context(|| format!("{command:?} names no executable of {name}"))?.path)
 }
 
 /// The same command in a mount namespace of its own: what others mount and unmount is not seen there.

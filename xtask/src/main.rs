@@ -20,6 +20,7 @@ mod nightly;
 mod record_ui;
 mod setup;
 mod simulate;
+mod suites;
 mod test;
 mod test_kernels;
 mod test_vm;

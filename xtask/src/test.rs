@@ -1,10 +1,10 @@
 //! `cargo xtask test`: every test there is but the long ones, on a machine that has been set up for it.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use limpet_tests::{agent, need, sweep, tools, vm};
 
 use crate::go_program::CRICTL;
-use crate::{apt, cargo, dist, kubernetes, setup, test_kernels, vm_image};
+use crate::{apt, cargo, dist, kubernetes, setup, suites, vm_image};
 
 /// Which tests to run.
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,7 @@ pub(crate) struct Arguments {
     rest: Vec<String>,
 }
 
-/// Ends with cargo's own lines and cargo's own exit code.
+/// Ends with cargo's own lines and its exit code, unless only suites have failed: then with their names.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let choice = setup::for_major(arguments.containerd)?;
     tools_of_tests()?;
@@ -47,8 +47,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         if let Err(error) = CRICTL.ready() {
             eprintln!("without crictl: {error:#}");
         }
-        // One failure does not hide the others. There are no doc tests.
-        command.args(["--workspace", "--tests", "--no-fail-fast"]);
         match vm_image::obstacle()? {
             None => drop(command.env(vm::IMAGE_VARIABLE, vm_image::ensure()?)),
             Some(obstacle) => eprintln!("without reboots and power cuts: {obstacle}"),
@@ -56,16 +54,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let program = if arguments.rest.is_empty() { agent::build_with_tests()? } else { agent::build(&[])? };
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice).env(need::REQUIRE_VARIABLE, "1");
-    // Before cargo's tests, whose lines come last; their failure does not hide those either.
-    let kernels = if arguments.rest.is_empty() { test_kernels::everyday() } else { Ok(()) };
-    if let Err(error) = &kernels {
-        eprintln!("test-kernels: {error:#}");
+    let mut suites = Ok(());
+    if arguments.rest.is_empty() {
+        let (all, others) = suites::all()?;
+        // Before cargo's tests, whose lines come last; their failure does not hide those either. There are no doc tests.
+        suites = suites::run(all, &command);
+        command.args(others);
     }
     let status = cargo::status(&mut command)?;
+    suites.context("end-to-end suites")?;
     if !status.success() {
         std::process::exit(status.code().unwrap_or(1));
     }
-    kernels
+    Ok(())
 }
 
 /// Packages that the tests alone need, and the program by which each is known. A test whose program is missing fails.

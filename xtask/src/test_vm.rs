@@ -42,5 +42,6 @@ fn suites() -> Result<String> {
     let mut build = cargo::command(&["test", "-p", "limpet-tests", "--no-run"]);
     build.args(SUITES.iter().flat_map(|suite| ["--test", suite]));
     let suites = cargo::executables(&mut build)?.into_iter().filter(|target| SUITES.contains(&target.name.as_str()));
-    Ok(suites.map(|suite| suite.path).collect::<Vec<_>>().join(":"))
+    let paths: Vec<_> = suites.map(|suite| suite.path.display().to_string()).collect();
+    Ok(paths.join(":"))
 }

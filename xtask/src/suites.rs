@@ -1,0 +1,115 @@
+//! The end-to-end suites, some at a time: most of their time they wait for graces, pauses and probes. Each prints what
+//! `cargo test` would show of it, once it is over.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::agent::workspace_dir;
+
+use crate::cargo::{self, Executable};
+use crate::test_kernels;
+
+/// How many at a time. Each has as many cases at once as it likes.
+const LANES: usize = 2;
+/// Those that take longest, after the kernels, so that none is left for the end: one that emulates machines beside one that waits.
+const FIRST: [&str; 5] = ["csi", "vm", "faults", "api_pods", "leaks"];
+
+/// Each mount on the machine wakes an agent, which looks whether its manifests were mounted over.
+const OF_IDLE_AGENTS: &str = "leaks";
+
+/// What a lane takes next.
+enum Job {
+    /// The BPF programs in stock kernels.
+    Kernels,
+    Suite(Executable),
+}
+
+/// Runs those of package limpet-tests, with what `environment` has in its environment. Fails with the names of those that failed.
+pub(crate) fn run(mut suites: Vec<Executable>, environment: &Command) -> Result<()> {
+    let place = |name: &str| FIRST.iter().position(|first| *first == name).unwrap_or(FIRST.len());
+    suites.sort_by_key(|suite| place(&suite.name));
+    // Popped from its end.
+    let jobs: Vec<Job> = suites.into_iter().map(Job::Suite).rev().chain([Job::Kernels]).collect();
+    let (jobs, failed) = (Mutex::new(jobs), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..LANES {
+            scope.spawn(|| {
+                while let Some(job) = pop(&jobs) {
+                    if let Err(error) = job.run(environment) {
+                        eprintln!("error: {}: {error:#}", job.name());
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(job.name().to_owned());
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner().unwrap_or_default();
+    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    Ok(())
+}
+
+/// The suites, and the arguments by which `cargo test` runs all other tests.
+pub(crate) fn all() -> Result<(Vec<Executable>, Vec<String>)> {
+    // As every test run builds them: built for their package alone they would be compiled once more.
+    let mut found = cargo::executables(&mut cargo::command(&["test", "--workspace", "--tests", "--no-run"]))?;
+    found.retain(|executable| executable.is_test);
+    let package = workspace_dir().join("tests");
+    let is_suite = |executable: &Executable| executable.kind == "test" && executable.source.starts_with(&package);
+    let (suites, others): (Vec<_>, Vec<_>) = found.into_iter().partition(is_suite);
+    let mut arguments: Vec<String> = ["--workspace", "--no-fail-fast", "--lib"].map(str::to_owned).into();
+    // Not `--bins`: that has cargo run those, too, which are not to be tested.
+    for executable in others.iter().filter(|executable| ["bin", "test"].contains(&executable.kind.as_str())) {
+        arguments.extend([format!("--{}", executable.kind), executable.name.clone()]);
+    }
+    Ok((suites, arguments))
+}
+
+fn pop(jobs: &Mutex<Vec<Job>>) -> Option<Job> {
+    jobs.lock().unwrap_or_else(PoisonError::into_inner).pop()
+}
+
+impl Job {
+    fn name(&self) -> &str {
+        match self {
+            Self::Kernels => "test-kernels",
+            Self::Suite(suite) => &suite.name,
+        }
+    }
+
+    fn run(&self, environment: &Command) -> Result<()> {
+        match self {
+            Self::Kernels => test_kernels::everyday(),
+            Self::Suite(suite) => run_suite(suite, environment),
+        }
+    }
+}
+
+/// Runs one as cargo does, and prints its output whole.
+fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
+    let log = suite.path.with_extension("log");
+    let output = File::create(&log).with_context(|| log.display().to_string())?;
+    let package = workspace_dir().join("tests");
+    let mut command = Command::new(&suite.path);
+    for (name, value) in environment.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    command.current_dir(&package).env("CARGO_MANIFEST_DIR", &package);
+    if suite.name == OF_IDLE_AGENTS {
+        command = cargo::in_own_mount_namespace(&command);
+    }
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let status = command.status().with_context(|| suite.path.display().to_string())?;
+    let said = fs::read(&log).with_context(|| log.display().to_string())?;
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "     Running {} ({})", suite.name, suite.path.display())?;
+    stdout.write_all(&said)?;
+    ensure!(status.success(), "test failed, to rerun pass `-p limpet-tests --test {}`", suite.name);
+    Ok(())
+}
