@@ -146,20 +146,25 @@ async fn session(
     // From before the first answer: that may show that the cluster is an older one.
     let beginnings = link.beginnings();
     let limit = LIMIT + Duration::from_secs(fastrand::u64(0..LIMIT.as_secs()));
+    let mut streams = what.may_stream() && link.streams_lists();
     loop {
-        let (watch, list) = match begin(link, what, updates, start, limit).await {
-            Ok(begun) => begun,
-            Err(error) => return (Err(error), None),
+        let (ended, watched) = match begin(link, what, updates, (start, streams), limit).await {
+            Ok((watch, list)) => {
+                let begun = Instant::now();
+                let ended = pass_on((link, what, beginnings.clone()), (watch, list), updates, start, limit).await;
+                (ended, Some(begun.elapsed()))
+            }
+            Err(error) => (Err(error), None),
         };
-        let (begun, streams) = (Instant::now(), list.is_some());
-        let ended = pass_on((link, what, beginnings.clone()), (watch, list), updates, start, limit).await;
-        let is_listed = start.as_streaming_list().is_none();
-        if streams && !is_listed && ended.as_ref().is_err_and(lacks_streaming_lists) {
-            // The next round lists.
-            link.set_no_streaming_lists();
-            continue;
+        let is_incomplete = streams && start.as_streaming_list().is_some();
+        let is_ended_here = beginnings.has_changed().unwrap_or(false) || !link.is_online();
+        if !is_incomplete || is_ended_here || !wants_list(&ended) {
+            return (ended, watched);
         }
-        return (ended, Some(begun.elapsed()));
+        if ended.is_err_and(|error| lacks_streaming_lists(&error)) {
+            link.set_no_streaming_lists();
+        }
+        streams = false;
     }
 }
 
@@ -169,15 +174,12 @@ async fn begin(
     link: &Link,
     what: &Followed,
     updates: &mpsc::Sender<Update>,
-    start: &mut Start,
+    (start, streams): (&mut Start, bool),
     limit: Duration,
 ) -> Result<(Watch, Option<Listing>), RequestError> {
-    if let Some(from) = start.as_streaming_list().filter(|_| what.may_stream() && link.streams_lists()) {
-        match link.watch(what.resource.clone(), &what.selector, from, limit).await {
-            Ok(watch) => return Ok((watch, Some(Listing::new()))),
-            Err(error) if lacks_streaming_lists(&error) => link.set_no_streaming_lists(),
-            Err(error) => return Err(error),
-        }
+    if let Some(from) = start.as_streaming_list().filter(|_| streams) {
+        let watch = link.watch(what.resource.clone(), &what.selector, from, limit).await?;
+        return Ok((watch, Some(Listing::new())));
     }
     let from = match start.clone() {
         Start::Watch(version) => version,
@@ -202,10 +204,21 @@ fn add(list: &mut Listing, change: Change) {
     }
 }
 
-/// Whether a server that refuses a streaming list so has none: it does not know them (400, 422), or its etcd cannot say how far
-/// a watch has come, as one before 3.4.31 (500).
+/// Whether a list is to replace a streaming list that ended so before all had come: it is refused, the server cannot find out
+/// how far its watch has come, or does not say when all has come.
+fn wants_list(ended: &Result<(), RequestError>) -> bool {
+    match ended {
+        Ok(()) => true,
+        Err(error) => matches!(error.code(), Some(400 | 422 | 500 | 504)),
+    }
+}
+
+/// Whether a server that refuses a streaming list so has none: it does not know them, or its etcd is older than 3.4.31.
 fn lacks_streaming_lists(error: &RequestError) -> bool {
-    matches!(error.code(), Some(400 | 422 | 500))
+    match error {
+        RequestError::Refused { code: 500, message, .. } => message.contains("required storage feature"),
+        error => matches!(error.code(), Some(400 | 422)),
+    }
 }
 
 /// Passes on what the watch brings until the server or the connection ends it. `list`: what has come of a streaming list.
@@ -327,6 +340,25 @@ mod tests {
             add(&mut list, change);
         }
         assert_eq!(list.into_values().collect::<Vec<_>>(), [object("a", "3")]);
+
+        let refused = |code, message: &str| {
+            let (reason, message) = (String::new(), message.to_owned());
+            RequestError::Refused { code, reason, message, retry_after: None }
+        };
+        let old_etcd = "the required storage feature RequestWatchProgress is disabled";
+        // Code and message; whether a list follows; whether no other streaming list does.
+        let table = [
+            (422, "sendInitialEvents is forbidden", true, true),
+            (500, old_etcd, true, true),
+            (500, "etcdserver: request timed out", true, false),
+            (504, "Too large resource version", true, false),
+            (410, "Expired", false, false),
+            (429, "", false, false),
+        ];
+        for (code, message, list_follows, is_last) in table {
+            assert_eq!(wants_list(&Err(refused(code, message))), list_follows, "{code} {message}");
+            assert_eq!(lacks_streaming_lists(&refused(code, message)), is_last, "{code} {message}");
+        }
 
         let newest = Start::Newest;
         assert_eq!(newest.as_streaming_list(), Some(WatchFrom::All(None)));

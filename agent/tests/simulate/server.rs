@@ -273,7 +273,12 @@ impl Server {
         }
         let (initial, from) = match streams {
             true if state.lacks_streaming_lists => {
-                let refusal = failure(500, "InternalError", "progress cannot be asked for");
+                let refusal =
+                    failure(500, "InternalError", "the required storage feature RequestWatchProgress is disabled");
+                (VecDeque::from([json!({ "type": "ERROR", "object": refusal })]), from)
+            }
+            true if from > state.objects.version() => {
+                let refusal = failure(504, "Timeout", "Too large resource version");
                 (VecDeque::from([json!({ "type": "ERROR", "object": refusal })]), from)
             }
             true => (state.objects.all_as_changes(path, query), state.objects.version()),
