@@ -21,6 +21,7 @@ pub mod exit_cause;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod forecast;
+pub mod image_access;
 pub mod image_gc;
 pub mod last_good;
 pub mod merge;

@@ -91,6 +91,14 @@ impl ImageName {
     }
 }
 
+/// A valid reference without its tag and digest, as it is written otherwise: kubelet's `trimImageTagDigest`.
+///
+/// # Errors
+/// It is not valid.
+pub fn without_tag(reference: &str) -> Result<&str, InvalidImageName> {
+    ImageName::parse(reference).map(|_| split(reference).0)
+}
+
 /// Name, tag and digest of `name[:tag][@digest]`, not checked.
 fn split(reference: &str) -> (&str, Option<&str>, Option<&str>) {
     let (rest, digest) = match reference.split_once('@') {

@@ -21,6 +21,7 @@ pub mod object;
 pub mod pod;
 pub mod probe;
 pub mod process;
+pub mod pull_credential;
 pub mod sandbox;
 pub mod source;
 pub mod stop_signal;

@@ -46,7 +46,9 @@ pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option
         return (None, faults);
     };
     unknown_fields(document, kind, &mut faults);
-    let key = key(document, kind, &mut faults);
+    let metadata = metadata(document, &mut faults);
+    let uid = Arc::from(metadata.uid.as_deref().unwrap_or_default());
+    let key = key(metadata, kind, &mut faults);
     let immutable = flag(document, "immutable", &mut faults);
     let data = match kind {
         ObjectKind::ConfigMap => config_map_data(document, &mut faults),
@@ -60,7 +62,7 @@ pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option
         _ if kind != ObjectKind::Secret => "",
         _ => secret_type(document, &data, &mut faults),
     };
-    let record = ObjectRecord { key, origin, immutable, secret_type: Arc::from(secret_type), data };
+    let record = ObjectRecord { key, origin, uid, immutable, secret_type: Arc::from(secret_type), data };
     let accepted = faults.errors() == 0;
     (accepted.then_some(record), faults)
 }
@@ -75,15 +77,16 @@ pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<F
     Some(record.ok_or(faults))
 }
 
-/// Decodes an object as an apiserver stores it. What it has checked need not be checked here: of the metadata the name
-/// counts, and a Secret that holds a token is one like others.
+/// Decodes an object as an apiserver stores it. What it has checked need not be checked here: of the metadata name and UID
+/// count, and a Secret that holds a token is one like others.
 ///
 /// # Errors
 /// It is none of that kind.
 pub fn from_apiserver(object: &Value, kind: ObjectKind, origin: &str) -> Result<ObjectRecord, Vec<Fault>> {
     let mut value = object.clone();
     let metadata = &object["metadata"];
-    value["metadata"] = serde_json::json!({ "name": metadata["name"], "namespace": metadata["namespace"] });
+    let (name, namespace, uid) = (&metadata["name"], &metadata["namespace"], &metadata["uid"]);
+    value["metadata"] = serde_json::json!({ "name": name, "namespace": namespace, "uid": uid });
     if value["type"] == TOKEN {
         value["type"] = Value::from(OPAQUE);
     }
@@ -108,8 +111,7 @@ fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut 
     }
 }
 
-fn key(document: &Map<String, Value>, kind: ObjectKind, faults: &mut FaultList) -> ObjectKey {
-    let metadata = metadata(document, faults);
+fn key(metadata: ObjectMeta, kind: ObjectKind, faults: &mut FaultList) -> ObjectKey {
     let name = metadata.name.unwrap_or_default();
     if name.is_empty() && metadata.generate_name.is_some() {
         faults.push(

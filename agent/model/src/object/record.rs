@@ -114,6 +114,8 @@ pub struct ObjectRecord {
     pub key: ObjectKey,
     /// Its origin within the source: a file's name, a URL.
     pub origin: Arc<str>,
+    /// Its UID: two objects of one name that followed each other differ in it. Empty for one that has none.
+    pub uid: Arc<str>,
     /// Its data must not change any more.
     pub immutable: bool,
     /// A Secret's type; empty for a ConfigMap.
@@ -133,6 +135,7 @@ impl ObjectRecord {
         Self {
             key,
             origin: Arc::from(origin),
+            uid: Arc::default(),
             immutable: false,
             secret_type: Arc::from(""),
             data: texts.into_iter().map(|(name, text)| (name.into(), entry(text))).collect(),
@@ -174,7 +177,8 @@ impl ObjectRecord {
             let bytes = STANDARD.decode(text(encoded)?).map_err(|_| damaged())?;
             data.insert(name.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false });
         }
-        Ok(Self { key, origin: Arc::from(origin), immutable: false, secret_type: Arc::from(""), data })
+        let (origin, uid) = (Arc::from(origin), Arc::default());
+        Ok(Self { key, origin, uid, immutable: false, secret_type: Arc::default(), data })
     }
 
     /// The object as one JSON document for [`super::restore`], as stored on disk. It contains the values.
@@ -194,6 +198,9 @@ impl ObjectRecord {
             "apiVersion": "v1", "kind": self.key.kind.as_str(), "immutable": self.immutable,
             "metadata": {"name": &*self.key.name, "namespace": &*self.key.namespace}, "data": text,
         });
+        if !self.uid.is_empty() {
+            manifest["metadata"]["uid"] = Value::from(&*self.uid);
+        }
         match self.key.kind {
             ObjectKind::ConfigMap => manifest["binaryData"] = Value::Object(binary),
             ObjectKind::Secret => manifest["type"] = Value::String(self.secret_type.to_string()),

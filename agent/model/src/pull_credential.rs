@@ -1,0 +1,59 @@
+//! What an image was pulled with, as it is remembered and compared: where a credential is from, and a hash of it.
+
+use sha2::{Digest as _, Sha256};
+
+/// What an image was pulled with, or what a pod may pull it with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PullCredential {
+    /// Nothing, or what the node lends to all of its pods.
+    Node,
+    /// A Secret of the pod.
+    Secret(PullSecret),
+    /// A token of the pod's service account, by a credential provider.
+    ServiceAccount(PullServiceAccount),
+}
+
+/// A Secret, and what it held for the image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PullSecret {
+    /// Its UID; empty for one of the node's own sources.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// The hash of the credential, never empty.
+    pub hash: String,
+}
+
+/// A service account.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PullServiceAccount {
+    /// Its UID; empty where the apiserver cannot be asked.
+    pub uid: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+impl PullSecret {
+    /// Whether both are the same object, whatever it held.
+    pub fn is_same_object(&self, other: &Self) -> bool {
+        (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
+    }
+}
+
+impl PullServiceAccount {
+    /// Whether it is the recorded account, as far as that is known: its pod may start while there is no apiserver.
+    pub fn may_be(&self, recorded: &Self) -> bool {
+        let same_uid = self.uid.is_empty() || self.uid == recorded.uid;
+        same_uid && (&self.namespace, &self.name) == (&recorded.namespace, &recorded.name)
+    }
+}
+
+/// The hash of a credential in a form of its own: SHA-256 in hexadecimal digits.
+pub fn hash(credential: &[u8]) -> String {
+    let digits = Sha256::digest(credential).into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
+    digits.filter_map(|digit| char::from_digit(u32::from(digit), 16)).collect()
+}
