@@ -165,6 +165,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     }
     // After the guard: an earlier one, strict, need not know this executable.
     let store = open_store(&config).await?;
+    executor.pull_records.load(&store).await;
+    shared.tasks.spawn(executor.pull_records.clone().follow(executor.images.clone(), stop.clone()));
     let (pusher, pushed) = push::channel(&node_name, DECODER.with_security(config.pod_security));
     let (offer, feeds) = mpsc::channel(1);
     let (sources, api_updates) = start_sources(&shared, &node_name, &store, pushed, &observer, feeds);

@@ -34,6 +34,7 @@ use limpet_containerd::image::CredentialProvider;
 use limpet_containerd::log::LogRotation;
 use limpet_core::backoff;
 use limpet_core::eviction::EvictionPolicy;
+use limpet_core::image_access::VerificationPolicy;
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
@@ -166,6 +167,8 @@ pub struct Config {
     pub max_parallel_pulls: usize,
     /// `imageGCHighThresholdPercent`, `imageGCLowThresholdPercent`, `imageMinimumGCAge`, `imageMaximumGCAge`.
     pub image_gc: ImageGcPolicy,
+    /// `imagePullCredentialsVerificationPolicy`, `preloadedImagesVerificationAllowlist`.
+    pub image_verification: VerificationPolicy,
     /// `evictionHard`, `evictionSoft` and the related settings.
     pub eviction: EvictionPolicy,
     /// `localImageWhenUnreachable`: with `imagePullPolicy: Always`, start from the local image while its registry is
@@ -250,6 +253,7 @@ impl Default for Config {
             allowed_unsafe_sysctls: Vec::new(),
             max_parallel_pulls: 1,
             image_gc: ImageGcPolicy::default(),
+            image_verification: VerificationPolicy::default(),
             eviction: EvictionPolicy::default(),
             local_image_when_unreachable: false,
             probe_timer_slack: 10,

@@ -25,6 +25,7 @@ pub mod node;
 pub mod plugin_directory;
 pub mod plugin_socket;
 mod private_file;
+pub mod pull_records;
 pub mod reporter;
 pub mod server;
 pub mod source;

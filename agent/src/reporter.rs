@@ -265,7 +265,7 @@ impl Reporter {
 
     /// The container's image is here and was not pulled.
     pub fn report_image_present(&self, pod: &PodState, slot: &ContainerSlot, image: &str) {
-        let message = format!("Container image \"{image}\" already present on machine");
+        let message = format!("Container image \"{image}\" already present on machine and can be accessed by the pod");
         self.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
     }
 

@@ -14,6 +14,14 @@ use limpet_tests::terminal::Terminal;
 use limpet_tests::{TestNode, case, process, suite, tools, wait};
 use serde_json::{Value, json};
 
+#[path = "images/access.rs"]
+mod access;
+
+use access::{
+    an_image_pulled_with_a_secret_is_for_the_pods_that_have_it,
+    what_a_pull_cut_by_a_crash_may_have_brought_is_not_preloaded,
+};
+
 fn main() -> ExitCode {
     suite::run([
         case!(an_absent_image_is_tried_until_it_is_there),
@@ -27,6 +35,8 @@ fn main() -> ExitCode {
         case!(a_pull_shows_how_far_it_is).on(|node| node.images = false),
         case!(layers_compressed_with_zstd_are_unpacked),
         case!(an_image_with_the_digest_of_another_name_is_not_pulled),
+        case!(an_image_pulled_with_a_secret_is_for_the_pods_that_have_it),
+        case!(what_a_pull_cut_by_a_crash_may_have_brought_is_not_preloaded),
         case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
         case!(an_archive_that_appears).on(|node| node.images = false),
         case!(an_archive_cut_short_is_said).on(|node| node.images = false),

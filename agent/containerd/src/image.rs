@@ -41,7 +41,7 @@ pub use credential_provider::{
     AccountOfPod, CredentialProvider, PullAccount, ServiceAccount, ServiceAccounts, TokenAttributes, TokenCache,
 };
 pub use error::{CallError, ImageError};
-pub use flight::{PullStep, RunningPull};
+pub use flight::{PullStep, PulledNow, RunningPull};
 pub use preload::ArchiveEvent;
 pub use progress::PullProgress;
 
@@ -50,6 +50,7 @@ use credential_provider::{CredentialProviders, Provided};
 use flight::{Flight, PullResult};
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::{ImageName, Target};
+use limpet_model::pull_credential::PullCredential;
 
 /// How many credentials are tried in one pull.
 const MAX_TURNS: usize = 16;
@@ -198,6 +199,34 @@ impl Images {
         }
     }
 
+    /// What of its own a pod may pull an image with, without asking a registry or a credential provider.
+    ///
+    /// # Errors
+    /// `InvalidName`; `Config` of a file below `certs.d`.
+    pub async fn pod_credentials(
+        &self,
+        reference: &str,
+        access: &PullAccess,
+    ) -> Result<Vec<PullCredential>, ImageError> {
+        let name = ImageName::parse(reference)?;
+        let account = access.account.as_ref().filter(|_| self.inner.credential_providers.take_tokens(&name));
+        let mut credentials = self.inner.usable_secrets(name, &access.secrets).await?;
+        if let Some(PullAccount { pod, issuer }) = account {
+            // Without an apiserver its UID is not known.
+            let uid = issuer.account(pod).await.map(|account| account.uid).unwrap_or_default();
+            credentials.push(PullCredential::ServiceAccount(pod.identified(uid)));
+        }
+        Ok(credentials)
+    }
+
+    /// The digest of the name in containerd; `None`: the image is not there.
+    ///
+    /// # Errors
+    /// `InvalidName`; `Runtime` while containerd does not answer.
+    pub async fn digest(&self, reference: &str) -> Result<Option<String>, ImageError> {
+        self.target(&ImageName::parse(reference)?).await
+    }
+
     /// The digest of the name in containerd.
     pub(super) async fn target(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
         let call = |error| ImageError::call(&name.whole, error);
@@ -266,11 +295,11 @@ impl Inner {
                     self.note_failure(&error);
                     return Err(error.with_causes(&provided.failures));
                 }
-                Ok(local) => {
+                Ok((local, with)) => {
                     self.reservations.take(&local.digest).await;
                     self.note_change();
                     tracing::info!(image = name.whole, digest = &*local.digest, size = local.size, "image pulled");
-                    return Ok(self.remember(local));
+                    return Ok(PulledNow { image: self.remember(local), with });
                 }
             }
         }
@@ -297,6 +326,18 @@ impl Inner {
         let (session, others, complaints) = prepared.await.map_err(failed)?;
         self.complain(complaints);
         Ok((session?, others))
+    }
+
+    async fn usable_secrets(&self, name: ImageName, secrets: &PullSecrets) -> Result<Vec<PullCredential>, ImageError> {
+        if secrets.is_empty() {
+            return Ok(Vec::new());
+        }
+        let image = name.whole.clone();
+        let (certs_d, secrets) = (self.config.registry_config_dir.clone(), Arc::clone(secrets));
+        let found = blocking::run(certs_d.clone(), blocking::DEADLINE, move |_| {
+            registry::Session::usable(&name, &certs_d, &auth::Keyring::of(&secrets, &[], &[]))
+        });
+        found.await.map_err(|error| ImageError::Registry { image, cause: format!("set-up failed: {error}") })?
     }
 
     /// The store has something that it did not have.

@@ -95,6 +95,9 @@ fn may_use(
     }
 }
 
+/// What it is about; image, record, intent and the pod's credentials; whether the pod may use the image.
+type Case<'a> = (&'a str, &'a str, Option<&'a PulledImage>, bool, &'a [PullCredential], bool);
+
 #[test]
 fn a_pull_must_be_attempted_as_by_kubelet() {
     const IMAGE: &str = "docker.io/testing/test:latest";
@@ -102,8 +105,9 @@ fn a_pull_must_be_attempted_as_by_kubelet() {
     let accounts = PulledImage { names: vec![("test".to_owned(), vec![account("u", "default", "sa")])] };
     let nothing = PulledImage::default();
     let exact = secret("testsecretuid", "default", "pull-secret", "testsecrethash");
-    let table: &[(&str, &str, Option<&PulledImage>, bool, &[PullCredential], bool)] = &[
-        ("the pod's exact secret", IMAGE, Some(&recorded()), false, std::slice::from_ref(&exact), true),
+    let exact = std::slice::from_ref(&exact);
+    let table: &[Case<'_>] = &[
+        ("the pod's exact secret", IMAGE, Some(&recorded()), false, exact, true),
         ("no pod secrets", IMAGE, Some(&recorded()), false, &[], false),
         (
             "the same secret, a different hash",
@@ -137,10 +141,10 @@ fn a_pull_must_be_attempted_as_by_kubelet() {
             &[secret("other", "differentns", "other", "testsecrethash")],
             true,
         ),
-        ("recorded under another name", "other.io/testing/test", Some(&recorded()), false, &[exact.clone()], false),
-        ("recorded under another tag", "docker.io/testing/test:v2", Some(&recorded()), false, &[exact.clone()], true),
-        ("pulled under unknown circumstances", IMAGE, Some(&nothing), false, &[exact.clone()], false),
-        ("only an intent", IMAGE, None, true, &[exact.clone()], false),
+        ("recorded under another name", "other.io/testing/test", Some(&recorded()), false, exact, false),
+        ("recorded under another tag", "docker.io/testing/test:v2", Some(&recorded()), false, exact, true),
+        ("pulled under unknown circumstances", IMAGE, Some(&nothing), false, exact, false),
+        ("only an intent", IMAGE, None, true, exact, false),
         ("no record at all", IMAGE, None, false, &[], true),
         ("the service account", "test", Some(&accounts), false, &[account("u", "default", "sa")], true),
         ("a later account of that name", "test", Some(&accounts), false, &[account("v", "default", "sa")], false),

@@ -6,6 +6,7 @@ mod devices;
 mod documents;
 mod eviction;
 mod image_gc;
+mod image_verification;
 mod layers;
 mod pod_security;
 mod reserved;

@@ -8,6 +8,7 @@ mod csi;
 pub mod handler;
 mod hooks;
 mod image;
+mod image_access;
 mod image_volume;
 mod permit;
 mod probe;
@@ -34,6 +35,7 @@ use crate::clock;
 use crate::config::Config;
 use crate::csi::CsiVolumes;
 use crate::device_plugins::DevicePlugins;
+use crate::pull_records::PullRecords;
 use crate::reporter::Reporter;
 use crate::status::event::EventType;
 use limpet_containerd::client::Client;
@@ -102,6 +104,8 @@ pub struct ContainerdExecutor {
     pub csi: Arc<CsiVolumes>,
     /// Where what happens is reported.
     pub reporter: Arc<Reporter>,
+    /// What images were pulled with.
+    pub pull_records: PullRecords,
     /// Who issues tokens of service accounts; `None`: no apiserver.
     pub service_accounts: Option<Arc<dyn ServiceAccounts>>,
     /// Bounds how many containers are started at once: as many as there are cores.

@@ -95,12 +95,6 @@ pub(crate) fn document(config: &Config) -> Value {
             "clusterDNS": config.cluster_dns,
             "clusterDomain": config.cluster_domain,
             "allowedUnsafeSysctls": config.allowed_unsafe_sysctls,
-            "serializeImagePulls": config.max_parallel_pulls == 1,
-            "maxParallelImagePulls": config.max_parallel_pulls,
-            "imageGCHighThresholdPercent": config.image_gc.high_percent,
-            "imageGCLowThresholdPercent": config.image_gc.low_percent,
-            "imageMinimumGCAge": format!("{}s", config.image_gc.min_age.as_secs_f64()),
-            "imageMaximumGCAge": format!("{}s", config.image_gc.max_age.unwrap_or_default().as_secs_f64()),
             "evictionHard": eviction.hard,
             "evictionSoft": eviction.soft,
             "evictionSoftGracePeriod": eviction.grace,
@@ -140,8 +134,10 @@ pub(crate) fn document(config: &Config) -> Value {
             "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
     });
-    if let (Some(kubelet), Value::Object(server)) = (document["kubeletconfig"].as_object_mut(), listeners(server)) {
-        kubelet.extend(server);
+    if let Some(kubelet) = document["kubeletconfig"].as_object_mut() {
+        for part in [listeners(server), images(config)] {
+            kubelet.extend(part.as_object().cloned().unwrap_or_default());
+        }
         // Go's clients take no null for a duration.
         kubelet.retain(|_, value| !value.is_null());
         kubelet.insert("kind".to_owned(), "KubeletConfiguration".into());
@@ -154,6 +150,20 @@ pub(crate) fn document(config: &Config) -> Value {
 fn quantities(requests: &Requests) -> BTreeMap<Cow<'static, str>, String> {
     let some = requests.resources().filter(|resource| !requests[*resource].is_zero());
     some.map(|resource| (resource.name(), requests[resource].to_string())).collect()
+}
+
+/// The settings of images: their pulls, who may use them, and when they go.
+fn images(config: &Config) -> Value {
+    json!({
+        "serializeImagePulls": config.max_parallel_pulls == 1,
+        "maxParallelImagePulls": config.max_parallel_pulls,
+        "imageGCHighThresholdPercent": config.image_gc.high_percent,
+        "imageGCLowThresholdPercent": config.image_gc.low_percent,
+        "imageMinimumGCAge": format!("{}s", config.image_gc.min_age.as_secs_f64()),
+        "imageMaximumGCAge": format!("{}s", config.image_gc.max_age.unwrap_or_default().as_secs_f64()),
+        "imagePullCredentialsVerificationPolicy": config.image_verification.as_str(),
+        "preloadedImagesVerificationAllowlist": config.image_verification.allowlist(),
+    })
 }
 
 /// The settings of the listeners on the network.

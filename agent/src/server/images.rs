@@ -189,7 +189,7 @@ impl PullWatch {
                     PullStep::Progress(progress) => drop(sender.send_replace(Some(PullEvent::Progress(progress)))),
                     PullStep::Ended(result) => {
                         sender.send_replace(Some(match result {
-                            Ok(image) => PullEvent::Pulled(ImageNames { images: vec![image.name.to_string()] }),
+                            Ok(pulled) => PullEvent::Pulled(ImageNames { images: vec![pulled.image.name.to_string()] }),
                             Err(error) => PullEvent::Failed(error.to_string()),
                         }));
                         return;

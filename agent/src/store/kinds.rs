@@ -8,11 +8,14 @@ use jiff::Timestamp;
 use super::record::{put, take};
 use super::seal::Sealer;
 use super::table::{Stored, Table};
+use limpet_core::image_access::{PullIntent, PulledImage};
 use limpet_core::last_good::LastGood;
 use limpet_model::directory_id::DirectoryId;
+use limpet_model::pull_credential::{PullCredential, PullSecret, PullServiceAccount};
 
 /// Every type of record, for what works on records of any type. Two types must not share a tag.
-pub(super) const TABLES: [Table; 2] = [Table::of::<LastGood>(), Table::of::<DirectoryId>()];
+pub(super) const TABLES: [Table; 4] =
+    [Table::of::<LastGood>(), Table::of::<DirectoryId>(), Table::of::<PulledImage>(), Table::of::<PullIntent>()];
 
 /// The type of record whose number a salvage reports.
 pub(super) const COUNTED: u8 = LastGood::TAG;
@@ -77,6 +80,85 @@ impl Stored for DirectoryId {
     }
 }
 
+/// What an image was pulled with, by its digest. Content: each name with its credentials, each of them a kind and its texts.
+impl Stored for PulledImage {
+    type Key = &'static str;
+    const TABLE: &'static str = "pulled-images";
+    const TAG: u8 = 4;
+    const REMOVED: u8 = 5;
+
+    fn encode(&self, content: &mut Vec<u8>) {
+        for (name, credentials) in &self.names {
+            put(content, name.as_bytes());
+            let mut all = Vec::new();
+            for credential in credentials {
+                let (kind, texts): (u8, &[&String]) = match credential {
+                    PullCredential::Node => (0, &[]),
+                    PullCredential::Secret(secret) => {
+                        (1, &[&secret.uid, &secret.namespace, &secret.name, &secret.hash])
+                    }
+                    PullCredential::ServiceAccount(account) => (2, &[&account.uid, &account.namespace, &account.name]),
+                };
+                all.push(kind);
+                texts.iter().for_each(|text| put(&mut all, text.as_bytes()));
+            }
+            put(content, &all);
+        }
+    }
+
+    fn decode(mut content: &[u8]) -> Option<Self> {
+        let mut names = Vec::new();
+        while !content.is_empty() {
+            let name = take_text(&mut content)?;
+            let (mut all, mut credentials) = (take(&mut content)?, Vec::new());
+            while let Some((kind, rest)) = all.split_first() {
+                all = rest;
+                let mut text = || take_text(&mut all);
+                credentials.push(match kind {
+                    0 => PullCredential::Node,
+                    1 => {
+                        let (uid, namespace, name, hash) = (text()?, text()?, text()?, text()?);
+                        PullCredential::Secret(PullSecret { uid, namespace, name, hash })
+                    }
+                    2 => {
+                        let (uid, namespace, name) = (text()?, text()?, text()?);
+                        PullCredential::ServiceAccount(PullServiceAccount { uid, namespace, name })
+                    }
+                    _ => return None,
+                });
+            }
+            names.push((name, credentials));
+        }
+        Some(Self { names })
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+/// A pull of an image, by its normalised name, of which it is not known how it ended. No content.
+impl Stored for PullIntent {
+    type Key = &'static str;
+    const TABLE: &'static str = "pull-intents";
+    const TAG: u8 = 6;
+    const REMOVED: u8 = 7;
+
+    fn encode(&self, _: &mut Vec<u8>) {}
+
+    fn decode(content: &[u8]) -> Option<Self> {
+        content.is_empty().then_some(Self)
+    }
+
+    fn same(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+fn take_text(content: &mut &[u8]) -> Option<String> {
+    String::from_utf8(take(content)?.to_vec()).ok()
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
@@ -98,6 +180,14 @@ mod tests {
         let id = DirectoryId { device: 3, inode: u64::MAX };
         assert_eq!(DirectoryId::decode(&content(&id)), Some(id));
         assert_eq!(DirectoryId::decode(&content(&id)[..15]), None);
+        let [uid, namespace, name, hash] = ["u", "n", "s", "h"].map(str::to_owned);
+        let account = PullServiceAccount { uid: uid.clone(), namespace: namespace.clone(), name: name.clone() };
+        let secret = PullCredential::Secret(PullSecret { uid, namespace, name, hash });
+        let credentials = vec![secret, PullCredential::ServiceAccount(account)];
+        let names = vec![("a".to_owned(), credentials), ("b".to_owned(), vec![PullCredential::Node])];
+        let pulled = PulledImage { names: [names, vec![("c".to_owned(), Vec::new())]].concat() };
+        assert_eq!(PulledImage::decode(&content(&pulled)[..20]), None);
+        assert_eq!(PulledImage::decode(&content(&pulled)), Some(pulled));
     }
 
     #[test]

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use limpet_model::object::ObjectRecord;
+use limpet_model::pull_credential::{self, PullCredential, PullSecret};
 
 /// The largest `config.json` that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -34,6 +35,28 @@ pub(super) enum Credentials {
     },
     /// A refresh token for OAuth2.
     IdentityToken(String),
+}
+
+/// The fields of kubelet's `AuthConfig`, in its order: what it hashes.
+#[derive(Serialize)]
+struct Hashed<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    username: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    password: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    identitytoken: &'a str,
+}
+
+impl Credentials {
+    /// The hash by which the agent remembers them.
+    fn hash(&self) -> String {
+        let hashed = match self {
+            Self::Password { user, password } => Hashed { username: user, password, identitytoken: "" },
+            Self::IdentityToken(token) => Hashed { username: "", password: "", identitytoken: token },
+        };
+        pull_credential::hash(&serde_json::to_vec(&hashed).unwrap_or_default())
+    }
 }
 
 impl std::fmt::Debug for Credentials {
@@ -83,29 +106,38 @@ impl Entry {
     }
 }
 
+/// Credentials, what they are for, and whose they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Candidate {
+    /// A registry, with globs, and the beginning of a repository.
+    pub(super) pattern: String,
+    pub(super) credentials: Credentials,
+    pub(super) source: PullCredential,
+}
+
 /// The credentials in the node's auth files.
 #[derive(Default)]
 pub(super) struct Keyring {
-    /// Glob and its credentials, in the order they are tried: file by file, the longest first.
-    entries: Vec<(String, Credentials)>,
+    /// In the order they are tried: file by file, the longest pattern first.
+    entries: Vec<Candidate>,
     /// Messages about unusable entries.
     pub(super) complaints: Vec<String>,
 }
 
 impl Keyring {
     /// The credentials of pull secrets, then those of the files, then those that credential providers gave, in kubelet's order.
-    pub(super) fn of(secrets: &[Arc<ObjectRecord>], files: &[PathBuf], provided: &[(String, Credentials)]) -> Self {
+    pub(super) fn of(secrets: &[Arc<ObjectRecord>], files: &[PathBuf], provided: &[Candidate]) -> Self {
         let mut keyring = Self::default();
         for secret in secrets {
             keyring.add_secret(secret);
         }
         // All of the secrets together: the longest first.
-        keyring.entries.sort_by(|(a, _), (b, _)| b.cmp(a));
+        keyring.entries.sort_by(|a, b| b.pattern.cmp(&a.pattern));
         let of_files = Self::read(files);
         keyring.entries.extend(of_files.entries);
         keyring.complaints.extend(of_files.complaints);
         let mut provided = provided.to_vec();
-        provided.sort_by(|(a, _), (b, _)| b.cmp(a));
+        provided.sort_by(|a, b| b.pattern.cmp(&a.pattern));
         keyring.entries.extend(provided);
         keyring
     }
@@ -121,6 +153,7 @@ impl Keyring {
             }
         };
         let Some(entry) = secret.data.get(key) else { return };
+        let first = self.entries.len();
         let origin = secret.key.to_string();
         if whole {
             self.add(entry.bytes.expose(), &origin);
@@ -130,6 +163,14 @@ impl Keyring {
                 Ok(auths) => self.add_entries(auths, &origin),
                 Err(error) => self.complain(&error, &origin),
             }
+        }
+        for candidate in self.entries.iter_mut().skip(first) {
+            candidate.source = PullCredential::Secret(PullSecret {
+                uid: secret.uid.to_string(),
+                namespace: secret.key.namespace.to_string(),
+                name: secret.key.name.to_string(),
+                hash: candidate.credentials.hash(),
+            });
         }
     }
 
@@ -158,14 +199,16 @@ impl Keyring {
     }
 
     fn add_entries(&mut self, auths: HashMap<String, Entry>, origin: &str) {
-        let mut found: Vec<(String, Credentials)> = Vec::new();
+        let mut found: Vec<Candidate> = Vec::new();
         for (key, entry) in auths {
             match entry.credentials() {
-                Some(credentials) => found.push((normal_key(&key), credentials)),
+                Some(credentials) => {
+                    found.push(Candidate { pattern: normal_key(&key), credentials, source: PullCredential::Node });
+                }
                 None => self.complaints.push(format!("{origin}: auths[{key:?}] has no usable credentials")),
             }
         }
-        found.sort_by(|(a, _), (b, _)| b.cmp(a));
+        found.sort_by(|a, b| b.pattern.cmp(&a.pattern));
         self.entries.append(&mut found);
     }
 
@@ -177,7 +220,7 @@ impl Keyring {
 
     /// The credentials for `host` (`docker.io` for Docker Hub) and a repository there. `turn`: of several, 0 is the first, 1
     /// the next; beyond the last one it is the last.
-    pub(super) fn find(&self, host: &str, repository: &str, turn: usize) -> Option<&Credentials> {
+    pub(super) fn find(&self, host: &str, repository: &str, turn: usize) -> Option<&Candidate> {
         let found = self.all(host, repository);
         found.get(turn.min(found.len().saturating_sub(1))).copied()
     }
@@ -187,15 +230,20 @@ impl Keyring {
         self.all(host, repository).len()
     }
 
-    fn all(&self, host: &str, repository: &str) -> Vec<&Credentials> {
-        let host = if is_docker_hub(host) { "index.docker.io" } else { host };
-        let mut found: Vec<&Credentials> = Vec::new();
-        for (_, credentials) in self.entries.iter().filter(|(glob, _)| matches(glob, host, repository)) {
-            if !found.contains(&credentials) {
-                found.push(credentials);
+    fn all(&self, host: &str, repository: &str) -> Vec<&Candidate> {
+        let mut found: Vec<&Candidate> = Vec::new();
+        for candidate in self.candidates(host, repository) {
+            if !found.iter().any(|earlier| earlier.credentials == candidate.credentials) {
+                found.push(candidate);
             }
         }
         found
+    }
+
+    /// All credentials for a repository, also those that several Secrets have.
+    pub(super) fn candidates(&self, host: &str, repository: &str) -> impl Iterator<Item = &Candidate> {
+        let host = if is_docker_hub(host) { "index.docker.io" } else { host };
+        self.entries.iter().filter(move |candidate| matches(&candidate.pattern, host, repository))
     }
 }
 
@@ -260,129 +308,4 @@ fn glob_match(glob: &[u8], text: &[u8]) -> bool {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    fn keyring(text: &str) -> Keyring {
-        let mut keyring = Keyring::default();
-        keyring.add(text.as_bytes(), "config.json");
-        keyring
-    }
-
-    fn user<'a>(keyring: &'a Keyring, host: &str, repository: &str) -> Option<&'a str> {
-        match keyring.find(host, repository, 0)? {
-            Credentials::Password { user, .. } => Some(user),
-            Credentials::IdentityToken(token) => Some(token),
-        }
-    }
-
-    #[test]
-    fn keys_are_matched_as_kubelet_does() {
-        let entry = |name: &str| format!(r#"{{"username": "{name}", "password": "p"}}"#);
-        let table: &[(&str, &str, &str, bool)] = &[
-            ("quay.io", "quay.io", "a/b", true),
-            ("quay.io", "quay.io:443", "a/b", false),
-            ("https://quay.io/v2/", "quay.io", "a/b", true),
-            ("http://127.0.0.1:5000", "127.0.0.1:5000", "x", true),
-            ("quay.io/a", "quay.io", "a/b", true),
-            ("quay.io/a", "quay.io", "b/a", false),
-            ("*.example.com", "r.example.com", "x", true),
-            ("*.example.com", "a.r.example.com", "x", false),
-            ("*.*.example.com", "a.r.example.com", "x", true),
-            ("reg*.example.com:5000", "reg1.example.com:5000", "x", true),
-            ("reg?.example.com", "reg.example.com", "x", false),
-            ("*.example.com", "example.com", "x", false),
-            ("https://index.docker.io/v1/", "docker.io", "library/busybox", true),
-            ("docker.io", "registry-1.docker.io", "library/busybox", true),
-            ("index.docker.io", "quay.io", "library/busybox", false),
-        ];
-        for (key, host, repository, wanted) in table {
-            let ring = keyring(&format!(r#"{{"auths": {{"{key}": {}}}}}"#, entry("me")));
-            assert_eq!(user(&ring, host, repository).is_some(), *wanted, "{key} {host}/{repository}");
-        }
-    }
-
-    #[test]
-    fn the_longest_key_wins() {
-        let ring = keyring(
-            r#"{"auths": {"q.io": {"username": "all"}, "q.io/team/app": {"username": "app"},
-                "q.io/team": {"username": "team"}}}"#,
-        );
-        assert_eq!(user(&ring, "q.io", "team/app"), Some("app"));
-        assert_eq!(user(&ring, "q.io", "team/other"), Some("team"));
-        assert_eq!(user(&ring, "q.io", "x"), Some("all"));
-    }
-
-    #[test]
-    fn every_form_of_credentials_is_read() {
-        let ring = keyring(
-            r#"{"auths": {"a": {"auth": "bWU6cGE6c3M="}, "b": {"auth": "bWU6cGE6c3M"}, "c": {"identitytoken": "tok"},
-                "d": {"auth": "%%%"}, "e": {}}, "credsStore": "desktop"}"#,
-        );
-        let password = Credentials::Password { user: "me".into(), password: "pa:ss".into() };
-        assert_eq!(ring.find("a", "x", 0), Some(&password));
-        assert_eq!(ring.find("b", "x", 0), Some(&password));
-        assert_eq!(ring.find("c", "x", 0), Some(&Credentials::IdentityToken("tok".into())));
-        assert_eq!(ring.find("d", "x", 0), None);
-        assert_eq!(ring.complaints.len(), 3, "{:?}", ring.complaints);
-        assert!(!format!("{password:?}").contains("pa:ss"));
-    }
-
-    fn secret(kind: &str, key: &str, text: &str) -> Arc<ObjectRecord> {
-        let value = serde_json::json!({"kind": "Secret", "metadata": {"name": "pull"},
-            "type": format!("kubernetes.io/{kind}"), "stringData": {key: text}});
-        let decoded =
-            limpet_model::object::decode(&value, limpet_model::object::ObjectKind::Secret, Arc::from("f.yaml"));
-        Arc::new(decoded.0.unwrap())
-    }
-
-    #[test]
-    fn a_pods_own_credentials_come_before_the_nodes_and_those_before_the_providers() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("config.json");
-        std::fs::write(
-            &file,
-            r#"{"auths": {"q.io/team/app": {"username": "node"}, "other.io": {"username": "node"}}}"#,
-        )
-        .unwrap();
-        let json = secret("dockerconfigjson", ".dockerconfigjson", r#"{"auths": {"q.io": {"username": "json"}}}"#);
-        let cfg = secret("dockercfg", ".dockercfg", r#"{"q.io/team": {"username": "cfg"}}"#);
-        let provided = ["q.io", "q.io/team", "last.io"].map(|pattern| {
-            let credentials = Credentials::Password { user: format!("plugin of {pattern}"), password: String::new() };
-            (pattern.to_owned(), credentials)
-        });
-        let ring = Keyring::of(&[json, cfg], &[file], &provided);
-        let name = |turn| match ring.find("q.io", "team/app", turn).unwrap() {
-            Credentials::Password { user, .. } => user.as_str(),
-            Credentials::IdentityToken(token) => token,
-        };
-        assert_eq!(
-            ([name(0), name(1), name(2), name(3), name(9)], ring.count("q.io", "team/app")),
-            (["cfg", "json", "node", "plugin of q.io/team", "plugin of q.io"], 5)
-        );
-        assert_eq!(user(&ring, "other.io", "x"), Some("node"));
-        assert_eq!((ring.count("none.io", "x"), ring.find("none.io", "x", 0)), (0, None));
-        assert_eq!(ring.complaints, Vec::<String>::new());
-    }
-
-    #[test]
-    fn an_invalid_pull_secret_is_reported_without_its_values() {
-        let other = secret("ssh-auth", "ssh-privatekey", "hunter2");
-        let broken = secret("dockercfg", ".dockercfg", r#"{"q.io": {"username": ["hunter2"]}}"#);
-        let ring = Keyring::of(&[other, broken], &[], &[]);
-        let wanted = [
-            "Secret default/pull is not of a type for registry credentials",
-            "Secret default/pull: not docker's format at 1:22",
-        ];
-        assert_eq!(ring.complaints, wanted);
-    }
-
-    #[test]
-    fn an_invalid_file_is_reported_without_its_content() {
-        let ring = keyring(r#"{"auths": {"a": {"auth": 5, "password": "secret"}}"#);
-        assert_eq!(ring.complaints.len(), 1);
-        assert!(!ring.complaints[0].contains("secret"));
-        let ring = Keyring::read(&["/nonexistent/config.json".into()]);
-        assert!(ring.complaints.is_empty());
-    }
-}
+mod tests;

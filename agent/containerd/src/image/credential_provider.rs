@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use tokio::process::Command;
 
-use super::auth::{self, Credentials};
+use super::auth::{self, Candidate, Credentials};
 use limpet_host::program;
 use limpet_model::go_duration;
 use limpet_model::image_name::ImageName;
+use limpet_model::pull_credential::PullCredential;
 
 mod service_account;
 
@@ -79,7 +80,7 @@ pub(super) type Entries = Vec<(String, Credentials)>;
 #[derive(Debug, Default)]
 pub(super) struct Provided {
     /// The credentials, provider by provider.
-    pub(super) entries: Entries,
+    pub(super) entries: Vec<Candidate>,
     /// Why providers gave none, without what they printed.
     pub(super) failures: Vec<String>,
 }
@@ -115,7 +116,13 @@ impl CredentialProviders {
         let mut provided = Provided::default();
         for answer in answers {
             match answer {
-                Ok(entries) => provided.entries.extend(entries),
+                Ok((entries, source)) => {
+                    provided.entries.extend(entries.into_iter().map(|(pattern, credentials)| Candidate {
+                        pattern,
+                        credentials,
+                        source: source.clone(),
+                    }))
+                }
                 Err(failure) => provided.failures.push(failure),
             }
         }
@@ -124,14 +131,21 @@ impl CredentialProviders {
 }
 
 impl Cached {
-    async fn credentials(&self, image: &ImageName, account: Option<&PullAccount>) -> Result<Entries, String> {
+    /// The provider's credentials, and whose they are: of the account whose token it gets, else the node's.
+    async fn credentials(
+        &self,
+        image: &ImageName,
+        account: Option<&PullAccount>,
+    ) -> Result<(Entries, PullCredential), String> {
         let failed = |cause: String| format!("credential provider {}: {cause}", self.provider.name);
         let identity = match (&self.provider.token_attributes, account) {
             (Some(attributes), Some(account)) => match attributes.identity(account).await.map_err(failed)? {
                 Some(identity) => Some(identity),
-                None => return Ok(Entries::new()),
+                None => return Ok((Entries::new(), PullCredential::Node)),
             },
-            (Some(attributes), None) if attributes.require_service_account => return Ok(Entries::new()),
+            (Some(attributes), None) if attributes.require_service_account => {
+                return Ok((Entries::new(), PullCredential::Node));
+            }
             _ => None,
         };
         let subject = Subject {
@@ -139,12 +153,13 @@ impl Cached {
             registry: image.host.clone(),
             account: identity.as_ref().map(Identity::cache_key).unwrap_or_default(),
         };
+        let source = identity.as_ref().map_or(PullCredential::Node, Identity::source);
         if let Some(entries) = self.cache().get(&subject, Instant::now()) {
-            return Ok(entries);
+            return Ok((entries, source));
         }
         let answer = self.ask(&subject.image, identity.as_ref()).await.map_err(failed)?;
         self.cache().put(&answer, &subject, Instant::now());
-        Ok(answer.entries)
+        Ok((answer.entries, source))
     }
 
     async fn ask(&self, image: &str, identity: Option<&Identity<'_>>) -> Result<Answer, String> {

@@ -127,6 +127,14 @@ pub enum ImageError {
         /// The call that failed.
         source: CallError,
     },
+    /// It could not be written down that the image is to be pulled.
+    #[error("Failed to record image pull intent for container image \"{image}\": {cause}")]
+    Unrecorded {
+        /// The reference.
+        image: String,
+        /// Why not.
+        cause: String,
+    },
     /// An image archive cannot be imported.
     #[error("image archive {}: {cause}", path.display())]
     Archive {

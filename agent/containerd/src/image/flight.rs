@@ -11,9 +11,19 @@ use super::progress::PullProgress;
 use super::{Images, PullAccess};
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::{ImageName, normalize};
+use limpet_model::pull_credential::PullCredential;
+
+/// What a pull brought.
+#[derive(Debug, Clone)]
+pub struct PulledNow {
+    /// The image.
+    pub image: Arc<LocalImage>,
+    /// What the registry has accepted for it.
+    pub with: PullCredential,
+}
 
 /// The result of one pull, shared by all that wait for it.
-pub(super) type PullResult = Result<Arc<LocalImage>, ImageError>;
+pub(super) type PullResult = Result<PulledNow, ImageError>;
 type Job = BoxFuture<'static, PullResult>;
 
 /// A running pull, driven by the futures that wait for it; it stops when all are dropped.
@@ -69,8 +79,8 @@ impl Images {
     ///
     /// # Errors
     /// See [`ImageError`]; [`ImageError::reason`] is kubelet's reason for it.
-    pub async fn pull(&self, reference: &str) -> PullResult {
-        self.start_pull(reference, PullAccess::default())?.job.await
+    pub async fn pull(&self, reference: &str) -> Result<Arc<LocalImage>, ImageError> {
+        Ok(self.start_pull(reference, PullAccess::default())?.job.await?.image)
     }
 
     /// The same with what a pod may pull with; its secrets are tried before the node's credentials. Shared only between

@@ -23,6 +23,7 @@ use super::progress::{BlobMeter, Meter};
 use super::registry::{Fetched, Session};
 use super::unpack::Layer;
 use limpet_model::image::LocalImage;
+use limpet_model::pull_credential::PullCredential;
 
 /// Layers that are downloaded at once.
 const PARALLEL_LAYERS: usize = 3;
@@ -60,13 +61,13 @@ struct Pull<'a> {
     lease: String,
 }
 
-/// Pulls an image, or the missing parts of it.
+/// Pulls an image, or the missing parts of it; also returns what the registry has accepted for it.
 pub(super) async fn pull(
     store: &Store,
     session: Session,
     config: &Config,
     meter: &Meter,
-) -> Result<LocalImage, ImageError> {
+) -> Result<(LocalImage, PullCredential), ImageError> {
     let image = session.name.whole.clone();
     let lease = lease_id("pull", &image);
     store.create_lease(&lease, &image).await.map_err(|error| ImageError::call(&image, error))?;
@@ -79,7 +80,7 @@ pub(super) async fn pull(
         // Its content is in use or small; the next pull of this image reuses the lease.
         tracing::warn!(image, %error, "the lease of the pull could not be deleted");
     }
-    result
+    result.map(|local| (local, pull.session.credential()))
 }
 
 impl Pull<'_> {

@@ -3,7 +3,7 @@
 //! The hosts of `certs.d` are tried in order; the one that served the manifest is tried first for the rest. A session
 //! lives as long as its pull: an idle agent has no connection, no certificate store and no password in memory.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use reqwest::header::{ACCEPT, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
 use reqwest::{Response, StatusCode, Url};
@@ -15,6 +15,7 @@ use super::error::ImageError;
 use super::http::{Body, Http, read_bounded};
 use super::token::Login;
 use limpet_model::image_name::ImageName;
+use limpet_model::pull_credential::PullCredential;
 
 /// Why one host did not answer a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,6 +56,10 @@ struct Host {
     endpoint: Endpoint,
     http: Http,
     login: Login,
+    /// Whose credentials `login` has.
+    source: PullCredential,
+    /// It has answered a request with what was asked for.
+    served: AtomicBool,
 }
 
 /// The hosts that may have one image.
@@ -100,11 +105,37 @@ impl Session {
             // A mirror gets none of the registry's credentials, which its operator need not be trusted with.
             let own = if endpoint.mirror { keyring.find(&endpoint.host, &name.repository, turn) } else { None };
             let registrys = || keyring.find(&name.host, &name.repository, turn).filter(|_| endpoint.server);
-            let credentials = own.or_else(registrys).cloned();
+            let candidate = own.or_else(registrys);
+            let source = candidate.map_or(PullCredential::Node, |candidate| candidate.source.clone());
             let http = Http::new(&endpoint)?;
-            hosts.push(Host { endpoint, http, login: Login::new(credentials) });
+            let login = Login::new(candidate.map(|candidate| candidate.credentials.clone()));
+            hosts.push(Host { endpoint, http, login, source, served: AtomicBool::new(false) });
         }
         Ok(Self { name, hosts, preferred: AtomicUsize::new(0) })
+    }
+
+    /// The credentials of a pod that a host has accepted; the node's if none was needed.
+    pub(super) fn credential(&self) -> PullCredential {
+        let accepted = |host: &&Host| host.served.load(Ordering::Relaxed) && host.login.was_answered();
+        let mut sources = self.hosts.iter().filter(accepted).map(|host| &host.source);
+        let of_pod = sources.find(|source| **source != PullCredential::Node);
+        of_pod.cloned().unwrap_or(PullCredential::Node)
+    }
+
+    /// Which of a pod's credentials any host of the image may be sent. Blocks.
+    pub(super) fn usable(
+        name: &ImageName,
+        certs_d: &std::path::Path,
+        keyring: &Keyring,
+    ) -> Result<Vec<PullCredential>, ImageError> {
+        let mut usable = Vec::new();
+        for endpoint in certs::endpoints(certs_d, &name.host)? {
+            let hosts = [endpoint.mirror.then_some(&endpoint.host), endpoint.server.then_some(&name.host)];
+            for host in hosts.into_iter().flatten() {
+                usable.extend(keyring.candidates(host, &name.repository).map(|candidate| candidate.source.clone()));
+            }
+        }
+        Ok(usable)
     }
 
     /// Fetches a manifest or index by tag or digest; a digest is verified.
@@ -205,6 +236,7 @@ impl Session {
         }
         let status = response.status();
         if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
+            host.served.store(true, Ordering::Relaxed);
             return Ok(response);
         }
         let kind = match status {

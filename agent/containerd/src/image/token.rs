@@ -47,6 +47,11 @@ impl Login {
         if self.credentials.is_some() { " with the node's credentials" } else { " without credentials" }
     }
 
+    /// Whether the host required a login.
+    pub(super) fn was_answered(&self) -> bool {
+        self.authorization.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Adds the header that the host has accepted before.
     pub(super) fn sign(&self, request: RequestBuilder) -> RequestBuilder {
         match &*self.authorization.lock().unwrap_or_else(PoisonError::into_inner) {

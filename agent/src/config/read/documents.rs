@@ -106,6 +106,7 @@ impl Judge {
         self.logs(map, config);
         self.pulls(map, config);
         self.image_gc(map, &mut config.image_gc);
+        self.image_verification(map, &mut config.image_verification);
         self.eviction(map, &mut config.eviction);
         self.server(map, directory, &mut config.server);
         config.reserved.kube = self.reserved(map, "kubeReserved");

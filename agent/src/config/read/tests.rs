@@ -11,6 +11,7 @@ use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_core::fixtures::amounts;
+use limpet_core::image_access::{Allowlist, VerificationPolicy};
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::{Device, NodeAddresses};
@@ -69,7 +70,7 @@ fn every_supported_key_has_an_effect() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
          cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nkubeReserved: {{cpu: 200m}}\nsystemReserved: {{memory: 1Mi}}\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\ncrashLoopBackOff: {{maxContainerRestartPeriod: 40s}}\npodPidsLimit: 512\nresolvConf: ''\n\
-         serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
+         serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\nimagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [q.io/base, r.io/*]\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
          evictionHard: {{memory.available: 1Gi}}\nevictionMinimumReclaim: {{memory.available: 2Gi}}\nmergeDefaultEvictionSettings: false\n\
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
          enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
@@ -94,6 +95,8 @@ fn every_supported_key_has_an_effect() {
         assert!(text.contains(&format!("\n{}:", key.name)) || text.starts_with(key.name), "{} is not tried", key.name);
     }
     let (config, warnings, directory) = load_text(&text, &[]);
+    let mut allowlist = Allowlist::default();
+    ["q.io/base", "r.io/*"].iter().for_each(|pattern| allowlist.add(pattern).unwrap());
     let expected = Config {
         credential_providers: Vec::new(),
         hostname_override: None,
@@ -167,6 +170,7 @@ fn every_supported_key_has_an_effect() {
             min_age: std::time::Duration::from_secs(300),
             max_age: Some(std::time::Duration::from_secs(7 * 86_400)),
         },
+        image_verification: VerificationPolicy::NeverVerifyAllowlistedImages(allowlist),
         node_ip: NodeAddresses::one("192.168.1.5".parse().unwrap()),
         snapshotter: "native".to_owned(),
         runtime_binary: Some("/usr/bin/crun".into()),
@@ -371,6 +375,34 @@ fn image_garbage_collection_is_checked_as_in_kubelet() {
     ];
     for (text, expected) in cases {
         let faults = policy(text).unwrap_err();
+        assert!(faults.len() == 1 && faults[0].ends_with(expected), "{text}: {faults:?}");
+    }
+}
+
+#[test]
+fn the_verification_of_images_is_checked_as_in_kubelet() {
+    let policy =
+        |text: &str| load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.map(|config| config.image_verification);
+    let key = "imagePullCredentialsVerificationPolicy";
+    // As Go's encoder writes what nobody has set.
+    let unset = policy(&format!("{key}: ''\npreloadedImagesVerificationAllowlist: []\n"));
+    assert_eq!(unset, Ok(VerificationPolicy::NeverVerifyPreloadedImages));
+    for name in ["NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"] {
+        assert_eq!(policy(&format!("{key}: {name}\n")).unwrap().as_str(), name);
+    }
+    let listed = "NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [q.io/a:v1]\n";
+    for (text, expected) in [
+        (
+            "Sometimes\n",
+            "\"Sometimes\" is none of NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages, AlwaysVerify",
+        ),
+        (
+            "NeverVerify\npreloadedImagesVerificationAllowlist: [q.io/a]\n",
+            "can only be set while imagePullCredentialsVerificationPolicy is NeverVerifyAllowlistedImages",
+        ),
+        (listed, "neither tag nor digest is accepted in an image reference: q.io/a:v1"),
+    ] {
+        let faults = policy(&format!("{key}: {text}")).unwrap_err();
         assert!(faults.len() == 1 && faults[0].ends_with(expected), "{text}: {faults:?}");
     }
 }

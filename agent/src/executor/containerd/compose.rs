@@ -22,6 +22,7 @@ use super::handler::HttpGetter;
 use crate::config::Config;
 use crate::csi::CsiVolumes;
 use crate::device_plugins::DevicePlugins;
+use crate::pull_records::PullRecords;
 use crate::reporter::Reporter;
 
 /// Why there is no executor: what pods run in cannot be had.
@@ -121,6 +122,7 @@ impl ContainerdExecutor {
             getter: HttpGetter::default(),
             starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             pulls: Semaphore::new(config.max_parallel_pulls),
+            pull_records: PullRecords::default(),
             config,
             node,
             node_network,

@@ -43,12 +43,16 @@ impl ContainerdExecutor {
     ) -> Result<Arc<LocalImage>, Failure> {
         let failed = |error: &ImageError| self.image_failure(pod, slot, reference, error);
         let local = self.images.find(reference).await.map_err(|error| failed(&error))?;
+        let is_usable = match &local {
+            Some(image) if policy != Some("Always") => self.may_use(pod, reference, image).await,
+            _ => false,
+        };
         match (policy, local) {
-            (Some("Never") | Some("IfNotPresent") | None, Some(image)) => {
+            (_, Some(image)) if is_usable => {
                 self.reporter.report_image_present(pod, slot, reference);
                 Ok(image)
             }
-            (Some("Never"), None) => {
+            (Some("Never"), _) => {
                 let message = format!("Container image \"{reference}\" is not present with pull policy of Never");
                 self.reporter.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
                 Err(Failure { reason: "ErrImageNeverPull", message, transient: false })
@@ -57,11 +61,11 @@ impl ContainerdExecutor {
                 Ok(image) => Ok(image),
                 Err(error) => {
                     match local.filter(|_| self.config.local_image_when_unreachable && error.is_unreachable()) {
-                        Some(image) => {
+                        Some(image) if self.may_use(pod, reference, &image).await => {
                             self.report_local_image(pod, slot, reference, &error);
                             Ok(image)
                         }
-                        None => Err(failed(&error)),
+                        _ => Err(failed(&error)),
                     }
                 }
             },

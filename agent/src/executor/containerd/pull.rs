@@ -6,11 +6,14 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::ContainerdExecutor;
+use crate::pull_records::AnnouncedPull;
 use crate::status::event::EventType;
-use limpet_containerd::image::{ImageError, PullStep};
+use crate::store::chain;
+use limpet_containerd::image::{ImageError, PullStep, PulledNow};
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::go_duration;
 use limpet_model::image::LocalImage;
+use limpet_model::image_name::normalize;
 
 /// How long a pull goes on before an event shows how far it is.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
@@ -25,13 +28,25 @@ impl ContainerdExecutor {
         slot: &ContainerSlot,
         reference: &str,
     ) -> Result<Arc<LocalImage>, ImageError> {
+        let announced = self.announce_pull(reference).await?;
         let message = format!("Pulling image \"{reference}\"");
         self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulling", message);
         let asked = Instant::now();
         // Never closed; without a permit the pull goes on all the same.
         let _permit = self.pulls.acquire().await.ok();
         let began = Instant::now();
-        let image = self.timed("pull_image", self.pull_in_sight(pod, slot, reference)).await?;
+        let pulled = self.timed("pull_image", self.pull_in_sight(pod, slot, reference)).await;
+        let PulledNow { image, with } = match pulled {
+            Ok(pulled) => pulled,
+            Err(error) => {
+                // Where containerd did not answer the image may be there: its intent stays.
+                if !error.is_runtime_unavailable() {
+                    self.pull_records.failed(announced).await;
+                }
+                return Err(error);
+            }
+        };
+        self.pull_records.succeeded(announced, reference, &image.digest, with).await;
         let (took, waited) = (began.elapsed(), asked.elapsed());
         self.reporter.metrics.image_pulled(image.size, waited);
         tracing::info!(pod = %pod.record.key, container = slot.name, image = reference, bytes = image.size, took = ?took, "image pulled");
@@ -40,13 +55,21 @@ impl ContainerdExecutor {
         Ok(image)
     }
 
+    /// Writes down that the image is being pulled, before anything of it can be here.
+    async fn announce_pull(&self, reference: &str) -> Result<AnnouncedPull, ImageError> {
+        self.pull_records
+            .announce(&normalize(reference)?)
+            .await
+            .map_err(|error| ImageError::Unrecorded { image: reference.to_owned(), cause: chain(&error) })
+    }
+
     /// Pulls, and shows how far it is.
     async fn pull_in_sight(
         &self,
         pod: &PodState,
         slot: &ContainerSlot,
         reference: &str,
-    ) -> Result<Arc<LocalImage>, ImageError> {
+    ) -> Result<PulledNow, ImageError> {
         let mut pull = self.images.start_pull(reference, self.pull_access(pod))?;
         let mut reports = ProgressReports::new(Instant::now());
         loop {

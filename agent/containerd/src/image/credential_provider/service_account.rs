@@ -9,6 +9,8 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 
+use limpet_model::pull_credential::{PullCredential, PullServiceAccount};
+
 /// A provider's `tokenAttributes`, by the fields of kubelet's CredentialProviderConfig.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenAttributes {
@@ -69,6 +71,13 @@ pub struct AccountOfPod {
     pub name: String,
 }
 
+impl AccountOfPod {
+    /// The account with this UID.
+    pub(in crate::image) fn identified(&self, uid: String) -> PullServiceAccount {
+        PullServiceAccount { uid, namespace: self.namespace.clone(), name: self.name.clone() }
+    }
+}
+
 /// Whose tokens providers get in a pull, and who issues them.
 #[derive(Debug, Clone)]
 pub struct PullAccount {
@@ -110,6 +119,11 @@ impl TokenAttributes {
 }
 
 impl Identity<'_> {
+    /// What a pull with its credentials is remembered by.
+    pub(super) fn source(&self) -> PullCredential {
+        PullCredential::ServiceAccount(self.account.pod.identified(self.uid.clone()))
+    }
+
     /// For whom an answer is cached: the account with what the provider sees of it, and its pod where tokens count.
     pub(super) fn cache_key(&self) -> String {
         let pod = &self.account.pod;

@@ -1,0 +1,38 @@
+//! Which images on the node are for all pods, with kubelet's checks.
+
+use super::super::tree::Map;
+use super::Judge;
+use limpet_core::image_access::{Allowlist, VerificationPolicy};
+
+const POLICY: &str = "imagePullCredentialsVerificationPolicy";
+const ALLOWLIST: &str = "preloadedImagesVerificationAllowlist";
+
+impl Judge {
+    pub(super) fn image_verification(&mut self, map: &Map<'_>, policy: &mut VerificationPolicy) {
+        let mut allowlist = Allowlist::default();
+        let patterns = map.texts(ALLOWLIST);
+        for (pattern, at) in &patterns {
+            if let Err(mistake) = allowlist.add(pattern) {
+                self.error(Some(*at), ALLOWLIST, mistake);
+            }
+        }
+        let named = map.text(POLICY);
+        *policy = match named.map_or("", |(name, _)| name) {
+            "" | "NeverVerifyPreloadedImages" => VerificationPolicy::NeverVerifyPreloadedImages,
+            "NeverVerify" => VerificationPolicy::NeverVerify,
+            "NeverVerifyAllowlistedImages" => VerificationPolicy::NeverVerifyAllowlistedImages(allowlist),
+            "AlwaysVerify" => VerificationPolicy::AlwaysVerify,
+            other => {
+                let message = format!(
+                    "{other:?} is none of NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages, AlwaysVerify"
+                );
+                return self.error(named.map(|(_, at)| at), POLICY, message);
+            }
+        };
+        let of_list = matches!(policy, VerificationPolicy::NeverVerifyAllowlistedImages(_));
+        if let Some((_, at)) = patterns.first().filter(|_| !of_list) {
+            let message = format!("can only be set while {POLICY} is NeverVerifyAllowlistedImages");
+            self.error(Some(*at), ALLOWLIST, message);
+        }
+    }
+}

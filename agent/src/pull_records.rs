@@ -1,0 +1,353 @@
+//! What images were pulled with, as far as it decides who may use them: in memory, and in the database for the next start.
+//!
+//! A pull is announced before it begins. One that ends without an answer (a crash, a newer version of its pod) leaves its intent,
+//! so that what it may have brought does not pass for preloaded. A record lasts as long as its image.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::store::{Changes, Held, Store, StoreError, chain};
+use limpet_containerd::image::{ImageError, Images};
+use limpet_core::image_access::{ImageAccess, PullIntent, PulledImage, VerificationPolicy, access};
+use limpet_model::pull_credential::PullCredential;
+use limpet_model::source::SourceKind;
+
+/// The keys of both types have no source in them.
+const SOURCE: SourceKind = SourceKind::File;
+/// What happens to the images within this time is looked at once.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// The records of the node. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct PullRecords {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// Not there before the database is open.
+    store: OnceLock<Arc<Store>>,
+    state: Mutex<State>,
+    /// Held over a write: writes follow each other in the order of what they write.
+    writing: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By digest, with the number of the change that it is from.
+    pulled: BTreeMap<Arc<str>, (u64, PulledImage)>,
+    /// By the image's normalised name.
+    intents: BTreeMap<Arc<str>, Intent>,
+    changes: u64,
+}
+
+/// The pulls of an image that were begun.
+#[derive(Debug, Default)]
+struct Intent {
+    running: usize,
+    /// It is not known how one of them ended.
+    is_open: bool,
+}
+
+impl State {
+    /// The images whose pulls have all ended, one of them in an unknown way.
+    fn unsettled(&self) -> Vec<Arc<str>> {
+        let ended = self.intents.iter().filter(|(_, intent)| intent.running == 0);
+        ended.map(|(image, _)| Arc::clone(image)).collect()
+    }
+
+    /// What such pulls brought is known now. Returns whether no other pull has begun meanwhile.
+    fn settle(&mut self, image: &str) -> bool {
+        let is_settled = self.intents.get(image).is_some_and(|intent| intent.running == 0);
+        is_settled && self.intents.remove(image).is_some()
+    }
+
+    /// Removes an intent whose pulls have all ended in a known way.
+    fn forget_ended(&mut self, image: &str) {
+        if self.intents.get(image).is_some_and(|intent| intent.running == 0 && !intent.is_open) {
+            self.intents.remove(image);
+        }
+    }
+
+    /// Removes the records of images that are not `there`, unless they are newer than the change `before`.
+    fn take_gone(&mut self, before: u64, there: &HashSet<Arc<str>>) -> Vec<Arc<str>> {
+        let gone =
+            |digest: &Arc<str>, (changed, _): &mut (u64, PulledImage)| *changed <= before && !there.contains(digest);
+        self.pulled.extract_if(.., gone).map(|(digest, _)| digest).collect()
+    }
+}
+
+impl Held for Inner {
+    fn everything(&self) -> Changes {
+        let state = self.state();
+        let mut changes = Changes::default();
+        state.pulled.iter().for_each(|(digest, (_, record))| changes.put(Arc::clone(digest), Some(record.clone())));
+        state.intents.keys().for_each(|image| changes.put(Arc::clone(image), Some(PullIntent)));
+        changes
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A pull under way. Dropped, its intent stays.
+#[derive(Debug)]
+pub struct AnnouncedPull {
+    records: PullRecords,
+    image: Arc<str>,
+    has_ended: bool,
+}
+
+impl Drop for AnnouncedPull {
+    fn drop(&mut self) {
+        if let Some(intent) = self.records.inner.state().intents.get_mut(&self.image) {
+            intent.running = intent.running.saturating_sub(1);
+            intent.is_open |= !self.has_ended;
+        }
+    }
+}
+
+impl PullRecords {
+    /// Reads what an earlier agent has recorded; logs an error if it cannot be read: what is here passes for preloaded then.
+    pub async fn load(&self, store: &Arc<Store>) {
+        let (inner, store) = (Arc::clone(&self.inner), Arc::clone(store));
+        // Set once: the agent has one database.
+        let _ = inner.store.set(Arc::clone(&store));
+        let loaded = blocking(move || {
+            let pulled = store.load::<PulledImage>(SOURCE)?.records;
+            let intents = store.load::<PullIntent>(SOURCE)?.records;
+            let mut state = inner.state();
+            state.pulled = pulled.into_iter().map(|(digest, record)| (digest, (0, record))).collect();
+            let open = || Intent { running: 0, is_open: true };
+            state.intents = intents.into_keys().map(|image| (image, open())).collect();
+            drop(state);
+            store.register(SOURCE, &inner);
+            Ok(())
+        });
+        if let Err(error) = loaded.await {
+            tracing::error!(
+                error = chain(&error),
+                "what images were pulled with cannot be read: they count as preloaded"
+            );
+        }
+    }
+
+    /// Who may use an image that is here, as `reference` names it, of this digest.
+    pub fn access(&self, policy: &VerificationPolicy, reference: &str, name: &str, digest: &str) -> ImageAccess {
+        let state = self.inner.state();
+        let record = state.pulled.get(digest).map(|(_, record)| record);
+        access(policy, reference, record, state.intents.contains_key(name))
+    }
+
+    /// Announces a pull of an image, by its normalised name.
+    ///
+    /// # Errors
+    /// It cannot be written down.
+    pub async fn announce(&self, name: &str) -> Result<AnnouncedPull, StoreError> {
+        let image: Arc<str> = Arc::from(name);
+        self.inner.state().intents.entry(Arc::clone(&image)).or_default().running += 1;
+        let mut pull = AnnouncedPull { records: self.clone(), image: Arc::clone(&image), has_ended: false };
+        match self.write(Some(image), None).await {
+            Ok(()) => Ok(pull),
+            Err(error) => {
+                pull.has_ended = true;
+                self.end(pull, None).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// A pull brought an image of this digest: remembers what for `reference`.
+    pub async fn succeeded(&self, pull: AnnouncedPull, reference: &str, digest: &str, with: PullCredential) {
+        self.add(digest, Some((reference, with)));
+        self.end(pull, Some(digest)).await;
+    }
+
+    /// A pull brought nothing.
+    pub async fn failed(&self, pull: AnnouncedPull) {
+        self.end(pull, None).await;
+    }
+
+    /// A pod may use the image by a credential that was not remembered for it.
+    pub async fn learn(&self, reference: &str, digest: &str, credential: &PullCredential) {
+        if self.add(digest, Some((reference, credential.clone()))) {
+            self.save(None, Some(Arc::from(digest))).await;
+        }
+    }
+
+    /// Settles pulls of which it is not known how they ended: what is here now may be theirs, under whatever name.
+    ///
+    /// # Errors
+    /// containerd does not answer.
+    pub async fn settle(&self, images: &Images) -> Result<(), ImageError> {
+        let unsettled = self.inner.state().unsettled();
+        for image in unsettled {
+            let digest = images.digest(&image).await?;
+            if let Some(digest) = &digest {
+                self.add(digest, None);
+            }
+            if self.inner.state().settle(&image) {
+                self.save(Some(image), digest.map(Arc::from)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the images that are gone, until the agent stops.
+    pub async fn follow(self, images: Images, stop: CancellationToken) {
+        let mut contents = images.contents();
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                changed = contents.changed() => if changed.is_err() { return },
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(SETTLE) => {}
+            }
+            contents.mark_unchanged();
+            if let Err(error) = self.forget_gone(&images).await {
+                tracing::debug!(%error, "records of images that are gone stay for now");
+            }
+        }
+    }
+
+    async fn forget_gone(&self, images: &Images) -> Result<(), ImageError> {
+        let known = self.inner.state().pulled.len();
+        let before = self.inner.state().changes;
+        if known == 0 {
+            return Ok(());
+        }
+        let stored = images.stored().await?;
+        let there: HashSet<Arc<str>> = stored.into_iter().map(|image| image.digest).collect();
+        let gone = self.inner.state().take_gone(before, &there);
+        for digest in gone {
+            self.save(None, Some(digest)).await;
+        }
+        Ok(())
+    }
+
+    /// Notes what an image was pulled with, `None`: by an unknown credential. Returns whether that was new.
+    fn add(&self, digest: &str, pulled: Option<(&str, PullCredential)>) -> bool {
+        let mut state = self.inner.state();
+        state.changes += 1;
+        let changes = state.changes;
+        let (changed, record) = state.pulled.entry(Arc::from(digest)).or_default();
+        *changed = changes;
+        pulled.is_some_and(|(reference, credential)| record.add(reference, credential))
+    }
+
+    async fn end(&self, mut pull: AnnouncedPull, digest: Option<&str>) {
+        pull.has_ended = true;
+        let image = Arc::clone(&pull.image);
+        drop(pull);
+        self.inner.state().forget_ended(&image);
+        self.save(Some(image), digest.map(Arc::from)).await;
+    }
+
+    async fn save(&self, image: Option<Arc<str>>, digest: Option<Arc<str>>) {
+        if let Err(error) = self.write(image, digest).await {
+            tracing::error!(error = chain(&error), "what an image was pulled with is not kept on disk");
+        }
+    }
+
+    /// Writes what is known of an image's pull and of a digest.
+    async fn write(&self, image: Option<Arc<str>>, digest: Option<Arc<str>>) -> Result<(), StoreError> {
+        let inner = Arc::clone(&self.inner);
+        blocking(move || {
+            let Some(store) = inner.store.get() else { return Ok(()) };
+            let _turn = inner.writing.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut changes = Changes::default();
+            let state = inner.state();
+            if let Some(image) = image {
+                let intent = state.intents.contains_key(&image).then_some(PullIntent);
+                changes.put(image, intent);
+            }
+            if let Some(digest) = digest {
+                let record = state.pulled.get(&digest).map(|(_, record)| record.clone());
+                changes.put(digest, record);
+            }
+            drop(state);
+            store.apply(SOURCE, &changes).map(drop)
+        })
+        .await
+    }
+}
+
+/// Runs `work` on the blocking pool. A panic there is reported, and counts as nothing written.
+async fn blocking(work: impl FnOnce() -> Result<(), StoreError> + Send + 'static) -> Result<(), StoreError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "the database was left");
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "q.io/closed:v1";
+    const POLICY: VerificationPolicy = VerificationPolicy::NeverVerifyPreloadedImages;
+
+    fn open(dir: &tempfile::TempDir) -> Arc<Store> {
+        Arc::new(Store::open(&dir.path().join("limpet.db")).unwrap().0)
+    }
+
+    async fn load(dir: &tempfile::TempDir) -> PullRecords {
+        let records = PullRecords::default();
+        records.load(&open(dir)).await;
+        records
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_pull_is_remembered_by_the_next_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = load(&dir).await;
+        let pull = records.announce(NAME).await.unwrap();
+        assert_eq!(records.access(&POLICY, NAME, NAME, "d"), ImageAccess::Holders(vec![]), "under way");
+        records.failed(pull).await;
+        assert_eq!(records.access(&POLICY, NAME, NAME, "d"), ImageAccess::All, "preloaded");
+        let pull = records.announce(NAME).await.unwrap();
+        records.succeeded(pull, NAME, "d", PullCredential::ServiceAccount(Default::default())).await;
+        let wanted = ImageAccess::Holders(vec![PullCredential::ServiceAccount(Default::default())]);
+        assert_eq!(records.access(&POLICY, NAME, NAME, "d"), wanted);
+        drop(records);
+        assert_eq!(load(&dir).await.access(&POLICY, NAME, NAME, "d"), wanted);
+    }
+
+    #[tokio::test]
+    async fn a_pull_that_was_broken_off_leaves_its_intent() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = load(&dir).await;
+        let (first, second) = (records.announce(NAME).await.unwrap(), records.announce(NAME).await.unwrap());
+        // That another pull of the image failed says nothing about this one.
+        drop(first);
+        records.failed(second).await;
+        let check = |records: PullRecords| {
+            assert_eq!(records.inner.state().unsettled(), [Arc::from(NAME)]);
+            assert_eq!(records.access(&POLICY, NAME, NAME, "d"), ImageAccess::Holders(vec![]));
+            assert_eq!(records.access(&VerificationPolicy::NeverVerify, NAME, NAME, "d"), ImageAccess::All);
+        };
+        check(records);
+        check(load(&dir).await);
+    }
+
+    #[test]
+    fn what_is_older_than_the_look_and_not_there_is_forgotten() {
+        let records = PullRecords::default();
+        ["gone", "stays"].iter().for_each(|digest| _ = records.add(digest, None));
+        let before = records.inner.state().changes;
+        records.add("new", None);
+        let there = HashSet::from([Arc::from("stays")]);
+        assert_eq!(records.inner.state().take_gone(before, &there), [Arc::from("gone")]);
+        let left: Vec<_> = records.inner.state().pulled.keys().cloned().collect();
+        assert_eq!(left, [Arc::from("new"), Arc::from("stays")]);
+    }
+}
