@@ -1,7 +1,7 @@
 //! What images were pulled with, as far as it decides who may use them: in memory, and in the database for the next start.
 //!
-//! A pull is announced before it begins. One that ends without an answer (a crash, a newer version of its pod) leaves its intent,
-//! so that what it may have brought does not pass for preloaded. A record lasts as long as its image.
+//! A pull with credentials of a pod is announced before it begins. One that ends without an answer (a crash, a newer version of
+//! its pod) leaves its intent, so that what it may have brought does not pass for preloaded. A record lasts as long as its image.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -163,10 +163,14 @@ impl PullRecords {
         }
     }
 
-    /// A pull brought an image of this digest: remembers what for `reference`.
-    pub async fn succeeded(&self, pull: AnnouncedPull, reference: &str, digest: &str, with: PullCredential) {
-        self.add(digest, Some((reference, with)));
-        self.end(pull, Some(digest)).await;
+    /// A pull brought an image of this digest: remembers for `reference` what it was pulled with. `pull`: if it was announced.
+    pub async fn succeeded(&self, pull: Option<AnnouncedPull>, reference: &str, digest: &str, with: PullCredential) {
+        let is_new = self.add(digest, Some((reference, with)));
+        match pull {
+            Some(pull) => self.end(pull, Some(digest)).await,
+            None if is_new => self.save(None, Some(Arc::from(digest))).await,
+            None => {}
+        }
     }
 
     /// A pull brought nothing.
@@ -315,7 +319,7 @@ mod tests {
         records.failed(pull).await;
         assert_eq!(records.access(&POLICY, NAME, NAME, "d"), ImageAccess::All, "preloaded");
         let pull = records.announce(NAME).await.unwrap();
-        records.succeeded(pull, NAME, "d", PullCredential::ServiceAccount(Default::default())).await;
+        records.succeeded(Some(pull), NAME, "d", PullCredential::ServiceAccount(Default::default())).await;
         let wanted = ImageAccess::Holders(vec![PullCredential::ServiceAccount(Default::default())]);
         assert_eq!(records.access(&POLICY, NAME, NAME, "d"), wanted);
         drop(records);

@@ -219,6 +219,16 @@ impl Images {
         Ok(credentials)
     }
 
+    /// Whether a pull of the image may use credentials of the pod.
+    ///
+    /// # Errors
+    /// `InvalidName`.
+    pub fn may_use_credentials(&self, reference: &str, access: &PullAccess) -> Result<bool, ImageError> {
+        let name = ImageName::parse(reference)?;
+        let by_token = access.account.is_some() && self.inner.credential_providers.take_tokens(&name);
+        Ok(by_token || !access.secrets.is_empty())
+    }
+
     /// The digest of the name in containerd; `None`: the image is not there.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use super::ContainerdExecutor;
 use crate::pull_records::AnnouncedPull;
 use crate::status::event::EventType;
 use crate::store::chain;
-use limpet_containerd::image::{ImageError, PullStep, PulledNow};
+use limpet_containerd::image::{ImageError, PullAccess, PullStep, PulledNow};
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::go_duration;
 use limpet_model::image::LocalImage;
@@ -28,19 +28,20 @@ impl ContainerdExecutor {
         slot: &ContainerSlot,
         reference: &str,
     ) -> Result<Arc<LocalImage>, ImageError> {
-        let announced = self.announce_pull(reference).await?;
+        let access = self.pull_access(pod);
+        let announced = self.announce_pull(&access, reference).await?;
         let message = format!("Pulling image \"{reference}\"");
         self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulling", message);
         let asked = Instant::now();
         // Never closed; without a permit the pull goes on all the same.
         let _permit = self.pulls.acquire().await.ok();
         let began = Instant::now();
-        let pulled = self.timed("pull_image", self.pull_in_sight(pod, slot, reference)).await;
+        let pulled = self.timed("pull_image", self.pull_in_sight(pod, slot, reference, access)).await;
         let PulledNow { image, with } = match pulled {
             Ok(pulled) => pulled,
             Err(error) => {
                 // Where containerd did not answer the image may be there: its intent stays.
-                if !error.is_runtime_unavailable() {
+                if let Some(announced) = announced.filter(|_| !error.is_runtime_unavailable()) {
                     self.pull_records.failed(announced).await;
                 }
                 return Err(error);
@@ -55,12 +56,15 @@ impl ContainerdExecutor {
         Ok(image)
     }
 
-    /// Writes down that the image is being pulled, before anything of it can be here.
-    async fn announce_pull(&self, reference: &str) -> Result<AnnouncedPull, ImageError> {
-        self.pull_records
-            .announce(&normalize(reference)?)
-            .await
-            .map_err(|error| ImageError::Unrecorded { image: reference.to_owned(), cause: chain(&error) })
+    /// Writes down that the image is being pulled, before anything of it can be here. What a pod without credentials of its own
+    /// pulls is for all pods, also after a crash: a node that then boots without a network is to start it.
+    async fn announce_pull(&self, access: &PullAccess, reference: &str) -> Result<Option<AnnouncedPull>, ImageError> {
+        if !self.images.may_use_credentials(reference, access)? {
+            return Ok(None);
+        }
+        let announced = self.pull_records.announce(&normalize(reference)?).await;
+        let failed = |error| ImageError::Unrecorded { image: reference.to_owned(), cause: chain(&error) };
+        announced.map(Some).map_err(failed)
     }
 
     /// Pulls, and shows how far it is.
@@ -69,8 +73,9 @@ impl ContainerdExecutor {
         pod: &PodState,
         slot: &ContainerSlot,
         reference: &str,
+        access: PullAccess,
     ) -> Result<PulledNow, ImageError> {
-        let mut pull = self.images.start_pull(reference, self.pull_access(pod))?;
+        let mut pull = self.images.start_pull(reference, access)?;
         let mut reports = ProgressReports::new(Instant::now());
         loop {
             match pull.next().await {
