@@ -85,16 +85,21 @@ pub(crate) fn executable_linked(command: &mut Command, name: &str, flags: &[&str
     Ok(found.with_context(|| format!("{command:?} names no executable of {name}"))?.path)
 }
 
+/// Sets and removes the variables for `other` that are set and removed for `command`.
+pub(crate) fn set_environment_of(command: &Command, other: &mut Command) {
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => other.env(name, value),
+            None => other.env_remove(name),
+        };
+    }
+}
+
 /// The same command in a mount namespace of its own: what others mount and unmount is not seen there.
 pub(crate) fn in_own_mount_namespace(command: &Command) -> Command {
     let mut wrapped = Command::new("unshare");
     wrapped.arg("--mount").arg(command.get_program()).args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => wrapped.env(name, value),
-            None => wrapped.env_remove(name),
-        };
-    }
+    set_environment_of(command, &mut wrapped);
     if let Some(dir) = command.get_current_dir() {
         wrapped.current_dir(dir);
     }

@@ -94,12 +94,7 @@ fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
     let output = File::create(&log).with_context(|| log.display().to_string())?;
     let package = workspace_dir().join("tests");
     let mut command = Command::new(&suite.path);
-    for (name, value) in environment.get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
+    cargo::set_environment_of(environment, &mut command);
     command.current_dir(&package).env("CARGO_MANIFEST_DIR", &package);
     if suite.name == OF_IDLE_AGENTS {
         command = cargo::in_own_mount_namespace(&command);

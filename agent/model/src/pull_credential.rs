@@ -54,6 +54,5 @@ impl PullServiceAccount {
 
 /// The hash of a credential in a form of its own: SHA-256 in hexadecimal digits.
 pub fn hash(credential: &[u8]) -> String {
-    let digits = Sha256::digest(credential).into_iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    digits.filter_map(|digit| char::from_digit(u32::from(digit), 16)).collect()
+    Sha256::digest(credential).iter().map(|byte| format!("{byte:02x}")).collect()
 }
