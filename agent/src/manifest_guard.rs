@@ -97,7 +97,7 @@ pub fn arm(config: &Config, pods: Option<PathBuf>) -> Result<Option<Armed>, ArmE
     let mut loaded = kernel_types::read().load(&Request { guard: Some(rules), ..Request::default() })?;
     let events = loaded.events().map_err(ArmError::Events)?;
     limpet_bpf::arm(&mut loaded, Path::new(PINS))?;
-    memory::release_free_memory();
+    memory::release_memory();
     tracing::info!(mode = mode.name(), "the guard is on: every hook is attached and every directory was tested");
     Ok(Some(Armed { events, guarded }))
 }

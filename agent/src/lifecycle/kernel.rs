@@ -39,7 +39,7 @@ pub async fn run(
     let request = Request { lifecycle: true, watch: feeds.is_some(), ..Request::default() };
     let loaded = tokio::task::spawn_blocking(move || {
         let loaded = load(&request);
-        memory::release_free_memory();
+        memory::release_memory();
         loaded
     });
     let loaded = loaded.await;

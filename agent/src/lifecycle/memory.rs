@@ -1,9 +1,8 @@
-//! Returns free heap memory to the kernel after a burst, such as loading BPF programs or starting many pods: glibc holds
-//! on to it otherwise.
+//! Returns memory to the kernel after a burst, such as loading BPF programs or starting many pods: free heap memory, which
+//! glibc holds on to otherwise, and the program's text, most of which an idle agent does not run.
 
 use std::sync::Arc;
 
-#[cfg(target_env = "gnu")]
 use nix::libc;
 use tokio_util::sync::CancellationToken;
 
@@ -34,9 +33,45 @@ pub fn limit_free_memory() {
     }
 }
 
-/// Returns free heap memory to the kernel. Takes some milliseconds: call it after a burst, not regularly.
-pub fn release_free_memory() {
+/// Returns free heap memory to the kernel, and unmaps the program's text. Takes some milliseconds: call it after a burst, not
+/// regularly.
+pub fn release_memory() {
     trim();
+    unmap_text();
+}
+
+/// Unmaps the segments of the program that are never written, its text and its constants. The page cache keeps them, so what
+/// runs next is mapped again without reading the disk; the rest is the first that the kernel takes when it is short of memory,
+/// since no page table holds it. A breakpoint that a debugger has set is lost.
+#[allow(unsafe_code)]
+fn unmap_text() {
+    // SAFETY: the callback has the signature that dl_iterate_phdr wants, and uses no data.
+    unsafe { libc::dl_iterate_phdr(Some(unmap_program), std::ptr::null_mut()) };
+}
+
+/// Unmaps the read-only segments of the first object that `dl_iterate_phdr` has, which is the program, and ends the iteration.
+#[allow(unsafe_code)]
+unsafe extern "C" fn unmap_program(
+    object: *mut libc::dl_phdr_info,
+    _size: usize,
+    _data: *mut libc::c_void,
+) -> libc::c_int {
+    let page = rustix::param::page_size();
+    // SAFETY: `object` and its program headers are valid for the call, as dl_iterate_phdr promises.
+    let (base, headers) = unsafe {
+        let object = &*object;
+        (object.dlpi_addr as usize, std::slice::from_raw_parts(object.dlpi_phdr, usize::from(object.dlpi_phnum)))
+    };
+    for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0) {
+        let begin = (base + header.p_vaddr as usize).next_multiple_of(page);
+        let end = (base + header.p_vaddr as usize + header.p_memsz as usize) / page * page;
+        if begin < end {
+            // SAFETY: the pages are those of a private mapping of a file that nothing has written to, relocations included,
+            // as they lie in writable segments: the kernel maps the same content again when one is used.
+            unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTNEED) };
+        }
+    }
+    1
 }
 
 #[cfg(target_env = "gnu")]
@@ -46,12 +81,12 @@ fn trim() {
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Returns free heap memory to the kernel after each burst of container starts or exits, until `stop`.
+/// Returns memory to the kernel after each burst of container starts or exits, until `stop`.
 pub async fn release_after_bursts(followed: Arc<Followed>, stop: CancellationToken) {
     let mut changes = followed.changes();
     while stop.run_until_cancelled(changes.settled()).await.is_some() {
-        if let Err(error) = tokio::task::spawn_blocking(release_free_memory).await {
-            tracing::error!(%error, "returning free memory to the kernel failed");
+        if let Err(error) = tokio::task::spawn_blocking(release_memory).await {
+            tracing::error!(%error, "returning memory to the kernel failed");
         }
     }
 }
