@@ -41,6 +41,7 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::security::SecurityLevels;
+use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::pod::{Fault, PodKey};
 
 /// A setting without effect, and why.
@@ -153,6 +154,10 @@ pub struct Config {
     pub runtime_request_timeout: Duration,
     /// `seccompDefault`.
     pub seccomp_default: bool,
+    /// `memorySwap.swapBehavior`.
+    pub swap_behavior: SwapBehavior,
+    /// `singleProcessOOMKill`.
+    pub single_process_oom_kill: bool,
     /// `containerLogMaxSize`, `containerLogMaxFiles`.
     pub log_rotation: LogRotation,
     /// `resolvConf`; `None`: pods get an empty one.
@@ -246,6 +251,8 @@ impl Default for Config {
             volume_stats_period: Duration::from_secs(60),
             runtime_request_timeout: Duration::from_secs(120),
             seccomp_default: false,
+            swap_behavior: SwapBehavior::default(),
+            single_process_oom_kill: false,
             log_rotation: LogRotation { max_size: 10 << 20, max_files: 5 },
             resolv_conf: Some("/etc/resolv.conf".into()),
             cluster_dns: Vec::new(),

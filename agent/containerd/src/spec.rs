@@ -362,8 +362,7 @@ fn devices(host: &HostInput, privileged: bool) -> Option<Vec<LinuxDevice>> {
 /// The container's cgroup. It allows only the devices that every runtime creates and those that the container asks for, or
 /// all for a privileged container.
 fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
-    let mut resources =
-        resources::container_resources(input.pod.spec(), input.container, input.node.cgroup_v2, host.swap_limit);
+    let mut resources = resources::container_resources(input.pod.spec(), input.container, input.node, host.swap_limit);
     let mut devices = LinuxDeviceCgroup::default();
     devices.set_allow(is_privileged(input.container)).set_access(Some("rwm".to_owned()));
     let granted = host.granted.iter().map(|(device, permissions)| {

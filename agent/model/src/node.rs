@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::pod::downward::NodeLimits;
+use crate::pod::swap::SwapBehavior;
 
 /// Facts of the node that do not change while the agent runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,6 +19,12 @@ pub struct NodeFacts {
     pub memory_capacity: u64,
     /// What of it is for pods.
     pub limits: NodeLimits,
+    /// Bytes of swap, at the agent's start.
+    pub swap_capacity: u64,
+    /// `memorySwap.swapBehavior`.
+    pub swap_behavior: SwapBehavior,
+    /// `singleProcessOOMKill`: the kernel's OOM killer ends one process of a container, and not all. With cgroup v2.
+    pub single_process_oom_kill: bool,
     /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
     pub oom_score_floor: i32,
     /// Only the unified (v2) cgroup hierarchy is mounted.

@@ -36,6 +36,7 @@ pub mod role;
 pub mod security;
 pub(crate) mod size;
 pub mod strict;
+pub mod swap;
 mod totals;
 pub(crate) mod unsupported;
 pub(crate) mod validate;

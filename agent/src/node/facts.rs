@@ -14,15 +14,19 @@ const OOM_SCORE_MIN: i32 = -1_000;
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
 /// Reads the facts from the kernel. An unknown fact is logged and replaced by the safer value.
-#[allow(clippy::useless_conversion)] // totalram is a C long: 32 bits on 32-bit machines
+#[allow(clippy::useless_conversion)] // totalram and totalswap are C longs: 32 bits on 32-bit machines
 pub fn facts(config: &Config, name: String) -> NodeFacts {
     let memory = rustix::system::sysinfo();
     let memory_capacity = u64::from(memory.totalram).saturating_mul(u64::from(memory.mem_unit));
+    let swap_capacity = u64::from(memory.totalswap).saturating_mul(u64::from(memory.mem_unit));
     let huge_pages = limpet_host::huge_pages::pools();
     NodeFacts {
         name,
         memory_capacity,
         limits: Capacity::of(config, memory_capacity, 0, &huge_pages).limits(),
+        swap_capacity,
+        swap_behavior: config.swap_behavior,
+        single_process_oom_kill: config.single_process_oom_kill,
         oom_score_floor: oom_score_floor(),
         cgroup_v2: cgroup_v2(),
         systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,

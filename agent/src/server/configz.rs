@@ -89,6 +89,8 @@ pub(crate) fn document(config: &Config) -> Value {
             "systemReserved": quantities(&config.reserved.system),
             "runtimeRequestTimeout": format!("{}s", config.runtime_request_timeout.as_secs()),
             "seccompDefault": config.seccomp_default,
+            "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },
+            "singleProcessOOMKill": config.single_process_oom_kill,
             "containerLogMaxSize": config.log_rotation.max_size.to_string(),
             "containerLogMaxFiles": config.log_rotation.max_files,
             "resolvConf": config.resolv_conf.clone().unwrap_or_default(),

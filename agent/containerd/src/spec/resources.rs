@@ -11,11 +11,15 @@ use super::host::swap_limit;
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::compute_resources::{self, CPU_PERIOD};
 use limpet_model::pod::huge_pages::{container_limits, kernel_name};
+use limpet_model::pod::swap::{SwapBehavior, limited_swap};
 
-/// What of a running container's limits a resize sets: cpu and memory. Reads a small file.
-pub fn resized(pod: &PodSpec, container: &Container, cgroup_v2: bool) -> LinuxResources {
-    let mut resources = container_resources(pod, container, cgroup_v2, swap_limit(cgroup_v2));
-    resources.set_unified(None);
+/// What of a running container's limits a resize sets: cpu, memory, and the share of the swap that follows from the request of
+/// memory. Reads a small file.
+pub fn resized(pod: &PodSpec, container: &Container, node: &NodeFacts) -> LinuxResources {
+    let mut resources = container_resources(pod, container, node, swap_limit(node.cgroup_v2));
+    if node.swap_behavior == SwapBehavior::NoSwap {
+        resources.set_unified(None);
+    }
     resources
 }
 
@@ -52,9 +56,14 @@ pub fn with_resources(spec: &[u8], resources: &LinuxResources) -> Result<Vec<u8>
     serde_json::to_vec(&spec)
 }
 
-/// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets none, as with kubelet's
-/// `NoSwap`. On v1 that needs a memory limit.
-pub(super) fn container_resources(pod: &PodSpec, container: &Container, cgroup_v2: bool, swap: bool) -> LinuxResources {
+/// The limits of a container's cgroup. `swap`: the kernel can limit swap; if so, the container gets what the node's
+/// `swapBehavior` gives it. On v1 that is none, and needs a memory limit.
+pub(super) fn container_resources(
+    pod: &PodSpec,
+    container: &Container,
+    node: &NodeFacts,
+    swap: bool,
+) -> LinuxResources {
     let limits = compute_resources::container_limits(pod, container);
     let mut cpu = LinuxCpu::default();
     cpu.set_shares(Some(limits.cpu_shares));
@@ -66,18 +75,30 @@ pub(super) fn container_resources(pod: &PodSpec, container: &Container, cgroup_v
     if let Some(memory_limit) = limits.memory {
         let mut memory = LinuxMemory::default();
         memory.set_limit(Some(memory_limit));
-        if swap && !cgroup_v2 {
+        if swap && !node.cgroup_v2 {
             memory.set_swap(Some(memory_limit)); // memory and swap together: no swap
         }
         resources.set_memory(Some(memory));
     }
-    if cgroup_v2 {
-        // The OOM killer kills all processes of a container together.
-        let mut unified = HashMap::from([("memory.oom.group".to_owned(), "1".to_owned())]);
-        if swap {
-            unified.insert("memory.swap.max".to_owned(), "0".to_owned());
-        }
-        resources.set_unified(Some(unified));
+    if node.cgroup_v2 {
+        resources.set_unified(Some(unified(pod, container, node, swap)).filter(|files| !files.is_empty()));
     }
     resources
+}
+
+/// The files of a container's cgroup v2 for which OCI resources have no field.
+fn unified(pod: &PodSpec, container: &Container, node: &NodeFacts, swap: bool) -> HashMap<String, String> {
+    let mut files = HashMap::new();
+    if !node.single_process_oom_kill {
+        // The OOM killer kills all processes of a container together.
+        files.insert("memory.oom.group".to_owned(), "1".to_owned());
+    }
+    if swap {
+        let most = match node.swap_behavior {
+            SwapBehavior::NoSwap => 0,
+            SwapBehavior::LimitedSwap => limited_swap(pod, container, node.memory_capacity, node.swap_capacity),
+        };
+        files.insert("memory.swap.max".to_owned(), most.to_string());
+    }
+    files
 }

@@ -13,6 +13,7 @@ use limpet_host::volume::{self, Propagation};
 use limpet_model::fixtures::record_of_spec as record;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::quantity::Amount;
+use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::sandbox::Namespaces;
 use limpet_model::user_namespace::IdRange;
 
@@ -79,6 +80,9 @@ impl Fixture {
                 name: "node".to_owned(),
                 memory_capacity: 4_000_000_000,
                 limits: NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(4_000_000_000) },
+                swap_capacity: 2_000_000_000,
+                swap_behavior: SwapBehavior::NoSwap,
+                single_process_oom_kill: false,
                 oom_score_floor: -1_000,
                 cgroup_v2: false,
                 systemd_cgroup: false,
@@ -336,6 +340,20 @@ fn no_container_swaps_where_the_kernel_can_limit_it() {
         assert_eq!(resources["unified"], json!({"memory.oom.group": "1", "memory.swap.max": "0"}));
         assert_eq!(resources["memory"], memory);
     }
+}
+
+#[test]
+fn a_container_swaps_as_configured() {
+    let burstable = json!({"resources": {"requests": {"memory": "400M"}, "limits": {"memory": "1G"}}});
+    let mut fixture = Fixture::new(burstable, json!({"Cmd": ["run"]}));
+    fixture.node.swap_behavior = SwapBehavior::LimitedSwap;
+    let resources = |fixture: &Fixture| fixture.spec().unwrap()["linux"]["resources"].clone();
+    assert_eq!(resources(&fixture)["memory"]["swap"], json!(1_000_000_000), "with cgroup v1 there is no swap");
+    fixture.node.cgroup_v2 = true;
+    fixture.node.single_process_oom_kill = true;
+    assert_eq!(resources(&fixture)["unified"], json!({"memory.swap.max": "200000000"}));
+    fixture.host.swap_limit = false;
+    assert_eq!(resources(&fixture).get("unified"), None);
 }
 
 #[test]

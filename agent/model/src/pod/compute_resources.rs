@@ -29,7 +29,7 @@ const GUARANTEED_OOM_SCORE: i64 = -997;
 const BEST_EFFORT_OOM_SCORE: i64 = 1_000;
 
 /// From this priority on a pod is critical (`system-cluster-critical` and above).
-const CRITICAL_PRIORITY: i32 = 2_000_000_000;
+pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
 /// CPU shares of a request in millicores: 1,024 a core, between 2 and 262,144.
 pub fn cpu_shares(milli_cpu: i64) -> u64 {

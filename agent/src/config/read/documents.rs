@@ -15,6 +15,7 @@ use limpet_core::backoff;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::go_duration;
+use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::pod::{PodKey, is_dns_label, is_dns_subdomain};
 
 /// The limit of parallel pulls where kubelet would set none.
@@ -92,6 +93,7 @@ impl Judge {
         if let Some((on, _)) = map.bool("seccompDefault") {
             config.seccomp_default = on;
         }
+        self.memory(map, config);
         if let Some((domain, _)) = map.text("clusterDomain") {
             domain.trim_end_matches('.').clone_into(&mut config.cluster_domain);
         }
@@ -114,6 +116,21 @@ impl Judge {
         self.cluster(map, &mut config.cluster);
         for (position, path, message) in self.url.kubelet(map) {
             self.error(Some(position), &path, message);
+        }
+    }
+
+    fn memory(&mut self, map: &Map<'_>, config: &mut Config) {
+        if let Some((single, _)) = map.bool("singleProcessOOMKill") {
+            config.single_process_oom_kill = single;
+        }
+        let swap = Map { entries: map.map("memorySwap") };
+        match swap.text("swapBehavior") {
+            None => {}
+            Some(("" | "NoSwap", _)) => config.swap_behavior = SwapBehavior::NoSwap,
+            Some(("LimitedSwap", _)) => config.swap_behavior = SwapBehavior::LimitedSwap,
+            Some((other, at)) => {
+                self.error(Some(at), "memorySwap.swapBehavior", format!("{other:?} is neither NoSwap nor LimitedSwap"));
+            }
         }
     }
 

@@ -17,6 +17,7 @@ use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::PodKey;
 use limpet_model::pod::security::{SecurityLevel, SecurityLevels};
+use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::source::SourceKind;
 
 mod credential_providers;
@@ -79,7 +80,7 @@ fn every_supported_key_has_an_effect() {
          enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\nstreamingConnectionIdleTimeout: 10m\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
-         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nseccompDefault: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
+         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nseccompDefault: true\nmemorySwap: {{swapBehavior: LimitedSwap}}\nsingleProcessOOMKill: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
@@ -126,6 +127,8 @@ fn every_supported_key_has_an_effect() {
         volume_stats_period: std::time::Duration::from_secs(120),
         runtime_request_timeout: std::time::Duration::from_secs(90),
         seccomp_default: true,
+        swap_behavior: SwapBehavior::LimitedSwap,
+        single_process_oom_kill: true,
         log_rotation: super::super::LogRotation { max_size: 5 << 20, max_files: 3 },
         resolv_conf: None,
         cluster_dns: vec!["10.0.0.10".parse().unwrap(), "fd00::10".parse().unwrap()],

@@ -62,10 +62,10 @@ impl ContainerdExecutor {
         if let Some(used) = used.filter(|used| wanted > 0 && *used > wanted.unsigned_abs()) {
             return Err(below_usage(format!("container {:?}", slot.name), wanted, used));
         }
-        let (record, container, cgroup_v2) = (Arc::clone(&pod.record), container.clone(), self.node.cgroup_v2);
+        let (record, container, node) = (Arc::clone(&pod.record), container.clone(), self.node.clone());
         let subject = PathBuf::from("the kernel's limit of swap");
         let resources =
-            blocking::run(subject, DEADLINE, move |_| spec::resized(record.spec(), &container, cgroup_v2)).await;
+            blocking::run(subject, DEADLINE, move |_| spec::resized(record.spec(), &container, &node)).await;
         let resources = resources.map_err(|error| refused(error.to_string()))?;
         let resized = self.timed("update_container", self.containers.resize_task(&instance.id, &resources)).await;
         if !resized.map_err(|error| failure(RESIZE_ERROR, &error))? {
