@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         case!(an_edit_of_an_init_container_makes_a_new_pod),
         case!(an_edit_while_the_agent_is_away_is_carried_out),
         case!(cpu_and_memory_change_without_a_restart),
+        case!(a_pods_own_cpu_and_memory_change_without_a_restart),
         case!(a_memory_limit_below_what_is_used_waits),
         case!(a_resize_that_does_not_fit_waits_for_room),
     ])
@@ -166,6 +167,33 @@ fn cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {
         container(pod, "main")["restartCount"] == 1 && container(pod, "main")["state"]["running"].is_object()
     })?;
     ensure!(main_limits(node, &next)? == wanted(32, "20000"), "{:?}", main_limits(node, &next));
+    Ok(())
+}
+
+fn a_pods_own_cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {
+    let shared = |resources: Value| pod("web", json!({ "resources": resources, "containers": [shell("main", IDLE)] }));
+    let limits =
+        |cpu: &str, memory: &str| json!({ "requests": { "cpu": "10m" }, "limits": { "cpu": cpu, "memory": memory } });
+    node.apply(&shared(limits("100m", "64Mi")))?;
+    let before = node.wait_running("web")?;
+    let pid = main_process(node, &before)?;
+    let said = forecast(node, &shared(limits("500m", "256Mi")))?;
+    ensure!(said.contains("resizes in place: container main"), "{said}");
+    node.apply(&shared(limits("500m", "256Mi")))?;
+    wait::until_true(wait::SOON, "the cgroups of pod and container", || {
+        let wanted = ((256_u64 << 20).to_string(), "50000".to_owned());
+        let found = [pod_limits(node, &before), main_limits(node, &before)];
+        found.iter().all(|found| found.as_ref().is_ok_and(|found| *found == wanted))
+    })?;
+    let after = node.wait_running("web")?;
+    ensure!(main_process(node, &after)? == pid && after["metadata"]["uid"] == before["metadata"]["uid"], "{after}");
+    // What is taken away does not change in place.
+    let said = forecast(node, &shared(json!({ "requests": { "cpu": "10m" }, "limits": { "cpu": "500m" } })))?;
+    ensure!(!said.contains("in place"), "{said}");
+    node.apply(&shared(json!({ "requests": { "cpu": "10m" }, "limits": { "cpu": "500m" } })))?;
+    node.wait_pod("web", "in a new container", |pod| {
+        container(pod, "main")["state"]["running"].is_object() && main_process(node, pod).is_ok_and(|new| new != pid)
+    })?;
     Ok(())
 }
 

@@ -216,10 +216,7 @@ fn record(
     // A pod of an apiserver stays the same version while it is being deleted.
     let version = (source == SourceKind::Api).then(|| api::without_deletion(value));
     let version = version.as_ref().unwrap_or(value);
-    let immutable = match source {
-        SourceKind::Api => fingerprint::immutable_of_api(version),
-        _ => fingerprint::immutable(version),
-    };
+    let immutable = fingerprint::immutable(version);
     let written = metadata.uid.as_deref().filter(|uid| !uid.is_empty());
     let uid = written.map_or_else(|| identity::derive_uid(node_name, source, &key, immutable), PodUid::new);
     default::default(&mut pod);

@@ -12,7 +12,7 @@ use crate::pod::Fingerprint;
 
 /// Fields of the pod that can change in place; of every container, [`CONTAINER_IN_PLACE`]. Frozen: a change of these
 /// lists would give every pod another UID.
-const POD_IN_PLACE: [&str; 2] = ["activeDeadlineSeconds", "tolerations"];
+const POD_IN_PLACE: [&str; 3] = ["activeDeadlineSeconds", "resources", "tolerations"];
 const METADATA_IN_PLACE: [&str; 2] = ["annotations", "labels"];
 const CONTAINER_IN_PLACE: [&str; 2] = ["image", "resources"];
 pub(super) const CONTAINER_LISTS: [&str; 3] = ["containers", "ephemeralContainers", "initContainers"];
@@ -83,11 +83,6 @@ pub(crate) fn hash(bytes: &[u8]) -> Fingerprint {
 /// The hash of the fields of `manifest` that cannot change in place.
 pub(crate) fn immutable(manifest: &Value) -> Fingerprint {
     hash(&without(manifest, is_in_place))
-}
-
-/// The same of an apiserver's pod, whose UID follows from none of them: it is resized in place, the pod's own resources too.
-pub(crate) fn immutable_of_api(manifest: &Value) -> Fingerprint {
-    hash(&without(manifest, |steps| is_in_place(steps) || matches!(steps, ["spec", "resources", ..])))
 }
 
 /// Whether the field at `steps` can change in place; `*` stands for an item of a list.

@@ -1,7 +1,7 @@
 //! Which edits of a container's resources are carried out while it runs, without a restart.
 //!
 //! The rules of the API's `resize` subresource: requests and limits of cpu and memory may change and be added, none may be
-//! removed. A container that has its limits from its pod follows the pod's. Where `resizePolicy` asks for a restart, or anything
+//! removed, and the same holds for the pod's own. A container that has its limits from its pod follows the pod's. Where `resizePolicy` asks for a restart, or anything
 //! else differs, the container is replaced. That follows from the manifests alone.
 
 use std::collections::BTreeMap;
@@ -20,6 +20,12 @@ pub fn resizes_in_place(old: &PodRecord, new: &PodRecord, name: &str) -> bool {
     changes_resources_alone(old, new, name) && may_resize((old.spec(), before), (new.spec(), after))
 }
 
+/// Whether a pod that runs can have its own resources as in `new`: none of them is taken away, and only cpu and memory change.
+pub fn pod_resizes_in_place(old: &PodSpec, new: &PodSpec) -> bool {
+    let empty = ResourceRequirements::default();
+    keeps_all(old.resources.as_ref().unwrap_or(&empty), new.resources.as_ref().unwrap_or(&empty))
+}
+
 /// Whether the container called `name` has the same image in both, and other resources.
 pub fn changes_resources_alone(old: &PodRecord, new: &PodRecord, name: &str) -> bool {
     let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
@@ -30,8 +36,6 @@ pub fn changes_resources_alone(old: &PodRecord, new: &PodRecord, name: &str) -> 
 fn may_resize((old_pod, old): (&PodSpec, &Container), (new_pod, new): (&PodSpec, &Container)) -> bool {
     let empty = ResourceRequirements::default();
     let (before, after) = (old.resources.as_ref().unwrap_or(&empty), new.resources.as_ref().unwrap_or(&empty));
-    let lists = [(&before.limits, &after.limits), (&before.requests, &after.requests)];
-    let kept = lists.iter().all(|(before, after)| keeps(before.as_ref(), after.as_ref()));
     // kubelet compares the requests, and the limits with those that follow from the pod's.
     let changed = |name: &str| {
         amount(before.requests.as_ref(), name) != amount(after.requests.as_ref(), name)
@@ -41,7 +45,14 @@ fn may_resize((old_pod, old): (&PodSpec, &Container), (new_pod, new): (&PodSpec,
         let mut policies = new.resize_policy.iter().flatten();
         policies.any(|policy| policy.resource_name == name && policy.restart_policy == "RestartContainer")
     };
-    before.claims == after.claims && kept && ![CPU, MEMORY].iter().any(|name| changed(name) && restarts(name))
+    before.claims == after.claims
+        && keeps_all(before, after)
+        && ![CPU, MEMORY].iter().any(|name| changed(name) && restarts(name))
+}
+
+fn keeps_all(before: &ResourceRequirements, after: &ResourceRequirements) -> bool {
+    let lists = [(&before.limits, &after.limits), (&before.requests, &after.requests)];
+    lists.iter().all(|(before, after)| keeps(before.as_ref(), after.as_ref()))
 }
 
 /// Whether `after` has every resource that `before` has, and the same amounts but of cpu and memory.
@@ -139,18 +150,40 @@ mod tests {
         let restarts = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
         let memory = json!({ "limits": { "memory": "1Mi" } });
         let both = json!({ "limits": { "memory": "1Mi", "cpu": "1" } });
-        let of_api = |cpu: &str| {
-            let pod = json!({ "metadata": { "name": "web", "uid": "u-1" }, "spec": {
-                "resources": { "limits": { "cpu": cpu }, "requests": { "cpu": "1" } },
-                "containers": [{ "name": "m", "image": "a:1" }],
-            }});
-            restore(pod.to_string().as_bytes(), "", SourceKind::Api, "edge1").unwrap()
-        };
-        assert!(of_api("2").is_same_incarnation(&of_api("3")), "an apiserver's pod keeps its UID");
         let cases = [(&json!({}), &json!(null), true), (&memory, &json!(null), true), (&both, &json!(null), false)];
         for (own, policy, in_place) in cases.into_iter().chain([(&memory, &restarts, false)]) {
             let (old, new) = (record("1", own, policy), record("2", own, policy));
             assert_eq!(resizes_in_place(&old, &new, "m"), in_place, "{own} {policy}");
+        }
+    }
+
+    #[test]
+    fn a_pod_keeps_its_uid_when_its_own_cpu_and_memory_change() {
+        let record = |source, resources: &Value| {
+            let uid = (source == SourceKind::Api).then_some("u-1");
+            let container = json!({ "name": "m", "image": "a:1", "resources": { "requests": { "cpu": "1" } } });
+            let pod = json!({ "metadata": { "name": "web", "uid": uid }, "spec": {
+                "resources": resources, "containers": [container] } });
+            restore(pod.to_string().as_bytes(), "web.yaml", source, "edge1").unwrap()
+        };
+        let limits =
+            |cpu: &str, memory: &str| json!({ "requests": { "cpu": "1" }, "limits": { "cpu": cpu, "memory": memory } });
+        let before = limits("2", "1Gi");
+        let cases = [
+            (limits("3", "1Gi"), true),
+            (limits("3", "512Mi"), true),
+            (json!({ "requests": { "cpu": "1", "memory": "1Mi" }, "limits": { "cpu": "2", "memory": "1Gi" } }), true),
+            (json!({ "requests": { "cpu": "1" }, "limits": { "cpu": "2" } }), false),
+            (json!(null), false),
+            // Another QoS class.
+            (json!({ "requests": { "cpu": "2", "memory": "1Gi" }, "limits": { "cpu": "2", "memory": "1Gi" } }), false),
+        ];
+        for (after, same) in cases {
+            for source in [SourceKind::File, SourceKind::Push, SourceKind::Api] {
+                let (old, new) = (record(source, &before), record(source, &after));
+                assert_eq!(old.uid, new.uid);
+                assert_eq!(old.is_same_incarnation(&new), same, "{source}: {after}");
+            }
         }
     }
 }
