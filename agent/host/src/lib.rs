@@ -22,6 +22,7 @@ pub mod proc_files;
 pub mod process;
 pub mod process_cgroup;
 pub mod program;
+pub mod project_quota;
 pub mod sandbox;
 pub mod selinux;
 pub mod tcp;

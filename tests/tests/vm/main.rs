@@ -37,12 +37,13 @@ const FIRST: [Case; 3] = [
 ];
 
 /// What only a long run shows.
-const FURTHER: [Case; 16] = [
+const FURTHER: [Case; 17] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
     ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
     ("an_export_and_a_disk_of_a_server_are_volumes", storage::nfs),
     ("a_pod_runs_under_crun_as_under_runc", runtimes::a_pod_under_crun),
     ("huge_pages_are_limited_by_cgroups", storage::huge_pages),
+    ("a_file_system_counts_what_a_volume_takes", storage::project_quota),
     ("containers_have_a_share_of_the_swap", swap::limited_swap),
     ("a_pod_lives_on_btrfs", snapshotters::btrfs),
     ("a_pod_lives_on_devmapper", snapshotters::devmapper),

@@ -74,6 +74,12 @@ pub(crate) fn none(guest: &mut Guest) -> Result<()> {
     })
 }
 
+/// Waits for the end of the pod `name`.
+pub(crate) fn gone(guest: &mut Guest, name: &str) -> Result<()> {
+    let full = format!("{name}-gateway");
+    guest.until(SOON, "the end of a pod", "limpet pods -o json", |pods| (!pods.contains(&full)).then_some(()))
+}
+
 /// The id of the container `name` as containerd knows it.
 pub(crate) fn container_id(pod: &Value, name: &str) -> Result<String> {
     let statuses = pod["status"]["containerStatuses"].as_array().context("no statuses")?;

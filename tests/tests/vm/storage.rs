@@ -1,4 +1,5 @@
-//! Storage that takes a kernel of a distribution: NFS and iSCSI with its own servers, and huge pages limited by cgroup v2.
+//! Storage that takes a kernel of a distribution: NFS and iSCSI with its own servers, huge pages limited by cgroup v2, and project
+//! quotas.
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::image;
@@ -7,7 +8,7 @@ use serde_json::json;
 
 use crate::leftovers;
 use crate::machine::Machine;
-use crate::pod::{IDLE, SOON, container_id, manifest, running, shell};
+use crate::pod::{self, IDLE, SOON, container_id, gone, manifest, running, shell, wait};
 
 /// The machine serves a directory to itself.
 const SERVE: &str = "mkdir -p /srv/data && \
@@ -43,6 +44,14 @@ mv /etc/limpet/manifests/chap.yaml.new /etc/limpet/manifests/chap.yaml";
 /// Whether nothing is left of the disk: no session, no mount, nothing written down.
 const DETACHED: &str = "test -z \"$(find /sys/class/iscsi_session /var/lib/iscsi/nodes /var/lib/limpet/plugins/kubernetes.io/iscsi \
     -mindepth 1; grep kubernetes.io.iscsi /proc/mounts)\"";
+
+/// Volumes of pods lie on a file system that counts projects.
+const COUNTED_DISK: &str = "set -e
+systemctl stop limpet
+truncate -s 200M /var/lib/counted.img
+mkfs.ext4 -q -O quota,project -E quotatype=prjquota /var/lib/counted.img
+mount -o loop,prjquota /var/lib/counted.img /var/lib/limpet/pods
+systemctl start limpet";
 
 /// An export is mounted, stays through a restart of the agent, and goes with its pod, also when its server has died.
 pub(crate) fn nfs(machine: &Machine) -> Result<()> {
@@ -140,7 +149,25 @@ pub(crate) fn huge_pages(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-fn gone(guest: &mut Guest, name: &str) -> Result<()> {
-    let full = format!("{name}-gateway");
-    guest.until(SOON, "the end of a pod", "limpet pods -o json", |pods| (!pods.contains(&full)).then_some(()))
+/// Of a pod with users of its own the file system counts what an emptyDir takes, files that are open and have no name any more
+/// included, which a walk does not see.
+pub(crate) fn project_quota(machine: &Machine) -> Result<()> {
+    let mut guest = machine.resume()?;
+    guest.run("rm /etc/limpet/manifests/*.yaml")?;
+    pod::none(&mut guest)?;
+    guest.run(COUNTED_DISK)?;
+    let mut main = shell("main", image::V1, "exec 3> /data/f; rm /data/f; head -c 5000000 /dev/zero >&3; sleep 100000");
+    main["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+    let volume = json!({ "name": "data", "emptyDir": { "sizeLimit": "2Mi" } });
+    let spec =
+        json!({ "terminationGracePeriodSeconds": 1, "hostUsers": false, "containers": [main], "volumes": [volume] });
+    guest.run(&manifest("hidden", &spec))?;
+    let pod = wait(&mut guest, "hidden", "evicted", |pod| pod["status"]["reason"] == "Evicted")?;
+    let message = pod["status"]["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("EmptyDir volume \"data\" exceeds the limit \"2Mi\""), "{message}");
+    guest.run("rm /etc/limpet/manifests/hidden.yaml")?;
+    gone(&mut guest, "hidden")?;
+    leftovers::none(&mut guest)?;
+    guest.power_cut();
+    Ok(())
 }

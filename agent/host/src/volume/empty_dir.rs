@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, PodSpec};
 
 use super::{VolumeError, files, tmpfs};
+use crate::project_quota;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::huge_pages::{MEDIUM, MEDIUM_OF_SIZE, volume_page_size};
 use limpet_model::pod::quantity::parse;
@@ -27,6 +28,8 @@ pub(super) struct EmptyDir {
     pub medium: Medium,
     pub mode: u32,
     pub group: Option<u32>,
+    /// Its file system counts what it takes, if it can.
+    pub counted: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +78,9 @@ impl EmptyDir {
         let default_mode = if let Medium::Memory(_) = medium { tmpfs::MODE } else { DEFAULT_MODE };
         let mode = source.mode.and_then(|mode| u32::try_from(mode).ok()).unwrap_or(default_mode) & 0o1777;
         let mode = if group.is_some() { mode | GROUP_MODE } else { mode };
-        Ok(Self { path: Self::path(pod_dir, volume), medium, mode, group })
+        // Elsewhere a container could evade the count.
+        let counted = spec.host_users == Some(false) && source.size_limit.is_some();
+        Ok(Self { path: Self::path(pod_dir, volume), medium, mode, group, counted })
     }
 
     /// Creates it if it does not exist.
@@ -105,6 +110,11 @@ impl EmptyDir {
         }
         // After the group: a change of it clears the set-group-id bit.
         files::set_mode(&beside, self.mode)?;
+        if self.counted
+            && let Err(error) = project_quota::count(&beside)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "no project quota: what the volume takes is measured by walks");
+        }
         std::fs::rename(&beside, &self.path).map_err(VolumeError::io("make directory", &self.path))
     }
 

@@ -1,0 +1,155 @@
+//! Project quotas: what a directory takes, which its file system counts, so that no walk is needed to know it. ext4 and XFS
+//! count where they are mounted with `prjquota`; asking them takes Linux 5.14.
+//!
+//! A directory gets a project of its own when it is created, and whatever is created in it belongs to that project. Only the
+//! initial user namespace may change the project of a file, so nothing that runs in another one can evade the count; any other
+//! owner of a file could, which is why kubelet counts volumes of pods with `hostUsers: false` alone.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use nix::libc;
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::ioctl::{Getter, Setter, ioctl, opcode};
+
+/// The projects that are used here. Others begin at 1, kubelet's at 1,048,577.
+const FIRST: u32 = 0x4c50_0000;
+/// Most projects that are tried.
+const MOST: u32 = 1 << 16;
+
+/// `quotactl_fd`, which has one number on every architecture, and its command `QCMD(Q_GETQUOTA, PRJQUOTA)`.
+const SYS_QUOTACTL_FD: libc::c_long = 443;
+const GET_QUOTA_OF_PROJECT: libc::c_uint = 0x80_0007 << 8 | 2;
+
+/// `FS_XFLAG_PROJINHERIT`: what is created in the directory gets its project.
+const INHERIT: u32 = 0x200;
+
+/// `struct fsxattr` of `<linux/fs.h>`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Attributes {
+    flags: u32,
+    extent_size: u32,
+    extents: u32,
+    project: u32,
+    copy_on_write_extent_size: u32,
+    padding: [u8; 8],
+}
+
+const GET_ATTRIBUTES: rustix::ioctl::Opcode = opcode::read::<Attributes>(b'X', 31);
+const SET_ATTRIBUTES: rustix::ioctl::Opcode = opcode::write::<Attributes>(b'X', 32);
+
+/// `struct if_dqblk` of `<linux/quota.h>`.
+#[repr(C)]
+struct Quota {
+    block_hard_limit: u64,
+    block_soft_limit: u64,
+    bytes: u64,
+    inode_hard_limit: u64,
+    inode_soft_limit: u64,
+    inodes: u64,
+    block_grace: u64,
+    inode_grace: u64,
+    valid: u32,
+}
+
+/// What the files of a project take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Counted {
+    /// Bytes on the disk.
+    pub(crate) bytes: u64,
+    /// Files and directories.
+    pub(crate) inodes: u64,
+}
+
+/// Gives `directory`, which is empty, a project of its own. Returns whether its file system counts projects; if not, nothing
+/// has changed.
+///
+/// # Errors
+/// The directory cannot be opened, or the project cannot be set.
+pub fn count(directory: &Path) -> io::Result<bool> {
+    // Two directories must not choose one project.
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let opened = rustix::fs::openat(CWD, directory, FLAGS, Mode::empty())?;
+    let Some(project) = unused(opened.as_fd()) else { return Ok(false) };
+    let attributes = attributes(opened.as_fd())?;
+    set_attributes(opened.as_fd(), Attributes { project, flags: attributes.flags | INHERIT, ..attributes })?;
+    Ok(true)
+}
+
+/// What the directory takes, if it has a project of [`count`].
+pub(crate) fn usage(directory: &Path) -> Option<Counted> {
+    let opened = rustix::fs::openat(CWD, directory, FLAGS, Mode::empty()).ok()?;
+    let attributes = attributes(opened.as_fd()).ok()?;
+    let ours = (FIRST..FIRST + MOST).contains(&attributes.project) && attributes.flags & INHERIT != 0;
+    if ours { quota(opened.as_fd(), attributes.project).ok().flatten() } else { None }
+}
+
+/// NOFOLLOW: a container may put a symlink in the place of what was a directory.
+const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A project that no file has. `None`: the file system does not count projects, or all are used.
+fn unused(directory: BorrowedFd<'_>) -> Option<u32> {
+    for project in FIRST..FIRST + MOST {
+        match quota(directory, project) {
+            Ok(None | Some(Counted { inodes: 0, .. })) => return Some(project),
+            Ok(Some(_)) => {}
+            Err(_) => return None,
+        }
+    }
+    None
+}
+
+/// What the files of a project take. `None`: it was never used.
+#[allow(unsafe_code)]
+fn quota(directory: BorrowedFd<'_>, project: u32) -> io::Result<Option<Counted>> {
+    let mut found = MaybeUninit::<Quota>::zeroed();
+    // SAFETY: the descriptor is open as long as it is borrowed, and the kernel writes a `Quota` and no more to `found`.
+    let result = unsafe {
+        libc::syscall(SYS_QUOTACTL_FD, directory.as_raw_fd(), GET_QUOTA_OF_PROJECT, project, found.as_mut_ptr())
+    };
+    if result == 0 {
+        // SAFETY: every bit pattern is a `Quota`, and it was zeroed before the kernel wrote to it.
+        let found = unsafe { found.assume_init() };
+        return Ok(Some(Counted { bytes: found.bytes, inodes: found.inodes }));
+    }
+    match io::Error::last_os_error() {
+        error if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        error => Err(error),
+    }
+}
+
+#[allow(unsafe_code)]
+fn attributes(directory: BorrowedFd<'_>) -> io::Result<Attributes> {
+    // SAFETY: the opcode is that of FS_IOC_FSGETXATTR, which writes a `struct fsxattr`.
+    Ok(unsafe { ioctl(directory, Getter::<GET_ATTRIBUTES, Attributes>::new()) }?)
+}
+
+#[allow(unsafe_code)]
+fn set_attributes(directory: BorrowedFd<'_>, attributes: Attributes) -> io::Result<()> {
+    // SAFETY: the opcode is that of FS_IOC_FSSETXATTR, which reads a `struct fsxattr`.
+    Ok(unsafe { ioctl(directory, Setter::<SET_ATTRIBUTES, Attributes>::new(attributes)) }?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_structures_have_their_sizes() {
+        assert_eq!((size_of::<Attributes>(), size_of::<Quota>()), (28, 72));
+        assert_eq!((GET_ATTRIBUTES, SET_ATTRIBUTES), (0x801c_581f, 0x401c_5820));
+    }
+
+    #[test]
+    fn a_directory_without_a_project_is_not_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(usage(directory.path()), None);
+        assert_eq!(usage(&directory.path().join("none")), None);
+    }
+}
