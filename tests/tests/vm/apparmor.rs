@@ -7,7 +7,7 @@ use limpet_tests::vm::Guest;
 use serde_json::{Value, json};
 
 use crate::machine::Machine;
-use crate::pod::{IDLE, manifest, running, shell, wait};
+use crate::pod::{IDLE, SOON, manifest, running, shell};
 
 /// containerd's default profile, as the kernel names it for a process.
 const DEFAULT: &str = "cri-containerd.apparmor.d (enforce)";
@@ -48,10 +48,10 @@ pub(crate) fn profiles_confine(machine: &Machine) -> Result<()> {
     guest.run(&manifest("privileged", &mounting(json!({ "privileged": true }))))?;
     profiles_refuse_mounts(&mut guest)?;
     ensure!(attempt(&mut guest, "tight", "touch /refused")? != 0 && attempt(&mut guest, "tight", "touch /taken")? == 0);
-    let refused = wait(&mut guest, "absent", "refused", |pod| pod["status"]["phase"] == "Failed")?;
-    let message =
-        "Pod was rejected: Cannot enforce AppArmor: profile \"absent\" is not loaded; load it with apparmor_parser";
-    ensure!(refused["status"]["reason"] == "AppArmor" && refused["status"]["message"] == message, "{refused}");
+    let message = "Cannot enforce AppArmor: profile \"absent\" is not loaded; load it with apparmor_parser";
+    guest.until(SOON, "the refusal", "limpet events", |events| events.contains(message).then_some(()))?;
+    guest.run(&TIGHT.replace("profile tight", "profile absent"))?;
+    running(&mut guest, "absent")?;
     guest.power_cut();
     Ok(())
 }

@@ -22,32 +22,46 @@ pub(super) enum NotAdmitted {
     Yet(Failure),
 }
 
+/// Why the host does not have what a pod asks for: the reason, and the sentence that people read.
+enum Refusal {
+    /// Until the host is another one: a module of the kernel.
+    Lasting(&'static str, String),
+    /// Until somebody loads it.
+    Passing(&'static str, String),
+}
+
 impl ContainerdExecutor {
     /// kubelet's checks, with its reasons and messages; then its containers get the devices of plugins that they ask for.
     pub(super) async fn admit(&self, pod: &PodState) -> Result<(), NotAdmitted> {
-        profiles(pod.record.spec()).await.map_err(|(reason, message)| self.reject(pod, reason, message))?;
+        profiles(pod.record.spec()).await.map_err(|refusal| match refusal {
+            Refusal::Lasting(reason, message) => self.reject(pod, reason, &message),
+            Refusal::Passing(reason, message) => self.refuse(pod, reason, message, false),
+        })?;
         let allocated = self.device_plugins.allocate(&pod.record).await;
         allocated.map_err(|why| {
-            let message = format!("Allocate failed due to {why}, which is unexpected");
-            // The apiserver's pods have a controller that makes another one.
-            if pod.record.source == SourceKind::Api {
-                return self.reject(pod, UNEXPECTED, message);
-            }
-            tracing::warn!(pod = %pod.record.key, message, "no devices yet");
-            self.reporter.event(pod, None, EventType::Warning, UNEXPECTED, message.clone());
-            NotAdmitted::Yet(Failure { reason: UNEXPECTED, message, transient: true })
+            self.refuse(pod, UNEXPECTED, format!("Allocate failed due to {why}, which is unexpected"), true)
         })
     }
 
-    fn reject(&self, pod: &PodState, reason: &'static str, message: String) -> NotAdmitted {
-        let verdict = PodVerdict::rejected(reason, &message);
+    /// For good what is a pod of the apiserver's, which has a controller that makes another one; every other pod is tried again.
+    fn refuse(&self, pod: &PodState, reason: &'static str, message: String, transient: bool) -> NotAdmitted {
+        if pod.record.source == SourceKind::Api {
+            return self.reject(pod, reason, &message);
+        }
+        tracing::warn!(pod = %pod.record.key, reason, message, "the node cannot run the pod yet");
+        self.reporter.event(pod, None, EventType::Warning, reason, message.clone());
+        NotAdmitted::Yet(Failure { reason, message, transient })
+    }
+
+    fn reject(&self, pod: &PodState, reason: &'static str, message: &str) -> NotAdmitted {
+        let verdict = PodVerdict::rejected(reason, message);
         self.reporter.report_claim(pod, &verdict);
         NotAdmitted::Never(verdict)
     }
 }
 
 /// Security modules: what the pod names must be there. A pod that names nothing costs no look at the host.
-async fn profiles(spec: &PodSpec) -> Result<(), (&'static str, String)> {
+async fn profiles(spec: &PodSpec) -> Result<(), Refusal> {
     let needs = needs(spec);
     let labelled = selinux::names_labels(spec);
     if !needs.host && !labelled {
@@ -57,25 +71,26 @@ async fn profiles(spec: &PodSpec) -> Result<(), (&'static str, String)> {
     let loaded: Vec<String> = needs.loaded.iter().map(|name| (*name).to_owned()).collect();
     let looked = blocking::run("/sys/kernel/security".into(), DEADLINE, move |_| {
         if labelled && selinux::is_enforcing() {
-            return Err(("SELinux", selinux::REFUSED.to_owned()));
+            return Err(Refusal::Lasting("SELinux", selinux::REFUSED.to_owned()));
         }
-        if host { confined(&loaded).map_err(apparmor_refusal) } else { Ok(()) }
+        if host { confined(&loaded) } else { Ok(()) }
     });
-    looked.await.unwrap_or_else(|error| Err(apparmor_refusal(error.to_string())))
+    looked.await.unwrap_or_else(|error| Err(Refusal::Passing("AppArmor", unconfined(&error))))
 }
 
-fn apparmor_refusal(why: String) -> (&'static str, String) {
-    ("AppArmor", format!("Cannot enforce AppArmor: {why}"))
+fn unconfined(why: &impl std::fmt::Display) -> String {
+    format!("Cannot enforce AppArmor: {why}")
 }
 
 /// Whether the host has AppArmor, and these profiles.
-fn confined(profiles: &[String]) -> Result<(), String> {
+fn confined(profiles: &[String]) -> Result<(), Refusal> {
     if !apparmor::is_enabled() {
-        return Err("AppArmor is not enabled on the host".to_owned());
+        return Err(Refusal::Lasting("AppArmor", unconfined(&"AppArmor is not enabled on the host")));
     }
+    let refused = |why: &dyn std::fmt::Display| Refusal::Passing("AppArmor", unconfined(&why));
     for name in profiles {
-        if !apparmor::is_loaded(name).map_err(|error| error.to_string())? {
-            return Err(format!("profile {name:?} is not loaded; load it with apparmor_parser"));
+        if !apparmor::is_loaded(name).map_err(|error| refused(&error))? {
+            return Err(refused(&format_args!("profile {name:?} is not loaded; load it with apparmor_parser")));
         }
     }
     Ok(())
