@@ -14,6 +14,10 @@ use limpet_model::container::ContainerId;
 const QUIET: Duration = Duration::from_secs(3);
 /// And at the latest after so long: a container in CrashLoopBackOff must not prolong it forever.
 const MAX_BURST: Duration = Duration::from_secs(60);
+/// A node is idle after so long without a change: what follows a start or an exit, status, events and volumes, is over, too.
+const IDLE: Duration = Duration::from_secs(60);
+/// The same limit for it.
+const MAX_IDLE: Duration = Duration::from_secs(600);
 
 /// The init processes of containers, by pid.
 #[derive(Debug, Default)]
@@ -72,6 +76,12 @@ impl Changes {
     /// Resolves when the next burst of changes is over. Cancel safe but for the burst that has begun.
     pub async fn settled(&mut self) {
         self.burst(QUIET, MAX_BURST).await;
+    }
+
+    /// Resolves when there has been no change for a minute after one, or, where they do not end, after ten of them. Cancel safe
+    /// but for the burst that has begun.
+    pub async fn idle(&mut self) {
+        self.burst(IDLE, MAX_IDLE).await;
     }
 
     async fn burst(&mut self, quiet: Duration, max: Duration) {

@@ -81,13 +81,28 @@ fn trim() {
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Returns memory to the kernel after each burst of container starts or exits, until `stop`.
+/// Returns memory to the kernel after each burst of container starts or exits, and again once what follows it is over, until
+/// `stop`.
 pub async fn release_after_bursts(followed: Arc<Followed>, stop: CancellationToken) {
-    let mut changes = followed.changes();
-    while stop.run_until_cancelled(changes.settled()).await.is_some() {
-        if let Err(error) = tokio::task::spawn_blocking(release_memory).await {
-            tracing::error!(%error, "returning memory to the kernel failed");
+    let (mut bursts, mut pauses) = (followed.changes(), followed.changes());
+    let after_bursts = async {
+        loop {
+            bursts.settled().await;
+            release_on_the_blocking_pool().await;
         }
+    };
+    let when_idle = async {
+        loop {
+            pauses.idle().await;
+            release_on_the_blocking_pool().await;
+        }
+    };
+    stop.run_until_cancelled(async { tokio::join!(after_bursts, when_idle) }).await;
+}
+
+async fn release_on_the_blocking_pool() {
+    if let Err(error) = tokio::task::spawn_blocking(release_memory).await {
+        tracing::error!(%error, "returning memory to the kernel failed");
     }
 }
 
