@@ -2,6 +2,7 @@
 //!
 //! No policy: an action comes with the state it was planned from, and goes back as an [`Outcome`].
 
+mod actions;
 mod admission;
 pub mod compose;
 mod csi;
@@ -28,7 +29,6 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
-use self::admission::NotAdmitted;
 use self::handler::HttpGetter;
 use self::start::START_ERROR;
 use crate::clock;
@@ -49,7 +49,7 @@ use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::exit_cause::judge;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::plan::{Action, KillCause};
+use limpet_core::plan::KillCause;
 use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase, Stopping};
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
@@ -115,52 +115,6 @@ pub struct ContainerdExecutor {
 }
 
 impl ContainerdExecutor {
-    /// Does `action`, planned from `pod`.
-    async fn perform_action(&self, pod: PodState, action: Action) -> Outcome {
-        match action {
-            Action::PrepareSandbox => match self.admit(&pod).await {
-                Ok(()) => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
-                Err(NotAdmitted::Never(verdict)) => Outcome::Refused(verdict),
-                Err(NotAdmitted::Yet(failure)) => Outcome::SandboxPrepared(Err(failure)),
-            },
-            Action::MeasureStorage => self.measure_storage(&pod).await,
-            Action::UpdateVolumes => Outcome::VolumesUpdated(self.update_volumes(&pod).await),
-            Action::UpdateCgroup(limits) => Outcome::CgroupUpdated(self.update_cgroup(&pod, &limits).await),
-            Action::ReleaseSandbox => Outcome::SandboxReleased(self.release_sandbox(&pod).await),
-            Action::TearDown => {
-                let torn_down = self.tear_down(&pod).await;
-                self.images.released();
-                Outcome::TornDown(torn_down)
-            }
-            Action::EnsureImage(index) => {
-                let slot = &pod.containers[index];
-                let result = self.ensure_image(&pod, slot).await;
-                Outcome::ImageEnsured {
-                    index,
-                    fingerprint: slot.fingerprint.clone(),
-                    attempt: slot.next_attempt(),
-                    result,
-                }
-            }
-            Action::Resize(index) => self.resize(&pod, index).await,
-            Action::Start(index) => match self.lost_sandbox(&pod).await {
-                Some(sandbox) => Outcome::SandboxLost { index, sandbox },
-                None => self.start(&pod, index).await,
-            },
-            Action::PostStart(index) => self.post_start(&pod, index).await,
-            Action::Stop(index, stopping, cause) => self.stop(&pod, index, stopping, cause).await,
-            Action::Probe(index, kind, _) => self.probe(&pod, index, kind).await,
-            Action::RecordProbes(index, record) => self.record_probes(&pod, index, record).await,
-            Action::Reap(index) => self.reap(&pod, index, pod.containers[index].instance.as_ref()).await,
-            Action::ReapPrevious(index) => self.reap(&pod, index, pod.containers[index].previous.as_ref()).await,
-            Action::Forget(index) => self.forget(&pod, index).await,
-            Action::Discard(index) => {
-                let removed = self.remove_failed_start(&pod, &pod.containers[index]).await;
-                Outcome::OrphanRemoved { index, result: removed }
-            }
-        }
-    }
-
     /// The action of one phase of a container's stop.
     async fn stop(&self, pod: &PodState, index: usize, stopping: Stopping, cause: KillCause) -> Outcome {
         let (slot, phase) = (&pod.containers[index], stopping.phase);

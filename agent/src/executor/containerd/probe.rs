@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::FutureExt as _;
 use k8s_openapi::api::core::v1::{self, Container};
 use tokio::time::Instant;
 
@@ -35,12 +36,13 @@ impl ContainerdExecutor {
         let Some((container, spec)) = container.and_then(|one| Some((one, kind.of(one)?))) else {
             return Outcome::Probed { index, id, kind, passed: None };
         };
-        let mut answer = self.try_probe(pod, container, spec, &id).await;
-        for _ in 1..TRIES {
-            if answer.is_err() {
-                answer = self.try_probe(pod, container, spec, &id).await;
+        let mut tries = 1;
+        let answer = loop {
+            match self.try_probe(pod, container, spec, &id).await {
+                Err(_) if tries < TRIES => tries += 1,
+                answer => break answer,
             }
-        }
+        };
         let (result, event) = match answer {
             Ok(Answer::Success) => (ProbeResult::Successful, None),
             Ok(Answer::Warning(output)) => {
@@ -68,7 +70,8 @@ impl ContainerdExecutor {
         Outcome::Probed { index, id, kind, passed }
     }
 
-    /// One try. An error is one of the probe itself and says nothing of the container.
+    /// One try. An error is one of the probe itself and says nothing of the container. The larger futures are boxed: many probes
+    /// run at one moment, and most of them open a connection.
     async fn try_probe(
         &self,
         pod: &PodState,
@@ -82,7 +85,7 @@ impl ContainerdExecutor {
         let seconds = time.as_secs();
         if let Some(action) = &spec.exec {
             let command = action.command.as_deref().unwrap_or_default();
-            return match within(deadline, self.exec(id, command)).await {
+            return match within(deadline, self.exec(id, command).boxed()).await {
                 Ok(ended) if ended.code == 0 => Ok(Answer::Success),
                 Ok(ended) => Ok(Answer::Failure(ended.output)),
                 Err(HandlerError::TimedOut) => {
@@ -95,7 +98,7 @@ impl ContainerdExecutor {
         if let Some(action) = &spec.http_get {
             let get = Get::new(action, container, address, Purpose::Probe)?;
             let url = get.url().to_string();
-            return match within(deadline, self.getter.send(get)).await {
+            return match within(deadline, self.getter.send(get).boxed()).await {
                 Ok(answer) if answer.status.is_success() => Ok(Answer::Success),
                 Ok(answer) if answer.status.is_redirection() => {
                     Ok(Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.body)))
@@ -123,7 +126,7 @@ impl ContainerdExecutor {
             };
         }
         if let Some(action) = &spec.grpc {
-            return match within(deadline, check_health(action, address)).await {
+            return match within(deadline, check_health(action, address).boxed()).await {
                 Ok(()) => Ok(Answer::Success),
                 Err(error @ HandlerError::Health(_)) => Ok(Answer::Failure(error.to_string())),
                 Err(HandlerError::TimedOut) => {

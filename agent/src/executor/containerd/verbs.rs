@@ -23,7 +23,7 @@ impl Executor for ContainerdExecutor {
     }
 
     fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {
-        async move { self.perform_action(pod, action).await }.boxed()
+        self.perform_action(pod, action)
     }
 
     fn record_exit(
