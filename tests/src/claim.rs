@@ -58,6 +58,11 @@ impl Subnet {
         format!("{}0/24", self.prefix())
     }
 
+    /// A subnet of IPv6 addresses that is no other's either: `fd6c:696d:x:y::/64`.
+    pub fn cidr_v6(&self) -> String {
+        format!("fd6c:696d:{:x}:{:x}::/64", self.second, self.third)
+    }
+
     /// How its addresses begin: `10.x.y.`.
     pub fn prefix(&self) -> String {
         format!("10.{}.{}.", self.second, self.third)

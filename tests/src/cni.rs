@@ -1,6 +1,7 @@
 //! A pod network of a node's own: bridge, host-local and loopback, with a bridge name and a subnet nobody else has.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -59,10 +60,25 @@ impl Cni {
         self.add_plugin(json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } }))
     }
 
+    /// Has pods get an address of each of these subnets.
+    pub fn give_from(&self, subnets: &[String]) -> Result<()> {
+        let ranges: Vec<Value> = subnets.iter().map(|subnet| json!([{ "subnet": subnet }])).collect();
+        let everywhere = |subnet: &String| if subnet.contains(':') { "::/0" } else { "0.0.0.0/0" };
+        let routes: Vec<Value> = subnets.iter().map(|subnet| json!({ "dst": everywhere(subnet) })).collect();
+        self.edit(|plugins| {
+            plugins[0]["ipam"]["ranges"] = ranges.into();
+            plugins[0]["ipam"]["routes"] = routes.into();
+        })
+    }
+
     fn add_plugin(&self, plugin: Value) -> Result<()> {
+        self.edit(|plugins| plugins.push(plugin))
+    }
+
+    fn edit(&self, change: impl FnOnce(&mut Vec<Value>)) -> Result<()> {
         let file = self.config_dir.join("10-limpet.conflist");
         let mut conflist: Value = serde_json::from_slice(&fs::read(&file)?)?;
-        conflist["plugins"].as_array_mut().context("no plugins")?.push(plugin);
+        change(conflist["plugins"].as_array_mut().context("no plugins")?);
         let partial = file.with_extension("partial");
         fs::write(&partial, serde_json::to_vec_pretty(&conflist)?)?;
         fs::rename(&partial, &file).with_context(|| format!("{}", file.display()))
@@ -71,6 +87,11 @@ impl Cni {
     /// The subnet of its pods: `10.x.y.0/24`.
     pub fn subnet(&self) -> String {
         self.subnet.cidr()
+    }
+
+    /// The subnet of IPv6 addresses that they can have beside it.
+    pub fn subnet_v6(&self) -> String {
+        self.subnet.cidr_v6()
     }
 
     /// The bridge that links all pods.
@@ -84,7 +105,7 @@ impl Cni {
         let files = networks.flat_map(|network| fs::read_dir(network.path()).into_iter().flatten().flatten());
         files
             .filter_map(|file| file.file_name().into_string().ok())
-            .filter(|name| name.starts_with(|c: char| c.is_ascii_digit()))
+            .filter(|name| name.parse::<IpAddr>().is_ok())
             .collect()
     }
 }

@@ -6,11 +6,15 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use families::{a_network_may_have_ipv6_alone, a_pod_has_an_address_of_each_family};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::process::{self, Daemon};
 use limpet_tests::{TestNode, case, suite, tools, wait};
 use serde_json::{Value, json};
+
+#[path = "network/families.rs"]
+mod families;
 
 fn main() -> ExitCode {
     suite::run([
@@ -22,6 +26,8 @@ fn main() -> ExitCode {
         case!(a_port_of_the_node_leads_to_one_pod).on(|node| (node.cni, node.agent) = (true, false)),
         case!(bandwidth_annotations_limit_a_pod).on(|node| (node.cni, node.agent) = (true, false)),
         case!(an_address_that_comes_late_is_known_without_a_restart).on(|node| node.agent = false),
+        case!(a_pod_has_an_address_of_each_family).on(|node| (node.cni, node.agent) = (true, false)),
+        case!(a_network_may_have_ipv6_alone).on(|node| (node.cni, node.agent) = (true, false)),
     ])
 }
 
