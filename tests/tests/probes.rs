@@ -1,19 +1,21 @@
 //! Probes: every handler by each of the three, what their results do to a container, and that no restart of the agent or of
 //! containerd loses what they came to.
 
-use std::process::ExitCode;
+use std::fs;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Result, ensure};
 use limpet_tests::grpc_health::{HealthServer, NOT_SERVING, SERVING};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, case, process, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     suite::run([
         case!(a_command_is_a_probe),
         case!(a_get_is_a_probe).on(|node| node.cni = true),
+        case!(a_get_over_tls_is_a_probe).on(|node| node.cni = true),
         case!(a_connection_is_a_probe).on(|node| node.cni = true),
         case!(a_grpc_health_check_is_a_probe),
         case!(readiness_comes_and_goes_without_a_restart),
@@ -110,6 +112,32 @@ fn a_get_is_a_probe(node: &mut TestNode) -> Result<()> {
     manifest["spec"]["containers"][0]["ports"] = json!([{ "name": "web", "containerPort": 8080 }]);
     let fail = || node.exec("web", "main", &["rm", "/tmp/healthy"]).map(drop);
     lives_by_its_probes(node, &manifest, fail, || Ok(()), "HTTP probe failed with statuscode: 404")
+}
+
+/// The server's certificate is its own, for another name.
+fn a_get_over_tls_is_a_probe(node: &mut TestNode) -> Result<()> {
+    let site = node.dir().join("site");
+    fs::create_dir(&site)?;
+    fs::write(site.join("healthy"), "well\n")?;
+    let mut openssl = Command::new("openssl");
+    openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=other.test"]);
+    process::checked(openssl.arg("-keyout").arg(site.join("key")).arg("-out").arg(site.join("crt")))?;
+    // The machine's openssl runs with the machine's libraries, which stand where it looks for them.
+    let script = "for name in lib lib64; do [ -e /$name ] || ln -s usr/$name /$name; done; cd /site; \
+                  openssl s_server -accept 8443 -cert crt -key key -WWW & "
+        .to_owned()
+        + IDLE;
+    let get = json!({ "scheme": "HTTPS", "path": "/healthy", "port": 8443 });
+    let mut manifest = probed("web", &script, &json!({ "httpGet": get }));
+    manifest["spec"]["hostNetwork"] = false.into();
+    manifest["spec"]["volumes"] = json!([
+        { "name": "programs", "hostPath": { "path": "/usr" } }, { "name": "site", "hostPath": { "path": site } },
+    ]);
+    manifest["spec"]["containers"][0]["volumeMounts"] = json!([
+        { "name": "programs", "mountPath": "/usr", "readOnly": true }, { "name": "site", "mountPath": "/site" },
+    ]);
+    let fail = || node.exec("web", "main", &["/bin/sh", "-c", "killall openssl"]).map(drop);
+    lives_by_its_probes(node, &manifest, fail, || Ok(()), "Get \"https://")
 }
 
 fn a_connection_is_a_probe(node: &mut TestNode) -> Result<()> {
