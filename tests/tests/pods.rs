@@ -13,11 +13,14 @@ use limpet_tests::{TestNode, case, suite, wait};
 use places::{
     a_lesser_pod_gives_its_place_to_a_critical_one, a_pod_beyond_the_nodes_number_starts_once_another_is_over,
 };
+use processes::a_pod_has_no_more_processes_than_it_may;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 
 #[path = "pods/places.rs"]
 mod places;
+#[path = "pods/processes.rs"]
+mod processes;
 
 fn main() -> ExitCode {
     suite::run([
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
         case!(seccomp_is_as_asked),
         case!(limits_are_the_cgroups),
         case!(the_pods_cgroup_follows_an_edit_of_resources),
+        case!(a_pod_has_no_more_processes_than_it_may).on(|node| node.kubelet = vec!["podPidsLimit: 40".to_owned()]),
         case!(another_qos_class_makes_a_new_pod),
         case!(a_host_path_that_was_removed_is_made_again),
         case!(a_pod_starts_once_the_node_has_what_it_requests_and_selects)
