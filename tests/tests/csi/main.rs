@@ -8,6 +8,7 @@ mod features;
 mod serve;
 
 use std::fs;
+use std::os::unix::fs::chown;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
@@ -214,6 +215,8 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
             "nodePublishSecretRef": reference("publish") },
     });
     let claim = claim(node, &cluster, "data", change)?;
+    fs::write(data.join("old"), "of another group\n")?;
+    chown(data.join("old"), None, Some(7))?;
     create(node, &cluster, "web", &[("data", claimed(&claim))], json!({ "securityContext": { "fsGroup": 2000 } }))?;
     node.wait_event("is not attached to this node yet")?;
     let unique = format!("kubernetes.io/csi/{name}^data");
@@ -255,7 +258,7 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     ensure!(!log.contains("hunter2") && !log.contains("hunter3"), "a Secret is in the log");
     // The group owns what is there, and what is written.
     node.exec("web", "main", &["/bin/sh", "-c", "echo first > /data/file"])?;
-    ensure!(node.exec("web", "main", &["stat", "-c", "%g", "/data/file"])? == "2000\n");
+    ensure!(node.exec("web", "main", &["stat", "-c", "%g", "/data/file", "/data/old"])? == "2000\n2000\n");
 
     // A second pod needs no second stage, and a restart of the agent no call at all.
     let reader = json!({ "persistentVolumeClaim": { "claimName": claim, "readOnly": true } });
@@ -275,12 +278,16 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     // The last user's end unstages; then a controller may detach.
     delete(node, &cluster, "web")?;
     ensure!(driver.calls("unpublish").len() == 1 && driver.calls("unstage").is_empty(), "{:?}", driver.calls(""));
-    create(node, &cluster, "next", &[("data", claimed(&claim))], json!({}))?;
+    // The volume's root has the group already: by that policy nothing below it is looked at.
+    chown(data.join("old"), None, Some(7))?;
+    let context = json!({ "fsGroup": 2000, "fsGroupChangePolicy": "OnRootMismatch" });
+    create(node, &cluster, "next", &[("data", claimed(&claim))], json!({ "securityContext": context }))?;
     wait_reported(node, &cluster, "next")?;
     ensure!(
         node.exec("next", "main", &["cat", "/data/file"])? == "first\n",
         "the volume was lost over a pod's replacement"
     );
+    ensure!(node.exec("next", "main", &["stat", "-c", "%g", "/data/old"])? == "7\n", "the volume was walked");
     delete(node, &cluster, "next")?;
     delete(node, &cluster, "reader")?;
     ensure!(driver.calls("unstage") == ["unstage data"], "{:?}", driver.calls(""));
