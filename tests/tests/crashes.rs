@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         case!(a_pod_whose_namespaces_lost_their_pins),
         case!(pins_lost_while_the_agent_is_down),
         case!(init_containers_run_again_in_a_new_sandbox_alone),
+        case!(an_end_whose_code_is_lost_is_reported_as_unknown),
         case!(a_directory_that_containerd_left_in_a_tasks_place),
         case!(the_logs_of_an_orphan_go_before_its_last_trace),
     ])
@@ -233,6 +234,31 @@ fn init_containers_run_again_in_a_new_sandbox_alone(node: &mut TestNode) -> Resu
     node.agent.start()?;
     is_made_anew(node, &before)?;
     ensure!(init_runs(node)? == "first\nsecond\nfirst\nsecond\n", "{}", init_runs(node)?);
+    Ok(())
+}
+
+/// The task goes without anybody who asked for its exit code.
+fn an_end_whose_code_is_lost_is_reported_as_unknown(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("again", IDLE))?;
+    node.apply(&pod("never", json!({ "restartPolicy": "Never", "containers": [shell("main", IDLE)] })))?;
+    node.wait_running("again")?;
+    node.wait_running("never")?;
+    node.agent.kill();
+    for task in running(node)? {
+        node.containerd.ctr(&["tasks", "rm", "--force", &task.id])?;
+    }
+    node.agent.start()?;
+    let is_unknown = |state: &Value| {
+        let ended = &state["terminated"];
+        ended["reason"] == "ContainerStatusUnknown" && ended["exitCode"] == 137
+    };
+    node.wait_pod("again", "running again", |pod| {
+        let main = container(pod, "main");
+        main["restartCount"] == 1 && main["state"]["running"].is_object() && is_unknown(&main["lastState"])
+    })?;
+    node.wait_pod("never", "failed", |pod| {
+        pod["status"]["phase"] == "Failed" && is_unknown(&container(pod, "main")["state"])
+    })?;
     Ok(())
 }
 
