@@ -17,10 +17,15 @@ pub struct Case {
     pub family: String,
     /// What the manifest calls the pod.
     pub name: String,
-    /// The manifest, with `NODE_DIR` for the node's own directory.
+    /// The manifest, with names for what is the run's own: `NODE_DIR` for the node's directory, `MOST_MEMORY` for more than half
+    /// of its memory, `LOOPBACK` for an address of its loopback device.
     pub manifest: Value,
+    /// The pod that has to run before this one is there.
+    pub after: Option<String>,
     /// Lines its status has once there is something to be compared.
     pub until: Vec<String>,
+    /// The same under a kubelet.
+    pub until_of_kubelet: Vec<String>,
     /// Whether it is there for its status alone: its containers may never run.
     pub status_alone: bool,
 }
@@ -45,7 +50,12 @@ struct Entry {
     metadata: Value,
     spec: Value,
     #[serde(default)]
+    after: Option<String>,
+    #[serde(default)]
     until: Vec<String>,
+    /// Given where a kubelet's pod comes to another end.
+    #[serde(default)]
+    kubelet: Vec<String>,
 }
 
 /// Where the corpus is.
@@ -62,6 +72,8 @@ pub fn cases() -> Result<Vec<Case>> {
     for path in &files {
         for case in family(path).with_context(|| format!("{}", path.display()))? {
             ensure!(cases.iter().all(|other| other.name != case.name), "{} is there twice", case.name);
+            let before = |name: &String| cases.iter().any(|other| other.name == *name);
+            ensure!(case.after.as_ref().is_none_or(before), "{} comes after a pod that is not before it", case.name);
             cases.push(case);
         }
     }
@@ -76,7 +88,7 @@ fn family(path: &Path) -> Result<Vec<Case>> {
 
 /// The whole manifest: what every pod would say is not in the files.
 fn filled(family: &str, entry: Entry) -> Case {
-    let Entry { name, metadata, mut spec, until } = entry;
+    let Entry { name, metadata, mut spec, after, until, kubelet } = entry;
     for (list, own_name) in [("initContainers", "init"), ("containers", "main")] {
         for container in spec[list].as_array_mut().into_iter().flatten() {
             fill(container, own_name, list == "initContainers");
@@ -93,7 +105,8 @@ fn filled(family: &str, entry: Entry) -> Case {
     let manifest = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
     let status_alone = !until.is_empty();
     let until = if until.is_empty() { vec!["conditions[Ready].status = True".to_owned()] } else { until };
-    Case { family: family.to_owned(), name, manifest, until, status_alone }
+    let until_of_kubelet = if kubelet.is_empty() { until.clone() } else { kubelet };
+    Case { family: family.to_owned(), name, manifest, after, until, until_of_kubelet, status_alone }
 }
 
 fn fill(container: &mut Value, name: &str, ends: bool) {
@@ -119,7 +132,9 @@ mod tests {
 
     #[test]
     fn every_pod_of_the_corpus_can_be_read() {
-        assert!(cases().unwrap().len() > 20);
+        let cases = cases().unwrap();
+        let of_ends = cases.iter().filter(|case| case.status_alone).count();
+        assert!(cases.len() >= 200 && of_ends >= 80, "{} pods, {of_ends} of them for their statuses", cases.len());
     }
 
     #[test]
@@ -128,7 +143,8 @@ mod tests {
             "initContainers": [{}, { "name": "other", "command": ["/bin/true"] }],
             "containers": [{}, { "name": "side", "image": "registry.test/limpet/demo:v1" }],
         });
-        let case = filled("family", Entry { name: "web".into(), metadata: Value::Null, spec, until: vec![] });
+        let text = json!({ "name": "web", "spec": spec }).to_string();
+        let case = filled("family", serde_json::from_str(&text).unwrap());
         assert_eq!(case.viewers(), ["init", "main"]);
         assert_eq!(case.manifest["spec"]["initContainers"][0]["command"], json!(["/bin/view", "once"]));
     }

@@ -29,6 +29,7 @@ pub struct Stage {
     pub logs: PathBuf,
     /// The cgroup of the agent's pods.
     pub cgroup: String,
+    is_kubelet: bool,
 }
 
 impl Stage {
@@ -40,6 +41,7 @@ impl Stage {
             node_name: node.name().to_owned(),
             logs: settings.pod_logs(),
             cgroup: settings.cgroup.clone(),
+            is_kubelet: false,
         }
     }
 
@@ -50,8 +52,28 @@ impl Stage {
             node_name: kubelet.name().to_owned(),
             logs: kubelet.pod_logs(),
             cgroup: format!("{}/kubelet", node.cgroup()),
+            is_kubelet: true,
         }
     }
+
+    /// Puts a pod's manifest into place.
+    fn apply(&self, case: &Case, agent: &dyn Contender, machine: &Machine) -> Result<()> {
+        let dir = self.dir.display().to_string();
+        let of_run = [("NODE_DIR", dir), ("MOST_MEMORY", most(machine.memory)), ("LOOPBACK", loopback())];
+        let text = of_run.iter().fold(case.manifest.to_string(), |text, (name, value)| text.replace(name, value));
+        contender::apply(agent, &serde_json::from_str(&text)?)
+    }
+}
+
+/// More than half of so many bytes, as a quantity that nothing writes in another way.
+fn most(memory: u64) -> String {
+    format!("{}Mi", (memory / 20 * 11) >> 20 | 1)
+}
+
+/// An address of the loopback device that is no other run's: pods on the node's network listen there.
+fn loopback() -> String {
+    let [_, second, third, last] = std::process::id().to_be_bytes();
+    format!("127.{}.{third}.{last}", second | 64)
 }
 
 /// What of the pods' cgroups is looked at, from outside.
@@ -68,9 +90,10 @@ const PROFILE: &str =
     r#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["chroot"],"action":"SCMP_ACT_ERRNO"}]}"#;
 
 /// What the agents are configured with for these pods.
-pub fn settings() -> [(&'static str, Value); 4] {
+pub fn settings() -> [(&'static str, Value); 5] {
     [
         ("maxPods", json!(400)),
+        ("volumeStatsAggPeriod", json!("1s")),
         ("allowedUnsafeSysctls", json!(["net.core.*", "kernel.msg*"])),
         ("clusterDNS", json!(["192.0.2.20"])),
         ("clusterDomain", json!("cluster.test")),
@@ -99,18 +122,26 @@ pub fn prepare(node: &TestNode, root: &Path) -> Result<()> {
 /// Runs all `cases` side by side until each is what is to be compared, and returns their views, and who was not in time.
 pub fn observe(cases: &[Case], stage: &Stage, agent: &dyn Contender, limit: Duration) -> Result<(Views, Vec<String>)> {
     let machine = machine()?;
-    for case in cases {
-        let text = case.manifest.to_string().replace("NODE_DIR", &stage.dir.display().to_string());
-        contender::apply(agent, &serde_json::from_str(&text)?)?;
-    }
+    let (mut later, mut at_once): (Vec<&Case>, Vec<&Case>) = cases.iter().partition(|case| case.after.is_some());
+    // The time of these runs from here on, not from their turn to start.
+    at_once.sort_by_key(|case| case.manifest["spec"]["activeDeadlineSeconds"].is_null());
+    at_once.into_iter().try_for_each(|case| stage.apply(case, agent, &machine))?;
     let mut views = Views::new();
     let mut left: BTreeMap<&str, String> =
         cases.iter().map(|case| (case.name.as_str(), "not shown".to_owned())).collect();
+    let mut failed = None;
     let done = wait::until_true(limit, "the views of all pods", || {
         let pods = agent.pods().unwrap_or_default();
+        let shown = |name: &str| {
+            let full_name = format!("{name}-{}", stage.node_name);
+            pods.iter().find(move |pod| pod["metadata"]["name"] == full_name.as_str())
+        };
+        let runs = |name: &String| shown(name).is_some_and(|pod| pod["status"]["phase"] == "Running");
+        let (due, waiting): (Vec<&Case>, _) = later.iter().partition(|case| case.after.as_ref().is_some_and(runs));
+        later = waiting;
+        failed = due.into_iter().find_map(|case| stage.apply(case, agent, &machine).err());
         for case in cases.iter().filter(|case| left.contains_key(case.name.as_str())).collect::<Vec<_>>() {
-            let full_name = format!("{}-{}", case.name, stage.node_name);
-            let Some(pod) = pods.iter().find(|pod| pod["metadata"]["name"] == full_name.as_str()) else { continue };
+            let Some(pod) = shown(&case.name) else { continue };
             match seen(case, pod, stage, &machine) {
                 Ok(of_pod) => {
                     views.extend(of_pod);
@@ -119,8 +150,11 @@ pub fn observe(cases: &[Case], stage: &Stage, agent: &dyn Contender, limit: Dura
                 Err(why) => drop(left.insert(&case.name, format!("{why:#}; status: {}", pod["status"]))),
             }
         }
-        left.is_empty()
+        left.is_empty() || failed.is_some()
     });
+    if let Some(error) = failed {
+        return Err(error);
+    }
     if wait::interrupted() {
         done?;
     }
@@ -131,7 +165,7 @@ pub fn observe(cases: &[Case], stage: &Stage, agent: &dyn Contender, limit: Dura
 fn seen(case: &Case, pod: &Value, stage: &Stage, machine: &Machine) -> Result<Views> {
     let names = names(pod, stage, machine);
     let lines: Vec<_> = status::lines(&pod["status"]).iter().map(|line| names.normal(line)).collect();
-    for until in &case.until {
+    for until in if stage.is_kubelet { &case.until_of_kubelet } else { &case.until } {
         lines.iter().find(|line| line.contains(until.as_str())).with_context(|| format!("no {until}"))?;
     }
     let viewers = case.viewers();
@@ -168,6 +202,7 @@ fn names(pod: &Value, stage: &Stage, machine: &Machine) -> Names {
     names.add(String::from_utf8_lossy(&init).replace('\0', " ").trim_end(), "HOST_INIT");
     let memory = machine.memory >> 10;
     names.add(&format!("{memory}k"), "NODE_MEMORY");
+    names.add(&most(machine.memory), "MOST_MEMORY");
     // The `evictionHard` of tests keeps 1 MiB free.
     names.add(&format!("{}k", memory.saturating_sub(1024)), "ALLOCATABLE_MEMORY");
     let host = text(&pod["status"]["hostIP"]);

@@ -20,7 +20,7 @@ section hosts; cat /etc/hosts
 section hostname; cat /etc/hostname
 section resolv.conf; cat /etc/resolv.conf
 section mounts; cat $self/mountinfo
-section devices; find /dev ! -type d ! -path '/dev/pts/*' | while read -r f; do stat -c '%n %F %a %u:%g %t:%T' "$f"; done
+section devices; find /dev ! -type d ! -path '/dev/pts/*' ! -path '/dev/shm/*' | while read -r f; do stat -c '%n %F %a %u:%g %t:%T' "$f"; done
 section files; kind / /etc /etc/hosts /etc/hostname /etc/resolv.conf /dev /dev/shm /dev/termination-log /run/termination /tmp
 section network; for n in /sys/class/net/*; do echo "${n##*/} $(cat "$n/mtu" 2> /dev/null)"; done
 section sysctls
