@@ -2,6 +2,7 @@
 //! [`super::unsupported`]. `LIMPET_UPDATE_DOCS=1 cargo test -p limpet-model fields` writes it again.
 
 mod api;
+mod views;
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -89,12 +90,16 @@ fn is_shown(field: &str, root: &str) -> bool {
         return false;
     }
     let elsewhere = PARTS.iter().any(|(_, other)| other.len() > root.len() && below(field, other).is_some());
+    !elsewhere && !is_decided_above(field)
+}
+
+/// Whether a field above it is refused, needs an apiserver or has no effect as a whole.
+fn is_decided_above(field: &str) -> bool {
     let decided = |pattern: &str| field.strip_prefix(pattern).is_some_and(|rest| rest.starts_with(['.', '[']));
     let whole =
         REFUSED.iter().filter(|(_, used, _)| matches!(used, Used::Always | Used::Filled)).map(|(pattern, ..)| *pattern);
     let whole = whole.chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern)).chain(NO_EFFECT.iter().copied());
-    let whole = whole.chain(NOT_ON_LINUX.iter().copied());
-    !elsewhere && !whole.into_iter().any(decided)
+    whole.chain(NOT_ON_LINUX.iter().copied()).any(decided)
 }
 
 fn verdict(field: &str) -> String {
