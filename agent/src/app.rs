@@ -68,7 +68,6 @@ use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
-use limpet_host::selinux;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
@@ -159,9 +158,6 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     guard(&shared, &executor.cgroups, &observer).await?;
     if let Err(error) = limpet_host::process::probe() {
         tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
-    }
-    if selinux::is_enforcing() {
-        tracing::warn!("SELinux {}", selinux::UNLABELLED);
     }
     // After the guard: an earlier one, strict, need not know this executable.
     let store = open_store(&config).await?;

@@ -15,8 +15,8 @@ use crate::csi::{CsiDrivers, RegistrationId};
 use crate::device_plugins::DevicePlugins;
 use crate::plugin_socket::{connect, status_message};
 use limpet_core::device_plugins::PluginId;
-use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
+use limpet_host::{blocking, selinux};
 use limpet_node_api::plugin_registration::registration_client::RegistrationClient;
 use limpet_node_api::plugin_registration::{InfoRequest, PluginInfo, RegistrationStatus};
 
@@ -111,7 +111,10 @@ pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationT
 
 async fn make(directory: &Path) -> std::io::Result<PathWatch> {
     let path = directory.to_owned();
-    blocking::run(path.clone(), blocking::DEADLINE, move |_| std::fs::create_dir_all(path)).await??;
+    let made = blocking::run(path.clone(), blocking::DEADLINE, move |_| {
+        std::fs::create_dir_all(&path).map(|()| selinux::open_to_plugins(&path))
+    });
+    made.await??;
     PathWatch::directory(directory).await
 }
 

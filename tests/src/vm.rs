@@ -83,6 +83,8 @@ pub struct Boot<'a> {
     pub clock: Option<&'a str>,
     /// Its memory, in MiB.
     pub memory: u32,
+    /// Further words of the kernel's command line; none: empty.
+    pub kernel: &'a str,
     /// Gives it a network card, behind which this machine's loopback is [`LOOPBACK`]. The guest sets its own address.
     pub network: bool,
 }
@@ -177,7 +179,8 @@ impl Guest {
             false => command.args(["-net", "none"]),
         };
         command.arg("-kernel").arg(boot.image.join("vmlinuz")).arg("-initrd").arg(boot.image.join("initrd.img"));
-        command.args(["-append", "console=ttyS0 root=/dev/vda rw panic=1 quiet systemd.show_status=0"]);
+        let words = format!("console=ttyS0 root=/dev/vda rw panic=1 quiet systemd.show_status=0 {}", boot.kernel);
+        command.args(["-append", words.trim_end()]);
         command.arg("-drive").arg(format!("file={},format=qcow2,if=virtio", disk.layer.display()));
         command.arg("-drive").arg(format!("file={},format=raw,if=virtio,readonly=on", boot.payload.display()));
         command.arg("-serial").arg(format!("file:{}", console.display()));

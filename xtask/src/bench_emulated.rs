@@ -41,7 +41,15 @@ pub(crate) fn watch(runs: u32, seconds: u32) -> Result<()> {
     let disk = Disk::over_image(&image, &dir.0.join("disk.qcow2"))?;
     let mut guest = Guest::boot(
         disk,
-        &Boot { image: &image, payload: &payload, dir: &dir.0, clock: None, memory: vm::MEMORY, network: false },
+        &Boot {
+            image: &image,
+            payload: &payload,
+            dir: &dir.0,
+            clock: None,
+            memory: vm::MEMORY,
+            kernel: "",
+            network: false,
+        },
     )?;
     let variables = format!("{}={runs} {}={seconds}", measure::RUNS_VARIABLE, measure::SECONDS_VARIABLE);
     guest.run(&format!("({variables} /payload/watch --bench > /tmp/table 2>&1; echo {END}$? >> /tmp/table) &"))?;

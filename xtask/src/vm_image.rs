@@ -11,10 +11,10 @@ use limpet_tests::{process, tools, vm};
 use crate::apt::{self, Machine};
 
 /// Counts changes of this file that make another image.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const SUITE: &str = "trixie";
 const SIZE: &str = "3G";
-const PACKAGES: [&str; 22] = [
+const PACKAGES: [&str; 23] = [
     "systemd-sysv",
     "dbus",
     "udev",
@@ -34,6 +34,7 @@ const PACKAGES: [&str; 22] = [
     "btrfs-progs",
     "dmsetup",
     "apparmor",
+    "selinux-policy-default",
     "nfs-common",
     "nfs-kernel-server",
     "open-iscsi",
@@ -59,6 +60,9 @@ while IFS= read -r line; do
     printf '%s %s\n' "$code" "$(printf %s "$output" | base64 -w0)"
 done
 "#;
+
+/// Where the policy of SELinux has the labels of files.
+const FILE_CONTEXTS: &str = "/etc/selinux/default/contexts/files/file_contexts";
 
 const SHELL_UNIT: &str = "[Unit]\nDescription=shell on the second serial port\nAfter=basic.target\n\n\
     [Service]\nExecStart=/usr/local/sbin/serial-shell\nEnvironment=HOME=/root\nKillMode=process\nOOMScoreAdjust=-500\n\n\
@@ -108,6 +112,8 @@ fn make(machine: &Machine, work: &Path) -> Result<()> {
     bootstrap.arg(SUITE).arg(&root).arg(machine.mirror());
     process::checked(&mut bootstrap)?;
     furnish(&root)?;
+    // Only what boots with SELinux looks at labels; emulated, it would take minutes to set them.
+    process::checked(Command::new("chroot").arg(&root).args(["setfiles", "-F", FILE_CONTEXTS, "/"]))?;
     for (link, name) in [("vmlinuz", "vmlinuz"), ("initrd.img", "initrd.img")] {
         // The link points from the root directory: /boot/vmlinuz-6.12…
         let target = fs::read_link(root.join(link)).with_context(|| format!("{link} of the new machine"))?;
@@ -145,6 +151,8 @@ fn furnish(root: &Path) -> Result<()> {
         "dpkg-db-backup.timer",
         "e2scrub_all.timer",
         "e2scrub_reap.service",
+        // It has the next boot with SELinux label everything once more.
+        "selinux-autorelabel-mark.service",
     ] {
         link("/dev/null", unit)?;
     }

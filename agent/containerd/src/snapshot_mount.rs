@@ -72,6 +72,17 @@ impl SnapshotMount {
     }
 }
 
+/// The mounts of a container's root file system with the label of SELinux that all its files are to have, as containerd's client
+/// adds it.
+#[must_use]
+pub fn labelled(mut mounts: Vec<containerd_client::types::Mount>, label: &str) -> Vec<containerd_client::types::Mount> {
+    for mount in &mut mounts {
+        // In quotes: a level may hold a comma.
+        mount.options.push(format!("context=\"{label}\""));
+    }
+    mounts
+}
+
 /// Mounts a snapshot at `target`, a directory. Blocks; needs `CAP_SYS_ADMIN`.
 ///
 /// # Errors

@@ -39,6 +39,7 @@ use limpet_model::object::{ObjectKey, ObjectKind, PodObjects};
 use limpet_model::pod::PodRecord;
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
+use limpet_model::selinux::ContainerLabels;
 
 /// The user and groups of the container's init process, as numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -86,6 +87,8 @@ pub struct SpecInput<'a> {
     pub given: &'a [DeviceAllocation],
     /// The block devices of its volumes.
     pub block_devices: &'a [BlockDevice],
+    /// Its labels of SELinux; `None`: nothing is labelled.
+    pub labels: Option<&'a ContainerLabels>,
 }
 
 /// The annotation by which containers share containerd's shim: those of one pod.
@@ -336,7 +339,8 @@ fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>)
         .set_seccomp(seccomp)
         .set_rootfs_propagation(mounts::rootfs_propagation(input.mounts))
         .set_masked_paths(Some(masked))
-        .set_readonly_paths(Some(readonly));
+        .set_readonly_paths(Some(readonly))
+        .set_mount_label(input.labels.map(|labels| labels.file.clone()));
     linux
 }
 

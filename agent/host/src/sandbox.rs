@@ -13,9 +13,12 @@
 //!
 //! A pod with `hostUsers: false` has a user namespace as well, `user`, which owns the others; the file `ids` has the node's ids
 //! that it was given. What its containers mount lies below `layers` and `mounts` ([`id_mapped`]).
+//!
+//! Where limpet sets labels of SELinux the file `level` has the pod's level ([`levels`]).
 
 pub mod id_mapped;
 pub mod init;
+mod levels;
 mod loopback;
 mod namespaces;
 mod start;
@@ -32,11 +35,13 @@ use rustix::fs::FsWord;
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
+pub use self::levels::label_shared_memory;
 pub use self::start::WaitingInit;
 
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::Namespaces;
 use limpet_model::sandbox::Sandbox;
+use limpet_model::selinux::PodLabelling;
 
 /// Bytes of a pod's `/dev/shm`, as in containerd's CRI plugin.
 pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
@@ -76,6 +81,8 @@ pub struct SandboxRequest<'a> {
     pub sysctls: &'a [(String, String)],
     /// Bytes of `/dev/shm`, normally [`DEFAULT_SHM_SIZE`].
     pub shm_size: u64,
+    /// What its labels of SELinux are made of; `None`: nothing is labelled.
+    pub labelling: Option<&'a PodLabelling>,
 }
 
 impl SandboxRequest<'_> {
@@ -93,6 +100,7 @@ impl SandboxRequest<'_> {
             shm: if self.host_ipc { HOST_SHM.into() } else { dir.join("shm") },
             hostname: self.hostname.to_owned(),
             ids: None,
+            level: None,
         }
     }
 }
@@ -136,6 +144,12 @@ pub enum SandboxError {
     /// All ids of the node are given to pods.
     #[error("sandbox of pod {uid}: no ids are left for its user namespace; end another pod with hostUsers: false")]
     NoIds {
+        /// The pod.
+        uid: PodUid,
+    },
+    /// All levels of SELinux are given to pods.
+    #[error("sandbox of pod {uid}: no level of SELinux is left for it; end another pod")]
+    NoLevel {
         /// The pod.
         uid: PodUid,
     },
@@ -197,12 +211,18 @@ impl Sandboxes {
             return Ok(None);
         }
         let own_users = request.own_users;
-        let (id, ids) = blocking(move || Ok((read_id(&dir)?, users::read(&dir)?))).await?;
+        let (sandboxes, uid, labelling) = (self.dir.clone(), request.uid.clone(), request.labelling.cloned());
+        let (id, ids, level) = blocking(move || {
+            // One of an agent before this one may have none yet.
+            let level = labelling.map(|of| levels::give(&sandboxes, &dir, &uid, &of)).transpose()?;
+            Ok((read_id(&dir)?, users::read(&dir)?, level))
+        })
+        .await?;
         // Without the record of its ids nothing can be mounted for it any more.
         if own_users && ids.is_none() {
             return Ok(None);
         }
-        (sandbox.id, sandbox.ids) = (id, ids);
+        (sandbox.id, sandbox.ids, sandbox.level) = (id, ids, level);
         Ok(Some(sandbox))
     }
 
@@ -231,8 +251,8 @@ impl Sandboxes {
     pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<Created, SandboxError> {
         let dir = self.pod_dir(request.uid);
         let mut sandbox = request.sandbox(&dir);
-        let settings = namespaces::NamespaceSettings::of(request);
-        let sandboxes = self.dir.clone();
+        let mut settings = namespaces::NamespaceSettings::of(request);
+        let (sandboxes, labelling) = (self.dir.clone(), request.labelling.cloned());
         let runtime = tokio::runtime::Handle::current();
         let result = on_fresh_thread(move || {
             remove_directory(&dir)?;
@@ -241,6 +261,11 @@ impl Sandboxes {
                 sandbox.id = Some(id);
                 if sandbox.namespaces.user.is_some() {
                     sandbox.ids = Some(users::give(&sandboxes, &dir, &settings.uid)?);
+                }
+                if let Some(labelling) = labelling {
+                    let level = levels::give(&sandboxes, &dir, &settings.uid, &labelling)?;
+                    settings.label = Some(labelling.file_label(&level));
+                    sandbox.level = Some(level);
                 }
                 make(&sandbox, &settings)?;
                 let shared = sandbox.namespaces.pid.as_deref();
@@ -341,8 +366,9 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
         let removed = if name == "shm" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
         ignore_not_found(removed).map_err(|source| SandboxError::Path { operation: "remove", path, source })?;
     }
-    // Last: until then no other pod is given its ids.
+    // Last: until then no other pod is given its ids and its level.
     users::take_back(dir)?;
+    levels::take_back(dir)?;
     ignore_not_found(std::fs::remove_dir(dir)).map_err(|source| SandboxError::Path {
         operation: "remove",
         path: dir.to_owned(),

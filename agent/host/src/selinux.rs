@@ -1,20 +1,71 @@
-//! SELinux on this host. limpet labels neither processes nor volumes, as containerd with `enable_selinux = false`: where
-//! SELinux is off or permissive that changes nothing.
+//! SELinux on this host: whether the kernel has it, what its policy names for containers, and the labels of files.
+//!
+//! Labels are set wherever the kernel has SELinux on, enforcing or not, and the policy has labels for containers; see
+//! [`limpet_model::selinux`] for which. Elsewhere nothing is labelled, and no file is looked at for it.
 
-use std::path::Path;
+mod relabel;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use k8s_openapi::api::core::v1::{PodSpec, SELinuxOptions};
 
+pub use self::relabel::{inherit, open_to_plugins, relabel};
+use limpet_model::selinux::{ContainerContexts, policy_name};
+
 /// Where SELinux's file system is mounted.
 const FILE_SYSTEM: &str = "/sys/fs/selinux";
+/// The label of this process: `kernel` before a policy is loaded.
+const OWN_LABEL: &str = "/proc/self/attr/current";
+/// Names the policy.
+const CONFIG: &str = "/etc/selinux/config";
+/// The labels of containers where no policy has them for itself.
+const SHARED_CONTEXTS: &str = "/usr/share/containers/selinux/contexts";
+/// The file's place in the directory of a policy.
+const CONTEXTS: &str = "contexts/lxc_contexts";
 
-/// What an enforcing host means, for the log and `limpet doctor`.
-pub const UNLABELLED: &str =
-    "enforces, and limpet labels neither processes nor volumes; pods with seLinuxOptions are refused";
+/// What an enforcing host without labels for containers means, for the log and `limpet doctor`.
+pub const UNLABELLED: &str = "containers and volumes are not labelled, and pods with seLinuxOptions are refused";
 
-/// Why a Pod that names a label is refused on a host that enforces.
-pub const REFUSED: &str = "this host enforces SELinux, and limpet does not set the labels of seLinuxOptions; \
-     remove seLinuxOptions, or set SELinux to permissive";
+/// Why a Pod that names a label is refused on such a host.
+pub const REFUSED: &str = "this host enforces SELinux, and its policy has no labels for containers; install the policy for \
+     containers (container-selinux) and start limpet again, remove seLinuxOptions, or set SELinux to permissive";
+
+/// Why the policy's labels for containers are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ContextsError {
+    /// Which policy it is is not known.
+    #[error("{CONFIG} names no policy (SELINUXTYPE)")]
+    NoPolicy,
+    /// The file cannot be read.
+    #[error("read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file lacks something.
+    #[error("{}: {reason}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What it lacks.
+        reason: String,
+    },
+}
+
+/// Whether the kernel has SELinux on, with a policy. It stays so until the next boot.
+pub fn is_enabled() -> bool {
+    static ENABLED: OnceLock<bool> = OnceLock::new();
+    *ENABLED.get_or_init(|| enabled(Path::new(FILE_SYSTEM), Path::new(OWN_LABEL)))
+}
+
+fn enabled(file_system: &Path, own_label: &Path) -> bool {
+    file_system.join("enforce").exists()
+        && std::fs::read_to_string(own_label).is_ok_and(|label| label.trim_end_matches(['\0', '\n']) != "kernel")
+}
 
 /// Whether SELinux enforces its policy on this host.
 pub fn is_enforcing() -> bool {
@@ -23,6 +74,41 @@ pub fn is_enforcing() -> bool {
 
 fn enforces(file_system: &Path) -> bool {
     std::fs::read_to_string(file_system.join("enforce")).is_ok_and(|value| value.trim() == "1")
+}
+
+/// The name of the policy, as `/etc/selinux/config` has it.
+pub fn policy() -> Option<String> {
+    policy_name(&std::fs::read_to_string(CONFIG).ok()?)
+}
+
+/// The policy's labels for containers, and the file that has them.
+///
+/// # Errors
+/// There are none.
+pub fn contexts() -> Result<(PathBuf, ContainerContexts), ContextsError> {
+    contexts_below(Path::new("/"))
+}
+
+fn contexts_below(root: &Path) -> Result<(PathBuf, ContainerContexts), ContextsError> {
+    let below = |path: &str| root.join(path.trim_start_matches('/'));
+    let mut path = below(SHARED_CONTEXTS);
+    if !path.exists() {
+        let config = std::fs::read_to_string(below(CONFIG)).unwrap_or_default();
+        let policy = policy_name(&config).ok_or(ContextsError::NoPolicy)?;
+        path = below(CONFIG).with_file_name(policy).join(CONTEXTS);
+    }
+    let text = std::fs::read_to_string(&path);
+    let text = text.map_err(|source| ContextsError::Read { path: path.clone(), source })?;
+    match ContainerContexts::parse(&text) {
+        Ok(contexts) => Ok((path, contexts)),
+        Err(reason) => Err(ContextsError::Invalid { path, reason }),
+    }
+}
+
+/// Whether the loaded policy knows `label`; `true` where the kernel does not let this process ask.
+pub fn knows(label: &str) -> bool {
+    let asked = std::fs::write(Path::new(FILE_SYSTEM).join("context"), label);
+    !asked.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput)
 }
 
 /// Whether the Pod names a label for its processes.
@@ -48,6 +134,45 @@ mod tests {
             std::fs::write(dir.path().join("enforce"), mode).unwrap();
             assert_eq!(enforces(dir.path()), expected, "{mode:?}");
         }
+    }
+
+    #[test]
+    fn it_is_on_once_a_policy_is_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let label = dir.path().join("current");
+        assert!(!enabled(dir.path(), &label), "no SELinux");
+        std::fs::write(dir.path().join("enforce"), "0").unwrap();
+        for (own, expected) in [("kernel\0", false), ("system_u:system_r:unconfined_t:s0\0", true)] {
+            std::fs::write(&label, own).unwrap();
+            assert_eq!(enabled(dir.path(), &label), expected, "{own:?}");
+        }
+    }
+
+    #[test]
+    fn the_labels_of_containers_are_the_policys() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let file = |kind: &str| format!("process = \"u:r:{kind}:s0\"\nfile = \"u:object_r:{kind}_file_t:s0\"\n");
+        let found = || {
+            let found = contexts_below(root.path());
+            let path = |path: PathBuf| path.strip_prefix(root.path()).unwrap().display().to_string();
+            found.map(|(at, contexts)| (path(at), contexts.process.to_string()))
+        };
+        assert!(matches!(found(), Err(ContextsError::NoPolicy)));
+        write("etc/selinux/config", "SELINUXTYPE=default\n");
+        assert!(matches!(found(), Err(ContextsError::Read { .. })));
+        write("etc/selinux/default/contexts/lxc_contexts", "# none\n");
+        assert!(matches!(found(), Err(ContextsError::Invalid { .. })));
+        write("etc/selinux/default/contexts/lxc_contexts", &file("one"));
+        let own = ("etc/selinux/default/contexts/lxc_contexts".to_owned(), "u:r:one:s0".to_owned());
+        assert_eq!(found().unwrap(), own);
+        write("usr/share/containers/selinux/contexts", &file("all"));
+        let shared = ("usr/share/containers/selinux/contexts".to_owned(), "u:r:all:s0".to_owned());
+        assert_eq!(found().unwrap(), shared);
     }
 
     #[test]

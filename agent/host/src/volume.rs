@@ -220,6 +220,8 @@ impl Volumes {
     /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`,
     /// `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is created here. So is a
     /// hostPath that is missing again, by its type.
+    /// With a `label` of SELinux what is the pod's alone gets it: its volumes on disk and in memory, disks, volumes of drivers,
+    /// and the agent's files; no path of the node, export or image.
     /// [`Self::prepare`] must have succeeded. Blocks; `progress` is given the path that is accessed.
     pub fn mounts(
         &self,
@@ -227,9 +229,11 @@ impl Volumes {
         objects: &PodObjects,
         container: &Container,
         container_id: &str,
+        label: Option<&str>,
         progress: &Progress,
     ) -> Result<Vec<Mount>, VolumeError> {
-        mounts::of(pod, objects, container, container_id, &self.settings.pod_dir(&pod.uid), progress)
+        let pod_dir = &self.settings.pod_dir(&pod.uid);
+        mounts::of(mounts::Sources { pod, objects, pod_dir, label }, container, container_id, progress)
     }
 
     /// The block devices of the host that one container gets as its `volumeDevices`. [`Self::prepare`] must have

@@ -23,6 +23,7 @@ pub mod probe;
 pub mod process;
 pub mod pull_credential;
 pub mod sandbox;
+pub mod selinux;
 pub mod source;
 pub mod stop_signal;
 pub mod user_namespace;

@@ -42,6 +42,8 @@ pub struct Sandbox {
     pub hostname: String,
     /// The ids of a pod with a user namespace.
     pub ids: Option<IdRange>,
+    /// The level of SELinux that the pod's containers have if they name none; `None`: nothing is labelled.
+    pub level: Option<String>,
 }
 
 /// A pod's addresses, the primary one first; none with `hostNetwork`, where they are the node's of the moment.

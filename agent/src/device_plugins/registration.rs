@@ -9,6 +9,7 @@ use axum::Router;
 use tonic::{Request, Response, Status};
 
 use super::{DevicePlugins, RegisterError};
+use limpet_host::selinux;
 use limpet_node_api::device_plugin::registration_server::{Registration, RegistrationServer};
 use limpet_node_api::device_plugin::{Empty, RegisterRequest};
 
@@ -23,6 +24,7 @@ const MAX_MESSAGE: usize = 64 << 10;
 /// The directory cannot be made or read.
 pub fn clear(directory: &Path) -> io::Result<()> {
     std::fs::create_dir_all(directory)?;
+    selinux::open_to_plugins(directory);
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_name() == SOCKET || !entry.file_type()?.is_socket() {

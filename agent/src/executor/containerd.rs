@@ -62,6 +62,7 @@ use limpet_model::image_name::normalize;
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::PodUid;
 use limpet_model::process::SIGKILL;
+use limpet_model::selinux::ContainerContexts;
 use limpet_model::verdict::PodVerdict;
 
 /// How long the removal of a pod's logs may take; a busy SD card takes seconds for each file.
@@ -94,6 +95,8 @@ pub struct ContainerdExecutor {
     pub cgroups: Cgroups,
     /// Users of images, resolved once.
     pub accounts: AccountsCache,
+    /// The labels of SELinux that the host's policy has for containers; `None`: nothing is labelled.
+    pub contexts: Option<ContainerContexts>,
     /// Where logs are.
     pub logs: LogPaths,
     /// The GETs of probes and hooks.

@@ -50,7 +50,15 @@ impl Machine {
         let disk = Disk::over_image(&image, &dir.join("running.qcow2"))?;
         let mut guest = Guest::boot(
             disk,
-            &Boot { image: &image, payload: &payload, dir: &dir, clock: None, memory: vm::MEMORY, network: false },
+            &Boot {
+                image: &image,
+                payload: &payload,
+                dir: &dir,
+                clock: None,
+                memory: vm::MEMORY,
+                kernel: "",
+                network: false,
+            },
         )?;
         guest.run(INSTALL)?;
         guest.run("systemctl is-active limpet")?;
@@ -78,8 +86,23 @@ impl Machine {
         Guest::boot(disk, &self.how(Some(clock)))
     }
 
+    /// Boots the base with SELinux on, which does not enforce yet.
+    pub(crate) fn boot_with_selinux(&self) -> Result<Guest> {
+        let number = self.forks.fetch_add(1, Ordering::Relaxed);
+        let disk = self.running.copy(&self.dir.join(format!("{number}.qcow2")))?;
+        Guest::boot(disk, &Boot { kernel: "security=selinux enforcing=0", ..self.how(None) })
+    }
+
     fn how<'a>(&'a self, clock: Option<&'a str>) -> Boot<'a> {
-        Boot { image: &self.image, payload: &self.payload, dir: &self.dir, clock, memory: vm::MEMORY, network: false }
+        Boot {
+            image: &self.image,
+            payload: &self.payload,
+            dir: &self.dir,
+            clock,
+            memory: vm::MEMORY,
+            kernel: "",
+            network: false,
+        }
     }
 }
 

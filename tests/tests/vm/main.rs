@@ -11,6 +11,7 @@ mod leftovers;
 mod machine;
 mod pod;
 mod runtimes;
+mod selinux;
 mod snapshotters;
 mod storage;
 mod suites;
@@ -37,9 +38,10 @@ const FIRST: [Case; 3] = [
 ];
 
 /// What only a long run shows.
-const FURTHER: [Case; 17] = [
+const FURTHER: [Case; 18] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
     ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
+    ("selinux_keeps_pods_apart", selinux::pods_are_apart),
     ("an_export_and_a_disk_of_a_server_are_volumes", storage::nfs),
     ("a_pod_runs_under_crun_as_under_runc", runtimes::a_pod_under_crun),
     ("huge_pages_are_limited_by_cgroups", storage::huge_pages),

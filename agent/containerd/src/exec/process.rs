@@ -47,14 +47,14 @@ mod tests {
     fn a_command_runs_as_the_container_does() {
         let spec = json!({"process": {
             "args": ["nginx"], "cwd": "/srv", "user": {"uid": 7}, "env": ["A=b"], "terminal": true,
-            "consoleSize": {"height": 1, "width": 1}, "noNewPrivileges": true,
+            "consoleSize": {"height": 1, "width": 1}, "noNewPrivileges": true, "selinuxLabel": "u:r:t:s0",
         }});
         let made = process(spec.to_string().as_bytes(), &["ls".to_owned(), "-l".to_owned()], false).unwrap();
         assert_eq!(
             serde_json::from_slice::<Value>(&made).unwrap(),
             json!({
                 "args": ["ls", "-l"], "cwd": "/srv", "user": {"uid": 7}, "env": ["A=b"], "terminal": false,
-                "noNewPrivileges": true,
+                "noNewPrivileges": true, "selinuxLabel": "u:r:t:s0",
             })
         );
     }

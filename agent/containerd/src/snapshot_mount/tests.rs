@@ -91,3 +91,15 @@ fn layers_that_are_only_read_move_to_their_mapped_copy() {
         assert!(error.ends_with("set snapshotter to overlayfs"), "{error}");
     }
 }
+
+#[test]
+fn a_label_is_an_option_in_quotes() {
+    let rootfs = |options: &[&str]| containerd_client::types::Mount {
+        r#type: "overlay".to_owned(),
+        options: options.iter().map(|option| (*option).to_owned()).collect(),
+        ..containerd_client::types::Mount::default()
+    };
+    let label = "system_u:object_r:container_file_t:s0:c1,c2";
+    let wanted = rootfs(&["lowerdir=/1", "context=\"system_u:object_r:container_file_t:s0:c1,c2\""]);
+    assert_eq!(labelled(vec![rootfs(&["lowerdir=/1"])], label), [wanted]);
+}

@@ -27,7 +27,8 @@ pub(super) fn process(input: &SpecInput<'_>, host: &HostInput, granted: Capabili
         .set_rlimits(None)
         .set_no_new_privileges(Some(context.and_then(|context| context.allow_privilege_escalation) == Some(false)))
         .set_oom_score_adj(Some(score.max(input.node.oom_score_floor)))
-        .set_apparmor_profile(host.apparmor.clone());
+        .set_apparmor_profile(host.apparmor.clone())
+        .set_selinux_label(input.labels.and_then(|labels| labels.process.clone()));
     Ok(process)
 }
 

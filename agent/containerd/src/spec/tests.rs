@@ -32,6 +32,7 @@ pub(crate) struct Fixture {
     pub(crate) class_devices: Vec<String>,
     pub(crate) given: Vec<limpet_model::device_allocation::DeviceAllocation>,
     pub(crate) block_devices: Vec<volume::BlockDevice>,
+    pub(crate) labels: Option<ContainerLabels>,
 }
 
 impl Fixture {
@@ -68,6 +69,7 @@ impl Fixture {
                 shm: "/run/shm".into(),
                 hostname: "web-node".to_owned(),
                 ids: None,
+                level: None,
             },
             addresses: PodAddresses { ips: vec![ip("10.1.0.2"), ip("fd00::2")] },
             node_addresses: [ip("192.0.2.1"), ip("2001:db8::1")].into_iter().collect(),
@@ -76,6 +78,7 @@ impl Fixture {
             class_devices: Vec::new(),
             given: Vec::new(),
             block_devices: Vec::new(),
+            labels: None,
             node: NodeFacts {
                 name: "node".to_owned(),
                 memory_capacity: 4_000_000_000,
@@ -120,6 +123,7 @@ impl Fixture {
             class_devices: &self.class_devices,
             given: &self.given,
             block_devices: &self.block_devices,
+            labels: self.labels.as_ref(),
         }
     }
 
@@ -389,4 +393,18 @@ fn the_spec_is_built_on_this_host() {
     let spec = serde_json::to_value(build(&fixture.input()).unwrap()).unwrap();
     let devices = spec["linux"]["devices"].as_array().unwrap();
     assert!(devices.iter().any(|device| device["path"] == "/dev/null"));
+}
+
+#[test]
+fn labels_are_those_of_the_process_and_of_its_mounts() {
+    let mut fixture = Fixture::new(json!({}), json!({"Cmd": ["run"]}));
+    let plain = fixture.spec().unwrap();
+    assert_eq!((&plain["process"]["selinuxLabel"], &plain["linux"]["mountLabel"]), (&Value::Null, &Value::Null));
+    let file = "system_u:object_r:container_file_t:s0:c1,c2";
+    for process in [Some("system_u:system_r:container_t:s0:c1,c2"), None] {
+        fixture.labels = Some(ContainerLabels { process: process.map(str::to_owned), file: file.to_owned() });
+        let spec = fixture.spec().unwrap();
+        assert_eq!(spec["process"]["selinuxLabel"].as_str(), process);
+        assert_eq!(spec["linux"]["mountLabel"], file);
+    }
 }

@@ -345,6 +345,7 @@ async fn pods_on_a_real_bridge_reach_each_other() {
             hostname: "web",
             sysctls: &[],
             shm_size: DEFAULT_SHM_SIZE,
+            labelling: None,
         };
         let netns = sandboxes.create(&request).await.unwrap().sandbox.namespaces.network.unwrap();
         let addresses = network.attach(&pod(uid, &netns)).await.unwrap();

@@ -6,10 +6,12 @@ use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
 
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
 use super::users::Holder;
 use super::{SandboxError, SandboxRequest, loopback, sysctl};
+use crate::selinux;
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::{Namespaces, Sandbox};
 
@@ -26,6 +28,8 @@ pub(super) struct NamespaceSettings {
     sysctls: Vec<(String, String)>,
     /// Bytes of `/dev/shm`.
     pub(super) shm_size: u64,
+    /// The label of SELinux of the pod's files.
+    pub(super) label: Option<String>,
 }
 
 impl NamespaceSettings {
@@ -36,6 +40,7 @@ impl NamespaceSettings {
             hostname: request.hostname.to_owned(),
             sysctls: request.sysctls.to_vec(),
             shm_size: request.shm_size,
+            label: None,
         }
     }
 
@@ -65,12 +70,31 @@ pub(super) fn make(sandbox: &Sandbox, settings: &NamespaceSettings) -> Result<()
         loopback::bring_up().map_err(|error| settings.failed("bring the loopback interface up", error))?;
     }
     set_sysctls(wanted, settings)?;
+    if let (Some(pin), Some(label)) = (&wanted.ipc, &settings.label) {
+        label_message_queues(&pin.with_file_name("mqueue"), label);
+    }
     for (pin, kind) in [(&wanted.ipc, "ipc"), (&wanted.uts, "uts"), (&wanted.network, "net")] {
         if let Some(pin) = pin {
             bind(Path::new(&format!("/proc/thread-self/ns/{kind}")), pin)?;
         }
     }
     Ok(())
+}
+
+/// The file system of the IPC namespace's message queues has a label of the agent's, and a policy may let no OCI runtime see it: it
+/// gets that of the pod's files. `path` is made for that, and removed.
+fn label_message_queues(path: &Path, label: &str) {
+    let label = || {
+        std::fs::create_dir(path)?;
+        rustix::mount::mount("mqueue", path, "mqueue", MountFlags::empty(), c"")?;
+        let labelled = selinux::relabel(path, label);
+        rustix::mount::unmount(path, UnmountFlags::DETACH)?;
+        labelled
+    };
+    let labelled = label();
+    if let Err(error) = std::fs::remove_dir(path).and(labelled) {
+        tracing::debug!(%error, "message queues keep their label; the runtime may be refused to mount them");
+    }
 }
 
 fn unshare(wanted: &Namespaces) -> rustix::io::Result<()> {

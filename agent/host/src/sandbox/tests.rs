@@ -37,6 +37,7 @@ fn request(uid: &PodUid) -> SandboxRequest<'_> {
         hostname: "web-0",
         sysctls: &[],
         shm_size: DEFAULT_SHM_SIZE,
+        labelling: None,
     }
 }
 

@@ -22,7 +22,7 @@ pub(super) struct CsiMount {
 /// The device of the volume `name`, a PersistentVolume's name, as `volume` of the pod: kubelet's link to where the driver publishes it.
 pub(super) fn device(pod_dir: &Path, volume: &str, name: &str) -> HostPath {
     let path = pod_dir.join("volumeDevices/kubernetes.io~csi").join(name);
-    HostPath { volume: volume.to_owned(), path, kind: HostPathType::BlockDevice }
+    HostPath { volume: volume.to_owned(), path, kind: HostPathType::BlockDevice, labelled: false }
 }
 
 impl CsiMount {

@@ -79,6 +79,16 @@ pub enum VolumeError {
         /// Why, and the remedy.
         reason: String,
     },
+    /// A volume or file cannot be labelled; containerd's message.
+    #[error("relabel {} with {label:?} failed: {source}", path.display())]
+    Label {
+        /// The path on the node.
+        path: PathBuf,
+        /// The label of SELinux.
+        label: String,
+        /// The kernel's error.
+        source: io::Error,
+    },
     /// A container mounts a volume the pod does not have.
     #[error("container {container:?} mounts volume {volume:?}, which the pod does not have")]
     NoSuchVolume {

@@ -29,6 +29,8 @@ pub(super) struct HostPath {
     pub volume: String,
     pub path: PathBuf,
     pub kind: HostPathType,
+    /// Its files get the label of SELinux of the containers that mount it (`local`).
+    pub labelled: bool,
 }
 
 impl HostPath {
@@ -47,7 +49,7 @@ impl HostPath {
                 return Err(VolumeError::Unsupported { volume: volume.to_owned(), reason });
             }
         };
-        Ok(Self { volume: volume.to_owned(), path: source.path.clone().into(), kind })
+        Ok(Self { volume: volume.to_owned(), path: source.path.clone().into(), kind, labelled: false })
     }
 
     /// Checks the path. Symlinks are followed, as in the mount later.

@@ -117,7 +117,7 @@ impl IscsiMount {
 
     /// The device that containers get.
     pub(super) fn device(self) -> HostPath {
-        HostPath { volume: self.volume, path: self.path, kind: HostPathType::BlockDevice }
+        HostPath { volume: self.volume, path: self.path, kind: HostPathType::BlockDevice, labelled: false }
     }
 
     fn failed(&self, reason: String) -> VolumeError {

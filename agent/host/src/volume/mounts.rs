@@ -7,32 +7,51 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Container, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
 use super::place::Place;
 use super::sub_path::SubPath;
 use super::{Mount, Propagation, VolumeError, preparation, propagation, read_only, resolver, termination};
 use crate::blocking::Progress;
+use crate::selinux;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::PodRecord;
 
 /// The path of the termination message in the container, unless it names another.
 const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
 
-/// Creates the container's own files (termination message, subPaths), and its hostPaths that are missing again, and lists
-/// its mounts.
+/// What the mounts of a container are made from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sources<'a> {
+    pub pod: &'a PodRecord,
+    pub objects: &'a PodObjects,
+    pub pod_dir: &'a Path,
+    /// The label of SELinux that its files get; `None`: they keep theirs.
+    pub label: Option<&'a str>,
+}
+
+impl Sources<'_> {
+    fn relabel(&self, path: &Path) -> Result<(), VolumeError> {
+        let Some(label) = self.label else { return Ok(()) };
+        // A volume of the node may be at the end of a symlink.
+        let labelled = path.canonicalize().and_then(|path| selinux::relabel(&path, label));
+        labelled.map_err(|source| VolumeError::Label { path: path.to_owned(), label: label.to_owned(), source })
+    }
+}
+
+/// Creates the container's own files (termination message, subPaths), and its hostPaths that are missing again, labels what is
+/// its pod's alone, and lists its mounts.
 pub(super) fn of(
-    pod: &PodRecord,
-    objects: &PodObjects,
+    sources: Sources<'_>,
     container: &Container,
     container_id: &str,
-    pod_dir: &Path,
     progress: &Progress,
 ) -> Result<Vec<Mount>, VolumeError> {
     let mut mounts = Vec::new();
     for (index, wanted) in container.volume_mounts.iter().flatten().enumerate() {
-        mounts.push(volume_mount(pod, objects, container, wanted, index, pod_dir, progress)?);
+        mounts.push(volume_mount(sources, container, wanted, index, progress)?);
     }
+    let pod_dir = sources.pod_dir;
     progress.at(pod_dir);
     let read_only_root =
         container.security_context.as_ref().and_then(|context| context.read_only_root_filesystem).unwrap_or(false);
@@ -41,11 +60,15 @@ pub(super) fn of(
         ("/etc/hostname", "etc-hostname", read_only_root),
         ("/etc/resolv.conf", resolver::FILE, read_only_root),
     ] {
-        add_file(&mut mounts, target.into(), pod_dir.join(file), read_only);
+        let file = pod_dir.join(file);
+        sources.relabel(&file)?;
+        add_file(&mut mounts, target.into(), file, read_only);
     }
     let message = container.termination_message_path.as_deref().filter(|path| !path.is_empty());
     let message = absolute(message.unwrap_or(DEFAULT_TERMINATION_PATH));
-    add_file(&mut mounts, message, termination::make(pod_dir, &container.name, container_id)?, false);
+    let file = termination::make(pod_dir, &container.name, container_id)?;
+    sources.relabel(&file)?;
+    add_file(&mut mounts, message, file, false);
     mounts.sort_by_key(|mount| mount.container_path.components().count());
     Ok(mounts)
 }
@@ -58,14 +81,13 @@ fn add_file(mounts: &mut Vec<Mount>, container_path: PathBuf, host_path: PathBuf
 }
 
 fn volume_mount(
-    pod: &PodRecord,
-    objects: &PodObjects,
+    sources: Sources<'_>,
     container: &Container,
     wanted: &VolumeMount,
     index: usize,
-    pod_dir: &Path,
     progress: &Progress,
 ) -> Result<Mount, VolumeError> {
+    let Sources { pod, pod_dir, .. } = sources;
     refuse_unsupported(wanted)?;
     let volumes = pod.spec().volumes.as_deref().unwrap_or_default();
     let volume = volumes
@@ -73,44 +95,11 @@ fn volume_mount(
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
     let propagation = propagation::of(wanted);
-    let (path, only_read) = match Place::find(volume, pod, objects, pod_dir)? {
-        Some((Place::Server(export), only_read)) => {
-            progress.at(&export.path);
-            export.check_mounted()?;
-            answers(&export.path)?;
-            propagation::prepare(propagation, &export.path)?;
-            (export.path, only_read)
-        }
-        Some((Place::Disk(mount), only_read)) => {
-            progress.at(&mount.path);
-            mount.check_mounted()?;
-            answers(&mount.path)?;
-            propagation::prepare(propagation, &mount.path)?;
-            (mount.path, only_read)
-        }
-        Some((Place::Driver(mount), only_read)) => {
-            progress.at(&mount.path);
-            mount.check_mounted()?;
-            answers(&mount.path)?;
-            propagation::prepare(propagation, &mount.path)?;
-            (mount.path, only_read)
-        }
-        Some((Place::Node(host_path), only_read)) => {
-            // Below `/run`, say, it may have been removed since the pod's first container started.
-            progress.at(&host_path.path);
-            host_path.set_up()?;
-            propagation::check(&wanted.name, propagation, &host_path.path)?;
-            (host_path.path, only_read)
-        }
-        None => {
-            let (path, only_read) = preparation::location(volume, pod_dir)?;
-            propagation::prepare(propagation, &path)?;
-            (path, only_read)
-        }
-    };
+    let Found { path, only_read, labelled } = find(sources, volume, propagation, progress)?;
     let sub_path = wanted.sub_path.as_deref().unwrap_or_default();
     let read_only_below = matches!(wanted.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"));
     let host_path = if sub_path.is_empty() && !read_only_below {
+        labelled.then(|| sources.relabel(&path)).transpose()?;
         path
     } else {
         let part = SubPath { container: &container.name, volume: &wanted.name, sub_path, index };
@@ -125,6 +114,7 @@ fn volume_mount(
             }
             error => error,
         })?;
+        labelled.then(|| sources.relabel(&bound)).transpose()?;
         if read_only_below {
             read_only::recursively(&bound)?;
         }
@@ -136,6 +126,59 @@ fn volume_mount(
         read_only: only_read || wanted.read_only.unwrap_or(false),
         propagation,
     })
+}
+
+/// A volume on the node.
+struct Found {
+    path: PathBuf,
+    /// It is read-only for containers.
+    only_read: bool,
+    /// Its files get the label of the container, as kubelet has it: not those of a hostPath, an export or an image.
+    labelled: bool,
+}
+
+/// Finds the volume; what is on a server is mounted and answers.
+fn find(
+    sources: Sources<'_>,
+    volume: &Volume,
+    propagation: Propagation,
+    progress: &Progress,
+) -> Result<Found, VolumeError> {
+    let Sources { pod, objects, pod_dir, .. } = sources;
+    let mounted = |path: PathBuf, only_read: bool, labelled: bool| {
+        answers(&path)?;
+        propagation::prepare(propagation, &path)?;
+        Ok(Found { path, only_read, labelled })
+    };
+    match Place::find(volume, pod, objects, pod_dir)? {
+        Some((Place::Server(export), only_read)) => {
+            progress.at(&export.path);
+            export.check_mounted()?;
+            mounted(export.path, only_read, false)
+        }
+        Some((Place::Disk(mount), only_read)) => {
+            progress.at(&mount.path);
+            mount.check_mounted()?;
+            mounted(mount.path, only_read, !only_read)
+        }
+        Some((Place::Driver(mount), only_read)) => {
+            progress.at(&mount.path);
+            mount.check_mounted()?;
+            mounted(mount.path, only_read, !only_read)
+        }
+        Some((Place::Node(host_path), only_read)) => {
+            // Below `/run`, say, it may have been removed since the pod's first container started.
+            progress.at(&host_path.path);
+            host_path.set_up()?;
+            propagation::check(&volume.name, propagation, &host_path.path)?;
+            Ok(Found { path: host_path.path, only_read, labelled: host_path.labelled })
+        }
+        None => {
+            let (path, only_read) = preparation::location(volume, pod_dir)?;
+            propagation::prepare(propagation, &path)?;
+            Ok(Found { path, only_read, labelled: volume.image.is_none() })
+        }
+    }
 }
 
 /// Waits for the server of an export: better here, where the wait has an end and a message, than in the OCI runtime.
@@ -201,7 +244,9 @@ mod tests {
             {"name": "lost", "persistentVolumeClaim": {"claimName": "lost"}},
         ]}));
         let container: Container = serde_json::from_value(container).unwrap();
-        let mounts = of(&pod, &claims(dir.path()), &container, "id", dir.path(), &Progress::new(dir.path()))?;
+        let objects = claims(dir.path());
+        let sources = Sources { pod: &pod, objects: &objects, pod_dir: dir.path(), label: None };
+        let mounts = of(sources, &container, "id", &Progress::new(dir.path()))?;
         let text = |path: &Path| path.strip_prefix(dir.path()).unwrap_or(path).display().to_string();
         let row = |mount: &Mount| {
             (text(&mount.container_path), text(&mount.host_path), if mount.read_only { "ro" } else { "rw" })
@@ -295,7 +340,9 @@ mod tests {
             let pod = record(json!({"volumes": [{"name": "conf", "hostPath": {"path": path, "type": kind}}]}));
             let mount = json!({"name": "c", "volumeMounts": [{"name": "conf", "mountPath": "/conf"}]});
             let container: Container = serde_json::from_value(mount).unwrap();
-            let mounted = of(&pod, &claims(dir.path()), &container, "id", dir.path(), &Progress::new(dir.path()));
+            let objects = claims(dir.path());
+            let sources = Sources { pod: &pod, objects: &objects, pod_dir: dir.path(), label: None };
+            let mounted = of(sources, &container, "id", &Progress::new(dir.path()));
             assert_eq!((mounted.is_ok(), path.exists()), (made, made), "{kind:?} {mounted:?}");
             std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         }

@@ -71,6 +71,10 @@ impl Place {
             ClaimedSource::HostPath(source) => {
                 HostPath::of(&volume.name, &source).map(|found| Some((Self::Node(found), of_claim)))
             }
+            ClaimedSource::Local(source) => {
+                let found = HostPath { labelled: !of_claim, ..HostPath::of(&volume.name, &source)? };
+                Ok(Some((Self::Node(found), of_claim)))
+            }
             ClaimedSource::Nfs { export, options } => {
                 let read_only = of_claim || export.read_only == Some(true);
                 let mount = NfsMount::of(pod_dir, &volume.name, &export, &options, read_only)?;

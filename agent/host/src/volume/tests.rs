@@ -1,6 +1,8 @@
 #![allow(clippy::unwrap_used)]
 //! Tests with real pod directories. Tests that mount need root and are skipped without.
 
+mod labels;
+
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
@@ -255,6 +257,7 @@ async fn a_sub_path_is_bound_and_stays_within_its_volume() {
             &PodObjects::default(),
             &serde_json::from_value(container).unwrap(),
             "id",
+            None,
             &Progress::new(&node.pod_dir()),
         )
     };

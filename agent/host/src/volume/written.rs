@@ -18,6 +18,7 @@ use zeroize::Zeroizing;
 
 use super::payload::{Payload, PayloadFile};
 use super::{VolumeError, files, removal, tmpfs};
+use crate::selinux;
 
 /// The symlink that is swapped, and its next version.
 const DATA: &str = "..data";
@@ -120,6 +121,8 @@ impl WrittenVolume {
             self.write_file(&dir, path, file)?;
         }
         set_owner(&dir, None, self.group, self.directory_mode())?;
+        // That of the containers that have the volume mounted, before they see it.
+        selinux::inherit(&dir, &self.path).map_err(VolumeError::io("label", &dir))?;
         let next = self.path.join(DATA_NEXT);
         match std::fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

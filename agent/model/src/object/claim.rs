@@ -20,6 +20,8 @@ use crate::pod::PodRecord;
 
 /// The entry with the volume's `hostPath`, as JSON.
 const SOURCE: &str = "hostPath";
+/// The same of a `local` volume.
+const LOCAL: &str = "local";
 /// The entry with the volume's `nfs`, as JSON.
 const NFS: &str = "nfs";
 /// The entry with the volume's `mountOptions`, as JSON.
@@ -45,6 +47,8 @@ pub struct ClaimedVolume {
 pub enum ClaimedSource {
     /// On the node: the path, and what it has to be.
     HostPath(HostPathVolumeSource),
+    /// The same, where the path is the volume's alone: its files get the labels of SELinux of the containers that mount it.
+    Local(HostPathVolumeSource),
     /// On a server.
     Nfs {
         /// The server and its export.
@@ -64,7 +68,7 @@ impl ClaimedSource {
         match self {
             Self::Csi(volume) => volume.settings.attach.then(|| volume.unique_name()),
             Self::Iscsi(volume) => Some(volume.unique_name()),
-            Self::HostPath(_) | Self::Nfs { .. } => None,
+            Self::HostPath(_) | Self::Local(_) | Self::Nfs { .. } => None,
         }
     }
 }
@@ -246,7 +250,8 @@ fn entries(name: &str, spec: &PersistentVolumeSpec, block: bool) -> Result<Vec<(
     if block {
         source.type_ = Some("BlockDevice".to_owned());
     }
-    Ok(vec![(SOURCE, text(serde_json::to_string(&source))?)])
+    let entry = if spec.host_path.is_some() { SOURCE } else { LOCAL };
+    Ok(vec![(entry, text(serde_json::to_string(&source))?)])
 }
 
 /// The object for a claim that no pod can use here.
@@ -277,10 +282,13 @@ pub fn source(object: &ObjectRecord) -> Result<ClaimedVolume, String> {
             export: serde_json::from_str(export).map_err(unreadable)?,
             options: serde_json::from_str(text(MOUNT_OPTIONS).unwrap_or("[]")).map_err(unreadable)?,
         },
-        None => {
-            let source = text(SOURCE).unwrap_or_default();
-            ClaimedSource::HostPath(serde_json::from_str(source).map_err(unreadable)?)
-        }
+        None => match text(LOCAL) {
+            Some(source) => ClaimedSource::Local(serde_json::from_str(source).map_err(unreadable)?),
+            None => {
+                let source = text(SOURCE).unwrap_or_default();
+                ClaimedSource::HostPath(serde_json::from_str(source).map_err(unreadable)?)
+            }
+        },
     };
     Ok(ClaimedVolume { source, block: text(MODE) == Some(BLOCK) })
 }
@@ -360,7 +368,7 @@ mod tests {
             let manifest: Value = serde_json::from_slice(&record.manifest()).unwrap();
             assert_eq!(crate::object::restore(&manifest, "apiserver").unwrap().unwrap(), record);
             source(&record).map(|found| match found.source {
-                ClaimedSource::HostPath(source) => {
+                ClaimedSource::HostPath(source) | ClaimedSource::Local(source) => {
                     let kind = source.type_.unwrap_or_default();
                     assert_eq!(found.block, kind == "BlockDevice");
                     (source.path, kind)
@@ -375,6 +383,8 @@ mod tests {
         let host = json!({"hostPath": {"path": "/srv/a", "type": "DirectoryOrCreate"}});
         assert_eq!(path(host), Ok(("/srv/a".to_owned(), "DirectoryOrCreate".to_owned())));
         assert_eq!(path(json!({"local": {"path": "/mnt/b"}})), Ok(("/mnt/b".to_owned(), "Directory".to_owned())));
+        let kept = of(json!({"local": {"path": "/mnt/b"}}), "c-1").unwrap();
+        assert!(matches!(source(&kept).unwrap().source, ClaimedSource::Local(_)));
         for kind in ["hostPath", "local"] {
             let device = json!({"volumeMode": "Block", kind: {"path": "/dev/b"}});
             assert_eq!(path(device), Ok(("/dev/b".to_owned(), "BlockDevice".to_owned())));

@@ -1,12 +1,13 @@
 //! Security profiles that pods may name: seccomp files, AppArmor profiles, SELinux labels.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::Finding;
 use crate::config::Config;
 use limpet_host::apparmor::{self, AppArmorError, DEFAULT_PROFILE};
-use limpet_host::selinux;
+use limpet_host::selinux::{self, ContextsError};
+use limpet_model::selinux::ContainerContexts;
 
 /// How many profiles are named.
 const SHOWN: usize = 8;
@@ -19,7 +20,11 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     list(&directory, "", DEPTH, &mut names);
     names.sort();
     let loaded = apparmor::is_enabled().then(|| apparmor::is_loaded(DEFAULT_PROFILE));
-    vec![seccomp(&directory, &names), app_armor(loaded, apparmor::parser().is_some()), labels(selinux::is_enforcing())]
+    vec![
+        seccomp(&directory, &names),
+        app_armor(loaded, apparmor::parser().is_some()),
+        labels(&find_labels(), selinux::is_enforcing()),
+    ]
 }
 
 /// The files below `directory`, as `localhostProfile` names them.
@@ -65,15 +70,50 @@ fn app_armor(loaded: Option<Result<bool, AppArmorError>>, parser: bool) -> Findi
     }
 }
 
-fn labels(enforcing: bool) -> Finding {
+/// SELinux on this host.
+enum Labels {
+    /// It is off.
+    Off,
+    /// On, with the labels of that file.
+    Found { policy: String, file: PathBuf, contexts: Box<ContainerContexts> },
+    /// On, and its policy has no labels for containers.
+    Missing(ContextsError),
+}
+
+fn find_labels() -> Labels {
+    if !selinux::is_enabled() {
+        return Labels::Off;
+    }
+    match selinux::contexts() {
+        Ok((file, contexts)) => {
+            let policy = selinux::policy().unwrap_or_else(|| "its".to_owned());
+            Labels::Found { policy, file, contexts: Box::new(contexts) }
+        }
+        Err(error) => Labels::Missing(error),
+    }
+}
+
+fn labels(found: &Labels, enforcing: bool) -> Finding {
     let name = "SELinux";
-    match enforcing {
-        false => Finding::ok(name, "does not enforce"),
-        true => Finding::degraded(
+    let mode = if enforcing { "enforcing" } else { "permissive" };
+    match found {
+        Labels::Off => Finding::ok(name, "not enabled on this host; seLinuxOptions have no effect"),
+        Labels::Found { policy, file, contexts } => {
+            let ContainerContexts { process, file: files, .. } = &**contexts;
+            let from = file.display();
+            Finding::ok(
+                name,
+                format!("policy {policy}, {mode}: containers get {process}, their files {files} ({from})"),
+            )
+        }
+        Labels::Missing(error) if enforcing => Finding::degraded(
             name,
-            selinux::UNLABELLED,
-            "Set it to permissive, or allow what containers do in the policy",
+            format!("{mode}, and {}: {error}", selinux::UNLABELLED),
+            "Install the policy for containers (container-selinux), or set SELinux to permissive",
         ),
+        Labels::Missing(error) => {
+            Finding::ok(name, format!("{mode}; containers and volumes are not labelled: {error}"))
+        }
     }
 }
 
@@ -106,6 +146,14 @@ mod tests {
         assert_eq!(app_armor(Some(Ok(false)), true).level, Level::Ok);
         let without = app_armor(Some(Ok(false)), false);
         assert!(without.level == Level::Degraded && without.text.contains("no apparmor_parser"), "{without:?}");
-        assert_eq!((labels(false).level, labels(true).level), (Level::Ok, Level::Degraded));
+        assert_eq!(labels(&Labels::Off, false).level, Level::Ok);
+        let contexts = ContainerContexts::parse("process=u:r:container_t:s0\nfile=u:object_r:container_file_t:s0");
+        let (policy, file) = ("default".to_owned(), PathBuf::from("/etc/selinux/c"));
+        let found = Labels::Found { policy, file, contexts: Box::new(contexts.unwrap()) };
+        let finding = labels(&found, true);
+        let text = "policy default, enforcing: containers get u:r:container_t:s0, their files u:object_r:container_file_t:s0 (/etc/selinux/c)";
+        assert_eq!((finding.level, finding.text.as_str()), (Level::Ok, text));
+        let missing = Labels::Missing(ContextsError::NoPolicy);
+        assert_eq!((labels(&missing, false).level, labels(&missing, true).level), (Level::Ok, Level::Degraded));
     }
 }

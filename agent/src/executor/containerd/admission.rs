@@ -33,7 +33,7 @@ enum Refusal {
 impl ContainerdExecutor {
     /// kubelet's checks, with its reasons and messages; then its containers get the devices of plugins that they ask for.
     pub(super) async fn admit(&self, pod: &PodState) -> Result<(), NotAdmitted> {
-        profiles(pod.record.spec()).await.map_err(|refusal| match refusal {
+        profiles(pod.record.spec(), self.contexts.is_some()).await.map_err(|refusal| match refusal {
             Refusal::Lasting(reason, message) => self.reject(pod, reason, &message),
             Refusal::Passing(reason, message) => self.refuse(pod, reason, message, false),
         })?;
@@ -60,17 +60,18 @@ impl ContainerdExecutor {
     }
 }
 
-/// Security modules: what the pod names must be there. A pod that names nothing costs no look at the host.
-async fn profiles(spec: &PodSpec) -> Result<(), Refusal> {
+/// Security modules: what the pod names must be there. A pod that names nothing costs no look at the host. `has_labels`: the
+/// host's SELinux has labels for containers.
+async fn profiles(spec: &PodSpec, has_labels: bool) -> Result<(), Refusal> {
     let needs = needs(spec);
-    let labelled = selinux::names_labels(spec);
-    if !needs.host && !labelled {
+    let lacks_labels = !has_labels && selinux::names_labels(spec);
+    if !needs.host && !lacks_labels {
         return Ok(());
     }
     let host = needs.host;
     let loaded: Vec<String> = needs.loaded.iter().map(|name| (*name).to_owned()).collect();
     let looked = blocking::run("/sys/kernel/security".into(), DEADLINE, move |_| {
-        if labelled && selinux::is_enforcing() {
+        if lacks_labels && selinux::is_enforcing() {
             return Err(Refusal::Lasting("SELinux", selinux::REFUSED.to_owned()));
         }
         if host { confined(&loaded) } else { Ok(()) }

@@ -12,9 +12,11 @@ use limpet_core::node_state::NodeNetwork;
 use limpet_host::cgroup::{CgroupDriver, CgroupError, Cgroups};
 use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
+use limpet_host::selinux;
 use limpet_host::volume::{self, ClusterDns, Volumes, VolumesInUse};
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
+use limpet_model::selinux::ContainerContexts;
 use tokio::sync::{Semaphore, watch};
 
 use super::ContainerdExecutor;
@@ -118,6 +120,7 @@ impl ContainerdExecutor {
             sandboxes: Sandboxes::open(&config.run_dir).await?,
             cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit).await?,
             accounts: AccountsCache::default(),
+            contexts: container_contexts(),
             logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
             getter: HttpGetter::default(),
             starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
@@ -135,6 +138,23 @@ impl ContainerdExecutor {
             reporter,
             service_accounts,
         })
+    }
+}
+
+/// The labels of containers, where SELinux is on. Two small files are read then.
+fn container_contexts() -> Option<ContainerContexts> {
+    if !selinux::is_enabled() {
+        return None;
+    }
+    match selinux::contexts() {
+        Ok((_, contexts)) => Some(contexts),
+        Err(error) => {
+            if selinux::is_enforcing() {
+                let effect = selinux::UNLABELLED;
+                tracing::warn!(%error, "SELinux enforces a policy without labels for containers: {effect}");
+            }
+            None
+        }
     }
 }
 

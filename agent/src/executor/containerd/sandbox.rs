@@ -24,6 +24,7 @@ use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
+use limpet_model::selinux::PodLabelling;
 
 const FAILED: &str = "FailedCreatePodSandBox";
 /// kubelet's reason when the cgroup of a pod cannot be set up.
@@ -65,7 +66,8 @@ impl ContainerdExecutor {
         self.can_have_users(record.spec(), class).map_err(sandbox_failure)?;
         let hostname = hostname(record, &self.config.cluster_domain).map_err(sandbox_failure)?;
         let sysctls = sysctl::sysctls(record.spec());
-        let request = self.sandbox_request(record, &hostname, &sysctls);
+        let labelling = self.labelling(record).map_err(sandbox_failure)?;
+        let request = self.sandbox_request(record, &hostname, &sysctls, labelling.as_ref());
         let (cgroup, sandbox) = tokio::join!(self.cgroups.ensure_pod(record), async {
             match self.sandboxes.find(&request).await? {
                 Some(sandbox) => Ok(Created { sandbox, init: None }),
@@ -178,6 +180,7 @@ impl ContainerdExecutor {
         record: &'a PodRecord,
         hostname: &'a str,
         sysctls: &'a [(String, String)],
+        labelling: Option<&'a PodLabelling>,
     ) -> SandboxRequest<'a> {
         SandboxRequest {
             uid: &record.uid,
@@ -188,13 +191,21 @@ impl ContainerdExecutor {
             hostname,
             sysctls,
             shm_size: DEFAULT_SHM_SIZE,
+            labelling,
         }
+    }
+
+    /// What the pod's labels of SELinux are made of; `None`: nothing is labelled.
+    fn labelling(&self, record: &PodRecord) -> Result<Option<PodLabelling>, String> {
+        let labelling = self.contexts.as_ref().map(|contexts| PodLabelling::of(contexts, record.spec())).transpose();
+        labelling.map_err(|why| format!("failed to init selinux options: {why}"))
     }
 
     /// The sandbox of a pod that was found running, if it is whole.
     pub(super) async fn existing_sandbox(&self, record: &PodRecord) -> Option<Arc<PodSandbox>> {
         let hostname = hostname(record, &self.config.cluster_domain).ok()?;
-        let request = self.sandbox_request(record, &hostname, &[]);
+        let labelling = self.labelling(record).ok()?;
+        let request = self.sandbox_request(record, &hostname, &[], labelling.as_ref());
         let sandbox = self.sandboxes.find(&request).await.ok()??;
         let addresses =
             if record.host_network() { PodAddresses::default() } else { self.network.addresses(&record.uid).await? };

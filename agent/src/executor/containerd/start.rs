@@ -4,6 +4,7 @@ mod devices;
 mod ephemeral;
 mod failed;
 mod instance;
+mod labels;
 mod streams;
 mod users;
 
@@ -27,6 +28,7 @@ use crate::status::metrics::ContainerType;
 use limpet_containerd::client::calling;
 use limpet_containerd::container::{NewContainer, Rootfs, TaskStreams};
 use limpet_containerd::error::RuntimeError;
+use limpet_containerd::snapshot_mount;
 use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::observed_exit;
@@ -36,11 +38,13 @@ use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::orphan_processes;
 use limpet_host::process;
 use limpet_host::sandbox::id_mapped::IdMapping;
+use limpet_host::sandbox::label_shared_memory;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerState, ContainerUser, Exit, Recorded};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::image::LocalImage;
 use limpet_model::sandbox::{PodAddresses, in_order_of_node};
+use limpet_model::selinux::ContainerLabels;
 use limpet_model::stop_signal::StopSignal;
 
 /// What one start is made from.
@@ -181,7 +185,12 @@ impl ContainerdExecutor {
         let user = self.user(start, &rootfs).await?;
         let recorded = ContainerUser { uid: user.uid, gid: user.gid, groups: user.additional_gids.clone() };
         start.user.get_or_init(|| Arc::new(recorded));
-        let spec = self.spec(start, user).await?;
+        let labels = self.labels(start).await?;
+        let rootfs = match &labels {
+            Some(labels) => snapshot_mount::labelled(rootfs, &labels.file),
+            None => rootfs,
+        };
+        let spec = self.spec(start, user, labels).await?;
         let identity = self.identity(start);
         let new = NewContainer {
             id: &start.id,
@@ -217,7 +226,12 @@ impl ContainerdExecutor {
     }
 
     /// Its OCI spec in JSON. The files that it mounts, and the host's that the spec depends on, are accessed.
-    async fn spec(&self, start: &Start<'_>, user: ProcessUser) -> Result<Vec<u8>, StartFailure> {
+    async fn spec(
+        &self,
+        start: &Start<'_>,
+        user: ProcessUser,
+        labels: Option<Arc<ContainerLabels>>,
+    ) -> Result<Vec<u8>, StartFailure> {
         let (record, container, id) = (Arc::clone(&start.pod.record), start.container.clone(), start.id.clone());
         let (image, addresses) = (Arc::clone(start.image), start.sandbox.addresses.clone());
         let sandbox = start.joined()?;
@@ -259,11 +273,16 @@ impl ContainerdExecutor {
                 class_devices: &class_devices,
                 given: &given,
                 block_devices: &[],
+                labels: labels.as_deref(),
             };
+            let label = labels.as_deref().map(|labels| labels.file.as_str());
             devices::make_sources(&given)?;
             let expanded = spec::expand_sub_paths(&input).map_err(|error| error.to_string())?;
-            let mounts = volumes.mounts(&record, &objects, &expanded, id.as_str(), progress);
+            let mounts = volumes.mounts(&record, &objects, &expanded, id.as_str(), label, progress);
             let mut mounts = mounts.map_err(|error| error.to_string())?;
+            if let Some(label) = label {
+                label_shared_memory(&sandbox, label).map_err(|error| error.to_string())?;
+            }
             if let Some(mapping) = mapping {
                 let mapped = mapping.mounts(id.as_str(), &pod_dir, mounts);
                 mounts = mapped.map_err(|error| error.to_string())?;
@@ -285,8 +304,7 @@ impl ContainerdExecutor {
         let accounts = match self.accounts.get(&start.image.chain_id) {
             Some(accounts) => accounts,
             None => {
-                let mounts =
-                    rootfs.iter().map(limpet_containerd::snapshot_mount::SnapshotMount::from).collect::<Vec<_>>();
+                let mounts = rootfs.iter().map(snapshot_mount::SnapshotMount::from).collect::<Vec<_>>();
                 let subject = PathBuf::from(format!("the image's layers {}", start.image.chain_id));
                 let read = blocking::run(subject, DEADLINE, move |_| read_accounts(&mounts)).await;
                 let read = read.map_err(|error| config_error(error.to_string()))?;

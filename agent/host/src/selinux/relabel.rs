@@ -1,0 +1,248 @@
+//! Labels of files: those of a volume when a container mounts it, and those of what is added to one later.
+//!
+//! The files may be of anybody, so no symlink is followed, and nothing below another mount is touched.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, XattrFlags};
+use rustix::io::Errno;
+
+use super::is_enabled;
+
+/// The extended attribute with a file's label.
+const ATTRIBUTE: &str = "security.selinux";
+/// Directories that are open at a time; below that depth files keep their labels: what a container makes never stops its restart.
+const MAX_DEPTH: usize = 128;
+/// Directories of the system, which no volume takes over (those of opencontainers/selinux).
+const OF_THE_SYSTEM: [&str; 24] = [
+    "/",
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/etc/passwd",
+    "/etc/pki",
+    "/etc/shadow",
+    "/home",
+    "/lib",
+    "/lib64",
+    "/media",
+    "/opt",
+    "/proc",
+    "/root",
+    "/run",
+    "/sbin",
+    "/srv",
+    "/sys",
+    "/tmp",
+    "/usr",
+    "/var",
+    "/var/lib",
+    "/var/log",
+];
+/// The label of directories with sockets of plugins.
+const PLUGINS_LABEL: &[u8] = b"system_u:object_r:container_file_t:s0";
+/// Bytes of a label, at most.
+const MAX_LABEL: usize = 4_096;
+
+/// Gives `path` and all below it the label. Files that have it are left alone, and a file system without labels, or one that is
+/// only read, stays as it is. A symlink as `path` is labelled itself. Blocks.
+///
+/// # Errors
+/// A file cannot be labelled; `InvalidInput`: the policy does not know the label.
+pub fn relabel(path: &Path, label: &str) -> io::Result<()> {
+    if OF_THE_SYSTEM.iter().any(|system| Path::new(system) == path) {
+        return Err(io::Error::other(
+            "it is a directory of the system, which keeps its labels; give the volume one of its own",
+        ));
+    }
+    Walk { attribute: ATTRIBUTE, label: label.as_bytes() }.all(path)
+}
+
+/// Gives `path` and all below it the label that the directory `from` has. Nothing is done where SELinux is off. Blocks.
+///
+/// # Errors
+/// As [`relabel`].
+pub fn inherit(path: &Path, from: &Path) -> io::Result<()> {
+    if is_enabled() { inherit_attribute(ATTRIBUTE, path, from) } else { Ok(()) }
+}
+
+fn inherit_attribute(attribute: &str, path: &Path, from: &Path) -> io::Result<()> {
+    let mut buffer = [0; MAX_LABEL];
+    match rustix::fs::lgetxattr(from, attribute, &mut buffer[..]) {
+        Ok(length) => {
+            let label = buffer[..length].strip_suffix(b"\0").unwrap_or(&buffer[..length]);
+            Walk { attribute, label }.all(path)
+        }
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// Lets containers with plugins reach the sockets in a directory of the agent, with kubelet's label. Nothing is done where SELinux
+/// is off, and a policy that does not know the label leaves the directory as it is. Blocks.
+pub fn open_to_plugins(directory: &Path) {
+    if !is_enabled() {
+        return;
+    }
+    if let Err(errno) = rustix::fs::setxattr(directory, ATTRIBUTE, PLUGINS_LABEL, XattrFlags::empty()) {
+        tracing::info!(path = %directory.display(), error = %errno, "plugins in unprivileged containers may not reach it");
+    }
+}
+
+/// What is given to files.
+struct Walk<'a> {
+    attribute: &'a str,
+    label: &'a [u8],
+}
+
+impl Walk<'_> {
+    fn all(&self, path: &Path) -> io::Result<()> {
+        let top = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let found = rustix::fs::fstat(&top)?;
+        if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+            // Whether there are labels at all.
+            if !self.give(&top)? {
+                return Ok(());
+            }
+            return self.below(&open_directory(&top, c".")?, found.st_dev, 0);
+        }
+        self.give(&top).map(drop)
+    }
+
+    fn below(&self, directory: &OwnedFd, device: u64, depth: usize) -> io::Result<()> {
+        if depth >= MAX_DEPTH {
+            return Ok(());
+        }
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            match self.one(directory, name, device, depth) {
+                // Removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+
+    fn one(&self, parent: &OwnedFd, name: &CStr, device: u64, depth: usize) -> io::Result<()> {
+        // A path alone: a device or a pipe is not opened.
+        let file = rustix::fs::openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let found = rustix::fs::fstat(&file)?;
+        if found.st_dev != device {
+            return Ok(());
+        }
+        self.give(&file)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
+            return Ok(());
+        }
+        match open_directory(&file, c".") {
+            Ok(opened) => self.below(&opened, device, depth + 1),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Labels one file. `false`: its file system has no labels, or takes none.
+    fn give(&self, file: &impl AsFd) -> io::Result<bool> {
+        // A descriptor that is a path alone has no attributes, and the path to it leads to the file itself, symlink or not.
+        let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+        let mut buffer = [0; MAX_LABEL];
+        let has = match rustix::fs::getxattr(&itself, self.attribute, &mut buffer[..]) {
+            Ok(length) => buffer[..length].strip_suffix(b"\0").unwrap_or(&buffer[..length]) == self.label,
+            Err(Errno::OPNOTSUPP) => return Ok(false),
+            Err(_) => false,
+        };
+        if has {
+            return Ok(true);
+        }
+        match rustix::fs::setxattr(&itself, self.attribute, self.label, XattrFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::OPNOTSUPP | Errno::ROFS) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    rustix::fs::openat(parent, name, flags, Mode::empty())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use limpet_tests::need;
+
+    use super::*;
+
+    /// Where SELinux is off an attribute of root's own stands for the label: the kernel has the same rules for both.
+    const STAND_IN: &str = "trusted.limpet-test";
+
+    fn set(path: &Path, label: &str) {
+        Walk { attribute: STAND_IN, label: label.as_bytes() }.all(path).unwrap();
+    }
+
+    fn of(path: &Path) -> Option<String> {
+        let mut buffer = [0; 64];
+        let length = rustix::fs::lgetxattr(path, STAND_IN, &mut buffer[..]).ok()?;
+        Some(String::from_utf8_lossy(&buffer[..length]).into_owned())
+    }
+
+    #[test]
+    fn everything_of_a_volume_is_labelled_and_symlinks_are_not_followed() {
+        if need::root("attributes of files").is_none() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (volume, outside) = (dir.path().join("volume"), dir.path().join("outside"));
+        std::fs::create_dir_all(volume.join("a/b")).unwrap();
+        for file in [&outside, &volume.join("a/b/file")] {
+            std::fs::write(file, "").unwrap();
+        }
+        symlink(&outside, volume.join("a/link")).unwrap();
+        rustix::fs::mknodat(CWD, volume.join("a/pipe"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+        set(&volume, "one");
+        for path in ["", "a", "a/b", "a/b/file", "a/link", "a/pipe"] {
+            assert_eq!(of(&volume.join(path)).as_deref(), Some("one"), "{path:?}");
+        }
+        assert_eq!(of(&outside), None);
+        // What is of another level, or was added, becomes as the rest.
+        std::fs::write(volume.join("late"), "").unwrap();
+        set(&volume.join("a/b"), "two");
+        set(&volume, "one");
+        for path in ["late", "a/b", "a/b/file"] {
+            assert_eq!(of(&volume.join(path)).as_deref(), Some("one"), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_added_to_a_volume_has_its_label() {
+        if need::root("attributes of files").is_none() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let added = dir.path().join("..new");
+        std::fs::create_dir(&added).unwrap();
+        std::fs::write(added.join("key"), "").unwrap();
+        inherit_attribute(STAND_IN, &added, dir.path()).unwrap();
+        assert_eq!(of(&added), None, "the volume has none");
+        rustix::fs::setxattr(dir.path(), STAND_IN, b"mine\0", XattrFlags::empty()).unwrap();
+        inherit_attribute(STAND_IN, &added, dir.path()).unwrap();
+        assert_eq!((of(&added).as_deref(), of(&added.join("key")).as_deref()), (Some("mine"), Some("mine")));
+    }
+
+    #[test]
+    fn a_file_system_without_labels_stays_as_it_is() {
+        relabel(Path::new("/proc/self/status"), "u:r:t").unwrap();
+        assert!(relabel(Path::new("/"), "u:r:t").is_err() && relabel(Path::new("/usr/"), "u:r:t").is_err());
+    }
+}
