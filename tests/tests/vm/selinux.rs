@@ -15,8 +15,10 @@ cat > /etc/selinux/default/contexts/files/file_contexts.subs <<'END'
 /run/limpet /run/containerd
 /var/lib/limpet /var/lib/kubelet
 END
+echo 'd /run/limpet 0755 root root' > /etc/tmpfiles.d/limpet.conf
 systemctl stop limpet containerd
 restorecon -R /usr/bin /etc /opt /var
+systemd-tmpfiles --create limpet.conf
 restorecon -R /run/limpet 2> /dev/null || true
 systemctl start containerd limpet";
 /// What a container writes to all its volumes, and says in its log.
@@ -106,9 +108,11 @@ fn labels_that_a_pod_names(guest: &mut Guest) -> Result<()> {
 
 fn levels_outlive_the_agent(guest: &mut Guest, alice: &Labels) -> Result<()> {
     let before = container_id(&running(guest, "alice")?, "main")?;
-    guest.run("systemctl restart limpet")?;
+    // The policy lets no shell of this kind restart a service.
+    guest.run("setenforce 0 && systemctl restart limpet && setenforce 1")?;
     running(guest, "alice")?;
-    guest.run("limpet exec alice -- sh -c 'kill 1'")?;
+    // It ends the command as well.
+    guest.attempt("limpet exec alice -- sh -c 'kill 1'")?;
     wait(guest, "alice", "started again", |pod| {
         container_id(pod, "main").is_ok_and(|id| id != before)
             && pod["status"]["containerStatuses"][0]["state"]["running"].is_object()
