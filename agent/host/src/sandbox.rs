@@ -360,10 +360,11 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
     })?;
     start::end(dir)?;
     id_mapped::remove_all(dir)?;
-    for name in ["pid", "net", "uts", "ipc", "user", "shm"] {
+    for name in ["pid", "net", "uts", "ipc", "user", "shm", namespaces::MESSAGE_QUEUES] {
         let path = dir.join(name);
         detach(&path)?;
-        let removed = if name == "shm" { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
+        let is_directory = ["shm", namespaces::MESSAGE_QUEUES].contains(&name);
+        let removed = if is_directory { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
         ignore_not_found(removed).map_err(|source| SandboxError::Path { operation: "remove", path, source })?;
     }
     // Last: until then no other pod is given its ids and its level.

@@ -20,6 +20,9 @@ use limpet_model::sandbox::{Namespaces, Sandbox};
 const NETWORK_DEFAULTS: [(&str, &str); 2] =
     [("net.ipv4.ping_group_range", "0 2147483647"), ("net.ipv4.ip_unprivileged_port_start", "0")];
 
+/// Where message queues are mounted for a moment, in the directory of the sandbox.
+pub(super) const MESSAGE_QUEUES: &str = "mqueue";
+
 /// The settings of the new namespaces, owned by the worker thread.
 #[derive(Debug)]
 pub(super) struct NamespaceSettings {
@@ -71,7 +74,7 @@ pub(super) fn make(sandbox: &Sandbox, settings: &NamespaceSettings) -> Result<()
     }
     set_sysctls(wanted, settings)?;
     if let (Some(pin), Some(label)) = (&wanted.ipc, &settings.label) {
-        label_message_queues(&pin.with_file_name("mqueue"), label);
+        label_message_queues(&pin.with_file_name(MESSAGE_QUEUES), label);
     }
     for (pin, kind) in [(&wanted.ipc, "ipc"), (&wanted.uts, "uts"), (&wanted.network, "net")] {
         if let Some(pin) = pin {
