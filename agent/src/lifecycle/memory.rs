@@ -113,3 +113,37 @@ pub fn limit_free_memory() {}
 /// Other libraries return free memory by themselves.
 #[cfg(not(target_env = "gnu"))]
 fn trim() {}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::FileExt as _;
+
+    use super::*;
+
+    /// Constants of the program that nothing but this test reads, with room around the one in the middle: for each page that is
+    /// used the kernel maps those beside it.
+    static CONSTANTS: [u8; 1 << 20] = [7; 1 << 20];
+
+    fn middle() -> &'static u8 {
+        std::hint::black_box(&CONSTANTS[CONSTANTS.len() / 2])
+    }
+
+    /// Whether a page table holds the page with `byte`: bit 63 of its entry in /proc/self/pagemap.
+    fn is_mapped(byte: &u8) -> bool {
+        let page = (std::ptr::from_ref(byte).addr() / rustix::param::page_size()) as u64;
+        let mut entry = [0; 8];
+        std::fs::File::open("/proc/self/pagemap").unwrap().read_exact_at(&mut entry, page * 8).unwrap();
+        u64::from_ne_bytes(entry) >> 63 == 1
+    }
+
+    #[test]
+    fn what_is_unmapped_is_there_when_it_is_used_again() {
+        assert_eq!(*middle(), 7);
+        assert!(is_mapped(middle()));
+        release_memory();
+        assert!(!is_mapped(middle()));
+        assert_eq!(*middle(), 7);
+        assert!(is_mapped(middle()));
+    }
+}
