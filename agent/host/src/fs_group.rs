@@ -1,73 +1,35 @@
 //! `fsGroup` of volumes that outlive a pod: their files are given to the group, with kubelet's permissions.
 //!
-//! The files may be of anybody, so no symlink is followed, and nothing below another mount is touched.
+//! The files may be of anybody: see [`crate::tree`].
 
-use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat};
-use rustix::io::Errno;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, Stat};
 
-/// Directories that are open at a time; below that depth files keep their owners.
-const MAX_DEPTH: usize = 128;
+use crate::tree::{self, MAX_DEPTH};
+
 /// What files get: the group may read and write.
 const FILE: u32 = 0o660;
 /// What directories get: the group may search them too, and what is made in them belongs to it.
 const DIRECTORY: u32 = 0o2770;
 
-/// Gives `path` and all below it to `group`. With `on_root_mismatch` (`fsGroupChangePolicy: OnRootMismatch`) nothing is done
-/// where `path` itself has it already. Blocks.
+/// Gives `path`, a directory, and all below it to `group`. With `on_root_mismatch` (`fsGroupChangePolicy: OnRootMismatch`) nothing
+/// is done where `path` itself has it already. Blocks.
 ///
 /// # Errors
 /// A file cannot be changed, or the tree is deeper than 128 directories.
 pub fn set(path: &Path, group: u32, on_root_mismatch: bool) -> io::Result<()> {
-    let top = open(CWD, path)?;
-    let found = rustix::fs::fstat(&top)?;
+    let (top, found) = tree::file(path)?;
     if on_root_mismatch && found.st_gid == group && found.st_mode & DIRECTORY == DIRECTORY {
         return Ok(());
     }
-    below(&top, group, found.st_dev, 0)?;
-    // Last: a walk that was cut short is not taken for a whole one.
-    give(&top, &found, group)
-}
-
-fn below(directory: &OwnedFd, group: u32, device: u64, depth: usize) -> io::Result<()> {
-    if depth >= MAX_DEPTH {
+    if !tree::visit_below(&top, &mut |file, found| give(file, found, group))? {
         return Err(io::Error::other(format!("the volume has more than {MAX_DEPTH} directories in one another")));
     }
-    for entry in Dir::read_from(directory)? {
-        let entry = entry?;
-        let name = entry.file_name();
-        if name == c"." || name == c".." {
-            continue;
-        }
-        match one(directory, name, group, device, depth) {
-            // Removed meanwhile.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            other => other?,
-        }
-    }
-    Ok(())
-}
-
-fn one(parent: &OwnedFd, name: &CStr, group: u32, device: u64, depth: usize) -> io::Result<()> {
-    // A path alone: a device or a pipe is not opened.
-    let file = rustix::fs::openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let found = rustix::fs::fstat(&file)?;
-    if found.st_dev != device {
-        return Ok(());
-    }
-    if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-        match open(parent, name) {
-            Ok(opened) => below(&opened, group, device, depth + 1)?,
-            // Replaced meanwhile.
-            Err(Errno::NOTDIR | Errno::LOOP) => return Ok(()),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    give(&file, &found, group)
+    // Last: a walk that was cut short is not taken for a whole one.
+    give(&top, &found, group)
 }
 
 /// Changes one file: the group first, since that clears the set-group-id bit.
@@ -83,17 +45,11 @@ fn give(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
     };
     let mode = found.st_mode & 0o7777 | added;
     if mode != found.st_mode & 0o7777 || found.st_gid != group {
-        use std::os::fd::AsRawFd as _;
         // A descriptor that is a path alone has no fchmod.
         let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         rustix::fs::chmod(itself, Mode::from_raw_mode(mode))?;
     }
     Ok(())
-}
-
-fn open(parent: impl AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(parent, name, flags, Mode::empty())
 }
 
 #[cfg(test)]

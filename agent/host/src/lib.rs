@@ -26,6 +26,7 @@ pub mod project_quota;
 pub mod sandbox;
 pub mod selinux;
 pub mod tcp;
+mod tree;
 pub mod turns;
 pub mod user_namespace;
 pub mod volume;

@@ -1,21 +1,19 @@
 //! Labels of files: those of a volume when a container mounts it, and those of what is added to one later.
 //!
-//! The files may be of anybody, so no symlink is followed, and nothing below another mount is touched.
+//! The files may be of anybody: see [`crate::tree`].
 
-use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::Path;
 
-use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, XattrFlags};
+use rustix::fs::{FileType, XattrFlags};
 use rustix::io::Errno;
 
 use super::is_enabled;
+use crate::tree;
 
 /// The extended attribute with a file's label.
 const ATTRIBUTE: &str = "security.selinux";
-/// Directories that are open at a time; below that depth files keep their labels: what a container makes never stops its restart.
-const MAX_DEPTH: usize = 128;
 /// Directories of the system, which no volume takes over (those of opencontainers/selinux).
 const OF_THE_SYSTEM: [&str; 24] = [
     "/",
@@ -100,53 +98,14 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
+    /// What is too deep keeps its labels: what a container makes never stops its restart.
     fn all(&self, path: &Path) -> io::Result<()> {
-        let top = rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-        let found = rustix::fs::fstat(&top)?;
-        if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-            // Whether there are labels at all.
-            if !self.give(&top)? {
-                return Ok(());
-            }
-            return self.below(&open_directory(&top, c".")?, found.st_dev, 0);
-        }
-        self.give(&top).map(drop)
-    }
-
-    fn below(&self, directory: &OwnedFd, device: u64, depth: usize) -> io::Result<()> {
-        if depth >= MAX_DEPTH {
-            return Ok(());
-        }
-        for entry in Dir::read_from(directory)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            if name == c"." || name == c".." {
-                continue;
-            }
-            match self.one(directory, name, device, depth) {
-                // Removed meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                other => other?,
-            }
+        let (top, found) = tree::file(path)?;
+        let has_labels = self.give(&top)?;
+        if has_labels && FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+            tree::visit_below(&top, &mut |file, _| self.give(file).map(drop))?;
         }
         Ok(())
-    }
-
-    fn one(&self, parent: &OwnedFd, name: &CStr, device: u64, depth: usize) -> io::Result<()> {
-        // A path alone: a device or a pipe is not opened.
-        let file = rustix::fs::openat(parent, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-        let found = rustix::fs::fstat(&file)?;
-        if found.st_dev != device {
-            return Ok(());
-        }
-        self.give(&file)?;
-        if FileType::from_raw_mode(found.st_mode) != FileType::Directory {
-            return Ok(());
-        }
-        match open_directory(&file, c".") {
-            Ok(opened) => self.below(&opened, device, depth + 1),
-            Err(errno) => Err(errno.into()),
-        }
     }
 
     /// Labels one file. `false`: its file system has no labels, or takes none.
@@ -170,17 +129,13 @@ impl Walk<'_> {
     }
 }
 
-fn open_directory(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(parent, name, flags, Mode::empty())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::os::unix::fs::symlink;
 
     use limpet_tests::need;
+    use rustix::fs::{CWD, Mode};
 
     use super::*;
 
