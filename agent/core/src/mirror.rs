@@ -320,6 +320,15 @@ pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
     doubled * (900 + u32::try_from(dice % 201).unwrap_or(100)) / 1_000
 }
 
+/// The pause before a namespace that has been missing for so long is asked for again: short at first, when it is about to be
+/// made, and longer as it turns out to be a mistake. For ten minutes within 2 s, after an hour every 10.
+pub fn namespace_pause(missing_for: Duration, dice: u64) -> Duration {
+    const SHORTEST: Duration = Duration::from_millis(1_600);
+    const LONGEST: Duration = Duration::from_secs(10);
+    let pause = (missing_for / 360).clamp(SHORTEST, LONGEST);
+    pause * (900 + u32::try_from(dice % 201).unwrap_or(100)) / 1_000
+}
+
 #[cfg(test)]
 #[path = "mirror_tests.rs"]
 mod tests;

@@ -202,3 +202,10 @@ fn refusals_are_tried_again_seldom() {
     assert_eq!(seconds, [5, 10, 20, 300, 300]);
     assert_eq!(refusal_pause(1, 0), Duration::from_millis(4_500));
 }
+
+#[test]
+fn a_missing_namespace_is_asked_for_every_two_seconds_at_first() {
+    let seconds = |minutes: u64| namespace_pause(Duration::from_secs(60 * minutes), 200).as_secs_f64();
+    assert!(seconds(0) < 2.0 && seconds(10) < 2.0, "{} {}", seconds(0), seconds(10));
+    assert!((3.0..4.0).contains(&seconds(20)) && seconds(10_000) <= 11.0, "{} {}", seconds(20), seconds(10_000));
+}

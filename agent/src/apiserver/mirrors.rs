@@ -3,6 +3,8 @@
 //! A pass compares every pod and sends what is due, a few requests at a time. What fails is due again after a pause, and
 //! whatever fails, the pod itself is not touched.
 
+mod retries;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -12,30 +14,21 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use self::retries::Retries;
 use super::follow::Update;
 use super::link::Link;
 use super::node::Seen;
 use crate::status::event::{EventType, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
-use limpet_core::connectivity;
 use limpet_core::merge::Desired;
 use limpet_core::mirror::{self, Acknowledged, Mirror, Step, Wanted};
 use limpet_core::status::observed::{Observed, ObservedPod};
-use limpet_model::pod::{Fingerprint, PodKey};
+use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
 /// How many requests about pods are under way at once.
 const AT_ONCE: usize = 4;
-
-/// When a pod whose step failed is looked at again.
-#[derive(Debug)]
-struct Retry {
-    failures: u32,
-    at: Instant,
-    /// The version of the pod: another one is looked at at once.
-    of: Option<Fingerprint>,
-}
 
 /// A step that is to be done: of which pod, what it is to be, and the generation of its mirror.
 type Planned = (PodKey, Step, Option<Wanted>, Option<i64>);
@@ -63,7 +56,7 @@ pub(super) struct Mirrors {
     /// What the apiserver has, once it has been listed.
     found: Option<BTreeMap<PodKey, Mirror>>,
     known: BTreeMap<PodKey, Acknowledged>,
-    retries: BTreeMap<PodKey, Retry>,
+    retries: Retries,
 }
 
 impl Mirrors {
@@ -84,7 +77,7 @@ impl Mirrors {
             node,
             found: None,
             known: BTreeMap::new(),
-            retries: BTreeMap::new(),
+            retries: Retries::default(),
         }
     }
 
@@ -170,10 +163,7 @@ impl Mirrors {
     async fn pass(&mut self) -> bool {
         let (mut steps, now) = (self.compare(), Instant::now());
         let Some(node_uid) = self.node_uid() else { return false };
-        steps.retain(|(key, _, wanted, _)| {
-            let version = wanted.as_ref().map(|wanted| wanted.record.fingerprint);
-            self.retries.get(key).is_none_or(|retry| retry.at <= now || retry.of != version)
-        });
+        self.retries.retain_due(&mut steps, now);
         let any = !steps.is_empty();
         let (link, name, uid) = (&self.link, &self.node_name, &node_uid);
         let done: Vec<_> = futures_util::stream::iter(steps)
@@ -197,7 +187,7 @@ impl Mirrors {
     fn next_retry(&mut self) -> Option<Instant> {
         self.found.as_ref()?;
         self.node_uid()?;
-        self.retries.values().map(|retry| retry.at).min()
+        self.retries.next()
     }
 
     fn node_uid(&mut self) -> Option<String> {
@@ -259,13 +249,12 @@ impl Mirrors {
                 steps.push((key, step, pod, generation));
             }
         }
-        // A pod that needs no step any more, as when a lost answer's mirror turned up, is not waited for.
-        self.retries.retain(|key, _| steps.iter().any(|(due, ..)| due == key));
+        self.retries.retain(&steps);
         steps
     }
 
     fn done(&mut self, key: &PodKey, done: Done) {
-        self.retries.remove(key);
+        self.retries.succeeded(key);
         let known = self.known.entry(key.clone()).or_default();
         match done {
             Done::Created(mirror) => {
@@ -290,14 +279,8 @@ impl Mirrors {
         if !self.link.is_online() {
             return;
         }
-        let failures = self.retries.get(key).map_or(1, |retry| retry.failures.saturating_add(1));
-        let refused = matches!(error.code(), Some(400 | 403 | 413 | 422));
-        let pause = match refused {
-            true => mirror::refusal_pause(failures, fastrand::u64(..)),
-            false => connectivity::pause(failures, error.retry_after(), fastrand::u64(..)),
-        };
         let of = wanted.map(|wanted| wanted.record.fingerprint);
-        self.retries.insert(key.clone(), Retry { failures, at: Instant::now() + pause, of });
+        self.retries.failed((key, step), of, error, Instant::now(), fastrand::u64(..));
         tracing::debug!(pod = %key, ?step, %error, "not done at the apiserver");
         let Some(wanted) = wanted.filter(|_| matches!(step, Step::Create | Step::Replace { .. })) else { return };
         let message = format!("The apiserver does not show the pod, which runs all the same: {error}");

@@ -1,0 +1,196 @@
+//! When steps of mirrors that failed are due again: each pod by itself, but the pods of a namespace that is missing together, by
+//! one of them: a node may not watch namespaces, and has to ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use limpet_apiserver::RequestError;
+use limpet_core::connectivity;
+use limpet_core::mirror::{self, Step};
+use limpet_model::pod::{Fingerprint, PodKey};
+use tokio::time::Instant;
+
+use super::Planned;
+
+/// A pod whose step failed.
+#[derive(Debug)]
+struct Retry {
+    failures: u32,
+    at: Instant,
+    /// The version of the pod: another one is looked at at once.
+    of: Option<Fingerprint>,
+}
+
+/// A namespace that is not there.
+#[derive(Debug)]
+struct Missing {
+    since: Instant,
+    at: Instant,
+    /// The pods whose mirrors were refused for it: each is tried once by itself, for its event.
+    pods: BTreeSet<PodKey>,
+}
+
+/// What has failed.
+#[derive(Debug, Default)]
+pub(super) struct Retries {
+    pods: BTreeMap<PodKey, Retry>,
+    namespaces: BTreeMap<String, Missing>,
+}
+
+impl Retries {
+    /// Leaves of `steps` those that are due at `now`.
+    pub(super) fn retain_due(&self, steps: &mut Vec<Planned>, now: Instant) {
+        let mut asked = BTreeSet::new();
+        steps.retain(|(key, step, wanted, _)| {
+            let version = wanted.as_ref().map(|wanted| wanted.record.fingerprint);
+            if self.pods.get(key).is_some_and(|retry| retry.at > now && retry.of == version) {
+                return false;
+            }
+            let Some(missing) = self.namespaces.get(key.namespace()).filter(|_| *step == Step::Create) else {
+                return true;
+            };
+            !missing.pods.contains(key) || (missing.at <= now && asked.insert(key.namespace().to_owned()))
+        });
+    }
+
+    /// When the first of them is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let (pods, namespaces) = (self.pods.values(), self.namespaces.values());
+        pods.map(|retry| retry.at).chain(namespaces.map(|missing| missing.at)).min()
+    }
+
+    /// Forgets what needs no step any more, as when the mirror of a lost answer turned up.
+    pub(super) fn retain(&mut self, steps: &[Planned]) {
+        self.pods.retain(|key, _| steps.iter().any(|(due, ..)| due == key));
+        let creates = |due: &PodKey| steps.iter().any(|(key, step, ..)| *step == Step::Create && key == due);
+        self.namespaces.retain(|_, missing| {
+            missing.pods.retain(creates);
+            !missing.pods.is_empty()
+        });
+    }
+
+    /// A step of that pod was done: its namespace is there.
+    pub(super) fn succeeded(&mut self, key: &PodKey) {
+        self.pods.remove(key);
+        self.namespaces.remove(key.namespace());
+    }
+
+    /// A step of that version of the pod failed at `now`; `dice` is any number.
+    pub(super) fn failed(
+        &mut self,
+        (key, step): (&PodKey, &Step),
+        of: Option<Fingerprint>,
+        error: &RequestError,
+        now: Instant,
+        dice: u64,
+    ) {
+        if *step == Step::Create && error.is_not_found() {
+            let first = || Missing { since: now, at: now, pods: BTreeSet::new() };
+            let missing = self.namespaces.entry(key.namespace().to_owned()).or_insert_with(first);
+            missing.at = now + mirror::namespace_pause(now - missing.since, dice);
+            missing.pods.insert(key.clone());
+            self.pods.remove(key);
+            return;
+        }
+        let failures = self.pods.get(key).map_or(1, |retry| retry.failures.saturating_add(1));
+        let refused = matches!(error.code(), Some(400 | 403 | 413 | 422));
+        let pause = match refused {
+            true => mirror::refusal_pause(failures, dice),
+            false => connectivity::pause(failures, error.retry_after(), dice),
+        };
+        if let Some(missing) = self.namespaces.get_mut(key.namespace()) {
+            if refused {
+                // For another reason than its namespace: the next pod asks for that.
+                missing.pods.remove(key);
+            } else {
+                missing.at = missing.at.max(now + pause);
+            }
+        }
+        self.pods.insert(key.clone(), Retry { failures, at: now + pause, of });
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn create(name: &str) -> Planned {
+        (PodKey::new("lab", name), Step::Create, None, None)
+    }
+
+    fn not_found() -> RequestError {
+        RequestError::Refused { code: 404, reason: "NotFound".to_owned(), message: String::new(), retry_after: None }
+    }
+
+    fn names(steps: &[Planned]) -> Vec<&str> {
+        steps.iter().map(|(key, ..)| key.name()).collect()
+    }
+
+    #[test]
+    fn one_pod_of_a_missing_namespace_asks_for_all_of_them() {
+        let (mut retries, now) = (Retries::default(), Instant::now());
+        let steps = || vec![create("a"), create("b")];
+        let due = |retries: &Retries, steps: &[Planned], now| {
+            let mut due = steps.to_vec();
+            retries.retain_due(&mut due, now);
+            names(&due).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(due(&retries, &steps(), now), ["a", "b"]);
+        for (key, step, ..) in steps() {
+            retries.failed((&key, &step), None, &not_found(), now, 100);
+        }
+        assert!(due(&retries, &steps(), now).is_empty());
+        let next = retries.next().unwrap();
+        assert!(next - now <= Duration::from_millis(1_800), "{:?}", next - now);
+        assert_eq!(due(&retries, &steps(), next), ["a"]);
+        // A pod that came later is tried once, for its event.
+        let three = [steps(), vec![create("c")]].concat();
+        assert_eq!(due(&retries, &three, now), ["c"]);
+        // The namespace is there: the others follow at once.
+        retries.succeeded(&PodKey::new("lab", "a"));
+        assert_eq!(due(&retries, &steps(), now), ["a", "b"]);
+        assert_eq!(retries.next(), None);
+    }
+
+    #[test]
+    fn a_pod_that_is_refused_for_another_reason_asks_no_more_for_its_namespace() {
+        let (mut retries, now) = (Retries::default(), Instant::now());
+        let (a, b) = (create("a"), create("b"));
+        for (key, step, ..) in [&a, &b] {
+            retries.failed((key, step), None, &not_found(), now, 100);
+        }
+        let next = retries.next().unwrap();
+        let forbidden =
+            RequestError::Refused { code: 403, reason: String::new(), message: String::new(), retry_after: None };
+        retries.failed((&a.0, &a.1), None, &forbidden, next, 100);
+        let due = |retries: &Retries, now| {
+            let mut due = vec![a.clone(), b.clone()];
+            retries.retain_due(&mut due, now);
+            names(&due).into_iter().map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(due(&retries, next), ["b"], "the other pod asks, and the first one waits");
+        let wait = Some(Duration::from_secs(2));
+        let busy =
+            RequestError::Refused { code: 429, reason: String::new(), message: String::new(), retry_after: wait };
+        retries.failed((&b.0, &b.1), None, &busy, next, 100);
+        assert!(due(&retries, next).is_empty(), "a server that is busy says nothing of the namespace");
+        let next = next + Duration::from_secs(4);
+        assert_eq!(due(&retries, next), ["b"]);
+        retries.succeeded(&b.0);
+        assert_eq!(due(&retries, next), ["b"]);
+        assert_eq!(due(&retries, next + Duration::from_secs(6)), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_missing_namespace_without_pods_is_forgotten() {
+        let (mut retries, now) = (Retries::default(), Instant::now());
+        let (key, step, ..) = create("a");
+        retries.failed((&key, &step), None, &not_found(), now, 100);
+        retries.retain(&[create("a")]);
+        assert!(retries.next().is_some());
+        retries.retain(&[create("b")]);
+        assert_eq!(retries.next(), None);
+    }
+}
