@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 fn main() -> ExitCode {
     suite::run([
         case!(containers_share_their_processes),
+        case!(users_of_its_own_share_their_processes).on(|node| node.cni = true),
         case!(a_shared_namespace_outlives_the_agent_and_comes_again_when_its_init_ends),
         case!(a_profile_that_the_host_does_not_have_is_refused),
         case!(what_another_host_would_use_is_ignored),
@@ -92,6 +93,45 @@ fn containers_share_their_processes(node: &mut TestNode) -> Result<()> {
     node.remove("web")?;
     node.wait_gone("web")?;
     wait::until_true(LIMIT, "the init to end with its pod", || !process::is_alive(pid))
+}
+
+fn users_of_its_own_share_their_processes(node: &mut TestNode) -> Result<()> {
+    let tracing = json!({ "securityContext": { "capabilities": { "add": ["SYS_PTRACE", "SYS_CHROOT"] } } });
+    let containers = [with(shell("main", IDLE), tracing), shell("side", "(sleep 99991 &); sleep 99992")];
+    let spec =
+        json!({ "shareProcessNamespace": true, "hostUsers": false, "hostNetwork": false, "containers": containers });
+    node.apply(&pod("web", spec))?;
+    let pod = node.wait_running("web")?;
+    let seen = sh(node, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")?;
+    ensure!(seen.contains("sleep 99991") && seen.contains("sleep 99992"), "{seen}");
+    ensure!(sh(node, "tr '\\0' ' ' < /proc/1/cmdline")?.starts_with("/limpet pod-init"), "process 1 is no init");
+    // The init is of the pod's users, and has no rights, no files and no cgroup but the pod's.
+    let (process, first) = (init(node, &pod)?, first_id(node, "web")?);
+    let status = sh(node, "cat /proc/1/status")?;
+    for line in ["Uid:\t0\t0\t0\t0", "Groups:\t \n", "CapPrm:\t0000000000000000", "NoNewPrivs:\t1"] {
+        ensure!(status.contains(line), "{line}: {status}");
+    }
+    let above = sh(node, "ls /proc/1/root/ /proc/1/root/../.. /proc/1/cwd/..")?;
+    ensure!(
+        above.lines().all(|line| line.is_empty() || line.starts_with('/') || line == "limpet"),
+        "files of the node: {above}"
+    );
+    let map = fs::read_to_string(format!("/proc/{process}/uid_map"))?;
+    ensure!(map.split_whitespace().nth(1) == Some(&first.to_string()), "the init's users are others: {map}");
+    let root = fs::read_dir(format!("/proc/{process}/root/"))?.flatten().map(|entry| entry.file_name());
+    ensure!(root.collect::<Vec<_>>() == ["limpet"], "the init has files");
+    ensure!(
+        fs::read_to_string(format!("/proc/{process}/cgroup"))?.contains("init"),
+        "the init has no cgroup of its own"
+    );
+    node.agent.kill();
+    node.agent.start()?;
+    let id = container_id(&pod, "main")?;
+    ensure!(container_id(&node.wait_running("web")?, "main")? == id, "a restart of the agent restarts nothing");
+    ensure!(process::is_alive(process));
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait::until_true(LIMIT, "the init to end with its pod", || !process::is_alive(process))
 }
 
 fn a_shared_namespace_outlives_the_agent_and_comes_again_when_its_init_ends(node: &mut TestNode) -> Result<()> {

@@ -48,6 +48,8 @@ pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
 
 /// The file that holds a sandbox's id.
 const ID: &str = "id";
+/// The pin of a user namespace.
+const USERS: &str = "user";
 
 /// The shared memory of a pod with `hostIPC`.
 const HOST_SHM: &str = "/dev/shm";
@@ -95,7 +97,7 @@ impl SandboxRequest<'_> {
                 ipc: (!self.host_ipc).then(|| dir.join("ipc")),
                 uts: (!self.host_network).then(|| dir.join("uts")),
                 pid: self.share_processes.then(|| dir.join("pid")),
-                user: self.own_users.then(|| dir.join("user")),
+                user: self.own_users.then(|| dir.join(USERS)),
             },
             shm: if self.host_ipc { HOST_SHM.into() } else { dir.join("shm") },
             hostname: self.hostname.to_owned(),
@@ -268,8 +270,7 @@ impl Sandboxes {
                     sandbox.level = Some(level);
                 }
                 make(&sandbox, &settings)?;
-                let shared = sandbox.namespaces.pid.as_deref();
-                shared.map(|pin| start::start(&runtime, &dir, pin, &settings)).transpose()
+                start::start(&runtime, &dir, &sandbox.namespaces, &settings)
             });
             made.map(|init| Created { sandbox, init }).inspect_err(|_| {
                 if let Err(error) = remove_directory(&dir) {
@@ -360,7 +361,7 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
     })?;
     start::end(dir)?;
     id_mapped::remove_all(dir)?;
-    for name in ["pid", "net", "uts", "ipc", "user", "shm", namespaces::MESSAGE_QUEUES] {
+    for name in ["pid", "net", "uts", "ipc", USERS, "shm", namespaces::MESSAGE_QUEUES] {
         let path = dir.join(name);
         detach(&path)?;
         let is_directory = ["shm", namespaces::MESSAGE_QUEUES].contains(&name);

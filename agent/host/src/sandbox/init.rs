@@ -6,24 +6,33 @@
 //!
 //! Two stages, because a process keeps the executable it has: [`ARGUMENT`] makes the root file system and executes the copy
 //! of the program in it, as [`ISOLATED`], which gives up its rights.
+//!
+//! With `hostUsers: false` the namespace has to be made by a process of the pod's user namespace, which may not copy a mount of the
+//! host's. So the first stage makes the root file system, enters the user namespace, starts the second stage as the first process of
+//! a PID namespace, [`OF_OWN_USERS`], and reports its pid. The second has a mount namespace of its own: the first's is the host's.
 
 use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsFd as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use nix::sys::signal::{SigSet, Signal};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{CWD, Gid, Mode, OFlags, Uid};
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::process::{DumpableBehavior, WaitOptions};
-use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
+use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags};
+use rustix::thread::{move_into_link_name_space, set_thread_gid, set_thread_groups, set_thread_uid};
 
+use super::USERS;
 use super::namespaces::unshare_namespaces;
 
 /// The first argument that makes the executable an init; the second is the sandbox's directory.
 pub(super) const ARGUMENT: &str = "pod-init";
 /// The first argument of the second stage.
 const ISOLATED: &str = "pod-init-isolated";
+/// The first argument of the second stage in a user namespace.
+const OF_OWN_USERS: &str = "pod-init-of-own-users";
 /// The program, in the init's root file system.
 const PROGRAM: &str = "limpet";
 /// kubelet's OOM score of a pause container.
@@ -32,13 +41,14 @@ const OOM_SCORE_ADJ: &str = "-998";
 /// The stage, and the sandbox's directory, if this process was started as an init. Call it first in `main`.
 pub fn invoked() -> Option<Stage> {
     let mut arguments = std::env::args_os().skip(1);
-    let stage = match arguments.next()?.to_str()? {
-        ARGUMENT => Stage::First,
-        ISOLATED => Stage::Isolated,
+    let (stage, directory) = (arguments.next()?, arguments.next());
+    let stage = match (stage.to_str()?, directory) {
+        (ARGUMENT, Some(directory)) => Stage::First(directory.into()),
+        (ISOLATED, Some(directory)) => Stage::Isolated(directory.into()),
+        (OF_OWN_USERS, None) => Stage::OfOwnUsers,
         _ => return None,
     };
-    let directory = arguments.next()?.into();
-    arguments.next().is_none().then(|| stage(directory))
+    arguments.next().is_none().then_some(stage)
 }
 
 /// How far the init is.
@@ -48,25 +58,29 @@ pub enum Stage {
     First(PathBuf),
     /// Its program is the copy in its root file system.
     Isolated(PathBuf),
+    /// The same in the pod's user namespace; its working directory is to become its root.
+    OfOwnUsers,
 }
 
-/// Runs the process as an init, until the namespace is to end.
+/// Runs the process as an init, until the namespace is to end, or as what starts one in a user namespace.
 pub fn main(stage: &Stage) -> ExitCode {
-    let failed = match stage {
-        Stage::First(directory) => isolate(directory),
-        Stage::Isolated(directory) => serve(directory),
+    let ended = match stage {
+        Stage::First(directory) if directory.join(USERS).exists() => start_among_own_users(directory),
+        Stage::First(directory) => Err(isolate(directory)),
+        Stage::Isolated(directory) => leave_host(directory).and_then(|()| serve()),
+        Stage::OfOwnUsers => released().and_then(|()| take_root_file_system()).and_then(|()| serve()),
     };
-    // The agent reads it; without a reader nobody is left to be told.
+    let Err(failed) = ended else { return ExitCode::SUCCESS };
+    // The agent reads it; there may be no reader any more.
     let _ = io::stdout().write_all(failed.to_string().as_bytes());
     ExitCode::FAILURE
 }
 
-/// Waits for the agent's word, makes the root file system and executes the second stage; returns why it cannot.
+/// Waits until it is released, makes the root file system and executes the second stage; returns why it cannot.
 fn isolate(directory: &Path) -> io::Error {
     let prepared = released().and_then(|()| {
-        // An agent without CAP_SYS_RESOURCE cannot lower it.
-        let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
-        root_file_system(directory)
+        protect_from_oom();
+        root_file_system(directory, UnshareFlags::NEWCGROUP)
     });
     match prepared {
         Ok(()) => Command::new(directory.join(PROGRAM)).arg0("/limpet").arg(ISOLATED).arg(directory).env_clear().exec(),
@@ -74,17 +88,51 @@ fn isolate(directory: &Path) -> io::Error {
     }
 }
 
+/// Starts the second stage as the first process of a PID namespace of the pod's user namespace, as its root, and prints its pid.
+fn start_among_own_users(directory: &Path) -> io::Result<()> {
+    let users = rustix::fs::open(directory.join(USERS), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    protect_from_oom();
+    // Its cgroup namespace is made once it is in the pod's cgroup.
+    root_file_system(directory, UnshareFlags::empty())?;
+    move_into_link_name_space(users.as_fd(), Some(LinkNameSpaceType::User))?;
+    set_thread_groups(&[])?;
+    set_thread_gid(Gid::ROOT)?;
+    set_thread_uid(Uid::ROOT)?;
+    unshare_namespaces(UnshareFlags::NEWPID)?;
+    // By the working directory: the pod's users may not pass those above it.
+    let init = Command::new(Path::new(".").join(PROGRAM)).arg0("/limpet").arg(OF_OWN_USERS).env_clear().spawn()?;
+    writeln!(io::stdout(), "{}", init.id())
+}
+
+/// An agent without CAP_SYS_RESOURCE cannot.
+fn protect_from_oom() {
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
+}
+
+/// Makes the working directory the root of a mount namespace of the pod's user namespace.
+fn take_root_file_system() -> io::Result<()> {
+    unshare_namespaces(UnshareFlags::NEWNS | UnshareFlags::NEWCGROUP)?;
+    rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+    // What came with the namespace is locked in its place; a copy is not.
+    let copy = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let tree = rustix::mount::open_tree(CWD, ".", copy)?;
+    rustix::mount::move_mount(&tree, "", CWD, ".", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+    rustix::process::fchdir(&tree)?;
+    become_root()
+}
+
 /// Until the agent has put this process into the pod's cgroup.
 fn released() -> io::Result<()> {
     io::stdin().read_exact(&mut [0])
 }
 
-/// A tmpfs over `directory`, in a mount namespace of its own, with limpet's executable, read-only.
-fn root_file_system(directory: &Path) -> io::Result<()> {
+/// A tmpfs over `directory`, in a mount namespace of its own, with limpet's executable, read-only. `others`: namespaces that are made with
+/// that.
+fn root_file_system(directory: &Path, others: UnshareFlags) -> io::Result<()> {
     // Taken before the mount namespace is left, in which alone it can be; an upgrade may have removed the file's name.
     let copy = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let executable = rustix::mount::open_tree(CWD, "/proc/self/exe", copy)?;
-    unshare_namespaces(UnshareFlags::NEWNS | UnshareFlags::NEWCGROUP)?;
+    unshare_namespaces(UnshareFlags::NEWNS | others)?;
     rustix::mount::mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     rustix::mount::mount("limpet", directory, "tmpfs", flags, c"mode=0755,size=64k,nr_inodes=16")?;
@@ -96,20 +144,23 @@ fn root_file_system(directory: &Path) -> io::Result<()> {
     Ok(rustix::process::chdir(directory)?)
 }
 
-/// Leaves the host's files, gives up all rights, says so to the agent, and reaps for ever; returns why it cannot.
-fn serve(directory: &Path) -> io::Error {
-    let isolated = leave_host(directory).and_then(|()| give_up_rights());
+/// Gives up all rights, reports that to the agent, and reaps for ever; returns why it cannot.
+fn serve() -> io::Result<()> {
+    give_up_rights()?;
     let mask = SigSet::from(Signal::SIGCHLD);
-    let blocked = isolated.and_then(|()| mask.thread_block().map_err(io::Error::from));
-    let ready = blocked.and_then(|()| io::stdout().write_all(b"\n")).and_then(|()| io::stdout().flush());
-    match ready.and_then(|()| close_streams()) {
-        Ok(()) => reap(mask),
-        Err(error) => error,
-    }
+    mask.thread_block()?;
+    io::stdout().write_all(b"\n").and_then(|()| io::stdout().flush())?;
+    close_streams()?;
+    Err(reap(mask))
 }
 
 fn leave_host(directory: &Path) -> io::Result<()> {
     rustix::process::chdir(directory)?;
+    become_root()
+}
+
+/// Makes the working directory, a mount, the root, and leaves what was that.
+fn become_root() -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     // The host's root is now mounted on top of the new one.
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;

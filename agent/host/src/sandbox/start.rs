@@ -11,22 +11,25 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 
 use super::namespaces::{NamespaceSettings, bind};
 use super::{SandboxError, init};
 use limpet_model::pod::PodUid;
+use limpet_model::sandbox::Namespaces;
 
 /// The file with the pid.
 const FILE: &str = "init";
 /// How long an init may take to isolate itself, a page fault of the executable from a slow disk included.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// The longest report of the init's start, in bytes.
+const MAX_REPORT: u64 = 1_024;
 /// How long the kernel may take to end the processes of a namespace.
 const END: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// An init that waits to be put into the pod's cgroup. Dropped, it ends.
+/// An init that waits to be put into the pod's cgroup. Dropped, it ends: with the pipe from this side.
 #[derive(Debug)]
 pub struct WaitingInit {
     /// In the host's PID namespace.
@@ -64,24 +67,41 @@ async fn isolated(child: &mut Child) -> io::Result<()> {
     }
 }
 
-/// Starts an init as the first process of the namespace that the calling thread has made for its children, and pins that.
+/// Starts an init where the pod shares a PID namespace, as the first process of the one that the calling thread has made for its
+/// children, or of one of the pod's user namespace; and pins that.
 pub(super) fn start(
     runtime: &Handle,
     dir: &Path,
-    pin: &Path,
+    namespaces: &Namespaces,
     settings: &NamespaceSettings,
-) -> Result<WaitingInit, SandboxError> {
+) -> Result<Option<WaitingInit>, SandboxError> {
+    let Some(pin) = &namespaces.pid else { return Ok(None) };
+    let failed_to_start = |source| settings.failed("start the pod's init", source);
     let _entered = runtime.enter();
     let mut command = Command::new("/proc/self/exe");
     command.arg0("limpet").arg(init::ARGUMENT).arg(dir).env_clear();
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-    let child = command.spawn().map_err(|source| settings.failed("start the pod's init", source))?;
-    let gone = || settings.failed("start the pod's init", io::ErrorKind::NotFound);
-    let pid = child.id().ok_or_else(gone)?;
+    let mut child = command.spawn().map_err(failed_to_start)?;
+    let pid = match namespaces.user {
+        Some(_) => runtime.block_on(tokio::time::timeout(DEADLINE, reported_pid(&mut child))),
+        None => Ok(child.id().ok_or_else(|| io::ErrorKind::NotFound.into())),
+    };
+    let pid = pid.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(failed_to_start)?;
     let file = dir.join(FILE);
     std::fs::write(&file, pid.to_string()).map_err(|source| failed("write", &file, source))?;
     bind(Path::new(&format!("/proc/{pid}/ns/pid")), pin)?;
-    Ok(WaitingInit { pid, child, uid: settings.uid.clone() })
+    Ok(Some(WaitingInit { pid, child, uid: settings.uid.clone() }))
+}
+
+/// The pid of the init that `child` has started, a line that it prints, or why it could not.
+async fn reported_pid(child: &mut Child) -> io::Result<u32> {
+    let stdout = child.stdout.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+    let mut said = String::new();
+    BufReader::new(stdout.take(MAX_REPORT)).read_line(&mut said).await?;
+    match said.trim() {
+        "" => Err(io::ErrorKind::BrokenPipe.into()),
+        said => said.parse().map_err(|_| io::Error::other(said.to_owned())),
+    }
 }
 
 /// Whether the init of the sandbox in `dir` lives.

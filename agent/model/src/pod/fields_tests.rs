@@ -118,7 +118,7 @@ fn verdict(field: &str) -> String {
         return "works; without an apiserver the pod is never ready, as with kubelet".to_owned();
     }
     if field == USERS {
-        return "works; `false` not with `shareProcessNamespace`, and on a node that has what it needs: [pods](pods.md#users-of-its-own)".to_owned();
+        return "works; `false` on a node that has what it needs: [pods](pods.md#users-of-its-own)".to_owned();
     }
     if field == EPHEMERAL {
         return "added to a running pod: `limpet debug`, `kubectl debug`".to_owned();

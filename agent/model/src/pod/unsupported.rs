@@ -116,8 +116,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let lacking = NEEDS_APISERVER.iter().filter(|_| local);
     let lacking = lacking.flat_map(|(pattern, what)| used(pattern, Always).map(|path| needs_apiserver(path, what)));
     let refused = REFUSED.iter().flat_map(|(pattern, when, why)| used(pattern, *when).map(|path| refuse(path, why)));
-    let has = |path: &str, value: bool| manifest.pointer(path) == Some(&Value::Bool(value));
-    let shared = has("/spec/hostUsers", false) && has("/spec/shareProcessNamespace", true);
     let gates =
         select(manifest, "spec.readinessGates").into_iter().filter(|(_, gates)| local && is_used(gates, Always));
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
@@ -126,7 +124,6 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let elsewhere = NOT_ON_LINUX.iter().flat_map(|pattern| used(pattern, Filled).map(not_on_linux));
     let mut faults: Vec<Fault> = lacking
         .chain(refused)
-        .chain(shared.then(share_among_own_users))
         .chain(gates.map(|(path, _)| never_ready(path)))
         .chain(rates)
         .chain(unknown)
@@ -161,13 +158,6 @@ fn needs_apiserver(path: String, what: &str) -> Fault {
 fn refuse(path: String, why: &str) -> Fault {
     Fault::error(path, format!("is not supported: {why}"))
         .with_remedy("remove the field, or keep this Pod on a node that supports it")
-        .because(Reason::Unsupported)
-}
-
-/// The init of a shared PID namespace runs with the host's users.
-fn share_among_own_users() -> Fault {
-    Fault::error("spec.shareProcessNamespace", "is not supported yet in a pod with hostUsers: false")
-        .with_remedy("remove one of both, or keep this Pod on a node that supports it")
         .because(Reason::Unsupported)
 }
 

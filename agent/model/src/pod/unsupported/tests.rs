@@ -68,15 +68,6 @@ fn a_field_with_its_default_is_not_used() {
 }
 
 #[test]
-fn own_users_share_no_processes() {
-    let spec = |users: bool, share: bool| json!({"hostUsers": users, "shareProcessNamespace": share});
-    assert_eq!(refused(spec(false, true)), ["spec.shareProcessNamespace"]);
-    for (users, share) in [(false, false), (true, true), (true, false)] {
-        assert_eq!(refused(spec(users, share)), Vec::<String>::new(), "{users} {share}");
-    }
-}
-
-#[test]
 fn bandwidth_is_a_rate_and_needs_a_network_of_its_own() {
     let of = |rate: &str, host_network: bool| -> Vec<(Severity, String)> {
         let manifest = json!({
