@@ -20,6 +20,7 @@ pub mod id_mapped;
 pub mod init;
 mod levels;
 mod loopback;
+mod mounts;
 mod namespaces;
 mod start;
 pub mod sysctl;
@@ -27,15 +28,17 @@ pub mod users;
 
 use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::FsWord;
-use rustix::io::Errno;
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use rustix::mount::MountFlags;
 
 pub use self::levels::label_shared_memory;
+use self::mounts::{
+    NSFS_MAGIC, PRIVATE_MODE, TMPFS_MAGIC, at, detach, exists, file_system_of, ignore_not_found, is_mount_point,
+    make_dir, make_private,
+};
 pub use self::start::WaitingInit;
 
 use limpet_model::pod::PodUid;
@@ -53,16 +56,6 @@ const USERS: &str = "user";
 
 /// The shared memory of a pod with `hostIPC`.
 const HOST_SHM: &str = "/dev/shm";
-
-/// `NSFS_MAGIC` and `TMPFS_MAGIC` of linux/magic.h.
-const NSFS_MAGIC: FsWord = 0x6e73_6673;
-const TMPFS_MAGIC: FsWord = 0x0102_1994;
-
-/// The mode of the directories above: each pod's `/dev/shm` is writable by all, and only its containers may reach it.
-const PRIVATE_MODE: u32 = 0o700;
-
-/// How many mounts stacked on one path are unmounted before giving up.
-const MAX_STACKED: usize = 32;
 
 /// The settings of a sandbox.
 #[derive(Debug, Clone, Copy)]
@@ -376,67 +369,6 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
         path: dir.to_owned(),
         source,
     })
-}
-
-/// Unmounts everything that is stacked on `path`; a missing path, or no mount, is success.
-fn detach(path: &Path) -> Result<(), SandboxError> {
-    for _ in 0..MAX_STACKED {
-        match rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-            Ok(()) => {}
-            // EINVAL: not a mount point.
-            Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
-            Err(errno) => return Err(at("unmount", path, errno)),
-        }
-    }
-    Err(at("unmount", path, Errno::BUSY))
-}
-
-fn ignore_not_found(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
-}
-
-/// Makes the directory a mount point whose mounts do not propagate to other mount namespaces.
-fn make_private(dir: &Path) -> Result<(), SandboxError> {
-    if !is_mount_point(dir)? {
-        rustix::mount::mount_bind(dir, dir).map_err(|errno| at("bind onto itself", dir, errno))?;
-    }
-    rustix::mount::mount_change(dir, MountPropagationFlags::PRIVATE).map_err(|errno| at("make private", dir, errno))
-}
-
-fn make_dir(path: &Path) -> Result<(), SandboxError> {
-    std::fs::DirBuilder::new().recursive(true).mode(PRIVATE_MODE).create(path).map_err(|source| SandboxError::Path {
-        operation: "make directory",
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn exists(path: &Path) -> Result<bool, SandboxError> {
-    path.try_exists().map_err(|source| SandboxError::Path { operation: "stat", path: path.to_owned(), source })
-}
-
-/// The magic number of the file system of `path`; `None` when the path does not exist.
-fn file_system_of(path: &Path) -> Result<Option<FsWord>, SandboxError> {
-    match rustix::fs::statfs(path) {
-        Ok(found) => Ok(Some(found.f_type)),
-        Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(at("stat", path, errno)),
-    }
-}
-
-fn is_mount_point(path: &Path) -> Result<bool, SandboxError> {
-    crate::mount_table::is_mount_point(path).map_err(|source| SandboxError::Path {
-        operation: "stat",
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn at(operation: &'static str, path: &Path, errno: Errno) -> SandboxError {
-    SandboxError::Path { operation, path: path.to_owned(), source: errno.into() }
 }
 
 /// Runs `work` on tokio's blocking threads. No deadline: tmpfs and nsfs wait for no device.

@@ -23,7 +23,7 @@ impl RunDir {
 
 impl Drop for RunDir {
     fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.path().join("sandboxes"), UnmountFlags::DETACH);
+        let _ = rustix::mount::unmount(self.0.path().join("sandboxes"), rustix::mount::UnmountFlags::DETACH);
     }
 }
 
@@ -165,7 +165,7 @@ async fn an_incomplete_sandbox_is_not_found_and_is_created_again() {
     let queues = pin.with_file_name(namespaces::MESSAGE_QUEUES);
     std::fs::create_dir(&queues).unwrap();
     rustix::mount::mount("mqueue", &queues, "mqueue", MountFlags::empty(), c"").unwrap();
-    rustix::mount::unmount(&pin, UnmountFlags::DETACH).unwrap();
+    rustix::mount::unmount(&pin, rustix::mount::UnmountFlags::DETACH).unwrap();
     assert_eq!(sandboxes.find(&request(&uid)).await.unwrap(), None);
     let anew = sandboxes.create(&request(&uid)).await.unwrap().sandbox;
     assert!(anew.id.is_some() && anew.id != sandbox.id);
