@@ -53,6 +53,7 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
 pub use outbox::Unsent;
+use references::pod_certificates::Asking;
 pub use reviews::{Access, ReviewError, Reviews, User};
 pub(crate) use runtime::Containerd;
 pub use runtime::{HollowRuntime, NodeRuntime, RuntimeError};
@@ -149,7 +150,8 @@ pub async fn run(
         volumes: inputs.csi_volumes,
         events: inputs.events.clone(),
     };
-    let references = references::fetch(link.clone(), inputs.desired.clone(), inputs.source, attachments);
+    let asking = Asking { node_name: name.clone(), node: seen_by_others.clone(), events: inputs.events.clone() };
+    let references = references::fetch(link.clone(), inputs.desired.clone(), inputs.source, attachments, asking);
     let mirrors = mirrors::Mirrors::new(
         link.clone(),
         name.clone(),

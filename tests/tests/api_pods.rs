@@ -17,6 +17,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, suite, wait};
 use offline::pods_start_without_an_apiserver_as_they_were_known_last;
+use pod_certificates::certificates_of_pods_are_issued_by_their_signer;
 use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
 use pull_secrets::{
     an_image_is_pulled_with_a_token_of_the_service_account, an_image_is_pulled_with_the_secret_of_the_service_account,
@@ -33,6 +34,8 @@ mod admission;
 mod claims;
 #[path = "api_pods/offline.rs"]
 mod offline;
+#[path = "api_pods/pod_certificates.rs"]
+mod pod_certificates;
 #[path = "api_pods/pods_api.rs"]
 mod pods_api;
 #[path = "api_pods/pull_secrets.rs"]
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         joining(case!(an_image_is_pulled_with_the_secret_of_the_service_account)),
         joining(case!(an_image_is_pulled_with_a_token_of_the_service_account)),
         joining(case!(trust_bundles_are_files_that_follow_their_changes)),
+        joining(case!(certificates_of_pods_are_issued_by_their_signer)),
         joining(case!(a_runtime_class_is_a_handler_of_the_node)),
         joining(case!(events_of_a_time_without_an_apiserver_outlive_the_agent)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),

@@ -58,6 +58,8 @@ pub enum Resource {
     ServiceAccount(String, String),
     /// The tokens of a service account: namespace and name.
     ServiceAccountToken(String, String),
+    /// All PodCertificateRequests of a namespace.
+    PodCertificateRequests(String),
     /// All Events of a namespace.
     Events(String),
     /// One Event: namespace and name.
@@ -96,6 +98,7 @@ impl Resource {
             Self::CsiNodes | Self::CsiNode(_) => "csinodes",
             Self::ServiceAccount(..) => "serviceaccounts",
             Self::ServiceAccountToken(..) => "serviceaccounts/token",
+            Self::PodCertificateRequests(_) => "podcertificaterequests",
             Self::Events(_) | Self::Event(..) => "events",
             Self::ClusterTrustBundles => "clustertrustbundles",
             Self::RuntimeClasses => "runtimeclasses",
@@ -138,6 +141,9 @@ impl Resource {
             Self::ServiceAccount(namespace, name) => format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}"),
             Self::ServiceAccountToken(namespace, name) => {
                 format!("/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token")
+            }
+            Self::PodCertificateRequests(namespace) => {
+                format!("/apis/certificates.k8s.io/v1/namespaces/{namespace}/podcertificaterequests")
             }
             Self::Events(namespace) => format!("/api/v1/namespaces/{namespace}/events"),
             Self::Event(namespace, name) => format!("/api/v1/namespaces/{namespace}/events/{name}"),

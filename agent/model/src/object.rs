@@ -9,6 +9,7 @@ pub mod claim;
 pub mod csi;
 mod decode;
 pub mod iscsi;
+pub mod pod_certificate;
 mod pod_objects;
 mod record;
 mod reference;

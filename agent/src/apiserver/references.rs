@@ -1,8 +1,10 @@
 //! Fetches what the apiserver's pods refer to: follows their ConfigMaps, Secrets and Services, asks for their
-//! tokens, reads what their claims are bound to, the trust bundles that they mount, and their runtime classes.
+//! tokens and certificates, reads what their claims are bound to, the trust bundles that they mount, and their runtime classes.
 //!
 //! One task for each object, for as long as a pod refers to it. A node may read only what its pods refer to, one
 //! object at a time, so each is watched by its name.
+
+pub(super) mod pod_certificates;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use self::pod_certificates::Asking;
 use super::claims;
 use super::follow::{Followed, Update, follow};
 use super::link::Link;
@@ -42,6 +45,7 @@ pub(super) async fn fetch(
     desired: Desired,
     source: mpsc::Sender<api::Update>,
     attachments: claims::Attachments,
+    asking: Asking,
 ) {
     let mut changes = desired.changes();
     let mut tasks = JoinSet::new();
@@ -63,7 +67,7 @@ pub(super) async fn fetch(
             let stop = CancellationToken::new();
             running.insert(key.clone(), stop.clone());
             let (link, desired, source, key) = (link.clone(), desired.clone(), source.clone(), key.clone());
-            let attachments = attachments.clone();
+            let (attachments, asking) = (attachments.clone(), asking.clone());
             tasks.spawn(async move {
                 let work = async {
                     match key.kind {
@@ -71,6 +75,9 @@ pub(super) async fn fetch(
                         ObjectKind::ServiceVariables => follow_services(link, &key, &source).await,
                         ObjectKind::VolumeClaim => {
                             claims::resolve(&link, &desired, &key, &source, attachments).await;
+                        }
+                        ObjectKind::PodCertificate => {
+                            pod_certificates::keep(&link, &desired, &key, &source, asking).await;
                         }
                         ObjectKind::TrustBundle => follow_trust_bundles(link, &key, &source).await,
                         ObjectKind::RuntimeClass => follow_runtime_class(link, &desired, &key, &source).await,

@@ -188,7 +188,9 @@ fn is_confidential(manifest: &[u8]) -> bool {
         kind: Cow<'a, str>,
     }
     // What a claim's CSI driver is told has values of Secrets in it.
-    let secret = [ObjectKind::Secret, ObjectKind::ServiceAccountToken, ObjectKind::VolumeClaim].map(ObjectKind::as_str);
+    let secret =
+        [ObjectKind::Secret, ObjectKind::ServiceAccountToken, ObjectKind::VolumeClaim, ObjectKind::PodCertificate]
+            .map(ObjectKind::as_str);
     serde_json::from_slice(manifest).is_ok_and(|Kind { kind }| secret.contains(&&*kind))
 }
 

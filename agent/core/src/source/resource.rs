@@ -23,6 +23,7 @@ impl Resource {
             Self::Object(ObjectKind::VolumeClaim) => "persistentvolumeclaims",
             Self::Object(ObjectKind::TrustBundle) => "clustertrustbundles",
             Self::Object(ObjectKind::RuntimeClass) => "runtimeclasses",
+            Self::Object(ObjectKind::PodCertificate) => "podcertificaterequests",
         }
     }
 

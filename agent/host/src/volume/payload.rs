@@ -6,11 +6,12 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use k8s_openapi::api::core::v1::{
-    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, ServiceAccountTokenProjection, Volume,
-    VolumeProjection,
+    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, PodCertificateProjection,
+    ServiceAccountTokenProjection, Volume, VolumeProjection,
 };
 
 use super::VolumeError;
+use limpet_model::object::pod_certificate::{self, PodCertificateDemand};
 use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
 use limpet_model::object::{ObjectKind, PodObjects, SecretBytes};
@@ -62,8 +63,8 @@ pub(super) fn payload(volume: &Volume, sources: Sources<'_>) -> Result<Option<Pa
         builder.downward(downward.items.as_deref())?;
     } else if let Some(projected) = &volume.projected {
         (builder.mode, builder.user) = (projected.default_mode.unwrap_or(DEFAULT_MODE), projected.default_user);
-        for source in projected.sources.iter().flatten() {
-            builder.projection(source)?;
+        for (index, source) in projected.sources.iter().flatten().enumerate() {
+            builder.projection(volume, index, source)?;
         }
     } else {
         return Ok(None);
@@ -80,7 +81,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn projection(&mut self, source: &VolumeProjection) -> Result<(), VolumeError> {
+    fn projection(&mut self, volume: &Volume, index: usize, source: &VolumeProjection) -> Result<(), VolumeError> {
         if let Some(map) = &source.config_map {
             self.object(ObjectKind::ConfigMap, &map.name, map.items.as_deref(), map.optional)
         } else if let Some(secret) = &source.secret {
@@ -91,11 +92,10 @@ impl Builder<'_> {
             self.token(token)
         } else if let Some(bundle) = &source.cluster_trust_bundle {
             self.trust_bundle(bundle)
+        } else if let Some(certificate) = &source.pod_certificate {
+            self.certificate(certificate, &PodCertificateDemand::of(self.sources.pod, volume, index).name())
         } else {
-            Err(self.unsupported(
-                "a projected source other than configMap, secret, downwardAPI, serviceAccountToken and clusterTrustBundle \
-                 is not supported",
-            ))
+            Err(self.unsupported("a projected source of no kind"))
         }
     }
 
@@ -111,10 +111,36 @@ impl Builder<'_> {
                 return Err(VolumeError::NoObject { volume: self.volume.to_owned(), kind, name });
             }
         };
-        let group = self.sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
-        let user = projection.user.or(self.user);
-        let mode = (group.is_some() || user.is_some()).then_some(TOKEN_MODE);
+        let mode = self.mode_of_own(projection.user);
         self.add(&projection.path, bytes, mode, projection.user)
+    }
+
+    /// Key and certificates, in one file or each in its own.
+    fn certificate(&mut self, projection: &PodCertificateProjection, name: &str) -> Result<(), VolumeError> {
+        let kind = ObjectKind::PodCertificate;
+        let Some(object) = self.sources.objects.get(kind, name) else {
+            return Err(VolumeError::NoObject { volume: self.volume.to_owned(), kind, name: name.to_owned() });
+        };
+        let bundle = pod_certificate::bundle(object);
+        let (key, chain) = bundle.map_err(|why| self.unsupported(&why))?;
+        let both = || SecretBytes::new([key.expose(), chain.expose()].concat());
+        let mode = self.mode_of_own(projection.user);
+        for (path, bytes) in [
+            (&projection.credential_bundle_path, both()),
+            (&projection.key_path, key.clone()),
+            (&projection.certificate_chain_path, chain.clone()),
+        ] {
+            if let Some(path) = path.as_deref().filter(|path| !path.is_empty()) {
+                self.add(path, bytes, mode, projection.user)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// kubelet's mode of a file that has an owner or a group of its own.
+    fn mode_of_own(&self, user: Option<i64>) -> Option<i32> {
+        let group = self.sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
+        (group.is_some() || user.or(self.user).is_some()).then_some(TOKEN_MODE)
     }
 
     /// kubelet's permissions: with `fsGroup` the group may read it, and without everybody, unless a mode is given.

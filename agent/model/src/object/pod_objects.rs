@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::object::claim::CsiCall;
-use crate::object::{ObjectKey, ObjectKind, ObjectRecord, references};
+use crate::object::{ObjectKey, ObjectKind, ObjectRecord, pod_certificate, references};
 use crate::pod::PodRecord;
 
 /// What is known of one object.
@@ -65,6 +65,7 @@ impl PodObjects {
             self.iter().flat_map(|object| object.data.iter().map(|(name, entry)| (object.key.kind, name, entry)));
         let secrets = entries.filter(|(kind, name, _)| match kind {
             ObjectKind::Secret | ObjectKind::ServiceAccountToken => true,
+            ObjectKind::PodCertificate => pod_certificate::is_secret(name),
             ObjectKind::VolumeClaim => CsiCall::is_secret(name),
             ObjectKind::ConfigMap
             | ObjectKind::ServiceVariables

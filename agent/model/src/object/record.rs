@@ -29,6 +29,8 @@ pub enum ObjectKind {
     TrustBundle,
     /// A `v1 RuntimeClass`. See [`super::runtime_class`].
     RuntimeClass,
+    /// A certificate that a signer has issued for one pod, with its key. See [`super::pod_certificate`].
+    PodCertificate,
 }
 
 impl ObjectKind {
@@ -42,6 +44,7 @@ impl ObjectKind {
             Self::VolumeClaim => "PersistentVolumeClaim",
             Self::TrustBundle => "ClusterTrustBundle",
             Self::RuntimeClass => "RuntimeClass",
+            Self::PodCertificate => "PodCertificate",
         }
     }
 
@@ -55,12 +58,19 @@ impl ObjectKind {
             Self::VolumeClaim => "persistentvolumeclaim",
             Self::TrustBundle => "clustertrustbundle",
             Self::RuntimeClass => "runtimeclass",
+            Self::PodCertificate => "pod certificate",
         }
     }
 
     /// The kinds that an apiserver alone has, and no manifest defines.
-    pub(super) const OF_APISERVER: [Self; 5] =
-        [Self::ServiceAccountToken, Self::ServiceVariables, Self::VolumeClaim, Self::TrustBundle, Self::RuntimeClass];
+    pub(super) const OF_APISERVER: [Self; 6] = [
+        Self::ServiceAccountToken,
+        Self::ServiceVariables,
+        Self::VolumeClaim,
+        Self::TrustBundle,
+        Self::RuntimeClass,
+        Self::PodCertificate,
+    ];
 
     /// Whether a manifest may define one.
     pub fn is_local(self) -> bool {
@@ -74,7 +84,7 @@ impl ObjectKind {
 }
 
 /// Kind, namespace and name: the target of a reference. The parts have passed Kubernetes' name rules, but for the name of a
-/// token.
+/// token or a certificate.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// What kind of object it is.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, Volume};
 
+use crate::object::pod_certificate::PodCertificateDemand;
 use crate::object::token::TokenDemand;
 use crate::object::trust_bundle::TrustBundleDemand;
 use crate::object::{ObjectKey, ObjectKind, claim, runtime_class, service};
@@ -104,7 +105,8 @@ fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, 
     if let Some(name) = iscsi_secret(volume) {
         add(ObjectKind::Secret, name);
     }
-    for source in volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten()) {
+    let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
+    for (index, source) in sources.enumerate() {
         if let Some(map) = &source.config_map {
             add(ObjectKind::ConfigMap, &map.name);
         }
@@ -116,6 +118,9 @@ fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, 
         }
         if let Some(demand) = source.cluster_trust_bundle.as_ref().and_then(TrustBundleDemand::of) {
             add(ObjectKind::TrustBundle, &demand.name());
+        }
+        if source.pod_certificate.is_some() {
+            add(ObjectKind::PodCertificate, &PodCertificateDemand::of(pod, volume, index).name());
         }
     }
 }

@@ -68,7 +68,11 @@ pub(super) const REFUSED: &[(&str, Used, &str)] = &[
         Unless(&["Memory", "HugePages", "HugePages-<size>"]),
         "there is no other medium",
     ),
-    ("spec.volumes[].projected.sources[].podCertificate", Always, "limpet asks for no certificates of pods yet"),
+    (
+        "spec.volumes[].projected.sources[].podCertificate.keyType",
+        Unless(&["ECDSAP256", "ECDSAP384", "ED25519"]),
+        "limpet makes keys of ECDSAP256, ECDSAP384 and ED25519",
+    ),
     ("spec.C.volumeMounts[].bindMountOptions", Always, ALPHA),
     // Devices
     ("spec.resourceClaims", Always, NO_CLAIMS),
@@ -84,6 +88,7 @@ pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.volumes[].csi", "a CSIDriver object"),
     ("spec.volumes[].projected.sources[].serviceAccountToken", "a service account's token"),
     ("spec.volumes[].projected.sources[].clusterTrustBundle", "a bundle of the cluster's certificates"),
+    ("spec.volumes[].projected.sources[].podCertificate", "a certificate of a signer"),
 ];
 
 /// Fields without effect on a node without an apiserver, or without a scheduler.

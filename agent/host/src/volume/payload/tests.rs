@@ -111,9 +111,7 @@ fn the_content_of_each_volume_kind() {
         ),
         (
             json!({"projected": {"sources": [{"podCertificate": {"keyType": "ED25519", "signerName": "k/s"}}]}}),
-            Err("volume \"v\": a projected source other than configMap, secret, downwardAPI, serviceAccountToken and \
-                 clusterTrustBundle is not supported"
-                .to_owned()),
+            Err("MountVolume.SetUp failed for volume \"v\" : pod certificate \"uid/v/0\" not found".to_owned()),
         ),
         (
             json!({"configMap": {"name": "m", "items": [{"key": "a", "path": "x"}, {"key": "b", "path": "x/y"}]}}),
@@ -162,4 +160,33 @@ fn a_token_is_for_the_volumes_group_where_there_is_one() {
     assert_eq!(file(json!({}), true).unwrap(), "644 secret");
     assert_eq!(file(json!({"fsGroup": 7}), true).unwrap(), "600 secret");
     assert!(file(json!({}), false).unwrap_err().contains("service account token"));
+}
+
+#[test]
+fn a_certificate_is_in_the_files_that_are_asked_for_and_a_refused_one_in_none() {
+    let source = json!({"podCertificate": {"keyType": "ED25519", "signerName": "k/s", "credentialBundlePath": "b",
+        "keyPath": "k", "certificateChainPath": "c"}});
+    let volume = json!({"name": "v", "projected": {"sources": [source]}});
+    let files = |security: Value, issued: bool| {
+        let pod = record(json!({"volumes": [volume], "securityContext": security}));
+        let key = ObjectKey::new(ObjectKind::PodCertificate, pod.key.namespace(), "uid/v/0");
+        let (at, texts) = (jiff::Timestamp::UNIX_EPOCH, ["key\n".to_owned(), "chain\n".to_owned()]);
+        let [private, chain] = texts;
+        let object = match issued {
+            true => pod_certificate::record(key, "apiserver", private, chain, at, at),
+            false => pod_certificate::refusal(key, "apiserver", "denied".to_owned()),
+        };
+        let object = Arc::new(object);
+        let objects = PodObjects::of(&pod, |wanted| (object.key == *wanted).then(|| Arc::clone(&object)));
+        let node = NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(1 << 30) };
+        let sources = Sources { pod: &pod, objects: &objects, node };
+        let payload = payload(&pod.spec().volumes.as_ref().unwrap()[0], sources).map_err(|error| error.to_string())?;
+        let shown = |(path, file): (&String, &PayloadFile)| {
+            format!("{path} {:o} {}", file.mode, file.bytes.expose_text().unwrap())
+        };
+        Ok::<Vec<String>, String>(payload.unwrap().iter().map(shown).collect())
+    };
+    assert_eq!(files(json!({}), true).unwrap(), ["b 644 key\nchain\n", "c 644 chain\n", "k 644 key\n"]);
+    assert_eq!(files(json!({"fsGroup": 7}), true).unwrap(), ["b 600 key\nchain\n", "c 600 chain\n", "k 600 key\n"]);
+    assert_eq!(files(json!({}), false), Err("volume \"v\": denied".to_owned()));
 }

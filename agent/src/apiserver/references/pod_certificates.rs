@@ -1,0 +1,258 @@
+//! Has a pod's certificates issued: makes the key, creates the PodCertificateRequest, waits for its signer, and again when the
+//! signer wants it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::PodCertificateProjection;
+use rcgen::{
+    CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519,
+};
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+use zeroize::Zeroizing;
+
+use super::sleep_until;
+use crate::apiserver::follow::{Followed, Update, follow};
+use crate::apiserver::link::Link;
+use crate::apiserver::node::Seen;
+use crate::source::api;
+use crate::status::event::{EventType, Events};
+use limpet_apiserver::{Request, RequestError, Resource, Selector};
+use limpet_core::merge::Desired;
+use limpet_core::mirror;
+use limpet_model::manifest::api::ORIGIN;
+use limpet_model::object::pod_certificate::{self, Answer, PodCertificateDemand, Requester};
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
+
+/// kubelet's bound on how long after its time a renewal may be asked for, so that not all nodes ask at once; s.
+const SPREAD: u64 = 300;
+/// kubelet's time after which a renewal is overdue.
+const OVERDUE: Duration = Duration::from_secs(600);
+
+/// What a request needs of the node.
+#[derive(Debug, Clone)]
+pub(in crate::apiserver) struct Asking {
+    /// The node's name.
+    pub(in crate::apiserver) node_name: String,
+    /// The Node as the apiserver has it.
+    pub(in crate::apiserver) node: watch::Receiver<Seen>,
+    /// Where refusals and delays are reported.
+    pub(in crate::apiserver) events: Events,
+}
+
+/// Why there is no certificate yet.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("cannot make a key: {0}")]
+    Key(#[from] rcgen::Error),
+    #[error("the node is not registered")]
+    NoNode,
+    #[error("the PodCertificateRequest was deleted before its signer answered")]
+    Deleted,
+}
+
+impl Failure {
+    /// How long to wait at least after the `failures`th one in a row: a server without the API, or that refuses, is asked seldom.
+    fn pause(&self, failures: u32) -> Option<Duration> {
+        let Self::Request(error) = self else { return None };
+        match error.code() {
+            Some(400 | 403 | 404 | 422) => Some(mirror::refusal_pause(failures, fastrand::u64(..))),
+            _ => error.retry_after(),
+        }
+    }
+}
+
+/// Keeps one certificate for as long as its pod is there.
+pub(super) async fn keep(
+    link: &Link,
+    desired: &Desired,
+    key: &ObjectKey,
+    source: &mpsc::Sender<api::Update>,
+    mut asking: Asking,
+) {
+    let Some(demand) = PodCertificateDemand::from_name(&key.name) else { return };
+    let stored = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
+    // A refusal is final until the agent starts again, as with kubelet.
+    let mut newest = stored.filter(|record| pod_certificate::renewal(record).is_some());
+    let (mut failures, mut reported) = (0, 0);
+    loop {
+        if let Some(issued) = &newest {
+            let Some(at) = pod_certificate::renewal(issued) else { return };
+            sleep_until(at).await;
+        }
+        let Some(pod) = pod_of(desired, key) else { return };
+        let Some(projection) = demand.projection(&pod) else { return };
+        let events = asking.events.clone();
+        let issuing = issue(link, key, &pod, projection, &mut asking);
+        match late(&pod, newest.as_deref(), &mut reported, &events, issuing).await {
+            Ok(record) => {
+                (failures, reported) = (0, 0);
+                let record = Arc::new(record);
+                newest = Some(Arc::clone(&record));
+                let _ = source.send(api::Update::Object(key.clone(), Some(record))).await;
+                tokio::time::sleep(super::SHORTEST).await;
+            }
+            Err(error) => {
+                failures += 1;
+                if failures == 1 {
+                    tracing::warn!(pod = %pod.key, signer = projection.signer_name, %error, "no certificate for the pod");
+                }
+                link.pause(failures, error.pause(failures)).await;
+            }
+        }
+    }
+}
+
+fn pod_of(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
+    let desired = desired.load();
+    let pod = desired.demand(SourceKind::Api).get(key)?.get_min()?.clone();
+    desired.pods.get(&pod).cloned()
+}
+
+/// Waits for a certificate; of one that there is already it is reported, once each, that its successor is overdue and that it has
+/// expired. `reported`: how many of the two are.
+async fn late<T>(
+    pod: &PodRecord,
+    issued: Option<&ObjectRecord>,
+    reported: &mut usize,
+    events: &Events,
+    issuing: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let report = async {
+        if let Some(record) = issued {
+            let overdue = pod_certificate::renewal(record).and_then(|at| at.checked_add(OVERDUE).ok());
+            let times = [
+                (overdue, "CertificateOverdueForRefresh", "PodCertificate refresh overdue"),
+                (pod_certificate::expiry(record), "CertificateExpired", "PodCertificate expired"),
+            ];
+            for (at, reason, message) in times.into_iter().skip(*reported) {
+                sleep_until(at.unwrap_or(Timestamp::MAX)).await;
+                *reported += 1;
+                events.emit(of(pod), None, EventType::Warning, reason, message.to_owned());
+            }
+        }
+        std::future::pending::<std::convert::Infallible>().await
+    };
+    tokio::select! {
+        biased;
+        issued = issuing => issued,
+        never = report => match never {},
+    }
+}
+
+fn of(pod: &PodRecord) -> Option<(limpet_model::pod::PodKey, limpet_model::pod::PodUid)> {
+    Some((pod.key.clone(), pod.uid.clone()))
+}
+
+/// Asks for a certificate and waits until its signer has answered.
+async fn issue(
+    link: &Link,
+    key: &ObjectKey,
+    pod: &PodRecord,
+    projection: &PodCertificateProjection,
+    asking: &mut Asking,
+) -> Result<ObjectRecord, Failure> {
+    link.online().await;
+    let namespace = || pod.key.namespace().to_owned();
+    let account = Resource::ServiceAccount(namespace(), pod_certificate::account(pod).to_owned());
+    let account = link.send(Request::get(account)).await?;
+    let node_uid = asking.node.borrow_and_update().node().map(|node| node.uid.clone()).ok_or(Failure::NoNode)?;
+    let pair = Zeroizing::new(KeyPair::generate_for(algorithm(&projection.key_type))?);
+    let document = {
+        let account_uid = account["metadata"]["uid"].as_str().unwrap_or_default();
+        let requester = Requester { pod, account_uid, node_name: &asking.node_name, node_uid: &node_uid };
+        pod_certificate::request(&requester, projection, &proof(&pair)?)
+    };
+    let created = link.send(Request::create(Resource::PodCertificateRequests(namespace()), document)).await?;
+    let name = created["metadata"]["name"].as_str().unwrap_or_default();
+    // The node may watch its own requests alone, and has to say so.
+    let fields = format!("metadata.name={name},spec.nodeName={}", asking.node_name);
+    let resource = Resource::PodCertificateRequests(namespace());
+    let followed = Followed { resource, selector: Selector::of_fields(fields), leads: None };
+    let (send, mut updates) = mpsc::channel(1);
+    let answer = tokio::select! {
+        answer = answer(&mut updates) => answer?,
+        () = follow(link.clone(), followed, send) => return Err(Failure::Deleted),
+    };
+    Ok(match answer {
+        Answer::Issued { chain, renewal, expires } => {
+            let spread = Duration::from_secs(fastrand::u64(..SPREAD));
+            let renewal = renewal.checked_add(spread).unwrap_or(renewal);
+            pod_certificate::record(key.clone(), ORIGIN, pair.serialize_pem(), chain, renewal, expires)
+        }
+        Answer::Refused(condition, why) => {
+            asking.events.emit(of(pod), None, EventType::Warning, condition, why.clone());
+            pod_certificate::refusal(key.clone(), ORIGIN, why)
+        }
+        Answer::Pending => return Err(Failure::Deleted),
+    })
+}
+
+/// The signer's answer, from the updates of one request.
+async fn answer(updates: &mut mpsc::Receiver<Update>) -> Result<Answer, Failure> {
+    while let Some(update) = updates.recv().await {
+        let request: Option<Value> = match update {
+            Update::Bookmark(_) => continue,
+            Update::Listed(list, _) => list.into_iter().next(),
+            Update::Stored(request) => Some(request),
+            Update::Deleted(_) => None,
+        };
+        match pod_certificate::answer(&request.ok_or(Failure::Deleted)?) {
+            Answer::Pending => {}
+            answer => return Ok(answer),
+        }
+    }
+    Err(Failure::Deleted)
+}
+
+/// The algorithm of a key type that the validation has passed.
+fn algorithm(key_type: &str) -> &'static rcgen::SignatureAlgorithm {
+    match key_type {
+        "ECDSAP384" => &PKCS_ECDSA_P384_SHA384,
+        "ED25519" => &PKCS_ED25519,
+        _ => &PKCS_ECDSA_P256_SHA256,
+    }
+}
+
+/// A PKCS #10 request for nothing, signed with the key.
+fn proof(pair: &KeyPair) -> Result<Vec<u8>, rcgen::Error> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    Ok(params.serialize_request(pair)?.der().to_vec())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use x509_parser::certification_request::X509CertificationRequest;
+    use x509_parser::prelude::FromDer as _;
+
+    use super::*;
+
+    #[test]
+    fn a_key_of_each_type_proves_its_possession_and_asks_for_nothing() {
+        for key_type in ["ECDSAP256", "ECDSAP384", "ED25519"] {
+            let pair = KeyPair::generate_for(algorithm(key_type)).unwrap();
+            assert!(pair.serialize_pem().starts_with("-----BEGIN PRIVATE KEY-----"), "{key_type}");
+            let proof = proof(&pair).unwrap();
+            let (_, request) = X509CertificationRequest::from_der(&proof).unwrap();
+            let info = &request.certification_request_info;
+            assert_eq!(info.subject.iter().count(), 0, "{key_type}");
+            assert_eq!(info.subject_pki.subject_public_key.data, pair.public_key_raw(), "{key_type}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_is_gone_is_made_again() {
+        let (send, mut updates) = mpsc::channel(4);
+        send.send(Update::Listed(vec![serde_json::json!({ "status": {} })], String::new())).await.unwrap();
+        send.send(Update::Listed(Vec::new(), String::new())).await.unwrap();
+        assert!(matches!(answer(&mut updates).await, Err(Failure::Deleted)));
+    }
+}
