@@ -54,6 +54,7 @@ const PODS: &str = "/api/v1/namespaces/default/pods";
 fn main() -> ExitCode {
     let code = suite::run([
         joining(case!(a_bound_pod_runs_and_is_deleted_once_it_has_ended)),
+        joining(case!(a_pod_that_ended_unseen_is_deleted_all_the_same)),
         joining(case!(a_pod_waits_for_what_it_refers_to_and_follows_its_edits)),
         joining(case!(the_pods_api_hands_out_what_the_apiserver_decodes)),
         case!(the_pods_api_lists_and_watches_pods),
@@ -101,6 +102,26 @@ fn path(node: &TestNode, pod: &str) -> String {
 
 fn create(node: &TestNode, cluster: &Cluster, pod: &Value) -> Result<()> {
     cluster.create(PODS, &bound(node, pod))
+}
+
+/// As after the loss of the node's disk, or from a backup that has a pod once more that was about to go.
+fn a_pod_that_ended_unseen_is_deleted_all_the_same(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    cluster.add_account()?;
+    join(node, &cluster, &[])?;
+    wait_at(&cluster, &format!("/api/v1/nodes/{}", node.name()), "registered", |_| true)?;
+    node.agent.kill();
+    create(node, &cluster, &simple("web", IDLE))?;
+    let path = path(node, "web");
+    cluster.delete(&path)?;
+    let ended = json!({ "status": { "phase": "Succeeded" } });
+    cluster.patch(&format!("{path}/status"), &ended)?;
+    let left = cluster.get(&path)?.context("it is gone without its node")?;
+    ensure!(left["metadata"]["deletionTimestamp"].is_string(), "{left}");
+    node.agent.start()?;
+    wait_deleted(node, &cluster, "web")?;
+    ensure!(node.containerd.tasks()?.is_empty(), "it has run");
+    Ok(())
 }
 
 /// The pod once its newest container is reported as running.

@@ -24,7 +24,7 @@ pub struct ApiPod {
     /// Whether its deletion was requested.
     pub deleting: bool,
     /// Whether it has ended for good: nothing is reported of it any more.
-    over: bool,
+    pub over: bool,
     /// Why it was refused, as it was reported last.
     refusal: Option<String>,
 }
@@ -57,7 +57,7 @@ pub enum Known<'a> {
     Observed(&'a Arc<ObservedPod>, Ended),
     /// The node does not run it, for these reasons.
     Refused(&'a [Fault]),
-    /// Nothing of it runs here or will.
+    /// Nothing of it runs here or will: another pod has its place, or it ended when the node had another disk.
     Gone,
     /// It has no worker yet.
     Nothing,

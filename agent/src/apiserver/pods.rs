@@ -30,6 +30,7 @@ const AT_ONCE: usize = 4;
 enum Report {
     Observed(Arc<ObservedPod>),
     Refused(Arc<Rejection>),
+    Nothing,
 }
 
 /// One step that is due.
@@ -194,12 +195,12 @@ impl Pods {
             last.insert(&pod.record.key, pod);
         }
         self.known.retain(|key, _| found.contains_key(key));
-        let rejected = &self.slots.load()[SourceKind::Api.index()].rejected;
+        let source = Arc::clone(&self.slots.load()[SourceKind::Api.index()]);
         let nothing = Acknowledged::default();
         let mut due = Vec::new();
         for (key, pod) in found {
             let of_pod = |observed: &&Arc<ObservedPod>| is_it(pod, observed);
-            let rejection = rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
+            let rejection = source.rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
             let running = observed.pods.get(key);
             // A pod of another source that has its place runs only once nothing of this one does.
             let displaced = running.is_some_and(|running| running.record.source != SourceKind::Api);
@@ -208,10 +209,14 @@ impl Pods {
                 (Some(running), ..) => (Known::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),
                 (None, Some(gone), _) => (Known::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
                 (None, None, Some(why)) => (Known::Refused(&why.faults), Report::Refused(Arc::clone(why))),
-                (None, None, None) => match running.filter(|_| displaced) {
-                    Some(other) => (Known::Gone, Report::Observed(Arc::clone(other))),
-                    None => continue,
-                },
+                (None, None, None) if displaced => (Known::Gone, Report::Nothing),
+                // It ended before the node's disk or the cluster's was replaced: no worker takes it up.
+                (None, None, None)
+                    if pod.over && source.pods.get(key).is_none_or(|held| *held.uid.to_string() != *pod.uid) =>
+                {
+                    (Known::Gone, Report::Nothing)
+                }
+                (None, None, None) => continue,
             };
             let acknowledged = self.known.get(key).unwrap_or(&nothing);
             if let Some(step) = api_pod::step(pod, known, acknowledged) {
@@ -292,7 +297,7 @@ async fn perform(link: &Link, due: &Due) -> Result<(), RequestError> {
         (Step::Delete { uid } | Step::Replace { uid, .. }, _) => {
             Request::delete_now(Resource::Pod(namespace, name), uid)
         }
-        (Step::Create, _) => return Ok(()),
+        (Step::Create, _) | (Step::Report { .. }, Report::Nothing) => return Ok(()),
     };
     match link.send(request).await {
         Err(error) if error.is_not_found() => Ok(()),
