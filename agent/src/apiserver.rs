@@ -30,6 +30,7 @@ mod split;
 mod unsent_events;
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{mpsc, watch};
@@ -122,6 +123,7 @@ pub async fn run(
         duration: inputs.config.cluster.lease_duration,
         source: inputs.source.clone(),
         unanswered: Mutex::default(),
+        version: AtomicU64::default(),
     });
     let leads = Some(Arc::clone(&lease));
     let follow_node = Followed { resource: Resource::Nodes, selector: Selector::of_name(&name), leads };

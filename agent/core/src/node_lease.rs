@@ -14,7 +14,7 @@ const RENEWALS_PER_DURATION: u32 = 4;
 
 /// The lease to create.
 pub fn lease(name: &str, node_uid: &str, duration: Duration, now: Timestamp) -> Value {
-    let mut lease = renewal(name, duration, now, false);
+    let mut lease = renewal(name, duration, now, 0, false);
     lease["apiVersion"] = json!("coordination.k8s.io/v1");
     lease["kind"] = json!("Lease");
     lease["metadata"] = json!({
@@ -25,13 +25,20 @@ pub fn lease(name: &str, node_uid: &str, duration: Duration, now: Timestamp) -> 
     lease
 }
 
-/// The merge patch that renews it. `tracked`: whether the apiserver keeps a list of who set which field. It is longer than the
-/// rest and comes back with every answer; an emptied one stays empty.
-pub fn renewal(name: &str, duration: Duration, now: Timestamp, tracked: bool) -> Value {
+/// The merge patch that renews it. `version`: the one that it is to have; 0: any. `tracked`: whether the apiserver keeps a list of
+/// who set which field. It is longer than the rest and comes back with every answer; an emptied one stays empty.
+pub fn renewal(name: &str, duration: Duration, now: Timestamp, version: u64, tracked: bool) -> Value {
     // A MicroTime has exactly six digits.
     let time = now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
     let spec = json!({ "holderIdentity": name, "leaseDurationSeconds": duration.as_secs(), "renewTime": time });
-    if tracked { json!({ "metadata": { "managedFields": [{}] }, "spec": spec }) } else { json!({ "spec": spec }) }
+    let mut renewal = json!({ "spec": spec });
+    if version != 0 {
+        renewal["metadata"]["resourceVersion"] = json!(version.to_string());
+    }
+    if tracked {
+        renewal["metadata"]["managedFields"] = json!([{}]);
+    }
+    renewal
 }
 
 /// The pause until the next renewal: a quarter of the duration, and up to 4 % more, as kubelet has it.
@@ -58,8 +65,9 @@ mod tests {
             "leaseDurationSeconds": 40,
             "renewTime": "1970-01-01T00:00:00.000000Z",
         });
-        let renewal = |tracked| renewal("edge1", duration, Timestamp::UNIX_EPOCH, tracked);
-        assert_eq!((&lease["spec"], &renewal(false)), (&spec, &json!({ "spec": spec })));
-        assert_eq!(renewal(true), json!({ "metadata": { "managedFields": [{}] }, "spec": spec }));
+        let renewal = |version, tracked| renewal("edge1", duration, Timestamp::UNIX_EPOCH, version, tracked);
+        assert_eq!((&lease["spec"], &renewal(0, false)), (&spec, &json!({ "spec": spec })));
+        assert_eq!(renewal(0, true), json!({ "metadata": { "managedFields": [{}] }, "spec": spec }));
+        assert_eq!(renewal(7, false), json!({ "metadata": { "resourceVersion": "7" }, "spec": spec }));
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Nobody else renews it. A lease that is older than the last renewal, or that has gone back to an older version, is one of a
 //! cluster that was restored from a backup: watches would wait there for versions that it has not come to, so everything is
-//! listed anew.
+//! listed anew. A renewal asks for the version that the last one has left, so that none overwrites such a lease unseen.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use super::node::Seen;
 use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
-use limpet_core::cluster_history::{self, HistoryBreak, LostWrites, Renewal};
+use limpet_core::cluster_history::{self, HistoryBreak, LostWrites, Renewal, lease_break};
 use limpet_core::node_lease::{self, LEASE_NAMESPACE};
 
 /// How many renewals without an answer are remembered: each may have arrived.
@@ -39,12 +40,15 @@ pub(super) struct Lease {
     pub(super) source: mpsc::Sender<Update>,
     /// The times of the renewals that were sent and not answered.
     pub(super) unanswered: Mutex<VecDeque<String>>,
+    /// The version of the lease that was seen last; 0: none is known.
+    pub(super) version: AtomicU64,
 }
 
 impl Lease {
     /// Renews it for as long as there is a Node.
     pub(super) async fn renew(self: Arc<Self>, mut seen: watch::Receiver<Seen>) {
-        let (mut failures, mut version, mut tracked, mut lost_writes) = (0, 0, false, LostWrites::default());
+        let (mut failures, mut conflicts, mut tracked) = (0, 0, false);
+        let mut lost_writes = LostWrites::default();
         loop {
             self.link.online().await;
             let uid = match seen.wait_for(|seen| seen.node().is_some()).await {
@@ -54,10 +58,10 @@ impl Lease {
             let (received_count, pods_version) = (self.link.received_count(), self.link.pods_version());
             match self.renew_once(&uid, tracked).await {
                 Ok(lease) => {
-                    failures = 0;
+                    (failures, conflicts) = (0, 0);
                     tracked = !lease["metadata"]["managedFields"].is_null();
                     let now = cluster_history::version_of(&lease);
-                    self.compare_versions(&mut version, now).await;
+                    self.compare_versions(now).await;
                     if lost_writes.is_found(pods_version, now) {
                         tracing::warn!(
                             now,
@@ -73,7 +77,14 @@ impl Lease {
                         () = self.link.network_changed() => {}
                     }
                 }
+                // Somebody has changed it, a renewal without an answer did arrive, or the cluster has gone back.
+                Err(error) if error.is_conflict() && conflicts == 0 && self.check().await.is_ok() => conflicts = 1,
                 Err(error) => {
+                    if error.is_conflict() {
+                        // The lease cannot be looked at: the next renewal asks for no version.
+                        self.version.store(0, Ordering::Relaxed);
+                    }
+                    conflicts = 0;
                     failures += 1;
                     if failures == 1 {
                         tracing::warn!(%error, "the node's lease is not renewed");
@@ -94,6 +105,10 @@ impl Lease {
     /// # Errors
     /// The apiserver did not answer. One that refuses says nothing about the lease.
     pub(super) async fn check(&self) -> Result<bool, RequestError> {
+        // As it was before the apiserver was asked: a renewal may be confirmed before the answer is here, which is older then.
+        let (answer, known) = oneshot::channel();
+        let _ = self.source.send(Update::LastRenewal(answer)).await;
+        let known = known.await.unwrap_or_default();
         let found = match self.link.send(Request::get(self.resource())).await {
             Ok(lease) => renewal_of(&lease),
             Err(error) if error.is_not_found() => return Ok(false),
@@ -101,21 +116,23 @@ impl Lease {
             Err(error) => return Err(error),
         };
         let Some(found) = found else { return Ok(true) };
-        if self.unanswered().contains(&found.time) {
-            let _ = self.source.send(Update::Renewed(found)).await;
+        if let Some(broken) = lease_break(&known, &found) {
+            self.version.store(found.version, Ordering::Relaxed);
+            let _ = self.source.send(Update::WentBack(broken)).await;
+            self.link.begin_anew();
             return Ok(true);
         }
-        let (answer, answered) = oneshot::channel();
-        let _ = self.source.send(Update::LeaseFound(found, answer)).await;
-        if answered.await == Ok(true) {
-            self.link.begin_anew();
+        self.version.fetch_max(found.version, Ordering::Relaxed);
+        if self.unanswered().contains(&found.time) {
+            let _ = self.source.send(Update::Renewed(found)).await;
         }
         Ok(true)
     }
 
     async fn renew_once(&self, uid: &str, tracked: bool) -> Result<Value, RequestError> {
         let now = Timestamp::now();
-        let renewal = node_lease::renewal(&self.name, self.duration, now, tracked);
+        let renewal =
+            node_lease::renewal(&self.name, self.duration, now, self.version.load(Ordering::Relaxed), tracked);
         let time = renewal["spec"]["renewTime"].as_str().unwrap_or_default().to_owned();
         {
             let mut unanswered = self.unanswered();
@@ -136,13 +153,14 @@ impl Lease {
         Ok(renewed)
     }
 
-    /// Whether the cluster has gone back follows from the versions of two renewals, too: of a connection that never ended.
-    async fn compare_versions(&self, before: &mut u64, now: u64) {
-        if now != 0 && now < *before {
-            let _ = self.source.send(Update::WentBack(HistoryBreak::Restored { before: *before, now })).await;
+    /// Whether the cluster has gone back follows from the versions of two renewals, too: of a lease that is made again.
+    async fn compare_versions(&self, now: u64) {
+        // What is stored is of a renewal, or of a lease that was found later: both are older than this one.
+        let before = self.version.swap(now, Ordering::Relaxed);
+        if now != 0 && now < before {
+            let _ = self.source.send(Update::WentBack(HistoryBreak::Restored { before, now })).await;
             self.link.begin_anew();
         }
-        *before = now;
     }
 
     fn resource(&self) -> Resource {

@@ -20,7 +20,7 @@ use super::Pulse;
 use super::persist::Persister;
 use crate::store::Store;
 use held::Held;
-use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, Renewal, lease_break};
+use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, Renewal};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::delta::Edits;
 use limpet_core::source::view::Contents;
@@ -49,8 +49,8 @@ pub enum Update {
     Reached(String),
     /// The apiserver has confirmed this renewal of the node's lease.
     Renewed(Renewal),
-    /// The node's lease is as this renewal left it. Answered with whether it is older than the last one.
-    LeaseFound(Renewal, oneshot::Sender<bool>),
+    /// Asks for the last confirmed renewal.
+    LastRenewal(oneshot::Sender<Renewal>),
     /// The cluster has gone back; a list will follow.
     WentBack(HistoryBreak),
     /// The operator takes the cluster as it is: what it does not have ends. Answered with these pods.
@@ -157,10 +157,8 @@ impl ApiSource {
                 self.held.renewed(renewal);
                 false
             }
-            Update::LeaseFound(lease, answer) => {
-                let found = lease_break(&self.held.last_renewal(), &lease);
-                let _ = answer.send(found.is_some());
-                found.into_iter().for_each(|broken| self.went_back(broken));
+            Update::LastRenewal(answer) => {
+                let _ = answer.send(self.held.last_renewal());
                 false
             }
             Update::WentBack(broken) => {

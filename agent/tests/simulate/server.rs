@@ -266,7 +266,7 @@ impl Server {
     fn watch(&self, path: &str, query: &BTreeMap<String, String>) -> Answer {
         let from = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
         let seconds = query.get("timeoutSeconds").and_then(|text| text.parse().ok()).unwrap_or(300);
-        let state = self.lock();
+        let mut state = self.lock();
         let streams = query.get("sendInitialEvents").is_some_and(|value| value == "true");
         if !streams && state.objects.is_forgotten(from) {
             return whole(410, failure(410, "Expired", "too old resource version"));
@@ -284,6 +284,7 @@ impl Server {
             true => (state.objects.all_as_changes(path, query), state.objects.version()),
             false => (VecDeque::new(), from),
         };
+        state.note(|| format!("WATCH {path} from {}", if streams { "all".to_owned() } else { from.to_string() }));
         let watching = Watching {
             server: self.clone(),
             prefix: prefix(path),
@@ -374,6 +375,9 @@ impl Watching {
                     Fate::Refused(_) => return None,
                     Fate::Served => {}
                 }
+                self.server
+                    .lock()
+                    .note(|| format!("  {} {} at {version}", event["type"], event["object"]["metadata"]["name"]));
                 self.at = version;
                 return Some(Ok(event));
             }

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use serde_json::json;
 
 use super::*;
+use limpet_core::cluster_history::lease_break;
 use limpet_model::manifest;
 use limpet_model::object::ObjectKind;
 
@@ -226,18 +227,16 @@ async fn a_lease_from_before_the_last_renewal_says_that_the_cluster_was_restored
         let time = format!("2026-11-25T02:00:{second:02}.000000Z");
         Renewal { time, version: 100 + u64::from(second) }
     };
-    let found = |second| {
-        let (answer, answered) = oneshot::channel();
-        (Update::LeaseFound(time(second), answer), answered)
-    };
-    let (same, of_same) = found(10);
     let known = vec![pod("web", "u-1", json!({})), pod("old", "u-3", json!({}))];
-    published(root.path(), vec![Update::Renewed(time(10)), Update::Listed(known, at(900, "a")), same]).await;
-    assert!(!of_same.await.unwrap());
-    let (older, of_older) = found(0);
+    published(root.path(), vec![Update::Renewed(time(10)), Update::Listed(known, at(900, "a"))]).await;
+    let (answer, last) = oneshot::channel();
+    published(root.path(), vec![Update::LastRenewal(answer)]).await;
+    let last = last.await.unwrap();
+    assert_eq!(last, time(10), "the renewal is known over a restart of the agent");
+    assert_eq!(lease_break(&last, &time(10)), None);
+    let older = Update::WentBack(lease_break(&last, &time(0)).unwrap());
     let restored = || vec![pod("old", "u-3", json!({}))];
     let all = published(root.path(), vec![older, Update::Listed(restored(), at(2000, "a"))]).await;
-    assert!(of_older.await.unwrap(), "the renewal is known over a restart of the agent");
     assert_eq!(names(all.last().unwrap()), ["shop/old u-3", "shop/web u-1"]);
     let all = published(root.path(), vec![Update::Renewed(time(20)), Update::Listed(restored(), at(2001, "a"))]).await;
     let Health::Unavailable(why) = &all.last().unwrap().health else { panic!("{:?}", all.last()) };

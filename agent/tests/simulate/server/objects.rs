@@ -144,6 +144,10 @@ impl Objects {
         if uid.is_string() && *uid != before["metadata"]["uid"] {
             return (409, failure(409, "Conflict", "another UID"));
         }
+        let version = &patch["metadata"]["resourceVersion"];
+        if version.is_string() && *version != before["metadata"]["resourceVersion"] {
+            return (409, failure(409, "Conflict", "the object has been modified"));
+        }
         let mut object = before.clone();
         match is_status {
             true => merge(&mut object["status"], &patch["status"]),
