@@ -208,6 +208,11 @@ impl Inventory {
         self.resources.get(resource)?.plugins.last().copied()
     }
 
+    /// Whether the resource is, or was, one of a plugin's.
+    pub fn is_of_plugin(&self, resource: &str) -> bool {
+        self.resources.contains_key(resource)
+    }
+
     /// Whether a plugin has registered the resource, now or a short time ago.
     pub fn is_known(&self, resource: &str) -> bool {
         self.resources.get(resource).is_some_and(|known| !known.gone)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{PodSpec, PodStatus, ResourceHealth, ResourceStatus};
+use k8s_openapi::api::core::v1::{PodStatus, ResourceHealth, ResourceStatus};
 
 use super::DevicePlugins;
 use super::connection::Connection;
@@ -11,6 +11,7 @@ use limpet_core::device_plugins::{AllocationError, Choice};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::{devices, pod_devices};
 use limpet_model::pod::{PodRecord, Role};
+use limpet_model::source::SourceKind;
 
 /// Why a container does not get its devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,14 +31,21 @@ impl DevicePlugins {
     /// The plugins' resources that a container asks for, and how many of each.
     fn wanted<'a>(&'a self, record: &'a PodRecord, container: &str) -> impl Iterator<Item = (&'a str, usize)> {
         let container = record.container(container);
-        let plain = container.into_iter().flat_map(devices).filter(|(name, _)| !self.table.contains(*name));
+        let plain = container.into_iter().flat_map(devices).filter(|(name, _)| self.serves(record, name));
         plain.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
     }
 
     /// The plugins' resources that the pod needs at once, and how many of each.
-    pub fn pod_wants<'a>(&self, spec: &'a PodSpec) -> impl Iterator<Item = (&'a str, usize)> {
-        let all = pod_devices(spec).into_iter().filter(|(name, _)| !self.table.contains(*name));
+    pub fn pod_wants<'a>(&'a self, record: &'a PodRecord) -> impl Iterator<Item = (&'a str, usize)> {
+        let all = pod_devices(record.spec()).into_iter().filter(|(name, _)| self.serves(record, name));
         all.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
+    }
+
+    /// Whether it is for a plugin to give the pod this resource. A resource that somebody has written into the Node's status is
+    /// counted by the scheduler, and no device: pods of the apiserver run with it, as under kubelet.
+    fn serves(&self, record: &PodRecord, resource: &str) -> bool {
+        let is_counted = || record.source == SourceKind::Api && !self.inventory().is_of_plugin(resource);
+        !self.table.contains(resource) && !is_counted()
     }
 
     /// Gives every container of the pod what it asks for and does not have yet.

@@ -207,7 +207,7 @@ impl NodeClaims {
             record: Arc::clone(record),
             exclusive: ports.chain(devices.map(|name| Exclusive::Device(name.to_owned()))).collect(),
             requests: Requests::of(spec),
-            devices: self.offer.plugins.pod_wants(spec).map(|(name, count)| (name.to_owned(), count)).collect(),
+            devices: self.offer.plugins.pod_wants(record).map(|(name, count)| (name.to_owned(), count)).collect(),
         }
     }
 
@@ -218,7 +218,7 @@ impl NodeClaims {
 
     /// Whether the pod has devices of plugins, or waits for some.
     pub fn wants_plugins(&self, record: &PodRecord) -> bool {
-        self.offer.plugins.pod_wants(record.spec()).next().is_some()
+        self.offer.plugins.pod_wants(record).next().is_some()
     }
 
     /// Whether there are enough healthy devices of plugins beside those of `others`.

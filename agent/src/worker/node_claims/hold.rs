@@ -162,7 +162,8 @@ impl Hold {
                 place,
                 exclusive: wanted.grows_exclusively(has),
                 requests: !uses && wanted.requests_more(has),
-                devices: wanted.has_more_devices(has),
+                // A plugin may have registered what the scheduler alone has counted, for a pod that runs without it.
+                devices: wanted.has_more_devices(has) && !(uses && pod.record.source == SourceKind::Api),
             },
         };
         // Also of one that waits for the end of others: what is kept for it is free once it is gone.

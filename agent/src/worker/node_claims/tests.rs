@@ -54,6 +54,21 @@ impl Candidate {
 }
 
 #[test]
+fn a_resource_of_no_plugin_is_the_schedulers_to_count() {
+    let node = two_cores(&[]);
+    let counted = json!({ "limits": { "x.io/counted": 1 } });
+    let mut own = Candidate::new(&pod("own", File, counted.clone()));
+    assert!(own.settle(&node).is_some(), "a pod of a manifest waits for a plugin");
+    let mut bound = Candidate::new(&pod("bound", Api, counted));
+    assert!(bound.settle(&node).is_none() && !node.wants_plugins(&bound.0.record), "{}", bound.reason());
+    // A plugin that has none left registers the resource; the pod runs on, as another version, too.
+    bound.0.sandbox = SandboxState::Ready(Arc::default());
+    node.offer.plugins.list("x.io/counted", 0);
+    bound.0.record = pod("bound", Api, json!({ "limits": { "x.io/counted": 1 }, "requests": { "cpu": "1" } }));
+    assert!(bound.settle(&node).is_none(), "{}", bound.reason());
+}
+
+#[test]
 fn an_exclusive_device_is_of_one_pod_and_a_claim_that_shrinks_frees_it() {
     let node = two_cores(&[]);
     let device = json!({ "limits": { "x.io/modem": 1, "x.io/shared": 1 } });
