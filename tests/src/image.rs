@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
@@ -163,6 +163,18 @@ impl ImageBuilder {
         self
     }
 
+    /// Adds a program of this machine, with the libraries that it needs; `path` is relative to the root.
+    pub fn machine_program(mut self, path: &str, name: &str) -> Result<Self> {
+        let program = tools::on_path(name).with_context(|| format!("no {name} here"))?;
+        let content = fs::read(&program).with_context(|| format!("{}", program.display()))?;
+        self = self.file(path, content, 0o755);
+        for library in linked(&[program])? {
+            let content = fs::read(&library).with_context(|| format!("{}", library.display()))?;
+            self = self.file(&library.to_string_lossy(), content, 0o755);
+        }
+        Ok(self)
+    }
+
     /// Adds a symbolic link to `target`; `path` is relative to the root.
     pub fn symlink(mut self, path: &str, target: &str) -> Self {
         self.links.push((path.to_owned(), target.to_owned()));
@@ -234,6 +246,13 @@ impl ImageBuilder {
         let manifest = Blob::new(serde_json::to_vec(&manifest)?);
         Ok(Image { name: self.name, manifest, config, layers, diff_ids })
     }
+}
+
+/// The libraries that programs or other libraries need.
+pub(crate) fn linked(files: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let said = process::output("ldd", files)?;
+    let paths = said.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));
+    Ok(paths.map(PathBuf::from).collect())
 }
 
 /// The two versions of the demo image.

@@ -24,10 +24,10 @@ use crate::{tools, wait};
 
 /// The name its process goes by. limpet refuses to start beside a process called kubelet, and on this machine others
 /// may be testing it.
-const PROGRAM: &str = "peer-kubelet";
+pub(crate) const PROGRAM: &str = "peer-kubelet";
 
 /// What kubelet sets at its start; where it finds these values it writes nothing.
-const KERNEL_SETTINGS: [(&str, &str); 6] = [
+pub(crate) const KERNEL_SETTINGS: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
     ("kernel/panic", "10"),

@@ -35,14 +35,19 @@ pub struct Registry {
 impl Registry {
     /// Starts one that everybody may use; it keeps its things below `dir`.
     pub fn start(dir: &Path) -> Result<Self> {
-        Self::start_with(dir, "", "")
+        Self::start_with(dir, None, "", "")
+    }
+
+    /// Starts one in the mount and network namespaces of the process `pid`.
+    pub fn start_on_host_of(pid: u32, dir: &Path) -> Result<Self> {
+        Self::start_with(dir, Some(pid), "", "")
     }
 
     /// Starts one that wants [`USER`] and [`PASSWORD`].
     pub fn start_closed(dir: &Path) -> Result<Self> {
         put(&dir.join("htpasswd"), HTPASSWD.as_bytes())?;
         let at = dir.display();
-        Self::start_with(dir, "", &format!("auth:\n  htpasswd:\n    realm: limpet\n    path: {at}/htpasswd\n"))
+        Self::start_with(dir, None, "", &format!("auth:\n  htpasswd:\n    realm: limpet\n    path: {at}/htpasswd\n"))
     }
 
     /// Starts one that uses TLS, with a certificate that only its own [`Self::certificate`] vouches for.
@@ -51,10 +56,10 @@ impl Registry {
         let (key, certificate) = (dir.join("key.pem"), certificate(dir));
         self_signed(&key, &certificate)?;
         let (key, certificate) = (key.display(), certificate.display());
-        Self::start_with(dir, &format!("  tls:\n    key: {key}\n    certificate: {certificate}\n"), "")
+        Self::start_with(dir, None, &format!("  tls:\n    key: {key}\n    certificate: {certificate}\n"), "")
     }
 
-    fn start_with(dir: &Path, http: &str, further: &str) -> Result<Self> {
+    fn start_with(dir: &Path, host_of: Option<u32>, http: &str, further: &str) -> Result<Self> {
         let program = tools::registry().context("no docker-registry here; run: cargo xtask setup")?;
         let config = format!(
             "version: 0.1\nlog:\n  level: info\nstorage:\n  filesystem:\n    rootdirectory: {}/data\nhttp:\n  \
@@ -62,7 +67,10 @@ impl Registry {
             dir.display(),
         );
         put(&dir.join("config.yml"), config.as_bytes())?;
-        let mut command = Command::new(program);
+        let mut command = match host_of {
+            None => Command::new(program),
+            Some(pid) => process::entering(pid, &program),
+        };
         command.arg("serve").arg(dir.join("config.yml"));
         let daemon = Daemon::start(&mut command, &dir.join("registry.log"))?;
         let port = wait::until(wait::SOON, "the registry's port", || listens_on(&daemon.log()))

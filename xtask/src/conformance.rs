@@ -1,15 +1,16 @@
-//! `cargo xtask conformance`: Kubernetes' node conformance specs against limpet and against the real kubelet, and their comparison,
-//! docs/conformance.md.
+//! `cargo xtask conformance`: Kubernetes' conformance specs against limpet and against the real kubelet, and their comparison,
+//! docs/conformance.md and docs/conformance-cluster.md.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use limpet_tests::agent;
 use serde_json::Value;
 
+use crate::go_program::{COREDNS, ETCD};
 use crate::{cargo, kubernetes};
 
 /// Whether to run the specs.
@@ -18,6 +19,67 @@ pub(crate) struct Arguments {
     /// Run nothing, compare the reports of the last runs
     #[arg(long)]
     compare: bool,
+    /// Run these alone
+    #[arg(long, value_enum, value_name = "NAME")]
+    specs: Option<Specs>,
+    /// Run them against this agent alone, and compare nothing
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "compare")]
+    agent: Option<Agent>,
+}
+
+/// Which specs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Specs {
+    /// Of a node: `test/e2e_node`
+    Node,
+    /// Of a cluster, as far as one node can run them: `test/e2e`
+    Cluster,
+}
+
+/// Against which agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Agent {
+    Limpet,
+    Kubelet,
+}
+
+impl Specs {
+    /// The report of an agent, the page that compares both, and how it begins.
+    fn files(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Node => ("", "conformance.md", HEAD_OF_NODE),
+            Self::Cluster => ("-cluster", "conformance-cluster.md", HEAD_OF_CLUSTER),
+        }
+    }
+
+    /// Builds what they need.
+    fn prepare(self) -> Result<()> {
+        kubernetes::control_plane()?;
+        kubernetes::kubelet()?;
+        match self {
+            Self::Node => kubernetes::conformance_tests("e2e_node"),
+            Self::Cluster => {
+                kubernetes::conformance_tests("e2e")?;
+                kubernetes::kubeadm()?;
+                ETCD.ready().and_then(|_| COREDNS.ready()).map(drop)
+            }
+        }
+    }
+
+    /// The case of the suite that runs them.
+    fn case(self, agent: Agent) -> String {
+        let specs = if self == Self::Node { "node" } else { "cluster" };
+        format!("{}_runs_the_{specs}_specs", agent.name())
+    }
+}
+
+impl Agent {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Limpet => "limpet",
+            Self::Kubelet => "kubelet",
+        }
+    }
 }
 
 /// Of a manifest that is removed and written again.
@@ -41,6 +103,10 @@ const REASONS: &[(&str, &str)] = &[
     ("Secrets should be consumable", "the shell of Debian's busybox drops variables with a dash in their names"),
     ("node-pod communication: udp", "nc of Debian's busybox has no -u"),
     ("ContainerLogPath", "the node's /var/log is not that of the specs on this machine"),
+    ("should not write to root filesystem", "the shell of these images is bash, whose message is another"),
+    ("Aggregator", "its image, a sample apiserver, is not built here"),
+    ("at least two untainted nodes", "the cluster has one node"),
+    ("rollback without unnecessary restarts", "the cluster has one node"),
     ("PrivilegedPod", "this kernel has no dummy network devices"),
     ("ImageVolume should succeed with pod and pull policy of Always", "its image is not the one the spec expects"),
     ("/metrics/cadvisor", "limpet has the metrics of metrics.md; kubelet lacks some on cgroup v1"),
@@ -58,40 +124,41 @@ enum Outcome {
 
 /// Runs the specs against both, then compares.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    if !arguments.compare {
-        kubernetes::control_plane()?;
-        kubernetes::kubelet()?;
-        kubernetes::conformance_tests()?;
-        for agent in ["limpet", "kubelet"] {
-            fs::remove_file(report(agent)).ok();
+    let all = arguments.specs.map_or_else(|| vec![Specs::Node, Specs::Cluster], |one| vec![one]);
+    let agents = arguments.agent.map_or_else(|| vec![Agent::Limpet, Agent::Kubelet], |one| vec![one]);
+    for specs in all {
+        if !arguments.compare {
+            specs.prepare()?;
+            // One after the other: the specs ask for kubelet's own ports. Some fail, which the comparison shows.
+            for agent in &agents {
+                fs::remove_file(report(specs, *agent)).ok();
+                let test = ["xtask", "test", "-p", "limpet-tests", "--test", "conformance", "--", &specs.case(*agent)];
+                cargo::status(&mut cargo::command(&test))?;
+            }
         }
-        // One after the other: the specs ask for kubelet's own ports. Some fail, which the comparison shows.
-        cargo::status(&mut cargo::command(&[
-            "xtask",
-            "test",
-            "-p",
-            "limpet-tests",
-            "--test",
-            "conformance",
-            "--",
-            "--test-threads=1",
-        ]))?;
+        if arguments.agent.is_none() {
+            compare(specs)?;
+        }
     }
-    let (limpet, kubelet) = (outcomes("limpet")?, outcomes("kubelet")?);
-    let page = agent::workspace_dir().join("docs/conformance.md");
-    fs::write(&page, compared(&limpet, &kubelet))?;
+    Ok(())
+}
+
+fn compare(specs: Specs) -> Result<()> {
+    let (limpet, kubelet) = (outcomes(&report(specs, Agent::Limpet))?, outcomes(&report(specs, Agent::Kubelet))?);
+    let (_, page, head) = specs.files();
+    let page = agent::workspace_dir().join("docs").join(page);
+    fs::write(&page, compared(head, &limpet, &kubelet))?;
     println!("{}", page.display());
     Ok(())
 }
 
-fn report(agent: &str) -> PathBuf {
-    agent::workspace_dir().join(format!("target/conformance/{agent}.json"))
+fn report(specs: Specs, agent: Agent) -> PathBuf {
+    agent::workspace_dir().join(format!("target/conformance/{}{}.json", agent.name(), specs.files().0))
 }
 
 /// The specs of ginkgo's report, by their names.
-fn outcomes(agent: &str) -> Result<BTreeMap<String, Outcome>> {
-    let path = report(agent);
-    let read = || anyhow::Ok(serde_json::from_slice::<Value>(&fs::read(&path)?)?);
+fn outcomes(path: &Path) -> Result<BTreeMap<String, Outcome>> {
+    let read = || anyhow::Ok(serde_json::from_slice::<Value>(&fs::read(path)?)?);
     let suites = read().with_context(|| format!("{}; run: cargo xtask conformance", path.display()))?;
     let specs = suites[0]["SpecReports"].as_array().into_iter().flatten();
     Ok(specs.filter(|spec| spec["LeafNodeType"] == "It").map(|spec| (name(spec), outcome(spec))).collect())
@@ -113,14 +180,14 @@ fn outcome(spec: &Value) -> Outcome {
 }
 
 /// The page.
-fn compared(limpet: &BTreeMap<String, Outcome>, kubelet: &BTreeMap<String, Outcome>) -> String {
+fn compared(head: &str, limpet: &BTreeMap<String, Outcome>, kubelet: &BTreeMap<String, Outcome>) -> String {
     let pairs = || {
         limpet.iter().map(|(name, one)| (name.as_str(), *one, kubelet.get(name).copied().unwrap_or(Outcome::Skipped)))
     };
     let names = |of_limpet, of_kubelet| -> Vec<&str> {
         pairs().filter(|pair| (pair.1, pair.2) == (of_limpet, of_kubelet)).map(|pair| pair.0).collect()
     };
-    let mut page = String::from(HEAD);
+    let mut page = String::from(head);
     page.push_str("| limpet | kubelet | specs |\n|---|---|---|\n");
     let all = [Outcome::Passed, Outcome::Failed, Outcome::Skipped];
     for (one, other) in all.into_iter().flat_map(|one| all.map(|other| (one, other))) {
@@ -166,14 +233,25 @@ fn word(outcome: Outcome) -> &'static str {
     }
 }
 
-/// How it was run.
-const HEAD: &str = "\
+/// How those of a node were run.
+const HEAD_OF_NODE: &str = "\
 # Kubernetes' node conformance specs
 
 Generated by `cargo xtask conformance`: the specs of `test/e2e_node` of Kubernetes 1.37.1 that are labelled `NodeConformance` or `Conformance`,
 unchanged, against limpet and against the real kubelet, each as the node of a whole cluster, on the same machine. Those labelled `Serial`,
 `Disruptive` or `Flaky` are left out; [testing.md](testing.md) says how the specs are run, and with which images. A spec that is skipped
 asks for what that node, or the version of its runtime, does not have, or follows one that failed. One that both skip is not counted.
+
+";
+
+/// How those of a cluster were run.
+const HEAD_OF_CLUSTER: &str = "\
+# Kubernetes' conformance specs on a cluster of one node
+
+Generated by `cargo xtask conformance --specs cluster`: the specs of `test/e2e` of Kubernetes 1.37.1 that are labelled `Conformance`,
+unchanged. kubeadm sets up the cluster; limpet, and then the real kubelet, is the agent of its one node, with kube-proxy, CoreDNS and the
+control plane as its pods. [testing.md](testing.md) says how the specs are run, and with which images. A spec that is skipped asks for more
+nodes or for what the cluster does not have. One that both skip is not counted.
 
 ";
 
@@ -192,8 +270,8 @@ mod tests {
         });
         assert_eq!((name(&spec).as_str(), outcome(&spec)), ("MirrorPod when changed should run", Outcome::Failed));
         let one = |outcome| BTreeMap::from([("spec".to_owned(), outcome)]);
-        let page = compared(&one(Outcome::Failed), &one(Outcome::Passed));
+        let page = compared("", &one(Outcome::Failed), &one(Outcome::Passed));
         assert!(page.contains("| fails | passes | 1 |") && page.contains("| spec | not known |"), "{page}");
-        assert!(!compared(&one(Outcome::Skipped), &one(Outcome::Skipped)).contains("skips | skips"));
+        assert!(!compared("", &one(Outcome::Skipped), &one(Outcome::Skipped)).contains("skips | skips"));
     }
 }

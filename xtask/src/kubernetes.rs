@@ -39,12 +39,14 @@ pub(crate) fn node_tests() -> Result<PathBuf> {
     ready_from(Main::Suite, "e2e_node", VERSION)
 }
 
-/// The same with what runs it in several processes, and the programs of the images that its specs run.
-pub(crate) fn conformance_tests() -> Result<PathBuf> {
+/// A program of Kubernetes' conformance specs, with what runs it in several processes, and the programs of the images that they use.
+pub(crate) fn conformance_tests(name: &str) -> Result<()> {
     ready_from(Main::Of("github.com/onsi/ginkgo/v2"), "ginkgo", VERSION)?;
     ready_from(Main::In("test/images"), "agnhost", VERSION)?;
     ready_from(Main::In("test/images"), "nonewprivs", VERSION)?;
-    node_tests()
+    let tools = Main::Text(include_str!("../../tests/programs/network-tools/main.go"));
+    ready_from(tools, "network-tools", VERSION)?;
+    ready_from(Main::Suite, name, VERSION).map(drop)
 }
 
 /// What kubeadm sets up: itself, its control plane's programs, kube-proxy and a kubectl.

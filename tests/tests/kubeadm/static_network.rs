@@ -5,12 +5,13 @@ use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::image::{Image, ImageBuilder};
+use limpet_tests::kubeadm::host::{self, Host};
+use limpet_tests::kubeadm::{A_WHILE, ADDRESSES, images, initial, proxy_configuration, wait_mirrors};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::{TestNode, wait};
 use serde_json::{Value, json};
 
-use super::host::{self, Host};
-use super::{A_WHILE, ADDRESSES, images, initial, proxy_configuration, wait_mirrors, web};
+use super::web;
 
 /// The image of the daemon.
 const DAEMON: &str = "registry.test/network-daemon:v1";

@@ -3,18 +3,18 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::image::{ImageBuilder, linked};
+use crate::{TestNode, tools};
 use anyhow::{Context as _, Result};
-use limpet_tests::image::ImageBuilder;
-use limpet_tests::{TestNode, process, tools};
 use serde_json::json;
 
 /// The image repository in kubeadm's configuration. Nothing answers there: all images are imported.
-pub(crate) const REPOSITORY: &str = "registry.test/kubeadm";
+pub const REPOSITORY: &str = "registry.test/kubeadm";
 /// The release of kubeadm and of what it sets up.
-pub(crate) const VERSION: &str = "v1.37.1";
+pub const VERSION: &str = "v1.37.1";
 
 /// Puts the images that every node of the cluster runs into this one's containerd.
-pub(crate) fn import(node: &TestNode) -> Result<()> {
+pub fn import(node: &TestNode) -> Result<()> {
     let proxy = image("kube-proxy", VERSION, &kubernetes("kube-proxy")?)?;
     // containerd's own plugin for kubelet would need it; kubeadm insists on it.
     let pause = ImageBuilder::new(&format!("{REPOSITORY}/pause:3.10.2")).build()?;
@@ -23,7 +23,7 @@ pub(crate) fn import(node: &TestNode) -> Result<()> {
 }
 
 /// The same for a node with a control plane.
-pub(crate) fn import_control_plane(node: &TestNode) -> Result<()> {
+pub fn import_control_plane(node: &TestNode) -> Result<()> {
     for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
         node.import(&[&image(name, VERSION, &kubernetes(name)?)?.build()?])?;
     }
@@ -32,7 +32,7 @@ pub(crate) fn import_control_plane(node: &TestNode) -> Result<()> {
 }
 
 /// The same for a node that runs the cluster's name servers.
-pub(crate) fn import_name_server(node: &TestNode) -> Result<()> {
+pub fn import_name_server(node: &TestNode) -> Result<()> {
     let coredns = tools::coredns().context("no coredns; run: cargo xtask nightly kubeadm")?;
     node.import(&[&coredns_image(&coredns)?.build()?])
 }
@@ -77,11 +77,4 @@ fn with_iptables(mut builder: ImageBuilder) -> Result<ImageBuilder> {
         builder = builder.file(&library.to_string_lossy(), content, 0o755);
     }
     Ok(builder)
-}
-
-/// The libraries that programs or other libraries need.
-fn linked(files: &[PathBuf]) -> Result<Vec<PathBuf>> {
-    let said = process::output("ldd", files)?;
-    let paths = said.split_whitespace().filter(|word| word.starts_with('/') && !word.ends_with(':'));
-    Ok(paths.map(PathBuf::from).collect())
 }

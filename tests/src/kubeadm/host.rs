@@ -2,22 +2,29 @@
 //! what it writes kept apart, in memory, and it has a network of its own.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::kubelet::{self, KERNEL_SETTINGS};
+use crate::process::{self, Daemon, tail};
+use crate::{TestNode, agent, image, tools, wait};
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::process::{self, Daemon, tail};
-use limpet_tests::{TestNode, agent, tools, wait};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// What the kubelet of kubeadm's package is started with, see its `10-kubeadm.conf`.
+/// What the kubelet of kubeadm's package is started with, see its `10-kubeadm.conf`. `$0` is `limpet run`, or kubelet.
 const UNIT: &str = "\
 KUBELET_KUBECONFIG_ARGS='--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf'
 KUBELET_CONFIG_ARGS='--config=/var/lib/kubelet/config.yaml'
 . /var/lib/kubelet/kubeadm-flags.env
-grep -q ^cgroupRoot /var/lib/kubelet/config.yaml || echo \"cgroupRoot: /$CGROUP\" >> /var/lib/kubelet/config.yaml
-exec \"$0\" run $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS --v=4";
+grep -q ^cgroupRoot /var/lib/kubelet/config.yaml || echo \"cgroupRoot: /$CGROUP$SETTINGS\" >> /var/lib/kubelet/config.yaml
+exec $0 $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS --v=4";
+/// What a kubelet needs beside kubeadm's configuration on a machine with cgroup v1.
+const SETTINGS_OF_KUBELET: &str = "
+failCgroupV1: false
+failSwapOn: false
+makeIPTablesUtilChains: false";
 
 /// The first process of the host: it makes its root and stays.
 const INIT: &str = "\
@@ -46,17 +53,20 @@ echo ready
 exec sleep infinity";
 
 /// A node of the tests on a host of its own, and the agent that runs there as kubeadm's unit starts it.
-pub(crate) struct Host<'a> {
-    pub(crate) node: &'a mut TestNode,
+pub struct Host<'a> {
+    /// Its directories, its cgroup and its containerd.
+    pub node: &'a mut TestNode,
     init: Daemon,
     agent: Option<Daemon>,
+    /// Instead of limpet.
+    kubelet: Option<PathBuf>,
     /// The address by which other hosts know it.
-    pub(crate) address: &'static str,
+    pub address: &'static str,
 }
 
 impl<'a> Host<'a> {
     /// A host for `node`, of which nothing runs yet; containerd runs on it then.
-    pub(crate) fn boot(node: &'a mut TestNode, address: &'static str) -> Result<Self> {
+    pub fn boot(node: &'a mut TestNode, address: &'static str) -> Result<Self> {
         let dir = node.dir().to_owned();
         for name in ["host", "run", "root"] {
             fs::create_dir_all(dir.join(name))?;
@@ -76,11 +86,30 @@ impl<'a> Host<'a> {
         let pid = init.pid();
         node.containerd.move_to_host_of(pid);
         node.containerd.start()?;
-        Ok(Self { node, init, agent: None, address })
+        Ok(Self { node, init, agent: None, kubelet: None, address })
+    }
+
+    /// Has it run a real kubelet in place of limpet. kubelet finds the kernel's settings as it wants them, and writes none.
+    pub fn use_kubelet(&mut self, program: &Path) -> Result<()> {
+        let dir = self.node.dir().join("kubelet");
+        for (setting, value) in KERNEL_SETTINGS {
+            let path = dir.join(setting);
+            fs::create_dir_all(path.parent().unwrap_or(&path))?;
+            fs::write(&path, format!("{value}\n"))?;
+            self.shell(&format!("mount --bind {} /proc/sys/{setting}", path.display()))?;
+        }
+        self.shell("mkdir -p /var/lib/kubelet && mount --bind /var/lib/kubelet /var/lib/kubelet")?;
+        self.shell("mount --make-shared /var/lib/kubelet")?;
+        self.node.make_cgroup("kubelet")?;
+        self.node.import(&[&image::pause_image()?])?;
+        let own = dir.join(kubelet::PROGRAM);
+        symlink(program, &own)?;
+        self.kubelet = Some(own);
+        Ok(())
     }
 
     /// Gives a host that no other is linked to its address.
-    pub(crate) fn give_address(&self) -> Result<()> {
+    pub fn give_address(&self) -> Result<()> {
         self.shell("ip link add eth0 type veth peer name peer && ip link set peer up")?;
         self.add_address()
     }
@@ -92,24 +121,29 @@ impl<'a> Host<'a> {
         self.shell(&script).map(drop)
     }
 
+    /// Its first process.
+    pub fn pid(&self) -> u32 {
+        self.init.pid()
+    }
+
     /// `program` on this host.
-    pub(crate) fn command(&self, program: impl AsRef<Path>) -> Command {
+    pub fn command(&self, program: impl AsRef<Path>) -> Command {
         process::entering(self.init.pid(), program.as_ref())
     }
 
     /// Runs a script on this host and returns what it printed.
-    pub(crate) fn shell(&self, script: &str) -> Result<String> {
+    pub fn shell(&self, script: &str) -> Result<String> {
         process::checked(self.command("sh").args(["-c", script]))
     }
 
     /// kubectl on this host, as kubeadm's administrator.
-    pub(crate) fn kubectl(&self, args: &[&str]) -> Result<String> {
+    pub fn kubectl(&self, args: &[&str]) -> Result<String> {
         let program = tools::kubernetes("kubectl").context("no kubectl; run: cargo xtask nightly kubeadm")?;
         process::checked(self.command(program).arg("--kubeconfig=/etc/kubernetes/admin.conf").args(args))
     }
 
     /// Applies an object, as kubeadm's administrator.
-    pub(crate) fn apply(&self, object: &Value) -> Result<()> {
+    pub fn apply(&self, object: &Value) -> Result<()> {
         let file = self.node.dir().join("object.json");
         fs::write(&file, object.to_string())?;
         self.kubectl(&["apply", "-f", &file.to_string_lossy()]).map(drop)
@@ -117,7 +151,7 @@ impl<'a> Host<'a> {
 
     /// Runs kubeadm with these arguments and a file of these documents, and starts the agent as soon as kubeadm says that it
     /// would. What it checks of the machine first is what a machine within a machine does not have: services, modules.
-    pub(crate) fn kubeadm(&mut self, args: &[&str], documents: &[Value]) -> Result<()> {
+    pub fn kubeadm(&mut self, args: &[&str], documents: &[Value]) -> Result<()> {
         let file = self.node.dir().join("kubeadm.yaml");
         let documents: Vec<String> = documents.iter().map(ToString::to_string).collect();
         fs::write(&file, documents.join("\n---\n"))?;
@@ -138,20 +172,20 @@ impl<'a> Host<'a> {
     }
 
     /// Starts the agent with kubeadm's files and flags.
-    pub(crate) fn start_agent(&mut self) -> Result<()> {
-        let program = agent::program()?;
+    pub fn start_agent(&mut self) -> Result<()> {
+        let (program, cgroup, settings) = match &self.kubelet {
+            None => (format!("{} run", agent::program()?.display()), self.node.cgroup().to_owned(), ""),
+            Some(own) => (own.display().to_string(), format!("{}/kubelet", self.node.cgroup()), SETTINGS_OF_KUBELET),
+        };
         let mut command = self.command("sh");
-        command
-            .args(["-c", UNIT])
-            .arg(program)
-            .env("CGROUP", self.node.cgroup())
-            .env("PATH", std::env::join_paths(tools::search_path())?);
+        command.args(["-c", UNIT, &program]).env("CGROUP", cgroup).env("SETTINGS", settings);
+        command.env("PATH", std::env::join_paths(tools::search_path())?);
         self.agent = Some(Daemon::start(&mut command, &self.node.dir().join("agent.log"))?);
         Ok(())
     }
 
     /// Ends at once all that runs on the host but its first process, containers and their shims included.
-    pub(crate) fn kill_everything(&mut self) -> Result<()> {
+    pub fn kill_everything(&mut self) -> Result<()> {
         self.agent = None;
         self.node.containerd.kill();
         wait::until_true(wait::SOON, "the end of all processes", || {
@@ -176,12 +210,12 @@ impl<'a> Host<'a> {
 }
 
 /// The program.
-pub(crate) fn kubeadm() -> Result<PathBuf> {
+pub fn kubeadm() -> Result<PathBuf> {
     tools::kubernetes("kubeadm").context("no kubeadm; run: cargo xtask nightly kubeadm")
 }
 
 /// Links two hosts, each of which routes to the pods of the other.
-pub(crate) fn link(hosts: [&Host<'_>; 2]) -> Result<()> {
+pub fn link(hosts: [&Host<'_>; 2]) -> Result<()> {
     let [one, two] = hosts.map(|host| host.init.pid().to_string());
     let name = format!("ltk{one}");
     let ip = |args: &[&str]| process::output("ip", args).map(drop);

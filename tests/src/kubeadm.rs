@@ -1,0 +1,115 @@
+//! A cluster that kubeadm sets up, as it is, with its files and flags: each node on a host of its own, with programs and images
+//! built from their sources.
+
+pub mod host;
+pub mod images;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+
+use self::host::Host;
+use crate::node::NodeOptions;
+use crate::{cluster, wait};
+
+/// The addresses of the two hosts.
+pub const ADDRESSES: [&str; 2] = ["192.0.2.1", "192.0.2.2"];
+const TOKEN: &str = "abcdef.0123456789abcdef";
+/// The static pods of a control plane.
+pub const CONTROL_PLANE: [&str; 4] = ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"];
+/// Several programs start, on a machine that may have other work.
+pub const A_WHILE: Duration = Duration::from_secs(180);
+
+/// A node whose containerd and agent the test starts, on a host of its own.
+pub fn options() -> NodeOptions {
+    NodeOptions { cni: true, cri: true, agent: false, containerd: false, images: false, ..NodeOptions::default() }
+}
+
+/// The mirrors of the control plane's pods, as far as the apiserver has them.
+pub fn control_plane(host: &Host<'_>) -> Result<Vec<Value>> {
+    let list = host.kubectl(&["-n", "kube-system", "get", "pods", "-l", "tier=control-plane", "-o", "json"])?;
+    let list: Value = serde_json::from_str(&list)?;
+    list["items"].as_array().cloned().context("no list")
+}
+
+/// Waits until the apiserver shows the control plane as the node's own pods, each ready.
+pub fn wait_mirrors(host: &Host<'_>) -> Result<()> {
+    let name = host.node.name();
+    let is_ready = |pods: &[Value], component: &str| {
+        let expected = format!("{component}-{name}");
+        pods.iter().any(|pod| {
+            pod["metadata"]["name"] == *expected
+                && pod["metadata"]["annotations"]["kubernetes.io/config.source"] == "file"
+                && cluster::condition(pod, "Ready")["status"] == "True"
+        })
+    };
+    wait::until_true(A_WHILE, "ready mirrors of the control plane", || {
+        control_plane(host).is_ok_and(|pods| CONTROL_PLANE.iter().all(|component| is_ready(&pods, component)))
+    })
+}
+
+fn registration(host: &Host<'_>) -> Value {
+    json!({
+        "name": host.node.name(),
+        "criSocket": "unix:///run/containerd/containerd.sock",
+        "kubeletExtraArgs": [{ "name": "node-ip", "value": host.address }],
+    })
+}
+
+/// What kubeadm sets the cluster up from. The kubelet's part is the cluster's; cgroups are each node's, see [`Host`].
+pub fn initial(host: &Host<'_>) -> Vec<Value> {
+    vec![
+        json!({
+            "apiVersion": "kubeadm.k8s.io/v1beta4",
+            "kind": "InitConfiguration",
+            "bootstrapTokens": [{ "token": TOKEN }],
+            "localAPIEndpoint": { "advertiseAddress": host.address },
+            "nodeRegistration": registration(host),
+        }),
+        json!({
+            "apiVersion": "kubeadm.k8s.io/v1beta4",
+            "kind": "ClusterConfiguration",
+            "kubernetesVersion": images::VERSION,
+            "imageRepository": images::REPOSITORY,
+        }),
+        json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "cgroupDriver": "cgroupfs",
+            // The machine's disk is not the node's own.
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "evictionHard": { "memory.available": "1Mi" },
+        }),
+        proxy_configuration(),
+    ]
+}
+
+/// How kube-proxy forwards.
+pub fn proxy_configuration() -> Value {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "iptables",
+        // Pods of one bridge answer past the node, which the kernel would only prevent with br_netfilter.
+        "iptables": { "masqueradeAll": true },
+        // The kernel's table is the whole machine's.
+        "conntrack": { "maxPerCore": 0 },
+    })
+}
+
+/// What kubeadm joins the cluster with.
+pub fn joining(host: &Host<'_>) -> Vec<Value> {
+    let discovery = json!({
+        "token": TOKEN,
+        "apiServerEndpoint": format!("{}:6443", ADDRESSES[0]),
+        "unsafeSkipCAVerification": true,
+    });
+    vec![json!({
+        "apiVersion": "kubeadm.k8s.io/v1beta4",
+        "kind": "JoinConfiguration",
+        "discovery": { "bootstrapToken": discovery },
+        "nodeRegistration": registration(host),
+    })]
+}

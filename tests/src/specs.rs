@@ -1,0 +1,162 @@
+//! Kubernetes' own specs, unchanged: the images that they run, made here of busybox and of Kubernetes' agnhost under the names
+//! they ask for, and ginkgo, which runs them. Its reports go to `target/conformance`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::image::{Image, ImageBuilder};
+use crate::process::{self, Daemon};
+use crate::registry::{Registry, allow_plain_http, self_signed};
+use crate::{agent, tools};
+
+/// Names the specs to run, by a regular expression; all without it.
+const FOCUS_VARIABLE: &str = "LIMPET_CONFORMANCE_FOCUS";
+/// Names the specs that are left out, by a regular expression.
+const SKIP_VARIABLE: &str = "LIMPET_CONFORMANCE_SKIP";
+/// After that long what is left of the specs is not run: `4h`.
+const LIMIT_VARIABLE: &str = "LIMPET_CONFORMANCE_LIMIT";
+/// The longest that all specs together may take.
+const NIGHT: Duration = Duration::from_secs(4 * 3600);
+/// Most of its time a spec waits.
+const PROCESSES: &str = "--procs=8";
+/// What the specs use of an applet that Debian's busybox lacks: the time of the day with milliseconds.
+const NMETER: &str = r#"#!/bin/sh
+set -- $(adjtimex | sed -n 's/.*tv_u*sec: *//p')
+printf '%s.%03d\n' "$(date -u -d "@$1" +%T)" "$(($2 / 1000))"
+"#;
+/// What they use of networks: `tests/programs/network-tools` by these names.
+const NETWORK_TOOLS: [&str; 4] = ["curl", "dig", "getent", "nc"];
+
+/// The specs of one program, for one run.
+#[derive(Debug)]
+pub struct Specs<'a> {
+    /// Kubernetes' program, below the tools.
+    pub program: &'a str,
+    /// What the report is called.
+    pub report: &'a str,
+    /// Which of Kubernetes' labels the specs carry that count.
+    pub labels: &'a str,
+    /// The program's own.
+    pub arguments: &'a [String],
+}
+
+/// Puts the images into the registry under the names that the specs ask for, and has the node pull them from there.
+pub fn serve(images: &[Image], registry: &Registry, certs_d: &Path) -> Result<()> {
+    for image in images {
+        let (repository, tag) = image.name.rsplit_once(':').context("an image without a tag")?;
+        registry.add(image, repository.trim_start_matches("registry.k8s.io/"), tag)?;
+    }
+    allow_plain_http(certs_d, "registry.k8s.io", registry.address())
+}
+
+impl Specs<'_> {
+    /// Runs them by ginkgo, whose path and arguments `starter` gets. The files lie below `dir`. Fails when a spec does.
+    pub fn run(&self, mut starter: Command, dir: &Path) -> Result<()> {
+        let program = tools::kubernetes(self.program).with_context(|| missing(self.program))?;
+        let ginkgo = tools::kubernetes("ginkgo").with_context(|| missing("ginkgo"))?;
+        let dir = dir.join("suite");
+        fs::create_dir_all(&dir)?;
+        // ginkgo runs a program of that name, where it lies.
+        let own = dir.join(format!("{}.test", self.program));
+        fs::hard_link(&program, &own).or_else(|_| fs::copy(&program, &own).map(drop))?;
+        let report = format!("{}.json", self.report);
+        starter.arg(ginkgo);
+        starter.args([PROCESSES, "--no-color", "--keep-going", &format!("--label-filter={}", self.labels)]);
+        starter.args([format!("--json-report={report}"), format!("--output-dir={}", dir.display())]);
+        let limit = std::env::var(LIMIT_VARIABLE).unwrap_or_else(|_| "4h".to_owned());
+        starter.arg(format!("--timeout={limit}"));
+        for (variable, option) in [(FOCUS_VARIABLE, "focus"), (SKIP_VARIABLE, "skip")] {
+            if let Ok(names) = std::env::var(variable) {
+                starter.arg(format!("--{option}={names}"));
+            }
+        }
+        starter.arg(own).arg("--").args(self.arguments).current_dir(&dir);
+        let reports = agent::workspace_dir().join("target/conformance");
+        fs::create_dir_all(&reports)?;
+        let log = reports.join(format!("{}.log", self.report));
+        fs::remove_file(&log).ok();
+        Daemon::start(&mut starter, &log)?.wait(NIGHT)?;
+        let found = fs::read(dir.join(&report)).with_context(|| process::tail(&read(&log), 60))?;
+        fs::write(reports.join(&report), &found)?;
+        let found: Value = serde_json::from_slice(&found)?;
+        let failed = found[0]["SpecReports"].as_array().map_or(0, |all| {
+            all.iter().filter(|spec| spec["State"] == "failed" || spec["State"] == "timedout").count()
+        });
+        ensure!(failed == 0, "{failed} specs failed:\n{}", process::tail(&read(&log), 60));
+        Ok(())
+    }
+}
+
+fn read(log: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(log).unwrap_or_default()).into_owned()
+}
+
+fn missing(name: &str) -> String {
+    format!("no {name} here; run: cargo xtask conformance")
+}
+
+/// What the specs run, of busybox and agnhost.
+pub fn images(dir: &Path) -> Result<Vec<Image>> {
+    let program = |name: &str| {
+        let path = tools::kubernetes(name).with_context(|| missing(name))?;
+        fs::read(&path).with_context(|| format!("{}", path.display()))
+    };
+    let agnhost = program("agnhost")?;
+    let (key, certificate) = (dir.join("localhost.key"), dir.join("localhost.crt"));
+    self_signed(&key, &certificate)?;
+    let (key, certificate) = (fs::read(key)?, fs::read(certificate)?);
+    let path = json!(["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]);
+    let network_tools = program("network-tools")?;
+    let image = |name: &str| {
+        let image = ImageBuilder::new(&format!("registry.k8s.io/{name}")).config("Env", path.clone());
+        // The shell of Debian's busybox prefers its own applets, and drops variables with a dash in their names.
+        let image = image.machine_program("bin/bash", "bash")?.symlink("bin/sh", "bash");
+        let image = image.file("usr/local/bin/network-tools", network_tools.clone(), 0o755);
+        let add = |image: ImageBuilder, tool: &&str| image.symlink(&format!("usr/local/bin/{tool}"), "network-tools");
+        anyhow::Ok(NETWORK_TOOLS.iter().fold(image, add))
+    };
+    let passwd = "root:x:0:0::/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/tmp:/bin/sh\n";
+    let group = "root:x:0:\nuser-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\n";
+    let of_agnhost = |name: &str, arguments: &[&str]| {
+        let image = image(name)?
+            .file("agnhost", agnhost.clone(), 0o755)
+            .symlink("agnhost-2", "agnhost")
+            .file("etc/passwd", passwd, 0o644)
+            .file("etc/group", group, 0o644)
+            .file("localhost.crt", certificate.clone(), 0o644)
+            .file("localhost.key", key.clone(), 0o644)
+            .file("bin/nmeter", NMETER, 0o755)
+            .config("Entrypoint", json!(["/agnhost"]))
+            .config("Cmd", json!(arguments));
+        anyhow::Ok(image)
+    };
+    let with_agnhost = |name: &str, arguments: &[&str]| of_agnhost(name, arguments)?.build();
+    let serving = |name: &str| {
+        let page = format!("{{\"image\": \"{name}.jpg\"}}");
+        let image = of_agnhost(&format!("e2e-test-images/{name}:1.8"), &["test-webserver"])?;
+        // A spec of image volumes reads both.
+        image.file("data.json", page, 0o644).file("etc/os-release", "NAME=\"Alpine Linux\"\n", 0o644).build()
+    };
+    Ok(vec![
+        with_agnhost("e2e-test-images/agnhost:2.66.1", &["pause"])?,
+        with_agnhost("e2e-test-images/agnhost:2.55", &["pause"])?,
+        with_agnhost("pause:3.10.2", &["pause"])?,
+        with_agnhost("e2e-test-images/nginx:1.27.0-2", &["netexec", "--http-port=80"])?,
+        with_agnhost("e2e-test-images/nginx:1.28.0-2", &["netexec", "--http-port=80"])?,
+        image("e2e-test-images/busybox:1.37.0-2")?.file("bin/nmeter", NMETER, 0o755).build()?,
+        image("e2e-test-images/ipc-utils:1.4")?.build()?,
+        image("e2e-test-images/glibc-dns-testing:2.1.1")?.build()?,
+        serving("kitten")?,
+        serving("nautilus")?,
+        image("e2e-test-images/nonroot:1.5")?.config("User", json!("1234")).build()?,
+        image("e2e-test-images/nonewprivs:1.4")?
+            .file("usr/local/bin/nnp", program("nonewprivs")?, 0o4755)
+            .config("Cmd", json!(["nnp"]))
+            .build()?,
+    ])
+}

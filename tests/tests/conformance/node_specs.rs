@@ -1,0 +1,142 @@
+//! The specs of a node, `test/e2e_node`, against a node of a cluster without anything else. They speak to the apiserver, to the pods, and
+//! to the agent's ports 10250, 10255 and 10248.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use limpet_tests::cluster::kubelet_api::NodeAddress;
+use limpet_tests::cluster::{Cluster, cluster_role_binding, condition};
+use limpet_tests::kubelet::Kubelet;
+use limpet_tests::registry::Registry;
+use limpet_tests::specs::{self, Specs};
+use limpet_tests::{TestNode, agent, tools, wait};
+use serde_json::json;
+
+/// Which of Kubernetes' labels the specs carry that count. Those that want the node for themselves restart the agent by systemd,
+/// with a configuration of their own.
+const LABELS: &str = "(NodeConformance || Conformance) && !Flaky && !Serial && !Disruptive";
+
+pub(crate) fn limpet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
+    let bench = Bench::prepare(node)?;
+    bench.cluster.admit(node, &[&format!("--node-ip={}", bench.address.address)])?;
+    node.agent.reconfigure(|settings| {
+        // The address is given by the flag.
+        settings.limpet.retain(|line| !line.starts_with("nodeIP"));
+        settings.kubelet.extend(kubelet_lines());
+    })?;
+    node.agent.start()?;
+    let name = node.name().to_owned();
+    bench.wait_ready(&name)?;
+    let ran = bench.run("limpet", node, &name, &node.agent.settings().pod_logs(), &node.agent.settings().root());
+    fs::write(agent::workspace_dir().join("target/conformance/limpet-agent.log"), node.agent.log())?;
+    ran
+}
+
+pub(crate) fn kubelet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
+    let bench = Bench::prepare(node)?;
+    let program = tools::kubernetes("kubelet").context("no kubelet here; run: cargo xtask kubelet")?;
+    let mut kubelet = Kubelet::prepare(&program, node)?;
+    kubelet.admit(&bench.cluster, &bench.address)?;
+    kubelet.reconfigure(|configuration| {
+        for line in kubelet_lines() {
+            let (key, value) = line.split_once(": ").unwrap_or_default();
+            configuration[key] = value.parse().unwrap_or_else(|_| json!(value));
+        }
+    })?;
+    kubelet.spawn()?;
+    let name = kubelet.name().to_owned();
+    bench.wait_ready(&name)?;
+    let dir = node.dir().join("kubelet");
+    let ran = bench.run("kubelet", node, &name, &dir.join("logs"), &dir.join("root"));
+    kubelet.stop()?;
+    ran
+}
+
+/// What the suite expects of the agent: kubelet's own ports, open to everybody.
+fn kubelet_lines() -> Vec<String> {
+    [
+        r#"address: 0.0.0.0"#,
+        r#"port: 10250"#,
+        r#"readOnlyPort: 10255"#,
+        r#"healthzPort: 10248"#,
+        r#"authentication: {"anonymous": {"enabled": true}, "webhook": {"enabled": false}}"#,
+        r#"authorization: {"mode": "AlwaysAllow"}"#,
+        r#"enableDebuggingHandlers: true"#,
+    ]
+    .map(str::to_owned)
+    .to_vec()
+}
+
+/// A cluster for one node, with what the suite needs.
+struct Bench {
+    cluster: Cluster,
+    address: NodeAddress,
+    token: String,
+    _registry: Registry,
+}
+
+impl Bench {
+    fn prepare(node: &TestNode) -> Result<Self> {
+        // The suite makes pods before their namespace has its service account.
+        let mut cluster = Cluster::boot_with(&["--disable-admission-plugins=ServiceAccount"])?;
+        cluster.start_controllers(&[])?;
+        let token = token(&cluster)?;
+        let images = specs::images(node.dir())?;
+        node.import(&images.iter().collect::<Vec<_>>())?;
+        // What is to be pulled always comes from here.
+        let registry = Registry::start(&node.dir().join("registry"))?;
+        specs::serve(&images, &registry, &node.containerd.certs_d())?;
+        Ok(Self { cluster, address: NodeAddress::add()?, token, _registry: registry })
+    }
+
+    fn wait_ready(&self, name: &str) -> Result<()> {
+        let path = format!("/api/v1/nodes/{name}");
+        wait::until_true(Duration::from_secs(120), "the node", || {
+            let node = self.cluster.get(&path).ok().flatten();
+            node.is_some_and(|node| condition(&node, "Ready")["status"] == "True")
+        })
+    }
+
+    /// Runs the specs.
+    fn run(&self, agent: &str, node: &TestNode, name: &str, logs: &Path, root: &Path) -> Result<()> {
+        let system = node.dir().join("system.yaml");
+        fs::write(&system, "os: Linux\n")?;
+        let script = "mkdir -p /var/log/pods /var/lib/kubelet && mount --bind \"$LOGS\" /var/log/pods && \
+                      mkdir -p \"$ROOT/device-plugins\" && mount --rbind \"$ROOT\" /var/lib/kubelet && \
+                      mount --bind \"$PLUGINS\" /var/lib/kubelet/device-plugins && exec \"$@\"";
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        let plugins = if agent == "limpet" { node.agent.settings().plugins() } else { root.to_owned() };
+        command.env("LOGS", logs).env("ROOT", root).env("PLUGINS", plugins.join("device-plugins"));
+        let arguments = [
+            "--start-services=false".to_owned(),
+            "--stop-services=false".to_owned(),
+            "--prepull-images=false".to_owned(),
+            format!("--system-spec-file={}", system.display()),
+            format!("--host={}", self.cluster.address()),
+            format!("--bearer-token={}", self.token),
+            format!("--node-name={name}"),
+            format!("--container-runtime-endpoint=unix://{}", node.containerd.socket().display()),
+        ];
+        Specs { program: "e2e_node", report: agent, labels: LABELS, arguments: &arguments }.run(command, node.dir())
+    }
+}
+
+/// A token of somebody who may do everything.
+fn token(cluster: &Cluster) -> Result<String> {
+    let accounts = "/api/v1/namespaces/kube-system/serviceaccounts";
+    cluster.create(accounts, &json!({ "metadata": { "name": "conformance" } }))?;
+    let subject = json!({ "kind": "ServiceAccount", "namespace": "kube-system", "name": "conformance" });
+    let path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+    cluster.create(path, &cluster_role_binding("conformance", "cluster-admin", subject))?;
+    let request = json!({
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": { "expirationSeconds": 86_400 },
+    });
+    let answer = cluster.ask(&format!("{accounts}/conformance/token"), &request)?;
+    answer["status"]["token"].as_str().map(str::to_owned).context("no token")
+}
