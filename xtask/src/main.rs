@@ -60,7 +60,8 @@ enum Task {
     TestKernels(test_kernels::Arguments),
     /// Run the tests that take too long for every change: all kernels, the long forms, containerd 2. Takes hours.
     Nightly(nightly::Arguments),
-    /// Run Kubernetes' node conformance specs against limpet and against kubelet, and compare: docs/conformance.md. Takes hours.
+    /// Run Kubernetes' conformance specs of a node and of a cluster against limpet and against kubelet, and compare: docs/conformance.md
+    /// and docs/conformance-cluster.md. Takes hours.
     Conformance(conformance::Arguments),
     /// Build the BPF programs and put the object in its place; sets up what that needs but the nightly compiler itself.
     BuildEbpf,
