@@ -56,12 +56,14 @@ impl Lease {
                 Err(_) => return,
             };
             let (received_count, pods_version) = (self.link.received_count(), self.link.pods_version());
-            match self.renew_once(&uid, tracked).await {
+            let before = self.version.load(Ordering::Relaxed);
+            match self.renew_once(&uid, before, tracked).await {
                 Ok(lease) => {
                     (failures, conflicts) = (0, 0);
                     tracked = !lease["metadata"]["managedFields"].is_null();
                     let now = cluster_history::version_of(&lease);
-                    self.compare_versions(now).await;
+                    self.version.store(now, Ordering::Relaxed);
+                    self.compare_versions(before, now).await;
                     if lost_writes.is_found(pods_version, now) {
                         tracing::warn!(
                             now,
@@ -129,10 +131,9 @@ impl Lease {
         Ok(true)
     }
 
-    async fn renew_once(&self, uid: &str, tracked: bool) -> Result<Value, RequestError> {
+    async fn renew_once(&self, uid: &str, version: u64, tracked: bool) -> Result<Value, RequestError> {
         let now = Timestamp::now();
-        let renewal =
-            node_lease::renewal(&self.name, self.duration, now, self.version.load(Ordering::Relaxed), tracked);
+        let renewal = node_lease::renewal(&self.name, self.duration, now, version, tracked);
         let time = renewal["spec"]["renewTime"].as_str().unwrap_or_default().to_owned();
         {
             let mut unanswered = self.unanswered();
@@ -153,10 +154,8 @@ impl Lease {
         Ok(renewed)
     }
 
-    /// Whether the cluster has gone back follows from the versions of two renewals, too: of a lease that is made again.
-    async fn compare_versions(&self, now: u64) {
-        // What is stored is of a renewal, or of a lease that was found later: both are older than this one.
-        let before = self.version.swap(now, Ordering::Relaxed);
+    /// Whether the cluster has gone back follows from the version that a renewal asked for, too: of a lease that was made again.
+    async fn compare_versions(&self, before: u64, now: u64) {
         if now != 0 && now < before {
             let _ = self.source.send(Update::WentBack(HistoryBreak::Restored { before, now })).await;
             self.link.begin_anew();
