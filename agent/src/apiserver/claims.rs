@@ -75,7 +75,7 @@ pub(super) async fn resolve(
     let found = loop {
         link.online().await;
         let Some(pod) = user(desired, key) else { return };
-        let asked = match look_up(link, key, &pod, &attachments, &mut in_use).await {
+        let asked = match Box::pin(look_up(link, key, &pod, &attachments, &mut in_use)).await {
             Ok(Looked { object, attaching }) => {
                 let object = object.map(Arc::new);
                 let _ = source.send(api::Update::Object(key.clone(), object.clone())).await;

@@ -7,6 +7,7 @@
 pub(super) mod pod_certificates;
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,21 +70,18 @@ pub(super) async fn fetch(
             let (link, desired, source, key) = (link.clone(), desired.clone(), source.clone(), key.clone());
             let (attachments, asking) = (attachments.clone(), asking.clone());
             tasks.spawn(async move {
-                let work = async {
-                    match key.kind {
-                        ObjectKind::ServiceAccountToken => keep_token(&link, &desired, &key, &source).await,
-                        ObjectKind::ServiceVariables => follow_services(link, &key, &source).await,
-                        ObjectKind::VolumeClaim => {
-                            claims::resolve(&link, &desired, &key, &source, attachments).await;
-                        }
-                        ObjectKind::PodCertificate => {
-                            pod_certificates::keep(&link, &desired, &key, &source, asking).await;
-                        }
-                        ObjectKind::TrustBundle => follow_trust_bundles(link, &key, &source).await,
-                        ObjectKind::RuntimeClass => follow_runtime_class(link, &desired, &key, &source).await,
-                        ObjectKind::ConfigMap => follow_object(link, &key, Resource::ConfigMaps, &source).await,
-                        ObjectKind::Secret => follow_object(link, &key, Resource::Secrets, &source).await,
+                // Each of its own size: a claim's takes most, and every pod has a token.
+                let work: Pin<Box<dyn Future<Output = ()> + Send + '_>> = match key.kind {
+                    ObjectKind::ServiceAccountToken => Box::pin(keep_token(&link, &desired, &key, &source)),
+                    ObjectKind::ServiceVariables => Box::pin(follow_services(link, &key, &source)),
+                    ObjectKind::VolumeClaim => Box::pin(claims::resolve(&link, &desired, &key, &source, attachments)),
+                    ObjectKind::PodCertificate => {
+                        Box::pin(pod_certificates::keep(&link, &desired, &key, &source, asking))
                     }
+                    ObjectKind::TrustBundle => Box::pin(follow_trust_bundles(link, &key, &source)),
+                    ObjectKind::RuntimeClass => Box::pin(follow_runtime_class(link, &desired, &key, &source)),
+                    ObjectKind::ConfigMap => Box::pin(follow_object(link, &key, Resource::ConfigMaps, &source)),
+                    ObjectKind::Secret => Box::pin(follow_object(link, &key, Resource::Secrets, &source)),
                 };
                 stop.run_until_cancelled(work).await;
             });
@@ -293,5 +291,38 @@ pub(super) async fn request_token(
             Ok(Issued { token: token.to_owned(), expiry: expiry.to_owned(), lifetime, at })
         }
         _ => Err(RequestError::Unreadable("a TokenRequest without a token".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_three<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    fn of_four<A, B, C, D, F>(_: impl FnOnce(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    fn of_five<A, B, C, D, E, F>(_: impl FnOnce(A, B, C, D, E) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn what_waits_for_a_change_of_a_reference_takes_little_memory() {
+        let table = [
+            ("a token", of_four(keep_token)),
+            ("Services", of_three(follow_services)),
+            ("a claim", of_five(claims::resolve)),
+            ("a certificate", of_five(pod_certificates::keep)),
+            ("trust bundles", of_three(follow_trust_bundles)),
+            ("a runtime class", of_four(follow_runtime_class)),
+            ("a ConfigMap", of_four(follow_object)),
+        ];
+        for (what, bytes) in table {
+            assert!(bytes <= 2_560, "{what}: {bytes} bytes");
+        }
     }
 }

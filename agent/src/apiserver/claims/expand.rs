@@ -52,7 +52,7 @@ pub(super) async fn follow(
         }
         link.online().await;
         let Some(pod) = user(desired, key).filter(|pod| !pod.is_over()) else { return };
-        match expander.look(&pod, &mut known).await {
+        match Box::pin(expander.look(&pod, &mut known)).await {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => tracing::debug!(claim = %key, %error, "not known whether the volume is to be expanded"),

@@ -30,7 +30,8 @@ impl Link {
             tracing::debug!(code = code(&result), took_ms = took.as_millis(), sent, received, "answered");
             self.judge(&verb, resource, result)
         };
-        sent.instrument(span).await
+        // In an allocation of its own: tasks that wait for days would keep room for it in theirs.
+        Box::pin(sent.instrument(span)).await
     }
 
     /// Begins a watch.
@@ -51,7 +52,7 @@ impl Link {
             tracing::debug!(code = code(&result), ?from, "answered");
             self.judge("WATCH", kind, result)
         };
-        begun.instrument(span).await
+        Box::pin(begun.instrument(span)).await
     }
 
     /// Whether a list may be asked for as the beginning of a watch.

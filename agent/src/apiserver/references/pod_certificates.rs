@@ -89,7 +89,7 @@ pub(super) async fn keep(
         let Some(pod) = pod_of(desired, key) else { return };
         let Some(projection) = demand.projection(&pod) else { return };
         let events = asking.events.clone();
-        let issuing = issue(link, key, &pod, projection, &mut asking);
+        let issuing = Box::pin(issue(link, key, &pod, projection, &mut asking));
         match late(&pod, newest.as_deref(), &mut reported, &events, issuing).await {
             Ok(record) => {
                 (failures, reported) = (0, 0);
