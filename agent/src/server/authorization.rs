@@ -5,10 +5,9 @@
 //! network are admitted to all of it or to nothing where the configuration says so ([`Standing`]); else an apiserver
 //! decides for each route ([`super::gate`]). limpet's own routes are for the local socket alone.
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::header::{CONNECTION, HeaderValue};
 use axum::http::{Method, StatusCode};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::caller::{Caller, Origin};
@@ -242,32 +241,29 @@ impl Origin {
     }
 }
 
-/// The layer of every route: the handler runs only if the caller has the route's permission.
-pub(super) async fn enforce(State(permission): State<Option<Permission>>, request: Request, next: Next) -> Response {
+/// Whether the request's caller may use a route with that permission; `None`: there is no such route. The answer to whoever may
+/// not.
+pub(super) async fn admit(permission: Option<Permission>, request: &mut Request) -> Result<(), Response> {
     let decision = match request.extensions().get::<Caller>().cloned() {
-        Some(Caller::Network(client)) => return of_network(&client, permission, request, next).await,
+        Some(Caller::Network(client)) => return admit_from_network(&client, permission, request).await,
         Some(caller) => authorize(&caller, permission),
         // A listener that names no caller admits nobody.
         None => Err(Refusal::Unknown),
     };
-    match decision {
-        Ok(()) => next.run(request).await,
-        Err(refusal) => refusal.into_response(),
-    }
+    decision.map_err(Refusal::into_response)
 }
 
-async fn of_network(
+async fn admit_from_network(
     client: &NetworkClient,
     permission: Option<Permission>,
-    mut request: Request,
-    next: Next,
-) -> Response {
-    let decision = client.admit(permission, &mut request).await;
+    request: &mut Request,
+) -> Result<(), Response> {
+    let decision = client.admit(permission, request).await;
     let place = request.extensions().get::<Place>();
     match decision {
         Ok(()) => {
             place.inspect(|place| place.prove());
-            next.run(request).await
+            Ok(())
         }
         Err(refusal) => {
             let mut response = refusal.into_response();
@@ -275,7 +271,7 @@ async fn of_network(
             if place.is_some_and(|place| !place.is_proven()) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            response
+            Err(response)
         }
     }
 }

@@ -46,8 +46,8 @@ const METHODS: [Method; 5] = [Method::GET, Method::HEAD, Method::POST, Method::P
 
 /// The routes, each of whose requests is counted once its answer begins.
 pub(super) fn counted(routes: Router, metrics: &Metrics, server_type: ServerType) -> Router {
-    let counted = routes.layer(from_fn_with_state((metrics.clone(), server_type), count));
-    // Outside the routes, which name the methods of a path after their layers are done.
+    // Around them all: as a layer of theirs each route would have a copy.
+    let counted = from_fn_with_state((metrics.clone(), server_type), count).layer(routes);
     Router::new().fallback_service(map_response(allow_as_kubelet).layer(counted))
 }
 
@@ -65,10 +65,11 @@ async fn allow_as_kubelet(mut response: Response) -> Response {
 }
 
 async fn count(State((metrics, server_type)): State<(Metrics, ServerType)>, request: Request, next: Next) -> Response {
-    let path = request.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
-    let kind = kind(request.method(), path, request.uri().path(), server_type);
+    let (method, asked) = (request.method().clone(), request.uri().clone());
     let began = Instant::now();
     let response = next.run(request).await;
+    let route = response.extensions().get::<MatchedPath>().map(MatchedPath::as_str);
+    let kind = kind(&method, route, asked.path(), server_type);
     metrics.request_answered(&kind, began.elapsed());
     let protocol = response.headers().get(SEC_WEBSOCKET_PROTOCOL).and_then(|protocol| protocol.to_str().ok());
     if response.status() == StatusCode::SWITCHING_PROTOCOLS && protocol.is_some_and(|it| OWN_PROTOCOLS.contains(&it)) {

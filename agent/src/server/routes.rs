@@ -1,16 +1,17 @@
 //! Routes with permissions: the only way to add a route names what its caller needs.
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::handler::Handler;
 use axum::http::StatusCode;
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post, put};
 
-use super::authorization::{Permission, enforce};
+use super::authorization::{Permission, admit};
 use super::bodies;
 
-/// Routes whose handlers read a state `S`; each has a permission that [`enforce`] asks for.
+/// Routes whose handlers read a state `S`; each has a permission that [`guarded`] asks for.
 #[derive(Clone)]
 pub(super) struct Routes<S = ()> {
     router: Router<S>,
@@ -54,11 +55,11 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
 
     #[cfg_attr(not(test), allow(unused_variables, reason = "tests list the methods"))]
     fn route(self, method: &'static str, path: &str, permission: Permission, handler: MethodRouter<S>) -> Self {
-        let guarded = handler.layer(from_fn(bodies::bounded)).layer(from_fn_with_state(Some(permission), enforce));
+        let handler = handler.layer(from_fn_with_state(Some(permission), guarded));
         #[cfg(test)]
         let declared = self.declared.into_iter().chain([(method, path.to_owned(), permission)]).collect();
         Self {
-            router: self.router.route(path, guarded),
+            router: self.router.route(path, handler),
             #[cfg(test)]
             declared,
         }
@@ -92,9 +93,23 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
 impl Routes {
     /// The service of a listener. The answer to an unknown path is guarded as well: a refused caller learns nothing.
     pub(super) fn into_router(self) -> Router {
-        let unknown = any(async || StatusCode::NOT_FOUND).layer(from_fn_with_state(None::<Permission>, enforce));
+        let unknown = any(async || StatusCode::NOT_FOUND).layer(from_fn_with_state(None::<Permission>, guarded));
         self.router.fallback_service(unknown)
     }
+}
+
+/// The one layer of each route, since each listener has a copy for each of its routes: the handler runs only if the caller has
+/// the route's permission, and few at once that read a body. The answer has the route's path, for who counts it.
+async fn guarded(State(permission): State<Option<Permission>>, mut request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let mut response = match admit(permission, &mut request).await {
+        Ok(()) => bodies::bounded(request, next).await,
+        Err(refused) => refused,
+    };
+    if let Some(route) = route {
+        response.extensions_mut().insert(route);
+    }
+    response
 }
 
 #[cfg(test)]
