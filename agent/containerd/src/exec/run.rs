@@ -1,9 +1,10 @@
 //! A command that is run to its end: its exit code, and what it wrote.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::net::unix::pipe::Receiver;
 use tokio::time::timeout;
 
 use super::{ExecError, ExecRequest, ExecSession, start};
@@ -12,7 +13,7 @@ use crate::client::Client;
 /// A command that has exited may have left its output open in child processes, which are not waited for.
 const OUTPUT_IDLE: Duration = Duration::from_secs(1);
 /// What is read at once.
-const CHUNK: usize = 32 << 10;
+const CHUNK: usize = 16 << 10;
 
 /// A command that has run to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,11 +56,18 @@ pub async fn run(client: &Client, fifo_dir: &Path, request: ExecRequest, most: u
     Ok(Executed { code, stdout: out, stderr: err })
 }
 
-/// Reads a stream to its end, so that its writer never has to wait, and keeps what there is room for.
-async fn keep(mut stream: impl AsyncRead + Unpin, kept: &mut Vec<u8>, most: usize) {
-    let mut chunk = vec![0; CHUNK];
-    while let Ok(count @ 1..) = stream.read(&mut chunk).await {
-        let room = most - kept.len();
-        kept.extend_from_slice(&chunk[..count.min(room)]);
+/// Reads a stream to its end, so that its writer never has to wait, and keeps what there is room for. Many commands run at one
+/// moment and write nothing for long: a buffer is there only while something is read.
+async fn keep(stream: Receiver, kept: &mut Vec<u8>, most: usize) {
+    while stream.readable().await.is_ok() {
+        let mut chunk = [0; CHUNK];
+        match stream.try_read(&mut chunk) {
+            Ok(count @ 1..) => {
+                let room = most - kept.len();
+                kept.extend_from_slice(&chunk[..count.min(room)]);
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Ok(0) | Err(_) => return,
+        }
     }
 }
