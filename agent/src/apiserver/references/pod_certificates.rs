@@ -255,4 +255,47 @@ mod tests {
         send.send(Update::Listed(Vec::new(), String::new())).await.unwrap();
         assert!(matches!(answer(&mut updates).await, Err(Failure::Deleted)));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_certificate_that_is_not_renewed_is_reported_once_when_overdue_and_once_when_expired() {
+        let manifest = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"a:1"}]}}"#;
+        let pod =
+            limpet_model::manifest::read(manifest.as_bytes(), "web.json", SourceKind::File, "edge1").pods.remove(0);
+        let now = Timestamp::now();
+        let seconds = |seconds| now + jiff::SignedDuration::from_secs(seconds);
+        let key = ObjectKey {
+            kind: limpet_model::object::ObjectKind::PodCertificate,
+            namespace: "a".into(),
+            name: "b".into(),
+        };
+        let record = |renewal, expires| {
+            pod_certificate::record(
+                key.clone(),
+                ORIGIN,
+                String::new(),
+                String::new(),
+                seconds(renewal),
+                seconds(expires),
+            )
+        };
+        let (overdue, expired) = ("CertificateOverdueForRefresh", "CertificateExpired");
+        let table = [
+            ("due for five minutes", record(-300, 3_600), 0, vec![]),
+            ("due for eleven minutes", record(-660, 3_600), 0, vec![overdue]),
+            ("that was reported", record(-660, 3_600), 1, vec![]),
+            ("expired", record(-7_200, -1), 0, vec![overdue, expired]),
+            ("expired since it was reported as overdue", record(-7_200, -1), 1, vec![expired]),
+        ];
+        for (what, record, mut reported, expected) in table {
+            let events = Events::default();
+            let issuing = async {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                Err::<(), _>(Failure::NoNode)
+            };
+            let late = late(&pod, Some(&record), &mut reported, &events, issuing).await;
+            assert!(matches!(late, Err(Failure::NoNode)), "{what}");
+            let reasons: Vec<_> = events.snapshot().into_iter().map(|event| event.reason.into_owned()).collect();
+            assert_eq!(reasons, expected, "{what}");
+        }
+    }
 }
