@@ -1,5 +1,6 @@
 //! `cargo xtask cluster`: a control plane as kubeadm sets one up, with a node if wanted, until Ctrl-C.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -30,7 +31,7 @@ enum Which {
 }
 
 /// A node of the cluster; its parts go in this order.
-struct Node {
+pub(crate) struct Node {
     kubelet: Option<Kubelet>,
     node: TestNode,
     _port: Port,
@@ -116,7 +117,18 @@ fn join(which: &Which, mut node: TestNode, cluster: &Cluster) -> Result<Node> {
 }
 
 impl Node {
-    fn name(&self) -> &str {
+    /// A node that runs that executable of limpet.
+    pub(crate) fn with_limpet(program: PathBuf, cluster: &Cluster) -> Result<Self> {
+        let options = NodeOptions { program: Some(program), cni: true, agent: false, ..NodeOptions::default() };
+        join(&Which::Limpet, TestNode::boot(&options)?, cluster)
+    }
+
+    /// limpet's process.
+    pub(crate) fn limpet(&self) -> Result<u32> {
+        self.node.agent.pid().context("limpet does not run")
+    }
+
+    pub(crate) fn name(&self) -> &str {
         self.kubelet.as_ref().map_or_else(|| self.node.name(), Kubelet::name)
     }
 
@@ -128,7 +140,7 @@ impl Node {
     }
 
     /// Takes it down; what is left on the machine is an error.
-    fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         drop(self.kubelet);
         self.node.finish()
     }

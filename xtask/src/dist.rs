@@ -1,6 +1,6 @@
 //! `cargo xtask dist`: the executable for nodes. Static, so that it runs on any Linux of this machine's architecture.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,6 +17,9 @@ const FLAGS: [&str; 4] = ["-C", "target-feature=+crt-static", "-C", "relocation-
 /// Has the linker leave out the tables for unwinding, a twelfth of the file: nothing unwinds, a panic aborts. The compiler makes
 /// them whatever its options are, for the debug information in the standard library.
 const LINKED_WITHOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_unwind_tables.ld");
+
+/// Has it place what an idle agent runs side by side, at the beginning of the text: see [`crate::idle_text`].
+pub(crate) const IDLE_TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idle_text.ld");
 
 /// Which of the two to build.
 #[derive(Debug, clap::Args)]
@@ -41,7 +44,18 @@ pub(crate) fn build() -> Result<PathBuf> {
     built_with("dist")
 }
 
+/// The executable for nodes with the names of its functions. Has the linker write what comes from where to `map`.
+pub(crate) fn with_symbols(map: &Path) -> Result<PathBuf> {
+    let mut command = command("dist")?;
+    command.env("CARGO_PROFILE_DIST_STRIP", "none");
+    linked(&mut command, &[&format!("-Map={}", map.display())])
+}
+
 fn built_with(profile: &str) -> Result<PathBuf> {
+    linked(&mut command(profile)?, &[])
+}
+
+fn command(profile: &str) -> Result<Command> {
     let (major, minor) = glibc()?;
     let least = GLIBC_LEAST;
     ensure!(
@@ -56,8 +70,15 @@ fn built_with(profile: &str) -> Result<PathBuf> {
     let mut command = cargo::command(&["rustc", "--profile", profile, "--package", "limpet", "--bin", "limpet"]);
     // RUSTFLAGS would be taken instead of those flags.
     command.args(["--target", &target, "--config", &flags]).env_remove("RUSTFLAGS");
-    let without = format!("link-arg=-Wl,-T,{LINKED_WITHOUT}");
-    cargo::executable_linked(&mut command, "limpet", &["-C", &without, "-C", "link-arg=-Wl,--no-eh-frame-hdr"])
+    Ok(command)
+}
+
+/// Builds it, with further options of the linker.
+fn linked(command: &mut Command, options: &[&str]) -> Result<PathBuf> {
+    let (without, idle) = (format!("-T,{LINKED_WITHOUT}"), format!("-T,{IDLE_TEXT}"));
+    let options = [&without, &idle, "--no-eh-frame-hdr"].into_iter().chain(options.iter().copied());
+    let flags: Vec<_> = options.flat_map(|option| ["-C".to_owned(), format!("link-arg=-Wl,{option}")]).collect();
+    cargo::executable_linked(command, "limpet", &flags.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// The target this machine's compiler builds for by itself; named, it keeps the flags from build scripts.

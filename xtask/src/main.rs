@@ -13,6 +13,7 @@ mod demo;
 mod dist;
 mod ebpf;
 mod go_program;
+mod idle_text;
 mod kubernetes;
 mod lint;
 mod module_cycles;
@@ -52,6 +53,10 @@ enum Task {
     RecordUi,
     /// Build the executable for nodes: static, so that it runs on any Linux of this architecture. Takes minutes.
     Dist(dist::Arguments),
+    /// Record which functions an idle agent runs, which the executable for nodes has side by side: xtask/src/idle_text.ld.
+    ///
+    /// Takes half an hour. Of use before a release; what is not recorded still runs, and takes some more memory.
+    IdleText,
     /// Set up, build, and run every test.
     Test(test::Arguments),
     /// Boot a whole Debian under emulation and test installation, cgroup v2 with systemd, reboots and power cuts.
@@ -94,6 +99,7 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::RecordUi => record_ui::run(),
         Task::Dist(arguments) => dist::run(&arguments).map(say_where),
+        Task::IdleText => idle_text::run(),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),
         Task::TestKernels(arguments) => test_kernels::run(&arguments),

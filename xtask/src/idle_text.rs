@@ -1,0 +1,98 @@
+//! `cargo xtask idle-text`: records which functions an idle agent runs, as the linker script that puts them side by side.
+//!
+//! Where a page of an executable is used, the kernel maps the 64 KiB around it. What an idle node of a cluster runs is 0.8 MiB of
+//! 20 MiB of text; scattered, it held 12 MiB of memory. The script names functions as the compiler does but for the hash at the end,
+//! so one that is older than the sources still holds for nearly all. It is of use for other architectures, too.
+
+mod script;
+#[cfg(target_arch = "x86_64")]
+mod tracer;
+/// Breakpoints and registers are the processor's.
+#[cfg(not(target_arch = "x86_64"))]
+mod tracer {
+    use std::time::Duration;
+
+    pub(super) fn executed(_pid: u32, _functions: &[u64], _periods: &[Duration]) -> anyhow::Result<Vec<Vec<u64>>> {
+        anyhow::bail!("this is recorded on x86-64 alone; the script is for all architectures")
+    }
+}
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::cluster::Cluster;
+use limpet_tests::manifest::{IDLE, simple};
+use limpet_tests::{process, sweep, wait};
+use serde_json::Value;
+
+use crate::cluster::Node;
+use crate::dist::{self, IDLE_TEXT};
+use crate::{kubernetes, test};
+
+/// Pods of the apiserver that lie idle.
+const PODS: usize = 50;
+const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
+/// After so long without a change a node is idle.
+const SETTLING: Duration = Duration::from_secs(90);
+/// Several renewals of the lease; then longer than a report of the Node's status, every 5 minutes, and the lives of watches, up to
+/// 10 minutes.
+const PERIODS: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
+
+/// Builds the executable with its symbols, has it lie idle in a cluster, records, and writes the script.
+pub(crate) fn run() -> Result<()> {
+    wait::end_on_signal();
+    test::tools_of_tests()?;
+    kubernetes::control_plane()?;
+    let map = std::env::temp_dir().join(format!("limpet-link-map-{}", std::process::id()));
+    let program = dist::with_symbols(&map)?;
+    let sections = script::sections(&std::fs::read_to_string(&map).context("the linker's map")?);
+    std::fs::remove_file(&map).ok();
+    let functions = functions(&program)?;
+    sweep::sweep();
+    let mut cluster = Cluster::boot()?;
+    cluster.start_controllers(&[])?;
+    let node = Node::with_limpet(program, &cluster)?;
+    let executed = record(&cluster, &node, &functions);
+    let gone = node.finish();
+    drop(cluster);
+    let text = script::text(&sections, &executed?);
+    gone?;
+    std::fs::write(IDLE_TEXT, &text).context(IDLE_TEXT)?;
+    println!("{IDLE_TEXT}: {} lines", text.lines().count());
+    Ok(())
+}
+
+/// Where the functions begin that the idle agent has run, by the period in which it first did.
+fn record(cluster: &Cluster, node: &Node, functions: &[u64]) -> Result<Vec<Vec<u64>>> {
+    let pods: Vec<_> = (0..PODS).map(|number| idle(number, node.name())).collect();
+    cluster.create_all(PODS_PATH, &pods)?;
+    let is_ready = |pod: &Value| pod["status"]["phase"] == "Running";
+    while !cluster.list(PODS_PATH)?.iter().all(is_ready) {
+        wait::pass(Duration::from_secs(1))?;
+    }
+    wait::pass(SETTLING)?;
+    println!("{:?} of idleness are recorded.", PERIODS.iter().sum::<Duration>());
+    tracer::executed(node.limpet()?, functions, &PERIODS)
+}
+
+fn idle(number: usize, node: &str) -> Value {
+    let mut pod = simple(&format!("idle-{number}"), IDLE);
+    pod["spec"]["nodeName"] = node.into();
+    pod["metadata"]["namespace"] = "default".into();
+    pod
+}
+
+/// Where the functions of an executable begin, in order.
+fn functions(program: &Path) -> Result<Vec<u64>> {
+    let symbols = process::checked(std::process::Command::new("nm").arg("--defined-only").arg(program))?;
+    let code = symbols.lines().filter_map(|line| {
+        let (address, symbol) = line.split_once(' ')?;
+        let kind = symbol.chars().next()?;
+        "tTwW".contains(kind).then(|| u64::from_str_radix(address, 16).ok())?
+    });
+    let ordered: BTreeMap<u64, ()> = code.map(|address| (address, ())).collect();
+    ensure!(!ordered.is_empty(), "{} has no symbols", program.display());
+    Ok(ordered.into_keys().collect())
+}

@@ -1,0 +1,119 @@
+//! From a linker's map and the functions that ran to the linker script that has them side by side.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+const HEAD: &str = "\
+/* What an idle agent runs, side by side. Written by `cargo xtask idle-text`. */
+SECTIONS
+{
+  .text.idle :
+  {
+";
+const END: &str = "  }
+}
+INSERT BEFORE .text;
+";
+
+/// A section of text that one of the objects brings: most functions of Rust have one of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Section {
+    begin: u64,
+    size: u64,
+    /// How the script names it.
+    pattern: Pattern,
+}
+
+/// The words of the script for a section, and for all others that differ from it by their hash alone.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Pattern(String);
+
+impl Pattern {
+    /// `object`: the object's file, with the archive that it is in before it: `libc.a(malloc.o)`.
+    fn new(object: &str, section: &str) -> Self {
+        if let Some((name, _)) = section.rsplit_once("17h").filter(|(name, _)| name.contains("._ZN")) {
+            return Self(format!("*({name}17h*)"));
+        }
+        let file = object.rsplit('/').next().unwrap_or(object);
+        let Some((archive, member)) = file.strip_suffix(')').and_then(|file| file.split_once('(')) else {
+            return Self(format!("*{file}({section})"));
+        };
+        // A crate's archive is called by a hash, and so are its objects.
+        let hashed = archive.strip_suffix(".rlib").and_then(|archive| archive.split_once('-'));
+        let text = match (hashed, member.split_once('-')) {
+            (Some(_), _) if section.contains("._R") => format!("*({section})"),
+            (Some((archive, _)), Some((_, member))) => format!("*{archive}-*:*-{member}({section})"),
+            _ => format!("*{archive}:{member}({section})"),
+        };
+        Self(text)
+    }
+}
+
+/// The sections of text in a map of LLD, in the order of their addresses.
+pub(super) fn sections(map: &str) -> Vec<Section> {
+    map.lines().filter_map(section).collect()
+}
+
+/// A line of the map that is of a section in the executable's text: address, address, size, alignment, `object:(section)`.
+fn section(line: &str) -> Option<Section> {
+    let mut words = line.split_whitespace();
+    let (begin, _, size, _) = (words.next()?, words.next()?, words.next()?, words.next()?);
+    let (object, section) = words.next()?.strip_suffix(')')?.rsplit_once(":(")?;
+    section.starts_with(".text").then_some(())?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some(Section { begin: number(begin)?, size: number(size)?, pattern: Pattern::new(object, section) })
+}
+
+/// The script: what ran in the first period comes first. Of a period, the sections that were used whole come first, those of which
+/// most is of other instances of the same function last.
+pub(super) fn text(sections: &[Section], periods: &[Vec<u64>]) -> String {
+    let mut sizes: BTreeMap<&Pattern, u64> = BTreeMap::new();
+    for section in sections {
+        *sizes.entry(&section.pattern).or_default() += section.size;
+    }
+    let (mut named, mut lines) = (BTreeSet::new(), String::new());
+    for executed in periods {
+        let used: BTreeSet<u64> = executed.iter().filter_map(|address| of_address(sections, *address)).collect();
+        let mut used_sizes: BTreeMap<&Pattern, u64> = BTreeMap::new();
+        for section in sections.iter().filter(|section| used.contains(&section.begin)) {
+            *used_sizes.entry(&section.pattern).or_default() += section.size;
+        }
+        let mut ordered: Vec<_> = used_sizes.into_iter().filter(|(pattern, _)| named.insert(*pattern)).collect();
+        ordered.sort_by_key(|(pattern, used)| (100 - 100 * used / sizes[pattern].max(1), *pattern));
+        lines.extend(ordered.into_iter().map(|(pattern, _)| format!("    {}\n", pattern.0)));
+    }
+    format!("{HEAD}{lines}{END}")
+}
+
+/// Where the section begins that has the address.
+fn of_address(sections: &[Section], address: u64) -> Option<u64> {
+    let after = sections.partition_point(|section| section.begin <= address);
+    let section = sections.get(after.checked_sub(1)?)?;
+    (address < section.begin + section.size).then_some(section.begin)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const MAP: &str = "\
+             VMA              LMA     Size Align Out     In      Symbol
+           10000            10000      100    16 .text
+           10000            10000       40    16         /t/limpet.o:(.text._ZN3abc17h0123456789abcdefE)
+           10000            10000       40     1                 _ZN3abc17h0123456789abcdefE
+           10040            10040       c0    16         /t/limpet.o:(.text._ZN3abc17hfedcba9876543210E)
+           10100            10100       40    16         /t/limpet.o:(.text._ZN4none17hfedcba9876543210E)
+           10140            10140       20    16         /u/libc.a(malloc.o):(.text)
+           10160            10160       20    16         /t/libring-0a1b.rlib(2c3d-aes-x86_64.o):(.text)
+           10180            10180       20    16         /t/limpet.o:(.rodata.x)
+";
+
+    #[test]
+    fn functions_are_named_without_their_hash_and_those_used_whole_come_first() {
+        let sections = sections(MAP);
+        assert_eq!(sections.len(), 5);
+        let text = text(&sections, &[vec![0x10000, 0x10150, 0x90000], vec![0x10040, 0x10160]]);
+        let names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("    ")).collect();
+        assert_eq!(names, ["*libc.a:malloc.o(.text)", "*(.text._ZN3abc17h*)", "*libring-*:*-aes-x86_64.o(.text)"]);
+    }
+}
