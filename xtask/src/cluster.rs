@@ -84,14 +84,18 @@ fn control_plane() -> Result<Cluster> {
 /// What the node consists of, with all that has to be fetched and built for it.
 fn options(which: &Which) -> Result<NodeOptions> {
     setup::default()?;
-    let options = NodeOptions { cni: true, agent: false, ..NodeOptions::default() };
     Ok(match which {
-        Which::Limpet => NodeOptions { program: Some(agent::build(&[])?), ..options },
+        Which::Limpet => with_program(Some(agent::build(&[])?)),
         Which::Kubelet => {
             kubernetes::kubelet()?;
-            NodeOptions { cri: true, ..options }
+            NodeOptions { cri: true, ..with_program(None) }
         }
     })
+}
+
+/// A node of that executable of limpet, not started yet.
+fn with_program(program: Option<PathBuf>) -> NodeOptions {
+    NodeOptions { program, cni: true, agent: false, ..NodeOptions::default() }
 }
 
 /// Starts the node's agent in the cluster.
@@ -119,8 +123,7 @@ fn join(which: &Which, mut node: TestNode, cluster: &Cluster) -> Result<Node> {
 impl Node {
     /// A node that runs that executable of limpet.
     pub(crate) fn with_limpet(program: PathBuf, cluster: &Cluster) -> Result<Self> {
-        let options = NodeOptions { program: Some(program), cni: true, agent: false, ..NodeOptions::default() };
-        join(&Which::Limpet, TestNode::boot(&options)?, cluster)
+        join(&Which::Limpet, TestNode::boot(&with_program(Some(program)))?, cluster)
     }
 
     /// limpet's process.

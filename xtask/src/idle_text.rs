@@ -17,7 +17,7 @@ mod tracer {
     }
 }
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ use crate::{kubernetes, test};
 /// Pods of the apiserver that lie idle.
 const PODS: usize = 50;
 const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
+/// Far more than their start takes.
+const STARTED: Duration = Duration::from_secs(300);
 /// After so long without a change a node is idle.
 const SETTLING: Duration = Duration::from_secs(90);
 /// Several renewals of the lease; then longer than a report of the Node's status, every 5 minutes, and the lives of watches, up to
@@ -68,10 +70,10 @@ pub(crate) fn run() -> Result<()> {
 fn record(cluster: &Cluster, node: &Node, functions: &[u64]) -> Result<Vec<Vec<u64>>> {
     let pods: Vec<_> = (0..PODS).map(|number| idle(number, node.name())).collect();
     cluster.create_all(PODS_PATH, &pods)?;
-    let is_ready = |pod: &Value| pod["status"]["phase"] == "Running";
-    while !cluster.list(PODS_PATH)?.iter().all(is_ready) {
-        wait::pass(Duration::from_secs(1))?;
-    }
+    let is_running = |pod: &Value| pod["status"]["phase"] == "Running";
+    wait::until_true(STARTED, "the start of all pods", || {
+        cluster.list(PODS_PATH).is_ok_and(|pods| pods.iter().all(is_running))
+    })?;
     wait::pass(SETTLING)?;
     println!("{:?} of idleness are recorded.", PERIODS.iter().sum::<Duration>());
     tracer::executed(node.limpet()?, functions, &PERIODS)
@@ -92,7 +94,7 @@ fn functions(program: &Path) -> Result<Vec<u64>> {
         let kind = symbol.chars().next()?;
         "tTwW".contains(kind).then(|| u64::from_str_radix(address, 16).ok())?
     });
-    let ordered: BTreeMap<u64, ()> = code.map(|address| (address, ())).collect();
+    let ordered: BTreeSet<u64> = code.collect();
     ensure!(!ordered.is_empty(), "{} has no symbols", program.display());
-    Ok(ordered.into_keys().collect())
+    Ok(ordered.into_iter().collect())
 }

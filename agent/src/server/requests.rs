@@ -48,6 +48,7 @@ const METHODS: [Method; 5] = [Method::GET, Method::HEAD, Method::POST, Method::P
 pub(super) fn counted(routes: Router, metrics: &Metrics, server_type: ServerType) -> Router {
     // Around them all: as a layer of theirs each route would have a copy.
     let counted = from_fn_with_state((metrics.clone(), server_type), count).layer(routes);
+    // Outside the routes, which name the methods of a path after their layers are done.
     Router::new().fallback_service(map_response(allow_as_kubelet).layer(counted))
 }
 

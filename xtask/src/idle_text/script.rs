@@ -15,7 +15,7 @@ INSERT BEFORE .text;
 ";
 
 /// A section of text that one of the objects brings: most functions of Rust have one of their own.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct Section {
     begin: u64,
     size: u64,
@@ -24,7 +24,7 @@ pub(super) struct Section {
 }
 
 /// The words of the script for a section, and for all others that differ from it by their hash alone.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Pattern(String);
 
 impl Pattern {
@@ -92,7 +92,6 @@ fn of_address(sections: &[Section], address: u64) -> Option<u64> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -13,7 +13,7 @@ use nix::unistd::Pid;
 
 /// `int3`.
 const BREAKPOINT: u8 = 0xcc;
-/// Ends the recording; nothing else sends it to the program.
+/// Ends a period of the recording; nothing else sends it to the program.
 const END: Signal = Signal::SIGURG;
 
 /// Which of the `functions`, by the addresses that they begin at, the process executes for the first time in each of the periods,
@@ -21,8 +21,11 @@ const END: Signal = Signal::SIGURG;
 pub(super) fn executed(pid: u32, functions: &[u64], periods: &[Duration]) -> Result<Vec<Vec<u64>>> {
     let pid = Pid::from_raw(pid.try_into().context("a process id")?);
     let mut tracer = Tracer::attach(pid, functions)?;
-    let recorded = periods.iter().map(|period| tracer.record(*period)).collect();
-    tracer.release().and(recorded)
+    let recorded: Result<_> = periods.iter().map(|period| tracer.record(*period)).collect();
+    let released = tracer.release();
+    // Why nothing could be recorded matters more: of a program that has ended nothing can be released.
+    let recorded = recorded?;
+    released.map(|()| recorded)
 }
 
 struct Tracer {
