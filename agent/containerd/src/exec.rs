@@ -28,7 +28,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 
 use self::fifo::{Ends, Fifos};
-pub use self::run::{Executed, run};
+pub use self::run::Kept;
 use super::client::Client;
 use super::error::{RuntimeError, found};
 

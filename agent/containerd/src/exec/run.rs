@@ -1,73 +1,81 @@
 //! A command that is run to its end: its exit code, and what it wrote.
 
 use std::io::ErrorKind;
-use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::net::unix::pipe::Receiver;
 use tokio::time::timeout;
 
-use super::{ExecError, ExecRequest, ExecSession, start};
-use crate::client::Client;
+use super::{ExecError, ExecSession};
 
 /// A command that has exited may have left its output open in child processes, which are not waited for.
 const OUTPUT_IDLE: Duration = Duration::from_secs(1);
 /// What is read at once.
-const CHUNK: usize = 16 << 10;
+const CHUNK: usize = 4 << 10;
 
-/// A command that has run to its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Executed {
-    /// Its exit code; 128 plus the signal's number if a signal ended it.
-    pub code: i32,
-    /// What it wrote to stdout.
-    pub stdout: Vec<u8>,
-    /// What it wrote to stderr.
-    pub stderr: Vec<u8>,
+/// What a command writes, up to a limit; the rest is read and dropped. One may be for both of its outputs.
+#[derive(Debug)]
+pub struct Kept {
+    most: usize,
+    bytes: Mutex<Vec<u8>>,
 }
 
-/// Runs a command to its end, as [`start`] does, and keeps `most` bytes of each of its outputs. Dropping it kills the
-/// process.
-///
-/// # Errors
-/// When it was not run. A command that fails is a result.
-pub async fn run(client: &Client, fifo_dir: &Path, request: ExecRequest, most: usize) -> Result<Executed, ExecError> {
-    let ExecSession { stdout, stderr, mut exit, .. } = start(client, fifo_dir, request).await?;
-    let (mut out, mut err) = (Vec::new(), Vec::new());
-    let read = async {
-        let errors = async {
-            if let Some(stderr) = stderr {
-                keep(stderr, &mut err, most).await;
+impl Kept {
+    /// Keeps `most` bytes.
+    pub fn new(most: usize) -> Self {
+        Self { most, bytes: Mutex::default() }
+    }
+
+    /// What was kept.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, chunk: &[u8]) {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = self.most - bytes.len();
+        bytes.extend_from_slice(&chunk[..chunk.len().min(room)]);
+    }
+
+    /// Reads a stream to its end, so that its writer never has to wait. Many commands run at one moment and write nothing for
+    /// long: a buffer is there only while something is read.
+    async fn read(&self, stream: Receiver) {
+        while stream.readable().await.is_ok() {
+            let mut chunk = [0; CHUNK];
+            match stream.try_read(&mut chunk) {
+                Ok(count @ 1..) => self.add(&chunk[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Ok(0) | Err(_) => return,
             }
+        }
+    }
+}
+
+impl ExecSession {
+    /// Waits until the command has ended, and keeps what it writes. Returns its exit code, 128 plus the signal's number if a
+    /// signal ended it. Dropping it kills the process.
+    ///
+    /// # Errors
+    /// When its exit is not known. A command that fails is a result.
+    pub async fn finish(self, output: &Kept, errors: &Kept) -> Result<i32, ExecError> {
+        let Self { stdout, stderr, mut exit, .. } = self;
+        let read = async {
+            let errors = async {
+                if let Some(stderr) = stderr {
+                    errors.read(stderr).await;
+                }
+            };
+            tokio::join!(output.read(stdout), errors);
         };
-        tokio::join!(keep(stdout, &mut out, most), errors);
-    };
-    let code = {
         let mut read = std::pin::pin!(read);
         tokio::select! {
             code = exit.wait() => {
                 // What was not read by then is not waited for.
                 let _ = timeout(OUTPUT_IDLE, &mut read).await;
-                code?
+                code
             }
-            () = &mut read => exit.wait().await?,
-        }
-    };
-    Ok(Executed { code, stdout: out, stderr: err })
-}
-
-/// Reads a stream to its end, so that its writer never has to wait, and keeps what there is room for. Many commands run at one
-/// moment and write nothing for long: a buffer is there only while something is read.
-async fn keep(stream: Receiver, kept: &mut Vec<u8>, most: usize) {
-    while stream.readable().await.is_ok() {
-        let mut chunk = [0; CHUNK];
-        match stream.try_read(&mut chunk) {
-            Ok(count @ 1..) => {
-                let room = most - kept.len();
-                kept.extend_from_slice(&chunk[..count.min(room)]);
-            }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            Ok(0) | Err(_) => return,
+            () = &mut read => exit.wait().await,
         }
     }
 }

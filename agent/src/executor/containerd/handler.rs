@@ -9,19 +9,16 @@ mod http;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
-use std::sync::Mutex;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use limpet_containerd::client::Client;
-use limpet_containerd::exec::{self, ExecError, ExecRequest, ExecSession};
+use limpet_containerd::exec::{self, ExecError, ExecRequest, Kept};
 use limpet_core::state::PodState;
 use limpet_model::container::ContainerId;
 use limpet_model::sandbox::in_order_of_node;
-use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 pub use self::grpc::{HealthFailure, check_health};
 pub use self::http::{Get, GetFailure, HttpGetter, Purpose};
@@ -31,8 +28,6 @@ use super::ContainerdExecutor;
 pub const MAX_OUTPUT: usize = 10 << 10;
 /// The version of Kubernetes in `User-Agent`, as kubelet's clients send theirs.
 const KUBERNETES: &str = "1.37";
-/// A command that has exited may have left its output open in child processes, which are not waited for.
-const OUTPUT_IDLE: Duration = Duration::from_secs(1);
 
 /// A command that has run to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,37 +119,10 @@ async fn run_command(
 ) -> Result<Executed, ExecError> {
     let request =
         ExecRequest { container_id: id.as_str().to_owned(), command: command.to_vec(), tty: false, stdin: false };
-    let ExecSession { stdout, stderr, mut exit, .. } = exec::start(client, fifo_dir, request).await?;
-    let output = Mutex::new(Vec::new());
-    let read = async {
-        let errors = async {
-            if let Some(stderr) = stderr {
-                keep(stderr, &output).await;
-            }
-        };
-        tokio::join!(keep(stdout, &output), errors);
-    };
-    let mut read = std::pin::pin!(read);
-    let code = tokio::select! {
-        code = exit.wait() => {
-            // What was not read by then is not waited for.
-            let _ = timeout(OUTPUT_IDLE, &mut read).await;
-            code?
-        }
-        () = &mut read => exit.wait().await?,
-    };
-    let output = output.lock().map(|mut kept| std::mem::take(&mut *kept)).unwrap_or_default();
-    Ok(Executed { code, output: String::from_utf8_lossy(&output).into_owned() })
-}
-
-/// Reads a stream to its end, so that its writer never has to wait, and keeps what there is room for.
-async fn keep(mut stream: impl AsyncRead + Unpin, kept: &Mutex<Vec<u8>>) {
-    let mut chunk = [0; 1 << 10];
-    while let Ok(count @ 1..) = stream.read(&mut chunk).await {
-        let Ok(mut kept) = kept.lock() else { return };
-        let room = MAX_OUTPUT - kept.len();
-        kept.extend_from_slice(&chunk[..count.min(room)]);
-    }
+    let session = exec::start(client, fifo_dir, request).await?;
+    let output = Kept::new(MAX_OUTPUT);
+    let code = session.finish(&output, &output).await?;
+    Ok(Executed { code, output: String::from_utf8_lossy(&output.into_bytes()).into_owned() })
 }
 
 /// Opens a connection to `socket` and closes it.

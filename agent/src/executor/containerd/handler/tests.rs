@@ -1,5 +1,7 @@
 //! Ports, connections, and commands in a container of a private containerd.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::ContainerPort;
 use limpet_containerd::fixtures::TestContainer;
 use limpet_tests::claim::Port;
