@@ -30,6 +30,7 @@ use tokio::time::Instant;
 use crate::attribution::{Attributor, DirectoryEntry, Feed};
 use arming::Arming;
 use inotify::{Change, Queue, Wd};
+use limpet_host::directory::Place;
 use limpet_host::inotify;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::WatchSettings;
@@ -87,6 +88,8 @@ pub struct DirectoryWatch {
     /// Readable when a mount of this mount namespace changes: a mount over the directory is no inotify event.
     mounts: Option<AsyncFd<File>>,
     main: Option<(Wd, DirectoryId)>,
+    /// Where the path leads to; `None`: to nothing, or the kernel does not say.
+    place: Option<Place>,
     /// Directories along the path, with the names in them that decide where it resolves to.
     path: HashMap<Wd, HashSet<OsString>>,
     /// Directories on the way of symlinked files: name there -> names in the watched directory.
@@ -137,6 +140,7 @@ impl DirectoryWatch {
             queue: Queue::new()?,
             mounts,
             main: None,
+            place: None,
             path: HashMap::new(),
             links: HashMap::new(),
             link_ids: HashMap::new(),
@@ -185,9 +189,19 @@ impl DirectoryWatch {
                     self.process(changes);
                 }
                 completeness = self.attributor.read_events() => self.rescan_if_lost(completeness),
-                () = mounts_changed(self.mounts.as_ref()) => self.begin_arming(false),
+                () = mounts_changed(self.mounts.as_ref()) => {
+                    if !self.leads_where_it_did() {
+                        self.begin_arming(false);
+                    }
+                }
             }
         }
+    }
+
+    /// Whether the path certainly leads where it led to. Mounts change often elsewhere: runc mounts its own executable for each
+    /// command that it runs in a container.
+    fn leads_where_it_did(&self) -> bool {
+        self.place.is_some() && Place::of_cached(&self.directory) == self.place
     }
 
     /// Why the watch is unusable, if it is.

@@ -15,7 +15,7 @@ use futures_util::future::BoxFuture;
 use super::trail::{self, Trail};
 use super::{DirectoryWatch, ITSELF, NAMES, RescanReason};
 use limpet_host::blocking::{self, DEADLINE, Progress};
-use limpet_host::directory::directory_id;
+use limpet_host::directory::{Place, directory_id};
 use limpet_host::inotify::{Adder, Wd};
 use limpet_model::directory_id::DirectoryId;
 
@@ -41,6 +41,8 @@ struct Armed {
     /// Directories along the path, with the name in them that decides where it resolves to.
     path: Vec<(Wd, PathBuf, Option<OsString>)>,
     main: Option<(Wd, PathBuf, DirectoryId)>,
+    /// Where the path led to before it was resolved.
+    place: Option<Place>,
     /// Watched in rounds that were overtaken by a replacement.
     overtaken: Vec<Wd>,
     unsettled: bool,
@@ -126,6 +128,7 @@ impl DirectoryWatch {
             self.queue.keep(wd, directory);
             (wd, id)
         });
+        self.place = armed.place;
         for wd in old.into_iter().chain(armed.overtaken) {
             self.release(wd);
         }
@@ -192,10 +195,11 @@ impl DirectoryWatch {
 fn arm(adder: &Adder, directory: &Path) -> Armed {
     let mut armed = Armed::default();
     for _ in 0..SETTLE_ROUNDS {
+        let place = Place::of(directory);
         let trail = trail::of(directory);
         let path = armed.path.drain(..).map(|(wd, ..)| wd).chain(armed.main.take().map(|(wd, ..)| wd));
         let overtaken = std::mem::take(&mut armed.overtaken).into_iter().chain(path).collect();
-        armed = Armed { overtaken, ..arm_trail(adder, &trail) };
+        armed = Armed { overtaken, place, ..arm_trail(adder, &trail) };
         // A directory that was removed before it was watched sends no event: it has to be resolved again.
         armed.unsettled = armed.failure.is_none() && trail.end.is_some() != armed.main.is_some();
         // A watched one sends an event when it moves away.

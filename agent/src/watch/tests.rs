@@ -189,6 +189,31 @@ async fn a_file_system_mounted_over_the_directory_is_noticed() {
     assert_eq!(next(&mut watch).await, WatchEvent::Rescan(RescanReason::Replaced));
 }
 
+/// Awaits a change of the mount table; whether the path is to be resolved again.
+async fn is_resolved_again(watch: &DirectoryWatch) -> bool {
+    mounts_changed(watch.mounts.as_ref()).await;
+    !watch.leads_where_it_did()
+}
+
+#[tokio::test]
+async fn a_path_is_resolved_again_only_if_a_mount_changes_where_it_leads_to() {
+    let test = TestDirectory::new();
+    let elsewhere = test.parent.join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    let watch = test.watch().await;
+    let mounted = rustix::mount::mount("tmpfs", &elsewhere, "tmpfs", MountFlags::empty(), None);
+    let Some(()) = need(mounted.map_err(|error| format!("the right to mount: {error}"))) else { return };
+    let (after_mount, unmounted) =
+        (is_resolved_again(&watch).await, rustix::mount::unmount(&elsewhere, UnmountFlags::DETACH));
+    let after_unmount = is_resolved_again(&watch).await;
+    // The same directory, through another mount.
+    rustix::mount::mount_bind_recursive(&test.parent, &test.parent).unwrap();
+    let below_bind = is_resolved_again(&watch).await;
+    rustix::mount::unmount(&test.parent, UnmountFlags::DETACH).unwrap();
+    unmounted.unwrap();
+    assert_eq!((after_mount, after_unmount, below_bind), (false, false, true));
+}
+
 #[tokio::test]
 async fn a_directory_whose_mode_changes_is_rescanned() {
     let test = TestDirectory::new();
