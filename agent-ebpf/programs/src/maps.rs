@@ -35,9 +35,9 @@ pub struct Draft {
 /// No texts are longer. A power of two: the verifier takes an offset that is masked.
 pub const TEXTS: usize = (NAME_LENGTH + PARTS * PART_LENGTH).next_power_of_two();
 
-/// All events; 1 MiB holds some 9,000 changes of files.
+/// All events. 256 KiB hold the exits of all [`PROCESSES`], or some 2,300 changes of files.
 #[map]
-static EVENTS: RingBuf = RingBuf::with_byte_size(1024 * 1024, 0);
+static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 /// Where the program that is not preempted makes up its record.
 #[map]
 static DRAFT: PerCpuArray<Draft> = PerCpuArray::with_max_entries(1, 0);
