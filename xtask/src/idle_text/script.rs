@@ -33,6 +33,10 @@ impl Pattern {
         if let Some((name, _)) = section.rsplit_once("17h").filter(|(name, _)| name.contains("._ZN")) {
             return Self(format!("*({name}17h*)"));
         }
+        if section.contains("._R") {
+            let name = without_number(section);
+            return Self(format!("*({name} {name}.*)"));
+        }
         let file = object.rsplit('/').next().unwrap_or(object);
         let Some((archive, member)) = file.strip_suffix(')').and_then(|file| file.split_once('(')) else {
             return Self(format!("*{file}({section})"));
@@ -40,12 +44,16 @@ impl Pattern {
         // A crate's archive is called by a hash, and so are its objects.
         let hashed = archive.strip_suffix(".rlib").and_then(|archive| archive.split_once('-'));
         let text = match (hashed, member.split_once('-')) {
-            (Some(_), _) if section.contains("._R") => format!("*({section})"),
             (Some((archive, _)), Some((_, member))) => format!("*{archive}-*:*-{member}({section})"),
             _ => format!("*{archive}:{member}({section})"),
         };
         Self(text)
     }
+}
+
+/// Copies of a function of the standard library are private to each crate, and numbered as the whole program is compiled.
+fn without_number(section: &str) -> &str {
+    section.rsplit_once('.').filter(|(_, number)| number.parse::<u64>().is_ok()).map_or(section, |(name, _)| name)
 }
 
 /// The sections of text in a map of LLD, in the order of their addresses.
@@ -104,15 +112,19 @@ mod tests {
            10100            10100       40    16         /t/limpet.o:(.text._ZN4none17hfedcba9876543210E)
            10140            10140       20    16         /u/libc.a(malloc.o):(.text)
            10160            10160       20    16         /t/libring-0a1b.rlib(2c3d-aes-x86_64.o):(.text)
-           10180            10180       20    16         /t/limpet.o:(.rodata.x)
+           10180            10180       20    16         /t/limpet.o:(.text._RNvX3std5clone.71)
+           101a0            101a0       20    16         /t/limpet.o:(.text._RNvX3std5clone)
+           101c0            101c0       20    16         /t/limpet.o:(.rodata.x)
 ";
 
     #[test]
     fn functions_are_named_without_their_hash_and_those_used_whole_come_first() {
         let sections = sections(MAP);
-        assert_eq!(sections.len(), 5);
-        let text = text(&sections, &[vec![0x10000, 0x10150, 0x90000], vec![0x10040, 0x10160]]);
+        assert_eq!(sections.len(), 7);
+        let text = text(&sections, &[vec![0x10000, 0x10150, 0x90000], vec![0x10040, 0x10160, 0x10190]]);
         let names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("    ")).collect();
-        assert_eq!(names, ["*libc.a:malloc.o(.text)", "*(.text._ZN3abc17h*)", "*libring-*:*-aes-x86_64.o(.text)"]);
+        let first = ["*libc.a:malloc.o(.text)", "*(.text._ZN3abc17h*)"];
+        let second = ["*libring-*:*-aes-x86_64.o(.text)", "*(.text._RNvX3std5clone .text._RNvX3std5clone.*)"];
+        assert_eq!(names, [first, second].concat());
     }
 }

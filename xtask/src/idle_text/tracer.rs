@@ -2,6 +2,7 @@
 //! program runs at its own speed soon. For x86-64.
 
 use std::fs::{File, OpenOptions};
+use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
@@ -49,7 +50,10 @@ impl Tracer {
             waitpid(*thread, Some(WaitPidFlag::__WALL))?;
         }
         let memory = memory(pid)?;
-        let mut begins = Vec::new();
+        let (mut begins, mut hit) = (Vec::new(), Vec::new());
+        for thread in &threads {
+            hit.extend(on_stack(*thread, &memory, functions)?);
+        }
         for address in functions {
             let mut first = [0];
             memory.read_exact_at(&mut first, *address)?;
@@ -59,7 +63,7 @@ impl Tracer {
         for thread in threads {
             ptrace::cont(thread, None)?;
         }
-        Ok(Self { pid, begins, hit: Vec::new() })
+        Ok(Self { pid, begins, hit })
     }
 
     /// Follows the threads, and the processes that they start until those execute a program, until the time is over. What is hit
@@ -123,6 +127,30 @@ impl Tracer {
         }
         Ok(())
     }
+}
+
+/// The functions that a stopped thread is in, and will return to: loops that wait are never entered again. A word on its stack
+/// that a function has left there may count, too.
+fn on_stack(thread: Pid, memory: &File, functions: &[u64]) -> Result<Vec<u64>> {
+    let registers = ptrace::getregs(thread)?;
+    let maps = format!("/proc/{thread}/maps");
+    let text = std::fs::read_to_string(&maps).context(maps)?;
+    let end =
+        text.lines().filter_map(range).find(|range| range.contains(&registers.rsp)).context("a thread's stack")?.end;
+    let mut stack = vec![0; (end - registers.rsp) as usize];
+    memory.read_exact_at(&mut stack, registers.rsp).context("a thread's stack")?;
+    let words = stack.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
+    let last = functions.last().copied().unwrap_or_default();
+    let returns = words.chain([registers.rip]).filter(|address| *address <= last);
+    Ok(returns
+        .filter_map(|address| functions[..functions.partition_point(|begin| *begin < address)].last().copied())
+        .collect())
+}
+
+/// The addresses of a line of a process's maps.
+fn range(line: &str) -> Option<Range<u64>> {
+    let (begin, end) = line.split_once(' ')?.0.split_once('-')?;
+    Some(u64::from_str_radix(begin, 16).ok()?..u64::from_str_radix(end, 16).ok()?)
 }
 
 fn threads(pid: Pid) -> Result<Vec<Pid>> {
