@@ -1,12 +1,19 @@
 //! The OCI process of a command for containerd, and the exit code for a command that could not be started.
 
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// What is read of an OCI spec; most of one is seccomp rules.
+#[derive(Deserialize)]
+struct Spec {
+    process: Option<Map<String, Value>>,
+}
 
 /// The OCI process of a command in a container: the container's own process (user, groups, environment, working
 /// directory, capabilities, limits) with other arguments. `spec` is the container's OCI spec.
 pub(super) fn process(spec: &[u8], command: &[String], tty: bool) -> Result<Vec<u8>, String> {
-    let mut spec: Value = serde_json::from_slice(spec).map_err(|error| error.to_string())?;
-    let Some(Value::Object(process)) = spec.get_mut("process") else { return Err("it has no process".to_owned()) };
+    let spec: Spec = serde_json::from_slice(spec).map_err(|error| error.to_string())?;
+    let mut process = spec.process.ok_or("it has no process")?;
     process.insert("args".to_owned(), command.into());
     process.insert("terminal".to_owned(), tty.into());
     process.remove("commandLine");
@@ -19,7 +26,7 @@ pub(super) fn process(spec: &[u8], command: &[String], tty: bool) -> Result<Vec<
             env.push("TERM=xterm".into());
         }
     }
-    serde_json::to_vec(process).map_err(|error| error.to_string())
+    serde_json::to_vec(&process).map_err(|error| error.to_string())
 }
 
 /// A shell's exit code for a command that containerd could not start, and runc's message; `None` when the failure is not
