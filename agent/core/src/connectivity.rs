@@ -6,15 +6,19 @@
 use std::fmt;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::certificate::Validity;
 
 /// The first pause after a failure.
 const FIRST: Duration = Duration::from_millis(500);
-/// The longest pause, unless the server asks for a longer one: how late a server is noticed that comes back without any
-/// change of the node's links.
-const LONGEST: Duration = Duration::from_secs(10);
+/// The longest pause, unless the server asks for a longer one.
+pub const LONGEST: Duration = Duration::from_secs(10);
+/// The longest pause where nothing answers: how late a link is noticed that comes back without any change of the node's own
+/// links. A try costs a packet or two.
+const LONGEST_UNREACHABLE: Duration = Duration::from_secs(2);
+/// After so long without an answer a try is no longer made that often.
+const LONG_OUTAGE: SignedDuration = SignedDuration::from_hours(1);
 /// The longest pause that a server can ask for.
 pub const LONGEST_ASKED: Duration = Duration::from_secs(300);
 /// The limit of doubling: far beyond every other limit.
@@ -118,6 +122,16 @@ impl Connectivity {
         }
     }
 
+    /// The longest pause before the server is tried again.
+    pub fn longest_pause(&self, now: Timestamp) -> Duration {
+        match self {
+            Self::Offline { since, cause: Cause::Unreachable, .. } if now.duration_since(*since) < LONG_OUTAGE => {
+                LONGEST_UNREACHABLE
+            }
+            _ => LONGEST,
+        }
+    }
+
     /// Whether the change from `before` is one to report: the newest message alone is none.
     pub fn differs(&self, before: &Self) -> bool {
         match (self, before) {
@@ -128,10 +142,10 @@ impl Connectivity {
     }
 }
 
-/// The pause after the `failures`th failure in a row: doubled each time, and spread over half of it, so that the nodes of a
-/// site do not come back at once. Never shorter than the server asked for.
-pub fn pause(failures: u32, asked: Option<Duration>, dice: u64) -> Duration {
-    let doubled = FIRST.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(LONGEST);
+/// The pause after the `failures`th failure in a row: doubled each time up to `longest`, and spread over half of it, so that the
+/// nodes of a site do not come back at once. Never shorter than the server asked for.
+pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u64) -> Duration {
+    let doubled = FIRST.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(longest);
     // A thousandth of 0 to 500.
     let spread = u32::try_from(dice % 501).unwrap_or(250);
     match asked.map(|asked| asked.min(LONGEST_ASKED)) {
@@ -200,7 +214,25 @@ mod tests {
             (3, Some(s(86_400)), 0, s(300)),
         ];
         for (failures, asked, dice, expected) in table {
-            assert_eq!(pause(failures, asked, dice), expected, "{failures} {asked:?} {dice}");
+            assert_eq!(pause(failures, asked, LONGEST, dice), expected, "{failures} {asked:?} {dice}");
+        }
+        assert_eq!([1, 2, 9].map(|failures| pause(failures, None, s(2), 500)), [ms(500), s(1), s(2)]);
+        assert_eq!(pause(9, Some(s(30)), s(2), 0), s(30));
+    }
+
+    #[test]
+    fn a_server_that_nothing_reaches_is_tried_every_two_seconds_for_an_hour() {
+        let at = |second| Timestamp::constant(second, 0);
+        let offline = |cause| Connectivity::Offline { since: at(100), cause, message: String::new() };
+        let table = [
+            (offline(Cause::Unreachable), 100, 2),
+            (offline(Cause::Unreachable), 3_699, 2),
+            (offline(Cause::Unreachable), 3_700, 10),
+            (offline(Cause::ServerError), 100, 10),
+            (Connectivity::Online { since: at(100) }, 100, 10),
+        ];
+        for (state, now, seconds) in table {
+            assert_eq!(state.longest_pause(at(now)), Duration::from_secs(seconds), "{state:?} {now}");
         }
     }
 }

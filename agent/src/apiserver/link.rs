@@ -328,7 +328,8 @@ impl Link {
     /// The pause after the `failures`th failure in a row. A change of the node's links or addresses, new credentials and a
     /// clock that is set end it: then true.
     pub(super) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
-        let pause = connectivity::pause(failures, asked, fastrand::u64(..));
+        let longest = self.0.view.borrow().state.longest_pause(Timestamp::now());
+        let pause = connectivity::pause(failures, asked, longest, fastrand::u64(..));
         tokio::select! {
             biased;
             () = tokio::time::sleep(pause) => false,

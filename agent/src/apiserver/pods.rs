@@ -269,7 +269,7 @@ impl Pods {
                 }
                 let pause = match error.code() {
                     Some(400 | 403 | 413 | 422) => mirror::refusal_pause(failures, fastrand::u64(..)),
-                    _ => connectivity::pause(failures, error.retry_after(), fastrand::u64(..)),
+                    _ => connectivity::pause(failures, error.retry_after(), connectivity::LONGEST, fastrand::u64(..)),
                 };
                 self.retries.insert(key, (failures, Instant::now() + pause));
             }
