@@ -6,7 +6,7 @@ use limpet_containerd::image::Images;
 use limpet_core::eviction::{Observation, Observations, Signal};
 use limpet_host::cgroup::Cgroups;
 use limpet_host::file_system::Space;
-use limpet_host::proc_files::ProcessIds;
+use limpet_host::proc_files::{MemoryInfo, ProcessIds};
 use limpet_host::{blocking, file_system};
 
 /// Measures the node.
@@ -51,10 +51,12 @@ impl NodeMeter {
     pub async fn measure(&mut self) -> Measured {
         let mut measured = if self.disks { self.measure_disks().await } else { Measured::default() };
         let (cgroups, capacity) = (self.cgroups.clone(), self.memory);
-        let look = move |_: &_| (cgroups.node_memory_in_use(), pids());
+        let look = move |_: &_| {
+            let set_aside = MemoryInfo::read().unwrap_or_default().huge_pages;
+            (cgroups.node_memory_in_use().map(|used| memory(capacity, used, set_aside)), pids())
+        };
         let looked = blocking::run(PathBuf::from("/proc"), blocking::DEADLINE, look).await;
-        let (used, pids) = looked.unwrap_or_default();
-        let memory = used.map(|used| Observation { available: capacity.saturating_sub(used), capacity });
+        let (memory, pids) = looked.unwrap_or_default();
         measured.seen.extend(memory.map(|memory| (Signal::MemoryAvailable, memory)));
         measured.seen.extend(pids.map(|pids| (Signal::PidAvailable, pids)));
         measured
@@ -77,6 +79,13 @@ impl NodeMeter {
     }
 }
 
+/// What is left of the node's memory. `set_aside`: what no process can have because it is huge pages, as kubelet's
+/// `HugepageAwareEviction`.
+fn memory(total: u64, used: u64, set_aside: u64) -> Observation {
+    let capacity = total.saturating_sub(set_aside);
+    Observation { available: capacity.saturating_sub(used), capacity }
+}
+
 /// Adds what is left of a disk. A file system that makes inodes as it needs them has none to count.
 pub fn add_disk(seen: &mut Observations, space: Option<Space>, [bytes, inodes]: [Signal; 2]) {
     let Some(space) = space else { return };
@@ -95,4 +104,18 @@ pub fn pids() -> Option<Observation> {
 async fn space(path: &Path) -> Option<Space> {
     let space = file_system::space_of(path.to_owned()).await;
     space.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "a disk is not measured")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn huge_pages_are_no_memory_that_is_left() {
+        for (used, set_aside, available, capacity) in
+            [(30, 0, 70, 100), (30, 50, 20, 50), (60, 50, 0, 50), (30, 120, 0, 0)]
+        {
+            assert_eq!(memory(100, used, set_aside), Observation { available, capacity }, "{used} {set_aside}");
+        }
+    }
 }
