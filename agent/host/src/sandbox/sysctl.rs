@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::PodSpec;
 
 /// kubelet's safe sysctls, which any Pod may set: isolated between pods and harmless to the node.
-const SAFE: [&str; 12] = [
+const SAFE: [&str; 14] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_local_reserved_ports",
@@ -15,7 +15,9 @@ const SAFE: [&str; 12] = [
     "net.ipv4.tcp_keepalive_intvl",
     "net.ipv4.tcp_keepalive_probes",
     "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_notsent_lowat",
     "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_slow_start_after_idle",
     "net.ipv4.tcp_syncookies",
     "net.ipv4.tcp_wmem",
 ];
@@ -120,6 +122,8 @@ mod tests {
         let table = [
             ("net.ipv4.tcp_syncookies", false, false, allow(&[]), Ok(())),
             ("net/ipv4/tcp_syncookies", false, false, allow(&[]), Ok(())),
+            ("net.ipv4.tcp_notsent_lowat", false, false, allow(&[]), Ok(())),
+            ("net.ipv4.tcp_slow_start_after_idle", false, false, allow(&[]), Ok(())),
             ("net.core.somaxconn", false, false, allow(&[]), not_allowed("net.core.somaxconn")),
             ("net.core.somaxconn", false, false, allow(&["net.core.*"]), Ok(())),
             ("net.core.somaxconn", false, false, allow(&["net.core.somaxconn"]), Ok(())),
