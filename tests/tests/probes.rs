@@ -98,8 +98,9 @@ fn lives_by_its_probes(
 }
 
 fn a_command_is_a_probe(node: &mut TestNode) -> Result<()> {
-    let probe = exec("test -e /tmp/healthy || { echo unwell; exit 3; }");
-    let manifest = probed("web", &format!("touch /tmp/healthy; {IDLE}"), &probe);
+    let probe = exec("test -e $(PLACE)/healthy || { echo unwell; exit 3; }");
+    let mut manifest = probed("web", &format!("touch /tmp/healthy; {IDLE}"), &probe);
+    manifest["spec"]["containers"][0]["env"] = json!([{ "name": "PLACE", "value": "/tmp" }]);
     let fail = || node.exec("web", "main", &["rm", "/tmp/healthy"]).map(drop);
     lives_by_its_probes(node, &manifest, fail, || Ok(()), "unwell")
 }

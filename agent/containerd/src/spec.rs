@@ -27,6 +27,7 @@ use oci_spec::runtime::{
     LinuxResources, LinuxSeccomp, Root, Spec,
 };
 
+pub use self::expansion::expand_probe_command;
 pub use self::host::HostInput;
 pub use self::resources::{resized, with_resources};
 pub use self::sub_paths::expand_sub_paths;

@@ -1,5 +1,7 @@
 //! `$(VARIABLE)` references in commands, arguments and environment values (kubelet's expansion rules).
 
+use k8s_openapi::api::core::v1::EnvVar;
+
 use super::SpecError;
 
 /// The longest string the kernel passes to a program (`MAX_ARG_STRLEN`). References to references grow exponentially, so
@@ -42,6 +44,19 @@ pub(super) fn expand<'a>(text: &str, lookup: impl Fn(&str) -> Option<&'a str>) -
         return Err(SpecError::TooLong { begin: text.chars().take(40).collect(), limit: MAX_LENGTH });
     }
     Ok(expanded)
+}
+
+/// The command of an exec probe, with the references that the container's `env` has a value for in the Pod itself. As with
+/// kubelet, a variable whose value comes from elsewhere is empty here, and those of `envFrom` and of the image are not known.
+///
+/// # Errors
+/// When a result is longer than the kernel passes to a program.
+pub fn expand_probe_command(command: &[String], env: &[EnvVar]) -> Result<Vec<String>, SpecError> {
+    let value = |name: &str| {
+        let last = env.iter().rfind(|variable| variable.name == name)?;
+        Some(last.value.as_deref().unwrap_or_default())
+    };
+    command.iter().map(|text| expand(text, value)).collect()
 }
 
 #[cfg(test)]
@@ -96,6 +111,20 @@ mod tests {
         for (text, wanted) in cases {
             assert_eq!(expand(text, lookup).unwrap(), wanted, "{text}");
         }
+    }
+
+    #[test]
+    fn a_probes_command_has_the_values_of_the_pod_itself() {
+        let variable = |name: &str, value: Option<&str>| EnvVar {
+            name: name.to_owned(),
+            value: value.map(str::to_owned),
+            ..EnvVar::default()
+        };
+        let env =
+            [variable("A", Some("old")), variable("A", Some("new")), variable("B", Some("$(A)")), variable("C", None)];
+        let command = ["ping", "$(A)", "$(B)", "-$(C)-", "$(D)", "$$(A)", "$A"].map(str::to_owned);
+        let expanded = expand_probe_command(&command, &env).unwrap();
+        assert_eq!(expanded, ["ping", "new", "$(A)", "--", "$(D)", "$(A)", "$A"]);
     }
 
     #[test]

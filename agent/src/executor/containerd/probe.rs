@@ -10,6 +10,7 @@ use super::ContainerdExecutor;
 use super::handler::{Get, HandlerError, Purpose, authority, check_health, port, tcp_connect, within};
 use crate::status::event::EventType;
 use crate::status::metrics::ProbeResult;
+use limpet_containerd::spec::expand_probe_command;
 use limpet_core::outcome::Outcome;
 use limpet_core::state::{Instance, PodState};
 use limpet_model::container::ContainerId;
@@ -84,8 +85,9 @@ impl ContainerdExecutor {
         let address = self.action_address(pod);
         let seconds = time.as_secs();
         if let Some(action) = &spec.exec {
-            let command = action.command.as_deref().unwrap_or_default();
-            return match within(deadline, self.exec(id, command).boxed()).await {
+            let (command, env) = (action.command.as_deref(), container.env.as_deref());
+            let command = expand_probe_command(command.unwrap_or_default(), env.unwrap_or_default())?;
+            return match within(deadline, self.exec(id, &command).boxed()).await {
                 Ok(ended) if ended.code == 0 => Ok(Answer::Success),
                 Ok(ended) => Ok(Answer::Failure(ended.output)),
                 Err(HandlerError::TimedOut) => {
