@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
+use tokio::time::timeout;
 
 use self::limits::{Decision, EventLimits};
 use super::link::Link;
@@ -21,6 +22,8 @@ use limpet_apiserver::{Request, RequestError, Resource};
 /// The most events that are posted at once, and the pause that follows: a burst is spread.
 const BATCH: usize = 25;
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long events wait after an outage for statuses and mirrors, of which one may be refused for long.
+const STATUSES_FIRST: Duration = Duration::from_secs(10);
 /// An apiserver keeps events for an hour.
 const KEPT: SignedDuration = SignedDuration::from_hours(1);
 
@@ -28,7 +31,11 @@ const KEPT: SignedDuration = SignedDuration::from_hours(1);
 pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: &UnsentEvents) {
     let (mut failures, mut limits) = (0, EventLimits::default());
     loop {
-        link.online().await;
+        if !link.is_online() {
+            link.online().await;
+            // Once the time is over, they are posted beside what is left.
+            let _ = timeout(STATUSES_FIRST, link.outbox().nothing_differs()).await;
+        }
         // It sees every change from here on, also one during the requests below.
         let changed = events.changed();
         let all = events.snapshot();

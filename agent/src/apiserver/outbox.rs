@@ -2,8 +2,9 @@
 //! there is with what the server has, and says here how much differs.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
 
 /// What is unsent, by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -26,8 +27,8 @@ impl Unsent {
 /// The figures that the tasks keep.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    statuses: AtomicUsize,
-    mirrors: AtomicUsize,
+    /// Without those of events.
+    differing: watch::Sender<Unsent>,
     /// By the name of an event: the count that was posted.
     posted: Mutex<BTreeMap<String, u32>>,
 }
@@ -35,12 +36,18 @@ pub(super) struct Outbox {
 impl Outbox {
     /// So many pods of the apiserver differ.
     pub(super) fn set_statuses(&self, count: usize) {
-        self.statuses.store(count, Ordering::Relaxed);
+        self.differing.send_if_modified(|unsent| std::mem::replace(&mut unsent.statuses, count) != count);
     }
 
     /// So many mirrors differ.
     pub(super) fn set_mirrors(&self, count: usize) {
-        self.mirrors.store(count, Ordering::Relaxed);
+        self.differing.send_if_modified(|unsent| std::mem::replace(&mut unsent.mirrors, count) != count);
+    }
+
+    /// Resolves once no pod and no mirror differs.
+    pub(super) async fn nothing_differs(&self) {
+        // The sender lives as long as this does.
+        let _ = self.differing.subscribe().wait_for(|unsent| *unsent == Unsent::default()).await;
     }
 
     /// The events that were posted. Not to be held over an await.
@@ -50,7 +57,28 @@ impl Outbox {
 
     /// All of it; `events`: how many are not posted.
     pub(super) fn unsent(&self, events: usize) -> Unsent {
-        let load = |count: &AtomicUsize| count.load(Ordering::Relaxed);
-        Unsent { statuses: load(&self.statuses), mirrors: load(&self.mirrors), events }
+        Unsent { events, ..*self.differing.borrow() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn it_is_empty_once_neither_pods_nor_mirrors_differ() {
+        let outbox = Outbox::default();
+        assert!(outbox.nothing_differs().now_or_never().is_some());
+        outbox.set_statuses(2);
+        outbox.set_mirrors(1);
+        assert_eq!(outbox.unsent(3), Unsent { statuses: 2, mirrors: 1, events: 3 });
+        let mut empty = Box::pin(outbox.nothing_differs());
+        assert!(empty.as_mut().now_or_never().is_none());
+        outbox.set_statuses(0);
+        assert!(empty.as_mut().now_or_never().is_none());
+        outbox.set_mirrors(0);
+        assert!(empty.now_or_never().is_some());
     }
 }
