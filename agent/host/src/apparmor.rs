@@ -42,8 +42,16 @@ pub fn is_enabled() -> bool {
 /// # Errors
 /// The kernel does not say.
 pub fn is_loaded(name: &str) -> Result<bool, AppArmorError> {
+    Ok(loaded()?.iter().any(|loaded| loaded == name))
+}
+
+/// The loaded profiles, as `localhostProfile` names them.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn loaded() -> Result<Vec<String>, AppArmorError> {
     let profiles = std::fs::read_to_string(PROFILES).map_err(AppArmorError::Profiles)?;
-    Ok(names(&profiles).any(|loaded| loaded == name))
+    Ok(names(&profiles).map(str::to_owned).collect())
 }
 
 /// The names in the kernel's list of profiles. A name may hold blanks, and the mode follows the last one.

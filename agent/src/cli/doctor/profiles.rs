@@ -19,7 +19,12 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let mut names = Vec::new();
     list(&directory, "", DEPTH, &mut names);
     names.sort();
-    let loaded = apparmor::is_enabled().then(|| apparmor::is_loaded(DEFAULT_PROFILE));
+    let loaded = apparmor::is_enabled().then(|| {
+        apparmor::loaded().map(|mut names| {
+            names.sort();
+            names
+        })
+    });
     vec![
         seccomp(&directory, &names),
         app_armor(loaded, apparmor::parser().is_some()),
@@ -40,33 +45,35 @@ fn list(directory: &Path, prefix: &str, depth: usize, names: &mut Vec<String>) {
 }
 
 fn seccomp(directory: &Path, names: &[String]) -> Finding {
-    let name = "seccomp profiles";
-    let more = names.len().saturating_sub(SHOWN);
-    let shown = names[..names.len() - more].join(", ");
-    Finding::ok(
-        name,
-        match (names.is_empty(), more) {
-            (true, _) => format!("none in {}", directory.display()),
-            (false, 0) => format!("{shown} in {}", directory.display()),
-            (false, more) => format!("{shown} and {more} more in {}", directory.display()),
-        },
-    )
+    let text = if names.is_empty() { "none".to_owned() } else { shown(names) };
+    Finding::ok("seccomp profiles", format!("{text} in {}", directory.display()))
 }
 
-/// `loaded`: whether the default profile is; `None`: there is no AppArmor.
-fn app_armor(loaded: Option<Result<bool, AppArmorError>>, parser: bool) -> Finding {
+/// The first of the names, and how many more there are.
+fn shown(names: &[String]) -> String {
+    let (first, more) = names.split_at(names.len().min(SHOWN));
+    let first = first.join(", ");
+    if more.is_empty() { first } else { format!("{first} and {} more", more.len()) }
+}
+
+/// `loaded`: the loaded profiles; `None`: there is no AppArmor.
+fn app_armor(loaded: Option<Result<Vec<String>, AppArmorError>>, parser: bool) -> Finding {
     let name = "AppArmor";
     let remedy = "Install the package apparmor";
-    match loaded {
-        None => Finding::ok(name, "not enabled on this host; pods that name a profile are refused"),
-        Some(Ok(true)) => Finding::ok(name, format!("containers get {DEFAULT_PROFILE}")),
-        Some(Ok(false)) if parser => {
-            Finding::ok(name, format!("{DEFAULT_PROFILE} is loaded when the first container needs it"))
+    let loaded = match loaded {
+        None => return Finding::ok(name, "not enabled on this host; pods that name a profile are refused"),
+        Some(Ok(loaded)) => loaded,
+        Some(Err(error)) => {
+            return Finding::degraded(name, format!("{error}; containers may run without a profile"), "");
         }
-        Some(Ok(false)) => {
-            Finding::degraded(name, format!("{}; containers run without it", AppArmorError::NoParser), remedy)
-        }
-        Some(Err(error)) => Finding::degraded(name, format!("{error}; containers may run without a profile"), ""),
+    };
+    let there = if loaded.is_empty() { String::new() } else { format!("; loaded: {}", shown(&loaded)) };
+    if loaded.iter().any(|profile| profile == DEFAULT_PROFILE) {
+        Finding::ok(name, format!("containers get {DEFAULT_PROFILE}{there}"))
+    } else if parser {
+        Finding::ok(name, format!("{DEFAULT_PROFILE} is loaded when the first container needs it{there}"))
+    } else {
+        Finding::degraded(name, format!("{}; containers run without it{there}", AppArmorError::NoParser), remedy)
     }
 }
 
@@ -142,9 +149,13 @@ mod tests {
     #[test]
     fn security_modules_are_judged() {
         assert_eq!(app_armor(None, false).level, Level::Ok);
-        assert_eq!(app_armor(Some(Ok(true)), false).level, Level::Ok);
-        assert_eq!(app_armor(Some(Ok(false)), true).level, Level::Ok);
-        let without = app_armor(Some(Ok(false)), false);
+        let names = |names: &[&str]| Some(Ok(names.iter().map(|&name| name.to_owned()).collect()));
+        let found = app_armor(names(&["camera", DEFAULT_PROFILE]), false);
+        let text = "containers get cri-containerd.apparmor.d; loaded: camera, cri-containerd.apparmor.d";
+        assert_eq!((found.level, found.text.as_str()), (Level::Ok, text));
+        let later = app_armor(names(&["camera"]), true);
+        assert!(later.level == Level::Ok && later.text.ends_with("needs it; loaded: camera"), "{later:?}");
+        let without = app_armor(names(&[]), false);
         assert!(without.level == Level::Degraded && without.text.contains("no apparmor_parser"), "{without:?}");
         assert_eq!(labels(&Labels::Off, false).level, Level::Ok);
         let contexts = ContainerContexts::parse("process=u:r:container_t:s0\nfile=u:object_r:container_file_t:s0");
