@@ -110,8 +110,8 @@ pub fn states(cluster: &Cluster) -> Result<BTreeMap<String, usize>> {
 pub struct Requests {
     /// How many, watches among them, by verb and resource.
     pub by_kind: BTreeMap<String, u64>,
-    /// How many it has turned away because there were too many.
-    pub rejected: u64,
+    /// Of these, how many it has turned away because there were too many, or because it could not serve them yet.
+    pub rejected: BTreeMap<String, u64>,
 }
 
 impl Requests {
@@ -130,14 +130,13 @@ impl Requests {
                 let (_, rest) = series.split_once(&format!("{name}=\""))?;
                 rest.split_once('"').map(|(value, _)| value.to_owned())
             };
-            if series.starts_with("apiserver_flowcontrol_rejected_requests_total") {
-                requests.rejected += value;
-            } else if series.starts_with("apiserver_request_total{") {
-                if label("code").as_deref() == Some("429") {
-                    requests.rejected += value;
-                }
+            if series.starts_with("apiserver_request_total{") {
                 let parts = ["verb", "resource", "subresource"].map(|name| label(name).unwrap_or_default());
-                *requests.by_kind.entry(parts.join(" ").trim().to_owned()).or_default() += value;
+                let kind = parts.join(" ").trim().to_owned();
+                if label("code").as_deref() == Some("429") {
+                    *requests.rejected.entry(kind.clone()).or_default() += value;
+                }
+                *requests.by_kind.entry(kind).or_default() += value;
             }
         }
         requests
@@ -145,18 +144,19 @@ impl Requests {
 
     /// What has come since `before`.
     pub fn since(&self, before: &Self) -> Self {
-        let of = |kind: &String| before.by_kind.get(kind).copied().unwrap_or(0);
-        let grown = self.by_kind.iter().map(|(kind, count)| (kind.clone(), count.saturating_sub(of(kind))));
-        Self {
-            by_kind: grown.filter(|(_, count)| *count > 0).collect(),
-            rejected: self.rejected.saturating_sub(before.rejected),
-        }
+        Self { by_kind: grown(&self.by_kind, &before.by_kind), rejected: grown(&self.rejected, &before.rejected) }
     }
 
     /// All of them.
     pub fn total(&self) -> u64 {
         self.by_kind.values().sum()
     }
+}
+
+/// What of each has come since.
+fn grown(now: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    let grown = now.iter().map(|(name, count)| (name.clone(), count.saturating_sub(*before.get(name).unwrap_or(&0))));
+    grown.filter(|(_, count)| *count > 0).collect()
 }
 
 #[cfg(test)]
@@ -168,10 +168,12 @@ mod tests {
         let text = "# HELP apiserver_request_total …\n\
             apiserver_request_total{code=\"200\",verb=\"PATCH\",resource=\"pods\",subresource=\"status\"} 7\n\
             apiserver_request_total{code=\"429\",verb=\"LIST\",resource=\"pods\",subresource=\"\"} 1e+01\n\
-            apiserver_flowcontrol_rejected_requests_total{reason=\"queue-full\"} 2\n";
+            apiserver_flowcontrol_rejected_requests_total{reason=\"queue-full\"} 10\n";
         let requests = Requests::read(text);
-        assert_eq!((requests.total(), requests.rejected), (17, 12));
+        let rejected = BTreeMap::from([("LIST pods".to_owned(), 10)]);
+        assert_eq!((requests.total(), &requests.rejected), (17, &rejected));
         let later = Requests::read(&text.replace("} 7", "} 9")).since(&requests);
         assert_eq!(later.by_kind, BTreeMap::from([("PATCH pods status".to_owned(), 2)]));
+        assert!(later.rejected.is_empty(), "{later:?}");
     }
 }

@@ -150,6 +150,8 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     ensure!(first["spec"]["holderIdentity"] == node.name() && first["spec"]["leaseDurationSeconds"] == 4, "{first}");
     ensure!(first["metadata"]["ownerReferences"][0]["uid"] == *uid(&found), "{first}");
     wait_at(&cluster, &lease, "renewed", |now| now["spec"]["renewTime"] != first["spec"]["renewTime"])?;
+    cluster.delete(&lease)?;
+    wait_at(&cluster, &lease, "made again", |now| uid(now) != uid(&first))?;
 
     let sources = node.agent.cli(&["sources"])?.success()?;
     ensure!(sources.lines().any(|line| line.starts_with("api") && line.contains("online")), "{sources}");

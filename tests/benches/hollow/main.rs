@@ -153,7 +153,7 @@ impl Bench {
         let (requests, traffic) = (now.requests.since(&begun.requests), now.traffic - begun.traffic);
         let each = |count: u64| count as f64 / self.count as f64;
         println!(
-            "{what:<26} {:>7.1} s  {:>7.1} requests, {:>8.1} kB, {:>5.1} connections, {:>5.0} ms of processor a node; {} rejected",
+            "{what:<26} {:>7.1} s  {:>7.1} requests, {:>8.1} kB, {:>5.1} connections, {:>5.0} ms of processor a node; rejected: {:?}",
             took.as_secs_f64(),
             each(requests.total()),
             each(traffic.bytes()) / 1e3,
