@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 use crate::certificate::Validity;
 
@@ -15,10 +15,10 @@ const FIRST: Duration = Duration::from_millis(500);
 /// The longest pause, unless the server asks for a longer one.
 pub const LONGEST: Duration = Duration::from_secs(10);
 /// The longest pause where nothing answers: how late a link is noticed that comes back without any change of the node's own
-/// links. A try costs a packet or two.
+/// links, where a try fails at once. One that is under way when the link swallows packets sends its next after up to 4 s.
 const LONGEST_UNREACHABLE: Duration = Duration::from_secs(2);
-/// After so long without an answer a try is no longer made that often.
-const LONG_OUTAGE: SignedDuration = SignedDuration::from_hours(1);
+/// After so many failures, about an hour, a try is no longer made that often. Not a time: the clock may be set meanwhile.
+const LONG_OUTAGE: u32 = 2_400;
 /// The longest pause that a server can ask for.
 pub const LONGEST_ASKED: Duration = Duration::from_secs(300);
 /// The limit of doubling: far beyond every other limit.
@@ -122,10 +122,10 @@ impl Connectivity {
         }
     }
 
-    /// The longest pause before the server is tried again.
-    pub fn longest_pause(&self, now: Timestamp) -> Duration {
+    /// The longest pause after the `failures`th failure in a row. `runs_program`: each try runs a program for the credentials.
+    pub fn longest_pause(&self, failures: u32, runs_program: bool) -> Duration {
         match self {
-            Self::Offline { since, cause: Cause::Unreachable, .. } if now.duration_since(*since) < LONG_OUTAGE => {
+            Self::Offline { cause: Cause::Unreachable, .. } if failures < LONG_OUTAGE && !runs_program => {
                 LONGEST_UNREACHABLE
             }
             _ => LONGEST,
@@ -222,17 +222,19 @@ mod tests {
 
     #[test]
     fn a_server_that_nothing_reaches_is_tried_every_two_seconds_for_an_hour() {
-        let at = |second| Timestamp::constant(second, 0);
-        let offline = |cause| Connectivity::Offline { since: at(100), cause, message: String::new() };
+        let since = Timestamp::constant(100, 0);
+        let offline = |cause| Connectivity::Offline { since, cause, message: String::new() };
         let table = [
-            (offline(Cause::Unreachable), 100, 2),
-            (offline(Cause::Unreachable), 3_699, 2),
-            (offline(Cause::Unreachable), 3_700, 10),
-            (offline(Cause::ServerError), 100, 10),
-            (Connectivity::Online { since: at(100) }, 100, 10),
+            (offline(Cause::Unreachable), 1, false, 2),
+            (offline(Cause::Unreachable), 2_399, false, 2),
+            (offline(Cause::Unreachable), 2_400, false, 10),
+            (offline(Cause::Unreachable), 1, true, 10),
+            (offline(Cause::ServerError), 1, false, 10),
+            (Connectivity::Online { since }, 1, false, 10),
         ];
-        for (state, now, seconds) in table {
-            assert_eq!(state.longest_pause(at(now)), Duration::from_secs(seconds), "{state:?} {now}");
+        for (state, failures, program, seconds) in table {
+            let longest = state.longest_pause(failures, program);
+            assert_eq!(longest, Duration::from_secs(seconds), "{state:?} {failures} {program}");
         }
     }
 }

@@ -14,8 +14,8 @@ pub fn directory_id(path: &Path) -> io::Result<DirectoryId> {
     DirectoryId::from_metadata(&path.metadata()?).ok_or_else(|| ErrorKind::NotADirectory.into())
 }
 
-/// Where a path leads to: a directory, and the mount that it was reached through. As long as both are the same, no mount has
-/// changed where the path or one above it leads to.
+/// Where a path leads to: a directory, and the mount that it was reached through. As long as both are the same, the directories
+/// above are the same, too, unless symlinks are on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     mount: u64,

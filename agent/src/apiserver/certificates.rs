@@ -231,7 +231,7 @@ impl Keeper {
 
     /// Asks by the bootstrap kubeconfig, and writes the kubeconfig that names the certificate.
     async fn bootstrap(&self, bootstrap: PathBuf, kubeconfig: PathBuf) -> Result<(), CertificateError> {
-        let (client, _) = link::open(bootstrap.clone(), None).await?;
+        let client = link::open(bootstrap.clone(), None).await?.client;
         self.obtain(&Requester::Bootstrap(client), BTreeSet::new()).await?;
         let certificate = self.files.current();
         let write = move |_: &_| {

@@ -78,6 +78,8 @@ struct Shared {
     client: Mutex<Option<Client>>,
     /// When the certificate of the last client is valid; `None`: it had none.
     identity: Mutex<Option<Validity>>,
+    /// Making the last client has run a program.
+    runs_program: AtomicBool,
     /// Counts the changes of the credentials.
     credentials: watch::Sender<u64>,
     /// Counts how often the cluster has gone back to an older state.
@@ -151,6 +153,7 @@ impl Link {
             origin,
             client,
             identity,
+            runs_program: AtomicBool::new(false),
             credentials,
             beginnings,
             view,
@@ -328,7 +331,8 @@ impl Link {
     /// The pause after the `failures`th failure in a row. A change of the node's links or addresses, new credentials and a
     /// clock that is set end it: then true.
     pub(super) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
-        let longest = self.0.view.borrow().state.longest_pause(Timestamp::now());
+        let runs_program = self.0.runs_program.load(Ordering::Relaxed);
+        let longest = self.0.view.borrow().state.longest_pause(failures, runs_program);
         let pause = connectivity::pause(failures, asked, longest, fastrand::u64(..));
         tokio::select! {
             biased;
@@ -365,23 +369,32 @@ impl Link {
         if let Some(client) = self.0.client.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             return Ok(client);
         }
-        let (client, identity) = match &self.0.origin {
+        let Opened { client, identity, runs_program } = match &self.0.origin {
             Origin::Files { kubeconfig, certificate } => open(kubeconfig.clone(), certificate.clone()).await?,
-            Origin::Read(credentials) => (credentials.client()?, None),
-            Origin::Given(client) => (client.clone(), None),
+            Origin::Read(credentials) => {
+                Opened { client: credentials.client()?, identity: None, runs_program: credentials.runs_program() }
+            }
+            Origin::Given(client) => Opened { client: client.clone(), identity: None, runs_program: false },
         };
+        self.0.runs_program.store(runs_program, Ordering::Relaxed);
         *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
         Ok(client)
     }
 }
 
+/// A client that was made.
+pub(super) struct Opened {
+    pub(super) client: Client,
+    /// When its certificate is valid; `None`: it has none.
+    identity: Option<Validity>,
+    /// A program was run for it.
+    runs_program: bool,
+}
+
 /// Reads the files, and when the certificate among them is valid; runs the program of the kubeconfig, if it has one.
 /// `certificate`: a file with certificate and key that counts instead of the kubeconfig's user once it is there.
-pub(super) async fn open(
-    path: PathBuf,
-    certificate: Option<PathBuf>,
-) -> Result<(Client, Option<Validity>), RequestError> {
+pub(super) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<Opened, RequestError> {
     let failed = |error: io::Error| RequestError::Credentials(error.to_string());
     let read = path.clone();
     let look = move |_: &_| {
@@ -393,7 +406,8 @@ pub(super) async fn open(
     let read = path.clone();
     let open = move |_: &_| {
         let client = Client::open(&read, certificate.as_deref())?;
-        Ok::<_, RequestError>((client, certificates::identity(&read, certificate.as_deref())))
+        let identity = certificates::identity(&read, certificate.as_deref());
+        Ok::<_, RequestError>(Opened { client, identity, runs_program })
     };
     if !runs_program {
         return blocking::run(path, DEADLINE, open).await.map_err(failed)?;

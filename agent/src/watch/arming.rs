@@ -41,7 +41,8 @@ struct Armed {
     /// Directories along the path, with the name in them that decides where it resolves to.
     path: Vec<(Wd, PathBuf, Option<OsString>)>,
     main: Option<(Wd, PathBuf, DirectoryId)>,
-    /// Where the path led to before it was resolved.
+    /// Where the path led to before it was resolved, and after; `None` also with a symlink on the way, which may have been
+    /// another one than it is.
     place: Option<Place>,
     /// Watched in rounds that were overtaken by a replacement.
     overtaken: Vec<Wd>,
@@ -199,10 +200,11 @@ fn arm(adder: &Adder, directory: &Path) -> Armed {
         let trail = trail::of(directory);
         let path = armed.path.drain(..).map(|(wd, ..)| wd).chain(armed.main.take().map(|(wd, ..)| wd));
         let overtaken = std::mem::take(&mut armed.overtaken).into_iter().chain(path).collect();
-        armed = Armed { overtaken, place, ..arm_trail(adder, &trail) };
+        armed = Armed { overtaken, ..arm_trail(adder, &trail) };
         // A directory that was removed before it was watched sends no event: it has to be resolved again.
         armed.unsettled = armed.failure.is_none() && trail.end.is_some() != armed.main.is_some();
         // A watched one sends an event when it moves away.
+        armed.place = place.filter(|before| trail.is_straight() && Place::of(directory).as_ref() == Some(before));
         if !armed.unsettled && directory_id(directory).ok() == armed.main.as_ref().map(|(.., id)| *id) {
             break;
         }

@@ -191,7 +191,8 @@ async fn a_file_system_mounted_over_the_directory_is_noticed() {
 
 /// Awaits a change of the mount table; whether the path is to be resolved again.
 async fn is_resolved_again(watch: &DirectoryWatch) -> bool {
-    mounts_changed(watch.mounts.as_ref()).await;
+    let changed = mounts_changed(watch.mounts.as_ref());
+    tokio::time::timeout(wait::soon(), changed).await.expect("no change");
     !watch.leads_where_it_did()
 }
 
@@ -212,6 +213,15 @@ async fn a_path_is_resolved_again_only_if_a_mount_changes_where_it_leads_to() {
     rustix::mount::unmount(&test.parent, UnmountFlags::DETACH).unwrap();
     unmounted.unwrap();
     assert_eq!((after_mount, after_unmount, below_bind), (false, false, true));
+}
+
+#[tokio::test]
+async fn a_path_with_a_symlink_is_resolved_again_at_each_mount() {
+    let test = TestDirectory::new();
+    let link = test.parent.join("link");
+    symlink(&test.directory, &link).unwrap();
+    let (straight, through_link) = (test.watch().await, DirectoryWatch::new(&link).await.unwrap());
+    assert!(straight.leads_where_it_did() && !through_link.leads_where_it_did());
 }
 
 #[tokio::test]

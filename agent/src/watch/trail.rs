@@ -28,6 +28,13 @@ pub(super) struct Trail {
     pub(super) end: Option<PathBuf>,
 }
 
+impl Trail {
+    /// Whether no symlink is on the way.
+    pub(super) fn is_straight(&self) -> bool {
+        self.steps.iter().all(|step| !step.link)
+    }
+}
+
 /// Resolves an absolute `path`.
 pub(super) fn of(path: &Path) -> Trail {
     walk(PathBuf::from("/"), path)

@@ -39,6 +39,8 @@ impl Pattern {
         }
         let file = object.rsplit('/').next().unwrap_or(object);
         let Some((archive, member)) = file.strip_suffix(')').and_then(|file| file.split_once('(')) else {
+            // One of the program itself is called by a hash.
+            let file = if file.ends_with(".rcgu.o") { "" } else { file };
             return Self(format!("*{file}({section})"));
         };
         // A crate's archive is called by a hash, and so are its objects.
@@ -114,17 +116,25 @@ mod tests {
            10160            10160       20    16         /t/libring-0a1b.rlib(2c3d-aes-x86_64.o):(.text)
            10180            10180       20    16         /t/limpet.o:(.text._RNvX3std5clone.71)
            101a0            101a0       20    16         /t/limpet.o:(.text._RNvX3std5clone)
-           101c0            101c0       20    16         /t/limpet.o:(.rodata.x)
+           101c0            101c0       20    16         /t/limpet-0a1b.limpet.2c3d-cgu.0.rcgu.o:(.text.main)
+           101e0            101e0       20    16         /u/crt1.o:(.text)
+           10200            10200       20    16         /t/limpet.o:(.rodata.x)
 ";
 
     #[test]
     fn functions_are_named_without_their_hash_and_those_used_whole_come_first() {
         let sections = sections(MAP);
-        assert_eq!(sections.len(), 7);
-        let text = text(&sections, &[vec![0x10000, 0x10150, 0x90000], vec![0x10040, 0x10160, 0x10190]]);
+        assert_eq!(sections.len(), 9);
+        let executed = [vec![0x10000, 0x10150, 0x90000], vec![0x10040, 0x10160, 0x10190, 0x101c0, 0x101e0]];
+        let text = text(&sections, &executed);
         let names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("    ")).collect();
         let first = ["*libc.a:malloc.o(.text)", "*(.text._ZN3abc17h*)"];
-        let second = ["*libring-*:*-aes-x86_64.o(.text)", "*(.text._RNvX3std5clone .text._RNvX3std5clone.*)"];
-        assert_eq!(names, [first, second].concat());
+        let second = [
+            "*(.text.main)",
+            "*crt1.o(.text)",
+            "*libring-*:*-aes-x86_64.o(.text)",
+            "*(.text._RNvX3std5clone .text._RNvX3std5clone.*)",
+        ];
+        assert_eq!(names, [&first[..], &second].concat());
     }
 }

@@ -44,7 +44,11 @@ impl Kept {
         while stream.readable().await.is_ok() {
             let mut chunk = [0; CHUNK];
             match stream.try_read(&mut chunk) {
-                Ok(count @ 1..) => self.add(&chunk[..count]),
+                Ok(count @ 1..) => {
+                    self.add(&chunk[..count]);
+                    // A writer that is as fast as this leaves others their turn.
+                    tokio::task::consume_budget().await;
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Ok(0) | Err(_) => return,
             }

@@ -86,5 +86,8 @@ async fn a_command_does_not_outlive_its_deadline() {
     let Some(test) = TestContainer::start() else { return };
     let late = within(Some(Instant::now()), run(&test, &["sleep", "1000"])).await;
     assert!(matches!(late, Err(HandlerError::TimedOut)));
+    // One whose output never pauses.
+    let late = within(Some(Instant::now() + Duration::from_millis(200)), run(&test, &["yes"])).await;
+    assert!(matches!(late, Err(HandlerError::TimedOut)));
     test.all_cleaned_up().await;
 }
