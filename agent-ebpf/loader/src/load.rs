@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::collections::HashMap as Table;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
 
 use aya::maps::{HashMap, MapData, PerCpuArray, RingBuf};
 use aya::programs::links::FdLink;
@@ -12,10 +13,16 @@ use limpet_events::{SignalRecord, guarded};
 
 use crate::offsets::Offsets;
 use crate::table::{Attachment, PROGRAMS, Program};
-use crate::{Events, GuardMode, GuardRules, InodeId, LoadError, ProgramState, Purpose, Request};
+use crate::{Events, GuardRules, InodeId, LoadError, ProgramState, Purpose, Request};
 
 /// The programs, built by `cargo xtask build-ebpf`.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../limpet.bpf.o");
+
+/// Bytes of the ring where changes of files are reported, too, which come in bursts: it holds some 9,000. The object's own size
+/// is for exits alone. Resident as long as the programs are loaded.
+const EVENTS_OF_FILES: u32 = 1 << 20;
+/// Where a kernel has probes, by which changes are watched.
+const PROBES: &str = "/sys/bus/event_source/devices/kprobe";
 
 /// Programs that are attached; dropping it detaches them.
 pub struct Loaded {
@@ -66,7 +73,7 @@ impl Kernel {
     /// # Errors
     /// Nothing can be loaded here at all.
     pub fn load(&self, request: &Request) -> Result<Loaded, LoadError> {
-        let mut ebpf = create(&self.offsets, request.guard.as_ref().map(|rules| rules.mode))?;
+        let mut ebpf = create(&self.offsets, request)?;
         if let Some(rules) = &request.guard {
             write_rules(&mut ebpf, rules)?;
         }
@@ -118,14 +125,17 @@ impl Kernel {
 }
 
 /// Creates the object's maps; no program is loaded yet.
-fn create(offsets: &Offsets, mode: Option<GuardMode>) -> Result<Ebpf, LoadError> {
+fn create(offsets: &Offsets, request: &Request) -> Result<Ebpf, LoadError> {
     let mut loader = EbpfLoader::new();
+    if request.guard.is_some() || request.watch && Path::new(PROBES).exists() {
+        loader.map_max_entries("EVENTS", EVENTS_OF_FILES);
+    }
     // The object has no CO-RE relocations: the loader need not parse the kernel's BTF.
     loader.btf(None);
     for (global, offset) in offsets.iter() {
         loader.override_global(global, offset, true);
     }
-    let mode = mode.map_or(limpet_events::UNKNOWN, GuardMode::code);
+    let mode = request.guard.as_ref().map_or(limpet_events::UNKNOWN, |rules| rules.mode.code());
     loader.override_global("GUARD_MODE", &mode, true);
     loader.load(OBJECT).map_err(|error| LoadError::Maps(chain(&error)))
 }

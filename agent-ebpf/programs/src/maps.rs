@@ -35,7 +35,7 @@ pub struct Draft {
 /// No texts are longer. A power of two: the verifier takes an offset that is masked.
 pub const TEXTS: usize = (NAME_LENGTH + PARTS * PART_LENGTH).next_power_of_two();
 
-/// All events. 256 KiB hold the exits of all [`PROCESSES`], some 2,300 changes of files, or 268 refusals.
+/// All events. 256 KiB hold the exits of all [`PROCESSES`]; the loader makes it larger where changes of files come, too.
 #[map]
 static EVENTS: RingBuf = RingBuf::with_byte_size(256 * 1024, 0);
 /// Where the program that is not preempted makes up its record.
