@@ -55,7 +55,7 @@ enum Task {
     Dist(dist::Arguments),
     /// Record which functions an idle agent runs, which the executable for nodes has side by side: xtask/src/idle_text.ld.
     ///
-    /// Takes half an hour. Of use before a release; what is not recorded still runs, and takes some more memory.
+    /// Takes some 20 minutes. Of use before a release; what is not recorded still runs, and takes some more memory.
     IdleText,
     /// Set up, build, and run every test.
     Test(test::Arguments),

@@ -14,8 +14,8 @@ use crate::certificate::Validity;
 const FIRST: Duration = Duration::from_millis(500);
 /// The longest pause, unless the server asks for a longer one.
 pub const LONGEST: Duration = Duration::from_secs(10);
-/// The longest pause where nothing answers: how late a link is noticed that comes back without any change of the node's own
-/// links, where a try fails at once. One that is under way when the link swallows packets sends its next after up to 4 s.
+/// The longest pause where nothing answers: how late a server is noticed that comes back without any change of the node's links,
+/// if tries fail at once. Where the link swallows packets, the try under way sends its next packet after up to 4 s.
 const LONGEST_UNREACHABLE: Duration = Duration::from_secs(2);
 /// After so many failures, about an hour, a try is no longer made that often. Not a time: the clock may be set meanwhile.
 const LONG_OUTAGE: u32 = 2_400;
