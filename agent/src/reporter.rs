@@ -251,9 +251,9 @@ impl Reporter {
     }
 
     /// The OOM killer killed a process of a container, and not its first one.
-    pub fn report_survived(&self, pod: &PodState, index: usize, id: &ContainerId, kills: u64) {
-        let slot = &pod.containers[index];
-        let Some(instance) = slot.instance.as_ref().filter(|one| one.id == *id && one.is_running()) else { return };
+    pub fn report_survived(&self, pod: &PodState, id: &ContainerId, kills: u64) {
+        let mut instances = pod.containers.iter().filter_map(|slot| Some((slot, slot.instance.as_ref()?)));
+        let Some((slot, instance)) = instances.find(|(_, one)| one.id == *id && one.is_running()) else { return };
         let new = kills.saturating_sub(instance.oom_kills_survived);
         if new > 0 {
             let message =

@@ -114,8 +114,6 @@ pub enum Outcome {
     },
     /// The kernel OOM-killed a process in a container, and the container survived.
     OutOfMemorySurvived {
-        /// The container.
-        index: usize,
         /// The instance.
         id: ContainerId,
         /// The number of OOM kills so far.
@@ -349,9 +347,10 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             }
             exited(pod, &id, 0, exit, now);
         }
-        Outcome::OutOfMemorySurvived { index, id, kills } => {
-            let running = pod.containers[index].instance.as_mut().filter(|one| one.id == id && one.is_running());
-            running.into_iter().for_each(|instance| instance.oom_kills_survived = kills);
+        Outcome::OutOfMemorySurvived { id, kills } => {
+            let instances = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
+            let running = instances.filter(|one| one.id == id && one.is_running());
+            running.for_each(|instance| instance.oom_kills_survived = kills);
         }
         Outcome::PostStarted { index, id, result } => {
             post_started(&mut pod.containers[index], id.as_ref(), result, now.mono);

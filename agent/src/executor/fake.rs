@@ -180,6 +180,12 @@ impl FakeExecutor {
         let now = self.now();
         self.world().begin_start(pod, slot);
         let started = self.done("Start", |world| world.start(pod, slot, now)).await;
+        if let Ok((id, ..)) = &started
+            && self.world().kill_at_start(id)
+        {
+            // The event arrives before the answer.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         if let (Some(reporter), Ok(_)) = (&self.reporter, &started) {
             reporter.report_start(pod, slot);
         }
@@ -300,7 +306,7 @@ impl Executor for FakeExecutor {
     }
 
     fn oom_kills(&self, _: &PodRecord, _: &ContainerId) -> u64 {
-        0
+        self.world().kills_at_start
     }
 
     fn begin_oom_account(&self, _: &PodUid) {}

@@ -234,8 +234,8 @@ impl PodWorker {
                 };
                 let now = self.context.executor.now();
                 let Some(pod) = &mut self.current else { return };
-                if let Outcome::OutOfMemorySurvived { index, id, kills } = &outcome {
-                    self.context.reporter.report_survived(pod, *index, id, *kills);
+                if let Outcome::OutOfMemorySurvived { id, kills } = &outcome {
+                    self.context.reporter.report_survived(pod, id, *kills);
                 }
                 if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
                     self.exited(&id, 0, exit.code, exit.finished_at, now);

@@ -67,6 +67,9 @@ pub(crate) struct Agent {
     pub(crate) debugs: mpsc::Sender<DebugOrder>,
     /// What is observed of it.
     pub(crate) observed: Observed,
+    /// What has happened to its pods.
+    #[allow(dead_code, reason = "the simulator judges the world, not what is reported")]
+    pub(crate) events: Events,
     member: Option<Member>,
 }
 
@@ -140,7 +143,7 @@ impl Agent {
             runtime_endpoint: "/simulated".into(),
             node_name: NODE.to_owned(),
             network: network.clone(),
-            events: occurrences,
+            events: occurrences.clone(),
             metrics,
             observed: observed.clone(),
             health,
@@ -178,6 +181,7 @@ impl Agent {
             evictions: orders,
             debugs,
             observed,
+            events: occurrences,
             member,
         };
         agent.slots.publish(SourceKind::File, view.snapshot());

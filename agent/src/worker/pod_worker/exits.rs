@@ -55,19 +55,20 @@ impl PodWorker {
         }
     }
 
-    /// The kernel killed something in a container. What is still alive a moment later was not what it killed.
-    pub(super) fn out_of_memory(&mut self, id: &ContainerId) {
-        let Some(pod) = &mut self.current else { return };
-        let running =
-            |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == *id && one.is_running());
-        let Some(index) = pod.containers.iter().position(running) else { return };
+    /// The kernel killed something in a container, which may have started so shortly before that its start is not
+    /// recorded yet. What is still alive a moment later was not what it killed.
+    pub(super) fn out_of_memory(&mut self, id: ContainerId) {
+        let Some(pod) = &self.current else { return };
+        let exited = |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == id && !one.is_running());
+        if pod.containers.iter().any(exited) {
+            return;
+        }
         let (executor, generation, record) =
             (Arc::clone(&self.context.executor), self.generation, Arc::clone(&pod.record));
-        let id = id.clone();
         self.jobs.spawn(async move {
             tokio::time::sleep(OOM_SURVIVED).await;
             let kills = executor.oom_kills(&record, &id);
-            (generation, Outcome::OutOfMemorySurvived { index, id, kills })
+            (generation, Outcome::OutOfMemorySurvived { id, kills })
         });
     }
 
