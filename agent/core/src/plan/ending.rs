@@ -4,13 +4,10 @@ use std::time::Duration;
 
 use std::time::Instant;
 
-use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, StopPhase, Stopping};
+use super::super::state::{ContainerSlot, Ending, Instance, LEAST_GRACE, Life, PodState, SandboxState, StopPhase, Stopping};
 use super::{Action, KillCause, Plan, Step, grace, probes::probes};
 use crate::node_state::NodeState;
 use limpet_model::pod::Role;
-
-/// The least time between a sidecar's stop signal and SIGKILL, also when the pod's grace period is over; kubelet's.
-const LEAST_GRACE: Duration = Duration::from_secs(2);
 
 /// Terminates the pod: stops its containers, then tears it down.
 pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant) -> Step {

@@ -9,7 +9,7 @@ use super::*;
 use crate::fixtures::{READY, exit, instance, pod, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
 use crate::state::ImageState;
-use crate::state::{AFTER_HOOK, Now, PostStart, StopPhase};
+use crate::state::{LEAST_GRACE, Now, PostStart, StopPhase};
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -192,7 +192,7 @@ fn a_hook_that_hangs_leaves_the_signal_two_seconds() {
     assert_eq!(phase(&mut pod, now), Some(StopPhase::PreStop));
     assert_eq!(phase(&mut pod, now + seconds(2)), Some(StopPhase::Signal));
     stopped(&mut pod, StopPhase::PreStop, true, now + seconds(2));
-    assert_eq!(plan(&pod, READY, now + seconds(2)), Step::Wait(Some(now + seconds(2) + AFTER_HOOK)), "a late answer");
+    assert_eq!(plan(&pod, READY, now + seconds(2)), Step::Wait(Some(now + seconds(2) + LEAST_GRACE)), "a late answer");
     stopped(&mut pod, StopPhase::Signal, false, now + seconds(2));
     assert_eq!(phase(&mut pod, now + seconds(3)), Some(StopPhase::Signal), "repeated within them");
     assert_eq!(phase(&mut pod, now + seconds(4)), Some(StopPhase::Kill));
@@ -207,7 +207,7 @@ fn a_shorter_grace_period_cuts_the_hook_and_never_the_two_seconds() {
     assert_eq!(plan(&pod, READY, now + seconds(1)), Step::Wait(Some(now + seconds(5))));
     assert_eq!(phase(&mut pod, now + seconds(5)), Some(StopPhase::Signal));
     pod.end(seconds(1), at(now + seconds(5)));
-    assert_eq!(plan(&pod, READY, now + seconds(5)), Step::Wait(Some(now + seconds(5) + AFTER_HOOK)));
+    assert_eq!(plan(&pod, READY, now + seconds(5)), Step::Wait(Some(now + seconds(5) + LEAST_GRACE)));
 }
 
 #[test]

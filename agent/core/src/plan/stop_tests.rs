@@ -68,6 +68,18 @@ fn a_pod_is_stopped_by_its_signal_then_sigkill_then_torn_down() {
 }
 
 #[test]
+fn sigkill_leaves_the_signal_two_seconds_however_short_the_grace_is() {
+    let now = Instant::now();
+    for grace in [0, 1] {
+        let mut pod = running();
+        pod.end(seconds(grace), at(now));
+        assert_eq!(step(&mut pod, now), Some(StopPhase::Signal), "grace {grace}");
+        assert_eq!(plan(&pod, READY, now + seconds(1)), Step::Wait(Some(now + seconds(2))), "grace {grace}");
+        assert_eq!(step(&mut pod, now + seconds(2)), Some(StopPhase::Kill), "grace {grace}");
+    }
+}
+
+#[test]
 fn a_stop_signal_that_hangs_does_not_hold_back_sigkill() {
     let now = Instant::now();
     let mut pod = running();

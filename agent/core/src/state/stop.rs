@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 /// How long after a SIGKILL that ended nothing the next one follows.
 pub const KILL_AGAIN: Duration = Duration::from_secs(10);
-/// What the stop signal has before SIGKILL at the least, when a `preStop` hook has used up the grace period. As kubelet.
-pub const AFTER_HOOK: Duration = Duration::from_secs(2);
+/// What the stop signal has before SIGKILL at the least, however short the grace period is and whatever a `preStop` hook or
+/// the sidecar's turn leaves of it. As kubelet.
+pub const LEAST_GRACE: Duration = Duration::from_secs(2);
 
 /// The phases of a stop, in their order.
 ///
@@ -50,7 +51,7 @@ impl Stopping {
 
     /// When SIGKILL follows.
     pub fn kill_at(self) -> Instant {
-        self.hook_over.map_or(self.grace_over, |over| self.grace_over.max(over + AFTER_HOOK))
+        self.grace_over.max(self.hook_over.unwrap_or(self.began) + LEAST_GRACE)
     }
 
     /// The next action: when it is due, and the stop as it is in it. `None`: nothing before the current one's outcome.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::state::{AFTER_HOOK, ContainerSlot, PodState, Stopping};
+use limpet_core::state::{LEAST_GRACE, ContainerSlot, PodState, Stopping};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::{PodRecord, Role};
 use tokio::time::{Instant, sleep};
@@ -95,7 +95,7 @@ impl FakeExecutor {
 
 /// What SIGKILL of a container may come later than its grace period.
 pub(in crate::executor::fake) fn hook_allowance(slot: &ContainerSlot) -> Duration {
-    if slot.hooks.pre_stop { AFTER_HOOK } else { Duration::ZERO }
+    if slot.hooks.pre_stop { LEAST_GRACE } else { Duration::ZERO }
 }
 
 impl World {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use limpet_core::outcome::Failure;
 use limpet_core::plan::{KillCause, restart_all};
-use limpet_core::state::{AFTER_HOOK, ContainerSlot, PodState};
+use limpet_core::state::{LEAST_GRACE, ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::{CgroupLimits, container_limits};
 use limpet_model::pod::{PodUid, Role};
@@ -16,9 +16,6 @@ use super::{Container, World, is_running, short};
 
 /// How late a SIGKILL may be.
 const LATE: Duration = Duration::from_secs(1);
-
-/// What a container gets to end when its pod is evicted.
-const EVICTION_GRACE: Duration = Duration::from_secs(1);
 
 /// A container's stop, as its pod's grace period has it.
 #[derive(Debug)]
@@ -175,7 +172,7 @@ impl World {
         let own = Duration::from_secs(pod.record.grace_seconds());
         let Some(one) = self.containers.get(id).filter(|one| is_running(one)) else { return };
         if cause == KillCause::AllRestart {
-            return self.begin_end_of_all(&id.clone(), hook_allowance(slot));
+            return self.begin_end_of_all(&id.clone());
         }
         if one.stop.as_ref().is_some_and(|stop| stop.quiet == quiet) {
             return;
@@ -183,16 +180,16 @@ impl World {
         let (may_kill_at, must_kill_at) = match cause {
             KillCause::ProbeFailed(_) => {
                 let grace = instance.failed_probe().and_then(|(_, grace)| grace).unwrap_or(own);
-                let kill_at = Instant::now() + grace;
+                let kill_at = Instant::now() + grace.max(LEAST_GRACE);
                 // The end of the pod may shorten it.
-                (kill_at.min(Instant::now() + own), kill_at)
+                (kill_at.min(Instant::now() + own.max(LEAST_GRACE)), kill_at)
             }
             _ => self.kill_times(pod, slot, cause),
         };
         // An eviction may shorten it, unless the pod is being ended already.
         let may_kill_at = match cause {
             KillCause::PodEnds => may_kill_at,
-            _ => may_kill_at.min(Instant::now() + EVICTION_GRACE),
+            _ => may_kill_at.min(Instant::now() + LEAST_GRACE),
         };
         let allowance = hook_allowance(slot);
         let Some(one) = self.containers.get_mut(id) else { return };
@@ -205,19 +202,19 @@ impl World {
         }
     }
 
-    /// All containers of a pod are restarted: each is ended without a grace, whatever grace it had.
-    fn begin_end_of_all(&mut self, id: &ContainerId, allowance: Duration) {
+    /// All containers of a pod are restarted: each has the least grace, whatever grace it had.
+    fn begin_end_of_all(&mut self, id: &ContainerId) {
         let (now, quiet) = (Instant::now(), self.quiet);
         let Some(one) = self.containers.get_mut(id) else { return };
         let killed = one.stop.as_ref().is_some_and(|stop| stop.killed);
-        // A hook of a stop that had begun before is cut, and its signal has its time all the same.
-        one.stop = Some(Stop { may_kill_at: now, must_kill_at: now + allowance, quiet, killed, at_once: true });
+        // A stop may have begun before; its hook is cut, and its signal has its time all the same.
+        one.stop = Some(Stop { may_kill_at: now, must_kill_at: now + LEAST_GRACE, quiet, killed, at_once: true });
     }
 
     /// The agent is about to send SIGKILL.
     pub(in crate::executor::fake) fn begin_kill(&mut self, id: &ContainerId, cause: KillCause) {
         if cause == KillCause::AllRestart {
-            self.begin_end_of_all(id, AFTER_HOOK);
+            self.begin_end_of_all(id);
         }
         let (now, quiet) = (Instant::now(), self.quiet);
         let Some(one) = self.containers.get_mut(id).filter(|one| is_running(one)) else { return };

@@ -3,16 +3,13 @@
 use std::time::Duration;
 
 use limpet_core::plan::{KillCause, restart_all};
-use limpet_core::state::{ContainerSlot, PodState};
+use limpet_core::state::{ContainerSlot, LEAST_GRACE, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::Role;
 use limpet_model::verdict::PodVerdict;
 use tokio::time::Instant;
 
 use super::{Container, World, is_running, short};
-
-/// The least time between a sidecar's stop signal and SIGKILL.
-const LEAST_GRACE: Duration = Duration::from_secs(2);
 
 /// When a pod began to end.
 #[derive(Debug)]
@@ -43,7 +40,10 @@ impl World {
         let own = Duration::from_secs(pod.record.grace_seconds());
         let grace = pod.verdict.as_ref().and_then(PodVerdict::grace).map_or(own, |most| own.min(most));
         let end = self.ends.get(pod.record.uid.as_str()).filter(|_| cause == KillCause::PodEnds);
-        let Some(end) = end.filter(|_| slot.role == Role::Sidecar) else { return (now + grace, now + grace) };
+        let Some(end) = end.filter(|_| slot.role == Role::Sidecar) else {
+            let kill_at = now + grace.max(LEAST_GRACE);
+            return (kill_at, kill_at);
+        };
         let (first, known) = (end.first + grace, end.known + grace);
         // One that was begun for an edit is carried through when the pod ends.
         let stopping = slot.stopping().zip(pod.ends_since);
