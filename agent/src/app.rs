@@ -75,7 +75,7 @@ use limpet_model::source::SourceKind;
 use listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
 use observer::NodeObserver;
 use published::ConfiguredSources;
-use shortage::evictor;
+use shortage::{evictor, limit_all_pods};
 use sources::start_sources;
 use supervision::{node_claims, supervise};
 
@@ -177,6 +177,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let images = collect_images(&shared, &executor.images, &evictor.pods);
     let pressure = evictor.pressure.subscribe();
     shared.tasks.spawn(evictor.run(stop.clone()));
+    limit_all_pods(&shared, &executor);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
     let state = ServerState {

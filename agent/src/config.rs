@@ -146,6 +146,8 @@ pub struct Config {
     pub max_pods: u32,
     /// `kubeReserved` and `systemReserved`: what of the node is not for pods.
     pub reserved: Reserved,
+    /// `enforceNodeAllocatable` has `pods`: all pods together are limited to what is not reserved.
+    pub limit_all_pods: bool,
     /// `crashLoopBackOff.maxContainerRestartPeriod`: the longest pause before a container restarts.
     pub max_restart_pause: Duration,
     /// `volumeStatsAggPeriod`: how often a pod with a limit on its use of the disk is measured.
@@ -247,6 +249,7 @@ impl Default for Config {
             pod_pids_limit: None,
             max_pods: 110,
             reserved: Reserved::default(),
+            limit_all_pods: true,
             max_restart_pause: backoff::MOST,
             volume_stats_period: Duration::from_secs(60),
             runtime_request_timeout: Duration::from_secs(120),

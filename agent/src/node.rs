@@ -1,7 +1,7 @@
-//! The node: its name, determined once; its facts; its
-//! addresses; the lock that makes this agent the only one; the agent's
-//! capabilities; its resolver.
+//! The node: its name, determined once; its facts; its addresses; what of it is for pods; the lock that makes this agent
+//! the only one; the agent's capabilities; its resolver.
 
+pub mod allocatable;
 pub mod capabilities;
 pub mod capacity;
 pub mod facts;

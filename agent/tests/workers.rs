@@ -315,7 +315,8 @@ async fn what_the_oom_killer_kills_before_a_start_is_recorded_is_reported() {
     node.write("web", "app:1");
     node.pass(SECOND * 5).await;
     let events = node.agent.as_ref().unwrap().events.snapshot();
-    let killed: Vec<_> = events.iter().filter(|event| event.reason == "OOMKilling").map(|event| &*event.message).collect();
+    let killed: Vec<_> =
+        events.iter().filter(|event| event.reason == "OOMKilling").map(|event| &*event.message).collect();
     assert_eq!(killed, ["Memory limit reached: 2 processes of container c were killed; it runs on"]);
     node.assert_no_violation();
 }

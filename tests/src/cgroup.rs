@@ -44,6 +44,11 @@ pub fn pod_limits(node: &TestNode, pod: &Value) -> Result<(String, String)> {
     limits(node, pod, 2)
 }
 
+/// Memory limit and CPU quota of the cgroup of all pods, found from one that is best-effort.
+pub fn limits_of_all_pods(node: &TestNode, best_effort: &Value) -> Result<(String, String)> {
+    limits(node, best_effort, 4)
+}
+
 /// Memory limit and CPU quota of the cgroup of the container `main`.
 pub fn main_limits(node: &TestNode, pod: &Value) -> Result<(String, String)> {
     limits(node, pod, 1)

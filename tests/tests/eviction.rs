@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use limpet_tests::image::ImageBuilder;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::container;
-use limpet_tests::{TestNode, case, image, suite, wait};
+use limpet_tests::{TestNode, case, cgroup, image, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -36,6 +36,11 @@ fn main() -> ExitCode {
             // Never so much is left: the node need not run out of it.
             node.kubelet = lines("memory.available", "99.9%", "1s");
         }),
+        case!(all_pods_are_kept_within_what_is_not_reserved).on(|node| {
+            let reserved = memory_of_the_node() - (OF_ALL_PODS >> 10);
+            node.kubelet = lines("memory.available", "100Mi", "1s");
+            node.kubelet.push(format!("systemReserved: {{memory: {reserved}Ki}}"));
+        }),
         case!(memory_is_measured_more_often_the_less_is_left),
         case!(process_ids_are_reclaimed).on(|node| {
             let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
@@ -48,6 +53,16 @@ fn main() -> ExitCode {
 
 fn lines(signal: &str, value: &str, transition: &str) -> Vec<String> {
     vec![format!("evictionHard: {{{signal}: {value}}}"), format!("evictionPressureTransitionPeriod: {transition}")]
+}
+
+/// What all pods may have, where the rest is reserved.
+const OF_ALL_PODS: u64 = 160 << 20;
+
+/// In KiB, as systemReserved takes it.
+fn memory_of_the_node() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    total.and_then(|total| total.parse().ok()).unwrap_or_default()
 }
 
 /// A pod that writes so many MiB into an emptyDir while the flag is there, and requests so many.
@@ -176,6 +191,26 @@ fn memory_is_reclaimed_and_critical_pods_stay(node: &mut TestNode) -> Result<()>
     node.wait_event("NodeHasInsufficientMemory")?;
     let after = node.wait_running("critical")?;
     ensure!(container(&before, "main")["containerID"] == container(&after, "main")["containerID"]);
+    Ok(())
+}
+
+fn all_pods_are_kept_within_what_is_not_reserved(node: &mut TestNode) -> Result<()> {
+    node.wait_event("NodeAllocatableEnforced")?;
+    let hog = |mib: u32| format!("dd if=/dev/zero of=/dev/shm/hog bs=1M count={mib}; {IDLE}");
+    push(node, &simple("calm", &hog(8)))?;
+    let calm = node.wait_running("calm")?;
+    let (limit, _) = cgroup::limits_of_all_pods(node, &calm)?;
+    ensure!(limit == OF_ALL_PODS.to_string(), "{limit}");
+    // 100 MiB have to be left.
+    push(node, &simple("hog", &hog(60)))?;
+    let evicted = wait_evicted(node, "hog")?;
+    let message = evicted["status"]["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("The node was low on resource: memory. Threshold quantity: 100Mi, "), "{message}");
+    node.wait_event("NodeHasInsufficientMemory")?;
+    let metric = "kubelet_evictions{eviction_signal=\"allocatableMemory.available\"} 1";
+    wait::until_true(wait::SOON, metric, || node.agent.metrics().is_ok_and(|metrics| metrics.contains(metric)))?;
+    let still = node.wait_running("calm")?;
+    ensure!(container(&still, "main")["containerID"] == container(&calm, "main")["containerID"]);
     Ok(())
 }
 

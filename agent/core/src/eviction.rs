@@ -21,6 +21,8 @@ pub const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::fro
 pub enum Signal {
     /// `memory.available`.
     MemoryAvailable,
+    /// `allocatableMemory.available`: of the memory that all pods may have together, where that is limited.
+    AllocatableMemoryAvailable,
     /// `nodefs.available`: bytes of the disk with the agent's root directory.
     NodefsAvailable,
     /// `nodefs.inodesFree`.
@@ -35,8 +37,9 @@ pub enum Signal {
 
 impl Signal {
     /// All of them.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::MemoryAvailable,
+        Self::AllocatableMemoryAvailable,
         Self::NodefsAvailable,
         Self::NodefsInodesFree,
         Self::ImagefsAvailable,
@@ -48,6 +51,7 @@ impl Signal {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::MemoryAvailable => "memory.available",
+            Self::AllocatableMemoryAvailable => "allocatableMemory.available",
             Self::NodefsAvailable => "nodefs.available",
             Self::NodefsInodesFree => "nodefs.inodesFree",
             Self::ImagefsAvailable => "imagefs.available",
@@ -64,7 +68,7 @@ impl Signal {
     /// The condition of the node when there is too little of it.
     pub fn pressure(self) -> Pressure {
         match self {
-            Self::MemoryAvailable => Pressure::Memory,
+            Self::MemoryAvailable | Self::AllocatableMemoryAvailable => Pressure::Memory,
             Self::PidAvailable => Pressure::Pid,
             _ => Pressure::Disk,
         }
@@ -73,7 +77,7 @@ impl Signal {
     /// The resource that is reclaimed, by the name that kubelet's messages have.
     pub fn resource(self) -> &'static str {
         match self {
-            Self::MemoryAvailable => "memory",
+            Self::MemoryAvailable | Self::AllocatableMemoryAvailable => "memory",
             Self::NodefsAvailable | Self::ImagefsAvailable => "ephemeral-storage",
             Self::NodefsInodesFree | Self::ImagefsInodesFree => "inodes",
             Self::PidAvailable => "pids",
@@ -83,7 +87,7 @@ impl Signal {
     /// How much of it may go in a second: what lies above a threshold lasts for so long.
     fn speed(self) -> u64 {
         match self {
-            Self::MemoryAvailable => 100 << 20,
+            Self::MemoryAvailable | Self::AllocatableMemoryAvailable => 100 << 20,
             Self::NodefsAvailable | Self::ImagefsAvailable => 50 << 20,
             Self::NodefsInodesFree | Self::ImagefsInodesFree => 5_000,
             Self::PidAvailable => 500,
@@ -179,6 +183,17 @@ impl EvictionPolicy {
     /// Whether a threshold is about this.
     pub fn watches(&self, pressure: Pressure) -> bool {
         self.thresholds.iter().any(|threshold| threshold.signal.pressure() == pressure)
+    }
+
+    /// The same where what all pods may have together is limited: a hard threshold for memory counts for that, too.
+    pub fn with_allocatable_memory(mut self) -> Self {
+        let (memory, own) = (Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable);
+        if !self.thresholds.iter().any(|one| one.signal == own) {
+            let hard = self.thresholds.iter().find(|one| one.signal == memory && one.is_hard());
+            self.thresholds.extend(hard.map(|hard| Threshold { signal: own, ..*hard }));
+            self.thresholds.sort_by_key(|threshold| threshold.signal);
+        }
+        self
     }
 
     /// What a pod's containers get to end, in seconds: kubelet never gives less than one.

@@ -59,6 +59,25 @@ fn the_defaults_are_kubelets_and_met_strictly_below() {
 }
 
 #[test]
+fn a_hard_threshold_for_memory_counts_for_what_all_pods_may_have() {
+    let (memory, of_pods) = (Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable);
+    let [limit, own] = [100, 50].map(|bytes| Amount::Absolute(bytes));
+    let soft = Threshold { grace: Duration::from_secs(5), ..hard(memory, limit) };
+    for (given, wanted) in [
+        (vec![hard(memory, limit)], vec![hard(memory, limit), hard(of_pods, limit)]),
+        (vec![hard(memory, limit), hard(of_pods, own)], vec![hard(memory, limit), hard(of_pods, own)]),
+        (vec![soft], vec![soft]),
+        (vec![hard(Signal::PidAvailable, limit)], vec![hard(Signal::PidAvailable, limit)]),
+    ] {
+        assert_eq!(policy(&given).with_allocatable_memory().thresholds, wanted);
+    }
+    let policy = policy(&[hard(memory, limit)]).with_allocatable_memory();
+    let finding = Watch::default().observe(&policy, &seen(of_pods, 99), Instant::now());
+    assert_eq!(under(&finding), [Pressure::Memory]);
+    assert_eq!(finding.starved.map(|threshold| threshold.signal), Some(of_pods));
+}
+
+#[test]
 fn a_soft_threshold_acts_once_its_grace_period_is_over_without_a_break() {
     let soft = Threshold { grace: SECOND * 30, ..hard(Signal::NodefsAvailable, Amount::Absolute(GIB)) };
     let (policy, mut watch, start) = (policy(&[soft]), Watch::default(), Instant::now());

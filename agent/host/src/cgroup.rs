@@ -4,6 +4,7 @@
 //! Both versions and both drivers: with `cgroupfs` this module creates directories, in every v1 hierarchy or in the v2
 //! one; with `systemd` it asks systemd for slices, and reads them as directories all the same.
 
+mod all_pods;
 mod error;
 mod files;
 mod hierarchy;
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub use self::all_pods::AllPodsLimits;
 pub use self::error::CgroupError;
 use self::hierarchy::Hierarchies;
 use self::layout::{CLASSES, GroupName, Layout};

@@ -10,6 +10,7 @@ use crate::eviction::Evictor;
 use crate::eviction::meter::NodeMeter;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::image_gc::KnownPods;
+use crate::node::allocatable;
 use crate::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
@@ -23,6 +24,12 @@ pub(super) struct Shortages {
     /// For the workers, whose pods may have others end.
     pub(super) orders: mpsc::Sender<EvictionOrder>,
     pub(super) evictions: mpsc::Receiver<EvictionOrder>,
+}
+
+/// Keeps all pods together within what of the node is not reserved.
+pub(super) fn limit_all_pods(shared: &Shared, executor: &ContainerdExecutor) {
+    let (cgroups, limits) = (executor.cgroups.clone(), shared.capacity.all_pods());
+    shared.tasks.spawn(allocatable::enforce(cgroups, limits, shared.events.clone(), shared.stop.clone()));
 }
 
 /// What watches the node's memory and disks, and where it reports to the supervisor.
@@ -45,10 +52,12 @@ pub(super) fn evictor(
         image_dir: None,
         cgroups: executor.cgroups.clone(),
         memory: executor.node.memory_capacity,
+        memory_of_all_pods: shared.config.limit_all_pods.then(|| shared.capacity.all_pods().memory).flatten(),
         disks: shared.config.eviction.watches(Pressure::Disk),
     };
+    let policy = shared.config.eviction.clone();
     let evictor = Evictor {
-        policy: shared.config.eviction.clone(),
+        policy: if shared.config.limit_all_pods { policy.with_allocatable_memory() } else { policy },
         meter,
         executor: Arc::clone(executor),
         pods: Arc::new(pods),

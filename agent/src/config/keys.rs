@@ -195,7 +195,7 @@ pub(super) const KUBELET: &[Key] = &[
     unsupported("showHiddenMetricsForVersion", Text),
     unsupported("systemReservedCgroup", Text),
     unsupported("kubeReservedCgroup", Text),
-    unsupported("enforceNodeAllocatable", Texts),
+    supported("enforceNodeAllocatable", Texts),
     supported("allowedUnsafeSysctls", Texts),
     unsupported("volumePluginDir", Text),
     supported("providerID", Text),

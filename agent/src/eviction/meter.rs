@@ -22,6 +22,8 @@ pub struct NodeMeter {
     pub cgroups: Cgroups,
     /// All of the node's memory.
     pub memory: u64,
+    /// What of it all pods may have together; `None`: that is not limited.
+    pub memory_of_all_pods: Option<u64>,
     /// Some threshold is about disks: without one containerd need not be asked where images lie.
     pub disks: bool,
 }
@@ -41,7 +43,7 @@ impl Measured {
         match signal {
             Signal::ImagefsAvailable | Signal::ImagefsInodesFree => true,
             Signal::NodefsAvailable | Signal::NodefsInodesFree => !self.own_image_disk,
-            Signal::MemoryAvailable | Signal::PidAvailable => false,
+            Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable | Signal::PidAvailable => false,
         }
     }
 }
@@ -50,14 +52,16 @@ impl NodeMeter {
     /// Measures. What cannot be measured is left out.
     pub async fn measure(&mut self) -> Measured {
         let mut measured = if self.disks { self.measure_disks().await } else { Measured::default() };
-        let (cgroups, capacity) = (self.cgroups.clone(), self.memory);
+        let (cgroups, capacity, limit) = (self.cgroups.clone(), self.memory, self.memory_of_all_pods);
         let look = move |_: &_| {
             let set_aside = MemoryInfo::read().unwrap_or_default().huge_pages;
-            (cgroups.node_memory_in_use().map(|used| memory(capacity, used, set_aside)), pids())
+            let of_pods = limit.and_then(|limit| Some(memory(limit, cgroups.memory_of_all_pods()?, 0)));
+            (cgroups.node_memory_in_use().map(|used| memory(capacity, used, set_aside)), of_pods, pids())
         };
         let looked = blocking::run(PathBuf::from("/proc"), blocking::DEADLINE, look).await;
-        let (memory, pids) = looked.unwrap_or_default();
+        let (memory, of_pods, pids) = looked.unwrap_or_default();
         measured.seen.extend(memory.map(|memory| (Signal::MemoryAvailable, memory)));
+        measured.seen.extend(of_pods.map(|memory| (Signal::AllocatableMemoryAvailable, memory)));
         measured.seen.extend(pids.map(|pids| (Signal::PidAvailable, pids)));
         measured
     }

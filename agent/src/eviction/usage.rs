@@ -20,7 +20,7 @@ pub(super) async fn candidates(
     node: &Measured,
     pods: &[Arc<ObservedPod>],
 ) -> Vec<Candidate> {
-    if let Signal::MemoryAvailable | Signal::PidAvailable = signal {
+    if let Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable | Signal::PidAvailable = signal {
         let (cgroups, pods) = (executor.cgroups.clone(), pods.to_vec());
         let look = move |_: &_| pods.iter().map(|pod| of_cgroup(&cgroups, signal, pod)).collect();
         return blocking::run(PathBuf::from("/sys/fs/cgroup"), blocking::DEADLINE, look).await.unwrap_or_default();

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::config::Config;
 use limpet_core::eviction::Signal;
+use limpet_host::cgroup::AllPodsLimits;
 use limpet_host::{blocking, file_system};
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
@@ -18,6 +19,8 @@ pub struct Capacity {
     pub all: Requests,
     /// What is for pods.
     pub allocatable: Requests,
+    /// What all pods may have together in their cgroup: all but what is reserved, where `enforceNodeAllocatable` has `pods`.
+    pub limit: Requests,
 }
 
 impl Capacity {
@@ -43,14 +46,21 @@ impl Capacity {
             // Their memory is no pod's unless it asks for them.
             set_aside[Resource::Memory] = set_aside[Resource::Memory] + bytes;
         }
-        let allocatable = all.clone().without(&config.reserved.kube).without(&config.reserved.system);
-        let allocatable = allocatable.without(&kept_free(config, memory, disk)).without(&set_aside);
-        Self { all, allocatable }
+        let unreserved = all.clone().without(&config.reserved.kube).without(&config.reserved.system);
+        let allocatable = unreserved.clone().without(&kept_free(config, memory, disk)).without(&set_aside);
+        let limit = if config.limit_all_pods { unreserved } else { all.clone() };
+        Self { all, allocatable, limit }
     }
 
     /// What a container without limits may use.
     pub fn limits(&self) -> NodeLimits {
         NodeLimits { cpu: self.allocatable[Resource::Cpu], memory: self.allocatable[Resource::Memory] }
+    }
+
+    /// The limits of the cgroup of all pods; of memory none where the node's is not known.
+    pub fn all_pods(&self) -> AllPodsLimits {
+        let memory = u64::try_from(self.limit[Resource::Memory].units()).ok().filter(|bytes| *bytes > 0);
+        AllPodsLimits { millicores: self.limit[Resource::Cpu].milli(), memory }
     }
 
     /// What pods may request together; any amount of disk where it could not be measured.

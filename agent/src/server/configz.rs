@@ -87,6 +87,7 @@ pub(crate) fn document(config: &Config) -> Value {
             "maxPods": config.max_pods,
             "kubeReserved": quantities(&config.reserved.kube),
             "systemReserved": quantities(&config.reserved.system),
+            "enforceNodeAllocatable": [if config.limit_all_pods { "pods" } else { "none" }],
             "runtimeRequestTimeout": format!("{}s", config.runtime_request_timeout.as_secs()),
             "seccompDefault": config.seccomp_default,
             "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },

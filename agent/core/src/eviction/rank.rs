@@ -56,7 +56,10 @@ pub fn known_priority(record: &PodRecord) -> Option<i32> {
 /// Less than this of it is not worth a pod: its end would change nothing.
 fn worth(signal: Signal) -> u64 {
     match signal {
-        Signal::MemoryAvailable | Signal::NodefsAvailable | Signal::ImagefsAvailable => 1 << 20,
+        Signal::MemoryAvailable
+        | Signal::AllocatableMemoryAvailable
+        | Signal::NodefsAvailable
+        | Signal::ImagefsAvailable => 1 << 20,
         Signal::NodefsInodesFree | Signal::ImagefsInodesFree => 100,
         Signal::PidAvailable => 1,
     }

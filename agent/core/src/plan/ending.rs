@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use std::time::Instant;
 
-use super::super::state::{ContainerSlot, Ending, Instance, LEAST_GRACE, Life, PodState, SandboxState, StopPhase, Stopping};
+use super::super::state::{
+    ContainerSlot, Ending, Instance, LEAST_GRACE, Life, PodState, SandboxState, StopPhase, Stopping,
+};
 use super::{Action, KillCause, Plan, Step, grace, probes::probes};
 use crate::node_state::NodeState;
 use limpet_model::pod::Role;

@@ -32,6 +32,14 @@ pub enum CgroupError {
         /// The cause.
         source: io::Error,
     },
+    /// Pods have more memory in use than all of them are to have.
+    #[error("the pods have {in_use} bytes of memory in use, and are to have {limit} together")]
+    MemoryInUse {
+        /// What they are to have, in bytes.
+        limit: u64,
+        /// What they have.
+        in_use: u64,
+    },
     /// Processes still run in a cgroup that is to be removed.
     #[error("remove cgroup {0}: processes still run in it")]
     Busy(PathBuf),

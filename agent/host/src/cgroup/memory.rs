@@ -6,6 +6,7 @@ use std::path::Path;
 use super::Cgroups;
 use super::layout::CLASSES;
 use limpet_model::pod::PodUid;
+use limpet_model::pod::qos::QosClass;
 
 impl Cgroups {
     /// The bytes that the pod, or one container of it, has in use and the kernel cannot take back by dropping files that
@@ -27,6 +28,13 @@ impl Cgroups {
         let hierarchies = &self.shared.hierarchies;
         let root = hierarchies.path("memory", Path::new(""))?;
         if hierarchies.is_v2() { root_in_use(&root) } else { in_use(&root, false) }
+    }
+
+    /// The same of all pods together.
+    pub fn memory_of_all_pods(&self) -> Option<u64> {
+        let (layout, hierarchies) = (&self.shared.layout, &self.shared.hierarchies);
+        let level = layout.directory(&layout.level(QosClass::Guaranteed));
+        in_use(&hierarchies.path("memory", &level)?, hierarchies.is_v2())
     }
 
     /// How many processes and threads the pod has; `None`: its cgroup does not exist, or the kernel does not count.

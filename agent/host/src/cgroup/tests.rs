@@ -2,12 +2,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
 use super::*;
 use limpet_model::fixtures::record_of_spec as record;
 use limpet_tests::need::need;
+use limpet_tests::wait;
 
 /// A cgroup root that is removed with the test.
 struct Root(PathBuf);
@@ -58,6 +61,37 @@ impl Cgroups {
     fn in_shares(&self, shares: u64) -> String {
         GroupLimits::weighing(shares).settings(self.is_v2())[0].value.clone()
     }
+}
+
+#[tokio::test]
+async fn all_pods_have_a_limit_together_once_they_use_less() {
+    let root = Root::new("all-pods");
+    let Some(cgroups) = root.open(None).await else { return };
+    let read = || cgroups.read("", "memory", "memory.limit_in_bytes", "memory.max");
+    let limits = AllPodsLimits { millicores: 500, memory: Some(64 << 20) };
+    cgroups.limit_all_pods(limits).await.unwrap();
+    assert_eq!((read(), cgroups.shares("")), ((64 << 20).to_string(), cgroups.in_shares(512)));
+
+    let group = cgroups.shared.layout.directory(&cgroups.shared.layout.level(QosClass::BestEffort));
+    let procs = cgroups.shared.hierarchies.path("memory", &group).unwrap().join("cgroup.procs");
+    let mut shell = Command::new("sh").args(["-c", "read go; sleep 600 & wait"]).stdin(Stdio::piped()).spawn().unwrap();
+    fs::write(&procs, shell.id().to_string()).unwrap();
+    // What it forks takes memory of the group.
+    shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let in_use = || cgroups.memory_of_all_pods().is_some_and(|bytes| bytes > 0);
+    let forked = wait::until_true(wait::SOON, "memory in use", in_use);
+    let tiny = cgroups.limit_all_pods(AllPodsLimits { memory: Some(0), ..limits }).await;
+    for pid in fs::read_to_string(&procs).unwrap().lines() {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.parse().unwrap()), nix::sys::signal::Signal::SIGKILL)
+            .unwrap();
+    }
+    shell.wait().unwrap();
+    forked.unwrap();
+    assert!(matches!(tiny, Err(CgroupError::MemoryInUse { limit: 0, .. })), "{tiny:?}");
+    assert_eq!(read(), (64 << 20).to_string());
+
+    cgroups.limit_all_pods(AllPodsLimits { memory: None, ..limits }).await.unwrap();
+    assert!(!read().starts_with(&(64 << 20).to_string()));
 }
 
 #[tokio::test]

@@ -113,6 +113,7 @@ impl Judge {
         self.server(map, directory, &mut config.server);
         config.reserved.kube = self.reserved(map, "kubeReserved");
         config.reserved.system = self.reserved(map, "systemReserved");
+        self.enforcement(map, config);
         self.cluster(map, &mut config.cluster);
         for (position, path, message) in self.url.kubelet(map) {
             self.error(Some(position), &path, message);

@@ -1,11 +1,17 @@
 //! `kubeReserved` and `systemReserved`: what of the node is not for pods.
 
 use super::super::tree::{Map, Position, Value};
-use super::super::{Reserved, RunFlags};
+use super::super::{Config, Reserved, RunFlags};
 use super::Judge;
 use limpet_model::pod::quantity;
 use limpet_model::pod::requests::{Requests, Resource};
 
+const ENFORCE: &str = "enforceNodeAllocatable";
+const PODS: &str = "pods";
+const NONE: &str = "none";
+/// kubelet limits the cgroups of the node's own processes, too.
+const OF_RESERVED: [&str; 4] =
+    ["system-reserved", "kube-reserved", "system-reserved-compressible", "kube-reserved-compressible"];
 /// Process ids can be reserved in kubelet's keys, too.
 const PID: &str = "pid";
 
@@ -23,6 +29,30 @@ impl Judge {
             }
         }
         reserved
+    }
+
+    /// Reads which cgroups are limited to what they are to have.
+    pub(super) fn enforcement(&mut self, map: &Map<'_>, config: &mut Config) {
+        let names = map.texts(ENFORCE);
+        if names.is_empty() {
+            return;
+        }
+        config.limit_all_pods = names.iter().any(|(name, _)| *name == PODS);
+        for (name, at) in &names {
+            match *name {
+                PODS => {}
+                NONE if names.len() == 1 => {}
+                NONE => self.error(Some(*at), ENFORCE, "\"none\" has to be alone"),
+                name if OF_RESERVED.contains(&name) => {
+                    let message = format!("{name:?} has no effect: limpet limits the cgroup of the pods alone");
+                    self.warn(Some(*at), ENFORCE, message);
+                }
+                name => {
+                    let message = format!("{name:?} is none of {PODS}, {NONE}, {}", OF_RESERVED.join(", "));
+                    self.error(Some(*at), ENFORCE, message);
+                }
+            }
+        }
     }
 
     /// Applies the flags, each of which replaces its key.
@@ -93,6 +123,22 @@ mod tests {
             "flags: --kube-reserved: \"cpu\" is not a resource and its amount such as memory=150Mi",
         ] {
             assert!(faults.iter().any(|fault| fault.contains(expected)), "{expected}\n{faults:#?}");
+        }
+    }
+
+    #[test]
+    fn all_pods_are_limited_unless_nothing_is_enforced() {
+        let read = |list: &str| load_text(&format!("{KUBELET_HEAD}enforceNodeAllocatable: {list}\n"), &[]);
+        for (list, limited) in [("[]", true), ("[pods]", true), ("[pods, kube-reserved]", true), ("[none]", false)] {
+            assert_eq!(read(list).0.map(|config| config.limit_all_pods), Ok(limited), "{list}");
+        }
+        let warned = format!("{:?}", read("[pods, kube-reserved]").1);
+        assert!(warned.contains("\\\"kube-reserved\\\" has no effect"), "{warned}");
+        for (list, error) in
+            [("[pods, none]", "\"none\" has to be alone"), ("[qos]", "\"qos\" is none of pods, none, ")]
+        {
+            let errors = read(list).0.map(drop).map_err(|errors| format!("{errors:?}").replace("\\\"", "\""));
+            assert!(errors.as_ref().is_err_and(|errors| errors.contains(error)), "{list}: {errors:?}");
         }
     }
 }

@@ -80,7 +80,7 @@ fn every_supported_key_has_an_effect() {
          enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\nstreamingConnectionIdleTimeout: 10m\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
-         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nseccompDefault: true\nmemorySwap: {{swapBehavior: LimitedSwap}}\nsingleProcessOOMKill: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
+         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nenforceNodeAllocatable: [none]\nseccompDefault: true\nmemorySwap: {{swapBehavior: LimitedSwap}}\nsingleProcessOOMKill: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
@@ -123,6 +123,7 @@ fn every_supported_key_has_an_effect() {
         pod_pids_limit: Some(512),
         max_pods: 20,
         max_restart_pause: std::time::Duration::from_secs(40),
+        limit_all_pods: false,
         reserved: Reserved { kube: amounts("200m", "0", "0"), system: amounts("0", "1Mi", "0") },
         volume_stats_period: std::time::Duration::from_secs(120),
         runtime_request_timeout: std::time::Duration::from_secs(90),

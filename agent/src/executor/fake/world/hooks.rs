@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::state::{LEAST_GRACE, ContainerSlot, PodState, Stopping};
+use limpet_core::state::{ContainerSlot, LEAST_GRACE, PodState, Stopping};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::{PodRecord, Role};
 use tokio::time::{Instant, sleep};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use limpet_core::outcome::Failure;
 use limpet_core::plan::{KillCause, restart_all};
-use limpet_core::state::{LEAST_GRACE, ContainerSlot, PodState};
+use limpet_core::state::{ContainerSlot, LEAST_GRACE, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::{CgroupLimits, container_limits};
 use limpet_model::pod::{PodUid, Role};
