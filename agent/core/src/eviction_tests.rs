@@ -61,7 +61,7 @@ fn the_defaults_are_kubelets_and_met_strictly_below() {
 #[test]
 fn a_hard_threshold_for_memory_counts_for_what_all_pods_may_have() {
     let (memory, of_pods) = (Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable);
-    let [limit, own] = [100, 50].map(|bytes| Amount::Absolute(bytes));
+    let [limit, own] = [100, 50].map(Amount::Absolute);
     let soft = Threshold { grace: Duration::from_secs(5), ..hard(memory, limit) };
     for (given, wanted) in [
         (vec![hard(memory, limit)], vec![hard(memory, limit), hard(of_pods, limit)]),

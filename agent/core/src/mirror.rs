@@ -69,6 +69,15 @@ impl Wanted {
     }
 }
 
+/// The Node object, which owns the mirrors of its pods.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// Its UID.
+    pub uid: String,
+    /// Whether its deletion was requested. It gets no new mirrors, as under kubelet: they would go with it.
+    pub deleting: bool,
+}
+
 /// A mirror pod as the apiserver has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mirror {
@@ -192,18 +201,18 @@ pub fn step(
     wanted: Option<&Wanted>,
     found: Option<&Mirror>,
     known: &Acknowledged,
-    node_uid: &str,
+    owner: &Owner,
     heard: bool,
 ) -> Option<Step> {
     let Some(wanted) = wanted else {
         return found.filter(|_| heard).map(|mirror| Step::Delete { uid: mirror.uid.clone() });
     };
     let Some(mirror) = found else {
-        return (!wanted.is_ending()).then_some(Step::Create);
+        return (!wanted.is_ending() && !owner.deleting).then_some(Step::Create);
     };
     let uid = mirror.uid.clone();
     if !wanted.is_ending()
-        && let Some(why) = mirror.fault(wanted, known.admitted.as_ref(), node_uid)
+        && let Some(why) = mirror.fault(wanted, known.admitted.as_ref(), &owner.uid)
     {
         return Some(Step::Replace { uid, why });
     }

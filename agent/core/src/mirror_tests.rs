@@ -9,6 +9,10 @@ use limpet_model::pod::Fingerprint;
 
 const NODE: &str = "node-uid";
 
+fn owner() -> Owner {
+    Owner { uid: NODE.to_owned(), deleting: false }
+}
+
 fn pod(image: &str) -> Arc<ObservedPod> {
     observed(json!({
         "metadata": { "name": "web-edge1", "uid": "0123", "labels": { "app": "web" }, "annotations": { "note": "a" } },
@@ -64,11 +68,15 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
         (None, None, &nothing, true, None),
     ];
     for (number, (wanted, found, known, heard, expected)) in table.into_iter().enumerate() {
-        assert_eq!(step(wanted, found, known, NODE, heard), expected, "case {number}");
+        assert_eq!(step(wanted, found, known, &owner(), heard), expected, "case {number}");
     }
+    let leaving = Owner { deleting: true, ..owner() };
+    let created = step(Some(&wanted), None, &nothing, &leaving, true);
+    let reported = step(Some(&wanted), Some(&found), &nothing, &leaving, true);
+    assert_eq!((created, reported), (None, Some(Step::Report { uid: "m1".to_owned() })), "the Node is being deleted");
     let unobserved = Wanted::desired(&wanted.record);
-    assert_eq!(step(Some(&unobserved), None, &nothing, NODE, true), Some(Step::Create));
-    assert_eq!(step(Some(&unobserved), Some(&found), &nothing, NODE, true), None, "nothing is known of it yet");
+    assert_eq!(step(Some(&unobserved), None, &nothing, &owner(), true), Some(Step::Create));
+    assert_eq!(step(Some(&unobserved), Some(&found), &nothing, &owner(), true), None, "nothing is known of it yet");
 }
 
 #[test]
@@ -78,7 +86,7 @@ fn what_was_edited_is_replaced_and_what_others_add_is_left_alone() {
     let edited = |edit: fn(&mut Value)| {
         let mut pod = created(&wanted, "m1");
         edit(&mut pod);
-        step(Some(&wanted), Some(&mirror(&pod)), &nothing, NODE, true)
+        step(Some(&wanted), Some(&mirror(&pod)), &nothing, &owner(), true)
     };
     let marks = "its labels or annotations were edited";
     let report = Some(Step::Report { uid: "m1".to_owned() });
@@ -103,7 +111,7 @@ fn another_version_replaces_the_mirror_even_when_its_uid_stays() {
     assert_eq!(old.record.uid, new.record.uid);
     let found = mirror(&created(&old, "m1"));
     let why = "it shows another version of the pod";
-    assert_eq!(step(Some(&new), Some(&found), &Acknowledged::default(), NODE, true), replaced("m1", why));
+    assert_eq!(step(Some(&new), Some(&found), &Acknowledged::default(), &owner(), true), replaced("m1", why));
 }
 
 #[test]
@@ -114,7 +122,7 @@ fn what_admission_changed_is_no_edit_and_is_not_replaced_for_ever() {
     pod["metadata"]["generation"] = json!(2);
     let admitted = Some(mirror(&pod));
     let known = Acknowledged { admitted, ..Acknowledged::default() };
-    let steps = |pod: &Value, known: &Acknowledged| step(Some(&wanted), Some(&mirror(pod)), known, NODE, true);
+    let steps = |pod: &Value, known: &Acknowledged| step(Some(&wanted), Some(&mirror(pod)), known, &owner(), true);
     assert_eq!(steps(&pod, &known), Some(Step::Report { uid: "m1".to_owned() }));
     let marks = "its labels or annotations were edited";
     assert_eq!(steps(&pod, &Acknowledged::default()), replaced("m1", marks), "after a restart of the agent, once");
@@ -130,10 +138,10 @@ fn a_pod_that_ends_gets_no_mirror_again_and_its_last_states_are_reported() {
     ending.terminating_since = Some(Timestamp::UNIX_EPOCH);
     let wanted = Wanted::observed(&Arc::new(ending));
     let mut found = mirror(&created(&wanted, "m1"));
-    assert_eq!(step(Some(&wanted), None, &Acknowledged::default(), NODE, true), None);
+    assert_eq!(step(Some(&wanted), None, &Acknowledged::default(), &owner(), true), None);
     found.deleting = true;
     let report = Some(Step::Report { uid: "m1".to_owned() });
-    assert_eq!(step(Some(&wanted), Some(&found), &Acknowledged::default(), NODE, true), report);
+    assert_eq!(step(Some(&wanted), Some(&found), &Acknowledged::default(), &owner(), true), report);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::status::event::{EventType, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
-use limpet_core::mirror::{self, Acknowledged, Mirror, Step, Wanted};
+use limpet_core::mirror::{self, Acknowledged, Mirror, Owner, Step, Wanted};
 use limpet_core::status::observed::{Observed, ObservedPod};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
@@ -162,10 +162,10 @@ impl Mirrors {
     /// Compares every pod and does what is due; whether anything was done.
     async fn pass(&mut self) -> bool {
         let (mut steps, now) = (self.compare(), Instant::now());
-        let Some(node_uid) = self.node_uid() else { return false };
+        let Some(owner) = self.owner() else { return false };
         self.retries.retain_due(&mut steps, now);
         let any = !steps.is_empty();
-        let (link, name, uid) = (&self.link, &self.node_name, &node_uid);
+        let (link, name, uid) = (&self.link, &self.node_name, &owner.uid);
         let done: Vec<_> = futures_util::stream::iter(steps)
             .map(|(key, step, wanted, generation)| async move {
                 let done = perform(link, &key, &step, wanted.as_ref(), generation, (name, uid)).await;
@@ -186,20 +186,20 @@ impl Mirrors {
     /// When a step that has failed is due again; `None` while there is nothing to compare, or no Node object to own a mirror.
     fn next_retry(&mut self) -> Option<Instant> {
         self.found.as_ref()?;
-        self.node_uid()?;
+        self.owner()?;
         self.retries.next()
     }
 
-    fn node_uid(&mut self) -> Option<String> {
-        self.node.borrow_and_update().node().map(|node| node.uid.clone())
+    fn owner(&mut self) -> Option<Owner> {
+        self.node.borrow_and_update().node().map(|node| Owner { uid: node.uid.clone(), deleting: node.deleting })
     }
 
     /// The steps that are to be done; their number is what is unsent.
     fn compare(&mut self) -> Vec<Planned> {
-        let (wanted, node_uid) = (self.wanted(), self.node_uid());
-        let (steps, count) = match (&self.found, node_uid) {
-            (Some(_), Some(node_uid)) => {
-                let steps = self.steps(wanted, &node_uid);
+        let (wanted, owner) = (self.wanted(), self.owner());
+        let (steps, count) = match (&self.found, owner) {
+            (Some(_), Some(owner)) => {
+                let steps = self.steps(wanted, &owner);
                 let count = steps.len();
                 (steps, count)
             }
@@ -232,7 +232,7 @@ impl Mirrors {
         wanted
     }
 
-    fn steps(&mut self, mut wanted: BTreeMap<PodKey, Wanted>, node_uid: &str) -> Vec<Planned> {
+    fn steps(&mut self, mut wanted: BTreeMap<PodKey, Wanted>, owner: &Owner) -> Vec<Planned> {
         let Some(found) = &self.found else { return Vec::new() };
         let desired = self.desired.load();
         let heard = self.sources.iter().all(|kind| desired.is_ready(*kind));
@@ -244,7 +244,7 @@ impl Mirrors {
             let pod = wanted.remove(&key);
             let mirror = found.get(&key);
             let known = self.known.get(&key).unwrap_or(&nothing);
-            if let Some(step) = mirror::step(pod.as_ref(), mirror, known, node_uid, heard) {
+            if let Some(step) = mirror::step(pod.as_ref(), mirror, known, owner, heard) {
                 let generation = mirror.and_then(|mirror| mirror.generation);
                 steps.push((key, step, pod, generation));
             }

@@ -15,6 +15,8 @@ use crate::csi_node::{CONTROLLER_ATTACHES, NODE_IDS};
 pub struct SeenNode {
     /// Its UID.
     pub uid: String,
+    /// Whether its deletion was requested, and waits for a finalizer.
+    pub deleting: bool,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Its taints; one of a form that this version does not know is left out.
@@ -51,6 +53,7 @@ impl SeenNode {
                 .filter_map(|one| text(&one["name"]))
                 .collect(),
             uid: text(&node["metadata"]["uid"])?,
+            deleting: node["metadata"]["deletionTimestamp"].is_string(),
             boot_id: text(&node["status"]["nodeInfo"]["bootID"]).unwrap_or_default(),
             taints: all(&node["spec"]["taints"]).iter().filter_map(|taint| Taint::deserialize(taint).ok()).collect(),
             labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
