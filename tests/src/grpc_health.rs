@@ -1,12 +1,15 @@
 //! A server that answers gRPC health checks, as far as one unary call without TLS needs HTTP/2.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// The protocol's answer that everything is well.
 pub const SERVING: u8 = 1;
@@ -31,7 +34,22 @@ pub struct HealthServer {
 impl HealthServer {
     /// A server that serves.
     pub fn start() -> Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        Self::serve(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?)
+    }
+
+    /// The same on that port in the network namespace of the process `pid`.
+    pub fn start_in_network_of(pid: u32, port: u16) -> Result<Self> {
+        let network = File::open(format!("/proc/{pid}/ns/net"))?;
+        let bind = move || -> Result<TcpListener> {
+            move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?)
+        };
+        // A socket stays in the network in which it was made; the thread that was there ends.
+        let bound = thread::spawn(bind).join().map_err(|_| anyhow!("the thread that binds the port panicked"))?;
+        Self::serve(bound?)
+    }
+
+    fn serve(listener: TcpListener) -> Result<Self> {
         let port = listener.local_addr()?.port();
         let status = Arc::new(AtomicU8::new(SERVING));
         let answers = Arc::clone(&status);

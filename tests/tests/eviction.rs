@@ -17,6 +17,11 @@ fn main() -> ExitCode {
             node.root_size = Some(128 << 20);
             node.kubelet = lines("nodefs.available", "48Mi", "8s");
         }),
+        case!(more_is_reclaimed_than_the_threshold).on(|node| {
+            node.root_size = Some(128 << 20);
+            node.kubelet = lines("nodefs.available", "48Mi", "1s");
+            node.kubelet.push("evictionMinimumReclaim: {nodefs.available: 48Mi}".to_owned());
+        }),
         case!(a_soft_threshold_waits_and_leaves_time_to_end).on(|node| {
             node.root_size = Some(64 << 20);
             node.kubelet = [
@@ -134,6 +139,21 @@ fn the_pod_above_its_request_goes_and_comes_back(node: &mut TestNode) -> Result<
     let metrics = node.agent.metrics()?;
     ensure!(metrics.contains("kubelet_evictions{eviction_signal=\"nodefs.available\"} 1"), "{metrics}");
     ensure!(metrics.contains("limpet_node_pressure{condition=\"DiskPressure\"} 0"), "{metrics}");
+    Ok(())
+}
+
+fn more_is_reclaimed_than_the_threshold(node: &mut TestNode) -> Result<()> {
+    let dir = flags(node, &["small", "large"])?;
+    node.apply(&simple("web", IDLE))?;
+    let web = node.wait_running("web")?;
+    push(node, &writer("small", &dir, 38, 1))?;
+    node.wait_running("small")?;
+    push(node, &writer("large", &dir, 44, 1))?;
+    wait_evicted(node, "large")?;
+    // Without the larger one the threshold is not met, and not as much is left as is to be.
+    wait_evicted(node, "small")?;
+    let still = node.wait_running("web")?;
+    ensure!(container(&still, "main")["containerID"] == container(&web, "main")["containerID"]);
     Ok(())
 }
 

@@ -1,18 +1,26 @@
 //! Hooks: `postStart` and `preStop` of every kind, what waits for them and what does not, and the stop signal of a spec.
 
-use std::fs;
-use std::process::ExitCode;
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
 
 use anyhow::{Result, ensure};
+use limpet_tests::claim::Port;
 use limpet_tests::image::V2;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, case, registry, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     suite::run([
         case!(hooks_of_every_kind).on(|node| node.cni = true),
+        case!(hooks_ask_by_https_and_without_tls_where_there_is_none),
+        case!(a_grace_of_zero_leaves_two_seconds),
         case!(a_hook_holds_back_the_next_container),
         case!(a_failed_post_start_restarts_its_container),
         case!(a_pre_stop_that_hangs_ends_with_the_grace),
@@ -121,6 +129,90 @@ fn hooks_of_every_kind(node: &mut TestNode) -> Result<()> {
     ensure!(count(node, "pre-exec") == 1 && count(node, "TERM sleep") == 1, "{:?}", diary(node));
     let events = node.events()?;
     ensure!(!events.contains("FailedPostStartHook") && !events.contains("FailedPreStopHook"), "{events}");
+    Ok(())
+}
+
+/// A server with a certificate of its own, below `dir`, which has the documents `post` and `pre` there, and its log.
+fn https_server(dir: &Path, port: u16) -> Result<(ChildGuard, PathBuf)> {
+    let (site, log) = (dir.join("site"), dir.join("https.log"));
+    fs::create_dir(&site)?;
+    registry::self_signed(&site.join("key"), &site.join("crt"))?;
+    for name in ["post", "pre"] {
+        fs::write(site.join(name), "well\n")?;
+    }
+    let mut openssl = Command::new("openssl");
+    let files = ["-cert", "crt", "-key", "key"];
+    openssl.args(["s_server", "-WWW", "-accept", &format!("127.0.0.1:{port}")]).args(files);
+    let output = File::create(&log)?;
+    let server = openssl.current_dir(&site).stdin(Stdio::null()).stdout(Stdio::null()).stderr(output).spawn()?;
+    let server = ChildGuard(server);
+    let listens = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
+    wait::until_true(wait::SOON, "the HTTPS server", listens)?;
+    Ok((server, log))
+}
+
+/// Ended with the test.
+struct ChildGuard(Child);
+
+impl Drop for ChildGuard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server that does not speak TLS; the result receives the paths that it is asked for.
+fn http_server(port: u16) -> Result<Receiver<String>> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
+    let (asked, paths) = channel();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut request = [0; 4096];
+            let length = stream.read(&mut request).unwrap_or_default();
+            let line = String::from_utf8_lossy(&request[..length]).into_owned();
+            let path = line.strip_prefix("GET ").and_then(|rest| rest.split(' ').next());
+            let status = if path.is_some() { "200 OK" } else { "400 Bad Request" };
+            // A client that goes away in between is none of this server's business.
+            let _ = write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+            path.into_iter().for_each(|path| drop(asked.send(path.to_owned())));
+        }
+    });
+    Ok(paths)
+}
+
+fn hooks_ask_by_https_and_without_tls_where_there_is_none(node: &mut TestNode) -> Result<()> {
+    let (secure, plain) = (Port::claim()?, Port::claim()?);
+    let (_server, log) = https_server(node.dir(), secure.number)?;
+    let paths = http_server(plain.number)?;
+    let hooks = |port: u16| {
+        let get =
+            |path: &str| json!({ "httpGet": { "scheme": "HTTPS", "host": "127.0.0.1", "port": port, "path": path } });
+        json!({ "postStart": get("/post"), "preStop": get("/pre") })
+    };
+    let containers =
+        [("tls", secure.number), ("none", plain.number)].map(|(name, port)| hooked(name, &idle(name), hooks(port)));
+    node.apply(&sharing(node, 20, &containers)?)?;
+    node.wait_running("web")?;
+    node.wait_event("LifecycleHTTPFallback")?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    let served = fs::read_to_string(&log)?;
+    let served: Vec<_> = served.lines().filter_map(|line| line.strip_prefix("FILE:")).collect();
+    ensure!(served == ["post", "pre"], "{served:?}");
+    let asked: Vec<String> = paths.try_iter().collect();
+    ensure!(asked == ["/post", "/pre"], "{asked:?}");
+    let events = node.events()?;
+    ensure!(!events.contains("FailedPostStartHook") && !events.contains("FailedPreStopHook"), "{events}");
+    Ok(())
+}
+
+fn a_grace_of_zero_leaves_two_seconds(node: &mut TestNode) -> Result<()> {
+    let script = format!("trap \"{}; sleep 1; {}; exit 0\" TERM; sleep 100000 & wait", note("TERM"), note("done"));
+    node.apply(&sharing(node, 0, &[hooked("main", &script, json!({}))])?)?;
+    node.wait_running("web")?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    ensure!(diary(node) == ["TERM", "done"], "{:?}", diary(node));
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use limpet_tests::grpc_health::{HealthServer, NOT_SERVING, SERVING};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
-use limpet_tests::{TestNode, case, process, suite, wait};
+use limpet_tests::{TestNode, case, cgroup, process, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         case!(a_get_over_tls_is_a_probe).on(|node| node.cni = true),
         case!(a_connection_is_a_probe).on(|node| node.cni = true),
         case!(a_grpc_health_check_is_a_probe),
+        case!(a_grpc_health_check_reaches_a_pods_own_network).on(|node| node.cni = true),
         case!(readiness_comes_and_goes_without_a_restart),
         case!(a_startup_probe_holds_back_the_others),
         case!(a_failed_probe_has_a_grace_of_its_own),
@@ -158,6 +159,20 @@ fn a_grpc_health_check_is_a_probe(node: &mut TestNode) -> Result<()> {
     };
     let output = "service unhealthy (responded with ";
     lives_by_its_probes(node, &manifest, || answer(NOT_SERVING), || answer(SERVING), output)
+}
+
+fn a_grpc_health_check_reaches_a_pods_own_network(node: &mut TestNode) -> Result<()> {
+    let mut manifest = probed("web", IDLE, &json!({ "grpc": { "port": 9000 } }));
+    manifest["spec"]["hostNetwork"] = false.into();
+    node.apply(&manifest)?;
+    let started = node.wait_pod("web", "started", |pod| container(pod, "main")["state"]["running"].is_object())?;
+    ensure!(container(&started, "main")["ready"] == false, "{started:#}");
+    let server = HealthServer::start_in_network_of(cgroup::main_process(node, &started)?, 9000)?;
+    wait_ready(node, "web", true)?;
+    server.answer(NOT_SERVING);
+    wait_ready(node, "web", false)?;
+    server.answer(SERVING);
+    wait_ready(node, "web", true).map(drop)
 }
 
 fn readiness_comes_and_goes_without_a_restart(node: &mut TestNode) -> Result<()> {
