@@ -313,7 +313,7 @@ async fn what_the_oom_killer_kills_before_a_start_is_recorded_is_reported() {
     let mut node = Node::new(OBEDIENT);
     node.world().kills_at_start = 2;
     node.write("web", "app:1");
-    node.pass(SECOND * 5).await;
+    node.pass(SECOND * 10).await;
     let events = node.agent.as_ref().unwrap().events.snapshot();
     let killed: Vec<_> =
         events.iter().filter(|event| event.reason == "OOMKilling").map(|event| &*event.message).collect();

@@ -183,8 +183,8 @@ impl FakeExecutor {
         if let Ok((id, ..)) = &started
             && self.world().kill_at_start(id)
         {
-            // The event arrives before the answer.
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            // The answer comes long after the event, as from a containerd that is short of memory.
+            tokio::time::sleep(Duration::from_secs(3)).await;
         }
         if let (Some(reporter), Ok(_)) = (&self.reporter, &started) {
             reporter.report_start(pod, slot);

@@ -9,7 +9,7 @@ mod exits;
 mod messages;
 mod resize;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
 use limpet_core::plan::{self, Action, Step, awaits, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
+use limpet_model::container::ContainerId;
 use limpet_model::object::{PodObjects, claim};
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
@@ -60,6 +61,8 @@ pub struct PodWorker {
     /// What its end may take, when that is not the pod's own to say.
     grace: Option<Duration>,
     jobs: JoinSet<(u64, Outcome)>,
+    /// Containers in which the kernel killed something before their start was recorded.
+    killed_at_start: BTreeSet<ContainerId>,
     pulls: BTreeMap<usize, AbortHandle>,
     hooks: HookJobs,
     /// Probes in progress: nothing waits for them, and they end with the worker.
@@ -117,6 +120,7 @@ impl PodWorker {
             unwanted: false,
             grace: None,
             jobs: JoinSet::new(),
+            killed_at_start: BTreeSet::new(),
             pulls: BTreeMap::new(),
             hooks: HookJobs::default(),
             probes: JoinSet::new(),
@@ -237,6 +241,7 @@ impl PodWorker {
                 if let Outcome::OutOfMemorySurvived { id, kills } = &outcome {
                     self.context.reporter.report_survived(pod, id, *kills);
                 }
+                let started = matches!(outcome, Outcome::Started { .. });
                 if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
                     self.exited(&id, 0, exit.code, exit.finished_at, now);
                     return;
@@ -246,6 +251,9 @@ impl PodWorker {
                     ended.and_then(|id| pod.containers.iter().position(|slot| newest(slot) == Some(id.clone())))
                 {
                     self.context.reporter.report_exit(pod, index, now);
+                }
+                if started {
+                    self.start_recorded();
                 }
             }
             Ok(_) => {}

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::outcome::{self, Outcome};
-use limpet_core::state::{ContainerSlot, Now};
+use limpet_core::state::{Busy, ContainerSlot, Now};
 use limpet_model::container::{ContainerId, Task};
 use limpet_model::process::{ProcessName, Sender};
 
@@ -55,12 +55,17 @@ impl PodWorker {
         }
     }
 
-    /// The kernel killed something in a container, which may have started so shortly before that its start is not
-    /// recorded yet. What is still alive a moment later was not what it killed.
+    /// The kernel killed something in a container. What is still alive a moment later was not what it killed.
     pub(super) fn out_of_memory(&mut self, id: ContainerId) {
         let Some(pod) = &self.current else { return };
-        let exited = |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == id && !one.is_running());
-        if pod.containers.iter().any(exited) {
+        let running = |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == id && one.is_running());
+        let starting = |slot: &ContainerSlot| matches!(&slot.busy, Some(Busy::Starting(next)) if *next == id);
+        if pod.containers.iter().any(starting) {
+            // Its start is not recorded yet.
+            self.killed_at_start.insert(id);
+            return;
+        }
+        if !pod.containers.iter().any(running) {
             return;
         }
         let (executor, generation, record) =
@@ -70,6 +75,13 @@ impl PodWorker {
             let kills = executor.oom_kills(&record, &id);
             (generation, Outcome::OutOfMemorySurvived { id, kills })
         });
+    }
+
+    /// A start was recorded, or has failed: what the kernel killed in its container meanwhile is looked at.
+    pub(super) fn start_recorded(&mut self) {
+        for id in std::mem::take(&mut self.killed_at_start) {
+            self.out_of_memory(id);
+        }
     }
 
     /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
