@@ -3,11 +3,14 @@
 //! The node itself is well, so nothing may restart: whatever the line does, a container runs once, from the moment its pod is
 //! known until its pod is deleted. Afterwards the cluster's view is the node's, and everything was told.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod verdict;
+
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use limpet::executor::fake::world::{Behaviour, World};
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
@@ -23,17 +26,6 @@ use crate::server::{Backup, Line, PODS, Server};
 
 /// After the last fault: longer than it takes until a dead connection is noticed, with the longest pause and deadline.
 const SETTLE: Duration = Duration::from_secs(200);
-/// What of a pod's status is compared.
-const STATUS_FIELDS: [&str; 8] = [
-    "/phase",
-    "/startTime",
-    "/hostIP",
-    "/containerStatuses/0/containerID",
-    "/containerStatuses/0/restartCount",
-    "/containerStatuses/0/ready",
-    "/containerStatuses/0/state",
-    "/conditions/0/status",
-];
 /// At most so many pods of each side.
 const MANY: usize = 3;
 
@@ -120,7 +112,7 @@ impl Node {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..30) {
+        match self.rng.u32(0..33) {
             0..=3 => self.bind(),
             4..=6 => self.delete_bound(),
             7..=9 => self.create_own(),
@@ -135,7 +127,9 @@ impl Node {
             26 => self.server_compacts(),
             27 => self.back_up(),
             28 => self.restore(),
-            _ => self.delete_node_object(),
+            29 => self.delete_node_object(),
+            30 | 31 => self.credentials_change(),
+            _ => self.clock_steps(),
         }
     }
 
@@ -252,6 +246,20 @@ impl Node {
         self.server.set_line(line);
     }
 
+    /// The node's certificate expires, or has been renewed.
+    fn credentials_change(&mut self) {
+        let expired = self.rng.bool();
+        self.note(format!("the node's credentials are expired: {expired}"));
+        self.server.set_expired(expired);
+    }
+
+    /// The node's clock is set: by an hour or by a year, forth or back.
+    fn clock_steps(&mut self) {
+        let hours = [1, -1, 24 * 365, -24 * 365][self.rng.usize(0..4)];
+        self.note(format!("the node's clock is set by {hours} hours"));
+        self.world.lock().unwrap().set_clock_by(SignedDuration::from_hours(hours));
+    }
+
     /// Many changes in short time.
     async fn flap(&mut self) {
         self.note("the line flaps".to_owned());
@@ -351,6 +359,7 @@ impl Node {
     async fn settle(&mut self) {
         self.note("the line is good".to_owned());
         self.server.set_faults(0, Duration::ZERO);
+        self.server.set_expired(false);
         self.server.set_line(Line::Open);
         self.pass(SETTLE).await;
         if self.restored {
@@ -360,79 +369,6 @@ impl Node {
             self.pass(Duration::from_secs(120)).await;
         }
         self.check();
-    }
-
-    /// The pods that run: how many containers each has that do.
-    fn running(&self) -> BTreeMap<String, usize> {
-        let mut count = BTreeMap::new();
-        for (uid, ..) in self.world.lock().unwrap().what_runs() {
-            *count.entry(uid).or_default() += 1;
-        }
-        count
-    }
-
-    /// What a restored cluster does not have runs on until it is accepted.
-    fn check_held(&mut self) {
-        let desired = self.agent.as_ref().unwrap().desired.load();
-        let running = self.running();
-        for record in desired.pods.values() {
-            let deleted = record.pod.metadata.deletion_timestamp.is_some();
-            if !deleted && running.get(record.uid.as_str()) != Some(&1) {
-                self.violations.push(format!("{} does not run before the cluster is accepted", record.key));
-            }
-        }
-    }
-
-    fn check(&mut self) {
-        let agent = self.agent.as_ref().unwrap();
-        let (desired, observed) = (agent.desired.load(), agent.observed.load());
-        let mut found = std::mem::take(&mut self.violations);
-        let theirs = self.server.pods();
-        let names: BTreeSet<String> = observed.pods.keys().map(|key| key.name().to_owned()).collect();
-        let wanted: BTreeSet<String> =
-            self.files.keys().map(|name| format!("{name}-{NODE}")).chain(self.bound()).collect();
-        if names != wanted {
-            found.push(format!("the node has {names:?}, it should have {wanted:?}"));
-        }
-        if !theirs.keys().eq(&names) {
-            found.push(format!("the node has {names:?}, the cluster has {:?}", theirs.keys()));
-        }
-        let running = self.running();
-        for (key, pod) in &observed.pods {
-            let (uid, shown) = (pod.record.uid.to_string(), theirs.get(key.name()).cloned().unwrap_or_default());
-            let mirror = &shown["metadata"]["annotations"]["kubernetes.io/config.mirror"];
-            let known = if mirror.is_null() { &shown["metadata"]["uid"] } else { mirror };
-            if *known != *uid {
-                found.push(format!("{key} is {uid}, the cluster has {known}"));
-            }
-            let own = json!(pod.status);
-            for field in STATUS_FIELDS {
-                let of = |status: &Value| status.pointer(field).cloned();
-                if of(&own) != of(&shown["status"]) {
-                    found.push(format!(
-                        "{key}: {field} is {:?} on the node, {:?} in the cluster",
-                        of(&own),
-                        of(&shown["status"])
-                    ));
-                }
-            }
-            if own["containerStatuses"][0]["restartCount"] != 0 || running.get(&uid) != Some(&1) {
-                found.push(format!("{key} was restarted or does not run once: {}", own["containerStatuses"]));
-            }
-        }
-        let known: BTreeSet<String> = desired.pods.values().map(|record| record.uid.to_string()).collect();
-        let mut world = self.world.lock().unwrap();
-        for uid in world.pods().difference(&known) {
-            found.push(format!("something of {uid} is left"));
-        }
-        found.append(&mut world.violations);
-        drop(world);
-        found.extend(agent.unreported());
-        let node = self.server.get(&format!("/api/v1/nodes/{NODE}"));
-        if node.is_none() {
-            found.push("there is no Node object".to_owned());
-        }
-        self.violations = found;
     }
 
     fn report(self) -> Report {

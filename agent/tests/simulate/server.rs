@@ -5,6 +5,7 @@
 //! restart, a compaction, a restored backup.
 
 mod objects;
+mod watching;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
@@ -22,10 +23,11 @@ use limpet_apiserver::Client;
 use limpet_apiserver::client::Body;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 pub(crate) use self::objects::Backup;
 use self::objects::{Objects, failure, prefix, selected_name};
+use self::watching::Watching;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Answer = Response<StreamBody<BoxStream<'static, Result<Frame<Bytes>, BoxError>>>>;
@@ -34,11 +36,6 @@ type Answer = Response<StreamBody<BoxStream<'static, Result<Frame<Bytes>, BoxErr
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
 /// The node's lease.
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node";
-/// After this time without an answer a kernel gives a connection up.
-const DEAD: Duration = Duration::from_secs(60);
-/// An idle watch says so often how far the server is.
-const BOOKMARK: Duration = Duration::from_secs(60);
-
 /// How the line is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Line {
@@ -75,6 +72,8 @@ struct State {
     fault_rate: u32,
     /// How long an answer takes at the most.
     slowness: Duration,
+    /// The node's credentials are not valid any more, or not yet.
+    expired: bool,
     /// How often the lease was renewed.
     renewals: u64,
     /// Its etcd cannot say how far a watch has come, as Debian 12's.
@@ -97,6 +96,7 @@ impl Server {
     pub(crate) fn new(seed: u64, trace: bool) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let state = State {
+            expired: false,
             renewals: 0,
             lacks_streaming_lists: rng.bool(),
             rng,
@@ -135,6 +135,11 @@ impl Server {
     pub(crate) fn set_faults(&self, rate: u32, slowness: Duration) {
         let mut state = self.lock();
         (state.fault_rate, state.slowness) = (rate, slowness);
+    }
+
+    /// From now on no request counts as the node's, or each does again. Watches that are open go on, as at a real one.
+    pub(crate) fn set_expired(&self, expired: bool) {
+        self.lock().expired = expired;
     }
 
     /// Every connection is gone.
@@ -216,6 +221,10 @@ impl Server {
         let (boots, slow) = self.dice();
         sleep(slow).await;
         self.carried(true).await;
+        if self.lock().expired {
+            self.carried(false).await;
+            return Ok(whole(401, failure(401, "Unauthorized", "Unauthorized")));
+        }
         let fate = self.lock().fate();
         match fate {
             Fate::Reset => return Err(reset()),
@@ -316,87 +325,6 @@ enum Fate {
     Swallowed,
     /// It is refused.
     Refused(u16),
-}
-
-/// One watch.
-struct Watching {
-    server: Server,
-    prefix: String,
-    name: Option<String>,
-    /// What is sent first, of a streaming list.
-    initial: VecDeque<Value>,
-    at: u64,
-    boots: u64,
-    ends: Instant,
-    has_bookmarks: bool,
-    over: bool,
-}
-
-impl Watching {
-    /// The next line; `None` at its end.
-    async fn next(&mut self) -> Option<Result<Value, BoxError>> {
-        if self.over {
-            return None;
-        }
-        let mut changed = self.server.changed.subscribe();
-        let bookmark = Instant::now() + BOOKMARK;
-        loop {
-            self.server.carried(false).await;
-            let found = {
-                let state = self.server.lock();
-                if state.boots != self.boots {
-                    self.over = true;
-                    return Some(Err(reset()));
-                }
-                match self.initial.pop_front() {
-                    Some(event) => Some((event, self.at)),
-                    None => state
-                        .objects
-                        .next_change(self.at, &self.prefix, self.name.as_deref())
-                        .map(|change| (json!({ "type": change.kind, "object": change.object }), change.version)),
-                }
-            };
-            if let Some((event, version)) = found {
-                let (_, slow) = self.server.dice();
-                sleep(slow).await;
-                self.server.carried(false).await;
-                let fate = self.server.lock().fate();
-                match fate {
-                    Fate::Reset | Fate::Lost => {
-                        self.over = true;
-                        return Some(Err(reset()));
-                    }
-                    // The connection is dead, which the node's kernel finds out.
-                    Fate::Swallowed => {
-                        sleep(DEAD).await;
-                        self.over = true;
-                        return Some(Err(reset()));
-                    }
-                    Fate::Refused(_) => return None,
-                    Fate::Served => {}
-                }
-                self.server
-                    .lock()
-                    .note(|| format!("  {} {} at {version}", event["type"], event["object"]["metadata"]["name"]));
-                self.at = version;
-                return Some(Ok(event));
-            }
-            tokio::select! {
-                biased;
-                _ = changed.changed() => {}
-                () = sleep_until(self.ends) => return None,
-                () = sleep_until(bookmark), if self.has_bookmarks => {
-                    let version = self.server.lock().objects.version();
-                    if version < self.at {
-                        continue;
-                    }
-                    self.at = version;
-                    let object = json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "resourceVersion": version.to_string() } });
-                    return Some(Ok(json!({ "type": "BOOKMARK", "object": object })));
-                }
-            }
-        }
-    }
 }
 
 impl State {

@@ -6,10 +6,11 @@ mod invariants;
 mod inventory;
 mod order;
 mod places;
+mod pods;
 mod probes;
 mod processes;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -20,9 +21,9 @@ use limpet_core::plan::restart_all;
 use limpet_core::state::{ContainerSlot, Now, PodState};
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded, Task};
 use limpet_model::lifecycle::LifecycleEvent;
-use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
+use limpet_model::pod::Role;
+use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::ephemeral::to_record;
-use limpet_model::pod::{PodRecord, PodUid, Role};
 use limpet_model::probe::ProbeRecord;
 use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::PodVerdict;
@@ -200,6 +201,11 @@ impl World {
         self.wall_begun.saturating_add(elapsed).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
+    /// Sets the wall clock forth or back. The monotonic one goes on.
+    pub fn set_clock_by(&mut self, step: SignedDuration) {
+        self.wall_begun = self.wall_begun.saturating_add(step).unwrap_or(self.wall_begun);
+    }
+
     /// Whether the runtime answers.
     pub fn is_connected(&self) -> bool {
         self.connected
@@ -249,57 +255,6 @@ impl World {
     /// Whether a failure is one that passes by itself.
     pub(super) fn draw_transient(&mut self) -> bool {
         self.rng.bool()
-    }
-
-    pub(super) fn create_sandbox(&mut self, record: &PodRecord) -> String {
-        self.next_sandbox += 1;
-        let next = self.next_sandbox.to_string();
-        self.directories.insert(record.uid.to_string());
-        let id = self.sandboxes.entry(record.uid.to_string()).or_insert(next).clone();
-        self.set_cgroup(&record.uid, pod_limits(record.spec()));
-        id
-    }
-
-    /// Sets a pod's limits.
-    pub(super) fn set_cgroup(&mut self, uid: &PodUid, limits: CgroupLimits) {
-        self.cgroups.insert(uid.to_string(), limits);
-        self.refused_limits.remove(uid.as_str());
-        self.note(|| format!("cgroup of {uid} {limits:?}"));
-        self.check_cgroup(uid, &limits);
-    }
-
-    /// The kernel refused a pod's limits.
-    pub(super) fn refuse_limits(&mut self, uid: &PodUid) {
-        self.refused_limits.insert(uid.to_string());
-    }
-
-    /// The limits of a pod's cgroup.
-    pub fn cgroup(&self, uid: &PodUid) -> Option<CgroupLimits> {
-        self.cgroups.get(uid.as_str()).copied()
-    }
-
-    pub(super) fn remove_sandbox(&mut self, uid: &PodUid) {
-        self.ends.remove(uid.as_str());
-        self.sandboxes.remove(uid.as_str());
-        self.cgroups.remove(uid.as_str());
-        self.refused_limits.remove(uid.as_str());
-        self.check_sandbox_removal(uid);
-    }
-
-    /// Removes what a pod keeps beyond its containers.
-    pub(super) fn remove_pod(&mut self, uid: &PodUid) {
-        self.remove_sandbox(uid);
-        self.ephemeral.retain(|(of, _)| of != uid.as_str());
-        self.directories.remove(uid.as_str());
-    }
-
-    pub(super) fn sandbox(&self, uid: &PodUid) -> Option<String> {
-        self.sandboxes.get(uid.as_str()).cloned()
-    }
-
-    pub(super) fn traces(&self) -> HashSet<PodUid> {
-        let with_any = self.sandboxes.keys().chain(self.cgroups.keys()).chain(&self.directories);
-        with_any.map(|uid| PodUid::new(uid.as_str())).collect()
     }
 
     /// Starts the container's next attempt, or takes over what an earlier call started.

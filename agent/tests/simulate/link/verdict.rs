@@ -1,0 +1,94 @@
+//! What must hold of a node and its cluster once the line between them is good.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::Node;
+use crate::agent::NODE;
+
+/// What of a pod's status is compared.
+const STATUS_FIELDS: [&str; 8] = [
+    "/phase",
+    "/startTime",
+    "/hostIP",
+    "/containerStatuses/0/containerID",
+    "/containerStatuses/0/restartCount",
+    "/containerStatuses/0/ready",
+    "/containerStatuses/0/state",
+    "/conditions/0/status",
+];
+impl Node {
+    /// The pods that run: how many containers each has that do.
+    fn running(&self) -> BTreeMap<String, usize> {
+        let mut count = BTreeMap::new();
+        for (uid, ..) in self.world.lock().unwrap().what_runs() {
+            *count.entry(uid).or_default() += 1;
+        }
+        count
+    }
+
+    /// What a restored cluster does not have runs on until it is accepted.
+    pub(super) fn check_held(&mut self) {
+        let desired = self.agent.as_ref().unwrap().desired.load();
+        let running = self.running();
+        for record in desired.pods.values() {
+            let deleted = record.pod.metadata.deletion_timestamp.is_some();
+            if !deleted && running.get(record.uid.as_str()) != Some(&1) {
+                self.violations.push(format!("{} does not run before the cluster is accepted", record.key));
+            }
+        }
+    }
+
+    pub(super) fn check(&mut self) {
+        let agent = self.agent.as_ref().unwrap();
+        let (desired, observed) = (agent.desired.load(), agent.observed.load());
+        let mut found = std::mem::take(&mut self.violations);
+        let theirs = self.server.pods();
+        let names: BTreeSet<String> = observed.pods.keys().map(|key| key.name().to_owned()).collect();
+        let wanted: BTreeSet<String> =
+            self.files.keys().map(|name| format!("{name}-{NODE}")).chain(self.bound()).collect();
+        if names != wanted {
+            found.push(format!("the node has {names:?}, it should have {wanted:?}"));
+        }
+        if !theirs.keys().eq(&names) {
+            found.push(format!("the node has {names:?}, the cluster has {:?}", theirs.keys()));
+        }
+        let running = self.running();
+        for (key, pod) in &observed.pods {
+            let (uid, shown) = (pod.record.uid.to_string(), theirs.get(key.name()).cloned().unwrap_or_default());
+            let mirror = &shown["metadata"]["annotations"]["kubernetes.io/config.mirror"];
+            let known = if mirror.is_null() { &shown["metadata"]["uid"] } else { mirror };
+            if *known != *uid {
+                found.push(format!("{key} is {uid}, the cluster has {known}"));
+            }
+            let own = json!(pod.status);
+            for field in STATUS_FIELDS {
+                let of = |status: &Value| status.pointer(field).cloned();
+                if of(&own) != of(&shown["status"]) {
+                    found.push(format!(
+                        "{key}: {field} is {:?} on the node, {:?} in the cluster",
+                        of(&own),
+                        of(&shown["status"])
+                    ));
+                }
+            }
+            if own["containerStatuses"][0]["restartCount"] != 0 || running.get(&uid) != Some(&1) {
+                found.push(format!("{key} was restarted or does not run once: {}", own["containerStatuses"]));
+            }
+        }
+        let known: BTreeSet<String> = desired.pods.values().map(|record| record.uid.to_string()).collect();
+        let mut world = self.world.lock().unwrap();
+        for uid in world.pods().difference(&known) {
+            found.push(format!("something of {uid} is left"));
+        }
+        found.append(&mut world.violations);
+        drop(world);
+        found.extend(agent.unreported());
+        let node = self.server.get(&format!("/api/v1/nodes/{NODE}"));
+        if node.is_none() {
+            found.push("there is no Node object".to_owned());
+        }
+        self.violations = found;
+    }
+}
