@@ -21,7 +21,7 @@ pub const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::fro
 pub enum Signal {
     /// `memory.available`.
     MemoryAvailable,
-    /// `allocatableMemory.available`: of the memory that all pods may have together, where that is limited.
+    /// `allocatableMemory.available`: of the memory that all pods may have together.
     AllocatableMemoryAvailable,
     /// `nodefs.available`: bytes of the disk with the agent's root directory.
     NodefsAvailable,
@@ -185,18 +185,17 @@ impl EvictionPolicy {
         self.thresholds.iter().any(|threshold| threshold.signal.pressure() == pressure)
     }
 
-    /// The same where what all pods may have together is limited: a hard threshold for memory counts for that, too.
+    /// The same where what all pods may have together is limited: a hard threshold for memory counts for that, too, beside
+    /// those that it has.
     pub fn with_allocatable_memory(mut self) -> Self {
-        let (memory, own) = (Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable);
-        if !self.thresholds.iter().any(|one| one.signal == own) {
-            let hard = self.thresholds.iter().find(|one| one.signal == memory && one.is_hard());
-            self.thresholds.extend(hard.map(|hard| Threshold { signal: own, ..*hard }));
-            self.thresholds.sort_by_key(|threshold| threshold.signal);
-        }
+        let hard = self.thresholds.iter().find(|one| one.signal == Signal::MemoryAvailable && one.is_hard());
+        let of_pods = hard.map(|hard| Threshold { signal: Signal::AllocatableMemoryAvailable, ..*hard });
+        self.thresholds.extend(of_pods);
+        self.thresholds.sort_by_key(|threshold| threshold.signal);
         self
     }
 
-    /// What a pod's containers get to end, in seconds: kubelet never gives less than one.
+    /// The grace period of a pod that is evicted, in seconds: kubelet's is never less than one.
     pub fn pod_grace(&self, threshold: &Threshold, own: u64) -> u64 {
         if threshold.is_hard() { 1 } else { self.max_pod_grace.as_secs().min(own).max(1) }
     }

@@ -65,8 +65,12 @@ fn a_hard_threshold_for_memory_counts_for_what_all_pods_may_have() {
     let soft = Threshold { grace: Duration::from_secs(5), ..hard(memory, limit) };
     for (given, wanted) in [
         (vec![hard(memory, limit)], vec![hard(memory, limit), hard(of_pods, limit)]),
-        (vec![hard(memory, limit), hard(of_pods, own)], vec![hard(memory, limit), hard(of_pods, own)]),
+        (
+            vec![hard(memory, limit), hard(of_pods, own)],
+            vec![hard(memory, limit), hard(of_pods, own), hard(of_pods, limit)],
+        ),
         (vec![soft], vec![soft]),
+        (vec![hard(memory, limit), soft], vec![hard(memory, limit), soft, hard(of_pods, limit)]),
         (vec![hard(Signal::PidAvailable, limit)], vec![hard(Signal::PidAvailable, limit)]),
     ] {
         assert_eq!(policy(&given).with_allocatable_memory().thresholds, wanted);

@@ -317,6 +317,14 @@ mod tests {
     }
 
     #[test]
+    fn a_list_may_be_empty() {
+        let (_, flags) = taken("limpet run --enforce-node-allocatable=");
+        let entries = flags.entries(Position::default());
+        let empty = |value: &Value| matches!(value, Value::List(items) if items.is_empty());
+        assert!(entries.len() == 1 && empty(&entries[0].node.value), "{entries:?}");
+    }
+
+    #[test]
     fn repeated_lists_and_maps_grow() {
         let (_, flags) = taken(
             "limpet run --cluster-dns=1.1.1.1,2.2.2.2 --cluster-dns=3.3.3.3 --max-pods=1 --max-pods=2 \

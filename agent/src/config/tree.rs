@@ -114,12 +114,17 @@ impl<'a> Map<'a> {
     }
 
     pub(super) fn texts(&self, key: &str) -> Vec<(&'a str, Position)> {
-        let Some(Value::List(nodes)) = self.get(key).map(|node| &node.value) else { return Vec::new() };
+        self.list(key).unwrap_or_default()
+    }
+
+    /// The same where an empty list is not the same as none.
+    pub(super) fn list(&self, key: &str) -> Option<Vec<(&'a str, Position)>> {
+        let Value::List(nodes) = &self.get(key)?.value else { return None };
         let texts = nodes.iter().filter_map(|node| match &node.value {
             Value::Text(text) => Some((text.as_str(), node.position)),
             _ => None,
         });
-        texts.collect()
+        Some(texts.collect())
     }
 }
 

@@ -57,7 +57,12 @@ impl Capacity {
         NodeLimits { cpu: self.allocatable[Resource::Cpu], memory: self.allocatable[Resource::Memory] }
     }
 
-    /// The limits of the cgroup of all pods; of memory none where the node's is not known.
+    /// Whether `kubeReserved` and `systemReserved` leave pods no memory. kubelet does not start then.
+    pub fn reserves_all_memory(&self) -> bool {
+        !self.all[Resource::Memory].is_zero() && self.limit[Resource::Memory].is_zero()
+    }
+
+    /// The limits of the cgroup of all pods; of memory none where the node's is not known, or all of it is reserved.
     pub fn all_pods(&self) -> AllPodsLimits {
         let memory = u64::try_from(self.limit[Resource::Memory].units()).ok().filter(|bytes| *bytes > 0);
         AllPodsLimits { millicores: self.limit[Resource::Cpu].milli(), memory }

@@ -22,6 +22,10 @@ impl Cgroups {
     /// When they have more memory in use: the kernel of cgroup v2 would end processes for it at once. When a limit cannot
     /// be set.
     pub async fn limit_all_pods(&self, limits: AllPodsLimits) -> Result<(), CgroupError> {
+        let level = self.shared.layout.level(QosClass::Guaranteed);
+        let shares = cpu_shares(limits.millicores);
+        // The processors can be weighed whatever memory is in use.
+        self.apply(vec![(level.clone(), GroupLimits::weighing(shares))]).await?;
         let cgroups = self.clone();
         let in_use = blocking(move || Ok(cgroups.memory_of_all_pods())).await?;
         if let (Some(limit), Some(in_use)) = (limits.memory, in_use)
@@ -30,8 +34,7 @@ impl Cgroups {
             return Err(CgroupError::MemoryInUse { limit, in_use });
         }
         let memory = limits.memory.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
-        let own = CgroupLimits { cpu_shares: cpu_shares(limits.millicores), cpu_quota: None, memory };
-        let level = self.shared.layout.level(QosClass::Guaranteed);
+        let own = CgroupLimits { cpu_shares: shares, cpu_quota: None, memory };
         self.apply(vec![(level, GroupLimits::of_pod(&own, None))]).await
     }
 }

@@ -72,20 +72,26 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
     cgroups.limit_all_pods(limits).await.unwrap();
     assert_eq!((read(), cgroups.shares("")), ((64 << 20).to_string(), cgroups.in_shares(512)));
 
-    let group = cgroups.shared.layout.directory(&cgroups.shared.layout.level(QosClass::BestEffort));
-    let procs = cgroups.shared.hierarchies.path("memory", &group).unwrap().join("cgroup.procs");
-    let mut shell = Command::new("sh").args(["-c", "read go; sleep 600 & wait"]).stdin(Stdio::piped()).spawn().unwrap();
-    fs::write(&procs, shell.id().to_string()).unwrap();
+    // Processes lie in leaves alone, with cgroup v2.
+    let level = cgroups.shared.layout.directory(&cgroups.shared.layout.level(QosClass::BestEffort));
+    let leaf = cgroups.shared.hierarchies.path("memory", &level.join("podm")).unwrap();
+    fs::create_dir(&leaf).unwrap();
+    let procs = leaf.join("cgroup.procs");
+    let mut shell =
+        Command::new("sh").args(["-c", "read go && { sleep 600 & wait; }"]).stdin(Stdio::piped()).spawn().unwrap();
+    let moved = fs::write(&procs, shell.id().to_string());
     // What it forks takes memory of the group.
-    shell.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let begun = shell.stdin.take().unwrap().write_all(b"go\n");
     let in_use = || cgroups.memory_of_all_pods().is_some_and(|bytes| bytes > 0);
     let forked = wait::until_true(wait::SOON, "memory in use", in_use);
     let tiny = cgroups.limit_all_pods(AllPodsLimits { memory: Some(0), ..limits }).await;
-    for pid in fs::read_to_string(&procs).unwrap().lines() {
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid.parse().unwrap()), nix::sys::signal::Signal::SIGKILL)
-            .unwrap();
+    let pids = || fs::read_to_string(&procs).unwrap().lines().map(|pid| pid.parse().unwrap()).collect::<Vec<i32>>();
+    for pid in pids() {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
     }
     shell.wait().unwrap();
+    wait::until_true(wait::SOON, "an empty group", || pids().is_empty()).unwrap();
+    moved.and(begun).unwrap();
     forked.unwrap();
     assert!(matches!(tiny, Err(CgroupError::MemoryInUse { limit: 0, .. })), "{tiny:?}");
     assert_eq!(read(), (64 << 20).to_string());

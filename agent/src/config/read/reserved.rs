@@ -33,10 +33,8 @@ impl Judge {
 
     /// Reads which cgroups are limited to what they are to have.
     pub(super) fn enforcement(&mut self, map: &Map<'_>, config: &mut Config) {
-        let names = map.texts(ENFORCE);
-        if names.is_empty() {
-            return;
-        }
+        // An empty list enforces nothing, as under kubelet.
+        let Some(names) = map.list(ENFORCE) else { return };
         config.limit_all_pods = names.iter().any(|(name, _)| *name == PODS);
         for (name, at) in &names {
             match *name {
@@ -129,7 +127,9 @@ mod tests {
     #[test]
     fn all_pods_are_limited_unless_nothing_is_enforced() {
         let read = |list: &str| load_text(&format!("{KUBELET_HEAD}enforceNodeAllocatable: {list}\n"), &[]);
-        for (list, limited) in [("[]", true), ("[pods]", true), ("[pods, kube-reserved]", true), ("[none]", false)] {
+        for (list, limited) in
+            [("[]", false), ("null", true), ("[pods]", true), ("[pods, kube-reserved]", true), ("[none]", false)]
+        {
             assert_eq!(read(list).0.map(|config| config.limit_all_pods), Ok(limited), "{list}");
         }
         let warned = format!("{:?}", read("[pods, kube-reserved]").1);
