@@ -207,12 +207,13 @@ fn hooks_ask_by_https_and_without_tls_where_there_is_none(node: &mut TestNode) -
 }
 
 fn a_grace_of_zero_leaves_two_seconds(node: &mut TestNode) -> Result<()> {
-    let script = format!("trap \"{}; sleep 1; {}; exit 0\" TERM; sleep 100000 & wait", note("TERM"), note("done"));
+    let trap = format!("trap \"{}; sleep 1.2; {}; exit 0\" TERM", note("TERM"), note("done"));
+    let script = format!("{trap}; {}; sleep 100000 & wait", note("up"));
     node.apply(&sharing(node, 0, &[hooked("main", &script, json!({}))])?)?;
-    node.wait_running("web")?;
+    wait_noted(node, "up", 1)?;
     node.remove("web")?;
     node.wait_gone("web")?;
-    ensure!(diary(node) == ["TERM", "done"], "{:?}", diary(node));
+    ensure!(diary(node) == ["up", "TERM", "done"], "{:?}", diary(node));
     Ok(())
 }
 

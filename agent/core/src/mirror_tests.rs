@@ -71,9 +71,13 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
         assert_eq!(step(wanted, found, known, &owner(), heard), expected, "case {number}");
     }
     let leaving = Owner { deleting: true, ..owner() };
-    let created = step(Some(&wanted), None, &nothing, &leaving, true);
+    let none = step(Some(&wanted), None, &nothing, &leaving, true);
     let reported = step(Some(&wanted), Some(&found), &nothing, &leaving, true);
-    assert_eq!((created, reported), (None, Some(Step::Report { uid: "m1".to_owned() })), "the Node is being deleted");
+    assert_eq!((none, reported), (None, Some(Step::Report { uid: "m1".to_owned() })), "the Node is being deleted");
+    let mut edited = created(&wanted, "m1");
+    edited["metadata"]["labels"] = json!({});
+    let removed = step(Some(&wanted), Some(&mirror(&edited)), &nothing, &leaving, true);
+    assert!(matches!(removed, Some(Step::Replace { .. })), "what is wrong goes all the same: {removed:?}");
     let unobserved = Wanted::desired(&wanted.record);
     assert_eq!(step(Some(&unobserved), None, &nothing, &owner(), true), Some(Step::Create));
     assert_eq!(step(Some(&unobserved), Some(&found), &nothing, &owner(), true), None, "nothing is known of it yet");

@@ -37,7 +37,7 @@ use limpet_model::verdict::PodVerdict;
 pub use resize::{Deferred, RESIZE_BACKOFF, Resize};
 pub use restart_rule::{RESTART_ALL, matching_rule};
 pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
-pub use stop::{KILL_AGAIN, LEAST_GRACE, StopPhase, Stopping};
+pub use stop::{KILL_AGAIN, StopPhase, Stopping};
 pub use volumes::{VolumesState, VolumesVersion};
 
 /// kubelet's reason when a volume cannot be mounted.

@@ -1,8 +1,13 @@
 //! The signal that asks a container to end: from its image, SIGTERM where that names none.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// What the stop signal has before SIGKILL at the least, however short the grace period is and whatever a `preStop` hook or
+/// the sidecar's turn leaves of it. As kubelet.
+pub const LEAST_GRACE: Duration = Duration::from_secs(2);
 
 /// The signals by name, with the numbers that Linux gives them on every architecture containerd is built for.
 const SIGNALS: [(&str, u32); 34] = [

@@ -85,7 +85,7 @@ impl PodVerdict {
         Self::failed(DEADLINE_EXCEEDED, message.to_owned())
     }
 
-    /// It takes more of the node than it may; its containers get a second to end.
+    /// It takes more of the node than it may; its containers get a grace period of a second.
     pub fn evicted(message: String) -> Self {
         Self::failed(EVICTED, message)
     }

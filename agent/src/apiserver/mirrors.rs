@@ -309,10 +309,10 @@ async fn perform(
     let pod = Resource::Pod(namespace.clone(), name.clone());
     let observed = wanted.and_then(|wanted| wanted.observed.as_ref());
     match (step, wanted, observed) {
-        // The next pass makes another one.
+        // The next pass makes another one, unless the Node is being deleted.
         (Step::Delete { uid } | Step::Replace { uid, .. }, ..) => {
             if let Step::Replace { why, .. } = step {
-                tracing::info!(pod = %key, why, "the mirror pod is made anew");
+                tracing::info!(pod = %key, why, "the mirror pod is deleted, because it is not what it has to be");
             }
             match link.send(Request::delete_now(pod, uid)).await {
                 Err(error) if !error.is_not_found() => Err(error),

@@ -15,7 +15,7 @@ async fn an_evicted_pod_runs_again_when_the_pressure_is_over_and_an_edited_one_a
     node.set_pressure(&[Pressure::Disk, Pressure::Memory]);
     let mut ended = node.evict("web").await;
     node.pass(SECOND * 5).await;
-    assert_eq!(ended.try_recv(), Ok(()), "its grace period is a second, not its own seven");
+    assert_eq!(ended.try_recv(), Ok(()), "it has 2 s to end, not its own seven");
     assert_eq!((node.reason("web").as_deref(), node.running().len(), node.starts()), (Some("Evicted"), 1, 2));
     let mut again = node.evict("web").await;
     node.pass(SECOND * 60).await;

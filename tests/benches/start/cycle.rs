@@ -14,7 +14,7 @@ pub(crate) const START: &str = "manifest -> first process";
 
 /// The steps, in their order.
 pub(crate) const STEPS: [&str; 4] =
-    [START, "exit -> restarted", "edit -> new pod (grace 1 s)", "removal -> process ended"];
+    [START, "exit -> restarted", "edit -> new pod (grace 2 s)", "removal -> process ended"];
 
 /// What each step took, of each pod.
 pub(crate) type Steps = [Vec<Duration>; 4];
@@ -46,7 +46,13 @@ pub(crate) fn run(
 ) -> Result<Steps> {
     let names: Vec<_> = (0..lives.len()).map(|at| format!("bench-{number}-{at}")).collect();
     let manifest = |life: &Life, name: &str, on_term| -> Value {
-        pod(name, with(life.spec(on_term), json!({ "hostNetwork": network == Network::Host })))
+        pod(
+            name,
+            with(
+                life.spec(on_term),
+                json!({ "hostNetwork": network == Network::Host, "terminationGracePeriodSeconds": 2 }),
+            ),
+        )
     };
     let put = |on_term| -> Result<Vec<Instant>> {
         let pods = lives.iter().zip(&names).map(|(life, name)| manifest(life, name, on_term));

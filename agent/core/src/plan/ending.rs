@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use std::time::Instant;
 
-use super::super::state::{
-    ContainerSlot, Ending, Instance, LEAST_GRACE, Life, PodState, SandboxState, StopPhase, Stopping,
-};
+use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, StopPhase, Stopping};
 use super::{Action, KillCause, Plan, Step, grace, probes::probes};
 use crate::node_state::NodeState;
 use limpet_model::pod::Role;
+use limpet_model::stop_signal::LEAST_GRACE;
 
 /// Terminates the pod: stops its containers, then tears it down.
 pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant) -> Step {

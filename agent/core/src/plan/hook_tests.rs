@@ -9,7 +9,8 @@ use super::*;
 use crate::fixtures::{READY, exit, instance, pod, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
 use crate::state::ImageState;
-use crate::state::{LEAST_GRACE, Now, PostStart, StopPhase};
+use crate::state::{Now, PostStart, StopPhase};
+use limpet_model::stop_signal::LEAST_GRACE;
 
 const GRACE: Duration = Duration::from_secs(30);
 

@@ -1,5 +1,5 @@
 //! `RestartAllContainers`, an action of `restartPolicyRules`: when a container exits with a code that such a rule names, every
-//! container of the pod is ended at once and started anew in its order, init containers included, in the same sandbox and
+//! container of the pod is ended without its grace period and started again in its order, init containers included, in the same sandbox and
 //! with the same volumes. Ephemeral containers are not touched.
 //!
 //! Nothing but the containers says how far that is: each records how many restarts of all came before its start, so a crash in
@@ -53,7 +53,7 @@ pub fn cause(pod: &PodState) -> Option<(&ContainerSlot, &Exit)> {
     Some((slot, slot.instance.as_ref()?.exit()?))
 }
 
-/// Ends what was started before the last restart of all and still runs, without a grace period, as kubelet. Returns whether
+/// Ends what was started before the last restart of all and still runs, with a grace period of 0, as kubelet. Returns whether
 /// anything has to be waited for.
 pub(super) fn end_superseded(plan: &mut Plan, pod: &PodState, now: Instant) -> bool {
     for (index, slot) in pod.containers.iter().enumerate() {

@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use limpet_model::stop_signal::LEAST_GRACE;
+
 /// How long after a SIGKILL that ended nothing the next one follows.
 pub const KILL_AGAIN: Duration = Duration::from_secs(10);
-/// What the stop signal has before SIGKILL at the least, however short the grace period is and whatever a `preStop` hook or
-/// the sidecar's turn leaves of it. As kubelet.
-pub const LEAST_GRACE: Duration = Duration::from_secs(2);
-
 /// The phases of a stop, in their order.
 ///
 /// Each has one action. A phase ends at its deadline whether or not its action has been answered, so an action that hangs

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
 use limpet_core::outcome::{Failure, Outcome};
-use limpet_core::state::{ContainerSlot, LEAST_GRACE, PodState, Stopping};
+use limpet_core::state::{ContainerSlot, PodState, Stopping};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::{PodRecord, Role};
+use limpet_model::stop_signal::LEAST_GRACE;
 use tokio::time::{Instant, sleep};
 
 use super::processes::UnderWay;
@@ -93,7 +94,7 @@ impl FakeExecutor {
     }
 }
 
-/// What SIGKILL of a container may come later than its grace period.
+/// How much later than its grace period SIGKILL of a container may come because of its hook.
 pub(in crate::executor::fake) fn hook_allowance(slot: &ContainerSlot) -> Duration {
     if slot.hooks.pre_stop { LEAST_GRACE } else { Duration::ZERO }
 }

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use limpet_core::outcome::Failure;
 use limpet_core::plan::{KillCause, restart_all};
-use limpet_core::state::{ContainerSlot, LEAST_GRACE, PodState};
+use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::{CgroupLimits, container_limits};
 use limpet_model::pod::{PodUid, Role};
+use limpet_model::stop_signal::LEAST_GRACE;
 use tokio::time::Instant;
 
 use super::hooks::hook_allowance;
@@ -20,6 +21,8 @@ const LATE: Duration = Duration::from_secs(1);
 /// A container's stop, as its pod's grace period has it.
 #[derive(Debug)]
 pub(super) struct Stop {
+    /// When any agent began it first.
+    began: Instant,
     /// When SIGKILL may come at the earliest: the grace after the first stop of any agent.
     may_kill_at: Instant,
     /// When SIGKILL has to come: the grace after this agent began to stop it, unless it is disturbed meanwhile.
@@ -27,7 +30,7 @@ pub(super) struct Stop {
     /// The undisturbed time in which the stop began.
     quiet: u32,
     killed: bool,
-    /// All containers of its pod are restarted: no hook runs, and no grace.
+    /// All containers of its pod are restarted: no hook runs, and the grace is the least.
     pub(super) at_once: bool,
 }
 
@@ -197,18 +200,36 @@ impl World {
             Some(stop) => (stop.must_kill_at, stop.quiet) = (must_kill_at + allowance, quiet),
             None => {
                 let must_kill_at = must_kill_at + allowance;
-                one.stop = Some(Stop { may_kill_at, must_kill_at, quiet, killed: false, at_once: false });
+                let began = Instant::now();
+                one.stop = Some(Stop { began, may_kill_at, must_kill_at, quiet, killed: false, at_once: false });
             }
         }
     }
 
-    /// All containers of a pod are restarted: each has the least grace, whatever grace it had.
+    /// All containers of a pod are restarted: each has the least grace from its stop signal on, whatever grace it had. The hook
+    /// of a stop that has begun before is cut, and its signal has its time all the same.
     fn begin_end_of_all(&mut self, id: &ContainerId) {
         let (now, quiet) = (Instant::now(), self.quiet);
+        let kill_at = now + LEAST_GRACE;
         let Some(one) = self.containers.get_mut(id) else { return };
-        let killed = one.stop.as_ref().is_some_and(|stop| stop.killed);
-        // A stop may have begun before; its hook is cut, and its signal has its time all the same.
-        one.stop = Some(Stop { may_kill_at: now, must_kill_at: now + LEAST_GRACE, quiet, killed, at_once: true });
+        match &mut one.stop {
+            Some(stop) if stop.at_once && stop.quiet == quiet => {}
+            Some(stop) => {
+                stop.may_kill_at = stop.may_kill_at.min(stop.began + LEAST_GRACE);
+                (stop.must_kill_at, stop.quiet, stop.at_once) = (kill_at, quiet, true);
+            }
+            None => {
+                let stop = Stop {
+                    began: now,
+                    may_kill_at: kill_at,
+                    must_kill_at: kill_at,
+                    quiet,
+                    killed: false,
+                    at_once: true,
+                };
+                one.stop = Some(stop);
+            }
+        }
     }
 
     /// The agent is about to send SIGKILL.

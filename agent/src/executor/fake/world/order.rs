@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use limpet_core::plan::{KillCause, restart_all};
-use limpet_core::state::{ContainerSlot, LEAST_GRACE, PodState};
+use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::Role;
+use limpet_model::stop_signal::LEAST_GRACE;
 use limpet_model::verdict::PodVerdict;
 use tokio::time::Instant;
 
