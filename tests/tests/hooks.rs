@@ -1,10 +1,10 @@
 //! Hooks: `postStart` and `preStop` of every kind, what waits for them and what does not, and the stop signal of a spec.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
@@ -13,6 +13,7 @@ use limpet_tests::claim::Port;
 use limpet_tests::image::V2;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
+use limpet_tests::process::Daemon;
 use limpet_tests::{TestNode, case, registry, suite, wait};
 use serde_json::{Value, json};
 
@@ -132,9 +133,9 @@ fn hooks_of_every_kind(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A server with a certificate of its own, below `dir`, which has the documents `post` and `pre` there, and its log.
-fn https_server(dir: &Path, port: u16) -> Result<(ChildGuard, PathBuf)> {
-    let (site, log) = (dir.join("site"), dir.join("https.log"));
+/// A server with a certificate of its own, below `dir`, which has the documents `post` and `pre` there. It logs their names.
+fn https_server(dir: &Path, port: u16) -> Result<Daemon> {
+    let site = dir.join("site");
     fs::create_dir(&site)?;
     registry::self_signed(&site.join("key"), &site.join("crt"))?;
     for name in ["post", "pre"] {
@@ -143,22 +144,10 @@ fn https_server(dir: &Path, port: u16) -> Result<(ChildGuard, PathBuf)> {
     let mut openssl = Command::new("openssl");
     let files = ["-cert", "crt", "-key", "key"];
     openssl.args(["s_server", "-WWW", "-accept", &format!("127.0.0.1:{port}")]).args(files);
-    let output = File::create(&log)?;
-    let server = openssl.current_dir(&site).stdin(Stdio::null()).stdout(Stdio::null()).stderr(output).spawn()?;
-    let server = ChildGuard(server);
+    let server = Daemon::start(openssl.current_dir(&site), &dir.join("https.log"))?;
     let listens = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok();
     wait::until_true(wait::SOON, "the HTTPS server", listens)?;
-    Ok((server, log))
-}
-
-/// Ended with the test.
-struct ChildGuard(Child);
-
-impl Drop for ChildGuard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+    Ok(server)
 }
 
 /// A server that does not speak TLS; the result receives the paths that it is asked for.
@@ -182,7 +171,7 @@ fn http_server(port: u16) -> Result<Receiver<String>> {
 
 fn hooks_ask_by_https_and_without_tls_where_there_is_none(node: &mut TestNode) -> Result<()> {
     let (secure, plain) = (Port::claim()?, Port::claim()?);
-    let (_server, log) = https_server(node.dir(), secure.number)?;
+    let server = https_server(node.dir(), secure.number)?;
     let paths = http_server(plain.number)?;
     let hooks = |port: u16| {
         let get =
@@ -196,8 +185,8 @@ fn hooks_ask_by_https_and_without_tls_where_there_is_none(node: &mut TestNode) -
     node.wait_event("LifecycleHTTPFallback")?;
     node.remove("web")?;
     node.wait_gone("web")?;
-    let served = fs::read_to_string(&log)?;
-    let served: Vec<_> = served.lines().filter_map(|line| line.strip_prefix("FILE:")).collect();
+    let log = server.log();
+    let served: Vec<_> = log.lines().filter_map(|line| line.strip_prefix("FILE:")).collect();
     ensure!(served == ["post", "pre"], "{served:?}");
     let asked: Vec<String> = paths.try_iter().collect();
     ensure!(asked == ["/post", "/pre"], "{asked:?}");

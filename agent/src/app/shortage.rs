@@ -11,7 +11,6 @@ use crate::eviction::meter::NodeMeter;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::image_gc::KnownPods;
 use crate::node::allocatable;
-use crate::status::event::EventType;
 use crate::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
@@ -29,15 +28,8 @@ pub(super) struct Shortages {
 
 /// Keeps all pods together within what of the node is not reserved.
 pub(super) fn limit_all_pods(shared: &Shared, executor: &ContainerdExecutor) {
-    if shared.capacity.reserves_all_memory() {
-        tracing::error!(
-            "kubeReserved and systemReserved name all memory of the node: pods have no limit; reserve less"
-        );
-        let message = "kubeReserved and systemReserved name all memory of the node: reserve less".to_owned();
-        shared.events.emit(None, None, EventType::Warning, "FailedNodeAllocatableEnforcement", message);
-    }
-    let (cgroups, limits) = (executor.cgroups.clone(), shared.capacity.all_pods());
-    shared.tasks.spawn(allocatable::enforce(cgroups, limits, shared.events.clone(), shared.stop.clone()));
+    let (cgroups, capacity) = (executor.cgroups.clone(), shared.capacity.clone());
+    shared.tasks.spawn(allocatable::enforce(cgroups, capacity, shared.events.clone(), shared.stop.clone()));
 }
 
 /// What watches the node's memory and disks, and where it reports to the supervisor.

@@ -24,13 +24,13 @@ impl Cgroups {
     pub async fn limit_all_pods(&self, limits: AllPodsLimits) -> Result<(), CgroupError> {
         let level = self.shared.layout.level(QosClass::Guaranteed);
         let shares = cpu_shares(limits.millicores);
-        // The processors can be weighed whatever memory is in use.
-        self.apply(vec![(level.clone(), GroupLimits::weighing(shares))]).await?;
         let cgroups = self.clone();
         let in_use = blocking(move || Ok(cgroups.memory_of_all_pods())).await?;
         if let (Some(limit), Some(in_use)) = (limits.memory, in_use)
             && in_use > limit
         {
+            // The processors can be weighed all the same.
+            self.apply(vec![(level, GroupLimits::weighing(shares))]).await?;
             return Err(CgroupError::MemoryInUse { limit, in_use });
         }
         let memory = limits.memory.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));

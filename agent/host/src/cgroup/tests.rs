@@ -5,11 +5,13 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::*;
 use limpet_model::fixtures::record_of_spec as record;
 use limpet_tests::need::need;
+use limpet_tests::process::signal_pid;
 use limpet_tests::wait;
 
 /// A cgroup root that is removed with the test.
@@ -85,9 +87,9 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
     let in_use = || cgroups.memory_of_all_pods().is_some_and(|bytes| bytes > 0);
     let forked = wait::until_true(wait::SOON, "memory in use", in_use);
     let tiny = cgroups.limit_all_pods(AllPodsLimits { memory: Some(0), ..limits }).await;
-    let pids = || fs::read_to_string(&procs).unwrap().lines().map(|pid| pid.parse().unwrap()).collect::<Vec<i32>>();
+    let pids = || fs::read_to_string(&procs).unwrap().lines().map(|pid| pid.parse().unwrap()).collect::<Vec<u32>>();
     for pid in pids() {
-        nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL).unwrap();
+        signal_pid(pid, Signal::KILL);
     }
     shell.wait().unwrap();
     wait::until_true(wait::SOON, "an empty group", || pids().is_empty()).unwrap();
