@@ -16,6 +16,7 @@ use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, suite, wait};
+use node_labels::a_container_knows_the_zone_of_its_node;
 use offline::pods_start_without_an_apiserver_as_they_were_known_last;
 use pod_certificates::certificates_of_pods_are_issued_by_their_signer;
 use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
@@ -32,6 +33,8 @@ use unsent_events::events_of_a_time_without_an_apiserver_outlive_the_agent;
 mod admission;
 #[path = "api_pods/claims.rs"]
 mod claims;
+#[path = "api_pods/node_labels.rs"]
+mod node_labels;
 #[path = "api_pods/offline.rs"]
 mod offline;
 #[path = "api_pods/pod_certificates.rs"]
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         joining(case!(a_runtime_class_is_a_handler_of_the_node)),
         joining(case!(events_of_a_time_without_an_apiserver_outlive_the_agent)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
+        joining(case!(a_container_knows_the_zone_of_its_node)),
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(claims_of_mode_block_are_devices_of_the_node)),
         joining(case!(claims_of_nfs_are_mounted_with_their_options)),

@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use certificates::a_node_gets_its_certificates_and_renews_them;
 use connections::a_server_that_has_its_clients_connect_anew_is_never_lost;
 use exec_credentials::a_node_has_its_credentials_of_a_program;
+use k3s::a_node_has_the_files_and_flags_of_a_k3s_agent;
 use limpet_tests::claim::Port;
 use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::{self, Cluster, condition, join, joining, node_path, wait_at, wait_node};
@@ -14,6 +15,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
 use serde_json::{Value, json};
+use unregistered::a_node_that_does_not_register_itself_waits_for_its_object;
 
 #[path = "cluster/certificates.rs"]
 mod certificates;
@@ -21,6 +23,10 @@ mod certificates;
 mod connections;
 #[path = "cluster/exec_credentials.rs"]
 mod exec_credentials;
+#[path = "cluster/k3s.rs"]
+mod k3s;
+#[path = "cluster/unregistered.rs"]
+mod unregistered;
 
 fn main() -> ExitCode {
     let code = suite::run([
@@ -33,8 +39,10 @@ fn main() -> ExitCode {
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_node_gets_its_certificates_and_renews_them)),
         joining(case!(a_node_has_its_credentials_of_a_program)),
+        joining(case!(a_node_has_the_files_and_flags_of_a_k3s_agent)),
         joining(case!(a_server_that_has_its_clients_connect_anew_is_never_lost)),
         joining(case!(a_deleted_node_object_is_made_again)),
+        joining(case!(a_node_that_does_not_register_itself_waits_for_its_object)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
     ]);
     cluster::end();
