@@ -86,9 +86,18 @@ impl Default for GuardSettings {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reserved {
     /// `kubeReserved`: for containerd and this agent.
-    pub kube: Requests,
+    pub kube: Reservation,
     /// `systemReserved`: for everything else.
-    pub system: Requests,
+    pub system: Reservation,
+}
+
+/// What is kept for some of the node's own processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reservation {
+    /// Processors, memory, disk.
+    pub resources: Requests,
+    /// Process ids.
+    pub pids: u64,
 }
 
 /// `criSocket`: where CRI is served.

@@ -17,12 +17,12 @@ pub async fn enforce(cgroups: Cgroups, capacity: Capacity, events: Events, stop:
     let limits = capacity.all_pods();
     loop {
         let failure = match cgroups.limit_all_pods(limits).await {
-            Ok(()) if capacity.reserves_all_memory() => {
-                // Another try would change nothing, and a limit of nothing would end every pod.
-                let remedy = "kubeReserved and systemReserved name all memory of the node: reserve less";
-                return report_failure(&events, remedy);
-            }
             Ok(()) => {
+                if let Some(what) = capacity.reserved_whole() {
+                    // Another try would change nothing, and a limit of nothing would end every pod.
+                    let remedy = format!("kubeReserved and systemReserved name all {what} of the node: reserve less");
+                    return report_failure(&events, &remedy);
+                }
                 tracing::debug!(?limits, "all pods together are limited");
                 let message = "Updated Node Allocatable limit across pods".to_owned();
                 events.emit(None, None, EventType::Normal, "NodeAllocatableEnforced", message);

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use crate::config::Config;
 use limpet_core::eviction::Signal;
 use limpet_host::cgroup::AllPodsLimits;
+use limpet_host::proc_files::ProcessIds;
 use limpet_host::{blocking, file_system};
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
@@ -21,6 +22,8 @@ pub struct Capacity {
     pub allocatable: Requests,
     /// What all pods may have together in their cgroup: all but what is reserved, where `enforceNodeAllocatable` has `pods`.
     pub limit: Requests,
+    /// How many process ids all pods may have together, where some are reserved.
+    pub pids: Option<u64>,
 }
 
 impl Capacity {
@@ -29,7 +32,8 @@ impl Capacity {
         let root = config.root_dir.clone();
         let look = blocking::run(root.clone(), blocking::DEADLINE, move |_| file_system::space(&root).ok());
         let disk = look.await.ok().flatten().map_or(0, |space| space.capacity);
-        Self::of(config, facts.memory_capacity, disk, &facts.huge_pages)
+        let pids = ProcessIds::read().and_then(|ids| unreserved_pids(config, ids.limit));
+        Self { pids, ..Self::of(config, facts.memory_capacity, disk, &facts.huge_pages) }
     }
 
     /// Of a node of that many bytes of memory, of disk and, by their size, pages.
@@ -46,10 +50,11 @@ impl Capacity {
             // Their memory is no pod's unless it asks for them.
             set_aside[Resource::Memory] = set_aside[Resource::Memory] + bytes;
         }
-        let unreserved = all.clone().without(&config.reserved.kube).without(&config.reserved.system);
+        let reserved = &config.reserved;
+        let unreserved = all.clone().without(&reserved.kube.resources).without(&reserved.system.resources);
         let allocatable = unreserved.clone().without(&kept_free(config, memory, disk)).without(&set_aside);
         let limit = if config.limit_all_pods { unreserved } else { all.clone() };
-        Self { all, allocatable, limit }
+        Self { all, allocatable, limit, pids: None }
     }
 
     /// What a container without limits may use.
@@ -57,15 +62,18 @@ impl Capacity {
         NodeLimits { cpu: self.allocatable[Resource::Cpu], memory: self.allocatable[Resource::Memory] }
     }
 
-    /// Whether `kubeReserved` and `systemReserved` leave pods no memory. kubelet does not start then.
-    pub fn reserves_all_memory(&self) -> bool {
-        !self.all[Resource::Memory].is_zero() && self.limit[Resource::Memory].is_zero()
+    /// What `kubeReserved` and `systemReserved` leave pods nothing of. kubelet does not start then.
+    pub fn reserved_whole(&self) -> Option<&'static str> {
+        let no_memory = !self.all[Resource::Memory].is_zero() && self.limit[Resource::Memory].is_zero();
+        let no_pids = self.pids == Some(0);
+        no_memory.then_some("memory").or(no_pids.then_some("process ids"))
     }
 
-    /// The limits of the cgroup of all pods; of memory none where the node's is not known, or all of it is reserved.
+    /// The limits of the cgroup of all pods; none where the node has an unknown amount, or all of it is reserved.
     pub fn all_pods(&self) -> AllPodsLimits {
         let memory = u64::try_from(self.limit[Resource::Memory].units()).ok().filter(|bytes| *bytes > 0);
-        AllPodsLimits { millicores: self.limit[Resource::Cpu].milli(), memory }
+        let pids = self.pids.filter(|pids| *pids > 0);
+        AllPodsLimits { millicores: self.limit[Resource::Cpu].milli(), memory, pids }
     }
 
     /// What pods may request together; any amount of disk where it could not be measured.
@@ -78,6 +86,12 @@ impl Capacity {
     }
 }
 
+/// Those of a node that can have so many. Without a reservation no limit is needed: the kernel has its own.
+fn unreserved_pids(config: &Config, limit: u64) -> Option<u64> {
+    let reserved = config.reserved.kube.pids.saturating_add(config.reserved.system.pids);
+    (config.limit_all_pods && reserved > 0).then(|| limit.saturating_sub(reserved))
+}
+
 /// What hard eviction keeps free.
 fn kept_free(config: &Config, memory: u64, disk: u64) -> Requests {
     let kept = |signal: Signal, capacity: u64| {
@@ -88,4 +102,26 @@ fn kept_free(config: &Config, memory: u64, disk: u64) -> Requests {
     free[Resource::Memory] = kept(Signal::MemoryAvailable, memory);
     free[Resource::EphemeralStorage] = kept(Signal::NodefsAvailable, disk);
     free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Reservation;
+
+    #[test]
+    fn process_ids_that_are_reserved_are_not_for_pods() {
+        let mut config = Config::default();
+        assert_eq!(unreserved_pids(&config, 1_000), None);
+        config.reserved.kube = Reservation { pids: 100, ..Reservation::default() };
+        config.reserved.system = Reservation { pids: 150, ..Reservation::default() };
+        assert_eq!(unreserved_pids(&config, 1_000), Some(750));
+        assert_eq!(unreserved_pids(&config, 200), Some(0));
+        let of_memory = Capacity::of(&config, 1 << 30, 0, &BTreeMap::new());
+        let whole = Capacity { pids: Some(0), ..of_memory.clone() };
+        assert_eq!((of_memory.reserved_whole(), whole.reserved_whole()), (None, Some("process ids")));
+        assert_eq!(whole.all_pods().pids, None, "a limit of none would end every pod");
+        config.limit_all_pods = false;
+        assert_eq!(unreserved_pids(&config, 1_000), None);
+    }
 }

@@ -9,13 +9,12 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::ServerState;
-use crate::config::{Config, ServerSettings};
+use crate::config::{Config, Reservation, ServerSettings};
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_core::eviction::{Amount, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::Device;
-use limpet_model::pod::requests::Requests;
 
 pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
     Json(document(&state.config))
@@ -150,9 +149,11 @@ pub(crate) fn document(config: &Config) -> Value {
 }
 
 /// The amounts that are not nothing, by the resource's name.
-fn quantities(requests: &Requests) -> BTreeMap<Cow<'static, str>, String> {
+fn quantities(reservation: &Reservation) -> BTreeMap<Cow<'static, str>, String> {
+    let requests = &reservation.resources;
     let some = requests.resources().filter(|resource| !requests[*resource].is_zero());
-    some.map(|resource| (resource.name(), requests[resource].to_string())).collect()
+    let pids = (reservation.pids > 0).then(|| (Cow::Borrowed("pid"), reservation.pids.to_string()));
+    some.map(|resource| (resource.name(), requests[resource].to_string())).chain(pids).collect()
 }
 
 /// The settings of images: their pulls, who may use them, and when they go.

@@ -13,6 +13,8 @@ pub struct AllPodsLimits {
     pub millicores: i64,
     /// Bytes of memory; `None`: no limit.
     pub memory: Option<u64>,
+    /// Process ids; `None`: no limit.
+    pub pids: Option<u64>,
 }
 
 impl Cgroups {
@@ -35,6 +37,7 @@ impl Cgroups {
         }
         let memory = limits.memory.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         let own = CgroupLimits { cpu_shares: shares, cpu_quota: None, memory };
-        self.apply(vec![(level, GroupLimits::of_pod(&own, None))]).await
+        let pids = limits.pids.map(|pids| i64::try_from(pids).unwrap_or(i64::MAX));
+        self.apply(vec![(level, GroupLimits::of_pod(&own, pids))]).await
     }
 }

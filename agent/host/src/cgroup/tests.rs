@@ -70,9 +70,10 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
     let root = Root::new("all-pods");
     let Some(cgroups) = root.open(None).await else { return };
     let read = || cgroups.read("", "memory", "memory.limit_in_bytes", "memory.max");
-    let limits = AllPodsLimits { millicores: 500, memory: Some(64 << 20) };
+    let limits = AllPodsLimits { millicores: 500, memory: Some(64 << 20), pids: Some(5_000) };
     cgroups.limit_all_pods(limits).await.unwrap();
     assert_eq!((read(), cgroups.shares("")), ((64 << 20).to_string(), cgroups.in_shares(512)));
+    assert_eq!(cgroups.read("", "pids", "pids.max", "pids.max"), "5000");
 
     // Processes lie in leaves alone, with cgroup v2.
     let level = cgroups.shared.layout.directory(&cgroups.shared.layout.level(QosClass::BestEffort));
@@ -98,7 +99,8 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
     assert!(matches!(tiny, Err(CgroupError::MemoryInUse { limit: 0, .. })), "{tiny:?}");
     assert_eq!(read(), (64 << 20).to_string());
 
-    cgroups.limit_all_pods(AllPodsLimits { memory: None, ..limits }).await.unwrap();
+    cgroups.limit_all_pods(AllPodsLimits { memory: None, pids: None, ..limits }).await.unwrap();
+    assert_eq!(cgroups.read("", "pids", "pids.max", "pids.max"), "max");
     assert!(!read().starts_with(&(64 << 20).to_string()));
 }
 

@@ -1,10 +1,10 @@
 //! `kubeReserved` and `systemReserved`: what of the node is not for pods.
 
 use super::super::tree::{Map, Position, Value};
-use super::super::{Config, Reserved, RunFlags};
+use super::super::{Config, Reservation, Reserved, RunFlags};
 use super::Judge;
 use limpet_model::pod::quantity;
-use limpet_model::pod::requests::{Requests, Resource};
+use limpet_model::pod::requests::Resource;
 
 const ENFORCE: &str = "enforceNodeAllocatable";
 const PODS: &str = "pods";
@@ -12,13 +12,13 @@ const NONE: &str = "none";
 /// kubelet limits the cgroups of the node's own processes, too.
 const OF_RESERVED: [&str; 4] =
     ["system-reserved", "kube-reserved", "system-reserved-compressible", "kube-reserved-compressible"];
-/// Process ids can be reserved in kubelet's keys, too.
+/// kubelet's name of process ids.
 const PID: &str = "pid";
 
 impl Judge {
     /// Reads the map `key` of KubeletConfiguration.
-    pub(super) fn reserved(&mut self, map: &Map<'_>, key: &'static str) -> Requests {
-        let mut reserved = Requests::default();
+    pub(super) fn reserved(&mut self, map: &Map<'_>, key: &'static str) -> Reservation {
+        let mut reserved = Reservation::default();
         for entry in map.map(key) {
             let (path, at) = (format!("{key}.{}", entry.key), Some(entry.node.position));
             match &entry.node.value {
@@ -63,8 +63,8 @@ impl Judge {
         }
     }
 
-    fn reserved_flag(&mut self, texts: &[String], flag: &'static str) -> Requests {
-        let mut reserved = Requests::default();
+    fn reserved_flag(&mut self, texts: &[String], flag: &'static str) -> Reservation {
+        let mut reserved = Reservation::default();
         for text in texts.iter().filter(|text| !text.is_empty()) {
             match text.split_once('=') {
                 Some((name, amount)) => self.reserve(&mut reserved, name.trim(), amount.trim(), None, flag),
@@ -76,16 +76,18 @@ impl Judge {
         reserved
     }
 
-    fn reserve(&mut self, reserved: &mut Requests, name: &str, text: &str, at: Option<Position>, path: &str) {
-        let Some(resource) = Resource::BASIC.into_iter().find(|resource| resource.name() == name) else {
-            if name == PID {
-                return self.warn(at, path, "has no effect: podPidsLimit bounds the processes of each pod");
-            }
-            return self.error(at, path, format!("{name:?} cannot be reserved; cpu, memory and ephemeral-storage can"));
+    fn reserve(&mut self, reserved: &mut Reservation, name: &str, text: &str, at: Option<Position>, path: &str) {
+        let resource = Resource::BASIC.into_iter().find(|resource| resource.name() == name);
+        if resource.is_none() && name != PID {
+            let message = format!("{name:?} cannot be reserved; cpu, memory, ephemeral-storage and pid can");
+            return self.error(at, path, message);
+        }
+        let Some(amount) = quantity::parse(text).ok().filter(|amount| *amount >= quantity::Amount::ZERO) else {
+            return self.error(at, path, format!("{text:?} is not a quantity such as 200m or 150Mi"));
         };
-        match quantity::parse(text).ok().filter(|amount| *amount >= quantity::Amount::ZERO) {
-            Some(amount) => reserved[resource] = amount,
-            None => self.error(at, path, format!("{text:?} is not a quantity such as 200m or 150Mi")),
+        match resource {
+            Some(resource) => reserved.resources[resource] = amount,
+            None => reserved.pids = u64::try_from(amount.units()).unwrap_or(u64::MAX),
         }
     }
 }
@@ -102,12 +104,17 @@ mod tests {
         );
         let numbers = |flags: &[&str]| {
             let reserved = load_text(&text, flags).0.map(|config| config.reserved).unwrap_or_default();
-            let sum = reserved.kube.plus(&reserved.system);
+            let sum = reserved.kube.resources.plus(&reserved.system.resources);
             Resource::BASIC.map(|resource| resource.number(sum[resource]))
         };
         assert_eq!(numbers(&[]), [500, 100 << 20, 1 << 30]);
         assert_eq!(numbers(&["--kube-reserved=cpu=1,memory=50Mi"]), [1_300, 50 << 20, 1 << 30]);
         assert_eq!(numbers(&["--system-reserved=memory=50Mi"]), [200, 150 << 20, 0]);
+        let pids = |flags: &[&str]| {
+            let reserved = load_text(&text, flags).0.map(|config| config.reserved).unwrap_or_default();
+            (reserved.kube.pids, reserved.system.pids)
+        };
+        assert_eq!((pids(&[]), pids(&["--kube-reserved=pid=7,cpu=1"])), ((0, 100), (7, 100)));
     }
 
     #[test]
@@ -115,7 +122,7 @@ mod tests {
         let text = format!("{KUBELET_HEAD}kubeReserved: {{gpu: '1', cpu: -1m}}\nsystemReserved: {{memory: 5}}\n");
         let faults = load_text(&text, &["--kube-reserved=cpu"]).0.err().unwrap_or_default();
         for expected in [
-            "kubeReserved.gpu: \"gpu\" cannot be reserved; cpu, memory and ephemeral-storage can",
+            "kubeReserved.gpu: \"gpu\" cannot be reserved; cpu, memory, ephemeral-storage and pid can",
             "kubeReserved.cpu: \"-1m\" is not a quantity such as 200m or 150Mi",
             "systemReserved.memory: expected text, found",
             "flags: --kube-reserved: \"cpu\" is not a resource and its amount such as memory=150Mi",

@@ -6,7 +6,7 @@ use reqwest::header::HeaderMap;
 
 use super::documents::PULLS_WITHOUT_LIMIT;
 use super::*;
-use crate::config::{AuthorizationMode, DebugHandlers, GuardSettings, Reserved, ServerSettings};
+use crate::config::{AuthorizationMode, DebugHandlers, GuardSettings, Reservation, Reserved, ServerSettings};
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
@@ -70,7 +70,7 @@ fn without_flags_everything_is_the_default_and_one_warning_names_the_missing_key
 fn every_supported_key_has_an_effect() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
-         cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nkubeReserved: {{cpu: 200m}}\nsystemReserved: {{memory: 1Mi}}\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\ncrashLoopBackOff: {{maxContainerRestartPeriod: 40s}}\npodPidsLimit: 512\nresolvConf: ''\n\
+         cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nkubeReserved: {{cpu: 200m}}\nsystemReserved: {{memory: 1Mi, pid: '100'}}\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\ncrashLoopBackOff: {{maxContainerRestartPeriod: 40s}}\npodPidsLimit: 512\nresolvConf: ''\n\
          serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\nimagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [q.io/base, r.io/*]\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
          evictionHard: {{memory.available: 1Gi}}\nevictionMinimumReclaim: {{memory.available: 2Gi}}\nmergeDefaultEvictionSettings: false\n\
          evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
@@ -124,7 +124,10 @@ fn every_supported_key_has_an_effect() {
         max_pods: 20,
         max_restart_pause: std::time::Duration::from_secs(40),
         limit_all_pods: false,
-        reserved: Reserved { kube: amounts("200m", "0", "0"), system: amounts("0", "1Mi", "0") },
+        reserved: Reserved {
+            kube: Reservation { resources: amounts("200m", "0", "0"), pids: 0 },
+            system: Reservation { resources: amounts("0", "1Mi", "0"), pids: 100 },
+        },
         volume_stats_period: std::time::Duration::from_secs(120),
         runtime_request_timeout: std::time::Duration::from_secs(90),
         seccomp_default: true,

@@ -52,7 +52,7 @@ fn drop_ins_count_over_the_file_and_flags_over_both() {
     assert!(config.seccomp_default, "a directory below is read in its place");
     assert_eq!(config.cluster_dns, ["10.0.0.2".parse::<IpAddr>().unwrap()]);
     assert_eq!(config.allowed_unsafe_sysctls, ["net.*"]);
-    assert_eq!(config.reserved.kube, amounts("2", "1Gi", "0"));
+    assert_eq!(config.reserved.kube.resources, amounts("2", "1Gi", "0"));
     assert_eq!(config.eviction.thresholds.len(), 2, "maps grow");
     let line = "--config DIR/config.yaml --config-dir DIR/d --max-pods=40 --eviction-hard=memory.available<1Gi";
     let config = load_all(&files, line).0.unwrap();
