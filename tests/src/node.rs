@@ -414,7 +414,8 @@ fn make_cgroup(name: &str) -> Result<()> {
 /// Mounts a disk of `size` bytes at `path`.
 fn small_disk(path: &Path, size: u64) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("{}", path.display()))?;
-    let options = std::ffi::CString::new(format!("size={size}"))?;
+    // As many inodes as ext4 has on a disk of this size, at one for 4 KiB.
+    let options = std::ffi::CString::new(format!("size={size},nr_inodes={}", size >> 12))?;
     rustix::mount::mount("limpet-test", path, "tmpfs", rustix::mount::MountFlags::empty(), &*options)
         .with_context(|| format!("mount a small disk at {}", path.display()))
 }

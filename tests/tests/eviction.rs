@@ -33,6 +33,11 @@ fn main() -> ExitCode {
             .map(str::to_owned)
             .to_vec();
         }),
+        case!(the_pod_with_the_most_files_goes_where_inodes_are_short).on(|node| {
+            // 16,384 on a disk of this size.
+            node.root_size = Some(64 << 20);
+            node.kubelet = lines("nodefs.inodesFree", "50%", "1s");
+        }),
         case!(images_that_nobody_needs_go_before_pods).on(|node| {
             node.image_disk = Some(128 << 20);
             node.kubelet = lines("imagefs.available", "48Mi", "1s");
@@ -154,6 +159,31 @@ fn more_is_reclaimed_than_the_threshold(node: &mut TestNode) -> Result<()> {
     wait_evicted(node, "small")?;
     let still = node.wait_running("web")?;
     ensure!(container(&still, "main")["containerID"] == container(&web, "main")["containerID"]);
+    Ok(())
+}
+
+fn the_pod_with_the_most_files_goes_where_inodes_are_short(node: &mut TestNode) -> Result<()> {
+    let dir = flags(node, &["few", "many"])?;
+    let files = |name: &str, number: u32| {
+        let fill = format!("if [ -e /flag/{name} ]; then cd /data; seq {number} | xargs touch; fi; {IDLE}");
+        let mut manifest = writer(name, &dir, 1, 1);
+        manifest["spec"]["containers"][0]["command"][2] = json!(fill);
+        manifest
+    };
+    node.apply(&files("few", 3_000))?;
+    let few = node.wait_running("few")?;
+    node.apply(&files("many", 9_000))?;
+    let many = wait_evicted(node, "many")?;
+    let message = many["status"]["message"].as_str().unwrap_or_default();
+    ensure!(message.starts_with("The node was low on resource: inodes. Threshold quantity: "), "{message}");
+    node.wait_event("NodeHasDiskPressure")?;
+    fs::remove_file(dir.join("many"))?;
+    node.wait_running("many")?;
+    node.wait_event("NodeHasNoDiskPressure")?;
+    let still = node.wait_running("few")?;
+    ensure!(container(&still, "main")["containerID"] == container(&few, "main")["containerID"]);
+    let metric = "kubelet_evictions{eviction_signal=\"nodefs.inodesFree\"} 1";
+    ensure!(node.agent.metrics()?.contains(metric), "no {metric}");
     Ok(())
 }
 
