@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         case!(an_edit_of_a_container_that_may_stay_stopped_makes_a_new_pod),
         case!(an_edit_of_what_has_finished_runs_it),
         case!(an_edit_of_an_init_container_makes_a_new_pod),
+        case!(of_quick_edits_only_the_last_one_starts),
         case!(an_edit_while_the_agent_is_away_is_carried_out),
         case!(cpu_and_memory_change_without_a_restart),
         case!(a_pods_own_cpu_and_memory_change_without_a_restart),
@@ -108,6 +109,31 @@ fn an_edit_of_an_init_container_makes_a_new_pod(node: &mut TestNode) -> Result<(
     ensure!(said.contains("recreates: the pod (init container prepare runs again only in a new pod)"), "{said}");
     node.apply(&edited)?;
     wait_runs(node, "prepare 1\nmain 1\nprepare 2\nmain 1\n")
+}
+
+fn of_quick_edits_only_the_last_one_starts(node: &mut TestNode) -> Result<()> {
+    let version = |name: &str| {
+        // Takes a while to end: the edits come meanwhile.
+        const SLOW: &str = "trap 'sleep 3; exit 0' TERM; sleep 100000 & wait";
+        let mut manifest =
+            job(node, json!({ "terminationGracePeriodSeconds": 30, "containers": [noted(name, SLOW)] }))?;
+        manifest["spec"]["containers"][0]["name"] = "main".into();
+        Ok::<_, anyhow::Error>(manifest)
+    };
+    let versions = ["first", "second", "third", "fourth"].map(version);
+    let [first, later @ ..] = versions;
+    node.apply(&first?)?;
+    wait_runs(node, "first 1\n")?;
+    for edited in later {
+        let log = node.agent.log_size();
+        node.apply(&edited?)?;
+        wait::until_true(wait::SOON, "the edit to be noticed", || node.agent.log_from(log).contains("SyncLoop ADD"))?;
+        ensure!(runs(node) == "first 1\n", "started before the one before it had ended: {}", runs(node));
+    }
+    wait_runs(node, "first 1\nfourth 1\n")?;
+    node.wait_running("job")?;
+    ensure!(runs(node) == "first 1\nfourth 1\n", "{}", runs(node));
+    Ok(())
 }
 
 fn an_edit_while_the_agent_is_away_is_carried_out(node: &mut TestNode) -> Result<()> {
