@@ -1,11 +1,12 @@
-//! A way to a server on loopback that counts what goes over it, and that can be cut.
+//! A way to a server on loopback that counts what goes over it, and that can be cut or swallow what it is given.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Sub;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -49,13 +50,33 @@ struct Counters {
     connections: AtomicU64,
 }
 
+/// When Linux sends bytes on a connection again where the way is short, and how far apart the last of these moments are.
+const AGAIN: Duration = Duration::from_millis(200);
+/// See [`AGAIN`].
+const AGAIN_LATEST: Duration = Duration::from_secs(120);
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 1_024;
+/// Longer than the kernel takes for a connection on loopback that it takes.
+const NOT_TAKEN: Duration = Duration::from_millis(100);
+
+/// What becomes of connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Open,
+    Cut,
+    Swallowing,
+}
+
 /// The way; it is there as long as this process.
 #[derive(Debug)]
 pub struct Wire {
     /// Where its own end is, on 127.0.0.1.
     pub port: u16,
     counters: Arc<Counters>,
-    open: watch::Sender<bool>,
+    state: watch::Sender<State>,
+    listener: std::net::TcpListener,
+    /// Connections of its own that wait to be accepted, so that there is no place for others.
+    fillers: Mutex<Vec<std::net::TcpStream>>,
 }
 
 impl Wire {
@@ -66,19 +87,42 @@ impl Wire {
         let own = listener.local_addr()?.port();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let counters: Arc<Counters> = Arc::default();
-        let (counted, (open, opened)) = (Arc::clone(&counters), watch::channel(true));
-        thread::spawn(move || runtime.block_on(accept(listener, port, counted, opened)));
-        Ok(Self { port: own, counters, open })
+        let (counted, (state, seen)) = (Arc::clone(&counters), watch::channel(State::Open));
+        let accepting = listener.try_clone()?;
+        thread::spawn(move || runtime.block_on(accept(accepting, port, counted, seen)));
+        Ok(Self { port: own, counters, state, listener, fillers: Mutex::default() })
     }
 
     /// Ends all connections, and those that are made from now on, until it is [joined](Self::join).
     pub fn cut(&self) {
-        self.open.send_replace(false);
+        self.open_as(State::Cut);
+    }
+
+    /// Carries nothing any more, until it is [joined](Self::join): connections stay open, new ones are not made, and neither end
+    /// learns of it. What was sent meanwhile arrives after that, when TCP sends it once more. Other than on a line that is dead,
+    /// the kernel acknowledges what is sent on connections that are there.
+    pub fn swallow(&self) -> Result<()> {
+        self.state.send_replace(State::Swallowing);
+        // The kernel does not answer the first packet of a connection when there is no place for it.
+        rustix::net::listen(&self.listener, 0)?;
+        let mut fillers = self.fillers.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        while let Ok(filler) = std::net::TcpStream::connect_timeout(&own, NOT_TAKEN) {
+            fillers.push(filler);
+        }
+        Ok(())
     }
 
     /// Lets connections through again.
     pub fn join(&self) {
-        self.open.send_replace(true);
+        self.open_as(State::Open);
+    }
+
+    fn open_as(&self, state: State) {
+        self.fillers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // It listens already: nothing but the number changes.
+        rustix::net::listen(&self.listener, BACKLOG).ok();
+        self.state.send_replace(state);
     }
 
     /// Its own end, as a kubeconfig has it.
@@ -94,23 +138,30 @@ impl Wire {
     }
 }
 
-async fn accept(listener: std::net::TcpListener, port: u16, counters: Arc<Counters>, open: watch::Receiver<bool>) {
+async fn accept(listener: std::net::TcpListener, port: u16, counters: Arc<Counters>, mut now: watch::Receiver<State>) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     loop {
-        let Ok((client, _)) = listener.accept().await else { continue };
-        let (counters, mut open) = (Arc::clone(&counters), open.clone());
+        // Without a `Wire` nothing changes any more.
+        now.wait_for(|state| *state != State::Swallowing).await.ok();
+        let client = tokio::select! {
+            biased;
+            Ok(()) = now.changed() => continue,
+            accepted = listener.accept() => accepted,
+        };
+        let Ok((client, _)) = client else { continue };
+        let (counters, mut seen, state) = (Arc::clone(&counters), now.clone(), now.clone());
         // The server may be gone: then the client's end closes.
         tokio::spawn(async move {
             tokio::select! {
                 biased;
-                _ = open.wait_for(|open| !open) => {}
-                _ = carry(client, port, &counters) => {}
+                _ = seen.wait_for(|state| *state == State::Cut) => {}
+                _ = carry(client, port, &counters, state) => {}
             }
         });
     }
 }
 
-async fn carry(mut client: TcpStream, port: u16, counters: &Counters) -> io::Result<()> {
+async fn carry(mut client: TcpStream, port: u16, counters: &Counters, state: watch::Receiver<State>) -> io::Result<()> {
     let mut server = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -118,8 +169,18 @@ async fn carry(mut client: TcpStream, port: u16, counters: &Counters) -> io::Res
     let ((from_client, to_client), (from_server, to_server)) = (client.split(), server.split());
     // One side that ends ends the connection.
     tokio::select! {
-        done = copy(from_client, to_server, &counters.sent) => done,
-        done = copy(from_server, to_client, &counters.received) => done,
+        done = copy(from_client, to_server, &counters.sent, state.clone()) => done,
+        done = copy(from_server, to_client, &counters.received, state.clone()) => done,
+    }
+}
+
+/// Waits while everything is swallowed: until the first of the moments after that at which TCP sends again, each twice as far
+/// away as the one before.
+async fn pass(state: &watch::Receiver<State>) {
+    let mut pause = AGAIN;
+    while *state.borrow() == State::Swallowing {
+        tokio::time::sleep(pause).await;
+        pause = AGAIN_LATEST.min(pause * 2);
     }
 }
 
@@ -127,10 +188,12 @@ async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     counter: &AtomicU64,
+    state: watch::Receiver<State>,
 ) -> io::Result<()> {
     let mut buffer = vec![0; 4 << 10];
     loop {
         let length = from.read(&mut buffer).await?;
+        pass(&state).await;
         if length == 0 {
             return to.shutdown().await;
         }
@@ -166,5 +229,28 @@ mod tests {
         connect().write_all(b"again").unwrap();
         server.accept().unwrap().0.read_exact(&mut [0; 5]).unwrap();
         assert_eq!(wire.traffic().connections, 2);
+    }
+    #[test]
+    fn what_it_swallows_arrives_when_it_is_joined_and_no_end_learns_of_it() {
+        let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let wire = Wire::to(server.local_addr().unwrap().port()).unwrap();
+        let connect = || std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, wire.port)).unwrap();
+        let mut client = connect();
+        let (mut stream, _) = server.accept().unwrap();
+        wire.swallow().unwrap();
+        client.write_all(b"question").unwrap();
+        let own = SocketAddr::from((Ipv4Addr::LOCALHOST, wire.port));
+        let refused = std::net::TcpStream::connect_timeout(&own, NOT_TAKEN).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::TimedOut, "{refused}");
+        stream.set_read_timeout(Some(NOT_TAKEN)).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(wire.traffic().sent, 0);
+        wire.join();
+        stream.set_read_timeout(None).unwrap();
+        stream.read_exact(&mut [0; 8]).unwrap();
+        connect().write_all(b"late").unwrap();
+        let come = std::iter::repeat_with(|| server.accept().unwrap().0);
+        let reads_late = |mut stream: std::net::TcpStream| stream.read_exact(&mut [0; 4]).is_ok();
+        assert!(come.take(8).any(reads_late), "after those that have filled the queue");
     }
 }

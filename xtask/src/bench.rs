@@ -18,14 +18,15 @@ pub(crate) struct Arguments {
     containerd: Option<u32>,
     /// Measure a real kubelet, too, in the same run: this program, or the one that `cargo xtask kubelet` builds.
     ///
-    /// It runs on the containerd of the bench, in turns with limpet, and but for `sync` without an apiserver.
+    /// It runs on the containerd of the bench, in turns with limpet, and but for `sync` and `delays` without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
     /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, probes, adopt,
-    /// scrape, hollow, sync.
+    /// scrape, hollow, sync, delays.
     #[arg(long)]
     dist: bool,
-    /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10.
+    /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10. Of `delays` no more
+    /// than 10 runs are made, and three of kubelet.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// How long `idle`, `probes`, `hollow` and `sync` look on.
@@ -63,6 +64,8 @@ enum What {
     Hollow,
     /// Requests, bytes and memory as a node of a cluster with 50 pods; bytes written without a connection, and its return.
     Sync,
+    /// How long it takes until things are right again: mirrors, ConfigMaps, a Node that was deleted, a link that carries nothing.
+    Delays,
     /// A node that is short of disk, memory, process ids or room for images: who is ended, when, and what is left. Needs --emulated.
     Pressure,
     /// All of them but `pressure`.
@@ -95,6 +98,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         (What::Scrape, "scrape"),
         (What::Hollow, "hollow"),
         (What::Sync, "sync"),
+        (What::Delays, "delays"),
     ];
     let names: Vec<_> = on_a_node.into_iter().filter(|(what, _)| wanted(*what)).map(|(_, name)| name).collect();
     if names.is_empty() {
