@@ -23,6 +23,7 @@ use serde_json::Value;
 use tower::ServiceBuilder;
 
 use crate::connections::Connections;
+use crate::dial::Dial;
 use crate::error::{RequestError, was_not_processed};
 use crate::kubeconfig;
 use crate::protobuf;
@@ -45,7 +46,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const STREAM_WINDOW: u32 = 256 * 1_024;
 const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
 
-type Connector = HttpsConnector<legacy::connect::HttpConnector>;
+type Connector = HttpsConnector<Dial>;
 
 /// What one reading of the kubeconfig brings: who the server is, and who asks. Clones share the settings of TLS.
 #[derive(Clone)]
@@ -74,7 +75,7 @@ impl Credentials {
         connector.set_keepalive(Some(SILENCE));
         connector.set_keepalive_interval(Some(PROBE_INTERVAL));
         connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
-        let connector = over_tls(&config, connector)?;
+        let connector = over_tls(&config, Dial(connector))?;
         // The connector has them now; each node's copy need not.
         let user = &mut config.auth_info;
         (config.root_cert, user.client_certificate_data, user.client_key_data) = (None, None, None);
@@ -151,7 +152,7 @@ fn connection(connector: Connector) -> legacy::Client<Connector, Body> {
 }
 
 /// Connects by TLS, and by HTTP/2 where the server has it: one connection then carries many requests, and no header twice.
-fn over_tls(config: &kube::Config, connector: legacy::connect::HttpConnector) -> Result<Connector, RequestError> {
+fn over_tls(config: &kube::Config, connector: Dial) -> Result<Connector, RequestError> {
     let tls = config.rustls_client_config().map_err(refused)?;
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
     if let Some(name) = &config.tls_server_name {

@@ -6,6 +6,7 @@
 mod causes;
 pub mod client;
 mod connections;
+mod dial;
 pub mod error;
 pub mod kubeconfig;
 mod protobuf;

@@ -14,8 +14,7 @@ use crate::certificate::Validity;
 const FIRST: Duration = Duration::from_millis(500);
 /// The longest pause, unless the server asks for a longer one.
 pub const LONGEST: Duration = Duration::from_secs(10);
-/// The longest pause where nothing answers: how late a server is noticed that comes back without any change of the node's links,
-/// if tries fail at once. Where the link swallows packets, the try under way sends its next packet after up to 4 s.
+/// The longest pause where nothing answers: how late a server is noticed that comes back without any change of the node's links.
 const LONGEST_UNREACHABLE: Duration = Duration::from_secs(2);
 /// After so many failures, about an hour, a try is no longer made that often. Not a time: the clock may be set meanwhile.
 const LONG_OUTAGE: u32 = 2_400;
@@ -154,6 +153,12 @@ pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u6
     }
 }
 
+/// What is left of a pause after a failure that took so long: tries begin as often, whether they fail at once or wait for an
+/// answer in vain. What the server asked for is left whole.
+pub fn rest_of_pause(pause: Duration, asked: Option<Duration>, took: Duration) -> Duration {
+    if asked.is_some() { pause } else { pause.saturating_sub(took).max(pause.min(FIRST / 2)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +223,15 @@ mod tests {
         }
         assert_eq!([1, 2, 9].map(|failures| pause(failures, None, s(2), 500)), [ms(500), s(1), s(2)]);
         assert_eq!(pause(9, Some(s(30)), s(2), 0), s(30));
+    }
+
+    #[test]
+    fn a_try_that_took_long_shortens_the_pause_after_it() {
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
+        assert_eq!(rest_of_pause(s(2), None, ms(500)), ms(1_500));
+        assert_eq!(rest_of_pause(s(2), None, s(10)), ms(250), "not at once: it may be the server that does not answer");
+        assert_eq!(rest_of_pause(ms(100), None, s(10)), ms(100));
+        assert_eq!(rest_of_pause(s(30), Some(s(30)), s(10)), s(30));
     }
 
     #[test]

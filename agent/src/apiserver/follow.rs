@@ -99,6 +99,7 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
             beginnings.mark_unchanged();
             start = Start::Newest;
         }
+        let begun = Instant::now();
         let (ended, watched) = session(&link, &what, &updates, &mut start).await;
         if beginnings.has_changed().unwrap_or(false) {
             continue;
@@ -121,7 +122,8 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
             }
         };
         failures = failures_after(failures, watched);
-        if link.pause(failures, asked).await {
+        let took = if watched.is_none() { begun.elapsed() } else { Duration::ZERO };
+        if link.pause_after(failures, asked, took).await {
             failures = 0;
         }
     }

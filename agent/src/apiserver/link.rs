@@ -331,9 +331,15 @@ impl Link {
     /// The pause after the `failures`th failure in a row. A change of the node's links or addresses, new credentials and a
     /// clock that is set end it: then true.
     pub(super) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
+        self.pause_after(failures, asked, Duration::ZERO).await
+    }
+
+    /// The same after a failure that took so long, which counts as a part of the pause.
+    pub(super) async fn pause_after(&self, failures: u32, asked: Option<Duration>, took: Duration) -> bool {
         let runs_program = self.0.runs_program.load(Ordering::Relaxed);
         let longest = self.0.view.borrow().state.longest_pause(failures, runs_program);
         let pause = connectivity::pause(failures, asked, longest, fastrand::u64(..));
+        let pause = connectivity::rest_of_pause(pause, asked, took);
         tokio::select! {
             biased;
             () = tokio::time::sleep(pause) => false,
