@@ -68,14 +68,15 @@ impl Credentials {
             config.auth_info = kubeconfig::user(certificate);
         }
         let authorities = config.root_cert.clone().unwrap_or_default().into();
-        let mut connector = legacy::connect::HttpConnector::new();
-        connector.enforce_http(false);
-        connector.set_connect_timeout(Some(DEADLINE));
-        connector.set_nodelay(true);
-        connector.set_keepalive(Some(SILENCE));
-        connector.set_keepalive_interval(Some(PROBE_INTERVAL));
-        connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
-        let connector = over_tls(&config, Dial(connector))?;
+        let dial = Dial::new(|connector| {
+            connector.enforce_http(false);
+            connector.set_connect_timeout(Some(DEADLINE));
+            connector.set_nodelay(true);
+            connector.set_keepalive(Some(SILENCE));
+            connector.set_keepalive_interval(Some(PROBE_INTERVAL));
+            connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+        });
+        let connector = over_tls(&config, dial)?;
         // The connector has them now; each node's copy need not.
         let user = &mut config.auth_info;
         (config.root_cert, user.client_certificate_data, user.client_key_data) = (None, None, None);

@@ -1,7 +1,10 @@
 //! Connections to a server behind a link that may swallow packets. The kernel repeats the first packet of a connection ever
-//! more rarely, after 1, 3 and 7 s: a link that is open again would not be noticed for seconds. So a connection that is not
+//! more rarely, and gives up late: a link that is open again would not be noticed for seconds. So a connection that is not
 //! there soon is asked for a second time beside the first, and a third; the first one that is there counts.
 
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -10,6 +13,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _, TryFutureExt as _};
 use hyper::http::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
 use tower::{BoxError, Service, ServiceExt as _};
 
 /// How long a connection may take before it is asked for once more. Slow lines take that long now and then: none is given up.
@@ -17,7 +21,20 @@ const SOON: Duration = Duration::from_secs(2);
 
 /// Connects by TCP.
 #[derive(Debug, Clone)]
-pub(crate) struct Dial(pub(crate) HttpConnector);
+pub(crate) struct Dial {
+    connector: HttpConnector<Resolver>,
+    resolver: Resolver,
+}
+
+impl Dial {
+    /// Connects with the options that `set` gives the connector.
+    pub(crate) fn new(set: impl FnOnce(&mut HttpConnector<Resolver>)) -> Self {
+        let resolver = Resolver { names: GaiResolver::new(), open: Arc::default() };
+        let mut connector = HttpConnector::new_with_resolver(resolver.clone());
+        set(&mut connector);
+        Self { connector, resolver }
+    }
+}
 
 impl Service<Uri> for Dial {
     type Response = <HttpConnector as Service<Uri>>::Response;
@@ -30,19 +47,75 @@ impl Service<Uri> for Dial {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let connector = self.0.clone();
-        first_of(move || connector.clone().oneshot(uri.clone()).map_err(BoxError::from)).boxed()
+        let Self { connector, resolver } = self.clone();
+        let connect = move || connector.clone().oneshot(uri.clone()).map_err(BoxError::from);
+        first_of(connect, move || !resolver.is_asked()).boxed()
     }
 }
 
-/// What the first of several tries brings, the newest of which began at most [`SOON`] ago. A failure ends them all: it is the
-/// server's refusal, or the end of the first one's time.
-async fn first_of<T, E, F: Future<Output = Result<T, E>>>(mut connect: impl FnMut() -> F) -> Result<T, E> {
+/// The system's resolver. A question to it keeps a thread until it has an answer, so that no second one is asked meanwhile.
+#[derive(Debug, Clone)]
+pub(crate) struct Resolver {
+    names: GaiResolver,
+    /// How many questions are open.
+    open: Arc<AtomicUsize>,
+}
+
+impl Resolver {
+    fn is_asked(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0
+    }
+}
+
+impl Service<Name> for Resolver {
+    type Response = GaiAddrs;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<GaiAddrs>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.names.poll_ready(context)
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let (question, answer) = (Question::ask(&self.open), self.names.call(name));
+        async move {
+            let _question = question;
+            answer.await
+        }
+        .boxed()
+    }
+}
+
+/// Counts as open until it is dropped: answered, or not waited for any more.
+struct Question(Arc<AtomicUsize>);
+
+impl Question {
+    fn ask(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(open))
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What the first of several tries brings. While `more` are of use, the newest began at most [`SOON`] ago. A failure ends them all:
+/// it is the server's refusal, or the end of the first one's time.
+async fn first_of<T, E, F: Future<Output = Result<T, E>>>(
+    mut connect: impl FnMut() -> F,
+    more: impl Fn() -> bool,
+) -> Result<T, E> {
     let mut tries = FuturesUnordered::new();
+    tries.push(connect());
     loop {
-        tries.push(connect());
         if let Ok(Some(result)) = tokio::time::timeout(SOON, tries.next()).await {
             return result;
+        }
+        if more() {
+            tries.push(connect());
         }
     }
 }
@@ -59,29 +132,33 @@ mod tests {
     const NEVER: Duration = Duration::from_secs(3_600);
 
     /// The result of tries that end after so many seconds, when it came, and how many there were.
-    async fn outcome(ends: &[(u64, Result<u32, &'static str>)]) -> (Result<u32, &'static str>, Duration, usize) {
+    async fn outcome(
+        ends: &[(u64, Result<u32, &'static str>)],
+        more: bool,
+    ) -> (Result<u32, &'static str>, Duration, usize) {
         let (begun, count) = (Instant::now(), Cell::new(0));
-        let result = first_of(|| {
+        let connect = || {
             let end = ends.get(count.replace(count.get() + 1)).copied();
             async move {
                 let (seconds, result) = end.unwrap_or((NEVER.as_secs(), Err("never")));
                 sleep(Duration::from_secs(seconds)).await;
                 result
             }
-        })
-        .await;
+        };
+        let result = first_of(connect, || more).await;
         (result, begun.elapsed(), count.get())
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_first_connection_that_is_there_counts() {
         let s = Duration::from_secs;
-        assert_eq!(outcome(&[(1, Ok(1))]).await, (Ok(1), s(1), 1));
-        assert_eq!(outcome(&[(0, Err("refused")), (0, Ok(2))]).await, (Err("refused"), s(0), 1));
+        assert_eq!(outcome(&[(1, Ok(1))], true).await, (Ok(1), s(1), 1));
+        assert_eq!(outcome(&[(0, Err("refused")), (0, Ok(2))], true).await, (Err("refused"), s(0), 1));
         // A slow line: the first one is not given up.
-        assert_eq!(outcome(&[(3, Ok(1)), (3, Ok(2))]).await, (Ok(1), s(3), 2));
+        assert_eq!(outcome(&[(3, Ok(1)), (3, Ok(2))], true).await, (Ok(1), s(3), 2));
         // A link that is open again after 5 s.
-        assert_eq!(outcome(&[(7, Ok(1)), (5, Ok(2)), (1, Ok(3))]).await, (Ok(3), s(5), 3));
-        assert_eq!(outcome(&[(10, Err("late"))]).await, (Err("late"), s(10), 5));
+        assert_eq!(outcome(&[(7, Ok(1)), (5, Ok(2)), (1, Ok(3))], true).await, (Ok(3), s(5), 3));
+        assert_eq!(outcome(&[(10, Err("late"))], true).await, (Err("late"), s(10), 5));
+        assert_eq!(outcome(&[(10, Err("late"))], false).await, (Err("late"), s(10), 1));
     }
 }

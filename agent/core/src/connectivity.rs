@@ -153,10 +153,11 @@ pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u6
     }
 }
 
-/// What is left of a pause after a failure that took so long: tries begin as often, whether they fail at once or wait for an
-/// answer in vain. What the server asked for is left whole.
-pub fn rest_of_pause(pause: Duration, asked: Option<Duration>, took: Duration) -> Duration {
-    if asked.is_some() { pause } else { pause.saturating_sub(took).max(pause.min(FIRST / 2)) }
+/// What is left of a pause after a try that took so long. In the first hour in which nothing answers, tries begin as often where
+/// each waits for an answer in vain as where it fails at once; a quarter of the pause stays, which is spread. All other pauses stay whole:
+/// a server that is slow, or that asks for a pause, is to have it.
+pub fn rest_of_pause(pause: Duration, longest: Duration, asked: Option<Duration>, took: Duration) -> Duration {
+    if asked.is_some() || longest > LONGEST_UNREACHABLE { pause } else { pause.saturating_sub(took).max(pause / 4) }
 }
 
 #[cfg(test)]
@@ -226,12 +227,22 @@ mod tests {
     }
 
     #[test]
-    fn a_try_that_took_long_shortens_the_pause_after_it() {
+    fn a_try_that_took_long_shortens_the_pause_where_nothing_answers() {
         let (ms, s) = (Duration::from_millis, Duration::from_secs);
-        assert_eq!(rest_of_pause(s(2), None, ms(500)), ms(1_500));
-        assert_eq!(rest_of_pause(s(2), None, s(10)), ms(250), "not at once: it may be the server that does not answer");
-        assert_eq!(rest_of_pause(ms(100), None, s(10)), ms(100));
-        assert_eq!(rest_of_pause(s(30), Some(s(30)), s(10)), s(30));
+        let table = [
+            (s(2), s(2), None, ms(500), ms(1_500)),
+            (s(2), s(2), None, s(10), ms(500)),
+            (s(1), s(2), None, s(10), ms(250)),
+            (s(30), s(2), Some(s(30)), s(10), s(30)),
+            (s(8), s(10), None, s(10), s(8)),
+        ];
+        for (pause, longest, asked, took, expected) in table {
+            assert_eq!(
+                rest_of_pause(pause, longest, asked, took),
+                expected,
+                "{pause:?} {longest:?} {asked:?} {took:?}"
+            );
+        }
     }
 
     #[test]

@@ -339,7 +339,7 @@ impl Link {
         let runs_program = self.0.runs_program.load(Ordering::Relaxed);
         let longest = self.0.view.borrow().state.longest_pause(failures, runs_program);
         let pause = connectivity::pause(failures, asked, longest, fastrand::u64(..));
-        let pause = connectivity::rest_of_pause(pause, asked, took);
+        let pause = connectivity::rest_of_pause(pause, longest, asked, took);
         tokio::select! {
             biased;
             () = tokio::time::sleep(pause) => false,

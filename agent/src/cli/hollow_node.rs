@@ -18,8 +18,8 @@ use crate::node;
 use limpet_apiserver::Credentials;
 use limpet_model::pod::is_dns_subdomain;
 
-/// How many files and connections a node may have open: its database, its watches, and what its pods refer to.
-const FILES_OF_NODE: u64 = 16;
+/// How many files and connections a node may have open: its database, its watches, what its pods refer to, and tries to connect.
+const FILES_OF_NODE: u64 = 24;
 
 /// Arguments of `limpet hollow-node`.
 #[derive(Debug, clap::Args)]
