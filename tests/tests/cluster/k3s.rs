@@ -79,6 +79,7 @@ pub(crate) fn a_node_has_the_files_and_flags_of_a_k3s_agent(node: &mut TestNode)
         "--node-labels=site=lab".to_owned(),
     ];
     node.agent.reconfigure(|settings| settings.flags = flags.to_vec())?;
+    keep_own_settings_alone(node)?;
     node.agent.start()?;
 
     let found = wait_node(node, &cluster, "ready", |found| {
@@ -100,6 +101,14 @@ pub(crate) fn a_node_has_the_files_and_flags_of_a_k3s_agent(node: &mut TestNode)
     let log = cluster.text(&format!("{}/log?container=main", mirror_path(node, "web")))?;
     ensure!(log == "hello\n", "{log}");
     served_certificate_is(&format!("{}:{}", address.address, port.number), &agent.join("serving-kubelet.crt"))
+}
+
+/// Leaves a LimpetConfiguration in the file that `--config` names.
+fn keep_own_settings_alone(node: &TestNode) -> Result<()> {
+    let file = node.agent.settings().config();
+    let text = fs::read_to_string(&file)?;
+    let (_, own) = text.split_once("---\n").context("one document alone")?;
+    fs::write(&file, own).with_context(|| format!("{}", file.display()))
 }
 
 /// Writes what k3s has in `/var/lib/rancher/k3s`.
@@ -128,7 +137,14 @@ fn lay_out(node: &TestNode, cluster: &Cluster, port: &Port) -> Result<PathBuf> {
         .replace("RESOLVER", &settings.resolv_conf().display().to_string());
     let drop_ins = agent.join("etc/kubelet.conf.d");
     fs::write(drop_ins.join("00-k3s-defaults.conf"), defaults)?;
-    let own = format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: {}\n", port.number);
+    // What sets a node of tests apart from others on its machine.
+    let own = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nport: {}\ncgroupRoot: {}\npodLogsDir: {}\n\
+         imageGCHighThresholdPercent: 100\n",
+        port.number,
+        settings.cgroup,
+        settings.pod_logs().display(),
+    );
     fs::write(drop_ins.join("50-own.conf"), own)?;
     fs::write(agent.join("kubelet.kubeconfig"), kubeconfig(&agent, &cluster.address()))?;
     Ok(dir)

@@ -77,7 +77,8 @@ impl Judge {
     /// has them, are all there is.
     fn add_default_thresholds(&mut self, merged: &mut Merged) {
         let position = self.place();
-        let kubelet = merged.kubelet.get_or_insert_default();
+        // limpet's own settings alone are no configuration file of kubelet's.
+        let Some(kubelet) = &mut merged.kubelet else { return };
         let given = Map { entries: kubelet }.map(HARD);
         if !given.is_empty() {
             return;

@@ -66,7 +66,8 @@ fn drop_ins_count_over_the_file_and_flags_over_both() {
 fn thresholds_of_a_drop_in_count_beside_the_defaults_of_a_file_that_names_none() {
     let base = format!("{KUBELET_HEAD}staticPodPath: manifests\n");
     let drop_in = format!("{KUBELET_HEAD}evictionHard: {{imagefs.available: 5%, pid.available: 10%}}\n");
-    let files = [("config.yaml", base.as_str()), ("d/10-k3s.conf", &drop_in)];
+    let limpet = format!("{LIMPET_HEAD}snapshotter: native\n");
+    let files = [("config.yaml", base.as_str()), ("limpet.yaml", &limpet), ("d/10-k3s.conf", &drop_in)];
     let hard = |line: &str| -> Vec<(Signal, Amount)> {
         let thresholds = load_all(&files, line).0.unwrap().eviction.thresholds;
         thresholds.into_iter().map(|threshold| (threshold.signal, threshold.value)).collect()
@@ -76,6 +77,7 @@ fn thresholds_of_a_drop_in_count_beside_the_defaults_of_a_file_that_names_none()
     all.sort_by_key(|(signal, _)| *signal);
     assert_eq!(hard("--config DIR/config.yaml --config-dir DIR/d"), all);
     assert_eq!(hard("--config-dir DIR/d"), own);
+    assert_eq!(hard("--config DIR/limpet.yaml --config-dir DIR/d"), own);
 }
 
 #[test]
