@@ -19,7 +19,7 @@ pub async fn enforce(cgroups: Cgroups, capacity: Capacity, events: Events, stop:
         let failure = match cgroups.limit_all_pods(limits).await {
             Ok(()) => {
                 if let Some(what) = capacity.reserved_whole() {
-                    // Another try would change nothing, and a limit of nothing would end every pod.
+                    // Another try would change nothing, and with a limit of nothing no pod could run.
                     let remedy = format!("kubeReserved and systemReserved name all {what} of the node: reserve less");
                     return report_failure(&events, &remedy);
                 }

@@ -62,7 +62,8 @@ impl Capacity {
         NodeLimits { cpu: self.allocatable[Resource::Cpu], memory: self.allocatable[Resource::Memory] }
     }
 
-    /// What `kubeReserved` and `systemReserved` leave pods nothing of. kubelet does not start then.
+    /// What `kubeReserved` and `systemReserved` leave pods nothing of. kubelet does not start without memory, and of process ids
+    /// it leaves pods one.
     pub fn reserved_whole(&self) -> Option<&'static str> {
         let no_memory = !self.all[Resource::Memory].is_zero() && self.limit[Resource::Memory].is_zero();
         let no_pids = self.pids == Some(0);
@@ -120,7 +121,7 @@ mod tests {
         let of_memory = Capacity::of(&config, 1 << 30, 0, &BTreeMap::new());
         let whole = Capacity { pids: Some(0), ..of_memory.clone() };
         assert_eq!((of_memory.reserved_whole(), whole.reserved_whole()), (None, Some("process ids")));
-        assert_eq!(whole.all_pods().pids, None, "a limit of none would end every pod");
+        assert_eq!(whole.all_pods().pids, None, "with a limit of none no pod could start");
         config.limit_all_pods = false;
         assert_eq!(unreserved_pids(&config, 1_000), None);
     }
