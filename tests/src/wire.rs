@@ -100,17 +100,20 @@ impl Wire {
 
     /// Carries nothing any more, until it is [joined](Self::join): connections stay open, new ones are not made, and neither end
     /// learns of it. What was sent meanwhile arrives after that, when TCP sends it once more. Other than on a line that is dead,
-    /// the kernel acknowledges what is sent on connections that are there.
+    /// the kernel acknowledges what is sent on connections that are there. A few connections of its own are counted afterwards.
     pub fn swallow(&self) -> Result<()> {
         self.state.send_replace(State::Swallowing);
         // The kernel does not answer the first packet of a connection when there is no place for it.
         rustix::net::listen(&self.listener, 0)?;
         let mut fillers = self.fillers.lock().unwrap_or_else(PoisonError::into_inner);
         let own = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
-        while let Ok(filler) = std::net::TcpStream::connect_timeout(&own, NOT_TAKEN) {
-            fillers.push(filler);
+        loop {
+            match std::net::TcpStream::connect_timeout(&own, NOT_TAKEN) {
+                Ok(filler) => fillers.push(filler),
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(()),
+                Err(error) => return Err(error).context("fill the queue of a link"),
+            }
         }
-        Ok(())
     }
 
     /// Lets connections through again.
@@ -230,6 +233,7 @@ mod tests {
         server.accept().unwrap().0.read_exact(&mut [0; 5]).unwrap();
         assert_eq!(wire.traffic().connections, 2);
     }
+
     #[test]
     fn what_it_swallows_arrives_when_it_is_joined_and_no_end_learns_of_it() {
         let server = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

@@ -113,10 +113,10 @@ fn an_edit_of_an_init_container_makes_a_new_pod(node: &mut TestNode) -> Result<(
 
 fn of_quick_edits_only_the_last_one_starts(node: &mut TestNode) -> Result<()> {
     let version = |name: &str| {
-        // Takes a while to end: the edits come meanwhile.
-        const SLOW: &str = "trap 'sleep 3; exit 0' TERM; sleep 100000 & wait";
+        // Ends once all edits are there.
+        const SLOW: &str = "trap 'until [ -e /shared/go ]; do sleep 0.1; done; exit 0' TERM; sleep 100000 & wait";
         let mut manifest =
-            job(node, json!({ "terminationGracePeriodSeconds": 30, "containers": [noted(name, SLOW)] }))?;
+            job(node, json!({ "terminationGracePeriodSeconds": 60, "containers": [noted(name, SLOW)] }))?;
         manifest["spec"]["containers"][0]["name"] = "main".into();
         Ok::<_, anyhow::Error>(manifest)
     };
@@ -130,6 +130,7 @@ fn of_quick_edits_only_the_last_one_starts(node: &mut TestNode) -> Result<()> {
         wait::until_true(wait::SOON, "the edit to be noticed", || node.agent.log_from(log).contains("SyncLoop ADD"))?;
         ensure!(runs(node) == "first 1\n", "started before the one before it had ended: {}", runs(node));
     }
+    fs::write(node.dir().join("shared/go"), "")?;
     wait_runs(node, "first 1\nfourth 1\n")?;
     node.wait_running("job")?;
     ensure!(runs(node) == "first 1\nfourth 1\n", "{}", runs(node));

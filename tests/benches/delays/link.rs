@@ -1,4 +1,4 @@
-//! Situations with a link that swallows what is sent over it: nobody closes a connection, and nobody answers.
+//! Situations with a link that swallows what is sent over it: connections stay open, and nothing answers.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ pub(crate) fn restarted_agent(scene: &Scene<'_>, contender: &mut dyn Contender) 
 
 /// Containers are restarted while the link is away, and the cluster takes the node for lost; then the link is back.
 pub(crate) fn link_comes_back(scene: &Scene<'_>, _: &mut dyn Contender) -> Result<Vec<Took>> {
-    let pods: Vec<_> = (0..PODS).map(|number| scene.pod(&format!("told-{number}"))).collect();
+    let pods: Vec<_> = (0..PODS).map(|number| scene.pod(&format!("restarted-{number}"))).collect();
     pods.iter().try_for_each(|pod| scene.create(pod, "1"))?;
     pods.iter().try_for_each(|pod| scene.wait_shown(&scene.path(pod)).map(drop))?;
     scene.wire.swallow()?;

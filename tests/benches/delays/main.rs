@@ -21,7 +21,7 @@ use limpet_tests::wire::Wire;
 use self::scene::{PODS, Place, Scene, Took, until};
 use self::table::Table;
 
-/// A run takes three minutes: more of them are not made.
+/// A run takes three minutes: the default of `--runs`, 50, would take hours.
 const MOST_RUNS: usize = 10;
 /// One of a kubelet takes six, and the first twelve.
 const MOST_OF_KUBELET: usize = 3;

@@ -1,5 +1,5 @@
-//! Where situations take place: pods whose processes can be told on the node, what the cluster shows of them, and waits that are
-//! counted and may be in vain.
+//! Where situations take place: pods whose processes are recognized on the node, what the cluster shows of them, and waits that
+//! are timed and may be in vain.
 
 use std::fs;
 use std::path::PathBuf;
@@ -155,7 +155,7 @@ impl Scene<'_> {
         until("a renewal of the lease", || self.renewed().is_some_and(|now| Some(now) != before))
     }
 
-    /// Waits until a static pod runs and its mirror says so; the mirror.
+    /// Waits until a static pod runs and its mirror shows it; the mirror.
     pub(crate) fn wait_mirror(&self, pod: &Pod) -> Result<Value> {
         self.wait_shown(&self.mirror(pod))
     }
