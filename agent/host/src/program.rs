@@ -18,6 +18,9 @@ const MAX_STDOUT: u64 = 1 << 20;
 /// Bytes of a program's standard error that are used; the rest is read and dropped.
 const MAX_STDERR: u64 = 16 << 10;
 
+/// Bytes that a result usually has at most.
+const USUAL: usize = 1 << 10;
+
 /// A program's exit status and output.
 #[derive(Debug)]
 pub struct Output {
@@ -85,7 +88,8 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
 /// Reads up to `limit` bytes. The rest is dropped, or an error.
 async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool) -> io::Result<Vec<u8>> {
     let Some(mut pipe) = pipe else { return Ok(Vec::new()) };
-    let mut bytes = Vec::new();
+    // Most print little, and a key is not to be left behind where the buffer was before it grew.
+    let mut bytes = Vec::with_capacity(USUAL);
     (&mut pipe).take(limit).read_to_end(&mut bytes).await?;
     let rest = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await?;
     if rest > 0 && !drop_rest {

@@ -9,7 +9,7 @@ use crate::store::{Sealer, Store, StoreError, chain};
 
 /// The database below the root directory; a damaged one is replaced and reported.
 pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
-    let (path, sealer) = (config.database(), sealer(config));
+    let (path, sealer) = (config.database(), sealer(config).await);
     let open = move || {
         let (store, set_aside) = Store::open(&path)?;
         Ok::<_, StoreError>((store.sealed_by(sealer)?, set_aside))
@@ -23,10 +23,10 @@ pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> 
 }
 
 /// What seals Secrets on disk. A key that is missing stops no pod but those that wait for a Secret which nobody else has.
-fn sealer(config: &Config) -> Sealer {
+async fn sealer(config: &Config) -> Sealer {
     let Some(key) = &config.secret_key else { return Sealer::Off };
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
-    match Sealer::open(key, credentials.as_deref()) {
+    match Sealer::open(key, credentials.as_deref()).await {
         Ok(sealer) => {
             tracing::info!(%key, "Secrets are kept encrypted");
             sealer

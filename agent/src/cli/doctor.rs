@@ -3,7 +3,7 @@
 //! Each check is a small function that returns a [`Finding`]; its module reads the data: [`machine`] (rights, clock,
 //! disk), [`pressure`] (eviction), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who changes
 //! manifests), [`profiles`] (seccomp, AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
-//! other agents, the service).
+//! other agents, the service), [`secrets`] (the key of Secrets on disk).
 
 mod attribution;
 mod cgroups;
@@ -18,6 +18,7 @@ mod pressure;
 mod profiles;
 mod runtime;
 mod scratch;
+mod secrets;
 
 use serde::Serialize;
 use std::path::PathBuf;
@@ -129,6 +130,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Find
     findings.extend(runtime::examine(&config).await);
     findings.extend(network::examine(&config));
     findings.extend(node::examine(&config).await);
+    findings.extend(secrets::examine(&config).await);
     (config, findings)
 }
 

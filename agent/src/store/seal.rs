@@ -10,17 +10,21 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::fs::File;
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::hmac::{self, HMAC_SHA256};
 use serde::Deserialize;
+use tokio::process::Command;
 use zeroize::Zeroizing;
 
 use limpet_core::last_good::LastGood;
+use limpet_host::blocking::{self, DEADLINE};
+use limpet_host::program;
 use limpet_model::object::ObjectKind;
 
 /// How a sealed manifest begins; no manifest does.
@@ -29,6 +33,8 @@ const SEALED: &[u8] = b"limpet-sealed-1\0";
 const KEY: usize = 32;
 /// A key in hexadecimal digits has twice as many.
 const HEX: usize = 2 * KEY;
+/// A slow TPM takes some seconds; pods do not wait longer for one that does not answer.
+const TPM_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Where the key is: `secretEncryptionKey`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,6 +43,8 @@ pub enum KeyLocation {
     File(PathBuf),
     /// `credential:` and the name of one that systemd passes on (systemd.exec(5), `LoadCredentialEncrypted=`).
     Credential(String),
+    /// `systemd-creds:` and the absolute path of what `systemd-creds encrypt` has written (systemd-creds(1)).
+    Encrypted(PathBuf),
 }
 
 impl fmt::Display for KeyLocation {
@@ -44,6 +52,7 @@ impl fmt::Display for KeyLocation {
         match self {
             Self::File(path) => write!(f, "{}", path.display()),
             Self::Credential(name) => write!(f, "credential:{name}"),
+            Self::Encrypted(path) => write!(f, "systemd-creds:{}", path.display()),
         }
     }
 }
@@ -66,6 +75,14 @@ pub enum KeyError {
     /// Others than its owner can read it.
     #[error("the key {0} can be read by others than its owner: chmod 600 {0}")]
     Open(PathBuf),
+    /// `systemd-creds` cannot open it: its TPM is another one, or in another state.
+    #[error("systemd-creds cannot decrypt the key {path}: {reason}")]
+    Decrypt {
+        /// Its path.
+        path: PathBuf,
+        /// The cause, in the program's words.
+        reason: String,
+    },
     /// It is none.
     #[error("{0} is no key: it must have 32 random bytes, or 64 hexadecimal digits (openssl rand -hex 32)")]
     Form(PathBuf),
@@ -102,18 +119,17 @@ impl Sealer {
     ///
     /// # Errors
     /// See [`KeyError`].
-    pub fn open(key: &KeyLocation, credentials: Option<&Path>) -> Result<Self, KeyError> {
-        let path = match key {
-            KeyLocation::File(path) => path.clone(),
+    pub async fn open(key: &KeyLocation, credentials: Option<&Path>) -> Result<Self, KeyError> {
+        let (path, bytes) = match key {
+            KeyLocation::File(path) => (path.clone(), contents(path, true).await?),
             KeyLocation::Credential(name) => {
-                credentials.ok_or_else(|| KeyError::NoCredentials(name.clone()))?.join(name)
+                let path = credentials.ok_or_else(|| KeyError::NoCredentials(name.clone()))?.join(name);
+                // systemd alone decides who may read a credential.
+                let bytes = contents(&path, false).await?;
+                (path, bytes)
             }
+            KeyLocation::Encrypted(path) => (path.clone(), decrypted(path).await?),
         };
-        let (mode, bytes) = read(&path).map_err(|source| KeyError::Read { path: path.clone(), source })?;
-        // systemd alone decides who may read a credential.
-        if matches!(key, KeyLocation::File(_)) && mode & 0o077 != 0 {
-            return Err(KeyError::Open(path));
-        }
         let secret = parsed(&bytes).ok_or(KeyError::Form(path))?;
         Ok(Self::of(&secret))
     }
@@ -194,7 +210,32 @@ fn is_confidential(manifest: &[u8]) -> bool {
     serde_json::from_slice(manifest).is_ok_and(|Kind { kind }| secret.contains(&&*kind))
 }
 
-/// Its permissions, and its content as far as a key may be long.
+/// What the file has, as far as a key may be long. `private`: its mode has to keep others from reading it.
+async fn contents(path: &Path, private: bool) -> Result<Zeroizing<Vec<u8>>, KeyError> {
+    let failure = |source| KeyError::Read { path: path.to_owned(), source };
+    let file = path.to_owned();
+    let read = blocking::run(file.clone(), DEADLINE, move |_| read(&file)).await.and_then(|read| read);
+    let (mode, bytes) = read.map_err(failure)?;
+    if private && mode & 0o077 != 0 { Err(KeyError::Open(path.to_owned())) } else { Ok(bytes) }
+}
+
+/// What systemd opens with the node's TPM or its own key.
+async fn decrypted(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeyError> {
+    let failure = |reason: String| KeyError::Decrypt { path: path.to_owned(), reason };
+    let mut command = Command::new("systemd-creds");
+    command.args(["decrypt", "--name=limpet"]).arg(path).arg("-");
+    let output = program::run(command, b"", TPM_DEADLINE).await.map_err(|error| {
+        failure(match error.kind() {
+            ErrorKind::NotFound => "the program is not there; it is a part of systemd from version 250 on".to_owned(),
+            ErrorKind::TimedOut => format!("no answer within {TPM_DEADLINE:?}"),
+            _ => error.to_string(),
+        })
+    })?;
+    let text = Zeroizing::new(output.stdout);
+    if output.success { Ok(text) } else { Err(failure(String::from_utf8_lossy(&output.stderr).trim().to_owned())) }
+}
+
+/// The file's mode, and its content as far as a key may be long.
 fn read(path: &Path) -> std::io::Result<(u32, Zeroizing<Vec<u8>>)> {
     let file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode();

@@ -215,8 +215,12 @@ impl Judge {
             None if text.starts_with('/') => return Some(KeyLocation::File(text.into())),
             _ => {}
         }
-        let message =
-            format!("{text:?} is neither an absolute path nor credential: and the name of a systemd credential");
+        if let Some(path) = text.strip_prefix("systemd-creds:").filter(|path| path.starts_with('/')) {
+            return Some(KeyLocation::Encrypted(path.into()));
+        }
+        let message = format!(
+            "{text:?} is neither an absolute path, nor systemd-creds: and one, nor credential: and the name of a systemd credential"
+        );
         self.error(Some(at), "secretEncryptionKey", message);
         None
     }

@@ -72,28 +72,32 @@ fn a_database_is_sealed_from_the_start_with_a_key_on() {
     assert_eq!(found(&open(sealer(1))), Some(record()));
 }
 
-#[test]
-fn a_key_is_32_bytes_or_64_digits_that_its_owner_alone_can_read() {
+#[tokio::test]
+async fn a_key_is_32_bytes_or_64_digits_that_its_owner_alone_can_read() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("key");
-    let opened = |content: &[u8], mode| {
+    let opened = async |content: &[u8], mode| {
         std::fs::write(&path, content).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-        Sealer::open(&KeyLocation::File(path.clone()), None).map_err(|error| error.to_string())
+        Sealer::open(&KeyLocation::File(path.clone()), None).await.map_err(|error| error.to_string())
     };
-    let sealed = opened(&[7; KEY], 0o600).unwrap().sealed(&record()).unwrap().into_owned();
-    assert_eq!(opened(format!("{}\n", "07".repeat(KEY)).as_bytes(), 0o400).unwrap().opened(sealed.clone()), record());
+    let sealed = opened(&[7; KEY], 0o600).await.unwrap().sealed(&record()).unwrap().into_owned();
+    let digits = format!("{}\n", "07".repeat(KEY));
+    assert_eq!(opened(digits.as_bytes(), 0o400).await.unwrap().opened(sealed.clone()), record());
     for wrong in [&[7; KEY - 1][..], &[7; KEY + 1], "0g".repeat(KEY).as_bytes(), "07".repeat(KEY + 1).as_bytes(), b""] {
-        assert!(opened(wrong, 0o600).unwrap_err().contains("is no key"), "{wrong:?}");
+        assert!(opened(wrong, 0o600).await.unwrap_err().contains("is no key"), "{wrong:?}");
     }
-    assert!(opened(&[7; KEY], 0o640).unwrap_err().contains("chmod 600"));
+    assert!(opened(&[7; KEY], 0o640).await.unwrap_err().contains("chmod 600"));
     let credential = KeyLocation::Credential("key".to_owned());
     assert_eq!(
-        Sealer::open(&credential, Some(dir.path())).unwrap().opened(sealed),
+        Sealer::open(&credential, Some(dir.path())).await.unwrap().opened(sealed),
         record(),
         "systemd decides who reads"
     );
-    assert!(Sealer::open(&credential, None).unwrap_err().to_string().contains("LoadCredentialEncrypted=key"));
+    let failure = async |key: &KeyLocation| Sealer::open(key, None).await.unwrap_err().to_string();
+    assert!(failure(&credential).await.contains("LoadCredentialEncrypted=key"));
     std::fs::remove_file(&path).unwrap();
-    assert!(Sealer::open(&KeyLocation::File(path), None).unwrap_err().to_string().contains("cannot read the key"));
+    assert!(failure(&KeyLocation::File(path.clone())).await.contains("cannot read the key"));
+    let encrypted = failure(&KeyLocation::Encrypted(path)).await;
+    assert!(encrypted.contains("systemd-creds cannot decrypt the key"), "{encrypted}");
 }

@@ -75,7 +75,9 @@ fn the_key_of_secrets_is_a_file_or_a_credential() {
     let read = |value: &str| load_text(&format!("{LIMPET_HEAD}secretEncryptionKey: {value}\n"), &[]).0;
     assert_eq!(read("/etc/limpet/key").unwrap().secret_key, Some(KeyLocation::File("/etc/limpet/key".into())));
     assert_eq!(read("credential:edge").unwrap().secret_key, Some(KeyLocation::Credential("edge".to_owned())));
-    for wrong in ["key", "'credential:'", "credential:a/b", "credential:..", "''"] {
+    let encrypted = read("systemd-creds:/etc/limpet/secret.cred").unwrap().secret_key;
+    assert_eq!(encrypted, Some(KeyLocation::Encrypted("/etc/limpet/secret.cred".into())));
+    for wrong in ["key", "systemd-creds:secret.cred", "'credential:'", "credential:a/b", "credential:..", "''"] {
         let faults = read(wrong).unwrap_err();
         assert!(faults[0].contains("secretEncryptionKey") && faults[0].contains("neither"), "{wrong}: {faults:?}");
     }

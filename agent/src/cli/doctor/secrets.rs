@@ -1,0 +1,43 @@
+//! The key that Secrets on disk are encrypted with: whether it can be had.
+
+use super::Finding;
+use crate::config::Config;
+use crate::store::{KeyError, KeyLocation, Sealer, chain};
+
+/// Nothing of a key that systemd passes to the unit alone.
+pub(super) async fn examine(config: &Config) -> Option<Finding> {
+    let key = config.secret_key.as_ref().filter(|key| !matches!(key, KeyLocation::Credential(_)))?;
+    Some(finding(key, Sealer::open(key, None).await.err().as_ref()))
+}
+
+fn finding(key: &KeyLocation, failure: Option<&KeyError>) -> Finding {
+    let remedy = "What is on disk is neither read nor written, and pods wait for Secrets that no file and no apiserver \
+                  brings. Bring the key back, or make another one, and restart limpet";
+    match failure {
+        None => Finding::ok("secretEncryptionKey", key.to_string()),
+        Some(failure) => Finding::degraded("secretEncryptionKey", chain(failure), remedy),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::super::Level;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_that_cannot_be_had_is_reported_with_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret.key");
+        let of = async |key| examine(&Config { secret_key: key, ..Config::default() }).await;
+        assert_eq!(of(None).await, None);
+        assert_eq!(of(Some(KeyLocation::Credential("limpet".to_owned()))).await, None);
+        let missing = of(Some(KeyLocation::File(path.clone()))).await.unwrap();
+        assert!(missing.level == Level::Degraded && missing.text.contains("secret.key"), "{missing:?}");
+        std::fs::write(&path, [7; 32]).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(of(Some(KeyLocation::File(path))).await.unwrap().level, Level::Ok);
+    }
+}
