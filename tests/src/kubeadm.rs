@@ -49,23 +49,24 @@ pub fn wait_mirrors(host: &Host<'_>) -> Result<()> {
     })
 }
 
-fn registration(host: &Host<'_>) -> Value {
+fn registration(node: &str, address: &str) -> Value {
     json!({
-        "name": host.node.name(),
+        "name": node,
         "criSocket": "unix:///run/containerd/containerd.sock",
-        "kubeletExtraArgs": [{ "name": "node-ip", "value": host.address }],
+        "kubeletExtraArgs": [{ "name": "node-ip", "value": address }],
     })
 }
 
-/// What kubeadm sets the cluster up from. The kubelet's part is the cluster's; cgroups are each node's, see [`Host`].
-pub fn initial(host: &Host<'_>) -> Vec<Value> {
-    vec![
+/// A cluster whose first node has this name and address, and whose control plane may take so long to start: `4m0s`.
+pub fn first_node(node: &str, address: &str, patience: &str) -> [Value; 2] {
+    [
         json!({
             "apiVersion": "kubeadm.k8s.io/v1beta4",
             "kind": "InitConfiguration",
             "bootstrapTokens": [{ "token": TOKEN }],
-            "localAPIEndpoint": { "advertiseAddress": host.address },
-            "nodeRegistration": registration(host),
+            "localAPIEndpoint": { "advertiseAddress": address },
+            "nodeRegistration": registration(node, address),
+            "timeouts": { "controlPlaneComponentHealthCheck": patience },
         }),
         json!({
             "apiVersion": "kubeadm.k8s.io/v1beta4",
@@ -73,6 +74,15 @@ pub fn initial(host: &Host<'_>) -> Vec<Value> {
             "kubernetesVersion": images::VERSION,
             "imageRepository": images::REPOSITORY,
         }),
+    ]
+}
+
+/// What kubeadm sets the cluster up from. The kubelet's part is the cluster's; cgroups are each node's, see [`Host`].
+pub fn initial(host: &Host<'_>) -> Vec<Value> {
+    let [first_node, cluster] = first_node(host.node.name(), host.address, "4m0s");
+    vec![
+        first_node,
+        cluster,
         json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -110,6 +120,6 @@ pub fn joining(host: &Host<'_>) -> Vec<Value> {
         "apiVersion": "kubeadm.k8s.io/v1beta4",
         "kind": "JoinConfiguration",
         "discovery": { "bootstrapToken": discovery },
-        "nodeRegistration": registration(host),
+        "nodeRegistration": registration(host.node.name(), host.address),
     })]
 }

@@ -26,6 +26,8 @@ pub const ALL_VARIABLE: &str = "LIMPET_TEST_VM_ALL";
 pub const SUITES_VARIABLE: &str = "LIMPET_TEST_VM_SUITES";
 /// The emulator.
 pub const EMULATOR: &str = "qemu-system-x86_64";
+/// The emulator of a TPM.
+pub const TPM_EMULATOR: &str = "swtpm";
 /// The memory of a machine that needs no more than usual, in MiB.
 pub const MEMORY: u32 = 1_536;
 /// This machine's loopback, as a guest with a network card sees it.
@@ -87,12 +89,22 @@ pub struct Boot<'a> {
     pub kernel: &'a str,
     /// Gives it a network card, behind which this machine's loopback is [`LOOPBACK`]. The guest sets its own address.
     pub network: bool,
+    /// Gives it a TPM 2.0, whose state is in this directory; another directory is another TPM.
+    pub tpm: Option<&'a Path>,
+}
+
+impl<'a> Boot<'a> {
+    /// A machine with nothing special.
+    pub fn new(image: &'a Path, payload: &'a Path, dir: &'a Path) -> Self {
+        Self { image, payload, dir, clock: None, memory: MEMORY, kernel: "", network: false, tpm: None }
+    }
 }
 
 /// A machine that runs.
 #[derive(Debug)]
 pub struct Guest {
     qemu: Daemon,
+    _tpm: Option<Daemon>,
     control: BufReader<UnixStream>,
     console: PathBuf,
     monitor: PathBuf,
@@ -189,6 +201,7 @@ impl Guest {
         if let Some(clock) = boot.clock {
             command.arg("-rtc").arg(format!("base={clock}"));
         }
+        let tpm = boot.tpm.map(|state| add_tpm(&mut command, state)).transpose()?;
         let mut qemu = Daemon::start(&mut command, &boot.dir.join("qemu.log"))?;
         let stream = wait::until(wait::SOON, "the emulator's control socket", || {
             UnixStream::connect(&socket).ok().map(Ok).or_else(|| {
@@ -197,7 +210,7 @@ impl Guest {
             })
         })??;
         stream.set_read_timeout(Some(wait::patient(PATIENCE)))?;
-        Ok(Self { qemu, control: BufReader::new(stream), console, monitor, disk })
+        Ok(Self { qemu, _tpm: tpm, control: BufReader::new(stream), console, monitor, disk })
     }
 
     /// Runs `script` in the guest's bash; an exit code other than 0 is an error that holds what it printed.
@@ -275,6 +288,21 @@ impl Guest {
                 .with_context(|| format!("no answer within {:?}\n{}", wait::patient(PATIENCE), self.console())),
         }
     }
+}
+
+/// Starts a TPM for the emulator, and has it find that.
+fn add_tpm(command: &mut Command, state: &Path) -> Result<Daemon> {
+    fs::create_dir_all(state).with_context(|| format!("{}", state.display()))?;
+    let socket = state.join("control.sock");
+    fs::remove_file(&socket).ok();
+    let mut swtpm = Command::new(TPM_EMULATOR);
+    swtpm.args(["socket", "--tpm2", "--tpmstate"]).arg(format!("dir={}", state.display()));
+    swtpm.arg("--ctrl").arg(format!("type=unixio,path={}", socket.display()));
+    let tpm = Daemon::start(&mut swtpm, &state.join("log"))?;
+    wait::until_true(wait::SOON, "the TPM's socket", || socket.exists()).with_context(|| tpm.log())?;
+    command.arg("-chardev").arg(format!("socket,id=tpm,path={}", socket.display()));
+    command.args(["-tpmdev", "emulator,id=tpm0,chardev=tpm", "-device", "tpm-tis,tpmdev=tpm0"]);
+    Ok(tpm)
 }
 
 /// Writes everything below `dir` into a file system image at `path`.

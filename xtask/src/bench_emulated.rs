@@ -39,18 +39,7 @@ pub(crate) fn watch(runs: u32, seconds: u32) -> Result<()> {
     fs::copy(&bench.path, files.join("watch"))?;
     vm::write_payload(&files, &payload)?;
     let disk = Disk::over_image(&image, &dir.0.join("disk.qcow2"))?;
-    let mut guest = Guest::boot(
-        disk,
-        &Boot {
-            image: &image,
-            payload: &payload,
-            dir: &dir.0,
-            clock: None,
-            memory: vm::MEMORY,
-            kernel: "",
-            network: false,
-        },
-    )?;
+    let mut guest = Guest::boot(disk, &Boot::new(&image, &payload, &dir.0))?;
     let variables = format!("{}={runs} {}={seconds}", measure::RUNS_VARIABLE, measure::SECONDS_VARIABLE);
     guest.run(&format!("({variables} /payload/watch --bench > /tmp/table 2>&1; echo {END}$? >> /tmp/table) &"))?;
     let limit = LIMIT + Duration::from_secs(4 * u64::from(seconds));

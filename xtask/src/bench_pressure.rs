@@ -262,7 +262,7 @@ impl Stage {
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
 fn how<'a>(image: &'a Path, payload: &'a Path, dir: &'a Path) -> Boot<'a> {
-    Boot { image, payload, dir, clock: None, memory: MEMORY, kernel: "", network: true }
+    Boot { memory: MEMORY, network: true, ..Boot::new(image, payload, dir) }
 }
 
 /// Writes the configuration of the contender and starts it.

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use limpet_tests::{agent, vm};
 
-use crate::{cargo, dist, setup, vm_image};
+use crate::go_program::ETCD;
+use crate::{cargo, dist, kubernetes, setup, vm_image};
 
 /// The end-to-end suites that `--all` runs inside the machine: what another cgroup driver and another cgroup version may
 /// change. The others, emulated, would take hours.
@@ -28,6 +29,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut command = cargo::command(&["test", "-p", "limpet-tests", "--test", "vm", "--"]);
     command.args(&arguments.rest).env(agent::STATIC_PROGRAM_VARIABLE, program).env(vm::IMAGE_VARIABLE, image);
     if arguments.all {
+        kubernetes::kubeadm().and_then(|()| ETCD.ready())?;
         command.env(vm::ALL_VARIABLE, "1").env(vm::SUITES_VARIABLE, suites()?);
     }
     let status = cargo::status(&mut command)?;

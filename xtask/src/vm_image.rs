@@ -11,10 +11,10 @@ use limpet_tests::{process, tools, vm};
 use crate::apt::{self, Machine};
 
 /// Counts changes of this file that make another image.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 const SUITE: &str = "trixie";
 const SIZE: &str = "3G";
-const PACKAGES: [&str; 23] = [
+const PACKAGES: [&str; 27] = [
     "systemd-sysv",
     "dbus",
     "udev",
@@ -38,12 +38,18 @@ const PACKAGES: [&str; 23] = [
     "nfs-common",
     "nfs-kernel-server",
     "open-iscsi",
+    // By which systemd uses a TPM.
+    "libtss2-esys-3.0.2-0t64",
+    "libtss2-mu-4.0.1-0t64",
+    "libtss2-rc0t64",
+    "libtss2-tcti-device0t64",
 ];
 
 /// What the emulator and the making of the image need: a package, and a program of it.
-const INSTALLED: [(&str, &str); 4] = [
+const INSTALLED: [(&str, &str); 5] = [
     ("qemu-system-x86", vm::EMULATOR),
     ("qemu-utils", "qemu-img"),
+    ("swtpm", vm::TPM_EMULATOR),
     ("debootstrap", "debootstrap"),
     ("e2fsprogs", "mkfs.ext4"),
 ];

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::image::{ImageBuilder, linked};
+use crate::image::{Image, ImageBuilder, linked};
 use crate::{TestNode, tools};
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -24,11 +24,19 @@ pub fn import(node: &TestNode) -> Result<()> {
 
 /// The same for a node with a control plane.
 pub fn import_control_plane(node: &TestNode) -> Result<()> {
-    for name in ["kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
-        node.import(&[&image(name, VERSION, &kubernetes(name)?)?.build()?])?;
-    }
+    control_plane()?.iter().try_for_each(|image| node.import(&[image]))
+}
+
+/// What the static pods of a control plane run.
+pub fn control_plane() -> Result<[Image; 4]> {
+    let of_kubernetes = |name| image(name, VERSION, &kubernetes(name)?)?.build();
     let etcd = tools::kubeadms_etcd().context("no etcd; run: cargo xtask nightly kubeadm")?;
-    node.import(&[&image("etcd", "3.7.0-0", &etcd)?.build()?])
+    Ok([
+        of_kubernetes("kube-apiserver")?,
+        of_kubernetes("kube-controller-manager")?,
+        of_kubernetes("kube-scheduler")?,
+        image("etcd", "3.7.0-0", &etcd)?.build()?,
+    ])
 }
 
 /// The same for a node that runs the cluster's name servers.

@@ -48,18 +48,7 @@ impl Machine {
         let payload = dir.join("payload.img");
         write_payload(&dir.join("payload"), &payload)?;
         let disk = Disk::over_image(&image, &dir.join("running.qcow2"))?;
-        let mut guest = Guest::boot(
-            disk,
-            &Boot {
-                image: &image,
-                payload: &payload,
-                dir: &dir,
-                clock: None,
-                memory: vm::MEMORY,
-                kernel: "",
-                network: false,
-            },
-        )?;
+        let mut guest = Guest::boot(disk, &Boot::new(&image, &payload, &dir))?;
         guest.run(INSTALL)?;
         guest.run("systemctl is-active limpet")?;
         guest.until(SOON, "the agent", "limpet pods", |_| Some(()))?;
@@ -71,9 +60,7 @@ impl Machine {
 
     /// The base again, as it ran.
     pub(crate) fn resume(&self) -> Result<Guest> {
-        let number = self.forks.fetch_add(1, Ordering::Relaxed);
-        let disk = self.running.copy(&self.dir.join(format!("{number}.qcow2")))?;
-        Guest::resume(disk, &self.how(None))
+        Guest::resume(self.fork()?, &self.how(None))
     }
 
     /// Boots `disk`.
@@ -88,21 +75,34 @@ impl Machine {
 
     /// Boots the base with SELinux on, which does not enforce yet.
     pub(crate) fn boot_with_selinux(&self) -> Result<Guest> {
+        Guest::boot(self.fork()?, &Boot { kernel: "security=selinux enforcing=0", ..self.how(None) })
+    }
+
+    /// Boots what was left of `disk`, or the base, with another payload, and memory for a control plane.
+    pub(crate) fn boot_with(&self, disk: Option<Disk>, payload: &Path) -> Result<Guest> {
+        let disk = disk.map_or_else(|| self.fork(), Ok)?;
+        Guest::boot(disk, &Boot { payload, memory: 2 * vm::MEMORY, ..self.how(None) })
+    }
+
+    /// Boots what was left of `disk`, or the base, with the TPM of that name.
+    pub(crate) fn boot_with_tpm(&self, disk: Option<Disk>, name: &str) -> Result<Guest> {
+        let (disk, state) = (disk.map_or_else(|| self.fork(), Ok)?, self.dir.join(name));
+        Guest::boot(disk, &Boot { tpm: Some(&state), ..self.how(None) })
+    }
+
+    /// A disk that begins as the base.
+    fn fork(&self) -> Result<Disk> {
         let number = self.forks.fetch_add(1, Ordering::Relaxed);
-        let disk = self.running.copy(&self.dir.join(format!("{number}.qcow2")))?;
-        Guest::boot(disk, &Boot { kernel: "security=selinux enforcing=0", ..self.how(None) })
+        self.running.copy(&self.dir.join(format!("{number}.qcow2")))
+    }
+
+    /// Where files of this machine are on the host.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     fn how<'a>(&'a self, clock: Option<&'a str>) -> Boot<'a> {
-        Boot {
-            image: &self.image,
-            payload: &self.payload,
-            dir: &self.dir,
-            clock,
-            memory: vm::MEMORY,
-            kernel: "",
-            network: false,
-        }
+        Boot { clock, ..Boot::new(&self.image, &self.payload, &self.dir) }
     }
 }
 

@@ -3,8 +3,10 @@
 //! The machine is emulated and slow, so each test waits for facts. One installation with its pods running is the base of
 //! all: its memory is kept, each test takes up from there, and boots only for what a boot has to show.
 
+mod allocatable;
 mod apparmor;
 mod boots;
+mod cluster;
 mod cuts;
 mod guard;
 mod leftovers;
@@ -16,6 +18,7 @@ mod snapshotters;
 mod storage;
 mod suites;
 mod swap;
+mod tpm;
 
 use std::process::ExitCode;
 use std::sync::OnceLock;
@@ -38,7 +41,7 @@ const FIRST: [Case; 3] = [
 ];
 
 /// What only a long run shows.
-const FURTHER: [Case; 18] = [
+const FURTHER: [Case; 21] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
     ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
     ("selinux_keeps_pods_apart", selinux::pods_are_apart),
@@ -53,6 +56,9 @@ const FURTHER: [Case; 18] = [
     ("zfs_without_its_module_is_refused_with_the_reason", snapshotters::zfs),
     ("a_shutdown_lets_containers_end_within_their_grace", boots::a_shutdown_lets_containers_end),
     ("a_boot_without_the_url_s_server_and_the_registry", boots::a_boot_without_servers),
+    ("all_pods_together_leave_what_is_reserved", allocatable::all_pods_leave_what_is_reserved),
+    ("secrets_are_for_the_machine_with_its_tpm", tpm::secrets_are_for_one_tpm),
+    ("a_cluster_of_its_own_outlives_a_power_cut", cluster::outlives_a_power_cut),
     ("a_power_cut_in_the_middle_of_a_start", |machine| cuts::in_a_start(machine, 0)),
     ("a_power_cut_in_the_middle_of_an_edit", |machine| cuts::in_an_edit(machine, 0)),
     ("a_power_cut_in_the_middle_of_a_pull", |machine| cuts::in_a_pull(machine, 0)),
