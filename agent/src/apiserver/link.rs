@@ -24,12 +24,12 @@ use limpet_apiserver::client::DEADLINE;
 use limpet_apiserver::kubeconfig;
 use limpet_apiserver::{CertificateFault, Client, Credentials, RequestError};
 use limpet_core::certificate::Validity;
-use limpet_core::connectivity::{self, Cause, Connectivity};
+use limpet_core::connectivity::{Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
-use limpet_host::wall_clock::{self, Wake};
 use limpet_model::pod::PodKey;
 
+mod pauses;
 mod requests;
 
 /// What others are shown of the cluster.
@@ -328,46 +328,9 @@ impl Link {
         self.0.credentials.send_modify(|changes| *changes = changes.wrapping_add(1));
     }
 
-    /// The pause after the `failures`th failure in a row. A change of the node's links or addresses, new credentials and a
-    /// clock that is set end it: then true.
-    pub(super) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
-        self.pause_after(failures, asked, Duration::ZERO).await
-    }
-
-    /// The same after a failure that took so long, which counts as a part of the pause.
-    pub(super) async fn pause_after(&self, failures: u32, asked: Option<Duration>, took: Duration) -> bool {
-        let runs_program = self.0.runs_program.load(Ordering::Relaxed);
-        let longest = self.0.view.borrow().state.longest_pause(failures, runs_program);
-        let pause = connectivity::pause(failures, asked, longest, fastrand::u64(..));
-        let pause = connectivity::rest_of_pause(pause, longest, asked, took);
-        tokio::select! {
-            biased;
-            () = tokio::time::sleep(pause) => false,
-            () = self.network_changed() => true,
-            () = self.credentials_changed() => true,
-            // A simulated cluster has a time of its own.
-            () = clock_set(), if !matches!(self.0.origin, Origin::Given(_)) => true,
-        }
-    }
-
-    /// Resolves once there are other credentials.
-    async fn credentials_changed(&self) {
-        // The sender lives as long as this handle.
-        let _ = self.0.credentials.subscribe().changed().await;
-    }
-
     /// The node's addresses, and their changes.
     pub(super) fn node_network(&self) -> watch::Receiver<NodeNetwork> {
         self.0.node_network.clone()
-    }
-
-    /// Resolves at the next change of the node's links or addresses.
-    pub(super) async fn network_changed(&self) {
-        let mut network = self.0.node_network.clone();
-        network.mark_unchanged();
-        if network.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
     }
 
     /// The client. Whoever makes a second one meanwhile replaces the first.
@@ -425,18 +388,6 @@ pub(super) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<
     // A subject of its own: a program that hangs does not keep the file from being read.
     let program = path.join("exec");
     blocking::run(program, PROGRAM_DEADLINE, open).await.map_err(late)?
-}
-
-/// Resolves once somebody sets the clock: certificates may be valid from then on, or no longer.
-async fn clock_set() {
-    loop {
-        match wall_clock::until(None).await {
-            Ok(Wake::ClockSet) => return,
-            Ok(Wake::Reached) => {}
-            // No timer to be had: nobody waits for the clock alone.
-            Err(_) => std::future::pending().await,
-        }
-    }
 }
 
 /// Whether the failure of any request says that there is no connection, and why.
