@@ -26,18 +26,18 @@ impl Cgroups {
     pub async fn limit_all_pods(&self, limits: AllPodsLimits) -> Result<(), CgroupError> {
         let level = self.shared.layout.level(QosClass::Guaranteed);
         let shares = cpu_shares(limits.millicores);
+        let pids = limits.pids.map(|pids| i64::try_from(pids).unwrap_or(i64::MAX));
         let cgroups = self.clone();
         let in_use = blocking(move || Ok(cgroups.memory_of_all_pods())).await?;
         if let (Some(limit), Some(in_use)) = (limits.memory, in_use)
             && in_use > limit
         {
-            // The processors can be weighed all the same.
-            self.apply(vec![(level, GroupLimits::weighing(shares))]).await?;
+            // Processors and process ids can be limited all the same.
+            self.apply(vec![(level, GroupLimits::weighing(shares).with_pids(pids))]).await?;
             return Err(CgroupError::MemoryInUse { limit, in_use });
         }
         let memory = limits.memory.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         let own = CgroupLimits { cpu_shares: shares, cpu_quota: None, memory };
-        let pids = limits.pids.map(|pids| i64::try_from(pids).unwrap_or(i64::MAX));
         self.apply(vec![(level, GroupLimits::of_pod(&own, pids))]).await
     }
 }

@@ -15,7 +15,9 @@ pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct GroupLimits {
     cpu_shares: Option<u64>,
-    pod: Option<(CgroupLimits, Option<i64>)>,
+    pod: Option<CgroupLimits>,
+    /// The number of processes, or that there is no limit of them.
+    pids: Option<Option<i64>>,
     /// Bytes in huge pages, by the size of one.
     huge_pages: Vec<(u64, u64)>,
 }
@@ -48,10 +50,14 @@ impl GroupLimits {
         Self { cpu_shares: Some(cpu_shares), ..Self::default() }
     }
 
+    /// The same with a number of processes; `None`: no limit of them.
+    pub(super) fn with_pids(self, pids: Option<i64>) -> Self {
+        Self { pids: Some(pids.filter(|pids| *pids > 0)), ..self }
+    }
+
     /// A pod's CPU weight and limits, its number of processes included.
     pub(super) fn of_pod(limits: &CgroupLimits, pids: Option<i64>) -> Self {
-        let pod = Some((*limits, pids.filter(|pids| *pids > 0)));
-        Self { cpu_shares: Some(limits.cpu_shares), pod, ..Self::default() }
+        Self { pod: Some(*limits), ..Self::weighing(limits.cpu_shares).with_pids(pids) }
     }
 
     /// The same with limits of huge pages, in bytes by the size of one.
@@ -76,18 +82,21 @@ impl GroupLimits {
                 false => setting("cpu", "cpu.shares", shares.to_string(), false),
             });
         }
-        let Some((pod, pids)) = &self.pod else { return settings };
-        let (quota, memory) = (number(pod.cpu_quota), number(pod.memory));
-        if v2 {
-            settings.push(setting("cpu", "cpu.max", format!("{quota} {CPU_PERIOD}"), pod.cpu_quota.is_none()));
-            settings.push(setting("memory", "memory.max", memory, pod.memory.is_none()));
-        } else {
-            settings.push(setting("cpu", "cpu.cfs_period_us", CPU_PERIOD.to_string(), pod.cpu_quota.is_none()));
-            settings.push(setting("cpu", "cpu.cfs_quota_us", quota, pod.cpu_quota.is_none()));
-            settings.push(setting("memory", "memory.limit_in_bytes", memory, pod.memory.is_none()));
+        if let Some(pod) = &self.pod {
+            let (quota, memory) = (number(pod.cpu_quota), number(pod.memory));
+            if v2 {
+                settings.push(setting("cpu", "cpu.max", format!("{quota} {CPU_PERIOD}"), pod.cpu_quota.is_none()));
+                settings.push(setting("memory", "memory.max", memory, pod.memory.is_none()));
+            } else {
+                settings.push(setting("cpu", "cpu.cfs_period_us", CPU_PERIOD.to_string(), pod.cpu_quota.is_none()));
+                settings.push(setting("cpu", "cpu.cfs_quota_us", quota, pod.cpu_quota.is_none()));
+                settings.push(setting("memory", "memory.limit_in_bytes", memory, pod.memory.is_none()));
+            }
         }
-        let pids_max = pids.map_or_else(|| "max".to_owned(), |pids| pids.to_string());
-        settings.push(setting("pids", "pids.max", pids_max, pids.is_none()));
+        if let Some(pids) = self.pids {
+            let most = pids.map_or_else(|| "max".to_owned(), |pids| pids.to_string());
+            settings.push(setting("pids", "pids.max", most, pids.is_none()));
+        }
         settings.extend(self.huge_page_settings(v2));
         settings
     }
@@ -119,10 +128,11 @@ impl GroupLimits {
                 false => Property::Number("CPUShares", shares),
             });
         }
-        let Some((pod, pids)) = &self.pod else { return properties };
-        properties.push(Property::Number("CPUQuotaPerSecUSec", pod.cpu_quota.map_or(u64::MAX, quota_per_second)));
-        properties.push(Property::Number(if v2 { "MemoryMax" } else { "MemoryLimit" }, number(pod.memory)));
-        properties.push(Property::Number("TasksMax", number(*pids)));
+        if let Some(pod) = &self.pod {
+            properties.push(Property::Number("CPUQuotaPerSecUSec", pod.cpu_quota.map_or(u64::MAX, quota_per_second)));
+            properties.push(Property::Number(if v2 { "MemoryMax" } else { "MemoryLimit" }, number(pod.memory)));
+        }
+        properties.extend(self.pids.map(|pids| Property::Number("TasksMax", number(pids))));
         properties
     }
 }

@@ -87,17 +87,21 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
     let begun = shell.stdin.take().unwrap().write_all(b"go\n");
     let in_use = || cgroups.memory_of_all_pods().is_some_and(|bytes| bytes > 0);
     let forked = wait::until_true(wait::SOON, "memory in use", in_use);
-    let tiny = cgroups.limit_all_pods(AllPodsLimits { memory: Some(0), ..limits }).await;
+    let tiny = cgroups.limit_all_pods(AllPodsLimits { memory: Some(0), pids: Some(4_000), ..limits }).await;
     let pids = || fs::read_to_string(&procs).unwrap().lines().map(|pid| pid.parse().unwrap()).collect::<Vec<u32>>();
-    for pid in pids() {
-        signal_pid(pid, Signal::KILL);
-    }
+    // The shell may be about to fork.
+    let ended = wait::until_true(wait::SOON, "an empty group", || {
+        let left = pids();
+        left.iter().for_each(|pid| signal_pid(*pid, Signal::KILL));
+        left.is_empty()
+    });
     shell.wait().unwrap();
-    wait::until_true(wait::SOON, "an empty group", || pids().is_empty()).unwrap();
+    ended.unwrap();
     moved.and(begun).unwrap();
     forked.unwrap();
     assert!(matches!(tiny, Err(CgroupError::MemoryInUse { limit: 0, .. })), "{tiny:?}");
     assert_eq!(read(), (64 << 20).to_string());
+    assert_eq!(cgroups.read("", "pids", "pids.max", "pids.max"), "4000", "limited all the same");
 
     cgroups.limit_all_pods(AllPodsLimits { memory: None, pids: None, ..limits }).await.unwrap();
     assert_eq!(cgroups.read("", "pids", "pids.max", "pids.max"), "max");
