@@ -33,6 +33,11 @@ pub fn control_plane(host: &Host<'_>) -> Result<Vec<Value>> {
     list["items"].as_array().cloned().context("no list")
 }
 
+/// The UIDs of pods, by which they are the same ones or others.
+pub fn uids(pods: &[Value]) -> Vec<&Value> {
+    pods.iter().map(|pod| &pod["metadata"]["uid"]).collect()
+}
+
 /// Waits until the apiserver shows the control plane as the node's own pods, each ready.
 pub fn wait_mirrors(host: &Host<'_>) -> Result<()> {
     let name = host.node.name();

@@ -121,7 +121,6 @@ async fn first_of<T, E, F: Future<Output = Result<T, E>>>(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
 mod tests {
     use std::cell::Cell;
 

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::kubeadm::host::{self, Host};
-use limpet_tests::kubeadm::{A_WHILE, ADDRESSES, control_plane, images, initial, joining, options, wait_mirrors};
+use limpet_tests::kubeadm::{A_WHILE, ADDRESSES, control_plane, images, initial, joining, options, uids, wait_mirrors};
 use limpet_tests::manifest::{IDLE, shell, simple, with};
 use limpet_tests::node::NodeOptions;
 use limpet_tests::{TestNode, case, suite, wait};
@@ -56,10 +56,6 @@ fn a_cluster_is_set_up_joined_and_comes_back(node: &mut TestNode) -> Result<()> 
     first.kubectl(&["-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s"])?;
     first.kubectl(&["wait", "--for=condition=Ready", "node", "--all", "--timeout=120s"])?;
     reach(&first, "again")
-}
-
-fn uids(pods: &[Value]) -> Vec<&Value> {
-    pods.iter().map(|pod| &pod["metadata"]["uid"]).collect()
 }
 
 /// A Deployment on that node, and its Service. Each of its pods answers with its name.

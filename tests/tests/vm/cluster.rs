@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::kubeadm::{CONTROL_PLANE, first_node, images};
+use limpet_tests::kubeadm::{CONTROL_PLANE, first_node, images, uids};
 use limpet_tests::vm::{self, Guest};
 use limpet_tests::{cluster, image, tools};
 use serde_json::{Value, json};
@@ -117,10 +117,6 @@ fn mirrors(guest: &mut Guest, restarts: u64) -> Result<Vec<Value>> {
         let evidence = "limpet pods -A; limpet status; limpet events; journalctl -u limpet -n 40 --no-pager -o cat";
         guest.attempt(evidence).map(|(_, text)| text).unwrap_or_default()
     })
-}
-
-fn uids(pods: &[Value]) -> Vec<&Value> {
-    pods.iter().map(|pod| &pod["metadata"]["uid"]).collect()
 }
 
 /// A Deployment whose pod writes down what its ConfigMap says, and whether it has a token.
