@@ -75,7 +75,7 @@ use limpet_model::source::SourceKind;
 use listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
 use observer::NodeObserver;
 use published::ConfiguredSources;
-use shortage::{evictor, limit_all_pods};
+use shortage::{enforce_allocatable, evictor};
 use sources::start_sources;
 use supervision::{node_claims, supervise};
 
@@ -177,7 +177,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let images = collect_images(&shared, &executor.images, &evictor.pods);
     let pressure = evictor.pressure.subscribe();
     shared.tasks.spawn(evictor.run(stop.clone()));
-    limit_all_pods(&shared, &executor);
+    enforce_allocatable(&shared, &executor);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
 
     let state = ServerState {

@@ -89,6 +89,19 @@ pub struct Reserved {
     pub kube: Reservation,
     /// `systemReserved`: for everything else.
     pub system: Reservation,
+    /// `kubeReservedCgroup`, where it is to be limited.
+    pub kube_cgroup: Option<ReservedCgroup>,
+    /// `systemReservedCgroup`, where it is to be limited.
+    pub system_cgroup: Option<ReservedCgroup>,
+}
+
+/// A cgroup of the node's own processes, which others make, and which is limited to what is reserved for them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReservedCgroup {
+    /// Its path from the root of the hierarchy, or a slice.
+    pub group: PathBuf,
+    /// Only its share of the processors is set.
+    pub compressible_only: bool,
 }
 
 /// What is kept for some of the node's own processes.

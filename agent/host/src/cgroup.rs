@@ -12,6 +12,7 @@ mod layout;
 mod limits;
 mod memory;
 mod oom;
+mod reserved;
 mod systemd;
 pub mod usage;
 
@@ -24,6 +25,7 @@ pub use self::error::CgroupError;
 use self::hierarchy::Hierarchies;
 use self::layout::{CLASSES, GroupName, Layout};
 use self::limits::{GroupLimits, HUGE_PAGES_CONTROLLER, REQUIRED_CONTROLLERS};
+pub use self::reserved::ReservedLimits;
 use crate::huge_pages;
 use crate::process;
 use limpet_model::pod::compute_resources::{CgroupLimits, cpu_shares, pod_cpu_request, pod_limits};

@@ -10,7 +10,7 @@ use crate::eviction::Evictor;
 use crate::eviction::meter::NodeMeter;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::image_gc::KnownPods;
-use crate::node::allocatable;
+use crate::node::allocatable::Enforcement;
 use crate::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
@@ -26,10 +26,12 @@ pub(super) struct Shortages {
     pub(super) evictions: mpsc::Receiver<EvictionOrder>,
 }
 
-/// Keeps all pods together within what of the node is not reserved.
-pub(super) fn limit_all_pods(shared: &Shared, executor: &ContainerdExecutor) {
-    let (cgroups, capacity) = (executor.cgroups.clone(), shared.capacity.clone());
-    shared.tasks.spawn(allocatable::enforce(cgroups, capacity, shared.events.clone(), shared.stop.clone()));
+/// Keeps all pods together within what of the node is not reserved, and the node's own processes within what is.
+pub(super) fn enforce_allocatable(shared: &Shared, executor: &ContainerdExecutor) {
+    let (cgroups, events, stop) = (executor.cgroups.clone(), shared.events.clone(), shared.stop.clone());
+    let enforcement = Enforcement { cgroups, events, stop };
+    shared.tasks.spawn(enforcement.clone().of_all_pods(shared.capacity.clone()));
+    shared.tasks.spawn(enforcement.of_reserved(shared.config.reserved.clone()));
 }
 
 /// What watches the node's memory and disks, and where it reports to the supervisor.

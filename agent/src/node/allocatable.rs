@@ -1,45 +1,91 @@
-//! Node allocatable: limits the cgroup of all pods to what of the node is not reserved, as kubelet's
-//! `enforceNodeAllocatable`, so that the node's own processes have their share whatever pods do.
+//! Node allocatable, as kubelet's `enforceNodeAllocatable`: limits the cgroup of all pods to what of the node is not reserved, so
+//! that the node's own processes have their share whatever pods do, and cgroups of these processes to what is reserved.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::capacity::Capacity;
+use super::capacity::{Capacity, reserved_limits};
+use crate::config::{Reservation, Reserved, ReservedCgroup};
 use crate::status::event::{EventType, Events};
-use limpet_host::cgroup::Cgroups;
+use limpet_host::cgroup::{AllPodsLimits, Cgroups, ReservedLimits};
 
 /// kubelet's pause between two tries. Eviction ends pods meanwhile, where they have more memory in use.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Sets the limits, and reports it in kubelet's words. Ends once they are set, or with the agent.
-pub async fn enforce(cgroups: Cgroups, capacity: Capacity, events: Events, stop: CancellationToken) {
-    let limits = capacity.all_pods();
-    loop {
-        let failure = match cgroups.limit_all_pods(limits).await {
-            Ok(()) => {
-                if let Some(what) = capacity.reserved_whole() {
-                    // Another try would change nothing, and with a limit of nothing no pod could run.
-                    let remedy = format!("kubeReserved and systemReserved name all {what} of the node: reserve less");
-                    return report_failure(&events, &remedy);
-                }
-                tracing::debug!(?limits, "all pods together are limited");
-                let message = "Updated Node Allocatable limit across pods".to_owned();
-                events.emit(None, None, EventType::Normal, "NodeAllocatableEnforced", message);
-                return;
-            }
-            Err(failure) => failure,
-        };
-        report_failure(&events, &failure.to_string());
-        tokio::select! {
-            () = stop.cancelled() => return,
-            () = tokio::time::sleep(AGAIN) => {}
-        }
-    }
+/// Sets limits, and reports it in kubelet's words.
+#[derive(Debug, Clone)]
+pub struct Enforcement {
+    /// The node's cgroups.
+    pub cgroups: Cgroups,
+    /// Where it is reported.
+    pub events: Events,
+    /// Ends it.
+    pub stop: CancellationToken,
 }
 
-fn report_failure(events: &Events, reason: &str) {
-    tracing::warn!(reason, "all pods together are not limited");
-    let message = format!("Failed to update Node Allocatable Limits: {reason}");
-    events.emit(None, None, EventType::Warning, "FailedNodeAllocatableEnforcement", message);
+/// What is limited.
+#[derive(Debug)]
+enum Target {
+    AllPods(AllPodsLimits),
+    Group(PathBuf, ReservedLimits),
+}
+
+impl Enforcement {
+    /// Limits all pods together. Ends once they are, or with the agent.
+    pub async fn of_all_pods(self, capacity: Capacity) {
+        let (target, failed) = (Target::AllPods(capacity.all_pods()), "Failed to update Node Allocatable Limits");
+        if !self.retried(failed, target).await {
+            return;
+        }
+        if let Some(what) = capacity.reserved_whole() {
+            // Another try would change nothing, and with a limit of nothing no pod could run.
+            let remedy = format!("kubeReserved and systemReserved name all {what} of the node: reserve less");
+            return self.report_failure(failed, &remedy);
+        }
+        self.report("Updated Node Allocatable limit across pods".to_owned());
+    }
+
+    /// Limits the cgroups of the node's own processes that are to be. Ends once they are, or with the agent.
+    pub async fn of_reserved(self, reserved: Reserved) {
+        let Reserved { kube, system, kube_cgroup, system_cgroup } = &reserved;
+        tokio::join!(self.limit(system_cgroup, system, "system"), self.limit(kube_cgroup, kube, "kube"));
+    }
+
+    async fn limit(&self, cgroup: &Option<ReservedCgroup>, reservation: &Reservation, whose: &str) {
+        let Some(ReservedCgroup { group, compressible_only }) = cgroup else { return };
+        let target = Target::Group(group.clone(), reserved_limits(reservation, *compressible_only));
+        let failed = format!("Failed to enforce {whose}-reserved limits on {}", group.display());
+        if self.retried(&failed, target).await {
+            self.report(format!("Updated limits on {whose} reserved cgroup {}", group.display()));
+        }
+    }
+
+    /// Tries until the limits are set; `false`: the agent stops before.
+    async fn retried(&self, failed: &str, target: Target) -> bool {
+        loop {
+            let outcome = match &target {
+                Target::AllPods(limits) => self.cgroups.limit_all_pods(*limits).await,
+                Target::Group(group, limits) => self.cgroups.limit_reserved(group, *limits).await,
+            };
+            let Err(failure) = outcome else { return true };
+            self.report_failure(failed, &failure.to_string());
+            tokio::select! {
+                () = self.stop.cancelled() => return false,
+                () = tokio::time::sleep(AGAIN) => {}
+            }
+        }
+    }
+
+    fn report(&self, message: String) {
+        tracing::debug!("{message}");
+        self.events.emit(None, None, EventType::Normal, "NodeAllocatableEnforced", message);
+    }
+
+    fn report_failure(&self, failed: &str, reason: &str) {
+        tracing::warn!(reason, "{failed}");
+        let message = format!("{failed}: {reason}");
+        self.events.emit(None, None, EventType::Warning, "FailedNodeAllocatableEnforcement", message);
+    }
 }

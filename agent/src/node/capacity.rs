@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::Config;
+use crate::config::{Config, Reservation};
 use limpet_core::eviction::Signal;
-use limpet_host::cgroup::AllPodsLimits;
+use limpet_host::cgroup::{AllPodsLimits, ReservedLimits};
 use limpet_host::proc_files::ProcessIds;
 use limpet_host::{blocking, file_system};
 use limpet_model::node::NodeFacts;
@@ -87,6 +87,16 @@ impl Capacity {
     }
 }
 
+/// What the cgroup of processes that so much is reserved for may have; `compressible_only`: a share of the processors alone.
+pub fn reserved_limits(reservation: &Reservation, compressible_only: bool) -> ReservedLimits {
+    let requests = &reservation.resources;
+    let cpu = requests[Resource::Cpu].milli();
+    let memory = u64::try_from(requests[Resource::Memory].units()).ok().filter(|bytes| *bytes > 0);
+    let weight = ReservedLimits { millicores: (cpu > 0).then_some(cpu), ..ReservedLimits::default() };
+    let pids = (reservation.pids > 0).then_some(reservation.pids);
+    if compressible_only { weight } else { ReservedLimits { memory, pids, ..weight } }
+}
+
 /// Those of a node that can have so many. Without a reservation no limit is needed: the kernel has its own.
 fn unreserved_pids(config: &Config, limit: u64) -> Option<u64> {
     let reserved = config.reserved.kube.pids.saturating_add(config.reserved.system.pids);
@@ -108,7 +118,7 @@ fn kept_free(config: &Config, memory: u64, disk: u64) -> Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Reservation;
+    use limpet_model::pod::quantity;
 
     #[test]
     fn process_ids_that_are_reserved_are_not_for_pods() {
@@ -124,5 +134,15 @@ mod tests {
         assert_eq!(whole.all_pods().pids, None, "with a limit of none no pod could start");
         config.limit_all_pods = false;
         assert_eq!(unreserved_pids(&config, 1_000), None);
+    }
+
+    #[test]
+    fn processes_of_the_node_have_what_is_reserved_for_them() {
+        let mut resources = Requests::default();
+        resources[Resource::Cpu] = quantity::parse("250m").unwrap_or_default();
+        let reservation = Reservation { resources, pids: 100 };
+        let expected = ReservedLimits { millicores: Some(250), memory: None, pids: Some(100) };
+        assert_eq!(reserved_limits(&reservation, false), expected, "nothing is reserved of memory");
+        assert_eq!(reserved_limits(&reservation, true), ReservedLimits { pids: None, ..expected });
     }
 }

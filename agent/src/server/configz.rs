@@ -9,7 +9,7 @@ use axum::extract::State;
 use serde_json::{Value, json};
 
 use super::ServerState;
-use crate::config::{Config, Reservation, ServerSettings};
+use crate::config::{Config, Reservation, ReservedCgroup, ServerSettings};
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_core::eviction::{Amount, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
@@ -86,7 +86,9 @@ pub(crate) fn document(config: &Config) -> Value {
             "maxPods": config.max_pods,
             "kubeReserved": quantities(&config.reserved.kube),
             "systemReserved": quantities(&config.reserved.system),
-            "enforceNodeAllocatable": [if config.limit_all_pods { "pods" } else { "none" }],
+            "enforceNodeAllocatable": enforced(config),
+            "kubeReservedCgroup": config.reserved.kube_cgroup.as_ref().map(|limited| &limited.group),
+            "systemReservedCgroup": config.reserved.system_cgroup.as_ref().map(|limited| &limited.group),
             "runtimeRequestTimeout": format!("{}s", config.runtime_request_timeout.as_secs()),
             "seccompDefault": config.seccomp_default,
             "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },
@@ -146,6 +148,22 @@ pub(crate) fn document(config: &Config) -> Value {
         kubelet.insert("apiVersion".to_owned(), "kubelet.config.k8s.io/v1beta1".into());
     }
     document
+}
+
+/// `enforceNodeAllocatable`, whose words name the cgroups that are limited.
+fn enforced(config: &Config) -> Vec<&'static str> {
+    let reserved = &config.reserved;
+    let word = |cgroup: &Option<ReservedCgroup>, [all, part]: [&'static str; 2]| {
+        cgroup.as_ref().map(|limited| if limited.compressible_only { part } else { all })
+    };
+    let words: Vec<_> = config
+        .limit_all_pods
+        .then_some("pods")
+        .into_iter()
+        .chain(word(&reserved.system_cgroup, ["system-reserved", "system-reserved-compressible"]))
+        .chain(word(&reserved.kube_cgroup, ["kube-reserved", "kube-reserved-compressible"]))
+        .collect();
+    if words.is_empty() { vec!["none"] } else { words }
 }
 
 /// The amounts that are not nothing, by the resource's name.

@@ -19,13 +19,13 @@ pub(crate) fn all_pods_leave_what_is_reserved(machine: &Machine) -> Result<()> {
     guest.run(&format!(
         "set -e
         reserved=$(($(awk '/^MemTotal/ {{ print $2 }}' /proc/meminfo) - {}))
-        sed -i \"s|^staticPodPath:.*|&\\nsystemReserved: {{memory: ${{reserved}}Ki, cpu: 500m, pid: '1000'}}\\nevictionHard: {{memory.available: {THRESHOLD}}}|\" \
+        sed -i \"s|^staticPodPath:.*|&\\nsystemReserved: {{memory: ${{reserved}}Ki, cpu: 500m, pid: '1000'}}\\nevictionHard: {{memory.available: {THRESHOLD}}}\\nenforceNodeAllocatable: [pods, system-reserved-compressible]\\nsystemReservedCgroup: /system.slice|\" \
             /etc/limpet/config.yaml
         systemctl restart limpet
         limpet pods",
         OF_ALL_PODS >> 10
     ))?;
-    // 1,500 of the 2,000 millicpus are a weight of 59, as kubelet makes one of shares (KEP 2254).
+    // 1,500 of the 2,000 millicpus are a weight of 59 and the other 500 one of 20, as kubelet makes one of shares (KEP 2254).
     guest.until(
         SOON,
         "the limits of all pods",
@@ -33,6 +33,7 @@ pub(crate) fn all_pods_leave_what_is_reserved(machine: &Machine) -> Result<()> {
             "cd /sys/fs/cgroup/kubepods.slice
             left=$(($(cat /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max | sort -n | head -n 1) - 1000))
             test $(cat memory.max) = {OF_ALL_PODS} -a $(cat cpu.weight) = 59 -a $(cat pids.max) = $left &&
+            test $(cat ../system.slice/cpu.weight) = 20 &&
             systemctl show -p MemoryMax -p TasksMax kubepods.slice | sort | tr '\\n' ' ' |
                 grep -qx \"MemoryMax={OF_ALL_PODS} TasksMax=$left \""
         ),

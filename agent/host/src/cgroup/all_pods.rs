@@ -33,8 +33,9 @@ impl Cgroups {
             && in_use > limit
         {
             // Processors and process ids can be limited all the same.
-            self.apply(vec![(level, GroupLimits::weighing(shares).with_pids(pids))]).await?;
-            return Err(CgroupError::MemoryInUse { limit, in_use });
+            self.apply(vec![(level.clone(), GroupLimits::weighing(shares).with_pids(pids))]).await?;
+            let group = self.shared.layout.directory(&level);
+            return Err(CgroupError::MemoryInUse { group, limit, in_use });
         }
         let memory = limits.memory.map(|bytes| i64::try_from(bytes).unwrap_or(i64::MAX));
         let own = CgroupLimits { cpu_shares: shares, cpu_quota: None, memory };

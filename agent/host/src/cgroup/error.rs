@@ -32,9 +32,14 @@ pub enum CgroupError {
         /// The cause.
         source: io::Error,
     },
-    /// Pods have more memory in use than all of them are to have.
-    #[error("the pods have {in_use} bytes of memory in use, and are to have {limit} together")]
+    /// A cgroup that others make does not exist.
+    #[error("there is no cgroup {0}: create it, or correct its name")]
+    Missing(PathBuf),
+    /// The processes of a cgroup have more memory in use than they are to have.
+    #[error("the processes of cgroup {group} have {in_use} bytes of memory in use, and are to have {limit} together")]
     MemoryInUse {
+        /// The cgroup, from the root of the hierarchy.
+        group: PathBuf,
         /// What they are to have, in bytes.
         limit: u64,
         /// What they have.

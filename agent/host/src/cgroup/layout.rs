@@ -21,6 +21,11 @@ const INIT: &str = "init";
 pub(super) struct GroupName(Vec<String>);
 
 impl GroupName {
+    /// Each level of an absolute path.
+    fn of_path(path: &Path) -> Self {
+        Self(path.iter().map(|level| level.to_string_lossy().into_owned()).filter(|level| level != "/").collect())
+    }
+
     fn child(mut self, name: impl Into<String>) -> Self {
         self.0.push(name.into());
         self
@@ -70,8 +75,18 @@ pub(super) struct Layout {
 impl Layout {
     /// The layout below `root`, an absolute path.
     pub(super) fn new(driver: CgroupDriver, root: &Path) -> Self {
-        let levels = root.iter().map(|level| level.to_string_lossy().into_owned()).filter(|level| level != "/");
-        Self { driver, root: GroupName(levels.collect()) }
+        Self { driver, root: GroupName::of_path(root) }
+    }
+
+    /// The group that others made: of this path, or the slice that the path ends in, as kubelet reads it.
+    pub(super) fn existing(&self, group: &Path) -> GroupName {
+        match self.driver {
+            CgroupDriver::Cgroupfs => GroupName::of_path(group),
+            CgroupDriver::Systemd => {
+                let unit = group.file_name().unwrap_or_default().to_string_lossy();
+                GroupName(unit.trim_end_matches(".slice").split('-').map(str::to_owned).collect())
+            }
+        }
     }
 
     /// The group above the pods of a class; that of guaranteed pods is above all pods.
@@ -256,6 +271,20 @@ mod tests {
             assert_eq!(systemd.pod_named(QosClass::Guaranteed, name), None, "{name}");
         }
         assert_eq!(systemd.pod_named(QosClass::Burstable, "kubepods-podx.slice"), None);
+    }
+
+    #[test]
+    fn groups_of_others_are_paths_or_slices() {
+        let directory = |driver, group: &str| {
+            let layout = Layout::new(driver, Path::new("/edge"));
+            layout.directory(&layout.existing(Path::new(group)))
+        };
+        assert_eq!(directory(CgroupDriver::Cgroupfs, "/system.slice/a-b"), Path::new("system.slice/a-b"));
+        for named in ["/system.slice", "system.slice", "system"] {
+            assert_eq!(directory(CgroupDriver::Systemd, named), Path::new("system.slice"), "{named}");
+        }
+        let nested = "/edge.slice/edge-node_tools.slice";
+        assert_eq!(directory(CgroupDriver::Systemd, nested), Path::new(&nested[1..]));
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 pub(super) struct GroupLimits {
     cpu_shares: Option<u64>,
     pod: Option<CgroupLimits>,
+    /// Bytes of memory of a group that is not a pod's.
+    memory: Option<u64>,
     /// The number of processes, or that there is no limit of them.
     pids: Option<Option<i64>>,
     /// Bytes in huge pages, by the size of one.
@@ -60,6 +62,12 @@ impl GroupLimits {
         Self { pod: Some(*limits), ..Self::weighing(limits.cpu_shares).with_pids(pids) }
     }
 
+    /// What a group of the node's own processes has.
+    pub(super) fn of_reserved(cpu_shares: Option<u64>, memory: Option<u64>, pids: Option<u64>) -> Self {
+        let pids = pids.map(|pids| Some(i64::try_from(pids).unwrap_or(i64::MAX)));
+        Self { cpu_shares, memory, pids, ..Self::default() }
+    }
+
     /// The same with limits of huge pages, in bytes by the size of one.
     pub(super) fn with_huge_pages(self, huge_pages: Vec<(u64, u64)>) -> Self {
         Self { huge_pages, ..self }
@@ -93,6 +101,10 @@ impl GroupLimits {
                 settings.push(setting("memory", "memory.limit_in_bytes", memory, pod.memory.is_none()));
             }
         }
+        if let Some(bytes) = self.memory {
+            let file = if v2 { "memory.max" } else { "memory.limit_in_bytes" };
+            settings.push(setting("memory", file, bytes.to_string(), false));
+        }
         if let Some(pids) = self.pids {
             let most = pids.map_or_else(|| "max".to_owned(), |pids| pids.to_string());
             settings.push(setting("pids", "pids.max", most, pids.is_none()));
@@ -121,6 +133,7 @@ impl GroupLimits {
     /// The limits as properties of a slice (systemd.resource-control(5)).
     pub(super) fn unit_properties(&self, v2: bool) -> Vec<Property> {
         let number = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).unwrap_or(u64::MAX);
+        let most_memory = if v2 { "MemoryMax" } else { "MemoryLimit" };
         let mut properties = Vec::new();
         if let Some(shares) = self.cpu_shares {
             properties.push(match v2 {
@@ -130,8 +143,9 @@ impl GroupLimits {
         }
         if let Some(pod) = &self.pod {
             properties.push(Property::Number("CPUQuotaPerSecUSec", pod.cpu_quota.map_or(u64::MAX, quota_per_second)));
-            properties.push(Property::Number(if v2 { "MemoryMax" } else { "MemoryLimit" }, number(pod.memory)));
+            properties.push(Property::Number(most_memory, number(pod.memory)));
         }
+        properties.extend(self.memory.map(|bytes| Property::Number(most_memory, bytes)));
         properties.extend(self.pids.map(|pids| Property::Number("TasksMax", number(pids))));
         properties
     }

@@ -56,7 +56,8 @@ fn root_in_use(root: &Path) -> Option<u64> {
     Some((value("anon")? + value("file")?).saturating_sub(value("inactive_file").unwrap_or(0)))
 }
 
-fn in_use(group: &Path, v2: bool) -> Option<u64> {
+/// The bytes that a group has in use, without files that were not read lately; `None`: nothing counts them.
+pub(super) fn in_use(group: &Path, v2: bool) -> Option<u64> {
     let (usage, idle) =
         if v2 { ("memory.current", "inactive_file") } else { ("memory.usage_in_bytes", "total_inactive_file") };
     let used: u64 = fs::read_to_string(group.join(usage)).ok()?.trim().parse().ok()?;

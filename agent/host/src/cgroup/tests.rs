@@ -109,6 +109,33 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
 }
 
 #[tokio::test]
+async fn a_group_of_others_is_limited_in_what_is_named_and_never_made() {
+    let root = Root::new("reserved");
+    let Some(cgroups) = root.open(None).await else { return };
+    let (name, hierarchies) = (root.0.join("node"), &cgroups.shared.hierarchies);
+    let limits = ReservedLimits { millicores: Some(500), memory: Some(64 << 20), pids: Some(300) };
+    let missing = cgroups.limit_reserved(&name, limits).await;
+    assert!(matches!(&missing, Err(CgroupError::Missing(path)) if !path.exists()), "{missing:?}");
+
+    let directory = name.strip_prefix("/").unwrap();
+    files::create(hierarchies, directory).unwrap();
+    let read = |controller: &str, v1: &str, v2: &str| {
+        let path = hierarchies.path(controller, directory).unwrap();
+        fs::read_to_string(path.join(if cgroups.is_v2() { v2 } else { v1 })).unwrap().trim().to_owned()
+    };
+    let all = || {
+        let (shares, pids) = (read("cpu", "cpu.shares", "cpu.weight"), read("pids", "pids.max", "pids.max"));
+        (shares, read("memory", "memory.limit_in_bytes", "memory.max"), pids)
+    };
+    let expected = (cgroups.in_shares(512), (64 << 20).to_string(), "300".to_owned());
+    cgroups.limit_reserved(&name, limits).await.unwrap();
+    assert_eq!(all(), expected);
+    let weight = ReservedLimits { millicores: Some(1_000), ..ReservedLimits::default() };
+    cgroups.limit_reserved(&name, weight).await.unwrap();
+    assert_eq!(all(), (cgroups.in_shares(1_024), expected.1, expected.2), "what is not named stays");
+}
+
+#[tokio::test]
 async fn pods_get_kubelets_groups_and_limits() {
     let root = Root::new("limits");
     let Some(cgroups) = root.open(Some(77)).await else { return };

@@ -1,7 +1,7 @@
-//! `kubeReserved` and `systemReserved`: what of the node is not for pods.
+//! `kubeReserved` and `systemReserved`: what of the node is not for pods, and which cgroups are limited for that.
 
 use super::super::tree::{Map, Position, Value};
-use super::super::{Config, Reservation, Reserved, RunFlags};
+use super::super::{Config, Reservation, Reserved, ReservedCgroup, RunFlags};
 use super::Judge;
 use limpet_model::pod::quantity;
 use limpet_model::pod::requests::Resource;
@@ -9,9 +9,9 @@ use limpet_model::pod::requests::Resource;
 const ENFORCE: &str = "enforceNodeAllocatable";
 const PODS: &str = "pods";
 const NONE: &str = "none";
-/// kubelet limits the cgroups of the node's own processes, too.
-const OF_RESERVED: [&str; 4] =
-    ["system-reserved", "kube-reserved", "system-reserved-compressible", "kube-reserved-compressible"];
+/// Of the node's own processes: what limits a cgroup of theirs, what limits its processors alone, and the key of the cgroup.
+const SYSTEM: [&str; 3] = ["system-reserved", "system-reserved-compressible", "systemReservedCgroup"];
+const KUBE: [&str; 3] = ["kube-reserved", "kube-reserved-compressible", "kubeReservedCgroup"];
 /// kubelet's name of process ids.
 const PID: &str = "pid";
 
@@ -36,19 +36,38 @@ impl Judge {
         // An empty list enforces nothing, as under kubelet.
         let Some(names) = map.list(ENFORCE) else { return };
         config.limit_all_pods = names.iter().any(|(name, _)| *name == PODS);
-        for (name, at) in &names {
-            match *name {
-                PODS => {}
-                NONE if names.len() == 1 => {}
-                NONE => self.error(Some(*at), ENFORCE, "\"none\" has to be alone"),
-                name if OF_RESERVED.contains(&name) => {
-                    let message = format!("{name:?} has no effect: limpet limits the cgroup of the pods alone");
-                    self.warn(Some(*at), ENFORCE, message);
-                }
-                name => {
-                    let message = format!("{name:?} is none of {PODS}, {NONE}, {}", OF_RESERVED.join(", "));
-                    self.error(Some(*at), ENFORCE, message);
-                }
+        let valid =
+            || [PODS, NONE].into_iter().chain([SYSTEM, KUBE].into_iter().flat_map(|[all, part, _]| [all, part]));
+        for (index, (name, at)) in names.iter().enumerate() {
+            if names[..index].iter().any(|(before, _)| before == name) {
+                self.error(Some(*at), ENFORCE, format!("{name:?} is there twice"));
+            } else if *name == NONE && names.len() > 1 {
+                self.error(Some(*at), ENFORCE, "\"none\" has to be alone");
+            } else if !valid().any(|known| known == *name) {
+                let message = format!("{name:?} is none of {}", valid().collect::<Vec<_>>().join(", "));
+                self.error(Some(*at), ENFORCE, message);
+            }
+        }
+        config.reserved.kube_cgroup = self.reserved_cgroup(map, &names, KUBE);
+        config.reserved.system_cgroup = self.reserved_cgroup(map, &names, SYSTEM);
+    }
+
+    fn reserved_cgroup(
+        &mut self,
+        map: &Map<'_>,
+        names: &[(&str, Position)],
+        [all, part, key]: [&'static str; 3],
+    ) -> Option<ReservedCgroup> {
+        let named = |wanted: &str| names.iter().find(|(name, _)| *name == wanted);
+        let (name, at) = named(all).or(named(part))?;
+        if let (Some(_), Some((_, at))) = (named(all), named(part)) {
+            self.error(Some(*at), ENFORCE, format!("{part:?} beside {all:?}: name one of them"));
+        }
+        match map.text(key).filter(|(group, _)| !group.is_empty()) {
+            Some((group, _)) => Some(ReservedCgroup { group: group.into(), compressible_only: *name == part }),
+            None => {
+                self.error(Some(*at), ENFORCE, format!("{name:?} needs {key}, the cgroup to limit"));
+                None
             }
         }
     }
@@ -134,18 +153,34 @@ mod tests {
     #[test]
     fn all_pods_are_limited_unless_nothing_is_enforced() {
         let read = |list: &str| load_text(&format!("{KUBELET_HEAD}enforceNodeAllocatable: {list}\n"), &[]);
-        for (list, limited) in
-            [("[]", false), ("null", true), ("[pods]", true), ("[pods, kube-reserved]", true), ("[none]", false)]
-        {
+        for (list, limited) in [("[]", false), ("null", true), ("[pods]", true), ("[none]", false)] {
             assert_eq!(read(list).0.map(|config| config.limit_all_pods), Ok(limited), "{list}");
         }
-        let warned = format!("{:?}", read("[pods, kube-reserved]").1);
-        assert!(warned.contains("\\\"kube-reserved\\\" has no effect"), "{warned}");
-        for (list, error) in
-            [("[pods, none]", "\"none\" has to be alone"), ("[qos]", "\"qos\" is none of pods, none, ")]
-        {
+        for (list, error) in [
+            ("[pods, none]", "\"none\" has to be alone"),
+            ("[pods, pods]", "\"pods\" is there twice"),
+            ("[qos]", "\"qos\" is none of pods, none, system-reserved, "),
+            ("[kube-reserved]", "\"kube-reserved\" needs kubeReservedCgroup, the cgroup to limit"),
+            ("[system-reserved, system-reserved-compressible]", "-compressible\" beside \"system-reserved\": name one"),
+        ] {
             let errors = read(list).0.map(drop).map_err(|errors| format!("{errors:?}").replace("\\\"", "\""));
             assert!(errors.as_ref().is_err_and(|errors| errors.contains(error)), "{list}: {errors:?}");
         }
+    }
+
+    #[test]
+    fn cgroups_of_the_nodes_own_processes_are_limited_where_the_list_names_them() {
+        let read = |list: &str| {
+            let text = format!(
+                "{KUBELET_HEAD}systemReservedCgroup: /system.slice\nkubeReservedCgroup: /runtime.slice\n\
+                 enforceNodeAllocatable: {list}\n"
+            );
+            let reserved = load_text(&text, &[]).0.map(|config| config.reserved).unwrap_or_default();
+            (reserved.system_cgroup, reserved.kube_cgroup)
+        };
+        let cgroup = |group: &str, compressible_only| Some(ReservedCgroup { group: group.into(), compressible_only });
+        assert_eq!(read("[pods]"), (None, None));
+        assert_eq!(read("[kube-reserved-compressible]"), (None, cgroup("/runtime.slice", true)));
+        assert_eq!(read("[pods, system-reserved]"), (cgroup("/system.slice", false), None));
     }
 }

@@ -5,7 +5,9 @@ use clap::Parser;
 use reqwest::header::HeaderMap;
 
 use super::*;
-use crate::config::{AuthorizationMode, DebugHandlers, GuardSettings, Reservation, Reserved, ServerSettings};
+use crate::config::{
+    AuthorizationMode, DebugHandlers, GuardSettings, Reservation, Reserved, ReservedCgroup, ServerSettings,
+};
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
@@ -80,7 +82,7 @@ fn every_supported_key_has_an_effect() {
          enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\nstreamingConnectionIdleTimeout: 10m\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
-         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nenforceNodeAllocatable: [none]\nseccompDefault: true\nmemorySwap: {{swapBehavior: LimitedSwap}}\nsingleProcessOOMKill: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
+         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nenforceNodeAllocatable: [system-reserved, kube-reserved-compressible]\nsystemReservedCgroup: /system.slice\nkubeReservedCgroup: /runtime.slice\nseccompDefault: true\nmemorySwap: {{swapBehavior: LimitedSwap}}\nsingleProcessOOMKill: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
@@ -127,6 +129,8 @@ fn every_supported_key_has_an_effect() {
         reserved: Reserved {
             kube: Reservation { resources: amounts("200m", "0", "0"), pids: 0 },
             system: Reservation { resources: amounts("0", "1Mi", "0"), pids: 100 },
+            kube_cgroup: Some(ReservedCgroup { group: "/runtime.slice".into(), compressible_only: true }),
+            system_cgroup: Some(ReservedCgroup { group: "/system.slice".into(), compressible_only: false }),
         },
         volume_stats_period: std::time::Duration::from_secs(120),
         runtime_request_timeout: std::time::Duration::from_secs(90),
