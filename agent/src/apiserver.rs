@@ -11,6 +11,7 @@
 
 pub(crate) mod certificates;
 mod claims;
+mod corrections;
 mod csi_node;
 mod events;
 mod facts;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::mirror::{Acknowledged, Step, key_of};
 use crate::status::observed::ObservedPod;
+use crate::stored_status::{StoredStatus, standing};
 use limpet_model::pod::{Fault, PodKey, is_terminal_phase};
 
 /// Why a pod that uses what this node does not support is not run.
@@ -25,6 +26,8 @@ pub struct ApiPod {
     pub deleting: bool,
     /// Whether it has ended for good: nothing is reported of it any more.
     pub over: bool,
+    /// The status that it has.
+    status: StoredStatus,
     /// Why it was refused, as it was reported last.
     refusal: Option<String>,
 }
@@ -39,6 +42,7 @@ impl ApiPod {
             generation: metadata["generation"].as_i64(),
             deleting: metadata["deletionTimestamp"].is_string(),
             over: status["phase"].as_str().is_some_and(is_terminal_phase),
+            status: StoredStatus::of_pod(pod),
             refusal: status["message"].as_str().filter(|_| refused).map(str::to_owned),
         };
         Some((key_of(pod)?, found))
@@ -85,14 +89,13 @@ pub fn step(found: &ApiPod, known: Known<'_>, acknowledged: &Acknowledged) -> Op
             if *pod.record.uid.to_string() != *found.uid {
                 return None;
             }
-            let reported = acknowledged.status.as_ref().is_some_and(|(of, before)| {
-                *of == uid && (Arc::ptr_eq(before, pod) || (before.status == pod.status && before.record == pod.record))
-            });
-            match (reported || found.over, ended) {
-                (false, _) => Some(Step::Report { uid }),
-                (true, Ended::Yes) if found.deleting => Some(Step::Delete { uid }),
-                (true, _) => None,
-            }
+            let of_status = match found.over {
+                true => None,
+                false => {
+                    Step::of_standing(standing(acknowledged.status.as_ref(), &uid, found.status, pod), uid.clone())
+                }
+            };
+            of_status.or_else(|| (ended == Ended::Yes && found.deleting).then_some(Step::Delete { uid }))
         }
     }
 }
@@ -117,6 +120,7 @@ fn message(faults: &[Fault]) -> String {
 mod tests {
     use super::*;
     use crate::fixtures::observed;
+    use crate::stored_status::Reported;
 
     fn found(more: Value) -> ApiPod {
         let mut pod = json!({"metadata": {"name": "web", "namespace": "shop", "uid": "u-1", "generation": 1}});
@@ -130,13 +134,35 @@ mod tests {
         observed(json!({"metadata": {"name": "web", "uid": uid}}))
     }
 
+    /// The pod's empty status, taken in that version.
+    fn reported(pod: &Arc<ObservedPod>, version: &str) -> Reported {
+        let answer = json!({"metadata": {"resourceVersion": version}});
+        let stored = StoredStatus::of_patch(&json!({"status": {}})).taken(&answer);
+        Reported { uid: pod.record.uid.to_string(), pod: Arc::clone(pod), stored }
+    }
+
+    #[test]
+    fn a_status_that_somebody_else_changed_is_put_right_but_not_one_of_a_pod_that_is_over() {
+        let own = pod("u-1");
+        let known = Acknowledged { status: Some(reported(&own, "17")), ..Acknowledged::default() };
+        let stored = |version: &str, status: Value| {
+            let metadata = json!({"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": version});
+            ApiPod::read(&json!({"metadata": metadata, "status": status})).unwrap().1
+        };
+        let step_of = |found: &ApiPod| step(found, Known::Observed(&own, Ended::No), &known);
+        let not_ready = json!({"conditions": [{"type": "Ready", "status": "False"}]});
+        assert_eq!(step_of(&stored("18", not_ready.clone())), Some(Step::Correct { uid: "u-1".to_owned() }));
+        assert_eq!(step_of(&stored("16", not_ready)), None);
+        assert_eq!(step_of(&stored("18", json!({"phase": "Failed"}))), None);
+    }
+
     #[test]
     fn a_pod_is_deleted_once_its_last_status_is_known_and_nothing_of_it_runs() {
         let (own, other, uid) = (pod("u-1"), pod("u-2"), "u-1".to_owned());
         let report = Some(Step::Report { uid: uid.clone() });
         let delete = Some(Step::Delete { uid: uid.clone() });
         let nothing = Acknowledged::default();
-        let known_there = Acknowledged { status: Some((uid, Arc::clone(&own))), ..Acknowledged::default() };
+        let known_there = Acknowledged { status: Some(reported(&own, "17")), ..Acknowledged::default() };
         let (stays, goes) = (found(json!({})), found(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
         let over = ApiPod { over: true, ..goes.clone() };
         let table = [

@@ -42,5 +42,6 @@ pub mod source;
 pub mod state;
 pub mod status;
 pub mod storage;
+pub mod stored_status;
 pub mod taint;
 pub mod volume_expansion;

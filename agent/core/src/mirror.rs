@@ -13,6 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
 use crate::status::observed::ObservedPod;
+use crate::stored_status::{Reported, Standing, StoredStatus, standing};
 use limpet_model::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
@@ -89,6 +90,8 @@ pub struct Mirror {
     pub deleting: bool,
     /// The UID of the Node object that owns it.
     owner: String,
+    /// The status that it shows.
+    pub status: StoredStatus,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
 }
@@ -107,6 +110,7 @@ impl Mirror {
             uid: metadata["uid"].as_str()?.to_owned(),
             generation: metadata["generation"].as_i64(),
             deleting: metadata["deletionTimestamp"].is_string(),
+            status: StoredStatus::of_pod(pod),
             owner: metadata["ownerReferences"][0]["uid"].as_str().unwrap_or_default().to_owned(),
             labels: texts("labels"),
             annotations,
@@ -165,8 +169,8 @@ pub fn key_of(pod: &Value) -> Option<PodKey> {
 pub struct Acknowledged {
     /// The mirror as it was admitted when this agent made it.
     pub admitted: Option<Mirror>,
-    /// The UID of the mirror that `status` was reported for, and the pod as it was then.
-    pub status: Option<(String, Arc<ObservedPod>)>,
+    /// The status that was reported last.
+    pub status: Option<Reported>,
     /// The UID of the mirror that was deleted last: what a watch still says of it is old.
     pub deleted: Option<String>,
 }
@@ -193,6 +197,22 @@ pub enum Step {
         /// Its UID.
         uid: String,
     },
+    /// Somebody else has written over its status.
+    Correct {
+        /// Its UID.
+        uid: String,
+    },
+}
+
+impl Step {
+    /// What is to be done about the status of the Pod of that UID.
+    pub fn of_standing(standing: Standing, uid: String) -> Option<Self> {
+        match standing {
+            Standing::Newest => None,
+            Standing::Outdated => Some(Self::Report { uid }),
+            Standing::Overwritten => Some(Self::Correct { uid }),
+        }
+    }
 }
 
 /// The next step for one pod, if there is one. `found`: the mirror of its key. `heard`: every source has read its place, so
@@ -217,10 +237,7 @@ pub fn step(
         return Some(Step::Replace { uid, why });
     }
     let observed = wanted.observed.as_ref()?;
-    let reported = known.status.as_ref().is_some_and(|(of, pod)| {
-        *of == uid && (Arc::ptr_eq(pod, observed) || (pod.status == observed.status && pod.record == observed.record))
-    });
-    (!reported).then_some(Step::Report { uid })
+    Step::of_standing(standing(known.status.as_ref(), &uid, mirror.status, observed), uid)
 }
 
 /// The mirror pod to create. `seen`: since when the pod is known, as text.

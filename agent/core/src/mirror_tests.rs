@@ -42,7 +42,7 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
     let wanted = Wanted::observed(&pod("app:1"));
     let found = mirror(&created(&wanted, "m1"));
     let status = |uid: &str, pod: &Arc<ObservedPod>| Acknowledged {
-        status: Some((uid.to_owned(), Arc::clone(pod))),
+        status: Some(Reported { uid: uid.to_owned(), pod: Arc::clone(pod), stored: StoredStatus::default() }),
         ..Acknowledged::default()
     };
     let now = wanted.observed.clone().unwrap();

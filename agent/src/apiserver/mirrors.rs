@@ -15,15 +15,16 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use self::retries::Retries;
+use super::corrections::Corrections;
 use super::follow::Update;
 use super::link::Link;
 use super::node::Seen;
 use crate::status::event::{EventType, Events};
-use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::mirror::{self, Acknowledged, Mirror, Owner, Step, Wanted};
-use limpet_core::status::observed::{Observed, ObservedPod};
+use limpet_core::status::observed::Observed;
+use limpet_core::stored_status::{Reported, StoredStatus};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
@@ -39,8 +40,8 @@ enum Done {
     Created(Mirror),
     /// The mirror of that UID is gone.
     Deleted(String),
-    /// The status of the mirror of that UID is acknowledged.
-    Reported(String, Arc<ObservedPod>),
+    /// This status is acknowledged.
+    Reported(Reported),
 }
 
 /// Keeps the mirror pods.
@@ -57,6 +58,7 @@ pub(super) struct Mirrors {
     found: Option<BTreeMap<PodKey, Mirror>>,
     known: BTreeMap<PodKey, Acknowledged>,
     retries: Retries,
+    corrections: Corrections,
 }
 
 impl Mirrors {
@@ -78,6 +80,7 @@ impl Mirrors {
             found: None,
             known: BTreeMap::new(),
             retries: Retries::default(),
+            corrections: Corrections::default(),
         }
     }
 
@@ -176,7 +179,10 @@ impl Mirrors {
             .await;
         for (key, step, wanted, done) in done {
             match done {
-                Ok(done) => self.done(&key, done),
+                Ok(done) => {
+                    self.corrections.done(&key, &step, Instant::now());
+                    self.done(&key, done);
+                }
                 Err(error) => self.failed(&key, &step, wanted.as_ref(), &error),
             }
         }
@@ -187,7 +193,7 @@ impl Mirrors {
     fn next_retry(&mut self) -> Option<Instant> {
         self.found.as_ref()?;
         self.owner()?;
-        self.retries.next()
+        self.retries.next().into_iter().chain(self.corrections.next()).min()
     }
 
     fn owner(&mut self) -> Option<Owner> {
@@ -233,6 +239,7 @@ impl Mirrors {
     }
 
     fn steps(&mut self, mut wanted: BTreeMap<PodKey, Wanted>, owner: &Owner) -> Vec<Planned> {
+        self.corrections.begin(Instant::now());
         let Some(found) = &self.found else { return Vec::new() };
         let desired = self.desired.load();
         let heard = self.sources.iter().all(|kind| desired.is_ready(*kind));
@@ -244,7 +251,9 @@ impl Mirrors {
             let pod = wanted.remove(&key);
             let mirror = found.get(&key);
             let known = self.known.get(&key).unwrap_or(&nothing);
-            if let Some(step) = mirror::step(pod.as_ref(), mirror, known, owner, heard) {
+            if let Some(step) = mirror::step(pod.as_ref(), mirror, known, owner, heard)
+                && !self.corrections.holds(&key, &step)
+            {
                 let generation = mirror.and_then(|mirror| mirror.generation);
                 steps.push((key, step, pod, generation));
             }
@@ -266,7 +275,7 @@ impl Mirrors {
                 self.gone(key, &uid);
                 return;
             }
-            Done::Reported(uid, pod) => known.status = Some((uid, pod)),
+            Done::Reported(reported) => known.status = Some(reported),
         }
         if self.link.view().refused.contains_key(key) {
             self.link.show(|view| drop(view.refused.remove(key)));
@@ -319,17 +328,16 @@ async fn perform(
                 _ => Ok(Done::Deleted(uid.clone())),
             }
         }
-        (Step::Report { uid }, _, Some(observed)) => {
+        (Step::Report { uid } | Step::Correct { uid }, _, Some(observed)) => {
             let patch = mirror::status_patch(observed, uid, generation);
-            let status = Resource::PodStatus(namespace, name);
-            let request = Request::patch(status, PatchType::Strategic, patch).metadata_only();
-            match link.send(request).await {
-                Ok(_) => Ok(Done::Reported(uid.clone(), Arc::clone(observed))),
+            let reported = |stored| Done::Reported(Reported { uid: uid.clone(), pod: Arc::clone(observed), stored });
+            match link.report_status(namespace, name, patch).await {
+                Ok(stored) => Ok(reported(stored)),
                 Err(error) if error.is_not_found() => Ok(Done::Deleted(uid.clone())),
                 // The same status would be refused again; the next one may not be.
                 Err(error) if matches!(error.code(), Some(400 | 422)) => {
                     tracing::warn!(pod = %key, %error, "the apiserver does not take a status");
-                    Ok(Done::Reported(uid.clone(), Arc::clone(observed)))
+                    Ok(reported(StoredStatus::default()))
                 }
                 Err(error) => Err(error),
             }
@@ -355,6 +363,8 @@ async fn perform(
                 .ok_or_else(|| RequestError::Unreadable("a mirror pod without its annotation".to_owned()))
         }
         // A step is of a pod that is there: nothing comes here.
-        (Step::Create | Step::Report { .. }, ..) => Err(RequestError::Unreadable("a step without a pod".to_owned())),
+        (Step::Create | Step::Report { .. } | Step::Correct { .. }, ..) => {
+            Err(RequestError::Unreadable("a step without a pod".to_owned()))
+        }
     }
 }

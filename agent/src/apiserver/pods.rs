@@ -9,9 +9,9 @@ use futures_util::StreamExt as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::corrections::Corrections;
 use super::follow::Update;
 use super::link::Link;
-use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::api_pod::{self, ApiPod, Ended, Known};
 use limpet_core::connectivity;
@@ -19,6 +19,7 @@ use limpet_core::merge::slot::Slots;
 use limpet_core::mirror::{self, Acknowledged, Step};
 use limpet_core::source::Rejection;
 use limpet_core::status::observed::{Consumer, Observed, ObservedPod};
+use limpet_core::stored_status::{Reported, StoredStatus};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
@@ -57,13 +58,15 @@ pub(super) struct Pods {
     deleted: BTreeMap<PodKey, Arc<ObservedPod>>,
     /// How often the step of a pod has failed in a row, and when it is tried again.
     retries: BTreeMap<PodKey, (u32, Instant)>,
+    corrections: Corrections,
 }
 
 impl Pods {
     pub(super) fn new(link: Link, observed: Observed, slots: Arc<Slots>) -> Self {
         let last_statuses = observed.register("apiserver");
         let (known, deleted, retries) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { link, observed, slots, last_statuses, found: None, known, deleted, retries }
+        let corrections = Corrections::default();
+        Self { link, observed, slots, last_statuses, found: None, known, deleted, retries, corrections }
     }
 
     /// Reports until the sender of updates is dropped.
@@ -87,7 +90,7 @@ impl Pods {
                     self.take(update);
                 }
             }
-            let retry = self.retries.values().map(|(_, at)| *at).min();
+            let retry = self.retries.values().map(|(_, at)| *at).chain(self.corrections.next()).min();
             let retry = async {
                 match retry {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -188,6 +191,7 @@ impl Pods {
     }
 
     fn due(&mut self) -> Vec<Due> {
+        self.corrections.begin(Instant::now());
         let Some(found) = &self.found else { return Vec::new() };
         let observed = self.observed.load();
         let mut last: BTreeMap<&PodKey, &Arc<ObservedPod>> = BTreeMap::new();
@@ -219,7 +223,9 @@ impl Pods {
                 (None, None, None) => continue,
             };
             let acknowledged = self.known.get(key).unwrap_or(&nothing);
-            if let Some(step) = api_pod::step(pod, known, acknowledged) {
+            if let Some(step) = api_pod::step(pod, known, acknowledged)
+                && !self.corrections.holds(key, &step)
+            {
                 due.push(Due { key: key.clone(), step, generation: pod.generation, report });
             }
         }
@@ -229,11 +235,12 @@ impl Pods {
     }
 
     /// The step need not be done again.
-    fn settled(&mut self, key: PodKey, step: Step, report: Report) {
+    fn settled(&mut self, key: PodKey, step: Step, report: Report, stored: StoredStatus) {
         self.retries.remove(&key);
+        self.corrections.done(&key, &step, Instant::now());
         match (step, report) {
-            (Step::Report { uid }, Report::Observed(pod)) => {
-                self.known.entry(key).or_default().status = Some((uid, pod));
+            (Step::Report { uid } | Step::Correct { uid }, Report::Observed(pod)) => {
+                self.known.entry(key).or_default().status = Some(Reported { uid, pod, stored });
             }
             (Step::Report { .. }, Report::Refused(why)) => {
                 if let Some(pod) = self.found.as_mut().and_then(|found| found.get_mut(&key)) {
@@ -252,15 +259,15 @@ impl Pods {
         }
     }
 
-    fn done(&mut self, due: Due, result: Result<(), RequestError>) {
+    fn done(&mut self, due: Due, result: Result<StoredStatus, RequestError>) {
         let Due { key, step, report, .. } = due;
         match result {
-            Ok(()) => self.settled(key, step, report),
+            Ok(stored) => self.settled(key, step, report, stored),
             Err(_) if !self.link.is_online() => {}
             // The same status would be refused again; the next one may not be.
-            Err(error) if matches!(error.code(), Some(400 | 422)) && matches!(step, Step::Report { .. }) => {
+            Err(error) if matches!(error.code(), Some(400 | 422)) && !matches!(step, Step::Delete { .. }) => {
                 tracing::warn!(pod = %key, %error, "the apiserver does not take a status");
-                self.settled(key, step, report);
+                self.settled(key, step, report, StoredStatus::default());
             }
             Err(error) => {
                 let failures = self.retries.get(&key).map_or(1, |(failures, _)| failures.saturating_add(1));
@@ -282,25 +289,26 @@ fn is_it(found: &ApiPod, observed: &ObservedPod) -> bool {
     *found.uid == *observed.record.uid.to_string()
 }
 
-/// Does one step. A pod that is not there any more needs none.
-async fn perform(link: &Link, due: &Due) -> Result<(), RequestError> {
+/// Does one step, and says which status is stored then. A pod that is not there any more needs none.
+async fn perform(link: &Link, due: &Due) -> Result<StoredStatus, RequestError> {
     let (namespace, name) = (due.key.namespace().to_owned(), due.key.name().to_owned());
-    let request = match (&due.step, &due.report) {
-        (Step::Report { uid }, Report::Observed(pod)) => {
+    let sent = match (&due.step, &due.report) {
+        (Step::Report { uid } | Step::Correct { uid }, Report::Observed(pod)) => {
             let patch = mirror::status_patch(pod, uid, due.generation);
-            Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch).metadata_only()
+            link.report_status(namespace, name, patch).await
         }
         (Step::Report { uid }, Report::Refused(why)) => {
             let patch = api_pod::refusal_patch(&why.faults, uid, due.generation);
-            Request::patch(Resource::PodStatus(namespace, name), PatchType::Strategic, patch).metadata_only()
+            link.report_status(namespace, name, patch).await
         }
         (Step::Delete { uid } | Step::Replace { uid, .. }, _) => {
-            Request::delete_now(Resource::Pod(namespace, name), uid)
+            let deletion = Request::delete_now(Resource::Pod(namespace, name), uid);
+            link.send(deletion).await.map(|_| StoredStatus::default())
         }
-        (Step::Create, _) | (Step::Report { .. }, Report::Nothing) => return Ok(()),
+        (Step::Create | Step::Report { .. } | Step::Correct { .. }, _) => Ok(StoredStatus::default()),
     };
-    match link.send(request).await {
-        Err(error) if error.is_not_found() => Ok(()),
-        result => result.map(drop),
+    match sent {
+        Err(error) if error.is_not_found() => Ok(StoredStatus::default()),
+        sent => sent,
     }
 }

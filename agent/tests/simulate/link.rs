@@ -112,7 +112,7 @@ impl Node {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..33) {
+        match self.rng.u32(0..35) {
             0..=3 => self.bind(),
             4..=6 => self.delete_bound(),
             7..=9 => self.create_own(),
@@ -129,6 +129,7 @@ impl Node {
             28 => self.restore(),
             29 => self.delete_node_object(),
             30 | 31 => self.credentials_change(),
+            32 | 33 => self.take_for_lost(),
             _ => self.clock_steps(),
         }
     }
@@ -343,6 +344,17 @@ impl Node {
         } else if let Some(mut mirror) = self.server.get(&path) {
             mirror["spec"]["activeDeadlineSeconds"] = json!(1);
             self.server.store(&path, mirror);
+        }
+    }
+
+    /// kube-controller-manager takes the node for lost: none of its pods is ready.
+    fn take_for_lost(&mut self) {
+        self.note("the node is taken for lost".to_owned());
+        for (name, mut pod) in self.server.pods() {
+            let conditions = pod["status"]["conditions"].as_array_mut();
+            let Some(ready) = conditions.into_iter().flatten().find(|one| one["type"] == "Ready") else { continue };
+            ready["status"] = json!("False");
+            self.server.store(&format!("{PODS}/{name}"), pod);
         }
     }
 

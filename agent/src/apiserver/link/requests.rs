@@ -10,8 +10,10 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::{Link, cause};
+use limpet_apiserver::request::PatchType;
 use limpet_apiserver::watch::Watch;
 use limpet_apiserver::{Request, RequestError, Resource, Selector, Traffic, WatchFrom};
+use limpet_core::stored_status::StoredStatus;
 
 impl Link {
     /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the connection for all.
@@ -32,6 +34,19 @@ impl Link {
         };
         // In an allocation of its own: tasks that wait for days would keep room for it in theirs.
         Box::pin(sent.instrument(span)).await
+    }
+
+    /// Reports the status of a Pod by a strategic merge patch, and says what is stored then.
+    pub(in crate::apiserver) async fn report_status(
+        &self,
+        namespace: String,
+        name: String,
+        patch: Value,
+    ) -> Result<StoredStatus, RequestError> {
+        let sent = StoredStatus::of_patch(&patch);
+        let status = Resource::PodStatus(namespace, name);
+        let answer = self.send(Request::patch(status, PatchType::Strategic, patch).metadata_only()).await?;
+        Ok(sent.taken(&answer))
     }
 
     /// Begins a watch.

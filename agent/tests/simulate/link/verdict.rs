@@ -8,7 +8,7 @@ use super::Node;
 use crate::agent::NODE;
 
 /// What of a pod's status is compared.
-const STATUS_FIELDS: [&str; 8] = [
+const STATUS_FIELDS: [&str; 7] = [
     "/phase",
     "/startTime",
     "/hostIP",
@@ -16,8 +16,8 @@ const STATUS_FIELDS: [&str; 8] = [
     "/containerStatuses/0/restartCount",
     "/containerStatuses/0/ready",
     "/containerStatuses/0/state",
-    "/conditions/0/status",
 ];
+
 impl Node {
     /// The pods that run: how many containers each has that do.
     fn running(&self) -> BTreeMap<String, usize> {
@@ -71,6 +71,15 @@ impl Node {
                         of(&own),
                         of(&shown["status"])
                     ));
+                }
+            }
+            for condition in own["conditions"].as_array().into_iter().flatten() {
+                let theirs = shown["status"]["conditions"].as_array().into_iter().flatten();
+                let theirs = theirs.filter(|one| one["type"] == condition["type"]).map(|one| &one["status"]);
+                let theirs: Vec<_> = theirs.collect();
+                if theirs != [&condition["status"]] {
+                    let (name, status) = (&condition["type"], &condition["status"]);
+                    found.push(format!("{key}: {name} is {status} on the node, {theirs:?} in the cluster"));
                 }
             }
             if own["containerStatuses"][0]["restartCount"] != 0 || running.get(&uid) != Some(&1) {

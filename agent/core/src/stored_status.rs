@@ -1,0 +1,176 @@
+//! What the apiserver has of the status that the node reports, so that what somebody else writes over it is found and put right.
+//! kube-controller-manager sets `Ready` to false in every pod of a node that it takes for lost, and leaves it to the node to say
+//! otherwise (kubelet's `needsReconcile`). Pure.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use crate::status::observed::ObservedPod;
+
+/// The conditions that the node alone sets.
+const CONDITIONS: [&str; 4] = ["PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"];
+/// The lists of containers.
+const CONTAINERS: [&str; 3] = ["initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"];
+
+/// A status at the apiserver, or one that is sent there.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoredStatus {
+    /// The version of the object; `None`: it is not a number, and tells nothing of before and after.
+    version: Option<u64>,
+    /// Of what the node alone decides, and of which no form has two spellings.
+    digest: u64,
+}
+
+impl StoredStatus {
+    /// Of a Pod that the apiserver has.
+    pub fn of_pod(pod: &Value) -> Self {
+        Self { version: version(pod), digest: digest(&pod["status"]) }
+    }
+
+    /// Of a patch that is to be sent.
+    pub fn of_patch(patch: &Value) -> Self {
+        Self { version: None, digest: digest(&patch["status"]) }
+    }
+
+    /// The same once the apiserver has taken it with `answer`.
+    pub fn taken(self, answer: &Value) -> Self {
+        Self { version: version(answer), ..self }
+    }
+
+    /// Whether this is a later status than the `reported` one, and another.
+    fn differs_since(self, reported: Self) -> bool {
+        let later = self.version.zip(reported.version).is_some_and(|(now, then)| now > then);
+        later && self.digest != reported.digest
+    }
+}
+
+/// A status that the apiserver has taken.
+#[derive(Debug, Clone)]
+pub struct Reported {
+    /// The UID of the apiserver's Pod.
+    pub uid: String,
+    /// The pod as it was then.
+    pub pod: Arc<ObservedPod>,
+    /// What was stored.
+    pub stored: StoredStatus,
+}
+
+/// How the apiserver's status of a pod compares with the node's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It is the newest.
+    Newest,
+    /// The node has a newer one.
+    Outdated,
+    /// Somebody else has changed it since.
+    Overwritten,
+}
+
+/// How `found`, the status of the Pod of that UID, compares with `pod`.
+pub fn standing(reported: Option<&Reported>, uid: &str, found: StoredStatus, pod: &Arc<ObservedPod>) -> Standing {
+    let is_newest = |before: &Arc<ObservedPod>| {
+        Arc::ptr_eq(before, pod) || (before.status == pod.status && before.record == pod.record)
+    };
+    match reported.filter(|reported| reported.uid == uid && is_newest(&reported.pod)) {
+        None => Standing::Outdated,
+        Some(reported) if found.differs_since(reported.stored) => Standing::Overwritten,
+        Some(_) => Standing::Newest,
+    }
+}
+
+fn version(object: &Value) -> Option<u64> {
+    object["metadata"]["resourceVersion"].as_str()?.parse().ok()
+}
+
+/// Times and amounts are left out: the apiserver writes them in other words.
+fn digest(status: &Value) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let mut add = |value: &Value| match value {
+        Value::Number(number) => number.as_i64().hash(&mut hasher),
+        Value::Bool(flag) => flag.hash(&mut hasher),
+        // An empty text and none are the same in Kubernetes' API.
+        other => other.as_str().unwrap_or_default().hash(&mut hasher),
+    };
+    ["phase", "reason", "message", "podIP"].iter().for_each(|field| add(&status[*field]));
+    let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
+    for name in CONDITIONS {
+        let found = conditions.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null);
+        ["type", "status", "reason", "message"].iter().for_each(|field| add(&found[*field]));
+    }
+    for list in CONTAINERS {
+        for one in status[list].as_array().into_iter().flatten() {
+            ["name", "containerID", "restartCount", "ready", "started"].iter().for_each(|field| add(&one[*field]));
+            for (state, detail) in
+                one["state"].as_object().into_iter().flatten().filter(|(_, detail)| detail.is_object())
+            {
+                add(&Value::from(state.as_str()));
+                ["reason", "exitCode"].iter().for_each(|field| add(&detail[*field]));
+            }
+        }
+    }
+    hasher.finish()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixtures::observed;
+
+    fn status() -> Value {
+        json!({
+            "phase": "Running", "podIP": "10.0.0.7", "reason": null, "startTime": "2026-01-01T00:00:00.5Z",
+            "conditions": [{"type": "Ready", "status": "True", "reason": null, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            "containerStatuses": [{"name": "main", "ready": true, "restartCount": 0,
+                "state": {"running": {"startedAt": "2026-01-01T00:00:00.25Z"}, "waiting": null}}],
+        })
+    }
+
+    /// As the apiserver has it in that version.
+    fn stored(version: &str, edit: impl FnOnce(&mut Value)) -> StoredStatus {
+        let mut status = status();
+        // Without the fractions of seconds and what is empty, and with what others say.
+        status["startTime"] = json!("2026-01-01T00:00:00Z");
+        status["containerStatuses"][0]["state"] = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
+        status["reason"].take();
+        status["conditions"].as_array_mut().unwrap().insert(0, json!({"type": "example.com/dns", "status": "True"}));
+        status["qosClass"] = json!("BestEffort");
+        edit(&mut status);
+        StoredStatus::of_pod(&json!({"metadata": {"resourceVersion": version}, "status": status}))
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_over_a_reported_status_is_found() {
+        let pod = observed(json!({"metadata": {"name": "web", "uid": "u-1"}}));
+        let mut newer = (*pod).clone();
+        newer.status.phase = Some("Failed".to_owned());
+        let answer = json!({"metadata": {"resourceVersion": "17"}});
+        let taken = StoredStatus::of_patch(&json!({"status": status()})).taken(&answer);
+        let reported = Reported { uid: "u-1".to_owned(), pod: Arc::clone(&pod), stored: taken };
+        let not_ready = |status: &mut Value| status["conditions"][1]["status"] = json!("False");
+        let of = |found| standing(Some(&reported), "u-1", found, &pod);
+        assert_eq!(of(stored("17", |_| {})), Standing::Newest);
+        assert_eq!(of(stored("18", |_| {})), Standing::Newest, "another part of the Pod was changed");
+        assert_eq!(of(stored("18", not_ready)), Standing::Overwritten);
+        assert_eq!(of(stored("9", not_ready)), Standing::Newest, "a watch that is behind");
+        assert_eq!(of(stored("17", not_ready)), Standing::Newest, "the apiserver's own words for it");
+        assert_eq!(of(stored("none", not_ready)), Standing::Newest);
+        let edits: [fn(&mut Value); 4] = [
+            |status| status["phase"] = json!("Unknown"),
+            |status| status["reason"] = json!("NodeLost"),
+            |status| status["containerStatuses"] = json!([]),
+            |status| status["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "ContainerCreating"}}),
+        ];
+        for edit in edits {
+            assert_eq!(of(stored("18", edit)), Standing::Overwritten);
+        }
+        let later = stored("18", not_ready);
+        assert_eq!(standing(Some(&reported), "u-1", later, &Arc::new(newer)), Standing::Outdated);
+        assert_eq!(standing(Some(&reported), "u-2", later, &pod), Standing::Outdated);
+        assert_eq!(standing(None, "u-1", later, &pod), Standing::Outdated);
+    }
+}
