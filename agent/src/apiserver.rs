@@ -133,7 +133,7 @@ pub async fn run(
     let keeper = node::Keeper {
         link: link.clone(),
         register: inputs.config.cluster.register,
-        every: inputs.config.cluster.report_every,
+        every: inputs.config.cluster.frequencies,
         description,
         seen,
         selectable: inputs.selectable,

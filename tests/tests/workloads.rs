@@ -9,11 +9,14 @@ use certificates::certificates_are_signed_and_renewed_by_the_controllers;
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, shell, with};
 use limpet_tests::{TestNode, case, image, suite, wait};
+use namespace::a_namespace_is_deleted_and_made_again;
 use outage::pods_are_ready_again_after_the_node_was_taken_for_lost;
 use serde_json::{Value, json};
 
 #[path = "workloads/certificates.rs"]
 mod certificates;
+#[path = "workloads/namespace.rs"]
+mod namespace;
 #[path = "workloads/outage.rs"]
 mod outage;
 
@@ -29,6 +32,7 @@ fn main() -> ExitCode {
         joining(case!(a_daemon_set_is_rolled_out_and_back)),
         joining(case!(jobs_and_cron_jobs_complete)),
         joining(case!(a_node_is_cordoned_drained_and_tainted)),
+        joining(case!(a_namespace_is_deleted_and_made_again)),
         joining(case!(pods_are_ready_again_after_the_node_was_taken_for_lost)),
         joining(case!(certificates_are_signed_and_renewed_by_the_controllers)),
     ]);

@@ -25,6 +25,8 @@ pub enum CertificateFault {
 
 /// How the apiserver begins its answer to a version that it has not come to (`NewTooLargeResourceVersionError`).
 const TOO_LARGE: &str = "Too large resource version";
+/// How it ends its refusal to create something in a namespace that is being deleted (its cause `NamespaceTerminating`).
+const TERMINATING: &str = "because it is being terminated";
 
 /// Why there is no answer, or none that was hoped for.
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +92,11 @@ impl RequestError {
             Self::Refused { code: 504, message, .. } => message.contains(TOO_LARGE),
             _ => false,
         }
+    }
+
+    /// Whether nothing can be created in the namespace, which is being deleted.
+    pub fn is_of_terminating_namespace(&self) -> bool {
+        matches!(self, Self::Refused { code: 403, message, .. } if message.ends_with(TERMINATING))
     }
 
     /// How long the server asks to wait.

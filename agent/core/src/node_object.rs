@@ -14,8 +14,10 @@ use limpet_model::node::{NodeAddresses, Pressure};
 use limpet_model::pod::huge_pages;
 use limpet_model::pod::requests::{Requests, Resource};
 
+mod runtime_absence;
 mod seen;
 
+pub use self::runtime_absence::RuntimeAbsence;
 pub use self::seen::SeenNode;
 
 /// The node speaks WebSocket for `exec`: to one that does not declare it an apiserver speaks SPDY.
@@ -27,10 +29,6 @@ const FEATURES: [&str; 3] = [
     "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
 ];
-
-/// Conditions that somebody else changed are set right this long after they were sent: two agents with one name would
-/// otherwise answer one another without a pause. It is kubelet's `nodeStatusUpdateFrequency`.
-const CORRECTION: Duration = Duration::from_secs(10);
 
 /// The taint with which a node is registered that a cloud controller has to complete.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
@@ -171,6 +169,10 @@ pub fn status_patch(
     {
         status.remove("images");
     }
+    // A size that the kernel had before its last boot.
+    for name in seen.sizes_of_huge_pages().filter(|name| status["capacity"].get(name).is_none()).collect::<Vec<_>>() {
+        (status["capacity"][name], status["allocatable"][name]) = (Value::Null, Value::Null);
+    }
     if let Some(addresses) = status.get_mut("addresses").and_then(Value::as_array_mut) {
         // They are merged by type otherwise, of which a node with two families has two.
         addresses.insert(0, json!({ "$patch": "replace" }));
@@ -239,7 +241,7 @@ fn status(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Tim
 /// The node's addresses; `None`: a cloud controller has decided them.
 fn addresses(node: &NodeDescription, report: &NodeReport, seen: &SeenNode) -> Option<Vec<Value>> {
     let own: Vec<IpAddr> = match &node.external_cloud {
-        Some(_) if seen.has_addresses => return None,
+        Some(_) if !seen.addresses.is_empty() => return None,
         Some(cloud) => cloud.given_addresses.iter().collect(),
         None => report.state.network.addresses.iter().collect(),
     };
@@ -349,15 +351,28 @@ pub struct SentReport {
     pub at: Instant,
 }
 
+/// How often the status is sent while it says nothing new.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frequencies {
+    /// `nodeStatusReportFrequency`: an unchanged one.
+    pub report: Duration,
+    /// `nodeStatusUpdateFrequency`: one that somebody else has changed. Two agents with one name would otherwise answer one
+    /// another without a pause.
+    pub correction: Duration,
+}
+
 /// When the status is to be sent: at once (`None`) when it says something new or the Node is another one, soon when
-/// somebody else has changed a condition, as a cluster does that has not heard of the node for long; else after `every`.
-pub fn report_due(sent: Option<&SentReport>, seen: &SeenNode, report: &NodeReport, every: Duration) -> Option<Instant> {
+/// somebody else has changed it, as a cluster does that has not heard of the node for long or that was restored.
+pub fn report_due(
+    node: &NodeDescription,
+    sent: Option<&SentReport>,
+    seen: &SeenNode,
+    report: &NodeReport,
+    every: Frequencies,
+) -> Option<Instant> {
     let sent = sent.filter(|sent| sent.uid == seen.uid && says_the_same(&sent.report, report))?;
-    let as_sent = conditions(report, seen, Timestamp::UNIX_EPOCH).iter().all(|condition| {
-        let known = condition["type"].as_str().and_then(|name| seen.conditions.get(name));
-        known.is_some_and(|(status, _)| condition["status"] == status.as_str())
-    });
-    Some(sent.at + if as_sent { every } else { every.min(CORRECTION) })
+    let as_sent = seen.has(&status(node, report, seen, Timestamp::UNIX_EPOCH));
+    Some(sent.at + if as_sent { every.report } else { every.report.min(every.correction) })
 }
 
 /// Whether the two make the same status: a link that came and went does not show.

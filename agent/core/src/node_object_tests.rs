@@ -117,6 +117,11 @@ fn a_condition_keeps_the_time_of_its_change() {
     let mut down = report();
     down.state.runtime_ready = false;
     let patch = status_patch(&node(), &down, &seen, None, at(200));
+    assert_eq!(patch["status"]["capacity"].get("hugepages-2Mi"), None);
+    let mut huge = first.clone();
+    (huge["metadata"]["uid"], huge["status"]["capacity"]["hugepages-2Mi"]) = (json!("n1"), json!("0"));
+    let without = status_patch(&node(), &down, &SeenNode::read(&huge).unwrap(), None, at(200));
+    assert_eq!(without["status"]["allocatable"].get("hugepages-2Mi"), Some(&Value::Null));
     let time = |name: &str, field: &str| {
         let all = patch["status"]["conditions"].as_array().unwrap();
         all.iter().find(|one| one["type"] == name).unwrap()[field].as_str().unwrap().parse::<Timestamp>().unwrap()
@@ -157,7 +162,7 @@ fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
     };
     let patch = status_patch(&given, &report(), &seen(&given), None, at(0));
     assert_eq!(patch["status"].get("addresses"), None);
-    let unknown = SeenNode { has_addresses: false, ..seen(&given) };
+    let unknown = SeenNode { addresses: Vec::new(), ..seen(&given) };
     assert_eq!(status_patch(&given, &report(), &unknown, None, at(0))["status"]["addresses"][1], internal);
 
     let annotation = |value: Value| Some(json!({ "metadata": { "annotations": { PROVIDED_ADDRESS: value } } }));
@@ -190,6 +195,10 @@ fn labels_that_every_node_has_are_corrected_and_others_left_alone() {
     seen["metadata"]["uid"] = json!("n1");
     seen["metadata"]["labels"]["more"] = json!("1");
     assert_eq!(SeenNode::read(&seen).unwrap().metadata_patch(&node()), None);
+    let zone = "topology.kubernetes.io/zone";
+    let of_zone = NodeDescription { labels: [(zone.to_owned(), "north".to_owned())].into(), ..node() };
+    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&of_zone);
+    assert_eq!(patch, Some(json!({ "metadata": { "labels": { zone: "north" } } })));
     seen["metadata"]["labels"]["kubernetes.io/arch"] = json!("amd64");
     seen["metadata"]["labels"]["site"] = json!("elsewhere");
     let patch = SeenNode::read(&seen).unwrap().metadata_patch(&node());
@@ -200,6 +209,10 @@ fn labels_that_every_node_has_are_corrected_and_others_left_alone() {
 #[test]
 fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval() {
     let (now, every) = (Instant::now(), Duration::from_secs(300));
+    let frequencies = Frequencies { report: every, correction: Duration::from_secs(10) };
+    let report_due = |sent: Option<&SentReport>, seen: &SeenNode, report: &NodeReport| {
+        super::report_due(&node(), sent, seen, report, frequencies)
+    };
     let sent = SentReport { uid: "n1".to_owned(), report: report(), at: now };
     let seen = |uid: &str, ready: &str| {
         let mut node = document(&node(), &report(), at(0));
@@ -210,12 +223,28 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
     let with = |change: fn(&mut NodeReport)| {
         let mut report = report();
         change(&mut report);
-        report_due(Some(&sent), &seen("n1", "True"), &report, every)
+        report_due(Some(&sent), &seen("n1", "True"), &report)
     };
-    assert_eq!(report_due(None, &seen("n1", "True"), &report(), every), None, "at once");
-    assert_eq!(report_due(Some(&sent), &seen("n2", "True"), &report(), every), None, "the Node was made anew");
-    let corrected = report_due(Some(&sent), &seen("n1", "Unknown"), &report(), every);
-    assert_eq!(corrected, Some(now + Duration::from_secs(10)), "the cluster gave the node up");
+    assert_eq!(report_due(None, &seen("n1", "True"), &report()), None, "at once");
+    assert_eq!(report_due(Some(&sent), &seen("n2", "True"), &report()), None, "the Node was made anew");
+    let corrected = report_due(Some(&sent), &seen("n1", "Unknown"), &report());
+    let soon = Some(now + Duration::from_secs(10));
+    assert_eq!(corrected, soon, "the cluster gave the node up");
+    let edited = |edit: fn(&mut Value)| {
+        let mut node = document(&node(), &report(), at(0));
+        node["metadata"]["uid"] = json!("n1");
+        edit(&mut node["status"]);
+        report_due(Some(&sent), &SeenNode::read(&node).unwrap(), &report())
+    };
+    let unchanged = Some(now + every);
+    assert_eq!(edited(|_| {}), unchanged);
+    assert_eq!(edited(|status| status["allocatable"]["memory"] = json!("968884224")), unchanged, "the same amount");
+    assert_eq!(edited(|status| status["capacity"]["example.com/of-others"] = json!("1")), unchanged);
+    assert_eq!(edited(|status| status["capacity"]["cpu"] = json!("64")), soon);
+    assert_eq!(edited(|status| status["allocatable"] = json!({})), soon);
+    assert_eq!(edited(|status| status["capacity"]["hugepages-2Mi"] = json!("0")), soon, "a size that is gone");
+    assert_eq!(edited(|status| status["addresses"][0]["address"] = json!("192.0.2.250")), soon);
+    assert_eq!(edited(|status| status["volumesInUse"] = json!(["kubernetes.io/csi/a^b"])), soon);
     assert_eq!(with(|_| {}), Some(now + every));
     assert_eq!(with(|report| report.state.network.changes += 1), Some(now + every), "does not show");
     assert_eq!(with(|report| report.state.pressure = NodePressure::from_iter([])), Some(now + every), "nor does this");

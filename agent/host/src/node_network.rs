@@ -71,15 +71,18 @@ impl NetworkChanges {
     }
 }
 
-/// The node's addresses: `configured` where there are any, or for each family the source address that the kernel would use.
-/// Nothing is sent.
+/// The node's addresses: `configured` where there are any, or for each family the source address that the kernel would use, the
+/// family of an unspecified one first. Nothing is sent.
 pub fn addresses(configured: NodeAddresses) -> NodeAddresses {
-    if !configured.is_empty() {
+    if !configured.specified().is_empty() {
         return configured;
     }
     // Documentation addresses (RFC 5737, RFC 3849): only a default route leads to them.
-    let anywhere =
+    let mut anywhere =
         [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
+    if configured.iter().any(|address| address.is_ipv6()) {
+        anywhere.reverse();
+    }
     anywhere.into_iter().filter_map(source_address).collect()
 }
 
@@ -142,6 +145,12 @@ mod tests {
         let given: IpAddr = "192.168.1.5".parse().unwrap();
         assert_eq!(addresses(NodeAddresses::one(given)), NodeAddresses::one(given));
         assert_eq!(source_address(Ipv4Addr::LOCALHOST.into()), None);
+        let any_ipv6 = NodeAddresses::one(Ipv6Addr::UNSPECIFIED.into());
+        let mut families: Vec<bool> = addresses(any_ipv6).iter().map(|address| address.is_ipv4()).collect();
+        assert!(families.is_sorted(), "IPv6 first: {families:?}");
+        families.reverse();
+        let found = addresses(NodeAddresses::one(Ipv4Addr::UNSPECIFIED.into()));
+        assert_eq!(found.iter().map(|address| address.is_ipv4()).collect::<Vec<_>>(), families);
         assert!(
             addresses(NodeAddresses::NONE).iter().all(|address| !address.is_loopback() && !address.is_unspecified())
         );

@@ -113,6 +113,11 @@ impl NodeAddresses {
         self.0[0].is_none()
     }
 
+    /// Those that are addresses, and not `::` or `0.0.0.0`, which stand for any of a family.
+    pub fn specified(self) -> Self {
+        self.iter().filter(|address| !address.is_unspecified()).collect()
+    }
+
     /// The addresses, the primary one first.
     pub fn iter(self) -> impl Iterator<Item = IpAddr> {
         self.0.into_iter().flatten()

@@ -21,7 +21,10 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
         labels: config.cluster.labels.clone(),
         provider_id: config.cluster.provider_id.clone(),
         taints: config.cluster.taints.clone(),
-        external_cloud: config.cluster.external_cloud.then_some(ExternalCloud { given_addresses: config.node_ip }),
+        external_cloud: config
+            .cluster
+            .external_cloud
+            .then_some(ExternalCloud { given_addresses: config.node_ip.specified() }),
         architecture: architecture(),
         capacity: capacity.all.clone(),
         allocatable: capacity.allocatable.clone(),

@@ -1,7 +1,6 @@
 //! Keeps the Node object: registers it, makes it again when it was deleted, and reports its status.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::sync::{mpsc, watch};
@@ -17,7 +16,7 @@ use crate::status::event::{EventType, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::admission::Selectable;
-use limpet_core::node_object::{self, NodeDescription, NodeReport, SeenNode, SentReport};
+use limpet_core::node_object::{self, Frequencies, NodeDescription, NodeReport, RuntimeAbsence, SeenNode, SentReport};
 use limpet_core::node_state::NodeState;
 use limpet_host::network::NetworkStatus;
 
@@ -55,8 +54,7 @@ pub(super) struct Keeper {
     pub(super) link: Link,
     /// `--register-node`.
     pub(super) register: bool,
-    /// `nodeStatusReportFrequency`.
-    pub(super) every: Duration,
+    pub(super) every: Frequencies,
     pub(super) description: NodeDescription,
     /// For the others.
     pub(super) seen: watch::Sender<Seen>,
@@ -79,6 +77,7 @@ impl Keeper {
         let mut device_changes = self.device_plugins.subscribe();
         let mut volume_changes = self.volumes_in_use.subscribe();
         let mut full = false;
+        let mut absence = RuntimeAbsence::default();
         loop {
             let state = *self.node_state.borrow_and_update();
             if state.runtime_ready && version.is_empty() {
@@ -93,8 +92,9 @@ impl Keeper {
                 false => sent.as_ref().map(|sent: &SentReport| sent.report.images.clone()).unwrap_or_default(),
             };
             volume_changes.borrow_and_update();
+            let (counts_as_ready, until) = absence.look(state.runtime_ready, Instant::now().into_std());
             let report = NodeReport {
-                state,
+                state: NodeState { runtime_ready: counts_as_ready, ..state },
                 network_problem: problem,
                 runtime_version: version.clone(),
                 devices,
@@ -116,8 +116,9 @@ impl Keeper {
                     Some(Instant::now())
                 }
             };
+            let until = until.map(Instant::from_std);
             let due = async {
-                match pause {
+                match pause.into_iter().chain(until).min() {
                     Some(due) => tokio::time::sleep_until(due).await,
                     None => std::future::pending().await,
                 }
@@ -134,7 +135,7 @@ impl Keeper {
                 Ok(()) = volume_changes.changed() => {}
                 () = self.link.online(), if !self.link.is_online() => {}
                 () = self.images.changed(), if state.runtime_ready && self.link.is_online() => {}
-                () = due => full = true,
+                () = due => full = pause.is_some_and(|due| due <= Instant::now()),
             }
         }
     }
@@ -174,7 +175,7 @@ impl Keeper {
             Seen::Present(node) => node,
         };
         let name = &self.description.name;
-        if let Some(due) = node_object::report_due(sent.as_ref(), &node, report, self.every) {
+        if let Some(due) = node_object::report_due(&self.description, sent.as_ref(), &node, report, self.every) {
             let due = Instant::from_std(due);
             if due > Instant::now() {
                 return Ok(Some(due));
@@ -233,6 +234,6 @@ impl Keeper {
         }
         let at = Instant::now();
         *sent = Some(SentReport { uid: uid.to_owned(), report: report.clone(), at: at.into_std() });
-        at + self.every
+        at + self.every.report
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use limpet_core::node_object::NodeTaint;
+use limpet_core::node_object::{Frequencies, NodeTaint};
 
 /// `--kubeconfig` and the related settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +27,8 @@ pub struct ClusterSettings {
     pub external_cloud: bool,
     /// `--register-with-taints`, `registerWithTaints`.
     pub taints: Vec<NodeTaint>,
-    /// `nodeStatusReportFrequency`.
-    pub report_every: Duration,
+    /// `nodeStatusReportFrequency` and `nodeStatusUpdateFrequency`.
+    pub frequencies: Frequencies,
     /// `nodeStatusMaxImages`: how many images the Node's status names; `None`: all.
     pub max_images: Option<usize>,
     /// `nodeLeaseDurationSeconds`.
@@ -47,7 +47,7 @@ impl Default for ClusterSettings {
             provider_id: None,
             external_cloud: false,
             taints: Vec::new(),
-            report_every: Duration::from_secs(300),
+            frequencies: Frequencies { report: Duration::from_secs(300), correction: Duration::from_secs(10) },
             max_images: Some(50),
             lease_duration: Duration::from_secs(40),
         }

@@ -130,7 +130,7 @@ pub(super) const KUBELET: &[Key] = &[
     supported("clusterDomain", Text),
     supported("clusterDNS", Texts),
     supported("streamingConnectionIdleTimeout", Duration),
-    not_needed("nodeStatusUpdateFrequency", Duration, WATCHES),
+    supported("nodeStatusUpdateFrequency", Duration),
     supported("nodeStatusReportFrequency", Duration),
     supported("nodeLeaseDurationSeconds", Int),
     supported("imageMinimumGCAge", Duration),

@@ -9,6 +9,20 @@ use serde_json::{Value, json};
 
 use super::{NodeDescription, PROVIDED_ADDRESS, own_labels};
 use crate::csi_node::{CONTROLLER_ATTACHES, NODE_IDS};
+use limpet_model::pod::huge_pages;
+use limpet_model::pod::quantity::{self, Amount};
+
+/// The fields of a status that have amounts.
+const AMOUNTS: [&str; 2] = ["capacity", "allocatable"];
+/// Labels that `--node-labels` may name and that kubelet corrects on a Node that is there.
+const PLACE_AND_KIND: [&str; 6] = [
+    "topology.kubernetes.io/zone",
+    "topology.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "failure-domain.beta.kubernetes.io/region",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+];
 
 /// A Node object as the apiserver has it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -25,8 +39,10 @@ pub struct SeenNode {
     pub(super) boot_id: String,
     /// When each condition changed last, and what it is: by type.
     pub(super) conditions: BTreeMap<String, (String, Option<Timestamp>)>,
-    /// Somebody has decided its addresses.
-    pub(super) has_addresses: bool,
+    /// Its addresses with their types.
+    pub(super) addresses: Vec<(String, String)>,
+    /// Its capacity and its allocatable amounts, by resource.
+    pub(super) amounts: [BTreeMap<String, Amount>; 2],
     /// The address that it names to a cloud controller.
     pub(super) provided_address: Option<String>,
     /// The annotation [`NODE_IDS`].
@@ -57,7 +73,8 @@ impl SeenNode {
             boot_id: text(&node["status"]["nodeInfo"]["bootID"]).unwrap_or_default(),
             taints: all(&node["spec"]["taints"]).iter().filter_map(|taint| Taint::deserialize(taint).ok()).collect(),
             labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
-            has_addresses: node["status"]["addresses"].as_array().is_some_and(|all| !all.is_empty()),
+            addresses: addresses(&node["status"]),
+            amounts: AMOUNTS.map(|field| amounts(&node["status"][field])),
             provided_address: text(&node["metadata"]["annotations"][PROVIDED_ADDRESS]),
             csi_node_ids: text(&node["metadata"]["annotations"][NODE_IDS]),
             controller_attaches: node["metadata"]["annotations"][CONTROLLER_ATTACHES] == "true",
@@ -70,12 +87,38 @@ impl SeenNode {
         })
     }
 
-    /// The merge patch that corrects the labels which every node has, and the annotation for a cloud controller, where they differ.
+    /// Whether it has what `status` says: conditions, amounts, addresses and volumes. What others add is not looked at, nor what
+    /// changes with a boot alone.
+    pub(super) fn has(&self, status: &Value) -> bool {
+        let conditions = status["conditions"].as_array().into_iter().flatten().all(|condition| {
+            let known = condition["type"].as_str().and_then(|name| self.conditions.get(name));
+            known.is_some_and(|(known, _)| condition["status"] == known.as_str())
+        });
+        let own = AMOUNTS.map(|field| amounts(&status[field]));
+        let has_all = |(own, known): (&BTreeMap<String, Amount>, &BTreeMap<String, Amount>)| {
+            own.iter().all(|(name, amount)| known.get(name) == Some(amount))
+        };
+        let volumes: BTreeSet<_> =
+            status["volumesInUse"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        conditions
+            && own.iter().zip(&self.amounts).all(has_all)
+            && self.sizes_of_huge_pages().all(|name| own[0].contains_key(name))
+            && (status["addresses"].is_null() || addresses(status) == self.addresses)
+            && volumes.into_iter().eq(self.volumes_in_use.iter().map(String::as_str))
+    }
+
+    /// The resources among its amounts that are huge pages.
+    pub(super) fn sizes_of_huge_pages(&self) -> impl Iterator<Item = &str> {
+        self.amounts[0].keys().map(String::as_str).filter(|name| name.starts_with(huge_pages::HUGE_PAGES))
+    }
+
+    /// The merge patch that corrects the labels which every node has, those of its place and kind that it is registered with, and
+    /// the annotation for a cloud controller, where they differ.
     pub fn metadata_patch(&self, node: &NodeDescription) -> Option<Value> {
-        let wrong = own_labels(&node.name, node.architecture)
-            .into_iter()
-            .filter(|(name, value)| self.labels.get(*name) != Some(value));
-        let wrong: BTreeMap<_, _> = wrong.collect();
+        let given = node.labels.iter().filter(|(name, _)| PLACE_AND_KIND.contains(&name.as_str()));
+        let given = given.map(|(name, value)| (name.as_str(), value.clone()));
+        let own = own_labels(&node.name, node.architecture).into_iter().chain(given);
+        let wrong: BTreeMap<_, _> = own.filter(|(name, value)| self.labels.get(*name) != Some(value)).collect();
         let mut metadata = json!({});
         if !wrong.is_empty() {
             metadata["labels"] = json!(wrong);
@@ -87,4 +130,14 @@ impl SeenNode {
         }
         (metadata != json!({})).then(|| json!({ "metadata": metadata }))
     }
+}
+
+fn addresses(status: &Value) -> Vec<(String, String)> {
+    let all = status["addresses"].as_array().into_iter().flatten();
+    all.filter_map(|one| Some((one["type"].as_str()?.to_owned(), one["address"].as_str()?.to_owned()))).collect()
+}
+
+fn amounts(list: &Value) -> BTreeMap<String, Amount> {
+    let all = list.as_object().into_iter().flatten();
+    all.filter_map(|(name, amount)| Some((name.clone(), quantity::parse(amount.as_str()?).ok()?))).collect()
 }

@@ -83,7 +83,8 @@ impl Retries {
         now: Instant,
         dice: u64,
     ) {
-        if *step == Step::Create && error.is_not_found() {
+        // One that is being deleted may be made again.
+        if *step == Step::Create && (error.is_not_found() || error.is_of_terminating_namespace()) {
             let first = || Missing { since: now, at: now, pods: BTreeSet::new() };
             let missing = self.namespaces.entry(key.namespace().to_owned()).or_insert_with(first);
             missing.at = now + mirror::namespace_pause(now - missing.since, dice);
@@ -148,6 +149,11 @@ mod tests {
         // A pod that came later is tried once, for its event.
         let three = [steps(), vec![create("c")]].concat();
         assert_eq!(due(&retries, &three, now), ["c"]);
+        let message = "unable to create new content in namespace lab because it is being terminated".to_owned();
+        let terminating =
+            RequestError::Refused { code: 403, reason: "Forbidden".to_owned(), message, retry_after: None };
+        retries.failed((&three[2].0, &three[2].1), None, &terminating, now, 100);
+        assert_eq!(due(&retries, &three, next), ["a"], "a namespace that is being deleted");
         // The namespace is there: the others follow at once.
         retries.succeeded(&PodKey::new("lab", "a"));
         assert_eq!(due(&retries, &steps(), now), ["a", "b"]);

@@ -27,16 +27,15 @@ impl Judge {
             cluster.rotate_certificates = rotate;
         }
         cluster.provider_id = map.text("providerID").map(|(id, _)| id.to_owned()).filter(|id| !id.is_empty());
-        if let Some((text, at)) = map.text("nodeStatusReportFrequency") {
-            match go_duration::parse(text) {
-                // Kubernetes' zero is its default.
-                Some(Duration::ZERO) => {}
-                Some(every) if every >= Duration::from_secs(1) => cluster.report_every = every,
-                _ => {
-                    let message = format!("{text:?} is not a duration of 1s or more such as 5m");
-                    self.error(Some(at), "nodeStatusReportFrequency", message);
-                }
+        if let Some((every, at)) = self.frequency(map, "nodeStatusUpdateFrequency") {
+            cluster.frequencies.correction = every;
+            // In a file, without the other key, it is both, as under kubelet; a flag is not.
+            if at.at.is_some() {
+                cluster.frequencies.report = every;
             }
+        }
+        if let Some((every, _)) = self.frequency(map, "nodeStatusReportFrequency") {
+            cluster.frequencies.report = every;
         }
         if let Some((seconds, at)) = map.int("nodeLeaseDurationSeconds").filter(|(seconds, _)| *seconds != 0) {
             match u64::try_from(seconds).ok().filter(|_| seconds >= SHORTEST_LEASE) {
@@ -60,13 +59,30 @@ impl Judge {
         }
     }
 
-    /// The node's only address, or two of different families, the primary one first.
+    /// How often something is sent; Kubernetes' zero is its default.
+    fn frequency(&mut self, map: &Map<'_>, key: &'static str) -> Option<(Duration, Position)> {
+        let (text, at) = map.text(key)?;
+        match go_duration::parse(text) {
+            Some(Duration::ZERO) => None,
+            Some(every) if every >= Duration::from_secs(1) => Some((every, at)),
+            _ => {
+                self.error(Some(at), key, format!("{text:?} is not a duration of 1s or more such as 5m"));
+                None
+            }
+        }
+    }
+
+    /// The node's only address, or two of different families, the primary one first; `::` or `0.0.0.0`: those that it has, with
+    /// that family first.
     pub(super) fn node_ip(&mut self, text: &str, at: Option<Position>, key: &str, into: &mut NodeAddresses) {
         let mut all: Vec<IpAddr> = Vec::new();
-        for text in text.split(',').map(str::trim) {
-            match text.parse::<IpAddr>() {
-                Ok(ip) if !ip.is_unspecified() && !ip.is_loopback() && !ip.is_multicast() => all.push(ip),
-                _ => return self.error(at, key, format!("{text:?} is not an address of a node")),
+        for one in text.split(',').map(str::trim) {
+            match one.parse::<IpAddr>() {
+                Ok(ip) if ip.is_unspecified() && text.contains(',') => {
+                    return self.error(at, key, format!("{ip} is no address: it has to be alone"));
+                }
+                Ok(ip) if !ip.is_loopback() && !ip.is_multicast() => all.push(ip),
+                _ => return self.error(at, key, format!("{one:?} is not an address of a node")),
             }
         }
         *into = all.iter().copied().collect();
@@ -186,6 +202,8 @@ fn is_label_value(value: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use limpet_core::node_object::Frequencies;
+
     use super::super::tests::{KUBELET_HEAD, load_text};
     use super::*;
 
@@ -256,10 +274,31 @@ mod tests {
     }
 
     #[test]
+    fn an_update_frequency_alone_is_that_of_unchanged_reports_too() {
+        let read = |text: &str| {
+            let config = load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.unwrap_or_default();
+            let Frequencies { report, correction } = config.cluster.frequencies;
+            (report.as_secs(), correction.as_secs())
+        };
+        assert_eq!(read(""), (300, 10));
+        assert_eq!(read("nodeStatusUpdateFrequency: 20s\n"), (20, 20));
+        assert_eq!(read("nodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 2m\n"), (120, 20));
+        assert_eq!(read("nodeStatusUpdateFrequency: 0s\nnodeStatusReportFrequency: 0s\n"), (300, 10));
+    }
+
+    #[test]
+    fn an_unspecified_address_names_a_family_and_is_alone() {
+        let read = |flag: &str| load_text(KUBELET_HEAD, &[flag]).0.map(|config| config.node_ip.to_string());
+        assert_eq!((read("--node-ip=::"), read("--node-ip=0.0.0.0")), (Ok("::".into()), Ok("0.0.0.0".into())));
+        let error = "flags: --node-ip: :: is no address: it has to be alone".to_owned();
+        assert_eq!(read("--node-ip=::,192.0.2.1"), Err(vec![error]));
+    }
+
+    #[test]
     fn mistakes_are_told_with_their_remedy() {
         let text = format!(
             "{KUBELET_HEAD}nodeLeaseDurationSeconds: 2\nnodeStatusReportFrequency: soon\nnodeStatusMaxImages: -2\n\
-             registerWithTaints: [{{key: a, effect: Never}}]\n"
+             nodeStatusUpdateFrequency: 1ms\nregisterWithTaints: [{{key: a, effect: Never}}]\n"
         );
         let more = [
             "--kubeconfig=/nowhere/kubeconfig",
@@ -273,7 +312,8 @@ mod tests {
             "config.yaml:3:27: nodeLeaseDurationSeconds: must be 4 or more",
             "config.yaml:4:28: nodeStatusReportFrequency: \"soon\" is not a duration of 1s or more such as 5m",
             "config.yaml:5:22: nodeStatusMaxImages: must be -1, for all of them, or more",
-            "config.yaml:6:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
+            "config.yaml:6:28: nodeStatusUpdateFrequency: \"1ms\" is not a duration of 1s or more such as 5m",
+            "config.yaml:7:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
             "flags: --register-with-taints: \"x\": \"\" is none of NoSchedule, PreferNoSchedule, NoExecute",
             "flags: --cloud-provider: \"aws\" is not there; use external, or leave the flag out",
             "flags: --node-ip: \"::1\" is not an address of a node",

@@ -14,6 +14,7 @@ use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_core::fixtures::amounts;
 use limpet_core::image_access::{Allowlist, VerificationPolicy};
 use limpet_core::image_gc::ImageGcPolicy;
+use limpet_core::node_object::Frequencies;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::PodKey;
@@ -82,7 +83,7 @@ fn every_supported_key_has_an_effect() {
          enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\nstreamingConnectionIdleTimeout: 10m\n\
          authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
          authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
-         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nenforceNodeAllocatable: [system-reserved, kube-reserved-compressible]\nsystemReservedCgroup: /system.slice\nkubeReservedCgroup: /runtime.slice\nseccompDefault: true\nmemorySwap: {{swapBehavior: LimitedSwap}}\nsingleProcessOOMKill: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
+         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeStatusUpdateFrequency: 20s\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nenforceNodeAllocatable: [system-reserved, kube-reserved-compressible]\nsystemReservedCgroup: /system.slice\nkubeReservedCgroup: /runtime.slice\nseccompDefault: true\nmemorySwap: {{swapBehavior: LimitedSwap}}\nsingleProcessOOMKill: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
          httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
          {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
@@ -239,7 +240,10 @@ fn every_supported_key_has_an_effect() {
                 value: "b".to_owned(),
                 effect: "NoSchedule".to_owned(),
             }],
-            report_every: std::time::Duration::from_secs(60),
+            frequencies: Frequencies {
+                report: std::time::Duration::from_secs(60),
+                correction: std::time::Duration::from_secs(20),
+            },
             max_images: None,
             lease_duration: std::time::Duration::from_secs(20),
             ..super::super::ClusterSettings::default()

@@ -18,7 +18,7 @@ fn zeros_are_defaults() {
     assert_eq!(warnings.iter().filter(without_cluster).collect::<Vec<_>>(), Vec::<&String>::new());
     assert_eq!(config.manifest_path.as_deref(), Some(Path::new("/etc/kubernetes/manifests")));
     assert_eq!(config.cgroup_driver, CgroupDriver::Systemd);
-    assert_eq!(config.cluster.report_every, default.cluster.report_every);
+    assert_eq!(config.cluster.frequencies, default.cluster.frequencies);
     assert_eq!(config.server.stream_idle_timeout, default.server.stream_idle_timeout);
     assert_eq!(config.server.token_lifetime, default.server.token_lifetime);
 }

@@ -1,0 +1,46 @@
+//! How long the node counts as ready while its runtime is away: a restart of containerd is no reason to evict pods, which run on.
+
+use std::time::{Duration, Instant};
+
+/// kubelet's `maxWaitForContainerRuntime`.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// Since when the runtime has been away.
+#[derive(Debug, Default)]
+pub struct RuntimeAbsence {
+    /// It was there, and is not taken for gone.
+    counts: bool,
+    since: Option<Instant>,
+}
+
+impl RuntimeAbsence {
+    /// Whether the runtime counts as ready at `now`, and when that ends unless it is back.
+    pub fn look(&mut self, is_ready: bool, now: Instant) -> (bool, Option<Instant>) {
+        if is_ready {
+            *self = Self { counts: true, since: None };
+            return (true, None);
+        }
+        let until = *self.since.get_or_insert(now) + GRACE;
+        self.counts &= now < until;
+        (self.counts, self.counts.then_some(until))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_that_is_away_for_a_moment_counts_and_one_that_was_never_there_does_not() {
+        let (begun, mut absence) = (Instant::now(), RuntimeAbsence::default());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        assert_eq!(absence.look(false, begun), (false, None), "it has not come up yet");
+        assert_eq!(absence.look(true, at(100)), (true, None));
+        assert_eq!(absence.look(false, at(200)), (true, Some(at(230))));
+        assert_eq!(absence.look(false, at(229)), (true, Some(at(230))));
+        assert_eq!(absence.look(true, at(229)), (true, None));
+        assert_eq!(absence.look(false, at(300)), (true, Some(at(330))));
+        assert_eq!(absence.look(false, at(330)), (false, None));
+        assert_eq!(absence.look(false, at(331)), (false, None));
+    }
+}
