@@ -2,7 +2,7 @@
 //! pods ended, one at a time, as [`limpet_core::eviction`] decides.
 //!
 //! It sleeps while nothing runs. Where something does, it looks again before what was left can have been used up, and
-//! at once when the kernel reports that processes wait for memory, which is what a hog faster than that leads to.
+//! at once when the kernel reports that processes wait for memory or a disk, which is what a hog faster than that leads to.
 
 pub mod alarm;
 pub mod meter;
@@ -20,8 +20,9 @@ use crate::image_gc::{self, KnownPods};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::worker::inbox::EvictionOrder;
-use alarm::MemoryAlarm;
+use alarm::Alarm;
 use limpet_core::eviction::{EvictionPolicy, PAUSES, Signal, Threshold, Watch, rank};
+use limpet_core::image_gc::{DiskSpace, ImageGcPolicy};
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::ObservedPod;
 use limpet_model::node::Pressure;
@@ -30,6 +31,8 @@ use meter::{Measured, NodeMeter};
 
 /// What happens within this time is one look.
 const SETTLE: Duration = Duration::from_secs(1);
+/// Between two looks while processes wait for a disk. They may do so for hours, as on a card, with room enough.
+const BUSY_DISK: Duration = Duration::from_secs(2);
 /// An attempt that ended no pod is followed by a pause of so many times its duration, within [`PAUSES`].
 const FRUITLESS: u32 = 20;
 /// How long the end of a pod may take beyond its grace period, as kubelet waits.
@@ -46,6 +49,8 @@ pub struct Evictor {
     pub executor: Arc<ContainerdExecutor>,
     /// The pods whose images stay.
     pub pods: Arc<KnownPods>,
+    /// When images go although no threshold is met.
+    pub image_gc: ImageGcPolicy,
     /// Where the node's conditions are published.
     pub pressure: watch::Sender<NodePressure>,
     /// To the workers of pods that have to end.
@@ -60,7 +65,8 @@ pub struct Evictor {
 #[derive(Default)]
 struct Memory {
     watch: Watch,
-    alarm: MemoryAlarm,
+    memory_alarm: Alarm,
+    disk_alarm: Alarm,
     pruned: Option<Instant>,
     /// No pod is looked for before this.
     fruitless_until: Option<Instant>,
@@ -77,7 +83,10 @@ impl Evictor {
         }
         let mut memory = Memory::default();
         if self.policy.watches(Pressure::Memory) {
-            memory.alarm = MemoryAlarm::open();
+            memory.memory_alarm = Alarm::open(alarm::MEMORY);
+        }
+        if self.policy.watches(Pressure::Disk) {
+            memory.disk_alarm = Alarm::open(alarm::DISKS);
         }
         let mut changes = self.pods.observed.changes();
         let (mut due, mut last) = (Some(Instant::now() + SETTLE), None::<Instant>);
@@ -90,8 +99,12 @@ impl Evictor {
                     due = earlier(due, Some(soon(PAUSES.0)));
                     continue;
                 }
-                () = memory.alarm.rings() => {
+                () = memory.memory_alarm.rings() => {
                     due = earlier(due, Some(soon(SETTLE)));
+                    continue;
+                }
+                () = memory.disk_alarm.rings() => {
+                    due = earlier(due, Some(soon(BUSY_DISK)));
                     continue;
                 }
                 () = at(due) => {}
@@ -107,6 +120,9 @@ impl Evictor {
     /// One look. Returns when to look again although nothing happens.
     async fn look(&mut self, memory: &mut Memory) -> Option<Instant> {
         let measured = self.meter.measure().await;
+        if self.images_are_due(&measured) {
+            self.executor.images.note_measurement();
+        }
         let finding = memory.watch.observe(&self.policy, &measured.seen, Instant::now().into_std());
         self.publish(finding.pressure);
         let now = Instant::now();
@@ -131,6 +147,14 @@ impl Evictor {
         let memory_available = measured.seen.get(&Signal::MemoryAvailable).map(|memory| memory.available);
         tracing::debug!(memory_available, again_in = ?pause, "the node was measured");
         earlier(Some(now + pause), finding.next.map(Instant::from_std))
+    }
+
+    /// Whether images have to go, whoever has filled their disk.
+    fn images_are_due(&self, measured: &Measured) -> bool {
+        measured.seen.get(&Signal::ImagefsAvailable).is_some_and(|seen| {
+            let disk = DiskSpace { capacity: seen.capacity, available: seen.available };
+            !self.image_gc.is_off() && self.image_gc.goal(disk).is_some()
+        })
     }
 
     /// Publishes the node's conditions, and reports those that changed, in kubelet's words.
@@ -201,7 +225,7 @@ impl Evictor {
             return false;
         };
         let grace_seconds = self.policy.pod_grace(threshold, pod.record.grace_seconds());
-        let eviction = Eviction { pressure: signal.pressure(), grace_seconds };
+        let eviction = Eviction { pressure: Some(signal.pressure()), grace_seconds };
         let verdict = PodVerdict::evicted_under_pressure(eviction, rank::message(threshold, seen, &pod));
         let (done, ended) = oneshot::channel();
         let (key, uid) = (pod.record.key.clone(), pod.record.uid.clone());

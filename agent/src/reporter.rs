@@ -134,18 +134,23 @@ impl Reporter {
     }
 
     /// What the pod was ended for is over: it runs again.
-    pub fn report_pressure_over(&self, pod: &PodState) {
-        let Some(pressure) = pod.verdict.as_ref().and_then(PodVerdict::until_over).map(Pressure::as_str) else {
-            return;
+    pub fn report_eviction_over(&self, pod: &PodState) {
+        let Some(eviction) = pod.verdict.as_ref().and_then(|verdict| verdict.eviction) else { return };
+        let message = match eviction.pressure.map(Pressure::as_str) {
+            Some(pressure) => format!("The node's condition {pressure} is over: the pod runs again"),
+            None => "What the pod took of the disk is free: the pod runs again".to_owned(),
         };
-        let message = format!("The node's condition {pressure} is over: the pod runs again");
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, message, "an evicted pod is created again");
         self.event(pod, None, EventType::Normal, "EvictionOver", message);
     }
 
-    /// The pod does not start while the node is short of something.
+    /// The pod does not start while the node is short of something, or has failed for that.
     pub fn report_refusal(&self, pod: &PodState) {
-        let message = pod.verdict.as_ref().map(|verdict| verdict.message.clone()).unwrap_or_default();
+        let Some(verdict) = &pod.verdict else { return };
+        if verdict.is_final() {
+            return self.report_eviction(pod, verdict);
+        }
+        let message = &verdict.message;
         self.report_wait(pod, None, EVICTED, format!("{message}The pod starts when that is over"));
     }
 

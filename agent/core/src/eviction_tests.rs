@@ -293,6 +293,11 @@ fn pods_that_are_not_of_manifests_wait_for_the_end_of_the_pressure() {
         }
         assert!(!admission::settle(&mut pod, short_of(&[])) && pod.verdict.is_none(), "over");
     }
+    let mut of_cluster = PodState::new(record("web", SourceKind::Api, best_effort()), jiff::Timestamp::UNIX_EPOCH);
+    assert!(admission::settle(&mut of_cluster, short_of(&[Disk])) && of_cluster.is_failed());
+    let message = of_cluster.verdict.as_ref().unwrap().message.as_str();
+    assert_eq!(message, "Pod was rejected: The node had condition: [DiskPressure]. ");
+    assert!(!admission::settle(&mut of_cluster, short_of(&[])) && of_cluster.is_failed(), "for good");
     let mut began = ready(PodState::new(record("web", Push, best_effort()), jiff::Timestamp::UNIX_EPOCH));
     assert!(!admission::settle(&mut began, short_of(&[Disk])), "it has begun");
 }
@@ -302,7 +307,7 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     let record = record("web", SourceKind::File, json!({ "containers": [{ "name": "a" }] }));
     let mut pod = ready(PodState::new(record, jiff::Timestamp::UNIX_EPOCH));
     pod.containers[0].instance = Some(instance(&pod.containers[0], 0));
-    let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
+    let eviction = Eviction { pressure: Some(Pressure::Disk), grace_seconds: 1 };
     pod.fail(PodVerdict::evicted_under_pressure(eviction, "low".to_owned()));
     let (low, over, now) = (short_of(&[Pressure::Disk]), short_of(&[Pressure::Memory]), fixture_now());
     assert!(matches!(plan(&pod, low, now.mono), Step::Do(actions) if matches!(actions[..], [Action::Stop(0, ..)])));
@@ -324,8 +329,11 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     assert_eq!(plan(&pod, low, now.mono), Step::Finished, "removed or edited meanwhile");
 
     pod.ending = None;
-    pod.verdict = Some(PodVerdict::evicted("Usage of EmptyDir volume".to_owned()));
-    assert!(!admission::runs_again(&pod, over), "it took more than it may itself");
+    let too_much = |source| Some(PodVerdict::evicted_for_limit(source, "Usage of EmptyDir volume".to_owned()));
+    pod.verdict = too_much(SourceKind::File);
+    assert!(admission::runs_again(&pod, low), "what it took is free");
+    pod.verdict = too_much(SourceKind::Api);
+    assert!(!admission::runs_again(&pod, over), "its controller makes another");
     pod.verdict = Some(PodVerdict::preempted());
     assert!(admission::runs_again(&pod, low), "it waits for room as a pod that has not begun");
     let status = generate(&pod, low, "BestEffort", now, None);

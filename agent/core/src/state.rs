@@ -240,7 +240,7 @@ impl PodState {
     /// Whether the node has ended it for a time: because it was short of something, or one of its own for a critical one.
     pub fn is_under_eviction(&self) -> bool {
         let is_own = self.record.source != SourceKind::Api;
-        let until = |verdict: &PodVerdict| verdict.until_over().is_some() || is_own && verdict.is_preemption();
+        let until = |verdict: &PodVerdict| verdict.eviction.is_some() || is_own && verdict.is_preemption();
         self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && until(verdict))
     }
 

@@ -7,8 +7,9 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use limpet_model::pod::Role;
+use crate::eviction::rank::is_critical;
 use limpet_model::pod::quantity::bytes;
+use limpet_model::pod::{PodRecord, Role};
 use limpet_model::verdict::PodVerdict;
 
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -63,27 +64,32 @@ pub fn measured(spec: &PodSpec) -> Option<(Vec<&str>, bool)> {
     (all || !volumes.is_empty()).then_some((volumes, all))
 }
 
-/// The verdict on a pod that takes more than it may: kubelet's checks in kubelet's order, in its words.
-pub fn excess(spec: &PodSpec, usage: &StorageUsage) -> Option<PodVerdict> {
+/// The verdict on a pod that takes more than it may: kubelet's checks in kubelet's order, in its words. As kubelet's, a critical
+/// pod runs on.
+pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
+    let (spec, evicted) = (record.spec(), |message| PodVerdict::evicted_for_limit(record.source, message));
+    if is_critical(record) {
+        return None;
+    }
     let of = |measured: &BTreeMap<String, u64>, name: &str| measured.get(name).copied().unwrap_or_default();
     for (volume, limit) in disk_volumes(spec) {
         if let Some(limit) = limit.filter(|limit| of(&usage.volumes, &volume.name) > amount(limit)) {
             let (name, limit) = (&volume.name, &limit.0);
-            return Some(PodVerdict::evicted(format!(
-                "Usage of EmptyDir volume {name:?} exceeds the limit {limit:?}. "
-            )));
+            return Some(evicted(format!("Usage of EmptyDir volume {name:?} exceeds the limit {limit:?}. ")));
         }
     }
     let total: u64 = usage.volumes.values().chain(usage.containers.values()).sum();
     if let Some((_, text)) = pod_limit(spec).filter(|(limit, _)| total > *limit) {
         let message = format!("Pod ephemeral local storage usage exceeds the total limit of containers {text}. ");
-        return Some(PodVerdict::evicted(message));
+        return Some(evicted(message));
     }
-    spec.containers.iter().find_map(|container| {
+    let sidecars =
+        spec.init_containers.iter().flatten().filter(|init| init.restart_policy.as_deref() == Some("Always"));
+    spec.containers.iter().chain(sidecars).find_map(|container| {
         let (name, limit) = (&container.name, container_limit(container)?);
         let exceeds = of(&usage.containers, name) > amount(limit);
         let message = || format!("Container {name} exceeded its local ephemeral storage limit {:?}. ", limit.0);
-        exceeds.then(|| PodVerdict::evicted(message()))
+        exceeds.then(|| evicted(message()))
     })
 }
 

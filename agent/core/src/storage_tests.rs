@@ -8,9 +8,16 @@ use crate::fixtures::{READY, instance, now, ready, version};
 use crate::outcome::{self, Outcome};
 use crate::plan::{Action, Step, plan};
 use crate::state::PodState;
+use limpet_model::source::SourceKind;
 
 fn spec(volumes: Value, containers: Value) -> PodSpec {
     serde_json::from_value(json!({ "volumes": volumes, "containers": containers })).unwrap()
+}
+
+/// A pod of a file with that spec.
+fn record(spec: &PodSpec) -> PodRecord {
+    let pod = k8s_openapi::api::core::v1::Pod { spec: Some(spec.clone()), ..Default::default() };
+    (*version(pod)).clone()
 }
 
 fn limited(name: &str, limit: &str) -> Value {
@@ -54,13 +61,21 @@ fn too_much_is_told_in_kubelets_words_and_order() {
         ),
     ];
     for (usage, wanted) in cases {
-        let verdict = excess(&two, &usage);
+        let verdict = excess(&record(&two), &usage);
         assert_eq!(verdict.as_ref().map(|verdict| verdict.message.as_str()), wanted, "{usage:?}");
         assert!(verdict.is_none_or(|verdict| verdict.is_final() && verdict.grace() == Some(Duration::from_secs(1))));
     }
     let mut alone = spec(json!([]), json!([limited("a", "1Mi")]));
     alone.init_containers = Some(vec![serde_json::from_value(limited("i", "8Mi")).unwrap()]);
-    assert_eq!(excess(&alone, &usage(&[], &[("i", 7 * MI)])), None, "an init container may need more");
+    assert_eq!(excess(&record(&alone), &usage(&[], &[("i", 7 * MI)])), None, "an init container may need more");
+    alone.init_containers.as_mut().unwrap()[0].restart_policy = Some("Always".to_owned());
+    let sidecar = excess(&record(&alone), &usage(&[], &[("i", 8 * MI + 1)])).unwrap();
+    assert_eq!(sidecar.message, "Container i exceeded its local ephemeral storage limit \"8Mi\". ");
+    assert!(sidecar.eviction.is_some(), "it runs again");
+    let of_cluster = PodRecord { source: SourceKind::Api, ..record(&alone) };
+    assert!(excess(&of_cluster, &usage(&[], &[("i", 10 * MI)])).unwrap().eviction.is_none());
+    alone.priority_class_name = Some("system-node-critical".to_owned());
+    assert_eq!(excess(&record(&alone), &usage(&[], &[("i", 10 * MI)])), None, "kubelet ends no critical pod");
 }
 
 #[test]
@@ -81,7 +96,7 @@ fn a_pod_is_measured_while_it_runs_and_ends_when_it_takes_too_much() {
     outcome::apply(&mut pod, Outcome::StorageMeasured { excess: None, again }, now);
     assert!(!measures(&pod, now.mono + again - Duration::from_millis(1)));
     assert!(measures(&pod, now.mono + again));
-    let excess = Some(PodVerdict::evicted("too much".to_owned()));
+    let excess = Some(PodVerdict::evicted_for_limit(SourceKind::Api, "too much".to_owned()));
     outcome::apply(&mut pod, Outcome::StorageMeasured { excess, again }, now);
     assert!(pod.is_failed());
     let Step::Do(actions) = plan(&pod, READY, now.mono) else { panic!("its container is stopped") };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::node::Pressure;
+use crate::source::SourceKind;
 
 /// kubelet's reason for a pod that has run long enough.
 const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
@@ -28,11 +29,13 @@ pub enum VerdictPhase {
     Failed,
 }
 
-/// The end of a pod because the node is short of something: the pod runs again once it is not.
+/// The end of a pod that gives the node back all it takes, because the node is short of something, or because the pod took more
+/// than it may: it runs again once that is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Eviction {
-    /// What the node is short of.
-    pub pressure: Pressure,
+    /// What the node is short of; `None`: of nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pressure: Option<Pressure>,
     /// What the containers get to end at most, in seconds.
     pub grace_seconds: u64,
 }
@@ -48,7 +51,7 @@ pub struct PodVerdict {
     pub message: String,
     /// What becomes of the pod.
     pub phase: VerdictPhase,
-    /// Set where the node was short of something.
+    /// Set where the pod may run again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<Eviction>,
 }
@@ -76,7 +79,7 @@ impl PodVerdict {
 
     /// Whether the node never took the pod: kubelet then reports phase, reason and message alone.
     pub fn is_rejection(&self) -> bool {
-        self.is_final() && ![DEADLINE_EXCEEDED, EVICTED, PREEMPTING].contains(&&*self.reason)
+        self.is_final() && self.message.starts_with(REJECTED)
     }
 
     /// Its `activeDeadlineSeconds` have passed.
@@ -85,9 +88,11 @@ impl PodVerdict {
         Self::failed(DEADLINE_EXCEEDED, message.to_owned())
     }
 
-    /// It takes more of the node than it may; its containers get a grace period of a second.
-    pub fn evicted(message: String) -> Self {
-        Self::failed(EVICTED, message)
+    /// It takes more of the node than it may; its containers get a grace period of a second. One of the apiserver's has then
+    /// failed, and its controller makes another; any other runs again once nothing of it is left.
+    pub fn evicted_for_limit(source: SourceKind, message: String) -> Self {
+        let eviction = (source != SourceKind::Api).then_some(Eviction { pressure: None, grace_seconds: 1 });
+        Self { eviction, ..Self::failed(EVICTED, message) }
     }
 
     /// A critical pod needs what it has.
@@ -102,18 +107,13 @@ impl PodVerdict {
 
     /// The node is short of something that it takes.
     pub fn evicted_under_pressure(eviction: Eviction, message: String) -> Self {
-        Self { eviction: Some(eviction), ..Self::evicted(message) }
+        Self { eviction: Some(eviction), ..Self::failed(EVICTED, message) }
     }
 
     /// What its containers get to end at most; `None`: the pod's own grace period.
     pub fn grace(&self) -> Option<Duration> {
         let seconds = self.eviction.map_or(1, |eviction| eviction.grace_seconds);
         (self.reason == EVICTED).then_some(Duration::from_secs(seconds))
-    }
-
-    /// What the node must no longer be short of before the pod runs again; `None`: that does not end the verdict.
-    pub fn until_over(&self) -> Option<Pressure> {
-        self.eviction.map(|eviction| eviction.pressure)
     }
 
     /// Whether nothing of the pod may run any more.

@@ -1,5 +1,5 @@
-//! Reports when processes wait for memory: the kernel's pressure stall information, which causes no wake-up while
-//! there is enough. Memory may fall below a threshold without that, so it is measured at intervals as well.
+//! Reports when processes wait for memory or for a disk: the kernel's pressure stall information, which causes no wake-up while
+//! there is enough. Either may get short without that, so they are measured at intervals as well.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,27 +11,29 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Where processes that wait for memory are counted.
-pub const PRESSURE: &str = "/proc/pressure/memory";
+pub const MEMORY: &str = "/proc/pressure/memory";
+/// Where processes that wait for disks are counted: so does one that writes faster than the disk does.
+pub const DISKS: &str = "/proc/pressure/io";
 /// Some process waits for 150 ms in 2 s. The kernel takes windows of 2 s from anybody.
 const TRIGGER: &[u8] = b"some 150000 2000000\0";
 
-/// The alarm, where the kernel has one.
+/// An alarm, where the kernel has one.
 #[derive(Debug, Default)]
-pub(super) struct MemoryAlarm(Option<AsyncFd<File>>);
+pub(super) struct Alarm(Option<AsyncFd<File>>);
 
-impl MemoryAlarm {
-    /// Sets it.
-    pub(super) fn open() -> Self {
-        match set() {
+impl Alarm {
+    /// Sets it, for processes that are counted there.
+    pub(super) fn open(pressure: &str) -> Self {
+        match set(pressure) {
             Ok(file) => Self(Some(file)),
             Err(error) => {
-                tracing::info!(%error, "the kernel does not report memory pressure: memory is measured at intervals alone");
+                tracing::info!(pressure, %error, "the kernel does not report pressure: it is measured at intervals alone");
                 Self(None)
             }
         }
     }
 
-    /// Resolves when memory gets short.
+    /// Resolves when processes wait.
     pub(super) async fn rings(&self) {
         let Some(file) = &self.0 else { return std::future::pending().await };
         match file.ready(Interest::PRIORITY).await {
@@ -42,18 +44,18 @@ impl MemoryAlarm {
     }
 }
 
-/// Whether this kernel has the alarm. Blocks for a moment.
+/// Whether this kernel has the alarm of memory. Blocks for a moment.
 pub fn is_available() -> io::Result<()> {
-    trigger().map(drop)
+    trigger(MEMORY).map(drop)
 }
 
-fn set() -> io::Result<AsyncFd<File>> {
-    register(trigger()?, Interest::PRIORITY)
+fn set(pressure: &str) -> io::Result<AsyncFd<File>> {
+    register(trigger(pressure)?, Interest::PRIORITY)
 }
 
-fn trigger() -> io::Result<File> {
+fn trigger(pressure: &str) -> io::Result<File> {
     let flags = OFlags::NONBLOCK.bits() as i32;
-    let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(PRESSURE)?;
+    let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(pressure)?;
     file.write_all(TRIGGER)?;
     Ok(file)
 }

@@ -10,16 +10,20 @@ use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::source::SourceKind;
-use limpet_model::verdict::{EVICTED, PodVerdict};
+use limpet_model::verdict::{EVICTED, Eviction, PodVerdict};
 
 /// The taint of a node that is short of memory.
 const MEMORY_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
-/// Refuses a pod that has not begun, as kubelet does, for as long as the node is short of something; where kubelet has the
-/// pod fail, it waits. Returns whether it waits for another reason than before.
+/// Refuses a pod that has not begun, as kubelet does, while the node is short of something: one of the apiserver's fails, so that
+/// its controller makes another, and any other waits. Returns whether it is refused for another reason than before.
 pub fn settle(pod: &mut PodState, node: NodeState) -> bool {
     let refused = has_not_begun(pod).then(|| refusal(&pod.record, node.pressure)).flatten();
     match refused {
+        Some(verdict) if verdict.is_final() => {
+            pod.fail(verdict);
+            true
+        }
         Some(verdict) => {
             let known = pod.verdict.as_ref() == Some(&verdict);
             pod.verdict = Some(verdict);
@@ -60,17 +64,23 @@ fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
         return None;
     }
     let names: Vec<&str> = conditions.into_iter().map(Pressure::as_str).collect();
-    Some(PodVerdict::waiting(EVICTED, format!("The node had condition: [{}]. ", names.join(" "))))
+    let message = format!("The node had condition: [{}]. ", names.join(" "));
+    Some(match record.source {
+        SourceKind::Api => PodVerdict::rejected(EVICTED, &message),
+        _ => PodVerdict::waiting(EVICTED, message),
+    })
 }
 
-/// Whether the pod was ended for a pressure that is over, or for a critical pod, and nothing is left of it: it runs again, once
-/// there is room. One of the apiserver's does not: it is reported as failed, and its controller has made another.
+/// Whether the pod was ended for a pressure that is over, for a critical pod, or because it took more than it may, and nothing is
+/// left of it: it runs again, once there is room. One of the apiserver's does not: it is reported as failed, and its controller has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
     if pod.record.source == SourceKind::Api {
         return false;
     }
-    let over = |pressure| node.pressure.is_known() && !node.pressure.is_under(pressure);
-    let runs = |verdict: &PodVerdict| verdict.until_over().map_or(verdict.is_preemption(), over);
+    let over = |eviction: Eviction| {
+        eviction.pressure.is_none_or(|pressure| node.pressure.is_known() && !node.pressure.is_under(pressure))
+    };
+    let runs = |verdict: &PodVerdict| verdict.eviction.map_or(verdict.is_preemption(), over);
     is_cleared(pod) && pod.verdict.as_ref().is_some_and(runs)
 }
 

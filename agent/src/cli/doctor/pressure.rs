@@ -38,11 +38,11 @@ fn thresholds(policy: &EvictionPolicy, seen: &Observations) -> Finding {
 fn memory(alarm: std::io::Result<()>) -> Finding {
     let name = "memory pressure";
     match alarm {
-        Ok(()) => Finding::ok(name, format!("{} reports when memory is short", alarm::PRESSURE)),
+        Ok(()) => Finding::ok(name, format!("{} reports when memory is short", alarm::MEMORY)),
         Err(error) => {
             let text = format!(
                 "{}: {error}; memory is looked at every 10 to 60 s while pods run, and may run out between",
-                alarm::PRESSURE
+                alarm::MEMORY
             );
             Finding::degraded(name, text, "Use a kernel with CONFIG_PSI, and psi=1 on its command line")
         }

@@ -50,7 +50,7 @@ impl ContainerdExecutor {
             usage.containers.insert(slot.name.clone(), bytes);
         }
         self.images.note_measurement();
-        let excess = excess(record.spec(), &usage);
+        let excess = excess(record, &usage);
         if let Some(verdict) = &excess {
             let message = verdict.message.clone();
             tracing::warn!(pod = %record.key, uid = %record.uid, message, "pod evicted");

@@ -93,7 +93,7 @@ impl PodWorker {
             let _ = done.send(());
         }
         if admission::runs_again(pod, node) {
-            self.context.reporter.report_pressure_over(pod);
+            self.context.reporter.report_eviction_over(pod);
             let record = Arc::clone(&pod.record).without_added();
             // A critical pod may need it.
             self.hold.give_back();
