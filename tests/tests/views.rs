@@ -73,7 +73,6 @@ const ON_PURPOSE: &[Known] = &[
     ("s-out-of-memory-of-node", "status", "", WAITS),
     ("s-port-taken", "status", "", WAITS),
     ("s-preempted", "status", "", "it waits for room as any other pod, and runs again once there is some"),
-    ("s-beyond-limit-of-directory", "status", "", "kubelet evicts no static pod"),
     ("s-out-of-memory", "status", "state.terminated.reason = ", "an OOM kill is reported as such, not as an error"),
     ("s-", "status", "conditions[PodReadyToStartContainers]", SANDBOX),
     ("t-", "status", "conditions[PodReadyToStartContainers]", SANDBOX),
