@@ -314,6 +314,14 @@ fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {
     ensure!(sources.contains("No space left on device"), "{sources}");
     let refused = node.agent.cli_with_input(&["apply", "-f", "-"], large("four").to_string().as_bytes())?;
     ensure!(refused.code == Some(1) && refused.stderr.contains("cannot be persisted"), "{refused:?}");
+    // An agent that starts on a full disk knows the last good version of a manifest that is broken since.
+    node.drop_text("web.yaml", "kind: Pod\nspec: [")?;
+    node.wait_event("web.yaml")?;
+    node.agent.kill();
+    node.agent.start()?;
+    ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
+    wait_sources(node, "web.yaml")?;
+    node.apply(&simple("web", IDLE))?;
     fs::remove_file(&filler)?;
     node.apply(&simple("db", IDLE))?;
     node.wait_running("db")?;
