@@ -101,6 +101,8 @@ impl Claims {
 struct Check {
     /// It has no place among the pods yet, and gets one.
     place: bool,
+    /// It has not begun: the node is one that it may run on.
+    node: bool,
     exclusive: bool,
     requests: bool,
     devices: bool,
@@ -276,9 +278,22 @@ impl NodeClaims {
         self.wake_waiting();
     }
 
-    /// Whether the others leave what the pod wants.
+    /// Whether the others leave what the pod wants, and the node is one for it: in kubelet's order, which names one reason.
     fn check(&self, given: &Given, key: &PodKey, wanted: &Claims, check: Check) -> Result<(), Refused> {
         let others = || given.claims.iter().filter(|(other, _)| *other != key);
+        if check.devices
+            && let Err(refusal) = self.has_devices(wanted, others())
+        {
+            let had = self.offer.plugins.with(|inventory| inventory.has_had(&wanted.record.uid));
+            return Err(if had { Refused::for_now(refusal) } else { Refused::of(refusal, &wanted.record) });
+        }
+        let room = given.room(&wanted.record, &self.counted(wanted, check), &self.capacity);
+        if let Room::Short(refusal) = room {
+            return Err(Refused::of(refusal, &wanted.record));
+        }
+        if check.node {
+            self.selects(&wanted.record).map_err(|refusal| Refused::of(refusal, &wanted.record))?;
+        }
         if check.exclusive {
             let owner = |one: &Exclusive| {
                 others().find(|(_, theirs)| theirs.exclusive.iter().any(|taken| taken.conflicts_with(one)))
@@ -288,16 +303,10 @@ impl NodeClaims {
                 return Err(Refused::of(refusal, &wanted.record));
             }
         }
-        if check.devices
-            && let Err(refusal) = self.has_devices(wanted, others())
-        {
-            let had = self.offer.plugins.with(|inventory| inventory.has_had(&wanted.record.uid));
-            return Err(if had { Refused::for_now(refusal) } else { Refused::of(refusal, &wanted.record) });
-        }
-        match given.room(&wanted.record, &self.counted(wanted, check), &self.capacity) {
-            Room::Free => Ok(()),
+        match room {
+            // No pod ends for one that something else keeps from starting.
             Room::Soon { refusal, victims } => Err(Refused { victims: Some(victims), ..Refused::for_now(refusal) }),
-            Room::Short(refusal) => Err(Refused::of(refusal, &wanted.record)),
+            Room::Free | Room::Short(_) => Ok(()),
         }
     }
 

@@ -163,9 +163,9 @@ impl Given {
         self.leaving.extend(victims.iter().map(version));
     }
 
-    /// The pod was not ordered to end after all, or has nothing any more.
-    pub(super) fn forget_order(&mut self, key: &PodKey) {
-        self.leaving.remove(key);
+    /// The pod was not ordered to end after all, or has nothing any more. Whether it was ordered to.
+    pub(super) fn forget_order(&mut self, key: &PodKey) -> bool {
+        self.leaving.remove(key).is_some()
     }
 
     fn is_leaving(&self, record: &PodRecord) -> bool {

@@ -45,14 +45,16 @@ impl Drop for Claim {
     fn drop(&mut self) {
         self.of.offer.plugins.free(&self.key);
         let mut given = self.of.given();
-        given.claims.remove(&self.key);
+        let mut freed = given.claims.remove(&self.key).is_some();
         if !given.places.contains_key(&self.key) {
-            given.forget_order(&self.key);
+            freed |= given.forget_order(&self.key);
         }
-        given.forget_reserved(&self.key, Purpose::Start);
+        freed |= given.forget_reserved(&self.key, Purpose::Start);
         drop(given);
         self.of.forget_resize(&self.key);
-        self.of.wake_all();
+        if freed {
+            self.of.wake_all();
+        }
     }
 }
 
@@ -83,7 +85,10 @@ impl Hold {
             Claims { requests: all.requests.plus(&one.requests), ..all }
         });
         let Some(used) = used.filter(|used| !used.is_empty()) else { return Self::default() };
-        if node.give(key, used, Check { place: false, exclusive: false, requests: false, devices: false }).is_err() {
+        if node
+            .give(key, used, Check { place: false, node: false, exclusive: false, requests: false, devices: false })
+            .is_err()
+        {
             return Self::default();
         }
         uids.iter().for_each(|uid| node.offer.plugins.restore(key, uid));
@@ -147,19 +152,19 @@ impl Hold {
         node.renew_place(&pod.record);
         if !uses {
             node.permits(&pod.record).map_err(|refusal| Refused { verdict: refusal.for_good(), victims: None })?;
-            node.selects(&pod.record).map_err(|refusal| Refused::of(refusal, &pod.record))?;
         }
         let place = !uses && self.place.is_none();
         let wanted = node.wanted(&pod.record);
         let has = self.claim.is_some().then(|| node.given().claims.get(key).cloned()).flatten();
-        if has.is_none() && !place && wanted.is_empty() {
+        if has.is_none() && uses && wanted.is_empty() {
             return Ok(());
         }
         // One that was found without a claim uses what it names, and an edit of the requests of one that runs counts at once.
         let check = match &has {
-            None => Check { place, exclusive: !uses, requests: !uses, devices: !uses },
+            None => Check { place, node: !uses, exclusive: !uses, requests: !uses, devices: !uses },
             Some(has) => Check {
                 place,
+                node: !uses,
                 exclusive: wanted.grows_exclusively(has),
                 requests: !uses && wanted.requests_more(has),
                 // A plugin may have registered what the scheduler alone has counted, for a pod that runs without it.

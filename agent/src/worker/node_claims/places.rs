@@ -59,7 +59,7 @@ impl NodeClaims {
             return Err(refusal);
         }
         let (wanted, check) =
-            (self.wanted(record), Check { place: true, exclusive: true, requests: true, devices: true });
+            (self.wanted(record), Check { place: true, node: false, exclusive: true, requests: true, devices: true });
         let Err(Refused { victims: Some(_), .. }) = self.check(&given, key, &wanted, check) else {
             return Err(refusal);
         };

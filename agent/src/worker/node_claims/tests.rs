@@ -160,6 +160,25 @@ fn a_pod_waits_for_the_labels_that_it_selects() {
 }
 
 #[test]
+fn of_several_reasons_the_first_in_kubelets_order_is_named() {
+    let node = two_cores(&[]);
+    let port = json!([{ "containerPort": 80, "hostPort": 8080 }]);
+    let spec = |cpu: &str, zone: Option<&str>| {
+        let selector = zone.map(|zone| json!({ "zone": zone }));
+        let resources = json!({ "requests": { "cpu": cpu } });
+        json!({ "nodeSelector": selector, "containers": [{ "name": "a", "resources": resources, "ports": port }] })
+    };
+    let mut first = Candidate::new(&record_of("first", Push, spec("1", None)));
+    assert!(first.settle(&node).is_none());
+    for (cpu, zone, reason) in
+        [("2", Some("north"), "OutOfcpu"), ("1", Some("north"), "NodeAffinity"), ("1", None, "NodePorts")]
+    {
+        let mut other = Candidate::new(&record_of("other", Push, spec(cpu, zone)));
+        assert_eq!(other.settle(&node).map(|refused| refused.verdict.reason.into_owned()).as_deref(), Some(reason));
+    }
+}
+
+#[test]
 fn a_resize_that_does_not_fit_waits_for_room_and_takes_no_ones_place() {
     let node = two_cores(&[]);
     let running = |name: &str, source, amount: &str| {
