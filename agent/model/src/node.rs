@@ -88,6 +88,8 @@ impl fmt::Display for Pressure {
 pub struct Device {
     /// Their paths, below `/dev` of the host and of the container. Links are followed.
     pub paths: Vec<PathBuf>,
+    /// CDI devices, as `vendor.com/class=name`: what their files say is done beside that.
+    pub cdi: Vec<String>,
     /// One pod at a time has them.
     pub exclusive: bool,
     /// What the device cgroup allows: of `r`, `w` and `m`.

@@ -65,8 +65,8 @@ pub(crate) fn document(config: &Config) -> Value {
         (name.clone(), fields)
     };
     let device = |(name, device): (&String, &Device)| {
-        let Device { paths, exclusive, permissions } = device;
-        (name.clone(), json!({ "paths": paths, "exclusive": exclusive, "permissions": permissions }))
+        let Device { paths, cdi, exclusive, permissions } = device;
+        (name.clone(), json!({ "paths": paths, "cdi": cdi, "exclusive": exclusive, "permissions": permissions }))
     };
     let (eviction, server) = (Eviction::of(&config.eviction), &config.server);
     let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });

@@ -101,11 +101,12 @@ fn of_pod(pod: &ObservedPod, table: &Table, plugins: &DevicePlugins) -> PodResou
     }
 }
 
-/// A device under its paths, which are its ids.
+/// A device under its paths and its names of CDI, which are its ids.
 fn entry(name: &str, device: &Device) -> ContainerDevices {
+    let paths = device.paths.iter().map(|path| path.to_string_lossy().into_owned());
     ContainerDevices {
         resource_name: name.to_owned(),
-        device_ids: device.paths.iter().map(|path| path.to_string_lossy().into_owned()).collect(),
+        device_ids: paths.chain(device.cdi.iter().cloned()).collect(),
         topology: None,
     }
 }
@@ -150,7 +151,11 @@ mod tests {
 
     fn table() -> Table {
         let paths = vec!["/dev/ttyS0".into(), "/dev/ttyS1".into()];
-        [("example.com/modem".to_owned(), Device { paths, exclusive: true, permissions: "rw".to_owned() })].into()
+        [(
+            "example.com/modem".to_owned(),
+            Device { paths, cdi: Vec::new(), exclusive: true, permissions: "rw".to_owned() },
+        )]
+        .into()
     }
 
     #[test]

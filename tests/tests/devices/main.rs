@@ -26,7 +26,8 @@ fn main() -> ExitCode {
         case!(what_a_plugin_gives_is_in_the_container),
         case!(a_plugin_that_dies_takes_its_devices_with_it),
         case!(a_plugin_that_hangs_delays_its_own_pods_alone),
-        case!(a_cdi_device_is_injected),
+        case!(a_cdi_device_is_injected)
+            .on(|node| node.limpet.push("devices: {example.com/gpu: {cdi: [example.com/card=a]}}".to_owned())),
         case!(plugins_in_the_registry_are_asked),
     ];
     if suite::is_long() {
@@ -214,6 +215,14 @@ fn a_cdi_device_is_injected(node: &mut TestNode) -> Result<()> {
     ensure!(inside("(: <> /dev/card-a) && echo opened")? == "opened\n", "no device");
     ensure!(inside("cat /vendor/release")? == fs::read_to_string("/etc/os-release")?, "no mount");
     ensure!(fs::read_to_string(node.dir().join("hook"))? == "ran\n", "the hook did not run");
+
+    // A resource of the node's own table has it without a plugin.
+    let limits = json!({ "resources": { "limits": { "example.com/gpu": 1 } } });
+    node.apply(&pod("gpu", json!({ "containers": [with(shell("main", IDLE), limits)] })))?;
+    node.wait_running("gpu")?;
+    let shown =
+        node.exec("gpu", "main", &["/bin/sh", "-c", "echo $VENDOR $CARD; (: <> /dev/card-a) && echo opened"])?;
+    ensure!(shown == "example a\nopened\n", "{shown}");
     Ok(())
 }
 

@@ -181,7 +181,10 @@ fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecErro
 fn cdi_edits(input: &SpecInput<'_>) -> Result<Vec<cdi::ContainerEdits>, SpecError> {
     let mut names = Vec::new();
     let of_class = input.class_devices.iter().map(String::as_str);
-    for name in of_class.chain(input.given.iter().flat_map(|one| one.cdi_names())) {
+    let of_table = devices_of(input.container).filter_map(|(name, _)| input.node.devices.get(name));
+    let of_table = of_table.flat_map(|device| device.cdi.iter().map(String::as_str));
+    let given = input.given.iter().flat_map(|one| one.cdi_names());
+    for name in of_class.chain(of_table).chain(given) {
         if !names.contains(&name) {
             names.push(name);
         }

@@ -5,14 +5,15 @@ use std::path::PathBuf;
 use super::super::Config;
 use super::super::tree::{Entry, Map, Position, Value};
 use super::Judge;
+use super::runtime_classes::cdi_device;
 use limpet_model::node::Device;
 use limpet_model::pod::device::is_device;
 
 const KEY: &str = "devices";
-const FIELDS: [&str; 3] = ["paths", "exclusive", "permissions"];
+const FIELDS: [&str; 4] = ["paths", "cdi", "exclusive", "permissions"];
 
 impl Judge {
-    /// Reads the table: a resource's name, then `paths`, and `exclusive` and `permissions`, which are optional.
+    /// Reads the table: a resource's name, then `paths` or `cdi` or both, and `exclusive` and `permissions`, which are optional.
     pub(super) fn devices(&mut self, map: &Map<'_>, config: &mut Config) {
         for Entry { key, position, node } in map.map(KEY) {
             let path = format!("{KEY}.{key}");
@@ -32,7 +33,7 @@ impl Judge {
     }
 
     fn device(&mut self, path: &str, at: Position, fields: &[Entry]) -> Option<Device> {
-        let mut device = Device { paths: Vec::new(), exclusive: false, permissions: "rwm".to_owned() };
+        let mut device = Device { paths: Vec::new(), cdi: Vec::new(), exclusive: false, permissions: "rwm".to_owned() };
         let mut sound = true;
         for Entry { key, position, node } in fields {
             let wrong = match (key.as_str(), &node.value) {
@@ -44,6 +45,10 @@ impl Judge {
                             && !path.components().any(|part| part == std::path::Component::ParentDir)
                     };
                     (!device.paths.iter().all(inside)).then(|| "must be paths below /dev".to_owned())
+                }
+                ("cdi", Value::List(items)) => {
+                    let names: Result<Vec<String>, String> = items.iter().map(cdi_device).collect();
+                    names.map(|names| device.cdi = names).err()
                 }
                 ("exclusive", Value::Bool(exclusive)) => {
                     device.exclusive = *exclusive;
@@ -62,8 +67,8 @@ impl Judge {
                 sound = false;
             }
         }
-        if device.paths.is_empty() {
-            self.error(Some(at), &format!("{path}.paths"), "is missing: the devices of the host");
+        if sound && device.paths.is_empty() && device.cdi.is_empty() {
+            self.error(Some(at), &format!("{path}.paths"), "is missing: the devices of the host, or cdi: those of CDI");
             sound = false;
         }
         sound.then_some(device)

@@ -81,7 +81,7 @@ fn file(text: &str) -> Result<PathBuf, String> {
     if path.is_absolute() { Ok(path) } else { Err(format!("{text:?} is no absolute path")) }
 }
 
-fn cdi_device(node: &Node) -> Result<String, String> {
+pub(super) fn cdi_device(node: &Node) -> Result<String, String> {
     let Value::Text(text) = &node.value else { return Err(format!("expected text, found {}", node.value.kind())) };
     let parts = text.split_once('=').and_then(|(kind, name)| Some((kind.split_once('/')?, name)));
     let is_device =

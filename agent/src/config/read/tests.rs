@@ -89,7 +89,7 @@ fn every_supported_key_has_an_effect() {
          cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
          runtimeClasses:\n  crun: {{binary: /usr/bin/crun, noPivotRoot: true, noNewKeyring: true, devices: [nvidia.com/gpu=all]}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
          metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\npodSecurity: {{file: baseline, url: restricted}}\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
-         devices:\n  example.com/modem: {{paths: [/dev/ttyS0], exclusive: true, permissions: rw}}\n\
+         devices:\n  example.com/modem: {{paths: [/dev/ttyS0], cdi: [nvidia.com/gpu=all], exclusive: true, permissions: rw}}\n\
          serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\nsecretEncryptionKey: credential:limpet\npluginDirectory: /plugins\ncdiSpecDirectories: [/cdi]\n\
          manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
          manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
@@ -188,7 +188,12 @@ fn every_supported_key_has_an_effect() {
         runtime_binary: Some("/usr/bin/crun".into()),
         devices: [(
             "example.com/modem".to_owned(),
-            Device { paths: vec!["/dev/ttyS0".into()], exclusive: true, permissions: "rw".to_owned() },
+            Device {
+                paths: vec!["/dev/ttyS0".into()],
+                cdi: vec!["nvidia.com/gpu=all".to_owned()],
+                exclusive: true,
+                permissions: "rw".to_owned(),
+            },
         )]
         .into(),
         runtime_classes: [

@@ -7,7 +7,7 @@ use crate::store::KeyLocation;
 fn a_wrong_device_is_an_error_with_its_place() {
     let text = format!(
         "{LIMPET_HEAD}devices:\n  modem: {{paths: [/dev/a]}}\n  x.io/none: {{}}\n  x.io/text: a\n  x.io/out: {{paths: [/etc/passwd]}}\n  \
-         x.io/up: {{paths: [/dev/../etc]}}\n  x.io/all: {{paths: [/dev/a], permissions: all}}\n  x.io/key: {{path: /dev/a}}\n"
+         x.io/up: {{paths: [/dev/../etc]}}\n  x.io/all: {{paths: [/dev/a], permissions: all}}\n  x.io/key: {{path: /dev/a}}\n  x.io/cdi: {{cdi: [gpu]}}\n"
     );
     let (config, _, _) = load_text(&text, &[]);
     let message = config.unwrap_err().join("\n");
@@ -19,6 +19,7 @@ fn a_wrong_device_is_an_error_with_its_place() {
         "devices.x.io/up.paths: must be paths below /dev",
         "devices.x.io/all.permissions: \"all\" is not made of",
         "devices.x.io/key.path: unknown key",
+        "devices.x.io/cdi.cdi: \"gpu\" is no CDI device; write vendor.com/class=name",
     ] {
         assert!(message.contains(part), "{part}: {message}");
     }
