@@ -15,6 +15,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
 use serde_json::{Value, json};
+use unauthorized::a_node_that_the_server_does_not_know_says_so;
 use unregistered::a_node_that_does_not_register_itself_waits_for_its_object;
 
 #[path = "cluster/certificates.rs"]
@@ -25,6 +26,8 @@ mod connections;
 mod exec_credentials;
 #[path = "cluster/k3s.rs"]
 mod k3s;
+#[path = "cluster/unauthorized.rs"]
+mod unauthorized;
 #[path = "cluster/unregistered.rs"]
 mod unregistered;
 
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         joining(case!(a_server_that_has_its_clients_connect_anew_is_never_lost)),
         joining(case!(a_deleted_node_object_is_made_again)),
         joining(case!(a_node_that_does_not_register_itself_waits_for_its_object)),
+        joining(case!(a_node_that_the_server_does_not_know_says_so)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
     ]);
     cluster::end();

@@ -1,0 +1,45 @@
+//! A node that the apiserver does not know: that is a state with a name, its own pods run, and other credentials end it.
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::cluster::{self, condition, wait_node};
+use limpet_tests::node::container_id;
+use limpet_tests::{TestNode, wait};
+use serde_json::{Value, json};
+
+use crate::{networked, wait_true};
+
+pub(crate) fn a_node_that_the_server_does_not_know_says_so(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::shared()?;
+    cluster.admit(node, &[])?;
+    let flags = node.agent.settings().flags.clone();
+    let path = flags.iter().find_map(|flag| flag.strip_prefix("--kubeconfig=")).context("no kubeconfig")?;
+    let good = std::fs::read_to_string(path)?;
+    let foreign = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "edge",
+        "contexts": [{ "name": "edge", "context": { "cluster": "edge", "user": "edge" } }],
+        "clusters": [{ "name": "edge", "cluster": { "server": cluster.address(), "certificate-authority": cluster.authority() } }],
+        "users": [{ "name": "edge", "user": { "token": "of-another-cluster" } }],
+    });
+    std::fs::write(path, foreign.to_string())?;
+    node.apply(&networked("web", json!({})))?;
+    node.agent.start()?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    let connection = || -> Option<Value> {
+        let reply = node.agent.cli(&["status", "-o", "json"]).ok()?;
+        Some(serde_json::from_str::<Value>(&reply.stdout).ok()?["apiserver"].clone())
+    };
+    wait::until_true(wait::SOON, "a server that does not know the node", || {
+        connection().is_some_and(|connection| connection["cause"] == "unauthorized")
+    })
+    .with_context(|| format!("{:?}", connection()))?;
+
+    std::fs::write(path, good)?;
+    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
+    // What the time without a connection has left.
+    let metrics = node.agent.metrics()?;
+    let away = metrics.lines().find_map(|line| line.strip_prefix("limpet_offline_seconds_total "));
+    let away: f64 = away.context("no limpet_offline_seconds_total")?.parse()?;
+    ensure!(away > 0.0, "{away} s without a connection");
+    Ok(())
+}
