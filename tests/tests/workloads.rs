@@ -1,4 +1,4 @@
-//! The controllers of a whole cluster on limpet's node: StatefulSets with volumes, DaemonSets, Jobs and CronJobs; and what
+//! The controllers of a whole cluster on limpet's node: Deployments, StatefulSets with volumes, DaemonSets, Jobs and CronJobs; and what
 //! `kubectl cordon`, `drain` and `taint` do to it; and the certificates that its controllers sign for nodes.
 
 use std::process::ExitCode;
@@ -30,6 +30,7 @@ fn main() -> ExitCode {
     let code = suite::run([
         joining(case!(a_stateful_set_keeps_its_volumes_and_never_runs_twice)),
         joining(case!(a_daemon_set_is_rolled_out_and_back)),
+        joining(case!(a_deployment_is_scaled_rolled_out_and_back)),
         joining(case!(jobs_and_cron_jobs_complete)),
         joining(case!(a_node_is_cordoned_drained_and_tainted)),
         joining(case!(a_namespace_is_deleted_and_made_again)),
@@ -163,6 +164,36 @@ fn a_daemon_set_is_rolled_out_and_back(node: &mut TestNode) -> Result<()> {
     cluster.run_kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
     runs(image::V1)?;
     cluster.run_kubectl(&["delete", &target])?;
+    wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
+}
+
+fn a_deployment_is_scaled_rolled_out_and_back(node: &mut TestNode) -> Result<()> {
+    let cluster = cluster::whole()?;
+    join(node, &cluster, &[])?;
+    let spec = json!({
+        "replicas": 1, "selector": { "matchLabels": { "app": node.name() } },
+        "template": template(node, json!({ "containers": [shell("main", IDLE)] })),
+    });
+    cluster.create(&format!("{APPS}/deployments"), &workload(node, "apps/v1", "Deployment", spec))?;
+    let (path, target) = (format!("{APPS}/deployments/{}", node.name()), format!("deployment/{}", node.name()));
+    let kubectl = |args: &[&str]| cluster.run_kubectl(args).map(drop);
+    kubectl(&["wait", "--for=condition=Available", &target, "--timeout=120s"])?;
+    kubectl(&["scale", &target, "--replicas=3"])?;
+    wait_ready(&cluster, &path, "availableReplicas", 3)?;
+    let runs = |image: &str| {
+        wait::until_true(A_WHILE, &format!("three pods, of {image}"), || {
+            let of_image = |pod: &Value| pod["spec"]["containers"][0]["image"] == *image;
+            node.pods().is_ok_and(|pods| pods.len() == 3 && pods.iter().all(of_image))
+        })
+    };
+    runs(image::V1)?;
+    kubectl(&["set", "image", &target, &format!("main={}", image::V2)])?;
+    kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
+    runs(image::V2)?;
+    kubectl(&["rollout", "undo", &target])?;
+    kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
+    runs(image::V1)?;
+    kubectl(&["delete", &target])?;
     wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
 }
 
