@@ -84,28 +84,18 @@ impl Agent {
 
 /// Of a manifest that is removed and written again.
 const REWRITTEN: &str = "a manifest that is back at once with the same content restarts nothing, on purpose";
-/// Of devices.
-const DEVICES: &str = "limpet sent changes of devices with the next full report; mended, passes when run again. \
-                       kubelet has its socket where the specs do not see it";
-
 /// Why specs fail, by a part of their names; the first that fits counts.
 const REASONS: &[(&str, &str)] = &[
     ("successfully recreate when file is removed", REWRITTEN),
     ("should not continue running liveness probes", "limpet probes sidecars while their pod ends, as KEP 4438 asks"),
-    (
-        "PreStop hook simultaneously",
-        "limpet ran the hooks of sidecars one after another; mended, passes when run again",
-    ),
     ("if prestop doesn't exit", "limpet ends a hook with the grace period, kubelet 2 s later with its container"),
     ("Device Plugin Failures Pod Status", "asks containerd's CRI, which this containerd has only for kubelet"),
-    ("Device Plugin Failures", DEVICES),
     ("ContainerLogPath", "the node's /var/log is not that of the specs on this machine"),
     ("should not write to root filesystem", "the shell of these images is bash, whose message is another"),
     ("Aggregator", "its image, a sample apiserver, is not built here"),
     ("at least two untainted nodes", "the cluster has one node"),
     ("rollback without unnecessary restarts", "the cluster has one node"),
     ("PrivilegedPod", "this kernel has no dummy network devices"),
-    ("ImageVolume should succeed with pod and pull policy of Always", "its image is not the one the spec expects"),
     ("/metrics/cadvisor", "limpet has the metrics of metrics.md; kubelet lacks some on cgroup v1"),
     ("Summary API", "values that cgroup v1 or this machine does not give; limpet has no PSI there"),
 ];
