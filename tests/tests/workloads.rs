@@ -10,7 +10,9 @@ use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, shell, with};
 use limpet_tests::{TestNode, case, image, suite, wait};
 use namespace::a_namespace_is_deleted_and_made_again;
-use outage::pods_are_ready_again_after_the_node_was_taken_for_lost;
+use outage::{
+    a_pod_that_ends_while_the_node_is_away_has_ended_once, pods_are_ready_again_after_the_node_was_taken_for_lost,
+};
 use serde_json::{Value, json};
 
 #[path = "workloads/certificates.rs"]
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         joining(case!(a_node_is_cordoned_drained_and_tainted)),
         joining(case!(a_namespace_is_deleted_and_made_again)),
         joining(case!(pods_are_ready_again_after_the_node_was_taken_for_lost)),
+        joining(case!(a_pod_that_ends_while_the_node_is_away_has_ended_once)),
         joining(case!(certificates_are_signed_and_renewed_by_the_controllers)),
     ]);
     cluster::end();

@@ -351,7 +351,7 @@ pub struct SentReport {
     pub at: Instant,
 }
 
-/// How often the status is sent while it says nothing new.
+/// How often the status is sent while it has not changed here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frequencies {
     /// `nodeStatusReportFrequency`: an unchanged one.
@@ -362,7 +362,7 @@ pub struct Frequencies {
 }
 
 /// When the status is to be sent: at once (`None`) when it says something new or the Node is another one, soon when
-/// somebody else has changed it, as a cluster does that has not heard of the node for long or that was restored.
+/// somebody else has changed it, as a cluster does that has lost the node's lease or that was restored.
 pub fn report_due(
     node: &NodeDescription,
     sent: Option<&SentReport>,

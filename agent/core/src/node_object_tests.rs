@@ -166,9 +166,9 @@ fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
     assert_eq!(status_patch(&given, &report(), &unknown, None, at(0))["status"]["addresses"][1], internal);
 
     let annotation = |value: Value| Some(json!({ "metadata": { "annotations": { PROVIDED_ADDRESS: value } } }));
-    assert_eq!(seen(&given).metadata_patch(&given), None);
-    assert_eq!(seen(&bare).metadata_patch(&given), annotation(json!("192.0.2.7")));
-    assert_eq!(seen(&given).metadata_patch(&node()), annotation(Value::Null), "out of date");
+    assert_eq!(seen(&given).metadata_patch(&given, false), None);
+    assert_eq!(seen(&bare).metadata_patch(&given, false), annotation(json!("192.0.2.7")));
+    assert_eq!(seen(&given).metadata_patch(&node(), false), annotation(Value::Null), "out of date");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn images_are_sent_when_they_differ_from_those_that_were_sent() {
     };
     let shown = json!([{ "names": ["a/b@sha256:c", "a/b:1"], "sizeBytes": 70 }]);
     assert_eq!(images(None), shown);
-    assert_eq!(images(sent("n2", &report)), shown, "the Node was made anew");
+    assert_eq!(images(sent("n2", &report)), shown, "the Node was made again");
     assert_eq!(images(sent("n1", &self::report())), shown);
     assert_eq!(images(sent("n1", &report)), Value::Null);
     assert_eq!(document(&node(), &report, at(0))["status"]["images"], shown);
@@ -194,14 +194,15 @@ fn labels_that_every_node_has_are_corrected_and_others_left_alone() {
     let mut seen = document(&node(), &report(), at(0));
     seen["metadata"]["uid"] = json!("n1");
     seen["metadata"]["labels"]["more"] = json!("1");
-    assert_eq!(SeenNode::read(&seen).unwrap().metadata_patch(&node()), None);
+    assert_eq!(SeenNode::read(&seen).unwrap().metadata_patch(&node(), false), None);
     let zone = "topology.kubernetes.io/zone";
     let of_zone = NodeDescription { labels: [(zone.to_owned(), "north".to_owned())].into(), ..node() };
-    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&of_zone);
+    assert_eq!(SeenNode::read(&seen).unwrap().metadata_patch(&of_zone, false), None, "somebody may have changed it");
+    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&of_zone, true);
     assert_eq!(patch, Some(json!({ "metadata": { "labels": { zone: "north" } } })));
     seen["metadata"]["labels"]["kubernetes.io/arch"] = json!("amd64");
     seen["metadata"]["labels"]["site"] = json!("elsewhere");
-    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&node());
+    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&node(), false);
     assert_eq!(patch, Some(json!({ "metadata": { "labels": { "kubernetes.io/arch": "arm64" } } })));
     assert_eq!(SeenNode::read(&json!({ "metadata": {} })), None, "no UID");
 }
@@ -226,7 +227,7 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
         report_due(Some(&sent), &seen("n1", "True"), &report)
     };
     assert_eq!(report_due(None, &seen("n1", "True"), &report()), None, "at once");
-    assert_eq!(report_due(Some(&sent), &seen("n2", "True"), &report()), None, "the Node was made anew");
+    assert_eq!(report_due(Some(&sent), &seen("n2", "True"), &report()), None, "the Node was made again");
     let corrected = report_due(Some(&sent), &seen("n1", "Unknown"), &report());
     let soon = Some(now + Duration::from_secs(10));
     assert_eq!(corrected, soon, "the cluster gave the node up");

@@ -1,6 +1,6 @@
-//! What the apiserver has of the status that the node reports, so that what somebody else writes over it is found and put right.
-//! kube-controller-manager sets `Ready` to false in every pod of a node that it takes for lost, and leaves it to the node to say
-//! otherwise (kubelet's `needsReconcile`). Pure.
+//! What the apiserver has of the status that the node reports, so that what somebody else writes over it is found and corrected.
+//! kube-controller-manager sets `Ready` to false in every pod of a node that it takes for lost; only the node sets it to true again
+//! (kubelet's `needsReconcile`). Pure.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ const CONTAINERS: [&str; 3] = ["initContainerStatuses", "containerStatuses", "ep
 /// A status at the apiserver, or one that is sent there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoredStatus {
-    /// The version of the object; `None`: it is not a number, and tells nothing of before and after.
+    /// The version of the object; `None`: not a number, so it cannot be ordered.
     version: Option<u64>,
     /// Of what the node alone decides, and of which no form has two spellings.
     digest: u64,
@@ -84,7 +84,7 @@ fn version(object: &Value) -> Option<u64> {
     object["metadata"]["resourceVersion"].as_str()?.parse().ok()
 }
 
-/// Times and amounts are left out: the apiserver writes them in other words.
+/// Times, amounts and last states are left out: the apiserver writes times and amounts in other words.
 fn digest(status: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     let mut add = |value: &Value| match value {
@@ -93,7 +93,13 @@ fn digest(status: &Value) -> u64 {
         // An empty text and none are the same in Kubernetes' API.
         other => other.as_str().unwrap_or_default().hash(&mut hasher),
     };
-    ["phase", "reason", "message", "podIP"].iter().for_each(|field| add(&status[*field]));
+    ["phase", "reason", "message", "hostIP", "podIP"].iter().for_each(|field| add(&status[*field]));
+    for list in ["hostIPs", "podIPs"] {
+        // An element without an address is a directive of the patch.
+        let all = status[list].as_array().into_iter().flatten().map(|one| &one["ip"]);
+        all.filter(|address| address.is_string()).for_each(&mut add);
+        add(&Value::Null);
+    }
     let conditions = status["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
     for name in CONDITIONS {
         let found = conditions.iter().find(|one| one["type"] == name).unwrap_or(&Value::Null);
@@ -123,7 +129,7 @@ mod tests {
 
     fn status() -> Value {
         json!({
-            "phase": "Running", "podIP": "10.0.0.7", "reason": null, "startTime": "2026-01-01T00:00:00.5Z",
+            "phase": "Running", "podIP": "10.0.0.7", "podIPs": [{"$patch": "replace"}, {"ip": "10.0.0.7"}], "reason": null, "startTime": "2026-01-01T00:00:00.5Z",
             "conditions": [{"type": "Ready", "status": "True", "reason": null, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
             "containerStatuses": [{"name": "main", "ready": true, "restartCount": 0,
                 "state": {"running": {"startedAt": "2026-01-01T00:00:00.25Z"}, "waiting": null}}],
@@ -137,6 +143,7 @@ mod tests {
         status["startTime"] = json!("2026-01-01T00:00:00Z");
         status["containerStatuses"][0]["state"] = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
         status["reason"].take();
+        status["podIPs"] = json!([{"ip": "10.0.0.7"}]);
         status["conditions"].as_array_mut().unwrap().insert(0, json!({"type": "example.com/dns", "status": "True"}));
         status["qosClass"] = json!("BestEffort");
         edit(&mut status);
@@ -159,7 +166,8 @@ mod tests {
         assert_eq!(of(stored("9", not_ready)), Standing::Newest, "a watch that is behind");
         assert_eq!(of(stored("17", not_ready)), Standing::Newest, "the apiserver's own words for it");
         assert_eq!(of(stored("none", not_ready)), Standing::Newest);
-        let edits: [fn(&mut Value); 4] = [
+        let edits: [fn(&mut Value); 5] = [
+            |status| status["podIPs"] = json!([{"ip": "10.0.0.9"}]),
             |status| status["phase"] = json!("Unknown"),
             |status| status["reason"] = json!("NodeLost"),
             |status| status["containerStatuses"] = json!([]),

@@ -1,5 +1,5 @@
-//! Paces what is put right of statuses that somebody else writes over: at once, and then at kubelet's pace. Who writes again at once,
-//! as kube-controller-manager does while it takes the node for lost, would otherwise be answered without end.
+//! Paces the corrections of statuses that somebody else writes over: at once, and then at kubelet's pace. Otherwise a writer that
+//! writes again at once, as kube-controller-manager does while it takes the node for lost, would be answered without end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use limpet_model::pod::PodKey;
 /// Between two of one pod: as often as kubelet compares.
 const PACE: Duration = Duration::from_secs(10);
 
-/// What was put right lately.
+/// The corrections of late.
 #[derive(Debug, Default)]
 pub(super) struct Corrections {
     made: BTreeMap<PodKey, Instant>,
@@ -38,7 +38,7 @@ impl Corrections {
     /// The step of that pod was done at `now`.
     pub(super) fn done(&mut self, key: &PodKey, step: &Step, now: Instant) {
         if matches!(step, Step::Correct { .. }) {
-            tracing::debug!(pod = %key, "put right a status that somebody else had changed");
+            tracing::debug!(pod = %key, "corrected a status that somebody else had changed");
             self.made.insert(key.clone(), now);
         }
     }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_pod_is_put_right_at_once_and_then_every_ten_seconds() {
+    fn one_pod_is_corrected_at_once_and_then_every_ten_seconds() {
         let (mut corrections, begun) = (Corrections::default(), Instant::now());
         let (key, other) = (PodKey::new("lab", "a"), PodKey::new("lab", "b"));
         let (correct, report) = (Step::Correct { uid: String::new() }, Step::Report { uid: String::new() });

@@ -181,7 +181,7 @@ impl Keeper {
                 return Ok(Some(due));
             }
         }
-        if let Some(metadata) = node.metadata_patch(&self.description) {
+        if let Some(metadata) = node.metadata_patch(&self.description, sent.is_none()) {
             let request = Request::patch(Resource::Node(name.clone()), PatchType::Merge, metadata);
             self.link.send(request.metadata_only()).await?;
         }

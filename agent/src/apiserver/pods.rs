@@ -289,7 +289,7 @@ fn is_it(found: &ApiPod, observed: &ObservedPod) -> bool {
     *found.uid == *observed.record.uid.to_string()
 }
 
-/// Does one step, and says which status is stored then. A pod that is not there any more needs none.
+/// Does one step, and returns the status that is stored then. A pod that is not there any more needs none.
 async fn perform(link: &Link, due: &Due) -> Result<StoredStatus, RequestError> {
     let (namespace, name) = (due.key.namespace().to_owned(), due.key.name().to_owned());
     let sent = match (&due.step, &due.report) {

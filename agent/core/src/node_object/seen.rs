@@ -112,10 +112,10 @@ impl SeenNode {
         self.amounts[0].keys().map(String::as_str).filter(|name| name.starts_with(huge_pages::HUGE_PAGES))
     }
 
-    /// The merge patch that corrects the labels which every node has, those of its place and kind that it is registered with, and
-    /// the annotation for a cloud controller, where they differ.
-    pub fn metadata_patch(&self, node: &NodeDescription) -> Option<Value> {
-        let given = node.labels.iter().filter(|(name, _)| PLACE_AND_KIND.contains(&name.as_str()));
+    /// The merge patch that corrects the labels which every node has, and the annotation for a cloud controller, where they differ;
+    /// at the `first` report of an agent also the labels of its place and kind that it is registered with, as kubelet does.
+    pub fn metadata_patch(&self, node: &NodeDescription, first: bool) -> Option<Value> {
+        let given = node.labels.iter().filter(|(name, _)| first && PLACE_AND_KIND.contains(&name.as_str()));
         let given = given.map(|(name, value)| (name.as_str(), value.clone()));
         let own = own_labels(&node.name, node.architecture).into_iter().chain(given);
         let wrong: BTreeMap<_, _> = own.filter(|(name, value)| self.labels.get(*name) != Some(value)).collect();

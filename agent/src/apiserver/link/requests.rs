@@ -36,7 +36,7 @@ impl Link {
         Box::pin(sent.instrument(span)).await
     }
 
-    /// Reports the status of a Pod by a strategic merge patch, and says what is stored then.
+    /// Reports the status of a Pod by a strategic merge patch. Returns the status that is stored then.
     pub(in crate::apiserver) async fn report_status(
         &self,
         namespace: String,

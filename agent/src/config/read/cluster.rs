@@ -65,8 +65,12 @@ impl Judge {
         match go_duration::parse(text) {
             Some(Duration::ZERO) => None,
             Some(every) if every >= Duration::from_secs(1) => Some((every, at)),
-            _ => {
-                self.error(Some(at), key, format!("{text:?} is not a duration of 1s or more such as 5m"));
+            Some(_) => {
+                self.warn(Some(at), key, format!("{text:?} is less than 1s, which counts"));
+                Some((Duration::from_secs(1), at))
+            }
+            None => {
+                self.error(Some(at), key, format!("{text:?} is not a duration such as 5m"));
                 None
             }
         }
@@ -283,6 +287,7 @@ mod tests {
         assert_eq!(read(""), (300, 10));
         assert_eq!(read("nodeStatusUpdateFrequency: 20s\n"), (20, 20));
         assert_eq!(read("nodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 2m\n"), (120, 20));
+        assert_eq!(read("nodeStatusUpdateFrequency: 1ms\n"), (1, 1));
         assert_eq!(read("nodeStatusUpdateFrequency: 0s\nnodeStatusReportFrequency: 0s\n"), (300, 10));
     }
 
@@ -298,7 +303,7 @@ mod tests {
     fn mistakes_are_told_with_their_remedy() {
         let text = format!(
             "{KUBELET_HEAD}nodeLeaseDurationSeconds: 2\nnodeStatusReportFrequency: soon\nnodeStatusMaxImages: -2\n\
-             nodeStatusUpdateFrequency: 1ms\nregisterWithTaints: [{{key: a, effect: Never}}]\n"
+             registerWithTaints: [{{key: a, effect: Never}}]\n"
         );
         let more = [
             "--kubeconfig=/nowhere/kubeconfig",
@@ -310,10 +315,9 @@ mod tests {
         let faults = load_text(&text, &more).0.err().unwrap_or_default();
         let expected = [
             "config.yaml:3:27: nodeLeaseDurationSeconds: must be 4 or more",
-            "config.yaml:4:28: nodeStatusReportFrequency: \"soon\" is not a duration of 1s or more such as 5m",
+            "config.yaml:4:28: nodeStatusReportFrequency: \"soon\" is not a duration such as 5m",
             "config.yaml:5:22: nodeStatusMaxImages: must be -1, for all of them, or more",
-            "config.yaml:6:28: nodeStatusUpdateFrequency: \"1ms\" is not a duration of 1s or more such as 5m",
-            "config.yaml:7:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
+            "config.yaml:6:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
             "flags: --register-with-taints: \"x\": \"\" is none of NoSchedule, PreferNoSchedule, NoExecute",
             "flags: --cloud-provider: \"aws\" is not there; use external, or leave the flag out",
             "flags: --node-ip: \"::1\" is not an address of a node",
