@@ -46,6 +46,11 @@ impl Exclusive {
         }
     }
 
+    /// Whether it is a resource of the node, as kubelet sees it.
+    fn is_resource(&self) -> bool {
+        matches!(self, Self::Device(_))
+    }
+
     /// It is refused, because `owner` has it.
     fn taken(&self, owner: &PodKey) -> Refusal {
         match self {
@@ -188,9 +193,15 @@ impl NodeClaims {
         if record.source == SourceKind::Api && !self.object_seen.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let selectable = self.selectable();
-        admission::selects_node(record, &self.offer.node_name, &selectable.labels)?;
-        admission::tolerates_node(record, &selectable.taints)
+        admission::selects_node(record, &self.offer.node_name, &self.selectable().labels)
+    }
+
+    /// Whether the pod tolerates the node's taints.
+    fn tolerates(&self, record: &PodRecord) -> Result<(), Refusal> {
+        if record.source == SourceKind::Api && !self.object_seen.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        admission::tolerates_node(record, &self.selectable().taints)
     }
 
     fn selectable(&self) -> MutexGuard<'_, Selectable> {
@@ -280,34 +291,39 @@ impl NodeClaims {
 
     /// Whether the others leave what the pod wants, and the node is one for it: in kubelet's order, which names one reason.
     fn check(&self, given: &Given, key: &PodKey, wanted: &Claims, check: Check) -> Result<(), Refused> {
+        let refused = |refusal| Refused::of(refusal, &wanted.record);
         let others = || given.claims.iter().filter(|(other, _)| *other != key);
         if check.devices
             && let Err(refusal) = self.has_devices(wanted, others())
         {
             let had = self.offer.plugins.with(|inventory| inventory.has_had(&wanted.record.uid));
-            return Err(if had { Refused::for_now(refusal) } else { Refused::of(refusal, &wanted.record) });
+            return Err(if had { Refused::for_now(refusal) } else { refused(refusal) });
         }
-        let room = given.room(&wanted.record, &self.counted(wanted, check), &self.capacity);
-        if let Room::Short(refusal) = room {
-            return Err(Refused::of(refusal, &wanted.record));
-        }
-        if check.node {
-            self.selects(&wanted.record).map_err(|refusal| Refused::of(refusal, &wanted.record))?;
-        }
-        if check.exclusive {
+        let taken = |counts: fn(&Exclusive) -> bool| {
             let owner = |one: &Exclusive| {
                 others().find(|(_, theirs)| theirs.exclusive.iter().any(|taken| taken.conflicts_with(one)))
             };
-            if let Some(refusal) = wanted.exclusive.iter().find_map(|one| owner(one).map(|(owner, _)| one.taken(owner)))
-            {
-                return Err(Refused::of(refusal, &wanted.record));
-            }
+            let exclusive = wanted.exclusive.iter().filter(|one| check.exclusive && counts(one));
+            let refusal = exclusive.filter_map(|one| owner(one).map(|(owner, _)| one.taken(owner))).next();
+            refusal.map_or(Ok(()), |refusal| Err(refused(refusal)))
+        };
+        let room = given.room(&wanted.record, &self.counted(wanted, check), &self.capacity);
+        if let Room::Short(refusal) = room {
+            return Err(refused(refusal));
         }
-        match room {
-            // No pod ends for one that something else keeps from starting.
-            Room::Soon { refusal, victims } => Err(Refused { victims: Some(victims), ..Refused::for_now(refusal) }),
-            Room::Free | Room::Short(_) => Ok(()),
+        taken(Exclusive::is_resource)?;
+        if check.node {
+            self.selects(&wanted.record).map_err(refused)?;
         }
+        taken(|one| !one.is_resource())?;
+        if check.node {
+            self.tolerates(&wanted.record).map_err(refused)?;
+        }
+        // No pod ends for one that something else keeps from starting.
+        if let Room::Soon { refusal, victims } = room {
+            return Err(Refused { victims: Some(victims), ..Refused::for_now(refusal) });
+        }
+        Ok(())
     }
 
     /// What the pod wants of what there is a certain amount of, as far as that is checked.

@@ -55,7 +55,8 @@ impl NodeClaims {
             given.places.insert(key.clone(), Arc::clone(record));
             return Ok(Entry::Place(self.place_of(key)));
         };
-        if !given.outranks_any(record) || self.permits(record).is_err() || self.selects(record).is_err() {
+        let fits = || self.permits(record).is_ok() && self.selects(record).is_ok() && self.tolerates(record).is_ok();
+        if !given.outranks_any(record) || !fits() {
             return Err(refusal);
         }
         let (wanted, check) =

@@ -170,12 +170,22 @@ fn of_several_reasons_the_first_in_kubelets_order_is_named() {
     };
     let mut first = Candidate::new(&record_of("first", Push, spec("1", None)));
     assert!(first.settle(&node).is_none());
-    for (cpu, zone, reason) in
-        [("2", Some("north"), "OutOfcpu"), ("1", Some("north"), "NodeAffinity"), ("1", None, "NodePorts")]
-    {
-        let mut other = Candidate::new(&record_of("other", Push, spec(cpu, zone)));
+    let taint = serde_json::from_value(json!({ "key": "gone", "effect": "NoExecute" })).unwrap();
+    node.set_selectable(Selectable { labels: BTreeMap::new(), taints: vec![taint] });
+    let cases = [
+        (Push, "2", Some("north"), "OutOfcpu"),
+        (Push, "1", Some("north"), "NodeAffinity"),
+        (Push, "1", None, "NodePorts"),
+        (Api, "1", Some("north"), "NodeAffinity"),
+        (Api, "1", None, "NodePorts"),
+    ];
+    for (source, cpu, zone, reason) in cases {
+        let mut other = Candidate::new(&record_of("other", source, spec(cpu, zone)));
         assert_eq!(other.settle(&node).map(|refused| refused.verdict.reason.into_owned()).as_deref(), Some(reason));
     }
+    first.1.give_back();
+    let mut intolerant = Candidate::new(&record_of("other", Api, spec("1", None)));
+    assert_eq!(&*intolerant.settle(&node).unwrap().verdict.reason, "TaintToleration");
 }
 
 #[test]
