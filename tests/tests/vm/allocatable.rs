@@ -19,7 +19,7 @@ pub(crate) fn all_pods_leave_what_is_reserved(machine: &Machine) -> Result<()> {
     guest.run(&format!(
         "set -e
         reserved=$(($(awk '/^MemTotal/ {{ print $2 }}' /proc/meminfo) - {}))
-        sed -i \"s|^staticPodPath:.*|&\\nsystemReserved: {{memory: ${{reserved}}Ki, cpu: 500m, pid: '1000'}}\\nevictionHard: {{memory.available: {THRESHOLD}}}\\nenforceNodeAllocatable: [pods, system-reserved-compressible]\\nsystemReservedCgroup: /system.slice|\" \
+        sed -i \"s|^staticPodPath:.*|&\\nsystemReserved: {{memory: ${{reserved}}Ki, cpu: 500m, pid: '1000'}}\\nevictionHard: {{memory.available: {THRESHOLD}}}\\nenforceNodeAllocatable: [pods, system-reserved]\\nsystemReservedCgroup: /system.slice|\" \
             /etc/limpet/config.yaml
         systemctl restart limpet
         limpet pods",
@@ -33,7 +33,8 @@ pub(crate) fn all_pods_leave_what_is_reserved(machine: &Machine) -> Result<()> {
             "cd /sys/fs/cgroup/kubepods.slice
             left=$(($(cat /proc/sys/kernel/pid_max /proc/sys/kernel/threads-max | sort -n | head -n 1) - 1000))
             test $(cat memory.max) = {OF_ALL_PODS} -a $(cat cpu.weight) = 59 -a $(cat pids.max) = $left &&
-            test $(cat ../system.slice/cpu.weight) = 20 &&
+            test $(cat ../system.slice/cpu.weight) = 20 -a $(cat ../system.slice/pids.max) = 1000 &&
+            test $(cat ../system.slice/memory.max) -gt $(cat memory.max) &&
             systemctl show -p MemoryMax -p TasksMax kubepods.slice | sort | tr '\\n' ' ' |
                 grep -qx \"MemoryMax={OF_ALL_PODS} TasksMax=$left \""
         ),

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::limits::GroupLimits;
+use super::limits::{GroupLimits, REQUIRED_CONTROLLERS};
 use super::memory::in_use;
 use super::{CgroupError, Cgroups, blocking, files};
 use limpet_model::pod::compute_resources::cpu_shares;
@@ -32,7 +32,7 @@ impl Cgroups {
         let written_by_systemd = self.shared.systemd.is_some();
         blocking(move || {
             let hierarchies = &shared.hierarchies;
-            let of_controllers = settings.iter().filter_map(|one| hierarchies.path(one.controller, &directory));
+            let of_controllers = REQUIRED_CONTROLLERS.iter().filter_map(|one| hierarchies.path(one, &directory));
             if let Some(path) = of_controllers.into_iter().find(|path| !path.is_dir()) {
                 return Err(CgroupError::Missing(path));
             }

@@ -116,6 +116,8 @@ async fn a_group_of_others_is_limited_in_what_is_named_and_never_made() {
     let limits = ReservedLimits { millicores: Some(500), memory: Some(64 << 20), pids: Some(300) };
     let missing = cgroups.limit_reserved(&name, limits).await;
     assert!(matches!(&missing, Err(CgroupError::Missing(path)) if !path.exists()), "{missing:?}");
+    let nothing = cgroups.limit_reserved(&name, ReservedLimits::default()).await;
+    assert!(matches!(nothing, Err(CgroupError::Missing(_))), "also where nothing is reserved: {nothing:?}");
 
     let directory = name.strip_prefix("/").unwrap();
     files::create(hierarchies, directory).unwrap();
