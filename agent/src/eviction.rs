@@ -22,7 +22,6 @@ use crate::status::metrics::Metrics;
 use crate::worker::inbox::EvictionOrder;
 use alarm::Alarm;
 use limpet_core::eviction::{EvictionPolicy, PAUSES, Signal, Threshold, Watch, rank};
-use limpet_core::image_gc::{DiskSpace, ImageGcPolicy};
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::ObservedPod;
 use limpet_model::node::Pressure;
@@ -31,8 +30,6 @@ use meter::{Measured, NodeMeter};
 
 /// What happens within this time is one look.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Between two looks while processes wait for a disk. They may do so for hours, as on a card, with room enough.
-const BUSY_DISK: Duration = Duration::from_secs(2);
 /// An attempt that ended no pod is followed by a pause of so many times its duration, within [`PAUSES`].
 const FRUITLESS: u32 = 20;
 /// How long the end of a pod may take beyond its grace period, as kubelet waits.
@@ -49,8 +46,6 @@ pub struct Evictor {
     pub executor: Arc<ContainerdExecutor>,
     /// The pods whose images stay.
     pub pods: Arc<KnownPods>,
-    /// When images go although no threshold is met.
-    pub image_gc: ImageGcPolicy,
     /// Where the node's conditions are published.
     pub pressure: watch::Sender<NodePressure>,
     /// To the workers of pods that have to end.
@@ -67,6 +62,8 @@ struct Memory {
     watch: Watch,
     memory_alarm: Alarm,
     disk_alarm: Alarm,
+    /// How long what was left of disks lasts at the least.
+    disks_last: Duration,
     pruned: Option<Instant>,
     /// No pod is looked for before this.
     fruitless_until: Option<Instant>,
@@ -103,8 +100,9 @@ impl Evictor {
                     due = earlier(due, Some(soon(SETTLE)));
                     continue;
                 }
-                () = memory.disk_alarm.rings() => {
-                    due = earlier(due, Some(soon(BUSY_DISK)));
+                // Processes may wait for a slow disk for hours, with room enough.
+                () = memory.disk_alarm.rings(), if due.is_some() => {
+                    due = earlier(due, Some(soon(memory.disks_last)));
                     continue;
                 }
                 () = at(due) => {}
@@ -120,7 +118,8 @@ impl Evictor {
     /// One look. Returns when to look again although nothing happens.
     async fn look(&mut self, memory: &mut Memory) -> Option<Instant> {
         let measured = self.meter.measure().await;
-        if self.images_are_due(&measured) {
+        memory.disks_last = self.policy.pause_of_busy_disk(&measured.seen);
+        if measured.seen.contains_key(&Signal::ImagefsAvailable) {
             self.executor.images.note_measurement();
         }
         let finding = memory.watch.observe(&self.policy, &measured.seen, Instant::now().into_std());
@@ -147,14 +146,6 @@ impl Evictor {
         let memory_available = measured.seen.get(&Signal::MemoryAvailable).map(|memory| memory.available);
         tracing::debug!(memory_available, again_in = ?pause, "the node was measured");
         earlier(Some(now + pause), finding.next.map(Instant::from_std))
-    }
-
-    /// Whether images have to go, whoever has filled their disk.
-    fn images_are_due(&self, measured: &Measured) -> bool {
-        measured.seen.get(&Signal::ImagefsAvailable).is_some_and(|seen| {
-            let disk = DiskSpace { capacity: seen.capacity, available: seen.available };
-            !self.image_gc.is_off() && self.image_gc.goal(disk).is_some()
-        })
     }
 
     /// Publishes the node's conditions, and reports those that changed, in kubelet's words.
@@ -225,7 +216,7 @@ impl Evictor {
             return false;
         };
         let grace_seconds = self.policy.pod_grace(threshold, pod.record.grace_seconds());
-        let eviction = Eviction { pressure: Some(signal.pressure()), grace_seconds };
+        let eviction = Eviction { pressure: signal.pressure(), grace_seconds };
         let verdict = PodVerdict::evicted_under_pressure(eviction, rank::message(threshold, seen, &pod));
         let (done, ended) = oneshot::channel();
         let (key, uid) = (pod.record.key.clone(), pod.record.uid.clone());

@@ -2,7 +2,7 @@
 //! [`limpet_core::image_gc`] picks.
 //!
 //! It sleeps until then: a pull, an import, the end of a pod or of a container, an age that an image reaches; where a pod's use
-//! of the disk is measured, it measures the disk at that moment, too. Each look reads the pods last, and a start that takes
+//! of the disk is measured, or the disk for eviction, it measures the disk at that moment, too. Each look reads the pods last, and a start that takes
 //! an image after that keeps it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};

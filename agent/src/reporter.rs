@@ -23,7 +23,6 @@ use limpet_core::status::observed::{Observed, ObservedContainer, ObservedPod};
 use limpet_core::status::retired::Overdue;
 use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
-use limpet_model::node::Pressure;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord, Role};
 use limpet_model::source::SourceKind;
@@ -135,10 +134,11 @@ impl Reporter {
 
     /// What the pod was ended for is over: it runs again.
     pub fn report_eviction_over(&self, pod: &PodState) {
-        let Some(eviction) = pod.verdict.as_ref().and_then(|verdict| verdict.eviction) else { return };
-        let message = match eviction.pressure.map(Pressure::as_str) {
+        let eviction = pod.verdict.as_ref().and_then(|verdict| verdict.eviction);
+        let message = match eviction.map(|eviction| eviction.pressure.as_str()) {
             Some(pressure) => format!("The node's condition {pressure} is over: the pod runs again"),
-            None => "What the pod took of the disk is free: the pod runs again".to_owned(),
+            None if pod.exceeded_limit() => "What the pod took of the disk is free: the pod runs again".to_owned(),
+            None => return,
         };
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, message, "an evicted pod is created again");
         self.event(pod, None, EventType::Normal, "EvictionOver", message);
@@ -148,7 +148,7 @@ impl Reporter {
     pub fn report_refusal(&self, pod: &PodState) {
         let Some(verdict) = &pod.verdict else { return };
         if verdict.is_final() {
-            return self.report_eviction(pod, verdict);
+            return self.report_claim(pod, verdict);
         }
         let message = &verdict.message;
         self.report_wait(pod, None, EVICTED, format!("{message}The pod starts when that is over"));

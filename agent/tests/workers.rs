@@ -142,7 +142,7 @@ impl Node {
         let agent = self.agent.as_ref().unwrap();
         let observed = agent.observed.load();
         let record = &observed.pods.values().find(|pod| pod.record.key.name().starts_with(name)).unwrap().record;
-        let eviction = Eviction { pressure: Some(Pressure::Disk), grace_seconds: 1 };
+        let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
         let verdict = PodVerdict::evicted_under_pressure(eviction, "low".to_owned());
         let (done, ended) = oneshot::channel();
         let order = EvictionOrder { key: record.key.clone(), uid: record.uid.clone(), verdict, done };

@@ -26,6 +26,7 @@ use pull_secrets::{
 use restored::{a_recreated_cluster_ends_nothing, a_restored_cluster_is_noticed_and_ends_nothing};
 use runtime_classes::a_runtime_class_is_a_handler_of_the_node;
 use serde_json::{Value, json};
+use shortage::{a_pod_beyond_its_limit_has_failed_for_good, a_pod_that_comes_while_the_disk_is_short_fails};
 use trust_bundles::trust_bundles_are_files_that_follow_their_changes;
 use unsent_events::events_of_a_time_without_an_apiserver_outlive_the_agent;
 
@@ -47,6 +48,8 @@ mod pull_secrets;
 mod restored;
 #[path = "api_pods/runtime_classes.rs"]
 mod runtime_classes;
+#[path = "api_pods/shortage.rs"]
+mod shortage;
 #[path = "api_pods/trust_bundles.rs"]
 mod trust_bundles;
 #[path = "api_pods/unsent_events.rs"]
@@ -85,6 +88,11 @@ fn main() -> ExitCode {
         joining(case!(a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_place)),
         joining(case!(a_resize_that_does_not_fit_is_deferred_until_there_is_room)),
         joining(case!(a_pod_that_does_not_tolerate_the_node_is_refused)),
+        joining(case!(a_pod_beyond_its_limit_has_failed_for_good))
+            .on(|node| node.kubelet.push("volumeStatsAggPeriod: 1s".to_owned())),
+        // A disk that is never free enough.
+        joining(case!(a_pod_that_comes_while_the_disk_is_short_fails))
+            .on(|node| node.kubelet.push("evictionHard: {nodefs.available: 100Ti}".to_owned())),
     ]);
     cluster::end();
     code

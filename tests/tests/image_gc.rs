@@ -22,6 +22,10 @@ fn main() -> ExitCode {
         case!(an_image_that_nobody_uses_for_long_goes).on(|node| {
             node.kubelet = [lines(99, 98), vec!["imageMaximumGCAge: 5s".to_owned()]].concat();
         }),
+        case!(a_container_with_a_limit_that_writes_makes_images_go).on(|node| {
+            small_image_disk(node);
+            node.kubelet.extend(["volumeStatsAggPeriod: 1s".to_owned(), "evictionHard: {}".to_owned()]);
+        }),
         case!(a_container_that_writes_makes_images_go).on(|node| {
             small_image_disk(node);
             // A threshold that nothing meets.
@@ -200,14 +204,25 @@ fn images_are_listed_pulled_imported_pinned_and_removed_by_hand(node: &mut TestN
 }
 
 fn a_container_that_writes_makes_images_go(node: &mut TestNode) -> Result<()> {
+    // Only what eviction measures shows it.
+    writes(node, json!({}))
+}
+
+fn a_container_with_a_limit_that_writes_makes_images_go(node: &mut TestNode) -> Result<()> {
+    // Only the pod's own measurements show it.
+    writes(node, json!({ "resources": { "limits": { "ephemeral-storage": "1Gi" } } }))
+}
+
+/// Fills the disk of images by a container's layer.
+fn writes(node: &mut TestNode, more: Value) -> Result<()> {
     let images = Images::serve(node)?;
     images.run(node, "kept")?;
     images.run(node, "first")?;
     end(node, "first")?;
-    // After this look nothing comes and nothing goes: only what eviction measures shows it.
+    // After this look nothing comes and nothing goes.
     wait_recorded(node, "first")?;
     let writes = shell("main", &format!("dd if=/dev/zero of=/big bs=1M count=42 && {IDLE}"));
-    node.apply(&pod("writer", json!({ "containers": [writes] })))?;
+    node.apply(&pod("writer", json!({ "containers": [with(writes, more)] })))?;
     wait_gone(node, "first")?;
     ensure!(has(node, "kept") && has(node, V1));
     node.wait_running("writer").map(drop)

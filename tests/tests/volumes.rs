@@ -308,17 +308,21 @@ fn a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again(node: &mut Te
     };
     let data = |limit: &str| Some(json!({ "name": "data", "emptyDir": { "sizeLimit": limit } }));
     let critical = json!({ "priorityClassName": "system-node-critical" });
+    // Those that stay come first: by the time that the others have been evicted they have been measured.
     let pods = [
+        ("small", with_volume("small"), data("4Mi"), json!({})),
+        ("critical", with_volume("critical"), data("1Mi"), critical),
         ("volume", with_volume("volume"), data("1Mi"), json!({})),
         ("layer", with(fill("layer", "head -c 3000000 /dev/zero > /root/file"), limit.clone()), None, json!({})),
         ("logs", with(fill("logs", "head -c 3000000 /dev/zero | tr '\\0' x"), limit), None, json!({})),
-        ("small", with_volume("small"), data("4Mi"), json!({})),
-        ("critical", with_volume("critical"), data("1Mi"), critical),
     ];
     for (name, container, volume, more) in pods {
         let hostdir = json!({ "name": "filled", "hostPath": { "path": filled } });
         let volumes: Vec<_> = volume.into_iter().chain([hostdir]).collect();
         node.apply(&pod(name, with(json!({ "containers": [container], "volumes": volumes }), more)))?;
+        if ["small", "critical"].contains(&name) {
+            node.wait_running(name)?;
+        }
     }
     let total = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ";
     let volume = "Usage of EmptyDir volume \"data\" exceeds the limit \"1Mi\". ";

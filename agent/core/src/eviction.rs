@@ -15,6 +15,10 @@ use limpet_model::node::Pressure;
 
 /// The pauses between two looks: kubelet's own period, and the longest.
 pub const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+/// How much faster a disk may fill that processes wait for.
+const BUSY_DISK: u64 = 20;
+/// The shortest pause then: as often as the kernel reports it.
+const BUSY_DISK_PAUSE: Duration = Duration::from_secs(2);
 
 /// What is measured, in the order in which kubelet reclaims: memory first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -214,12 +218,24 @@ impl EvictionPolicy {
     /// When to look again although nothing happens: before what is left above a threshold can be used up, within
     /// [`PAUSES`]. Nothing in the kernel reports that memory falls below a threshold, so memory is no exception.
     pub fn pause(&self, seen: &Observations) -> Duration {
+        self.lasts(seen, 1, |_| true).clamp(PAUSES.0, PAUSES.1)
+    }
+
+    /// The same while processes wait for a disk: some take a GiB each second.
+    pub fn pause_of_busy_disk(&self, seen: &Observations) -> Duration {
+        let is_of_disk = |signal: Signal| signal.pressure() == Pressure::Disk;
+        self.lasts(seen, BUSY_DISK, is_of_disk).clamp(BUSY_DISK_PAUSE, PAUSES.1)
+    }
+
+    /// How long what is left above the thresholds of such signals lasts, when it goes so many times as fast as usual.
+    fn lasts(&self, seen: &Observations, factor: u64, counts: impl Fn(Signal) -> bool) -> Duration {
         let lasts = |threshold: &Threshold| {
             let seen = seen.get(&threshold.signal)?;
             let left = seen.available.saturating_sub(threshold.value.of(seen.capacity));
-            Some(Duration::from_secs(left / threshold.signal.speed()))
+            Some(Duration::from_secs(left / (threshold.signal.speed() * factor)))
         };
-        self.thresholds.iter().filter_map(lasts).min().unwrap_or(PAUSES.1).clamp(PAUSES.0, PAUSES.1)
+        let counted = self.thresholds.iter().filter(|threshold| counts(threshold.signal));
+        counted.filter_map(lasts).min().unwrap_or(PAUSES.1)
     }
 }
 

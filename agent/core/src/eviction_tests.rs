@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+use std::sync::Arc;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -11,6 +13,7 @@ use crate::node_state::NodeState;
 use crate::plan::{Action, Step, plan};
 use crate::state::{PodState, SandboxState};
 use crate::status::generate::generate;
+use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::{Eviction, PodVerdict};
 
@@ -254,6 +257,18 @@ fn the_message_is_kubelets() {
     );
 }
 
+#[test]
+fn a_disk_that_processes_wait_for_is_looked_at_before_a_fast_one_is_full() {
+    let policy = EvictionPolicy::default();
+    let left = |gib: u64| {
+        let disk = Observation { available: gib << 30, capacity: 0 };
+        let full = Observation { available: 0, capacity: 0 };
+        let seen = Observations::from([(Signal::NodefsAvailable, disk), (Signal::MemoryAvailable, full)]);
+        policy.pause_of_busy_disk(&seen).as_secs()
+    };
+    assert_eq!([0, 1, 8, 40, 400].map(left), [2, 2, 8, 40, 60]);
+}
+
 fn short_of(conditions: &[Pressure]) -> NodeState {
     NodeState { pressure: conditions.iter().copied().collect(), ..READY }
 }
@@ -298,6 +313,9 @@ fn pods_that_are_not_of_manifests_wait_for_the_end_of_the_pressure() {
     let message = of_cluster.verdict.as_ref().unwrap().message.as_str();
     assert_eq!(message, "Pod was rejected: The node had condition: [DiskPressure]. ");
     assert!(!admission::settle(&mut of_cluster, short_of(&[])) && of_cluster.is_failed(), "for good");
+    let mut admitted = PodState::new(record("web", SourceKind::Api, best_effort()), jiff::Timestamp::UNIX_EPOCH);
+    assert!(!admission::settle(&mut admitted, short_of(&[])) && !admission::settle(&mut admitted, short_of(&[Disk])));
+    assert!(!admitted.is_failed() && !admission::waits(&admitted), "it was taken, and waits for something else");
     let mut began = ready(PodState::new(record("web", Push, best_effort()), jiff::Timestamp::UNIX_EPOCH));
     assert!(!admission::settle(&mut began, short_of(&[Disk])), "it has begun");
 }
@@ -307,7 +325,7 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     let record = record("web", SourceKind::File, json!({ "containers": [{ "name": "a" }] }));
     let mut pod = ready(PodState::new(record, jiff::Timestamp::UNIX_EPOCH));
     pod.containers[0].instance = Some(instance(&pod.containers[0], 0));
-    let eviction = Eviction { pressure: Some(Pressure::Disk), grace_seconds: 1 };
+    let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
     pod.fail(PodVerdict::evicted_under_pressure(eviction, "low".to_owned()));
     let (low, over, now) = (short_of(&[Pressure::Disk]), short_of(&[Pressure::Memory]), fixture_now());
     assert!(matches!(plan(&pod, low, now.mono), Step::Do(actions) if matches!(actions[..], [Action::Stop(0, ..)])));
@@ -329,11 +347,18 @@ fn an_evicted_pod_gives_everything_back_and_runs_again_once_the_pressure_is_over
     assert_eq!(plan(&pod, low, now.mono), Step::Finished, "removed or edited meanwhile");
 
     pod.ending = None;
-    let too_much = |source| Some(PodVerdict::evicted_for_limit(source, "Usage of EmptyDir volume".to_owned()));
-    pod.verdict = too_much(SourceKind::File);
+    pod.verdict = Some(PodVerdict::evicted("Usage of EmptyDir volume".to_owned()));
     assert!(admission::runs_again(&pod, low), "what it took is free");
-    pod.verdict = too_much(SourceKind::Api);
-    assert!(!admission::runs_again(&pod, over), "its controller makes another");
+    let (of_file, once) =
+        (Arc::clone(&pod.record), json!({ "containers": [{ "name": "a" }], "restartPolicy": "Never" }));
+    for other in [
+        self::record("web", SourceKind::File, once),
+        Arc::new(PodRecord { source: SourceKind::Api, ..(*of_file).clone() }),
+    ] {
+        pod.record = other;
+        assert!(!admission::runs_again(&pod, over) && !pod.is_under_eviction(), "it has failed");
+    }
+    pod.record = of_file;
     pod.verdict = Some(PodVerdict::preempted());
     assert!(admission::runs_again(&pod, low), "it waits for room as a pod that has not begun");
     let status = generate(&pod, low, "BestEffort", now, None);

@@ -169,6 +169,8 @@ pub struct PodState {
     pub outlived_connection: bool,
     /// Why the node refuses or ends it.
     pub verdict: Option<PodVerdict>,
+    /// The node was not short of what it needs when it came.
+    pub admitted: bool,
     /// It ended before this agent started, which gives back what is left of it. Its status stays as it was reported.
     pub is_remains: bool,
     /// Set once it is being terminated.
@@ -216,6 +218,7 @@ impl PodState {
             containers,
             outlived_connection: false,
             verdict: None,
+            admitted: false,
             is_remains: false,
             ending: None,
             ends_since: None,
@@ -241,7 +244,15 @@ impl PodState {
     pub fn is_under_eviction(&self) -> bool {
         let is_own = self.record.source != SourceKind::Api;
         let until = |verdict: &PodVerdict| verdict.eviction.is_some() || is_own && verdict.is_preemption();
-        self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && until(verdict))
+        self.exceeded_limit() || self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && until(verdict))
+    }
+
+    /// Whether it has exceeded a limit of its own and is to run again: not one of the apiserver's, whose controller makes another,
+    /// nor one that is never restarted.
+    pub fn exceeded_limit(&self) -> bool {
+        let is_restarted = self.record.spec().restart_policy.as_deref() != Some("Never");
+        let exceeded = self.verdict.as_ref().is_some_and(PodVerdict::is_limit_eviction);
+        exceeded && is_restarted && self.record.source != SourceKind::Api
     }
 
     /// Whether it waits for something that the node does not have for it now.

@@ -67,7 +67,7 @@ pub fn measured(spec: &PodSpec) -> Option<(Vec<&str>, bool)> {
 /// The verdict on a pod that takes more than it may: kubelet's checks in kubelet's order, in its words. As kubelet's, a critical
 /// pod runs on.
 pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
-    let (spec, evicted) = (record.spec(), |message| PodVerdict::evicted_for_limit(record.source, message));
+    let spec = record.spec();
     if is_critical(record) {
         return None;
     }
@@ -75,13 +75,15 @@ pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
     for (volume, limit) in disk_volumes(spec) {
         if let Some(limit) = limit.filter(|limit| of(&usage.volumes, &volume.name) > amount(limit)) {
             let (name, limit) = (&volume.name, &limit.0);
-            return Some(evicted(format!("Usage of EmptyDir volume {name:?} exceeds the limit {limit:?}. ")));
+            return Some(PodVerdict::evicted(format!(
+                "Usage of EmptyDir volume {name:?} exceeds the limit {limit:?}. "
+            )));
         }
     }
     let total: u64 = usage.volumes.values().chain(usage.containers.values()).sum();
     if let Some((_, text)) = pod_limit(spec).filter(|(limit, _)| total > *limit) {
         let message = format!("Pod ephemeral local storage usage exceeds the total limit of containers {text}. ");
-        return Some(evicted(message));
+        return Some(PodVerdict::evicted(message));
     }
     let sidecars =
         spec.init_containers.iter().flatten().filter(|init| init.restart_policy.as_deref() == Some("Always"));
@@ -89,7 +91,7 @@ pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
         let (name, limit) = (&container.name, container_limit(container)?);
         let exceeds = of(&usage.containers, name) > amount(limit);
         let message = || format!("Container {name} exceeded its local ephemeral storage limit {:?}. ", limit.0);
-        exceeds.then(|| evicted(message()))
+        exceeds.then(|| PodVerdict::evicted(message()))
     })
 }
 

@@ -8,7 +8,6 @@ use crate::fixtures::{READY, instance, now, ready, version};
 use crate::outcome::{self, Outcome};
 use crate::plan::{Action, Step, plan};
 use crate::state::PodState;
-use limpet_model::source::SourceKind;
 
 fn spec(volumes: Value, containers: Value) -> PodSpec {
     serde_json::from_value(json!({ "volumes": volumes, "containers": containers })).unwrap()
@@ -71,9 +70,6 @@ fn too_much_is_told_in_kubelets_words_and_order() {
     alone.init_containers.as_mut().unwrap()[0].restart_policy = Some("Always".to_owned());
     let sidecar = excess(&record(&alone), &usage(&[], &[("i", 8 * MI + 1)])).unwrap();
     assert_eq!(sidecar.message, "Container i exceeded its local ephemeral storage limit \"8Mi\". ");
-    assert!(sidecar.eviction.is_some(), "it runs again");
-    let of_cluster = PodRecord { source: SourceKind::Api, ..record(&alone) };
-    assert!(excess(&of_cluster, &usage(&[], &[("i", 10 * MI)])).unwrap().eviction.is_none());
     alone.priority_class_name = Some("system-node-critical".to_owned());
     assert_eq!(excess(&record(&alone), &usage(&[], &[("i", 10 * MI)])), None, "kubelet ends no critical pod");
 }
@@ -96,7 +92,7 @@ fn a_pod_is_measured_while_it_runs_and_ends_when_it_takes_too_much() {
     outcome::apply(&mut pod, Outcome::StorageMeasured { excess: None, again }, now);
     assert!(!measures(&pod, now.mono + again - Duration::from_millis(1)));
     assert!(measures(&pod, now.mono + again));
-    let excess = Some(PodVerdict::evicted_for_limit(SourceKind::Api, "too much".to_owned()));
+    let excess = Some(PodVerdict::evicted("too much".to_owned()));
     outcome::apply(&mut pod, Outcome::StorageMeasured { excess, again }, now);
     assert!(pod.is_failed());
     let Step::Do(actions) = plan(&pod, READY, now.mono) else { panic!("its container is stopped") };

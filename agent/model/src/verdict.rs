@@ -6,7 +6,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::node::Pressure;
-use crate::source::SourceKind;
 
 /// kubelet's reason for a pod that has run long enough.
 const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
@@ -29,13 +28,11 @@ pub enum VerdictPhase {
     Failed,
 }
 
-/// The end of a pod that gives the node back all it takes, because the node is short of something, or because the pod took more
-/// than it may: it runs again once that is over.
+/// The end of a pod because the node is short of something: the pod runs again once it is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Eviction {
-    /// What the node is short of; `None`: of nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pressure: Option<Pressure>,
+    /// What the node is short of.
+    pub pressure: Pressure,
     /// What the containers get to end at most, in seconds.
     pub grace_seconds: u64,
 }
@@ -51,7 +48,7 @@ pub struct PodVerdict {
     pub message: String,
     /// What becomes of the pod.
     pub phase: VerdictPhase,
-    /// Set where the pod may run again.
+    /// Set where the node was short of something.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<Eviction>,
 }
@@ -88,11 +85,14 @@ impl PodVerdict {
         Self::failed(DEADLINE_EXCEEDED, message.to_owned())
     }
 
-    /// It takes more of the node than it may; its containers get a grace period of a second. One of the apiserver's has then
-    /// failed, and its controller makes another; any other runs again once nothing of it is left.
-    pub fn evicted_for_limit(source: SourceKind, message: String) -> Self {
-        let eviction = (source != SourceKind::Api).then_some(Eviction { pressure: None, grace_seconds: 1 });
-        Self { eviction, ..Self::failed(EVICTED, message) }
+    /// It has exceeded a limit of its own; its containers get a grace period of a second.
+    pub fn evicted(message: String) -> Self {
+        Self::failed(EVICTED, message)
+    }
+
+    /// Whether it has exceeded a limit of its own.
+    pub fn is_limit_eviction(&self) -> bool {
+        self.reason == EVICTED && self.is_final() && !self.is_rejection() && self.eviction.is_none()
     }
 
     /// A critical pod needs what it has.

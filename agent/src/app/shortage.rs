@@ -63,7 +63,6 @@ pub(super) fn evictor(
         meter,
         executor: Arc::clone(executor),
         pods: Arc::new(pods),
-        image_gc: shared.config.image_gc,
         pressure,
         orders: orders.clone(),
         events: shared.events.clone(),

@@ -22,7 +22,7 @@ use super::hook_jobs::HookJobs;
 use super::inbox::{EvictionOrder, Inbox};
 use super::node_claims::{Entry, Hold, Refused};
 use super::process_watch::ProcessWatch;
-use eviction::Orders;
+use eviction::{LimitBackOff, Orders};
 use limpet_containerd::client::watched;
 use limpet_core::eviction::admission;
 use limpet_core::node_state::NodeState;
@@ -76,6 +76,9 @@ pub struct PodWorker {
     volume_drivers: watch::Receiver<u64>,
     /// Who waits for the end of the pod, because the node is short of what it takes.
     evicting: Option<oneshot::Sender<()>>,
+    /// The pauses before a pod runs again that has exceeded a limit of its own, and the end of one that lasts.
+    limit_back_off: LimitBackOff,
+    again_at: Option<std::time::Instant>,
     /// An order to end for another incarnation, until that is the current one.
     postponed: Option<EvictionOrder>,
     /// To the pods that end for this one.
@@ -129,6 +132,8 @@ impl PodWorker {
             device_changes,
             volume_drivers,
             evicting: None,
+            limit_back_off: LimitBackOff::default(),
+            again_at: None,
             postponed: None,
             orders,
             reconnected: false,
@@ -174,6 +179,7 @@ impl PodWorker {
                     }
                 }
                 Step::Wait(until) => {
+                    let until = until.into_iter().chain(self.again_at).min();
                     if self.wait(until).await {
                         self.drain().await;
                         return WorkEnded { key: self.key, gone: None };

@@ -227,7 +227,7 @@ impl Node {
         let records: Vec<_> = observed.pods.values().map(|pod| Arc::clone(&pod.record)).collect();
         let Some(record) = self.rng.choice(&records) else { return };
         self.note(format!("evict {}", record.key));
-        let eviction = Eviction { pressure: Some(Pressure::Disk), grace_seconds: 1 };
+        let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
         let verdict = PodVerdict::evicted_under_pressure(eviction, "low".to_owned());
         // Nobody waits for the end.
         let (done, _) = oneshot::channel();

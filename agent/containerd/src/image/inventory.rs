@@ -113,7 +113,7 @@ impl Images {
         self.inner.contents.subscribe()
     }
 
-    /// Notes that a pod's use of the disk was measured: the agent is awake, and the disk may have filled.
+    /// Notes that the use of a disk was measured: the agent is awake, and the disk of images may have filled.
     pub fn note_measurement(&self) {
         self.inner.measured.notify_one();
     }

@@ -10,15 +10,18 @@ use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::source::SourceKind;
-use limpet_model::verdict::{EVICTED, Eviction, PodVerdict};
+use limpet_model::verdict::{EVICTED, PodVerdict};
 
 /// The taint of a node that is short of memory.
 const MEMORY_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
 /// Refuses a pod that has not begun, as kubelet does, while the node is short of something: one of the apiserver's fails, so that
-/// its controller makes another, and any other waits. Returns whether it is refused for another reason than before.
+/// its controller makes another, and any other waits. kubelet asks once: a pod of the apiserver that was taken then is not asked
+/// again. Returns whether it is refused for another reason than before.
 pub fn settle(pod: &mut PodState, node: NodeState) -> bool {
-    let refused = has_not_begun(pod).then(|| refusal(&pod.record, node.pressure)).flatten();
+    let is_asked = has_not_begun(pod) && !(pod.admitted && pod.record.source == SourceKind::Api);
+    let refused = is_asked.then(|| refusal(&pod.record, node.pressure)).flatten();
+    pod.admitted |= refused.is_none();
     match refused {
         Some(verdict) if verdict.is_final() => {
             pod.fail(verdict);
@@ -71,16 +74,17 @@ fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
     })
 }
 
-/// Whether the pod was ended for a pressure that is over, for a critical pod, or because it took more than it may, and nothing is
-/// left of it: it runs again, once there is room. One of the apiserver's does not: it is reported as failed, and its controller has made another.
+/// Whether the pod was ended for a pressure that is over, for a critical pod, or because it exceeded a limit of its own, and nothing
+/// is left of it: it runs again, once there is room. One of the apiserver's does not: it is reported as failed, and its controller has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
     if pod.record.source == SourceKind::Api {
         return false;
     }
-    let over = |eviction: Eviction| {
-        eviction.pressure.is_none_or(|pressure| node.pressure.is_known() && !node.pressure.is_under(pressure))
+    let over = |pressure| node.pressure.is_known() && !node.pressure.is_under(pressure);
+    let runs = |verdict: &PodVerdict| match verdict.eviction {
+        Some(eviction) => over(eviction.pressure),
+        None => verdict.is_preemption() || pod.exceeded_limit(),
     };
-    let runs = |verdict: &PodVerdict| verdict.eviction.map_or(verdict.is_preemption(), over);
     is_cleared(pod) && pod.verdict.as_ref().is_some_and(runs)
 }
 

@@ -3,7 +3,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use limpet_core::backoff;
 use limpet_core::eviction::admission;
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::is_finished;
@@ -53,6 +55,33 @@ impl Drop for Orders {
     }
 }
 
+/// When a pod runs again that has exceeded a limit of its own: after the pauses of a container that crashes.
+#[derive(Debug, Default)]
+pub(super) struct LimitBackOff {
+    /// The pause after the next time.
+    pause: Duration,
+    /// When the pod ran again last.
+    since: Option<Instant>,
+    until: Option<Instant>,
+}
+
+impl LimitBackOff {
+    /// When the pod is due of which nothing is left at `now`; `None`: at once.
+    fn due(&mut self, now: Instant) -> Option<Instant> {
+        let until = *self.until.get_or_insert_with(|| {
+            let ran = self.since.map_or(Duration::MAX, |since| now.saturating_duration_since(since));
+            let pause = backoff::after_exit(self.pause, ran);
+            self.pause = backoff::next(pause);
+            now + pause
+        });
+        Some(until).filter(|until| *until > now)
+    }
+
+    fn ran(&mut self, now: Instant) {
+        (self.since, self.until) = (Some(now), None);
+    }
+}
+
 impl PodWorker {
     /// Ends the pod, unless it ends anyway: at once, or once what was found before the ordered incarnation is gone.
     pub(super) fn evict(&mut self, order: EvictionOrder) {
@@ -92,7 +121,13 @@ impl PodWorker {
             // Nobody may be waiting any more.
             let _ = done.send(());
         }
-        if admission::runs_again(pod, node) {
+        self.again_at = None;
+        let runs_again = admission::runs_again(pod, node);
+        if runs_again && pod.exceeded_limit() {
+            self.again_at = self.limit_back_off.due(now.mono);
+        }
+        if runs_again && self.again_at.is_none() {
+            self.limit_back_off.ran(now.mono);
             self.context.reporter.report_eviction_over(pod);
             let record = Arc::clone(&pod.record).without_added();
             // A critical pod may need it.

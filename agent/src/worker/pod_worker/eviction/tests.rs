@@ -111,3 +111,18 @@ async fn an_order_for_an_incarnation_that_is_not_there_does_not_count() {
     assert!(hold.freed().now_or_never().is_some() && !worker.current.as_ref().unwrap().is_failed());
     assert_eq!(victims_of(&context, &mut critical, &mut hold).len(), 1);
 }
+
+#[test]
+fn a_pod_that_exceeds_its_limit_again_pauses_as_a_container_that_crashes() {
+    let (begun, mut back_off) = (Instant::now(), LimitBackOff::default());
+    let (mut at, mut pauses) = (begun, Vec::new());
+    for _ in 0..4 {
+        let due = back_off.due(at).unwrap_or(at);
+        assert_eq!(back_off.due(due), None);
+        pauses.push((due - at).as_secs());
+        back_off.ran(due);
+        at = due + Duration::from_secs(60);
+    }
+    assert_eq!(pauses, [0, 10, 20, 40]);
+    assert_eq!(back_off.due(at + backoff::RESET_AFTER), None, "it has run for long");
+}
