@@ -240,16 +240,20 @@ fn a_failed_post_start_restarts_its_container(node: &mut TestNode) -> Result<()>
 
 fn a_pre_stop_that_hangs_ends_with_the_grace(node: &mut TestNode) -> Result<()> {
     let hooks = json!({ "preStop": exec("exec sleep 100000") });
-    node.apply(&sharing(node, 2, &[hooked("main", &idle("main"), hooks.clone())])?)?;
+    node.apply(&sharing(node, 2, &[hooked("main", &idle("main"), hooks)])?)?;
     node.wait_running("web")?;
     node.remove("web")?;
     node.wait_gone("web")?;
     ensure!(diary(node) == ["start main", "TERM main"], "{:?}", diary(node));
-    // And one that ignores its signal as well.
-    node.apply(&sharing(node, 2, &[hooked("main", "trap '' TERM; while :; do sleep 1000; done", hooks)])?)?;
+    // And one whose container ignores its signal as well: it goes on until that is killed, as under kubelet.
+    let hooks =
+        json!({ "preStop": exec(&format!("{}; {}; exec sleep 100000", until("term"), note("hook after TERM"))) });
+    let ignores = "trap 'touch /shared/term' TERM; while :; do sleep 0.1; done";
+    node.apply(&sharing(node, 2, &[hooked("main", ignores, hooks)])?)?;
     node.wait_running("web")?;
     node.remove("web")?;
     node.wait_gone("web")?;
+    ensure!(diary(node).last().is_some_and(|line| line == "hook after TERM"), "{:?}", diary(node));
     node.wait_nothing_runs()
 }
 

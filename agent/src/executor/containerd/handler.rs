@@ -103,6 +103,17 @@ impl ContainerdExecutor {
         run_command(&self.client, &self.config.exec_dir(), id, command).await
     }
 
+    /// The same, but when this is dropped the command goes on: it ends with its container, which is about to be stopped.
+    ///
+    /// # Errors
+    /// When it was not run. A command that fails is a result.
+    pub async fn exec_with_container(&self, id: &ContainerId, command: &[String]) -> Result<Executed, ExecError> {
+        let (client, fifo_dir) = (self.client.clone(), self.config.exec_dir());
+        let (id, command) = (id.clone(), command.to_vec());
+        let run = tokio::spawn(async move { run_command(&client, &fifo_dir, &id, &command).await });
+        run.await.unwrap_or(Err(ExecError::Ended))
+    }
+
     /// The address that a probe or hook without `host` is for: the pod's first, the node's with `hostNetwork`.
     pub fn action_address(&self, pod: &PodState) -> Option<IpAddr> {
         let node = self.node_network.borrow().addresses;

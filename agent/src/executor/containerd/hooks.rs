@@ -84,7 +84,7 @@ impl ContainerdExecutor {
         let container = pod.container_spec(&slot.name);
         let handler = container.and_then(|container| container.lifecycle.as_ref()).and_then(hook);
         let (Some(container), Some(handler)) = (container, handler) else { return Ok(()) };
-        let action = self.act(pod, container, id, handler);
+        let action = self.act(pod, container, id, handler, deadline.is_some());
         let ended = match deadline {
             Some(deadline) => timeout_at(deadline, action).await.unwrap_or(Err(HookFailure::Late)),
             None => action.await,
@@ -99,16 +99,22 @@ impl ContainerdExecutor {
         })
     }
 
-    /// What a handler asks for, for as long as it takes.
+    /// What a handler asks for, for as long as it takes. `outlived`: a command that is not
+    /// awaited any more goes on.
     async fn act(
         &self,
         pod: &PodState,
         container: &Container,
         id: &ContainerId,
         handler: &LifecycleHandler,
+        outlived: bool,
     ) -> Result<(), HookFailure> {
         if let Some(exec) = &handler.exec {
-            let ran = self.exec(id, exec.command.as_deref().unwrap_or_default()).await;
+            let command = exec.command.as_deref().unwrap_or_default();
+            let ran = match outlived {
+                true => self.exec_with_container(id, command).await,
+                false => self.exec(id, command).await,
+            };
             let Executed { code, output } = ran.map_err(|error| judge(error.into()))?;
             let failed = || HookFailure::Failed(format!("command exited with {code}, message: {output:?}"));
             return if code == 0 { Ok(()) } else { Err(failed()) };
