@@ -88,7 +88,10 @@ const REWRITTEN: &str = "a manifest that is back at once with the same content r
 const REASONS: &[(&str, &str)] = &[
     ("successfully recreate when file is removed", REWRITTEN),
     ("should not continue running liveness probes", "limpet probes sidecars while their pod ends, as KEP 4438 asks"),
-    ("if prestop doesn't exit", "limpet ends a hook with the grace period, kubelet 2 s later with its container"),
+    (
+        "if prestop doesn't exit",
+        "limpet ended a hook with the grace period, kubelet with its container; mended, passes when run again",
+    ),
     ("Device Plugin Failures Pod Status", "asks containerd's CRI, which this containerd has only for kubelet"),
     ("ContainerLogPath", "the node's /var/log is not that of the specs on this machine"),
     ("should not write to root filesystem", "the shell of these images is bash, whose message is another"),
