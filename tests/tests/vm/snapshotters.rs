@@ -53,8 +53,10 @@ pub(crate) fn zfs(machine: &Machine) -> Result<()> {
     configure(&mut guest, "zfs")?;
     guest.until(SOON, "the event", "limpet events", |text| text.contains("SnapshotterUnavailable").then_some(()))?;
     let (code, said) = guest.attempt("limpet doctor")?;
-    let line = said.lines().find(|line| line.contains("zfs")).with_context(|| format!("no word of zfs: {said}"))?;
-    ensure!(code != 0 && line.contains("skip plugin"), "doctor: exit {code}: {line}");
+    // Another line says that its layers cannot be mapped.
+    let line = said.lines().find(|line| line.contains("zfs") && line.contains("skip plugin"));
+    let line = line.with_context(|| format!("no reason: {said}"))?;
+    ensure!(code != 0, "doctor: exit {code}: {line}");
     ensure!(said.contains("Set snapshotter to one of: ") && said.contains("overlayfs"), "no remedy: {said}");
     guest.power_cut();
     Ok(())
