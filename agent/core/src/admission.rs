@@ -20,7 +20,7 @@ use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 use serde_json::{Value, json};
 
-use crate::eviction::rank::priority;
+use crate::priority::priority;
 use crate::taint::tolerates;
 
 pub use preemption::{Candidate, may_preempt, preempts, victims};

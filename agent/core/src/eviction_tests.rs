@@ -235,7 +235,7 @@ fn pods_end_in_kubelets_order_those_of_manifests_last_and_critical_ones_never() 
 
     let class = |name: &str| json!({ "containers": [], "priorityClassName": name });
     for (name, critical) in [("system-node-critical", true), ("system-cluster-critical", true), ("high", false)] {
-        assert_eq!(rank::is_critical(&record("a", File, class(name))), critical, "{name}");
+        assert_eq!(crate::priority::is_critical(&record("a", File, class(name))), critical, "{name}");
     }
 }
 

@@ -36,6 +36,7 @@ mod node_state_tests;
 mod objects_tests;
 pub mod outcome;
 pub mod plan;
+pub mod priority;
 pub mod probe;
 pub mod provisional;
 pub mod source;

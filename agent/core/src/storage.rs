@@ -7,7 +7,7 @@ use std::time::Instant;
 use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::eviction::rank::is_critical;
+use crate::priority::is_critical;
 use limpet_model::pod::quantity::bytes;
 use limpet_model::pod::{PodRecord, Role};
 use limpet_model::verdict::PodVerdict;

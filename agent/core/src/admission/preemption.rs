@@ -9,7 +9,8 @@ use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::source::SourceKind;
 
-use crate::eviction::rank::{is_critical, is_static, known_priority};
+use crate::eviction::rank::is_static;
+use crate::priority::{is_critical, known_priority};
 
 /// A pod that may end, and what its end frees.
 pub type Candidate = (Arc<PodRecord>, Requests);

@@ -2,8 +2,9 @@
 
 use k8s_openapi::api::core::v1::Taint;
 
-use super::rank::{is_critical, is_static};
+use super::rank::is_static;
 use crate::node_state::{NodePressure, NodeState};
+use crate::priority::is_critical;
 use crate::state::{PodState, SandboxState};
 use crate::taint::tolerates;
 use limpet_model::node::Pressure;
@@ -75,7 +76,8 @@ fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
 }
 
 /// Whether the pod was ended for a pressure that is over, for a critical pod, or because it exceeded a limit of its own, and nothing
-/// is left of it: it runs again, once there is room. One of the apiserver's does not: it is reported as failed, and its controller has made another.
+/// is left of it: it runs again, once there is room. One of the apiserver's does not: it is reported as failed, and its controller
+/// has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
     if pod.record.source == SourceKind::Api {
         return false;

@@ -9,13 +9,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use super::{Observation, Signal, Threshold};
+use crate::priority::{is_critical, priority};
 use crate::storage::in_binary;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::compute_resources::pod_request;
 use limpet_model::source::SourceKind;
-
-/// From this priority on a pod is critical (`system-cluster-critical` and above).
-const CRITICAL: i32 = 2_000_000_000;
 
 /// A pod of which something runs, and what it takes of what is short.
 #[derive(Debug, Clone)]
@@ -28,29 +26,9 @@ pub struct Candidate {
     pub containers: Vec<(String, u64)>,
 }
 
-/// Whether its priority keeps the pod from being ended or refused.
-pub fn is_critical(record: &PodRecord) -> bool {
-    priority(record) >= CRITICAL
-}
-
 /// Whether the pod is of a manifest of this node, a file or a URL: kubelet's static pods.
 pub fn is_static(record: &PodRecord) -> bool {
     matches!(record.source, SourceKind::File | SourceKind::Http)
-}
-
-/// The pod's priority. Of the classes, without an apiserver, only Kubernetes' own two are known.
-pub fn priority(record: &PodRecord) -> i32 {
-    known_priority(record).unwrap_or(0)
-}
-
-/// The pod's priority, if it has one.
-pub fn known_priority(record: &PodRecord) -> Option<i32> {
-    let by_class = || match record.spec().priority_class_name.as_deref() {
-        Some("system-node-critical") => Some(CRITICAL + 1_000),
-        Some("system-cluster-critical") => Some(CRITICAL),
-        _ => None,
-    };
-    record.spec().priority.or_else(by_class)
 }
 
 /// Less than this of it is not worth a pod: its end would change nothing.
