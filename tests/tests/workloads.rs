@@ -153,21 +153,7 @@ fn a_daemon_set_is_rolled_out_and_back(node: &mut TestNode) -> Result<()> {
     cluster.create(&format!("{APPS}/daemonsets"), &workload(node, "apps/v1", "DaemonSet", spec))?;
     let path = format!("{APPS}/daemonsets/{}", node.name());
     wait_ready(&cluster, &path, "numberReady", 1)?;
-    let target = format!("daemonset/{}", node.name());
-    let runs = |image: &str| {
-        wait::until_true(A_WHILE, &format!("one pod, of {image}"), || {
-            let of_image = |pod: &Value| pod["spec"]["containers"][0]["image"] == *image;
-            node.pods().is_ok_and(|pods| pods.len() == 1 && pods.iter().all(of_image))
-        })
-    };
-    cluster.run_kubectl(&["set", "image", &target, &format!("main={}", image::V2)])?;
-    cluster.run_kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
-    runs(image::V2)?;
-    cluster.run_kubectl(&["rollout", "undo", &target])?;
-    cluster.run_kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
-    runs(image::V1)?;
-    cluster.run_kubectl(&["delete", &target])?;
-    wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
+    roll_out_and_back(node, &cluster, &format!("daemonset/{}", node.name()), 1)
 }
 
 fn a_deployment_is_scaled_rolled_out_and_back(node: &mut TestNode) -> Result<()> {
@@ -183,20 +169,26 @@ fn a_deployment_is_scaled_rolled_out_and_back(node: &mut TestNode) -> Result<()>
     kubectl(&["wait", "--for=condition=Available", &target, "--timeout=120s"])?;
     kubectl(&["scale", &target, "--replicas=3"])?;
     wait_ready(&cluster, &path, "availableReplicas", 3)?;
+    roll_out_and_back(node, &cluster, &target, 3)
+}
+
+/// Gives the workload another image, takes that back, and deletes it. It has so many pods.
+fn roll_out_and_back(node: &TestNode, cluster: &Cluster, target: &str, count: usize) -> Result<()> {
     let runs = |image: &str| {
-        wait::until_true(A_WHILE, &format!("three pods, of {image}"), || {
+        wait::until_true(A_WHILE, &format!("{count} pods, of {image}"), || {
             let of_image = |pod: &Value| pod["spec"]["containers"][0]["image"] == *image;
-            node.pods().is_ok_and(|pods| pods.len() == 3 && pods.iter().all(of_image))
+            node.pods().is_ok_and(|pods| pods.len() == count && pods.iter().all(of_image))
         })
     };
+    let kubectl = |args: &[&str]| cluster.run_kubectl(args).map(drop);
     runs(image::V1)?;
-    kubectl(&["set", "image", &target, &format!("main={}", image::V2)])?;
-    kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
+    kubectl(&["set", "image", target, &format!("main={}", image::V2)])?;
+    kubectl(&["rollout", "status", target, "--timeout=120s"])?;
     runs(image::V2)?;
-    kubectl(&["rollout", "undo", &target])?;
-    kubectl(&["rollout", "status", &target, "--timeout=120s"])?;
+    kubectl(&["rollout", "undo", target])?;
+    kubectl(&["rollout", "status", target, "--timeout=120s"])?;
     runs(image::V1)?;
-    kubectl(&["delete", &target])?;
+    kubectl(&["delete", target])?;
     wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()))
 }
 

@@ -89,12 +89,8 @@ pub fn step(found: &ApiPod, known: Known<'_>, acknowledged: &Acknowledged) -> Op
             if *pod.record.uid.to_string() != *found.uid {
                 return None;
             }
-            let of_status = match found.over {
-                true => None,
-                false => {
-                    Step::of_standing(standing(acknowledged.status.as_ref(), &uid, found.status, pod), uid.clone())
-                }
-            };
+            let standing = (!found.over).then(|| standing(acknowledged.status.as_ref(), &uid, found.status, pod));
+            let of_status = standing.and_then(|standing| Step::of_standing(standing, uid.clone()));
             of_status.or_else(|| (ended == Ended::Yes && found.deleting).then_some(Step::Delete { uid }))
         }
     }
@@ -142,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_somebody_else_changed_is_put_right_but_not_one_of_a_pod_that_is_over() {
+    fn a_status_that_somebody_else_changed_is_corrected_but_not_one_of_a_pod_that_is_over() {
         let own = pod("u-1");
         let known = Acknowledged { status: Some(reported(&own, "17")), ..Acknowledged::default() };
         let stored = |version: &str, status: Value| {
