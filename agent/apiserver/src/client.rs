@@ -181,9 +181,11 @@ pub struct Client {
     pub(crate) received_count: Arc<AtomicU64>,
 }
 
-/// The bodies of a request and its answer, in bytes; `None`: there was none. The body of a refusal is not counted.
+/// A request and its answer: the bytes of their bodies; `None`: there was none. The body of a refusal is not counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
+    /// The HTTP status of the answer.
+    pub code: Option<u16>,
     /// Of the request.
     pub sent: Option<usize>,
     /// Of the answer.
@@ -241,6 +243,7 @@ impl Client {
         let answered = tokio::time::timeout(LONGEST_ANSWER, self.exchange(request)).await;
         let (head, bytes) = answered.map_err(|_| RequestError::Deadline(LONGEST_ANSWER))??;
         let document = read(&head, &bytes);
+        traffic.code = Some(head.status.as_u16());
         if head.status.is_client_error() || head.status.is_server_error() {
             return Err(refusal(head.status, document, &bytes));
         }

@@ -28,9 +28,9 @@ impl Link {
             };
             let took = begun.elapsed();
             self.0.metrics.apiserver().answered(&verb, resource, took, traffic);
-            let Traffic { sent, received } = traffic;
-            tracing::debug!(code = code(&result), took_ms = took.as_millis(), sent, received, "answered");
-            self.judge(&verb, resource, result)
+            let Traffic { code, sent, received } = traffic;
+            tracing::debug!(code, took_ms = took.as_millis(), sent, received, "answered");
+            self.judge(&verb, resource, code, result)
         };
         // In an allocation of its own: tasks that wait for days would keep room for it in theirs.
         Box::pin(sent.instrument(span)).await
@@ -64,8 +64,10 @@ impl Link {
                 Ok(client) => client.watch(resource, selector, from, limit).await,
                 Err(error) => Err(error),
             };
-            tracing::debug!(code = code(&result), ?from, "answered");
-            self.judge("WATCH", kind, result)
+            let code = code(&result);
+            tracing::debug!(code, ?from, "answered");
+            // The method of HTTP, as client-go counts a watch.
+            self.judge("GET", kind, code, result)
         };
         Box::pin(begun.instrument(span)).await
     }
@@ -80,8 +82,16 @@ impl Link {
         self.0.streams_lists.store(false, Ordering::Relaxed);
     }
 
-    fn judge<T>(&self, verb: &str, resource: &'static str, result: Result<T, RequestError>) -> Result<T, RequestError> {
-        self.0.metrics.apiserver().requested(verb, resource, code(&result));
+    fn judge<T>(
+        &self,
+        method: &str,
+        resource: &'static str,
+        code: Option<u16>,
+        result: Result<T, RequestError>,
+    ) -> Result<T, RequestError> {
+        // The words of client-go's `rest_client_requests_total`.
+        let code = code.map_or_else(|| "<error>".to_owned(), |code| code.to_string());
+        self.0.metrics.apiserver().requested(method, resource, code);
         if result.is_ok() {
             self.0.answered.store(Timestamp::now().as_millisecond(), Ordering::Relaxed);
         }
@@ -94,10 +104,10 @@ impl Link {
     }
 }
 
-/// The HTTP status as client-go's `rest_client_requests_total` has it.
-fn code<T>(result: &Result<T, RequestError>) -> String {
+/// The HTTP status of the answer that began, or did not begin, a watch; `None`: there was no answer.
+fn code<T>(result: &Result<T, RequestError>) -> Option<u16> {
     match result {
-        Ok(_) => "200".to_owned(),
-        Err(error) => error.code().map_or_else(|| "<error>".to_owned(), |code| code.to_string()),
+        Ok(_) => Some(200),
+        Err(error) => error.code(),
     }
 }

@@ -55,7 +55,12 @@ pub(crate) fn filled() -> Metrics {
     let apiserver = metrics.apiserver();
     apiserver.set_connected("https://127.0.0.1:6443", true);
     apiserver.requested("GET", "pods", "200".to_owned());
-    apiserver.answered("GET", "pods", Duration::from_millis(3), Traffic { sent: Some(0), received: Some(70) });
+    apiserver.answered(
+        "GET",
+        "pods",
+        Duration::from_millis(3),
+        Traffic { code: Some(200), sent: Some(0), received: Some(70) },
+    );
     apiserver.set_unsent(&[("event", 2)]);
     apiserver.set_first_token_expiry(Some(Timestamp::now()));
     for certificate in NodeCertificate::ALL {
