@@ -64,6 +64,10 @@ fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<(
     ensure!(log == "hello from inside\n", "{log}");
     let frames = cluster.exec(&node.full_name("web"), &["echo", "from", "outside"])?;
     ensure!(frames.contains("101 Switching Protocols") && frames.contains("from outside"), "{frames}");
+    let mirror = cluster.get(&mirror_path(node, "web"))?.context("no mirror")?;
+    let uid = uid(&mirror).as_str().context("no UID")?;
+    let run = format!("{}/proxy/run/default/{}/{uid}/main?cmd=echo%20by%20uid", node_path(node), node.full_name("web"));
+    ensure!(cluster.post(&run)? == "by uid\n", "the UID of the mirror");
     let summary = cluster.get(&format!("{}/proxy/stats/summary", node_path(node)))?.context("no summary")?;
     ensure!(summary["pods"][0]["podRef"]["name"] == node.full_name("web"), "{summary}");
     Ok(())

@@ -129,7 +129,8 @@ impl Mirrors {
         match update {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
-                self.found = Some(BTreeMap::new());
+                let before = self.found.replace(BTreeMap::new()).unwrap_or_default();
+                before.keys().for_each(|key| self.observed.set_mirror(key, None));
                 // A cluster that was restored has mirrors again that were deleted, and older statuses.
                 self.known.values_mut().for_each(|known| (known.deleted, known.status) = (None, None));
                 pods.iter().for_each(|pod| self.stored(pod));
@@ -150,6 +151,7 @@ impl Mirrors {
         let deleted = self.known.get(&key).and_then(|known| known.deleted.as_ref());
         // An update of one that was deleted here is from before.
         if deleted != Some(&mirror.uid) {
+            self.observed.set_mirror(&key, Some(&mirror.uid));
             self.found.get_or_insert_default().insert(key, mirror);
         }
     }
@@ -159,6 +161,7 @@ impl Mirrors {
             && found.get(key).is_some_and(|mirror| mirror.uid == uid)
         {
             found.remove(key);
+            self.observed.set_mirror(key, None);
         }
     }
 

@@ -52,8 +52,7 @@ pub struct ExecTarget {
 impl ExecTarget {
     /// The pod, if it is the one that is meant.
     pub(super) fn find<'a>(&self, pods: &'a ObservedPods) -> Result<&'a ObservedPod, ExecLookupError> {
-        let is_meant = |pod: &&Arc<ObservedPod>| self.uid.as_deref().is_none_or(|uid| uid == pod.record.uid.as_str());
-        let found = pods.pods.get(&self.pod).filter(is_meant);
+        let found = pods.find(&self.pod, self.uid.as_deref());
         found.map(|pod| &**pod).ok_or_else(|| ExecLookupError::NoPod(self.pod.name().to_owned()))
     }
 }

@@ -109,13 +109,13 @@ async fn by_uid(
     upgrade: Upgrade,
     request: Request,
 ) -> Response {
-    port_forward(state, PodKey::new(namespace, pod), Some(PodUid::new(&*uid)), &query, upgrade, request)
+    port_forward(state, PodKey::new(namespace, pod), Some(uid), &query, upgrade, request)
 }
 
 fn port_forward(
     state: PortForwardState,
     key: PodKey,
-    uid: Option<PodUid>,
+    uid: Option<String>,
     query: &[(String, String)],
     upgrade: Upgrade,
     mut request: Request,
@@ -162,9 +162,9 @@ fn port_forward(
 }
 
 /// The pod of that name, and of that UID if one is given, if it has a network to connect to.
-fn target(observed: &Observed, key: PodKey, uid: Option<PodUid>) -> Option<Target> {
+fn target(observed: &Observed, key: PodKey, uid: Option<String>) -> Option<Target> {
     let pods = observed.load();
-    let pod = pods.pods.get(&key).filter(|pod| uid.is_none_or(|uid| uid == pod.record.uid))?;
+    let pod = pods.find(&key, uid.as_deref())?;
     has_not_ended(pod).then(|| Target {
         key,
         uid: pod.record.uid.clone(),

@@ -113,6 +113,13 @@ impl Cluster {
         Ok(body)
     }
 
+    /// The text that a POST without a body is answered with.
+    pub fn post(&self, path: &str) -> Result<String> {
+        let (code, body) = self.request("POST", path, None)?;
+        ensure!(code == 200, "POST {path}: {code} {body}");
+        Ok(body)
+    }
+
     /// One request of the administrator's by curl: the status and the body.
     pub(super) fn request(&self, method: &str, path: &str, body: Option<(&str, &Value)>) -> Result<(u16, String)> {
         let mut command = self.curl(path);

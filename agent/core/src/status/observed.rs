@@ -60,6 +60,8 @@ impl ObservedPod {
 pub struct ObservedPods {
     /// The pods; cheap to clone.
     pub pods: OrdMap<PodKey, Arc<ObservedPod>>,
+    /// The UIDs of the mirror pods that the apiserver has of pods of the node's own.
+    mirrors: OrdMap<PodKey, Arc<str>>,
     /// The last statuses of pods that are gone, for their consumers.
     retired: Retired,
 }
@@ -67,7 +69,14 @@ pub struct ObservedPods {
 impl ObservedPods {
     /// A snapshot of these pods, without any that are gone.
     pub fn of(pods: OrdMap<PodKey, Arc<ObservedPod>>) -> Self {
-        Self { pods, retired: Retired::default() }
+        Self { pods, ..Self::default() }
+    }
+
+    /// The pod of that name, if it is the one that is meant: by its UID, if the client gives one, or its mirror's.
+    pub fn find(&self, key: &PodKey, uid: Option<&str>) -> Option<&Arc<ObservedPod>> {
+        let is_mirror = |uid: &str| self.mirrors.get(key).is_some_and(|mirror| **mirror == *uid);
+        let pod = self.pods.get(key)?;
+        uid.is_none_or(|uid| uid == pod.record.uid.as_str() || is_mirror(uid)).then_some(pod)
     }
 
     /// Whether a consumer still awaits the last status of the pod of that UID.
@@ -116,6 +125,16 @@ impl Observed {
         let overdue = self.change(|next| next.replace(key, pod.clone()));
         self.touch();
         overdue
+    }
+
+    /// The apiserver has that mirror of the pod, or none any more.
+    pub fn set_mirror(&self, key: &PodKey, uid: Option<&str>) {
+        if self.load().mirrors.get(key).map(|uid| &**uid) != uid {
+            self.change(|next| match uid {
+                Some(uid) => next.mirrors.insert(key.clone(), uid.into()),
+                None => next.mirrors.remove(key),
+            });
+        }
     }
 
     /// Registers a consumer of the last statuses of pods; `name` is for people.
@@ -223,6 +242,19 @@ mod tests {
         assert!(before.pods.contains_key(&key), "a snapshot is immutable");
         assert!(observed_pods.load().pods.is_empty());
         assert_eq!(changes.next().now_or_never(), Some(true));
+    }
+
+    #[test]
+    fn a_pod_is_found_by_its_uid_and_its_mirrors() {
+        let observed_pods = Observed::default();
+        let pod = observed(serde_json::json!({"metadata": {"name": "web-edge1", "uid": "1"}}));
+        let key = &pod.record.key;
+        observed_pods.publish(key, Some(Arc::clone(&pod)));
+        let found = |uid| observed_pods.load().find(key, uid).is_some();
+        observed_pods.set_mirror(key, Some("2"));
+        assert_eq!([None, Some("1"), Some("2"), Some("3")].map(found), [true, true, true, false]);
+        observed_pods.set_mirror(key, None);
+        assert_eq!([Some("1"), Some("2")].map(found), [true, false]);
     }
 
     #[test]
