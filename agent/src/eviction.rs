@@ -2,7 +2,8 @@
 //! pods ended, one at a time, as [`limpet_core::eviction`] decides.
 //!
 //! It sleeps while nothing runs. Where something does, it looks again before what was left can have been used up, and
-//! at once when the kernel reports that processes wait for memory or a disk, which is what a hog faster than that leads to.
+//! at once when the kernel reports that processes wait for memory or a disk, or that all pods together have used up what
+//! there was of memory: that is what a hog faster than that leads to.
 
 pub mod alarm;
 pub mod meter;
@@ -24,6 +25,7 @@ use alarm::Alarm;
 use limpet_core::eviction::{EvictionPolicy, PAUSES, Signal, Threshold, Watch, rank};
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::ObservedPod;
+use limpet_host::cgroup::MemoryAlarm;
 use limpet_model::node::Pressure;
 use limpet_model::verdict::{EVICTED, Eviction, PodVerdict};
 use meter::{Measured, NodeMeter};
@@ -62,8 +64,11 @@ struct Memory {
     watch: Watch,
     memory_alarm: Alarm,
     disk_alarm: Alarm,
-    /// How long what was left of disks lasts at the least.
+    /// Of the memory that all pods have; set anew by each look.
+    pods_alarm: Option<MemoryAlarm>,
+    /// How long what was left of disks and of memory lasts at the least.
     disks_last: Duration,
+    memory_lasts: Duration,
     pruned: Option<Instant>,
     /// No pod is looked for before this.
     fruitless_until: Option<Instant>,
@@ -105,6 +110,12 @@ impl Evictor {
                     due = earlier(due, Some(soon(memory.disks_last)));
                     continue;
                 }
+                () = rings(memory.pods_alarm.as_ref()), if due.is_some() => {
+                    memory.pods_alarm = None;
+                    tracing::debug!("all pods together have used up what was left of memory");
+                    due = earlier(due, Some(soon(memory.memory_lasts)));
+                    continue;
+                }
                 () = at(due) => {}
             }
             last = Some(Instant::now());
@@ -118,7 +129,8 @@ impl Evictor {
     /// One look. Returns when to look again although nothing happens.
     async fn look(&mut self, memory: &mut Memory) -> Option<Instant> {
         let measured = self.meter.measure().await;
-        memory.disks_last = self.policy.pause_of_busy_disk(&measured.seen);
+        memory.disks_last = self.policy.pause_of_busy(Pressure::Disk, &measured.seen);
+        memory.memory_lasts = self.policy.pause_of_busy(Pressure::Memory, &measured.seen);
         if measured.seen.contains_key(&Signal::ImagefsAvailable) {
             self.executor.images.note_measurement();
         }
@@ -142,10 +154,17 @@ impl Evictor {
         if !observed.pods.values().any(|pod| runs(pod)) && (observed.pods.is_empty() || !short) {
             return None;
         }
+        memory.pods_alarm = self.set_alarm(&measured).await;
         let pause = self.policy.pause(&measured.seen);
         let memory_available = measured.seen.get(&Signal::MemoryAvailable).map(|memory| memory.available);
         tracing::debug!(memory_available, again_in = ?pause, "the node was measured");
         earlier(Some(now + pause), finding.next.map(Instant::from_std))
+    }
+
+    /// The alarm of the pods' memory, if some threshold is about memory.
+    async fn set_alarm(&self, measured: &Measured) -> Option<MemoryAlarm> {
+        let alarm = self.meter.cgroups.memory_alarm(self.policy.memory_left(&measured.seen)?).await;
+        alarm.inspect_err(|error| tracing::debug!(%error, "no alarm of the pods' memory")).ok()
     }
 
     /// Publishes the node's conditions, and reports those that changed, in kubelet's words.
@@ -242,6 +261,13 @@ fn runs(pod: &ObservedPod) -> bool {
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
+}
+
+async fn rings(alarm: Option<&MemoryAlarm>) {
+    match alarm {
+        Some(alarm) => alarm.rings().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn at(moment: Option<Instant>) {

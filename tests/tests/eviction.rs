@@ -261,7 +261,11 @@ fn all_pods_are_kept_within_what_is_not_reserved(node: &mut TestNode) -> Result<
     wait::until_true(wait::SOON, metric, || node.agent.metrics().is_ok_and(|metrics| metrics.contains(metric)))?;
     let still = node.wait_running("calm")?;
     ensure!(container(&still, "main")["containerID"] == container(&calm, "main")["containerID"]);
-    Ok(())
+    // More than all may have: the kernel reports it, long before memory would be measured again.
+    let before = node.agent.log_size();
+    push(node, &simple("greedy", &hog(300)))?;
+    let alarm = "all pods together have used up what was left of memory";
+    wait::until_true(wait::SOON, alarm, || node.agent.log_from(before).contains(alarm))
 }
 
 fn process_ids_are_reclaimed(node: &mut TestNode) -> Result<()> {

@@ -15,10 +15,10 @@ use limpet_model::node::Pressure;
 
 /// The pauses between two looks: kubelet's own period, and the longest.
 pub const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
-/// How much faster a disk may fill that processes wait for.
-const BUSY_DISK: u64 = 20;
+/// How much faster it may go once the kernel has reported that much is used.
+const BUSY: u64 = 20;
 /// The shortest pause then: as often as the kernel reports it.
-const BUSY_DISK_PAUSE: Duration = Duration::from_secs(2);
+const BUSY_PAUSE: Duration = Duration::from_secs(2);
 
 /// What is measured, in the order in which kubelet reclaims: memory first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -142,6 +142,12 @@ impl Threshold {
         self.least(seen, true).saturating_sub(seen.available)
     }
 
+    /// What is left above it; `None`: that was not measured.
+    fn left(&self, seen: &Observations) -> Option<u64> {
+        let seen = seen.get(&self.signal)?;
+        Some(seen.available.saturating_sub(self.value.of(seen.capacity)))
+    }
+
     fn is_met(&self, seen: &Observation, reclaims: bool) -> bool {
         seen.available < self.least(seen, reclaims)
     }
@@ -221,18 +227,22 @@ impl EvictionPolicy {
         self.lasts(seen, 1, |_| true).clamp(PAUSES.0, PAUSES.1)
     }
 
-    /// The same while processes wait for a disk: some take a GiB each second.
-    pub fn pause_of_busy_disk(&self, seen: &Observations) -> Duration {
-        let is_of_disk = |signal: Signal| signal.pressure() == Pressure::Disk;
-        self.lasts(seen, BUSY_DISK, is_of_disk).clamp(BUSY_DISK_PAUSE, PAUSES.1)
+    /// The same once the kernel has reported that much is used of that: a GiB each second of a disk, two of memory.
+    pub fn pause_of_busy(&self, pressure: Pressure, seen: &Observations) -> Duration {
+        let is_of_it = |signal: Signal| signal.pressure() == pressure;
+        self.lasts(seen, BUSY, is_of_it).clamp(BUSY_PAUSE, PAUSES.1)
+    }
+
+    /// The bytes of memory that are left above the first threshold; `None`: there is no such threshold.
+    pub fn memory_left(&self, seen: &Observations) -> Option<u64> {
+        let of_memory = self.thresholds.iter().filter(|threshold| threshold.signal.pressure() == Pressure::Memory);
+        of_memory.filter_map(|threshold| threshold.left(seen)).min()
     }
 
     /// How long what is left above the thresholds of such signals lasts, when it goes so many times as fast as usual.
     fn lasts(&self, seen: &Observations, factor: u64, counts: impl Fn(Signal) -> bool) -> Duration {
         let lasts = |threshold: &Threshold| {
-            let seen = seen.get(&threshold.signal)?;
-            let left = seen.available.saturating_sub(threshold.value.of(seen.capacity));
-            Some(Duration::from_secs(left / (threshold.signal.speed() * factor)))
+            Some(Duration::from_secs(threshold.left(seen)? / (threshold.signal.speed() * factor)))
         };
         let counted = self.thresholds.iter().filter(|threshold| counts(threshold.signal));
         counted.filter_map(lasts).min().unwrap_or(PAUSES.1)

@@ -258,15 +258,23 @@ fn the_message_is_kubelets() {
 }
 
 #[test]
-fn a_disk_that_processes_wait_for_is_looked_at_before_a_fast_one_is_full() {
+fn what_is_used_up_fast_is_looked_at_before_it_is() {
     let policy = EvictionPolicy::default();
-    let left = |gib: u64| {
+    let disk_left = |gib: u64| {
         let disk = Observation { available: gib << 30, capacity: 0 };
         let full = Observation { available: 0, capacity: 0 };
         let seen = Observations::from([(Signal::NodefsAvailable, disk), (Signal::MemoryAvailable, full)]);
-        policy.pause_of_busy_disk(&seen).as_secs()
+        policy.pause_of_busy(Pressure::Disk, &seen).as_secs()
     };
-    assert_eq!([0, 1, 8, 40, 400].map(left), [2, 2, 8, 40, 60]);
+    assert_eq!([0, 1, 8, 40, 400].map(disk_left), [2, 2, 8, 40, 60]);
+    let policy = EvictionPolicy { thresholds: vec![hard(Signal::MemoryAvailable, Amount::Absolute(GIB))], ..policy };
+    let policy = policy.with_allocatable_memory();
+    let memory = |of_node: u64, of_pods: u64| {
+        let [node, pods] = [of_node, of_pods].map(|gib| Observation { available: gib << 30, capacity: 64 << 30 });
+        let seen = Observations::from([(Signal::MemoryAvailable, node), (Signal::AllocatableMemoryAvailable, pods)]);
+        (policy.memory_left(&seen).map(|bytes| bytes >> 30), policy.pause_of_busy(Pressure::Memory, &seen).as_secs())
+    };
+    assert_eq!([memory(61, 41), memory(3, 5), memory(1, 5)], [(Some(40), 20), (Some(2), 2), (Some(0), 2)]);
 }
 
 fn short_of(conditions: &[Pressure]) -> NodeState {

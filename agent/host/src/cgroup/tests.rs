@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use futures_util::FutureExt as _;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -245,4 +246,23 @@ async fn kills_for_memory_are_counted() {
     let path = cgroups.shared.hierarchies.path("memory", &group).unwrap();
     fs::create_dir(&path).unwrap();
     assert_eq!(cgroups.oom_kills(&pod, "c1"), Some(0));
+}
+
+#[tokio::test]
+async fn an_alarm_rings_when_the_pods_have_more_memory() {
+    let root = Root::new("alarm");
+    let Some(cgroups) = root.open(None).await else { return };
+    let limits = AllPodsLimits { millicores: 1_000, memory: Some(64 << 20), pids: None };
+    cgroups.limit_all_pods(limits).await.unwrap();
+    let alarm = cgroups.memory_alarm(16 << 20).await.unwrap();
+    let level = cgroups.shared.layout.directory(&cgroups.shared.layout.level(QosClass::BestEffort));
+    let path = cgroups.shared.hierarchies.path("memory", &level).unwrap();
+    assert!(alarm.rings().now_or_never().is_none(), "nothing runs");
+    // Twice what all of them may have, so that it rings with either version; the kernel ends the hog for it.
+    let script = "echo $$ > \"$1/cgroup.procs\"; exec dd if=/dev/zero of=/dev/null bs=128M count=1";
+    let mut hog = Command::new("sh").args(["-c", script, "hog"]).arg(&path).stdout(Stdio::null()).spawn().unwrap();
+    let rang = tokio::time::timeout(wait::SOON, alarm.rings()).await;
+    let _ = hog.kill();
+    hog.wait().unwrap();
+    assert!(rang.is_ok());
 }

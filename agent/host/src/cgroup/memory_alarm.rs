@@ -1,0 +1,79 @@
+//! An alarm of the cgroup above all pods: they come to what they may have of memory together, or have that much more.
+//!
+//! With cgroup v1 it is the eventfd of a usage threshold (`cgroup.event_control`), which kubelet sets too. cgroup v2 reports
+//! that a group's own limit was met (`memory.events.local`), and nothing below it.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::{CgroupError, Cgroups, blocking};
+use crate::inotify::register;
+use limpet_model::pod::qos::QosClass;
+
+/// An alarm that rings once.
+#[derive(Debug)]
+pub struct MemoryAlarm {
+    file: AsyncFd<File>,
+    interest: Interest,
+}
+
+impl Cgroups {
+    /// Sets an alarm: the pods have `more` bytes more than now, or have come to their limit.
+    ///
+    /// # Errors
+    /// The kernel does not count the pods' memory.
+    pub async fn memory_alarm(&self, more: u64) -> Result<MemoryAlarm, CgroupError> {
+        let cgroups = self.clone();
+        let set = move || {
+            let (layout, hierarchies) = (&cgroups.shared.layout, &cgroups.shared.hierarchies);
+            let group = layout.directory(&layout.level(QosClass::Guaranteed));
+            let missing = || io::Error::from(io::ErrorKind::NotFound);
+            let path = hierarchies.path("memory", &group).ok_or_else(missing);
+            let set = path.and_then(|path| if hierarchies.is_v2() { at_limit(&path) } else { at_usage(&path, more) });
+            set.map_err(|source| failed(group, source))
+        };
+        let (file, interest) = blocking(set).await?;
+        let file = register(file, interest).map_err(|source| failed(PathBuf::new(), source))?;
+        Ok(MemoryAlarm { file, interest })
+    }
+}
+
+impl MemoryAlarm {
+    /// Resolves when it rings. Cancel safe.
+    pub async fn rings(&self) {
+        if self.file.ready(self.interest).await.is_err() {
+            // The runtime goes away.
+            std::future::pending().await
+        }
+    }
+}
+
+fn failed(path: PathBuf, source: io::Error) -> CgroupError {
+    CgroupError::File { operation: "watch the memory of", path, source }
+}
+
+/// v2: the file that changes when the group comes to its limit.
+fn at_limit(group: &Path) -> io::Result<(File, Interest)> {
+    let mut events = File::open(group.join("memory.events.local"))?;
+    // The kernel reports what happens after it was read.
+    events.read_to_string(&mut String::new())?;
+    Ok((events, Interest::PRIORITY))
+}
+
+/// v1: an eventfd of the moment at which the group has `more` bytes more.
+fn at_usage(group: &Path, more: u64) -> io::Result<(File, Interest)> {
+    let mut usage = File::open(group.join("memory.usage_in_bytes"))?;
+    let mut now = String::new();
+    usage.read_to_string(&mut now)?;
+    let now: u64 = now.trim().parse().map_err(io::Error::other)?;
+    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+    let order = format!("{} {} {}", event.as_raw_fd(), usage.as_raw_fd(), now.saturating_add(more));
+    fs::write(group.join("cgroup.event_control"), order)?;
+    Ok((File::from(event), Interest::READABLE))
+}
