@@ -55,6 +55,11 @@ impl HollowNodes {
 
     /// How many nodes the apiserver shows as ready, by leases that are renewed after `since`.
     pub fn ready(&self, cluster: &Cluster, since: &str) -> Result<usize> {
+        ensure!(
+            Path::new(&format!("/proc/{}/exe", self.pid())).exists(),
+            "the hollow nodes have ended:\n{}",
+            self.log()
+        );
         let leases = cluster.list(&cached("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"))?;
         let renewed = |lease: &&Value| lease["spec"]["renewTime"].as_str().is_some_and(|time| time > since);
         let renewed: Vec<_> = leases.iter().filter(renewed).map(|lease| lease["metadata"]["name"].clone()).collect();

@@ -7,7 +7,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::error::CliError;
 use super::run::logging;
@@ -18,8 +18,10 @@ use crate::node;
 use limpet_apiserver::Credentials;
 use limpet_model::pod::is_dns_subdomain;
 
-/// How many files and connections a node may have open: its database, its watches, what its pods refer to, and tries to connect.
-const FILES_OF_NODE: u64 = 24;
+/// How many files and connections a node has open: its database, its watches, and what its pods refer to.
+const FILES_OF_NODE: u64 = 16;
+/// The same with the sockets of its tries to connect, in an outage.
+const MOST_FILES_OF_NODE: u64 = 24;
 
 /// Arguments of `limpet hollow-node`.
 #[derive(Debug, clap::Args)]
@@ -78,7 +80,7 @@ pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
                        name a certificate or a token instead";
         return Err(CliError::Usage(message.to_owned()));
     }
-    allow_files(u64::from(args.count) * FILES_OF_NODE)?;
+    allow_files(args.count)?;
     // They hold Secrets.
     let made = DirBuilder::new().mode(0o700).create(&dir);
     made.map_err(|source| system(&format!("make {}", dir.display()), source))?;
@@ -89,16 +91,20 @@ pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
     done
 }
 
-/// Raises the limit of open files to that many, as far as the system lets it.
-fn allow_files(wanted: u64) -> Result<(), CliError> {
-    let mut limit = getrlimit(Resource::Nofile);
+/// Raises the limit of open files to what so many nodes may have open, or as far as the system lets it if they can run with that.
+fn allow_files(count: u32) -> Result<(), CliError> {
+    let (needed, wanted) = (u64::from(count) * FILES_OF_NODE, u64::from(count) * MOST_FILES_OF_NODE);
+    let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= wanted) {
         return Ok(());
     }
-    limit.current = Some(wanted);
-    limit.maximum = limit.maximum.map(|most| most.max(wanted));
-    setrlimit(Resource::Nofile, limit)
-        .map_err(|error| system(&format!("open {wanted} files (ulimit -n)"), error.into()))
+    let raised = Rlimit { current: Some(wanted), maximum: limit.maximum.map(|most| most.max(wanted)) };
+    let Err(error) = setrlimit(Resource::Nofile, raised) else { return Ok(()) };
+    if limit.maximum.is_some_and(|most| most < needed) {
+        return Err(system(&format!("open {needed} files (ulimit -n)"), error.into()));
+    }
+    let most = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    setrlimit(Resource::Nofile, most).map_err(|error| system("open more files (ulimit -n)", error.into()))
 }
 
 /// One thread, as an agent has one.
