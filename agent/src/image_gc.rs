@@ -95,8 +95,8 @@ pub struct ImageCollector {
 enum Room {
     /// There is enough.
     Enough,
-    /// What is still missing, in bytes, and how much was wanted and got.
-    Short { wanted: u64, freed: u64 },
+    /// There was too little, and images of so many bytes have gone.
+    Short { before: DiskSpace, freed: u64 },
 }
 
 impl ImageCollector {
@@ -164,11 +164,8 @@ impl ImageCollector {
         look.images.retain(|image| !gone.contains(&image.digest));
         let all = self.images.ran_out_of_space();
         let room = self.make_room(&mut look.images, directory, decided, all).await?;
-        if let Room::Short { wanted, freed } = room {
-            let message = format!(
-                "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
-                 but only found {freed} bytes eligible to free."
-            );
+        if let Room::Short { before, freed } = room {
+            let message = before.stays_short(freed);
             tracing::warn!(disk = %directory.display(), message, "the disk of images stays short of room");
             self.events.emit(None, None, EventType::Warning, "FreeDiskSpaceFailed", message);
         }
@@ -240,7 +237,7 @@ impl ImageCollector {
         match failed {
             Some(error) => Err(error),
             None if all || available >= goal => Ok(Room::Enough),
-            None => Ok(Room::Short { wanted, freed: available.saturating_sub(before.available) }),
+            None => Ok(Room::Short { before, freed: available.saturating_sub(before.available) }),
         }
     }
 

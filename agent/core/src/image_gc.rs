@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
+use crate::byte_size;
 use crate::state::Now;
 use limpet_model::image::StoredImage;
 
@@ -65,6 +66,17 @@ impl DiskSpace {
         let available = self.available.min(self.capacity);
         let share = u128::from(available) * 100 / u128::from(self.capacity.max(1));
         100 - u64::try_from(share).unwrap_or(100)
+    }
+
+    /// kubelet's message when images that went, of so many bytes, were too few.
+    pub fn stays_short(self, freed: u64) -> String {
+        format!(
+            "Insufficient free disk space on the node's image filesystem ({}% of {} used). Failed to free sufficient space by \
+             deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be used by active images, logs, \
+             volumes, or other data.",
+            self.used_percent(),
+            byte_size::text(self.capacity)
+        )
     }
 }
 

@@ -182,3 +182,12 @@ fn a_wall_clock_that_jumps_makes_no_image_older() {
     let look = ledger.look(vec![found("a")], |_| false, now);
     assert_eq!(look.images[0].unused_for, Duration::from_secs(10));
 }
+
+#[test]
+fn a_disk_that_stays_short_is_reported_as_kubelet_does() {
+    let disk = DiskSpace { capacity: 3 << 30, available: 300 << 20 };
+    let message = "Insufficient free disk space on the node's image filesystem (91% of 3.0 GiB used). Failed to free \
+                   sufficient space by deleting unused images (freed 1048576 bytes). Investigate disk usage, as it could be \
+                   used by active images, logs, volumes, or other data.";
+    assert_eq!(disk.stays_short(1 << 20), message);
+}

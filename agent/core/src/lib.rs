@@ -11,6 +11,7 @@ pub mod admission;
 pub mod adopt;
 pub mod api_pod;
 pub mod backoff;
+pub mod byte_size;
 pub mod certificate;
 pub mod cluster_history;
 pub mod connectivity;

@@ -13,6 +13,7 @@ use super::screen::{Screen, Tone};
 use super::table::{Cell, Table};
 use crate::cli::output::DocumentFormat;
 use crate::server::images::{ImageDiskDocument, ImageDocument, ImageNames, ImageRequest};
+use limpet_core::byte_size;
 
 /// Arguments of `limpet images`.
 #[derive(Debug, clap::Args)]
@@ -135,7 +136,7 @@ fn row(image: &ImageDocument, now: Timestamp) -> Vec<Cell> {
     vec![
         Cell::from(name(image)),
         Cell::from(digest),
-        Cell::from(image.size.map_or_else(|| "incomplete".to_owned(), size)),
+        Cell::from(image.size.map_or_else(|| "incomplete".to_owned(), byte_size::text)),
         last_used,
         Cell::from(if image.pinned { "yes" } else { "no" }),
         Cell::from(image.pods.join(",")),
@@ -151,22 +152,12 @@ fn usage(disk: &ImageDiskDocument, screen: &Screen) -> String {
     let used = disk.capacity.saturating_sub(disk.available);
     let row = vec![
         Cell::from(disk.directory.display().to_string()),
-        Cell::from(size(disk.capacity)),
-        Cell::from(size(used)),
-        Cell::from(size(disk.available)),
+        Cell::from(byte_size::text(disk.capacity)),
+        Cell::from(byte_size::text(used)),
+        Cell::from(byte_size::text(disk.available)),
         Cell::from(format!("{}%", disk.used_percent)),
     ];
     Table::new(vec!["DIRECTORY", "SIZE", "USED", "AVAILABLE", "USE"]).render(screen, &[row])
-}
-
-/// A size in the largest binary unit of which it has one.
-fn size(bytes: u64) -> String {
-    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
-    let Some((bits, unit)) = units.into_iter().find(|(bits, _)| bytes >> bits > 0) else {
-        return format!("{bytes} B");
-    };
-    let tenths = (u128::from(bytes) * 10) >> bits;
-    format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
 #[cfg(test)]
@@ -212,14 +203,5 @@ mod tests {
             vec![&long, "0123456789ab", "incomplete", "never", "no"],
         ];
         assert_eq!(lines, wanted);
-    }
-
-    #[test]
-    fn sizes_have_the_unit_that_people_read() {
-        let table =
-            [(0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"), (1_600 << 10, "1.5 MiB"), (u64::MAX, "16777215.9 TiB")];
-        for (bytes, text) in table {
-            assert_eq!(size(bytes), text);
-        }
     }
 }
