@@ -13,8 +13,7 @@ use limpet_tests::kubelet::Kubelet;
 use limpet_tests::node::NodeOptions;
 use limpet_tests::view::manifests::{self, Case};
 use limpet_tests::view::observe::{Stage, observe, prepare, settings};
-use limpet_tests::view::record::{self, Difference};
-use limpet_tests::view::{View, Views};
+use limpet_tests::view::record::{self, Known};
 use limpet_tests::{TestNode, case, suite, tools, wait};
 use serde_json::json;
 
@@ -40,8 +39,7 @@ fn main() -> ExitCode {
 /// Fields of the Pod API that kubelet drops unread while their gate is off.
 const GATES: [&str; 3] = ["ContainerStopSignals", "EmptyDirVolumeMode", "AtomicWriteVolumeUserFields"];
 
-/// Differences on purpose: how the view's name begins (of a pod `pod`, of a container `pod/container`), section, part of the
-/// line, and why.
+/// Differences on purpose.
 const ON_PURPOSE: &[Known] = &[
     ("", "status", "hostIP", "kubelet without an apiserver does not know its node's address"),
     ("", "status", " = HOST_IP", "the same of podIP on the host's network"),
@@ -97,8 +95,6 @@ const WAITS: &str = "the pod waits and starts when that has changed";
 /// kubelet makes it before it pulls, and removes it at its next look.
 const SANDBOX: &str = "a sandbox is made beside the pull, and is gone at once when its pod has ended";
 
-type Known = (&'static str, &'static str, &'static str, &'static str);
-
 fn a_pod_under_limpet_is_as_under_kubelet(node: &mut TestNode) -> Result<()> {
     let cases = chosen()?;
     prepare(node, &node.agent.settings().root())?;
@@ -108,7 +104,7 @@ fn a_pod_under_limpet_is_as_under_kubelet(node: &mut TestNode) -> Result<()> {
     if let Some(path) = std::env::var_os("LIMPET_VIEWS") {
         fs::write(path, record::written(&views)?)?;
     }
-    let findings = differing(&record::of_kubelet()?, &views);
+    let findings = record::differing(&record::of_kubelet(&manifests::dir())?, &views, ON_PURPOSE);
     ensure!(findings.is_empty() && late.is_empty(), "{}\nnot in time:\n{}", findings.join("\n"), late.join("\n"));
     Ok(())
 }
@@ -119,36 +115,12 @@ fn chosen() -> Result<Vec<Case>> {
     let part = std::env::var("LIMPET_TEST_VIEWS").ok();
     let step = if suite::is_long() || part.is_some() { 1 } else { 5 };
     let part = part.unwrap_or_default();
-    let mut all = manifests::cases()?;
+    let mut all = manifests::cases(&manifests::dir())?;
     let named: Vec<_> = all.iter().filter(|case| case.name.contains(&part)).step_by(step).collect();
     let before = named.iter().filter_map(|case| case.after.clone());
     let names: BTreeSet<String> = named.iter().map(|case| case.name.clone()).chain(before).collect();
     all.retain(|case| names.contains(&case.name));
     Ok(all)
-}
-
-/// What differs from kubelet's views and not on purpose.
-fn differing(kubelet: &Views, limpet: &Views) -> Vec<String> {
-    let mut findings = Vec::new();
-    for (name, view) in limpet {
-        let none = View::new();
-        // Of a pod that is there for its status alone nothing else is looked at.
-        let compared = |(section, _): &(String, Difference)| view.contains_key(section);
-        for (section, Difference { missing, added }) in
-            record::differences(kubelet.get(name).unwrap_or(&none), view).into_iter().filter(compared)
-        {
-            let wanted = |line: &&String| !is_on_purpose(name, &section, line);
-            findings.extend(missing.iter().filter(wanted).map(|line| format!("{name} {section}: - {line}")));
-            findings.extend(added.iter().filter(wanted).map(|line| format!("{name} {section}: + {line}")));
-        }
-    }
-    findings
-}
-
-fn is_on_purpose(name: &str, of_section: &str, of_line: &str) -> bool {
-    ON_PURPOSE.iter().any(|(view, section, part, _)| {
-        name.starts_with(view) && of_section.starts_with(section) && of_line.contains(part)
-    })
 }
 
 fn kubelet_gives_what_is_recorded(node: &mut TestNode) -> Result<()> {
@@ -165,13 +137,8 @@ fn kubelet_gives_what_is_recorded(node: &mut TestNode) -> Result<()> {
     kubelet.wait_ready()?;
     let stage = Stage::of_kubelet(node, &kubelet);
     let (views, late) = observe(&cases, &stage, &kubelet, Duration::from_secs(200))?;
-    let before = record::of_kubelet().unwrap_or_default();
-    let mut record: Views = before.clone();
-    // A pod that was not in time keeps what it had.
-    record.retain(|name, _| name.split('/').next().is_none_or(|pod| !views.contains_key(pod)));
-    record.extend(views.clone());
-    fs::write(record::path(), record::written(&record)?)?;
-    let changed = differing(&before, &views);
+    let before = record::renew(&manifests::dir(), &views)?;
+    let changed = record::differing(&before, &views, ON_PURPOSE);
     println!("{} views of {} pods", views.len(), cases.len());
     ensure!(late.is_empty(), "not in time:\n{}\n{}", late.join("\n"), limpet_tests::process::tail(&kubelet.log(), 20));
     ensure!(changed.is_empty(), "kubelet does not give what was recorded; written anew:\n{}", changed.join("\n"));

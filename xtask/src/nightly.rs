@@ -49,6 +49,8 @@ enum Part {
     Streams,
     /// A real kubelet runs the pods of tests/views: what they find and report is written down anew.
     Views,
+    /// The same of tests/views/cluster: the statuses of pods that an apiserver binds to its node.
+    States,
     /// kubelet's sample device plugin and its client of PodResources, through a restart of the agent.
     DevicePlugin,
     /// The attach/detach controller of a whole cluster, for a volume of a CSI driver.
@@ -76,6 +78,7 @@ impl Part {
             Self::Kubectl => &["test", "-p", "limpet-tests", "--test", "kubectl"],
             Self::Standalone => &["test", "-p", "limpet-tests", "--test", "standalone"],
             Self::Views => &["test", "-p", "limpet-tests", "--test", "views"],
+            Self::States => &["test", "-p", "limpet-tests", "--test", "states"],
             Self::Kubeadm => &["test", "-p", "limpet-tests", "--test", "kubeadm"],
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
             Self::Csi => &["test", "-p", "limpet-tests", "--test", "csi", "--", "a_clusters_own_controller"],
@@ -95,6 +98,10 @@ impl Part {
             Self::Kubeadm => kubernetes::kubeadm().and_then(|()| ETCD.ready()).and_then(|_| COREDNS.ready()).map(drop),
             Self::DevicePlugin => kubernetes::device_programs().map(drop),
             Self::KubeletServer => kubernetes::apiserver().and_then(|_| kubernetes::kubelet()).map(drop),
+            Self::States => setup::with_containerd_2()
+                .and_then(|_| kubernetes::apiserver())
+                .and_then(|_| kubernetes::kubelet())
+                .map(drop),
             Self::Views => setup::with_containerd_2().and_then(|_| kubernetes::kubelet()).map(drop),
             _ => Ok(()),
         }
@@ -117,6 +124,7 @@ impl Part {
                 | Self::DevicePlugin
                 | Self::Csi
                 | Self::Views
+                | Self::States
         );
         if has_long_form {
             command.env(suite::LONG_VARIABLE, "1");

@@ -320,14 +320,18 @@ fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Valu
     let conditions = status.conditions.iter().flatten();
     let mut all: Vec<Value> = conditions
         .map(|condition| {
-            json!({
+            let mut patch = json!({
                 "type": condition.type_,
                 "status": condition.status,
                 "reason": condition.reason,
                 "message": condition.message,
                 "lastTransitionTime": condition.last_transition_time,
                 "observedGeneration": generation,
-            })
+            });
+            if let Some(probed) = &condition.last_probe_time {
+                patch["lastProbeTime"] = json!(probed);
+            }
+            patch
         })
         .collect();
     let gone = passing.iter().filter(|name| all.iter().all(|one| one["type"] != **name));

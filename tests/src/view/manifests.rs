@@ -22,6 +22,8 @@ pub struct Case {
     pub manifest: Value,
     /// The pod that has to run before this one is there.
     pub after: Option<String>,
+    /// What is done to it in the cluster once it is there.
+    pub then: Option<Then>,
     /// Lines its status has once there is something to be compared.
     pub until: Vec<String>,
     /// The same under a kubelet.
@@ -42,6 +44,18 @@ impl Case {
     }
 }
 
+/// What is done to a pod of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Then {
+    /// It is deleted.
+    Delete,
+    /// It is evicted, as `kubectl drain` does.
+    Evict,
+    /// Its first container is to have more than half of the node's memory.
+    Resize,
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -51,6 +65,8 @@ struct Entry {
     spec: Value,
     #[serde(default)]
     after: Option<String>,
+    #[serde(default)]
+    then: Option<Then>,
     #[serde(default)]
     until: Vec<String>,
     /// Given where a kubelet's pod comes to another end.
@@ -63,9 +79,14 @@ pub fn dir() -> PathBuf {
     workspace_dir().join("tests/views")
 }
 
-/// Every pod of the corpus, family by family, in the order they are written.
-pub fn cases() -> Result<Vec<Case>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(dir())?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+/// Where the pods of a cluster are.
+pub fn dir_of_cluster() -> PathBuf {
+    dir().join("cluster")
+}
+
+/// Every pod in the files of that directory, family by family, in the order they are written.
+pub fn cases(dir: &Path) -> Result<Vec<Case>> {
+    let mut files: Vec<PathBuf> = fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     files.retain(|path| path.extension().is_some_and(|end| end == "yaml"));
     files.sort();
     let mut cases: Vec<Case> = Vec::new();
@@ -88,7 +109,7 @@ fn family(path: &Path) -> Result<Vec<Case>> {
 
 /// The whole manifest: what every pod would say is not in the files.
 fn filled(family: &str, entry: Entry) -> Case {
-    let Entry { name, metadata, mut spec, after, until, kubelet } = entry;
+    let Entry { name, metadata, mut spec, after, then, until, kubelet } = entry;
     for (list, own_name) in [("initContainers", "init"), ("containers", "main")] {
         for container in spec[list].as_array_mut().into_iter().flatten() {
             fill(container, own_name, list == "initContainers");
@@ -106,7 +127,7 @@ fn filled(family: &str, entry: Entry) -> Case {
     let status_alone = !until.is_empty();
     let until = if until.is_empty() { vec!["conditions[Ready].status = True".to_owned()] } else { until };
     let until_of_kubelet = if kubelet.is_empty() { until.clone() } else { kubelet };
-    Case { family: family.to_owned(), name, manifest, after, until, until_of_kubelet, status_alone }
+    Case { family: family.to_owned(), name, manifest, after, then, until, until_of_kubelet, status_alone }
 }
 
 fn fill(container: &mut Value, name: &str, ends: bool) {
@@ -132,9 +153,11 @@ mod tests {
 
     #[test]
     fn every_pod_of_the_corpus_can_be_read() {
-        let cases = cases().unwrap();
+        let cases = cases(&dir()).unwrap();
         let of_ends = cases.iter().filter(|case| case.status_alone).count();
         assert!(cases.len() >= 200 && of_ends >= 80, "{} pods, {of_ends} of them for their statuses", cases.len());
+        let of_cluster = super::cases(&dir_of_cluster()).unwrap();
+        assert!(of_cluster.len() >= 35 && of_cluster.iter().all(|case| case.status_alone), "{}", of_cluster.len());
     }
 
     #[test]

@@ -56,17 +56,27 @@ impl Stage {
         }
     }
 
-    /// Puts a pod's manifest into place.
-    fn apply(&self, case: &Case, agent: &dyn Contender, machine: &Machine) -> Result<()> {
+    /// A pod's manifest with what is the run's own.
+    pub fn manifest(&self, case: &Case, machine: &Machine) -> Result<Value> {
         let dir = self.dir.display().to_string();
         let of_run = [("NODE_DIR", dir), ("MOST_MEMORY", most(machine.memory)), ("LOOPBACK", loopback())];
         let text = of_run.iter().fold(case.manifest.to_string(), |text, (name, value)| text.replace(name, value));
-        contender::apply(agent, &serde_json::from_str(&text)?)
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// The lines that have to be in the status of a pod before it is compared.
+    pub fn awaited<'a>(&self, case: &'a Case) -> &'a [String] {
+        if self.is_kubelet { &case.until_of_kubelet } else { &case.until }
+    }
+
+    /// Puts a pod's manifest into place.
+    fn apply(&self, case: &Case, agent: &dyn Contender, machine: &Machine) -> Result<()> {
+        contender::apply(agent, &self.manifest(case, machine)?)
     }
 }
 
 /// More than half of so many bytes, as a quantity that nothing writes in another way.
-fn most(memory: u64) -> String {
+pub fn most(memory: u64) -> String {
     format!("{}Mi", (memory / 20 * 11) >> 20 | 1)
 }
 
@@ -165,7 +175,7 @@ pub fn observe(cases: &[Case], stage: &Stage, agent: &dyn Contender, limit: Dura
 fn seen(case: &Case, pod: &Value, stage: &Stage, machine: &Machine) -> Result<Views> {
     let names = names(pod, stage, machine);
     let lines: Vec<_> = status::lines(&pod["status"]).iter().map(|line| names.normal(line)).collect();
-    for until in if stage.is_kubelet { &case.until_of_kubelet } else { &case.until } {
+    for until in stage.awaited(case) {
         lines.iter().find(|line| line.contains(until.as_str())).with_context(|| format!("no {until}"))?;
     }
     let viewers = case.viewers();
@@ -190,7 +200,7 @@ fn seen(case: &Case, pod: &Value, stage: &Stage, machine: &Machine) -> Result<Vi
 }
 
 /// What is this run's in what the pod shows.
-fn names(pod: &Value, stage: &Stage, machine: &Machine) -> Names {
+pub fn names(pod: &Value, stage: &Stage, machine: &Machine) -> Names {
     let mut names = Names::default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     names.add(&stage.dir.display().to_string(), "NODE_DIR");
@@ -246,7 +256,8 @@ fn cgroup(pod: &Value, stage: &Stage) -> Option<Vec<String>> {
     Some(lines)
 }
 
-fn machine() -> Result<Machine> {
+/// What this machine has.
+pub fn machine() -> Result<Machine> {
     let memory = rustix::system::sysinfo();
     let mut machine = Machine { memory: memory.totalram * u64::from(memory.mem_unit), ..Machine::default() };
     // Nothing is sent: the kernel says from where it would be.

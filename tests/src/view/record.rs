@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{View, Views, manifests};
+use super::{View, Views};
 
 /// What one has and the other has not, line by line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,6 +83,33 @@ fn is_of_pod(name: &str) -> bool {
     !name.contains('/')
 }
 
+/// A difference on purpose: how the view's name begins (of a pod `pod`, of a container `pod/container`), section, part of the
+/// line, and why.
+pub type Known = (&'static str, &'static str, &'static str, &'static str);
+
+/// What differs from kubelet's views and not on purpose.
+pub fn differing(kubelet: &Views, limpet: &Views, on_purpose: &[Known]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (name, view) in limpet {
+        let none = View::new();
+        // Of a pod that is there for its status alone nothing else is looked at.
+        let compared = |(section, _): &(String, Difference)| view.contains_key(section);
+        for (section, Difference { missing, added }) in
+            differences(kubelet.get(name).unwrap_or(&none), view).into_iter().filter(compared)
+        {
+            let is_known = |line: &str| {
+                on_purpose.iter().any(|(view, of_section, part, _)| {
+                    name.starts_with(view) && section.starts_with(of_section) && line.contains(part)
+                })
+            };
+            let unknown = |lines: Vec<String>| lines.into_iter().filter(|line| !is_known(line));
+            findings.extend(unknown(missing).map(|line| format!("{name} {section}: - {line}")));
+            findings.extend(unknown(added).map(|line| format!("{name} {section}: + {line}")));
+        }
+    }
+    findings
+}
+
 /// The text of the file: a line for each view.
 pub fn written(views: &Views) -> Result<String> {
     let mut text = String::new();
@@ -112,14 +139,25 @@ pub fn read(text: &str) -> Result<Views> {
     Ok(views)
 }
 
-/// Where kubelet's views are.
-pub fn path() -> PathBuf {
-    manifests::dir().join("kubelet.jsonl")
+/// Where kubelet's views are, of the pods in that directory.
+pub fn path(dir: &Path) -> PathBuf {
+    dir.join("kubelet.jsonl")
 }
 
 /// What a real kubelet gave.
-pub fn of_kubelet() -> Result<Views> {
-    read(&fs::read_to_string(path()).with_context(|| format!("{}", path().display()))?)
+pub fn of_kubelet(dir: &Path) -> Result<Views> {
+    let path = path(dir);
+    read(&fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?)
+}
+
+/// Adds what kubelet gave now; a pod that is not among it keeps what it had. Returns what was recorded before.
+pub fn renew(dir: &Path, views: &Views) -> Result<Views> {
+    let before = of_kubelet(dir).unwrap_or_default();
+    let mut record: Views = before.clone();
+    record.retain(|name, _| name.split('/').next().is_none_or(|pod| !views.contains_key(pod)));
+    record.extend(views.clone());
+    fs::write(path(dir), written(&record)?)?;
+    Ok(before)
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub(super) fn of_pod(
     };
     let scheduled = Standing { holds: true, reason: None, message: None };
     [
-        ("PodReadyToStartContainers", sandboxed(&pod.sandbox)),
+        ("PodReadyToStartContainers", sandboxed(&pod.sandbox, ended.is_some())),
         ("Initialized", initialized),
         ("Ready", ready),
         ("ContainersReady", containers_ready),
@@ -74,9 +74,10 @@ fn gates(pod: &PodState) -> Standing {
     Standing { holds: shut.is_empty(), reason, message: (!shut.is_empty()).then(|| shut.join(", ")) }
 }
 
-/// Whether there is a sandbox that containers may start in.
-fn sandboxed(sandbox: &SandboxState) -> Standing {
+/// Whether there is a sandbox that containers may start in. In that of a pod that has ended none does: it is about to go.
+fn sandboxed(sandbox: &SandboxState, ended: bool) -> Standing {
     let message = match sandbox {
+        SandboxState::Ready(_) if ended => "pod sandbox is not ready",
         SandboxState::Ready(_) => return Standing { holds: true, reason: None, message: None },
         SandboxState::Absent { .. } | SandboxState::Preparing => "no pod sandbox exists",
         SandboxState::Releasing | SandboxState::Gone => "pod sandbox is not ready",
@@ -159,6 +160,8 @@ fn condition(name: &str, standing: Standing, now: Timestamp, before: Option<&Pod
         status: status.to_owned(),
         reason: standing.reason,
         message: standing.message,
+        // kubelet writes it of these alone.
+        last_probe_time: changed.clone().filter(|_| name == "PodResizePending" || name == "PodResizeInProgress"),
         last_transition_time: changed,
         ..PodCondition::default()
     }

@@ -51,8 +51,9 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     PodStatus {
         conditions: (!rejected).then(conditions),
         resources: resources::while_resized(pod),
-        host_ip: node_ips.first().map(IpAddr::to_string),
-        host_ips: (!node_ips.is_empty()).then(|| node_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect()),
+        host_ip: node_ips.first().filter(|_| !rejected).map(IpAddr::to_string),
+        host_ips: (!rejected && !node_ips.is_empty())
+            .then(|| node_ips.iter().map(|ip| HostIP { ip: ip.to_string() }).collect()),
         init_container_statuses: (!refused && !init_statuses.is_empty()).then_some(init_statuses),
         container_statuses: (!refused).then_some(main_statuses),
         ephemeral_container_statuses: (!refused && !ephemeral_statuses.is_empty()).then_some(ephemeral_statuses),
@@ -88,8 +89,8 @@ fn phase(pod: &PodState) -> String {
     }
     let mains: Vec<&ContainerSlot> = pod.containers.iter().filter(|slot| slot.role == Role::Main).collect();
     let exit = |slot: &&ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code);
-    if pod.ending.is_some() && matches!(pod.sandbox, SandboxState::Gone) {
-        // Its last status: whatever its policy, nothing of it runs again.
+    if is_over(pod) {
+        // Whatever its policy, nothing of it runs again.
         let succeeded = mains.iter().all(|slot| exit(slot) == Some(0));
         return if succeeded { "Succeeded" } else { "Failed" }.to_owned();
     }
@@ -107,6 +108,11 @@ fn phase(pod: &PodState) -> String {
         "Failed"
     };
     phase.to_owned()
+}
+
+/// Whether this is its last status: it is deleted, and nothing of it is left.
+fn is_over(pod: &PodState) -> bool {
+    pod.ending.is_some() && matches!(pod.sandbox, SandboxState::Gone)
 }
 
 /// Whether its first instance runs, and the `postStart` hook is not over.
@@ -218,12 +224,26 @@ fn state(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> Con
             return ContainerState { terminated: terminated(instance), ..ContainerState::default() };
         }
     }
+    if is_over(pod) && slot.role == Role::Main && plan::is_initialized(pod) {
+        return never_ran();
+    }
     let (reason, message) = waiting(pod, slot, node, now);
     let message = (!message.is_empty()).then_some(message);
     ContainerState {
         waiting: Some(ContainerStateWaiting { reason: Some(reason), message }),
         ..ContainerState::default()
     }
+}
+
+/// kubelet's state of a container that never ran in a pod that is over (`TerminatePod`).
+fn never_ran() -> ContainerState {
+    let terminated = ContainerStateTerminated {
+        exit_code: 137,
+        reason: Some("ContainerStatusUnknown".to_owned()),
+        message: Some("The container could not be located when the pod was terminated".to_owned()),
+        ..ContainerStateTerminated::default()
+    };
+    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
 /// A container is not shown as running before its `postStart` hook is over, nor while it is stopped because that has failed.

@@ -174,9 +174,10 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
 
 #[test]
 fn the_last_status_of_a_terminated_pod_has_a_terminal_phase_and_its_exits() {
-    let cases: [(Option<Option<i32>>, &str); 3] =
-        [(Some(Some(0)), "Succeeded"), (Some(Some(143)), "Failed"), (None, "Failed")];
-    for (main, phase) in cases {
+    // One that never ran has kubelet's exit code.
+    let cases: [(Option<Option<i32>>, &str, i32); 3] =
+        [(Some(Some(0)), "Succeeded", 0), (Some(Some(143)), "Failed", 143), (None, "Failed", 137)];
+    for (main, phase, code) in cases {
         let mut pod = pod("Always", 0, 1);
         if let Some(end) = main {
             put(&mut pod, 0, end, Duration::ZERO);
@@ -187,7 +188,7 @@ fn the_last_status_of_a_terminated_pod_has_a_terminal_phase_and_its_exits() {
         let last = status(&pod);
         assert_eq!(last.phase.as_deref(), Some(phase), "{main:?}");
         let terminated = last.container_statuses.unwrap().remove(0).state.unwrap().terminated;
-        assert_eq!(terminated.map(|ended| ended.exit_code), main.flatten());
+        assert_eq!(terminated.map(|ended| ended.exit_code), Some(code));
     }
 }
 
