@@ -2,6 +2,7 @@
 
 mod conditions;
 pub mod generate;
+mod never_ran;
 pub mod observed;
 pub mod resources;
 pub mod retired;

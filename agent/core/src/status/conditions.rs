@@ -26,7 +26,7 @@ pub(super) fn of_pod(
     let uninitialized: Vec<&str> = if plan::was_initialized(pod) {
         Vec::new()
     } else {
-        pod.containers.iter().filter(|slot| plan::holds_back_next(pod, slot)).map(|slot| slot.name.as_str()).collect()
+        pod.containers.iter().filter(|slot| is_incomplete(pod, slot)).map(|slot| slot.name.as_str()).collect()
     };
     let ended = match phase {
         "Succeeded" => Some("PodCompleted"),
@@ -54,6 +54,15 @@ pub(super) fn of_pod(
     .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
     .map(|(name, standing)| condition(name, standing, now, before))
     .collect()
+}
+
+/// Whether it is missing to the initialization of the pod. In one that is deleted nothing begins again with another sandbox.
+fn is_incomplete(pod: &PodState, slot: &ContainerSlot) -> bool {
+    match slot.role {
+        Role::Init if pod.ending.is_some() => !slot.has_completed(),
+        Role::Sidecar if pod.ending.is_some() => slot.instance.is_none(),
+        _ => plan::holds_back_next(pod, slot),
+    }
 }
 
 /// Whether every readiness gate is open: others set their conditions at the apiserver.

@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::node_state::NodeState;
 use crate::plan::{self, awaits, restart_all};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, SandboxState};
-use crate::status::{conditions, resources};
+use crate::status::{conditions, never_ran, resources};
 use limpet_model::container::{ContainerUser, Exit};
 use limpet_model::node::NodeAddresses;
 use limpet_model::pod::Role;
@@ -41,6 +41,9 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
         list.push(container_status(pod, slot, node, now));
     }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
+    if is_over(pod) {
+        never_ran::set(&mut init_statuses, &mut main_statuses);
+    }
     let node_ips: Vec<IpAddr> = node.network.addresses.iter().collect();
     let pod_ips = pod_ips(pod, node.network.addresses);
     let verdict = pod.verdict.as_ref();
@@ -224,26 +227,12 @@ fn state(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> Con
             return ContainerState { terminated: terminated(instance), ..ContainerState::default() };
         }
     }
-    if is_over(pod) && slot.role == Role::Main && plan::is_initialized(pod) {
-        return never_ran();
-    }
     let (reason, message) = waiting(pod, slot, node, now);
     let message = (!message.is_empty()).then_some(message);
     ContainerState {
         waiting: Some(ContainerStateWaiting { reason: Some(reason), message }),
         ..ContainerState::default()
     }
-}
-
-/// kubelet's state of a container that never ran in a pod that is over (`TerminatePod`).
-fn never_ran() -> ContainerState {
-    let terminated = ContainerStateTerminated {
-        exit_code: 137,
-        reason: Some("ContainerStatusUnknown".to_owned()),
-        message: Some("The container could not be located when the pod was terminated".to_owned()),
-        ..ContainerStateTerminated::default()
-    };
-    ContainerState { terminated: Some(terminated), ..ContainerState::default() }
 }
 
 /// A container is not shown as running before its `postStart` hook is over, nor while it is stopped because that has failed.
