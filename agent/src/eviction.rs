@@ -64,7 +64,7 @@ struct Memory {
     watch: Watch,
     memory_alarm: Alarm,
     disk_alarm: Alarm,
-    /// Of the memory that all pods have; set anew by each look.
+    /// Of the memory that all pods have; each look sets it again.
     pods_alarm: Option<MemoryAlarm>,
     /// How long what was left of disks and of memory lasts at the least.
     disks_last: Duration,
@@ -110,7 +110,7 @@ impl Evictor {
                     due = earlier(due, Some(soon(memory.disks_last)));
                     continue;
                 }
-                () = rings(memory.pods_alarm.as_ref()), if due.is_some() => {
+                () = rings_if_set(memory.pods_alarm.as_ref()), if due.is_some() => {
                     memory.pods_alarm = None;
                     tracing::debug!("all pods together have used up what was left of memory");
                     due = earlier(due, Some(soon(memory.memory_lasts)));
@@ -152,6 +152,7 @@ impl Evictor {
         let observed = self.pods.observed.load();
         let short = finding.pressure.iter().next().is_some();
         if !observed.pods.values().any(|pod| runs(pod)) && (observed.pods.is_empty() || !short) {
+            memory.pods_alarm = None;
             return None;
         }
         memory.pods_alarm = self.set_alarm(&measured).await;
@@ -161,9 +162,10 @@ impl Evictor {
         earlier(Some(now + pause), finding.next.map(Instant::from_std))
     }
 
-    /// The alarm of the pods' memory, if some threshold is about memory.
+    /// The alarm of the pods' memory, if some threshold is about memory. Where none is left, it is measured often anyway.
     async fn set_alarm(&self, measured: &Measured) -> Option<MemoryAlarm> {
-        let alarm = self.meter.cgroups.memory_alarm(self.policy.memory_left(&measured.seen)?).await;
+        let left = self.policy.memory_left(&measured.seen).filter(|left| *left > 0)?;
+        let alarm = self.meter.cgroups.memory_alarm(left).await;
         alarm.inspect_err(|error| tracing::debug!(%error, "no alarm of the pods' memory")).ok()
     }
 
@@ -263,7 +265,7 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
     one.into_iter().chain(other).min()
 }
 
-async fn rings(alarm: Option<&MemoryAlarm>) {
+async fn rings_if_set(alarm: Option<&MemoryAlarm>) {
     match alarm {
         Some(alarm) => alarm.rings().await,
         None => std::future::pending().await,

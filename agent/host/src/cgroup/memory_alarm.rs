@@ -16,6 +16,9 @@ use super::{CgroupError, Cgroups, blocking};
 use crate::inotify::register;
 use limpet_model::pod::qos::QosClass;
 
+/// So close to its limit a group counts as being there, in bytes.
+const BATCH: u64 = 1 << 20;
+
 /// An alarm that rings once.
 #[derive(Debug)]
 pub struct MemoryAlarm {
@@ -27,7 +30,7 @@ impl Cgroups {
     /// Sets an alarm: the pods have `more` bytes more than now, or have come to their limit.
     ///
     /// # Errors
-    /// The kernel does not count the pods' memory.
+    /// The kernel does not count the pods' memory, or, with v2, they have no limit together.
     pub async fn memory_alarm(&self, more: u64) -> Result<MemoryAlarm, CgroupError> {
         let cgroups = self.clone();
         let set = move || {
@@ -36,10 +39,13 @@ impl Cgroups {
             let missing = || io::Error::from(io::ErrorKind::NotFound);
             let path = hierarchies.path("memory", &group).ok_or_else(missing);
             let set = path.and_then(|path| if hierarchies.is_v2() { at_limit(&path) } else { at_usage(&path, more) });
-            set.map_err(|source| failed(group, source))
+            match set {
+                Ok((file, interest)) => Ok((file, interest, group)),
+                Err(source) => Err(failed(group, source)),
+            }
         };
-        let (file, interest) = blocking(set).await?;
-        let file = register(file, interest).map_err(|source| failed(PathBuf::new(), source))?;
+        let (file, interest, group) = blocking(set).await?;
+        let file = register(file, interest).map_err(|source| failed(group, source))?;
         Ok(MemoryAlarm { file, interest })
     }
 }
@@ -60,20 +66,27 @@ fn failed(path: PathBuf, source: io::Error) -> CgroupError {
 
 /// v2: the file that changes when the group comes to its limit.
 fn at_limit(group: &Path) -> io::Result<(File, Interest)> {
+    if fs::read_to_string(group.join("memory.max"))?.trim() == "max" {
+        return Err(io::Error::other("there is no limit"));
+    }
     let mut events = File::open(group.join("memory.events.local"))?;
     // The kernel reports what happens after it was read.
     events.read_to_string(&mut String::new())?;
     Ok((events, Interest::PRIORITY))
 }
 
-/// v1: an eventfd of the moment at which the group has `more` bytes more.
+/// v1: an eventfd of the moment at which the group has `more` bytes more, or comes to its limit: files that the kernel could drop
+/// count as well.
 fn at_usage(group: &Path, more: u64) -> io::Result<(File, Interest)> {
-    let mut usage = File::open(group.join("memory.usage_in_bytes"))?;
-    let mut now = String::new();
-    usage.read_to_string(&mut now)?;
-    let now: u64 = now.trim().parse().map_err(io::Error::other)?;
+    let value = |name: &str| -> io::Result<u64> {
+        fs::read_to_string(group.join(name))?.trim().parse().map_err(io::Error::other)
+    };
+    let usage = File::open(group.join("memory.usage_in_bytes"))?;
+    // The kernel counts in batches: it may not reach the limit itself.
+    let limit = value("memory.limit_in_bytes")?.saturating_sub(BATCH);
+    let at = value("memory.usage_in_bytes")?.saturating_add(more).min(limit);
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let order = format!("{} {} {}", event.as_raw_fd(), usage.as_raw_fd(), now.saturating_add(more));
+    let order = format!("{} {} {}", event.as_raw_fd(), usage.as_raw_fd(), at);
     fs::write(group.join("cgroup.event_control"), order)?;
     Ok((File::from(event), Interest::READABLE))
 }
