@@ -130,10 +130,12 @@ impl Mirrors {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
                 let before = self.found.replace(BTreeMap::new()).unwrap_or_default();
-                before.keys().for_each(|key| self.observed.set_mirror(key, None));
                 // A cluster that was restored has mirrors again that were deleted, and older statuses.
                 self.known.values_mut().for_each(|known| (known.deleted, known.status) = (None, None));
                 pods.iter().for_each(|pod| self.stored(pod));
+                let found = self.found.get_or_insert_default();
+                let gone = before.keys().filter(|key| !found.contains_key(key));
+                gone.for_each(|key| self.observed.set_mirror(key, None));
             }
             Update::Stored(pod) => self.stored(&pod),
             Update::Deleted(pod) => {
@@ -271,6 +273,7 @@ impl Mirrors {
         match done {
             Done::Created(mirror) => {
                 known.admitted = Some(mirror.clone());
+                self.observed.set_mirror(key, Some(&mirror.uid));
                 self.found.get_or_insert_default().insert(key.clone(), mirror);
             }
             Done::Deleted(uid) => {
