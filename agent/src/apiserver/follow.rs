@@ -89,7 +89,7 @@ impl Start {
 
 /// Sends every update; ends once the receiver is dropped.
 pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Update>) {
-    let (mut failures, mut start) = (0_u32, Start::Newest);
+    let (mut failures, mut start, mut unanswered) = (0_u32, Start::Newest, false);
     let mut beginnings = link.beginnings();
     while !updates.is_closed() {
         if what.leads.is_none() {
@@ -121,7 +121,9 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
                 error.retry_after()
             }
         };
-        failures = failures_after(failures, watched);
+        let was_unanswered = std::mem::replace(&mut unanswered, ended.is_err_and(|error| error.code().is_none()));
+        // A server that answers again, and is busy, has not refused before.
+        failures = if was_unanswered && !unanswered { 1 } else { failures_after(failures, watched) };
         let took = if watched.is_none() { begun.elapsed() } else { Duration::ZERO };
         if link.pause_after(failures, asked, took).await {
             failures = 0;

@@ -28,9 +28,11 @@ use limpet_core::connectivity::{Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
 use limpet_model::pod::PodKey;
+use turns::Turns;
 
 mod pauses;
 mod requests;
+mod turns;
 
 /// What others are shown of the cluster.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,6 +93,7 @@ struct Shared {
     streams_lists: AtomicBool,
     /// The version that the list of Pods and what followed it have come to; 0: none.
     pods_version: AtomicU64,
+    turns: Turns,
     outbox: Outbox,
     node_network: watch::Receiver<NodeNetwork>,
     metrics: Metrics,
@@ -160,6 +163,7 @@ impl Link {
             answered: AtomicI64::new(NEVER),
             streams_lists: AtomicBool::new(true),
             pods_version: AtomicU64::new(0),
+            turns: Turns::default(),
             outbox: Outbox::default(),
             node_network,
             metrics,
@@ -272,6 +276,7 @@ impl Link {
     fn failed(&self, cause: Cause, error: &RequestError) {
         // A server that answers so has nothing against the connection, and one that is busy is spared new ones.
         if cause != Cause::ServerError {
+            self.0.turns.lost();
             *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
         let now = Timestamp::now();

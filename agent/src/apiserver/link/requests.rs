@@ -4,16 +4,21 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use hyper::Method;
 use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use super::turns::{Need, Turn};
 use super::{Link, cause};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::watch::Watch;
 use limpet_apiserver::{Request, RequestError, Resource, Selector, Traffic, WatchFrom};
 use limpet_core::stored_status::StoredStatus;
+
+/// `Too Many Requests`, RFC 6585.
+const BUSY: u16 = 429;
 
 impl Link {
     /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the connection for all.
@@ -21,15 +26,20 @@ impl Link {
         let (verb, resource) = (request.method.to_string(), request.resource.kind());
         let span = tracing::debug_span!("request", verb, path = request.resource.path());
         let sent = async {
+            let asked = Instant::now();
+            let need = Need::of(&request.resource, request.method == Method::GET);
+            let turn = self.0.turns.take(need).await;
             let (mut traffic, begun) = (Traffic::default(), Instant::now());
             let result = match self.client().await {
                 Ok(client) => client.send_counted(request, &mut traffic).await,
                 Err(error) => Err(error),
             };
-            let took = begun.elapsed();
+            let (waited, took) = (begun - asked, begun.elapsed());
             self.0.metrics.apiserver().answered(&verb, resource, took, traffic);
             let Traffic { code, sent, received } = traffic;
-            tracing::debug!(code, took_ms = took.as_millis(), sent, received, "answered");
+            let (waited_ms, took_ms) = (waited.as_millis(), took.as_millis());
+            tracing::debug!(code, waited_ms, took_ms, sent, received, "answered");
+            self.end_turn(need, turn, &result);
             self.judge(&verb, resource, code, result)
         };
         // In an allocation of its own: tasks that wait for days would keep room for it in theirs.
@@ -60,11 +70,14 @@ impl Link {
         let kind = resource.kind();
         let span = tracing::debug_span!("request", verb = "WATCH", path = resource.path(), selector = selector.fields);
         let begun = async {
+            let need = Need::of(&resource, true);
+            let turn = self.0.turns.take(need).await;
             let result = match self.client().await {
                 Ok(client) => client.watch(resource, selector, from, limit).await,
                 Err(error) => Err(error),
             };
             let code = code(&result);
+            self.end_turn(need, turn, &result);
             tracing::debug!(code, ?from, "answered");
             // The method of HTTP, as client-go counts a watch.
             self.judge("GET", kind, code, result)
@@ -80,6 +93,17 @@ impl Link {
     /// The server has refused that. One that was upgraded since is asked again by the next agent.
     pub(in crate::apiserver) fn set_no_streaming_lists(&self) {
         self.0.streams_lists.store(false, Ordering::Relaxed);
+    }
+
+    fn end_turn<T>(&self, need: Option<Need>, turn: Option<Turn>, result: &Result<T, RequestError>) {
+        match result {
+            Ok(_) => turn.iter().for_each(Turn::answered),
+            Err(error) if error.code() == Some(BUSY) => {
+                // A server that has no time for a heartbeat has none for anything.
+                self.0.turns.busy(need.unwrap_or(Need::Pods), error.retry_after(), fastrand::u64(..));
+            }
+            Err(_) => {}
+        }
     }
 
     fn judge<T>(

@@ -1,0 +1,346 @@
+//! Turns: how many requests of the node run at a time, and which go first. What an outage leaves goes in order of need, and
+//! begins with few requests at a time; the sooner they are answered the more there are. A server to which all nodes come back
+//! at once, or that says it is busy (API Priority and Fairness answers 429), has only a few of each node to queue.
+//!
+//! Heartbeats never wait, because a node whose lease is not renewed loses its pods; neither do reviews, for which a client of the
+//! node's own API waits.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use limpet_apiserver::Resource;
+use limpet_core::connectivity;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// How many requests run at a time after a loss of the connection, or a refusal of a busy server.
+const FEWEST: usize = 2;
+/// The most that run at a time. More would only wait in a busy server, or on a slow link.
+const MOST: usize = 32;
+/// A request that is answered within this time is followed by one more; of slow ones all that run are.
+const SOON: Duration = Duration::from_millis(250);
+/// What runs that long holds up no other: a mirror pod whose creation a webhook looks at, for example.
+const STALL: Duration = Duration::from_secs(1);
+
+/// What a request is for; those that go first come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Need {
+    /// Which pods are to run and which are deleted.
+    Pods,
+    /// What became of the pods.
+    Status,
+    /// Mirrors, and the removal of deleted pods that have ended.
+    Mirror,
+    /// What pods need to start, and all else.
+    Object,
+    /// Events.
+    Event,
+}
+
+impl Need {
+    /// The need of a request; `None`: it waits for no turn.
+    pub(super) fn of(resource: &Resource, is_read: bool) -> Option<Self> {
+        match resource {
+            Resource::Nodes | Resource::Node(_) | Resource::NodeStatus(_) => None,
+            Resource::Leases(_) | Resource::Lease(..) => None,
+            Resource::TokenReviews | Resource::SubjectAccessReviews => None,
+            Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) if is_read => Some(Self::Pods),
+            Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) => Some(Self::Mirror),
+            Resource::PodStatus(..) => Some(Self::Status),
+            Resource::Events(_) | Resource::Event(..) => Some(Self::Event),
+            _ => Some(Self::Object),
+        }
+    }
+}
+
+/// The turns of one node. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Turns(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    running: usize,
+    limit: usize,
+    /// Slow answers since the limit was raised last.
+    slow: usize,
+    /// When the last turn was given.
+    given: Option<Instant>,
+    /// How many have waited: of one need, the first goes first.
+    count: u64,
+    waiting: BTreeMap<(Need, u64), oneshot::Sender<Turn>>,
+    /// The server has asked not to be asked before that for this need, and those after it.
+    hold: Option<(Need, Instant)>,
+    /// Counts the losses of the connection: requests of one that is lost hold up none of the next.
+    connection: u64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            running: 0,
+            limit: FEWEST,
+            slow: 0,
+            given: None,
+            count: 0,
+            waiting: BTreeMap::new(),
+            hold: None,
+            connection: 0,
+        }
+    }
+}
+
+/// A request's turn, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    turns: Turns,
+    begun: Instant,
+    connection: u64,
+}
+
+impl Turn {
+    /// The request was answered, and not refused.
+    pub(super) fn answered(&self) {
+        self.turns.lock().answered(self.begun.elapsed());
+    }
+}
+
+impl State {
+    fn answered(&mut self, took: Duration) {
+        self.slow += usize::from(took > SOON);
+        if took <= SOON || self.slow >= self.limit {
+            (self.limit, self.slow) = (MOST.min(self.limit + 1), 0);
+        }
+    }
+
+    /// Until when requests of that need are held.
+    fn held_until(&self, need: Need) -> Option<Instant> {
+        let (first, until) = self.hold?;
+        (first <= need && until > Instant::now()).then_some(until)
+    }
+
+    fn begin_with_few(&mut self) {
+        (self.limit, self.slow) = (FEWEST, 0);
+    }
+}
+
+impl Turns {
+    /// Waits for the turn of a request; `None`: it needs none.
+    pub(super) async fn take(&self, need: Option<Need>) -> Option<Turn> {
+        let need = need?;
+        let mut given = self.queue(need);
+        loop {
+            self.admit();
+            let until = self.lock().held_until(need).unwrap_or_else(|| Instant::now() + STALL);
+            tokio::select! {
+                biased;
+                // Who is in the list gets a turn before its sender is dropped.
+                turn = &mut given => return turn.ok(),
+                () = tokio::time::sleep_until(until) => {}
+            }
+        }
+    }
+
+    fn queue(&self, need: Need) -> oneshot::Receiver<Turn> {
+        let (give, given) = oneshot::channel();
+        let mut state = self.lock();
+        state.count += 1;
+        let place = (need, state.count);
+        state.waiting.insert(place, give);
+        given
+    }
+
+    /// The server is busy, and may ask for a pause. What is more urgent than the request that it refused goes on. `chance` spreads
+    /// the nodes that were refused together.
+    pub(super) fn busy(&self, need: Need, asked: Option<Duration>, chance: u64) {
+        // One object's long pause is its own.
+        let asked = asked.map(|asked| asked.min(connectivity::LONGEST));
+        let until = Instant::now() + connectivity::pause(1, asked, connectivity::LONGEST, chance);
+        let mut state = self.lock();
+        state.begin_with_few();
+        let running = state.hold.filter(|(_, until)| *until > Instant::now());
+        state.hold = Some(running.map_or((need, until), |(first, known)| (first.min(need), known.max(until))));
+    }
+
+    /// The connection is lost.
+    pub(super) fn lost(&self) {
+        let mut state = self.lock();
+        state.begin_with_few();
+        (state.running, state.connection) = (0, state.connection + 1);
+    }
+
+    /// Gives the turns that are free to those who wait.
+    fn admit(&self) {
+        // Dropped once the lock is free: a turn whose request is not waiting any more goes to the next.
+        let mut returned = Vec::new();
+        let mut state = self.lock();
+        let now = Instant::now();
+        if state.running >= state.limit && state.given.is_some_and(|given| now - given >= STALL) {
+            state.limit = MOST.min(state.limit + 1);
+        }
+        while state.running < state.limit
+            && let Some(first) = state.waiting.first_entry()
+        {
+            let need = first.key().0;
+            if first.get().is_closed() {
+                first.remove();
+                continue;
+            }
+            // Those after it are less urgent, and held as well.
+            if state.held_until(need).is_some() {
+                break;
+            }
+            let Some((_, waiter)) = state.waiting.pop_first() else { break };
+            (state.running, state.given) = (state.running + 1, Some(now));
+            let turn = Turn { turns: self.clone(), begun: now, connection: state.connection };
+            returned.extend(waiter.send(turn).err());
+        }
+        drop(state);
+        drop(returned);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.turns.lock();
+        if state.connection == self.connection {
+            state.running -= 1;
+        }
+        drop(state);
+        self.turns.admit();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tokio::task::JoinSet;
+    use tokio::time;
+
+    use super::*;
+
+    const SLOW: Duration = Duration::from_millis(300);
+
+    /// Takes a turn for each need at once, and is answered after `took`. Returns the order in which they had them.
+    fn ask(turns: &Turns, needs: &[Need], took: Duration, tasks: &mut JoinSet<()>) -> Arc<Mutex<Vec<Need>>> {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        for need in needs.iter().copied() {
+            let (turns, order) = (turns.clone(), Arc::clone(&order));
+            tasks.spawn(async move {
+                let turn = turns.take(Some(need)).await;
+                order.lock().unwrap().push(need);
+                time::sleep(took).await;
+                turn.unwrap().answered();
+            });
+        }
+        order
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_goes_in_order_of_need_two_at_a_time() {
+        use Need::{Event, Mirror, Object, Pods, Status};
+        let turns = Turns::default();
+        turns.busy(Pods, Some(Duration::from_secs(3)), 0);
+        assert!(turns.take(None).await.is_none(), "a heartbeat");
+        let mut tasks = JoinSet::new();
+        let order = ask(&turns, &[Event, Object, Status, Event, Mirror, Pods], SLOW, &mut tasks);
+        time::sleep(Duration::from_millis(2_950)).await;
+        assert_eq!(*order.lock().unwrap(), [], "the server has asked for a pause");
+        time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(order.lock().unwrap().len(), 2);
+        tasks.join_all().await;
+        let mut order = order.lock().unwrap().split_off(0);
+        // Two that have their turn together may be seen in any order.
+        order.chunks_mut(2).for_each(<[Need]>::sort);
+        assert_eq!(order, [Pods, Status, Mirror, Object, Event, Event]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_that_begins_while_requests_wait_ends_for_them() {
+        let (turns, mut tasks) = (Turns::default(), JoinSet::new());
+        let order = ask(&turns, &[Need::Status; 5], Duration::from_millis(100), &mut tasks);
+        time::sleep(Duration::from_millis(50)).await;
+        turns.busy(Need::Status, Some(Duration::from_secs(4)), 0);
+        let begun = Instant::now();
+        ask(&turns, &[Need::Pods], Duration::ZERO, &mut tasks);
+        time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(order.lock().unwrap().len(), 2);
+        tasks.join_all().await;
+        assert!(begun.elapsed() < Duration::from_millis(4_500), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_more_urgent_than_what_was_refused_goes_on() {
+        let turns = Turns::default();
+        turns.busy(Need::Event, Some(Duration::from_secs(5)), 0);
+        let begun = Instant::now();
+        assert!(turns.take(Some(Need::Status)).await.is_some());
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert!(turns.take(Some(Need::Event)).await.is_some());
+        assert_eq!(begun.elapsed(), Duration::from_secs(5));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_of_a_lost_connection_hold_up_none_of_the_next() {
+        let (turns, mut hung, mut tasks) = (Turns::default(), JoinSet::new(), JoinSet::new());
+        ask(&turns, &[Need::Pods; FEWEST], Duration::from_secs(10), &mut hung);
+        time::sleep(Duration::from_millis(1)).await;
+        turns.lost();
+        let begun = Instant::now();
+        ask(&turns, &[Need::Pods; FEWEST], Duration::ZERO, &mut tasks);
+        tasks.join_all().await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        hung.shutdown().await;
+        assert_eq!(turns.lock().running, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_sooner_the_answers_the_more_run_at_a_time() {
+        let limit_after = async |answers: usize, took: u64| {
+            let (turns, mut tasks) = (Turns::default(), JoinSet::new());
+            let begun = Instant::now();
+            ask(&turns, &vec![Need::Status; answers], Duration::from_millis(took), &mut tasks);
+            tasks.join_all().await;
+            (turns.lock().limit, begun.elapsed().as_millis())
+        };
+        // 2, 4, 8, 16 at a time.
+        assert_eq!(limit_after(30, 10).await, (32, 40));
+        // 2, 3, 4, 5, 6, 7 and what is left.
+        assert_eq!(limit_after(28, 600).await, (8, 4_200));
+        let turns = Turns::default();
+        (0..100).for_each(|_| turns.lock().answered(SOON));
+        assert_eq!(turns.lock().limit, MOST);
+        turns.lost();
+        assert_eq!(turns.lock().limit, FEWEST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_runs_long_holds_up_no_other() {
+        let (turns, mut hung, mut tasks) = (Turns::default(), JoinSet::new(), JoinSet::new());
+        ask(&turns, &[Need::Pods; FEWEST], Duration::from_secs(10), &mut hung);
+        time::sleep(Duration::from_millis(1)).await;
+        let begun = Instant::now();
+        ask(&turns, &[Need::Status; 3], Duration::from_millis(10), &mut tasks);
+        tasks.join_all().await;
+        assert!(begun.elapsed() < STALL * 2, "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_turn_of_one_that_does_not_wait_any_more_goes_to_the_next() {
+        let turns = Turns::default();
+        turns.busy(Need::Pods, None, 0);
+        let mut given_up = JoinSet::new();
+        ask(&turns, &[Need::Pods; 5], SLOW, &mut given_up);
+        time::sleep(Duration::from_millis(1)).await;
+        given_up.shutdown().await;
+        let mut tasks = JoinSet::new();
+        let order = ask(&turns, &[Need::Event; 5], SLOW, &mut tasks);
+        tasks.join_all().await;
+        assert_eq!(order.lock().unwrap().len(), 5);
+        assert_eq!(turns.lock().running, 0);
+    }
+}
