@@ -1,21 +1,27 @@
 //! What probes cost: pods with a startup, a readiness and a liveness probe each, every ten seconds; wake-ups, processor time and
 //! memory of limpet and, with `--kubelet`, of a real kubelet, beside what containerd and the shims need for them.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::containerd::Containerd;
 use limpet_tests::contender::{Contender, Stage, apply, remove, settle, wait_ready};
 use limpet_tests::footprint::{Footprint, pids, processor};
+use limpet_tests::grpc_health::HealthServer;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::{measure, wait};
 use serde_json::{Value, json};
 
 /// How many pods are probed, and how many are there without probes before.
 const PODS: usize = 100;
+/// A probe of each kind: at the start, of readiness, of liveness.
+const PROBES_OF_POD: usize = 3;
+/// How much private memory of limpet a probe may take.
+const KIB_OF_PROBE: usize = 4;
 /// Every probe's period.
 const PERIOD_SECONDS: u32 = 10;
 /// After the last pod is ready, what belongs to its start still ends.
@@ -32,11 +38,41 @@ fn main() -> Result<()> {
     let rows = stage.measure(|stage| measure_all(stage, window))?;
     print(&rows);
     measure::write(env!("CARGO_TARGET_TMPDIR"), "probes", version, rows.iter().map(Row::json).collect())?;
-    stage.finish()
+    stage.finish()?;
+    check_budget(&rows)
 }
 
 /// The handlers that the pods are probed by.
-const HANDLERS: [&str; 3] = ["none", "tcpSocket", "exec"];
+const HANDLERS: [&str; 5] = ["none", "tcpSocket", "httpGet", "grpc", "exec"];
+
+/// What the probes connect to: the pods are on the host's network.
+struct Servers {
+    tcp: u16,
+    http: u16,
+    grpc: HealthServer,
+}
+
+impl Servers {
+    fn start() -> Result<Self> {
+        let tcp = serve(drop)?;
+        let http = serve(|mut stream| {
+            stream.set_read_timeout(Some(Duration::from_secs(1))).ok();
+            // The client's request fits into one read.
+            if matches!(stream.read(&mut [0; 4_096]), Ok(1..)) {
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok").ok();
+            }
+        })?;
+        Ok(Self { tcp, http, grpc: HealthServer::start()? })
+    }
+}
+
+/// Answers each connection until the bench ends; returns the port.
+fn serve(answer: impl Fn(TcpStream) + Send + 'static) -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let port = listener.local_addr()?.port();
+    thread::spawn(move || listener.incoming().flatten().for_each(answer));
+    Ok(port)
+}
 
 /// What the processes of one kind cost a second.
 struct Row {
@@ -62,17 +98,14 @@ impl Row {
 
 fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
     let dir = stage.node.dir().to_owned();
-    // Accepts by itself, as far as its queue goes; the rest is taken off below.
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    let port = listener.local_addr()?.port();
-    thread::spawn(move || listener.incoming().for_each(drop));
+    let servers = Servers::start()?;
     let (contenders, containerd) = stage.parts();
     let mut rows = Vec::new();
     for contender in contenders {
         for handler in HANDLERS {
             // Each on an agent of its own: what the burst of a hundred starts leaves of its heap stays.
             contender.start()?;
-            (0..PODS).try_for_each(|number| apply(contender, &probed(number, handler, port)))?;
+            (0..PODS).try_for_each(|number| apply(contender, &probed(number, handler, &servers)))?;
             wait_ready(contender, PODS)?;
             pass(SETTLING)?;
             let kinds = processes(contender, containerd, &dir)?;
@@ -98,14 +131,28 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
+/// Whether limpet has at most its budget more than without probes.
+fn check_budget(rows: &[Row]) -> Result<()> {
+    let mut of_agent = rows.iter().filter(|row| row.who == "limpet" && row.kind == "agent");
+    let without = of_agent.clone().find(|row| row.handler == HANDLERS[0]).context("nothing was measured")?.private_kib;
+    let budget = (PODS * PROBES_OF_POD * KIB_OF_PROBE) as u64;
+    of_agent.try_for_each(|Row { handler, private_kib, .. }| {
+        let more = private_kib.saturating_sub(without);
+        ensure!(more <= budget, "probes by {handler} take {more} KiB of private memory, of a budget of {budget}");
+        Ok(())
+    })
+}
+
 fn name(number: usize) -> String {
     format!("probed-{number}")
 }
 
-fn probed(number: usize, handler: &str, port: u16) -> Value {
+fn probed(number: usize, handler: &str, servers: &Servers) -> Value {
     let action = match handler {
         "exec" => json!({ "exec": { "command": ["true"] } }),
-        "tcpSocket" => json!({ "tcpSocket": { "port": port } }),
+        "tcpSocket" => json!({ "tcpSocket": { "port": servers.tcp } }),
+        "httpGet" => json!({ "httpGet": { "port": servers.http, "path": "/healthz" } }),
+        "grpc" => json!({ "grpc": { "port": servers.grpc.port } }),
         _ => return pod(&name(number), json!({ "containers": [shell("main", IDLE)] })),
     };
     let probe = with(action, json!({ "periodSeconds": PERIOD_SECONDS, "timeoutSeconds": PERIOD_SECONDS }));
@@ -117,7 +164,7 @@ fn probed(number: usize, handler: &str, port: u16) -> Value {
 fn pass(time: Duration) -> Result<()> {
     let start = std::time::Instant::now();
     while start.elapsed() < time {
-        anyhow::ensure!(!wait::interrupted(), "interrupted");
+        ensure!(!wait::interrupted(), "interrupted");
         thread::sleep(Duration::from_millis(500).min(time));
     }
     Ok(())
