@@ -50,12 +50,9 @@ const ON_PURPOSE: &[Known] = &[
     ("", "status", "resources.limits.memory = 9007199254740988Ki", "kubelet shows a cgroup without a limit so"),
     ("a-port-taken", "status", "message = ", "limpet names the pod that has the port"),
     ("a-no-config-map-of-volume", "status", "state.waiting.message", "limpet says what the pod waits for"),
-    (
-        "a-deleted-",
-        "status",
-        "Ready].",
-        "kubelet leaves them as they were when it sets the states of containers that never ran",
-    ),
+    ("a-deleted-after-init", "status", "Ready].", AS_BEFORE),
+    ("a-deleted-before-init", "status", "Ready].", AS_BEFORE),
+    ("a-deleted-while-pending", "status", "Ready].", AS_BEFORE),
     (
         "a-too-much-disk",
         "status",
@@ -64,6 +61,8 @@ const ON_PURPOSE: &[Known] = &[
     ),
     ("a-too-much-disk", "status", "resources.", "the same"),
 ];
+
+const AS_BEFORE: &str = "kubelet leaves them as they were when it sets the states of containers that never ran";
 
 fn a_pod_of_a_cluster_is_as_under_kubelet(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
@@ -216,12 +215,13 @@ fn without_amounts(line: &str) -> String {
     cut.map_or_else(|| line.to_owned(), |(kept, _)| kept.to_owned())
 }
 
-/// A container runs, or has a reason why not.
+/// Its main container runs, or one has a reason why not.
 fn has_begun(pod: &Value) -> bool {
     let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
     let mut containers = lists.filter_map(|list| pod["status"][list].as_array()).flatten();
-    containers.any(|container| {
+    let is_kept = |container: &Value| {
         let reason = container["state"]["waiting"]["reason"].as_str();
-        container["state"]["running"].is_object() || reason.is_some_and(|reason| reason.starts_with("Err"))
-    })
+        reason.is_some_and(|reason| reason.starts_with("Err"))
+    };
+    pod["status"]["containerStatuses"][0]["state"]["running"].is_object() || containers.any(is_kept)
 }

@@ -56,11 +56,10 @@ pub(super) fn of_pod(
     .collect()
 }
 
-/// Whether it is missing to the initialization of the pod. In one that is deleted nothing begins again with another sandbox.
+/// Whether it is missing to the initialization of the pod. In one that is deleted no init container runs again for another sandbox.
 fn is_incomplete(pod: &PodState, slot: &ContainerSlot) -> bool {
     match slot.role {
         Role::Init if pod.ending.is_some() => !slot.has_completed(),
-        Role::Sidecar if pod.ending.is_some() => slot.instance.is_none(),
         _ => plan::holds_back_next(pod, slot),
     }
 }

@@ -42,7 +42,9 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
     if is_over(pod) {
-        never_ran::set(&mut init_statuses, &mut main_statuses);
+        let last_init = pod.containers.iter().rfind(|slot| matches!(slot.role, Role::Init | Role::Sidecar));
+        let ends_with_sidecar = last_init.is_some_and(|slot| slot.role == Role::Sidecar);
+        never_ran::set(&mut init_statuses, &mut main_statuses, ends_with_sidecar);
     }
     let node_ips: Vec<IpAddr> = node.network.addresses.iter().collect();
     let pod_ips = pod_ips(pod, node.network.addresses);

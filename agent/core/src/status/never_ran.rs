@@ -5,12 +5,14 @@ use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Conta
 
 /// Ends those that could have run: main containers of a pod that was initialized, and init containers up to the last one that
 /// was tried, or the first.
-pub(super) fn set(inits: &mut [ContainerStatus], mains: &mut [ContainerStatus]) {
+/// `ends_with_sidecar`: the last init container is one, which counts once it has run.
+pub(super) fn set(inits: &mut [ContainerStatus], mains: &mut [ContainerStatus], ends_with_sidecar: bool) {
     let has_succeeded = |status: &ContainerStatus| {
         let ended = status.state.as_ref().and_then(|state| state.terminated.as_ref());
         ended.is_some_and(|ended| ended.exit_code == 0)
     };
-    let initialized = inits.last().is_none_or(has_succeeded) || mains.iter().any(has_run);
+    let is_done = |last| if ends_with_sidecar { has_run(last) } else { has_succeeded(last) };
+    let initialized = inits.last().is_none_or(is_done) || mains.iter().any(has_run);
     let tried = inits.iter().rposition(has_run).unwrap_or(0) + 1;
     let mains = mains.iter_mut().filter(|_| initialized);
     inits.iter_mut().take(tried).chain(mains).filter(|status| waits(status)).for_each(end);
@@ -41,13 +43,14 @@ mod tests {
 
     use super::*;
 
-    /// `w`: waits, `0`, `1`: has ended with that, `r`: waits after a run.
+    /// `w`: waits, `0`, `1`: has ended with that, `r`: waits after a run, `s`: a sidecar that has ended.
     fn statuses(states: &str) -> Vec<ContainerStatus> {
         let status = |state: char| {
             let ended = |code: char| json!({ "terminated": { "exitCode": code.to_digit(10) } });
             let (state, last) = match state {
                 'w' => (json!({ "waiting": {} }), Value::Null),
                 'r' => (json!({ "waiting": {} }), ended('1')),
+                's' => (ended('1'), Value::Null),
                 code => (ended(code), Value::Null),
             };
             let status = json!({
@@ -77,10 +80,11 @@ mod tests {
             ("0r", "w", ".x", "w"),
             ("0w", "r", ".w", "x"),
             ("00", "0", "..", "."),
+            ("0s", "w", "..", "x"),
         ];
         for (inits, mains, inits_after, mains_after) in table {
             let (mut init_statuses, mut main_statuses) = (statuses(inits), statuses(mains));
-            set(&mut init_statuses, &mut main_statuses);
+            set(&mut init_statuses, &mut main_statuses, inits.ends_with('s'));
             let after = (ended(&init_statuses), ended(&main_statuses));
             assert_eq!(after, (inits_after.to_owned(), mains_after.to_owned()), "{inits} {mains}");
         }
