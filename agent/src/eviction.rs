@@ -64,8 +64,10 @@ struct Memory {
     watch: Watch,
     memory_alarm: Alarm,
     disk_alarm: Alarm,
-    /// Of the memory that all pods have; each look sets it again.
+    /// Of the memory that all pods have. Each look sets it again, but for one that it has caused: page cache at the limit would
+    /// have it ring without end.
     pods_alarm: Option<MemoryAlarm>,
+    alarmed: bool,
     /// How long what was left of disks and of memory lasts at the least.
     disks_last: Duration,
     memory_lasts: Duration,
@@ -111,7 +113,7 @@ impl Evictor {
                     continue;
                 }
                 () = rings_if_set(memory.pods_alarm.as_ref()), if due.is_some() => {
-                    memory.pods_alarm = None;
+                    (memory.pods_alarm, memory.alarmed) = (None, true);
                     tracing::debug!("all pods together have used up what was left of memory");
                     due = earlier(due, Some(soon(memory.memory_lasts)));
                     continue;
@@ -155,7 +157,7 @@ impl Evictor {
             memory.pods_alarm = None;
             return None;
         }
-        memory.pods_alarm = self.set_alarm(&measured).await;
+        memory.pods_alarm = if std::mem::take(&mut memory.alarmed) { None } else { self.set_alarm(&measured).await };
         let pause = self.policy.pause(&measured.seen);
         let memory_available = measured.seen.get(&Signal::MemoryAvailable).map(|memory| memory.available);
         tracing::debug!(memory_available, again_in = ?pause, "the node was measured");

@@ -84,9 +84,13 @@ fn at_usage(group: &Path, more: u64) -> io::Result<(File, Interest)> {
     let usage = File::open(group.join("memory.usage_in_bytes"))?;
     // The kernel counts in batches: it may not reach the limit itself.
     let limit = value("memory.limit_in_bytes")?.saturating_sub(BATCH);
-    let at = value("memory.usage_in_bytes")?.saturating_add(more).min(limit);
+    let now = value("memory.usage_in_bytes")?;
+    if now >= limit {
+        // Page cache has filled it: no threshold is left to be crossed.
+        return Err(io::Error::other("they have come to their limit"));
+    }
     let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let order = format!("{} {} {}", event.as_raw_fd(), usage.as_raw_fd(), at);
+    let order = format!("{} {} {}", event.as_raw_fd(), usage.as_raw_fd(), now.saturating_add(more).min(limit));
     fs::write(group.join("cgroup.event_control"), order)?;
     Ok((File::from(event), Interest::READABLE))
 }
