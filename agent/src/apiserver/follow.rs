@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::lease::Lease;
-use super::link::Link;
+use super::link::{BUSY, Link};
 use limpet_apiserver::watch::{Change, Watch};
 use limpet_apiserver::{Request, RequestError, Resource, Selector, WatchFrom};
 
@@ -106,7 +106,10 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
         }
         let lasted = watched.is_some_and(|watched| watched >= SHORTEST);
         let asked = match &ended {
-            Ok(()) if lasted => continue,
+            Ok(()) if lasted => {
+                (failures, unanswered) = (0, false);
+                continue;
+            }
             Ok(()) => None,
             // Too old a version, or one that the server has not come to: the next session begins with a list.
             Err(error) if error.is_expired() => {
@@ -121,9 +124,10 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
                 error.retry_after()
             }
         };
-        let was_unanswered = std::mem::replace(&mut unanswered, ended.is_err_and(|error| error.code().is_none()));
+        let code = ended.map_or_else(|error| error.code(), |()| None);
         // A server that answers again, and is busy, has not refused before.
-        failures = if was_unanswered && !unanswered { 1 } else { failures_after(failures, watched) };
+        failures = if unanswered && code == Some(BUSY) { 1 } else { failures_after(failures, watched) };
+        unanswered = code.is_none();
         let took = if watched.is_none() { begun.elapsed() } else { Duration::ZERO };
         if link.pause_after(failures, asked, took).await {
             failures = 0;

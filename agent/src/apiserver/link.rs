@@ -28,6 +28,7 @@ use limpet_core::connectivity::{Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
 use limpet_model::pod::PodKey;
+pub(super) use requests::BUSY;
 use turns::Turns;
 
 mod pauses;
@@ -265,18 +266,21 @@ impl Link {
 
     /// What leads has failed, whatever by: there is no connection to work with.
     pub(super) fn leader_failed(&self, error: &RequestError) {
-        let cause = cause(error).unwrap_or(match error.code() {
+        let known = cause(error);
+        let cause = known.unwrap_or(match error.code() {
             Some(403) => Cause::Forbidden,
             Some(_) => Cause::ServerError,
             None => Cause::Unreachable,
         });
+        if known.is_none() && cause != Cause::ServerError {
+            self.0.turns.lost(self.0.turns.connection());
+        }
         self.failed(cause, error);
     }
 
     fn failed(&self, cause: Cause, error: &RequestError) {
         // A server that answers so has nothing against the connection, and one that is busy is spared new ones.
         if cause != Cause::ServerError {
-            self.0.turns.lost();
             *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
         let now = Timestamp::now();

@@ -18,7 +18,7 @@ use limpet_apiserver::{Request, RequestError, Resource, Selector, Traffic, Watch
 use limpet_core::stored_status::StoredStatus;
 
 /// `Too Many Requests`, RFC 6585.
-const BUSY: u16 = 429;
+pub(in crate::apiserver) const BUSY: u16 = 429;
 
 impl Link {
     /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the connection for all.
@@ -29,7 +29,7 @@ impl Link {
             let asked = Instant::now();
             let need = Need::of(&request.resource, request.method == Method::GET);
             let turn = self.0.turns.take(need).await;
-            let (mut traffic, begun) = (Traffic::default(), Instant::now());
+            let (mut traffic, begun, connection) = (Traffic::default(), Instant::now(), self.0.turns.connection());
             let result = match self.client().await {
                 Ok(client) => client.send_counted(request, &mut traffic).await,
                 Err(error) => Err(error),
@@ -39,8 +39,8 @@ impl Link {
             let Traffic { code, sent, received } = traffic;
             let (waited_ms, took_ms) = (waited.as_millis(), took.as_millis());
             tracing::debug!(code, waited_ms, took_ms, sent, received, "answered");
-            self.end_turn(need, turn, &result);
-            self.judge(&verb, resource, code, result)
+            self.count_answer(need, turn.as_ref(), &result);
+            self.judge(connection, (&verb, resource), code, result)
         };
         // In an allocation of its own: tasks that wait for days would keep room for it in theirs.
         Box::pin(sent.instrument(span)).await
@@ -72,15 +72,16 @@ impl Link {
         let begun = async {
             let need = Need::of(&resource, true);
             let turn = self.0.turns.take(need).await;
+            let connection = self.0.turns.connection();
             let result = match self.client().await {
                 Ok(client) => client.watch(resource, selector, from, limit).await,
                 Err(error) => Err(error),
             };
             let code = code(&result);
-            self.end_turn(need, turn, &result);
+            self.count_answer(need, turn.as_ref(), &result);
             tracing::debug!(code, ?from, "answered");
             // The method of HTTP, as client-go counts a watch.
-            self.judge("GET", kind, code, result)
+            self.judge(connection, ("GET", kind), code, result)
         };
         Box::pin(begun.instrument(span)).await
     }
@@ -95,12 +96,13 @@ impl Link {
         self.0.streams_lists.store(false, Ordering::Relaxed);
     }
 
-    fn end_turn<T>(&self, need: Option<Need>, turn: Option<Turn>, result: &Result<T, RequestError>) {
+    /// What the result says of how busy the server is. The turn goes to the next request once it is known whether there is still a
+    /// connection.
+    fn count_answer<T>(&self, need: Need, turn: Option<&Turn>, result: &Result<T, RequestError>) {
         match result {
-            Ok(_) => turn.iter().for_each(Turn::answered),
+            Ok(_) => turn.into_iter().for_each(Turn::answered),
             Err(error) if error.code() == Some(BUSY) => {
-                // A server that has no time for a heartbeat has none for anything.
-                self.0.turns.busy(need.unwrap_or(Need::Pods), error.retry_after(), fastrand::u64(..));
+                self.0.turns.busy(need, error.retry_after(), fastrand::u64(..));
             }
             Err(_) => {}
         }
@@ -108,8 +110,8 @@ impl Link {
 
     fn judge<T>(
         &self,
-        method: &str,
-        resource: &'static str,
+        connection: u64,
+        (method, resource): (&str, &'static str),
         code: Option<u16>,
         result: Result<T, RequestError>,
     ) -> Result<T, RequestError> {
@@ -122,6 +124,7 @@ impl Link {
         if let Err(error) = &result
             && let Some(cause) = cause(error)
         {
+            self.0.turns.lost(connection);
             self.failed(cause, error);
         }
         result

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use limpet_apiserver::Resource;
 use limpet_core::connectivity;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 /// How many requests run at a time after a loss of the connection, or a refusal of a busy server.
@@ -26,6 +26,10 @@ const STALL: Duration = Duration::from_secs(1);
 /// What a request is for; those that go first come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
+    /// The Node and its lease.
+    Heartbeat,
+    /// Who a client of the node is, and what it may do.
+    Review,
     /// Which pods are to run and which are deleted.
     Pods,
     /// What became of the pods.
@@ -38,25 +42,40 @@ pub(super) enum Need {
     Event,
 }
 
+/// How many needs there are.
+const NEEDS: usize = Need::Event as usize + 1;
+
 impl Need {
-    /// The need of a request; `None`: it waits for no turn.
-    pub(super) fn of(resource: &Resource, is_read: bool) -> Option<Self> {
+    /// The need of a request.
+    pub(super) fn of(resource: &Resource, is_read: bool) -> Self {
         match resource {
-            Resource::Nodes | Resource::Node(_) | Resource::NodeStatus(_) => None,
-            Resource::Leases(_) | Resource::Lease(..) => None,
-            Resource::TokenReviews | Resource::SubjectAccessReviews => None,
-            Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) if is_read => Some(Self::Pods),
-            Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) => Some(Self::Mirror),
-            Resource::PodStatus(..) => Some(Self::Status),
-            Resource::Events(_) | Resource::Event(..) => Some(Self::Event),
-            _ => Some(Self::Object),
+            Resource::Nodes | Resource::Node(_) | Resource::NodeStatus(_) => Self::Heartbeat,
+            Resource::Leases(_) | Resource::Lease(..) => Self::Heartbeat,
+            Resource::TokenReviews | Resource::SubjectAccessReviews => Self::Review,
+            Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) if is_read => Self::Pods,
+            Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) => Self::Mirror,
+            Resource::PodStatus(..) => Self::Status,
+            Resource::Events(_) | Resource::Event(..) => Self::Event,
+            _ => Self::Object,
         }
+    }
+
+    /// Whether its requests wait for a turn.
+    fn waits(self) -> bool {
+        self > Self::Review
     }
 }
 
 /// The turns of one node. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Turns(Arc<Mutex<State>>);
+pub(super) struct Turns(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Those that wait look again how long.
+    changed: Notify,
+}
 
 #[derive(Debug)]
 struct State {
@@ -69,8 +88,10 @@ struct State {
     /// How many have waited: of one need, the first goes first.
     count: u64,
     waiting: BTreeMap<(Need, u64), oneshot::Sender<Turn>>,
-    /// The server has asked not to be asked before that for this need, and those after it.
-    hold: Option<(Need, Instant)>,
+    /// Until when the server has asked not to be asked, by need.
+    held_until: [Option<Instant>; NEEDS],
+    /// When few were to run at a time last: what had its turn before says nothing about how the server is now.
+    few_since: Option<Instant>,
     /// Counts the losses of the connection: requests of one that is lost hold up none of the next.
     connection: u64,
 }
@@ -84,7 +105,8 @@ impl Default for State {
             given: None,
             count: 0,
             waiting: BTreeMap::new(),
-            hold: None,
+            held_until: [None; NEEDS],
+            few_since: None,
             connection: 0,
         }
     }
@@ -101,7 +123,10 @@ pub(super) struct Turn {
 impl Turn {
     /// The request was answered, and not refused.
     pub(super) fn answered(&self) {
-        self.turns.lock().answered(self.begun.elapsed());
+        let mut state = self.turns.lock();
+        if state.few_since.is_none_or(|since| self.begun >= since) {
+            state.answered(self.begun.elapsed());
+        }
     }
 }
 
@@ -109,27 +134,52 @@ impl State {
     fn answered(&mut self, took: Duration) {
         self.slow += usize::from(took > SOON);
         if took <= SOON || self.slow >= self.limit {
-            (self.limit, self.slow) = (MOST.min(self.limit + 1), 0);
+            self.allow_one_more();
         }
+    }
+
+    fn allow_one_more(&mut self) {
+        (self.limit, self.slow) = (MOST.min(self.limit + 1), 0);
+    }
+
+    fn begin_with_few(&mut self) {
+        (self.limit, self.slow, self.few_since) = (FEWEST, 0, Some(Instant::now()));
     }
 
     /// Until when requests of that need are held.
     fn held_until(&self, need: Need) -> Option<Instant> {
-        let (first, until) = self.hold?;
-        (first <= need && until > Instant::now()).then_some(until)
+        self.held_until[need as usize].filter(|until| *until > Instant::now())
     }
 
-    fn begin_with_few(&mut self) {
-        (self.limit, self.slow) = (FEWEST, 0);
+    /// The most urgent request that waits, unless it is held.
+    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+        while self.waiting.first_entry().is_some_and(|first| first.get().is_closed()) {
+            self.waiting.pop_first();
+        }
+        let need = self.waiting.first_key_value()?.0.0;
+        if self.held_until(need).is_some() {
+            // Those after it are less urgent, and held as well.
+            return None;
+        }
+        if self.running >= self.limit && self.given.is_some_and(|given| given.elapsed() >= STALL) {
+            self.allow_one_more();
+        }
+        if self.running >= self.limit {
+            return None;
+        }
+        self.waiting.pop_first().map(|(_, waiter)| waiter)
     }
 }
 
 impl Turns {
     /// Waits for the turn of a request; `None`: it needs none.
-    pub(super) async fn take(&self, need: Option<Need>) -> Option<Turn> {
-        let need = need?;
+    pub(super) async fn take(&self, need: Need) -> Option<Turn> {
+        if !need.waits() {
+            return None;
+        }
         let mut given = self.queue(need);
         loop {
+            let changed = self.0.changed.notified();
             self.admit();
             let until = self.lock().held_until(need).unwrap_or_else(|| Instant::now() + STALL);
             tokio::select! {
@@ -137,6 +187,7 @@ impl Turns {
                 // Who is in the list gets a turn before its sender is dropped.
                 turn = &mut given => return turn.ok(),
                 () = tokio::time::sleep_until(until) => {}
+                () = changed => {}
             }
         }
     }
@@ -153,44 +204,46 @@ impl Turns {
     /// The server is busy, and may ask for a pause. What is more urgent than the request that it refused goes on. `chance` spreads
     /// the nodes that were refused together.
     pub(super) fn busy(&self, need: Need, asked: Option<Duration>, chance: u64) {
+        if need == Need::Review {
+            // A client of the node asks too often.
+            return;
+        }
         // One object's long pause is its own.
         let asked = asked.map(|asked| asked.min(connectivity::LONGEST));
         let until = Instant::now() + connectivity::pause(1, asked, connectivity::LONGEST, chance);
         let mut state = self.lock();
         state.begin_with_few();
-        let running = state.hold.filter(|(_, until)| *until > Instant::now());
-        state.hold = Some(running.map_or((need, until), |(first, known)| (first.min(need), known.max(until))));
+        for held in &mut state.held_until[need as usize..] {
+            *held = (*held).max(Some(until));
+        }
+        drop(state);
+        self.0.changed.notify_waiters();
     }
 
-    /// The connection is lost.
-    pub(super) fn lost(&self) {
+    /// The number of the present connection.
+    pub(super) fn connection(&self) -> u64 {
+        self.lock().connection
+    }
+
+    /// That connection is lost. Nothing new where it was known before.
+    pub(super) fn lost(&self, connection: u64) {
         let mut state = self.lock();
+        if state.connection != connection {
+            return;
+        }
         state.begin_with_few();
-        (state.running, state.connection) = (0, state.connection + 1);
+        (state.running, state.connection) = (0, connection + 1);
+        drop(state);
+        self.admit();
     }
 
-    /// Gives the turns that are free to those who wait.
+    /// Gives the turns that are free to those that wait.
     fn admit(&self) {
         // Dropped once the lock is free: a turn whose request is not waiting any more goes to the next.
         let mut returned = Vec::new();
         let mut state = self.lock();
-        let now = Instant::now();
-        if state.running >= state.limit && state.given.is_some_and(|given| now - given >= STALL) {
-            state.limit = MOST.min(state.limit + 1);
-        }
-        while state.running < state.limit
-            && let Some(first) = state.waiting.first_entry()
-        {
-            let need = first.key().0;
-            if first.get().is_closed() {
-                first.remove();
-                continue;
-            }
-            // Those after it are less urgent, and held as well.
-            if state.held_until(need).is_some() {
-                break;
-            }
-            let Some((_, waiter)) = state.waiting.pop_first() else { break };
+        while let Some(waiter) = state.next() {
+            let now = Instant::now();
             (state.running, state.given) = (state.running + 1, Some(now));
             let turn = Turn { turns: self.clone(), begun: now, connection: state.connection };
             returned.extend(waiter.send(turn).err());
@@ -200,7 +253,7 @@ impl Turns {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -231,7 +284,7 @@ mod tests {
         for need in needs.iter().copied() {
             let (turns, order) = (turns.clone(), Arc::clone(&order));
             tasks.spawn(async move {
-                let turn = turns.take(Some(need)).await;
+                let turn = turns.take(need).await;
                 order.lock().unwrap().push(need);
                 time::sleep(took).await;
                 turn.unwrap().answered();
@@ -245,7 +298,7 @@ mod tests {
         use Need::{Event, Mirror, Object, Pods, Status};
         let turns = Turns::default();
         turns.busy(Pods, Some(Duration::from_secs(3)), 0);
-        assert!(turns.take(None).await.is_none(), "a heartbeat");
+        assert!(turns.take(Need::Heartbeat).await.is_none());
         let mut tasks = JoinSet::new();
         let order = ask(&turns, &[Event, Object, Status, Event, Mirror, Pods], SLOW, &mut tasks);
         time::sleep(Duration::from_millis(2_950)).await;
@@ -278,9 +331,12 @@ mod tests {
         let turns = Turns::default();
         turns.busy(Need::Event, Some(Duration::from_secs(5)), 0);
         let begun = Instant::now();
-        assert!(turns.take(Some(Need::Status)).await.is_some());
+        assert!(turns.take(Need::Status).await.is_some());
         assert_eq!(begun.elapsed(), Duration::ZERO);
-        assert!(turns.take(Some(Need::Event)).await.is_some());
+        turns.busy(Need::Pods, None, 0);
+        assert!(turns.take(Need::Status).await.is_some());
+        assert!(begun.elapsed() < Duration::from_secs(1), "each need is held as long as it was asked for");
+        assert!(turns.take(Need::Event).await.is_some());
         assert_eq!(begun.elapsed(), Duration::from_secs(5));
     }
 
@@ -289,7 +345,9 @@ mod tests {
         let (turns, mut hung, mut tasks) = (Turns::default(), JoinSet::new(), JoinSet::new());
         ask(&turns, &[Need::Pods; FEWEST], Duration::from_secs(10), &mut hung);
         time::sleep(Duration::from_millis(1)).await;
-        turns.lost();
+        turns.lost(0);
+        turns.lost(0);
+        assert_eq!(turns.connection(), 1, "each loss counts once");
         let begun = Instant::now();
         ask(&turns, &[Need::Pods; FEWEST], Duration::ZERO, &mut tasks);
         tasks.join_all().await;
@@ -314,7 +372,7 @@ mod tests {
         let turns = Turns::default();
         (0..100).for_each(|_| turns.lock().answered(SOON));
         assert_eq!(turns.lock().limit, MOST);
-        turns.lost();
+        turns.lost(turns.connection());
         assert_eq!(turns.lock().limit, FEWEST);
     }
 
