@@ -1,12 +1,14 @@
 //! Parses YAML and JSON as kubelet does, with the position of every field.
 //!
 //! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, numbers as map keys are read as by `sigs.k8s.io/yaml`; a
-//! duplicate key, of which kubelet uses the last, is an error here. Size, depth and aliases are limited. If one document
+//! duplicate key, of which kubelet uses the last, is an error here. `\'` in double quotes, which YAML does not have, is `'` as there. Size, depth and aliases are limited. If one document
 //! is not YAML, the others are still read: a line that begins with `---` separates two documents whatever precedes it.
 //! Positions are found by a second parse, and only for a file that has a fault.
 
+mod escaped_quotes;
 mod positions;
 
+use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::fmt;
 use std::rc::Rc;
@@ -26,6 +28,8 @@ pub(super) const MAX_BYTES: usize = 10 << 20;
 const MAX_DOCUMENTS: usize = 10_000;
 /// Maximum nesting of one document; a Pod needs about a dozen levels.
 const MAX_DEPTH: usize = 64;
+/// Maximum number of strings of one text with [`escaped_quotes`]: each is parsed for again.
+const MAX_ESCAPED_QUOTES: usize = 64;
 /// Maximum number of aliases in one file.
 const MAX_ALIASES: usize = 10_000;
 
@@ -51,7 +55,7 @@ impl Document<'_> {
 /// A text, and the positions in it, computed on first use.
 #[derive(Debug)]
 struct File<'t> {
-    text: &'t str,
+    text: Cow<'t, str>,
     /// Lines before the text.
     first_line: u32,
     /// How many texts share the limits.
@@ -64,7 +68,7 @@ impl File<'_> {
     fn positions(&self) -> &[Positions] {
         self.positions.get_or_init(|| {
             // A text that was parsed once can be parsed again.
-            let read = positions::read(self.text, self.first_line, options(DuplicateKeyPolicy::LastWins, self.parts));
+            let read = positions::read(&self.text, self.first_line, options(DuplicateKeyPolicy::LastWins, self.parts));
             read.unwrap_or_default()
         })
     }
@@ -131,16 +135,19 @@ fn parts(text: &str) -> Vec<(u32, &str)> {
 
 /// Parses the documents of a text that begins after `first_line` lines and is one of `parts` that share the limits.
 fn parse(text: &str, first_line: u32, parts: usize) -> Result<Vec<Document<'_>>, Fault> {
-    let read = |keys| serde_saphyr::from_multiple_with_options::<Json>(text, options(keys, parts));
-    let mut duplicated = false;
-    let values = match read(DuplicateKeyPolicy::Error) {
-        // Parse again, to report all duplicate keys.
-        Err(error) if matches!(error.without_snippet(), Error::DuplicateMappingKey { .. }) => {
-            duplicated = true;
-            read(DuplicateKeyPolicy::LastWins)
-        }
-        read => read,
-    };
+    let read = |text: &str, keys| serde_saphyr::from_multiple_with_options::<Json>(text, options(keys, parts));
+    let (mut text, mut duplicated) = (Cow::Borrowed(text), false);
+    let mut values = read(&text, DuplicateKeyPolicy::Error);
+    for _ in 0..MAX_ESCAPED_QUOTES {
+        let Some(plain) = values.as_ref().err().and_then(|error| escaped_quotes::removed(&text, error)) else { break };
+        text = Cow::Owned(plain);
+        values = read(&text, DuplicateKeyPolicy::Error);
+    }
+    // Parse again, to report all duplicate keys.
+    if matches!(&values, Err(error) if matches!(error.without_snippet(), Error::DuplicateMappingKey { .. })) {
+        duplicated = true;
+        values = read(&text, DuplicateKeyPolicy::LastWins);
+    }
     let values = values.map_err(|error| syntax(&error, first_line))?;
     let file = Rc::new(File { text, first_line, parts, positions: OnceCell::new() });
     let documents = values.into_iter().enumerate().map(|(index, Json(value))| {

@@ -109,3 +109,16 @@ fn a_broken_document_does_not_affect_the_others() {
     let lines: Vec<_> = faults.iter().map(|fault| fault.position.map(|(line, _)| line)).collect();
     assert_eq!(lines, [Some(3), Some(9)]);
 }
+
+#[test]
+fn an_escaped_single_quote_in_double_quotes_is_a_single_quote() {
+    let text = "a: [sh, \"echo \\\"A=\\'b\\'\\nB=\\\\\\\"\"]\nb: 'c\\'\nc: \"\\'\"\nd: x\\'y\n";
+    let (documents, faults) = documents(text.as_bytes());
+    assert!(faults.is_empty(), "{faults:?}");
+    let expected = serde_json::json!({ "a": ["sh", "echo \"A='b'\nB=\\\""], "b": "c\\", "c": "'", "d": "x\\'y" });
+    assert_eq!(documents[0].value, expected);
+    let (_, faults) = super::documents(b"a: 1\nb: \"\\q\"\n");
+    assert_eq!(faults[0].position.map(|(line, _)| line), Some(2), "{faults:?}");
+    let many = "- \"\\'\"\n".repeat(super::MAX_ESCAPED_QUOTES + 1);
+    assert_eq!(super::documents(many.as_bytes()).1.len(), 1, "bounded");
+}
