@@ -142,31 +142,32 @@ impl State {
         (self.limit, self.slow) = (MOST.min(self.limit + 1), 0);
     }
 
-    fn begin_with_few(&mut self) {
-        (self.limit, self.slow, self.few_since) = (FEWEST, 0, Some(Instant::now()));
+    fn begin_with_few(&mut self, now: Instant) {
+        (self.limit, self.slow, self.few_since) = (FEWEST, 0, Some(now));
     }
 
     /// Until when requests of that need are held.
-    fn held_until(&self, need: Need) -> Option<Instant> {
-        self.held_until[need as usize].filter(|until| *until > Instant::now())
+    fn held_until(&self, need: Need, now: Instant) -> Option<Instant> {
+        self.held_until[need as usize].filter(|until| *until > now)
     }
 
-    /// The most urgent request that waits, unless it is held.
-    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+    /// The most urgent request that waits, if it may run now.
+    fn next(&mut self, now: Instant) -> Option<oneshot::Sender<Turn>> {
         while self.waiting.first_entry().is_some_and(|first| first.get().is_closed()) {
             self.waiting.pop_first();
         }
         let need = self.waiting.first_key_value()?.0.0;
-        if self.held_until(need).is_some() {
+        if self.held_until(need, now).is_some() {
             // Those after it are less urgent, and held as well.
             return None;
         }
-        if self.running >= self.limit && self.given.is_some_and(|given| given.elapsed() >= STALL) {
+        if self.running >= self.limit && self.given.is_some_and(|given| now - given >= STALL) {
             self.allow_one_more();
         }
         if self.running >= self.limit {
             return None;
         }
+        (self.running, self.given) = (self.running + 1, Some(now));
         self.waiting.pop_first().map(|(_, waiter)| waiter)
     }
 }
@@ -181,7 +182,8 @@ impl Turns {
         loop {
             let changed = self.0.changed.notified();
             self.admit();
-            let until = self.lock().held_until(need).unwrap_or_else(|| Instant::now() + STALL);
+            let now = Instant::now();
+            let until = self.lock().held_until(need, now).unwrap_or(now + STALL);
             tokio::select! {
                 biased;
                 // Who is in the list gets a turn before its sender is dropped.
@@ -210,9 +212,10 @@ impl Turns {
         }
         // One object's long pause is its own.
         let asked = asked.map(|asked| asked.min(connectivity::LONGEST));
-        let until = Instant::now() + connectivity::pause(1, asked, connectivity::LONGEST, chance);
+        let now = Instant::now();
+        let until = now + connectivity::pause(1, asked, connectivity::LONGEST, chance);
         let mut state = self.lock();
-        state.begin_with_few();
+        state.begin_with_few(now);
         for held in &mut state.held_until[need as usize..] {
             *held = (*held).max(Some(until));
         }
@@ -231,7 +234,7 @@ impl Turns {
         if state.connection != connection {
             return;
         }
-        state.begin_with_few();
+        state.begin_with_few(Instant::now());
         (state.running, state.connection) = (0, connection + 1);
         drop(state);
         self.admit();
@@ -240,11 +243,9 @@ impl Turns {
     /// Gives the turns that are free to those that wait.
     fn admit(&self) {
         // Dropped once the lock is free: a turn whose request is not waiting any more goes to the next.
-        let mut returned = Vec::new();
+        let (mut returned, now) = (Vec::new(), Instant::now());
         let mut state = self.lock();
-        while let Some(waiter) = state.next() {
-            let now = Instant::now();
-            (state.running, state.given) = (state.running + 1, Some(now));
+        while let Some(waiter) = state.next(now) {
             let turn = Turn { turns: self.clone(), begun: now, connection: state.connection };
             returned.extend(waiter.send(turn).err());
         }
