@@ -16,6 +16,8 @@ use limpet::executor::fake::world::{Behaviour, World};
 use limpet::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
+use limpet_model::container::ContainerId;
+use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
 use limpet_model::node::{NodeAddresses, Pressure};
 use limpet_model::source::SourceKind;
@@ -309,15 +311,26 @@ async fn an_agent_that_stops_leaves_containers_running_and_waits_ten_seconds_for
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_oom_killer_kills_before_a_start_is_recorded_is_reported() {
+async fn each_kill_of_the_oom_killer_that_a_container_survives_is_reported_once() {
+    let reported = |node: &Node| -> Vec<_> {
+        let events = node.agent.as_ref().unwrap().events.snapshot();
+        events.iter().filter(|event| event.reason == "OOMKilling").map(|event| event.message.to_string()).collect()
+    };
+    let message = |kills| format!("Memory limit reached: {kills} processes of container c were killed; it runs on");
     let mut node = Node::new(OBEDIENT);
-    node.world().kills_at_start = 2;
+    // Before the start is recorded, and without an event.
+    node.world().oom_kills = 2;
     node.write("web", "app:1");
     node.pass(SECOND * 10).await;
-    let events = node.agent.as_ref().unwrap().events.snapshot();
-    let killed: Vec<_> =
-        events.iter().filter(|event| event.reason == "OOMKilling").map(|event| &*event.message).collect();
-    assert_eq!(killed, ["Memory limit reached: 2 processes of container c were killed; it runs on"]);
+    assert_eq!(reported(&node), [message(2)]);
+    // Counted after the event.
+    let pod = node.agent.as_ref().unwrap().observed.load().pods.values().next().unwrap().record.uid.clone();
+    let id = ContainerId::derive(&pod, "c", 0);
+    node.world().events.as_ref().unwrap().try_send(LifecycleEvent::OutOfMemory { id }).unwrap();
+    node.pass(SECOND).await;
+    node.world().oom_kills = 5;
+    node.pass(SECOND * 10).await;
+    assert_eq!(reported(&node), [message(2), message(3)]);
     node.assert_no_violation();
 }
 

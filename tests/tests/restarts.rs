@@ -303,8 +303,7 @@ fn out_of_memory_is_said_of_the_victim_alone(node: &mut TestNode) -> Result<()> 
     // They are loaded once a container runs, and know of nothing before.
     node.apply(&simple("calm", IDLE))?;
     wait::until_true(wait::SOON, "the BPF programs", || node.agent.log().contains("\"program\":\"oom_victim\""))?;
-    // Not at once: containerd's shim watches for it from shortly after the start on.
-    node.apply(&limited("survivor", &format!("sleep 1; {GLUTTON}; echo survived; {IDLE}")))?;
+    node.apply(&limited("survivor", &format!("{GLUTTON}; echo survived; {IDLE}")))?;
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         // With cgroup v2 the kernel kills the container whole, as kubelet has it.
         let whole = node.wait_pod("survivor", "ended", |pod| end(pod).is_object())?;

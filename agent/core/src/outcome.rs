@@ -112,13 +112,6 @@ pub enum Outcome {
         /// Its exit.
         exit: Exit,
     },
-    /// The kernel OOM-killed a process in a container, and the container survived.
-    OutOfMemorySurvived {
-        /// The instance.
-        id: ContainerId,
-        /// The number of OOM kills so far.
-        kills: u64,
-    },
     /// Of [`Action::PostStart`].
     PostStarted {
         /// The container.
@@ -346,11 +339,6 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
                 pod.exits_being_recorded.swap_remove(done);
             }
             exited(pod, &id, 0, exit, now);
-        }
-        Outcome::OutOfMemorySurvived { id, kills } => {
-            let instances = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
-            let running = instances.filter(|one| one.id == id && one.is_running());
-            running.for_each(|instance| instance.oom_kills_survived = kills);
         }
         Outcome::PostStarted { index, id, result } => {
             post_started(&mut pod.containers[index], id.as_ref(), result, now.mono);

@@ -180,12 +180,6 @@ impl FakeExecutor {
         let now = self.now();
         self.world().begin_start(pod, slot);
         let started = self.done("Start", |world| world.start(pod, slot, now)).await;
-        if let Ok((id, ..)) = &started
-            && self.world().kill_at_start(id)
-        {
-            // The answer comes long after the event, as from a containerd that is short of memory.
-            tokio::time::sleep(Duration::from_secs(3)).await;
-        }
         if let (Some(reporter), Ok(_)) = (&self.reporter, &started) {
             reporter.report_start(pod, slot);
         }
@@ -306,7 +300,7 @@ impl Executor for FakeExecutor {
     }
 
     fn oom_kills(&self, _: &PodRecord, _: &ContainerId) -> u64 {
-        self.world().kills_at_start
+        self.world().oom_kills
     }
 
     fn begin_oom_account(&self, _: &PodUid) {}

@@ -7,9 +7,10 @@ mod debug;
 mod eviction;
 mod exits;
 mod messages;
+mod oom_kills;
 mod resize;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,9 +30,9 @@ use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
 use limpet_core::plan::{self, Action, Step, awaits, plan};
 use limpet_core::state::{ContainerSlot, Now, PodState, SandboxState};
-use limpet_model::container::ContainerId;
 use limpet_model::object::{PodObjects, claim};
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
+use oom_kills::UnjudgedKills;
 
 /// How long an action may wait for one call before it is reported.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
@@ -61,8 +62,7 @@ pub struct PodWorker {
     /// What its end may take, when that is not the pod's own to say.
     grace: Option<Duration>,
     jobs: JoinSet<(u64, Outcome)>,
-    /// Containers in which the kernel killed something before their start was recorded.
-    killed_at_start: BTreeSet<ContainerId>,
+    unjudged_kills: UnjudgedKills,
     pulls: BTreeMap<usize, AbortHandle>,
     hooks: HookJobs,
     /// Probes in progress: nothing waits for them, and they end with the worker.
@@ -123,7 +123,7 @@ impl PodWorker {
             unwanted: false,
             grace: None,
             jobs: JoinSet::new(),
-            killed_at_start: BTreeSet::new(),
+            unjudged_kills: UnjudgedKills::default(),
             pulls: BTreeMap::new(),
             hooks: HookJobs::default(),
             probes: JoinSet::new(),
@@ -158,6 +158,7 @@ impl PodWorker {
             self.settle_eviction(node, now);
             self.settle_hold();
             self.retry_resize();
+            self.judge_kills(now);
             self.hooks.drop_ended(self.current.as_ref());
             let step = self.current.as_ref().map_or(Step::Finished, |pod| plan(pod, node, now.mono));
             if let Some(pod) = &self.current {
@@ -179,7 +180,7 @@ impl PodWorker {
                     }
                 }
                 Step::Wait(until) => {
-                    let until = until.into_iter().chain(self.again_at).min();
+                    let until = until.into_iter().chain(self.again_at).chain(self.unjudged_kills.next()).min();
                     if self.wait(until).await {
                         self.drain().await;
                         return WorkEnded { key: self.key, gone: None };
@@ -244,10 +245,10 @@ impl PodWorker {
                 };
                 let now = self.context.executor.now();
                 let Some(pod) = &mut self.current else { return };
-                if let Outcome::OutOfMemorySurvived { id, kills } = &outcome {
-                    self.context.reporter.report_survived(pod, id, *kills);
-                }
-                let started = matches!(outcome, Outcome::Started { .. });
+                let started = match &outcome {
+                    Outcome::Started { result: Ok(instance), .. } => Some(instance.id.clone()),
+                    _ => None,
+                };
                 if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
                     self.exited(&id, 0, exit.code, exit.finished_at, now);
                     return;
@@ -258,8 +259,8 @@ impl PodWorker {
                 {
                     self.context.reporter.report_exit(pod, index, now);
                 }
-                if started {
-                    self.start_recorded();
+                if let Some(id) = started {
+                    self.count_kills(id, now);
                 }
             }
             Ok(_) => {}

@@ -127,8 +127,8 @@ pub struct World {
     agents: u32,
     /// What processes do, where it is not left to the seed.
     pub behaviour: Option<Behaviour>,
-    /// How many processes the OOM killer kills in each container that starts, none of them the first one.
-    pub kills_at_start: u64,
+    /// How many processes of each container the OOM killer has killed, none of them the first one.
+    pub oom_kills: u64,
     /// What becomes of the next calls of a name, before chance decides.
     pub faults: VecDeque<(&'static str, Fault)>,
 }
@@ -186,7 +186,7 @@ impl World {
             hooks: HookLogs::new(),
             agents: 0,
             behaviour: None,
-            kills_at_start: 0,
+            oom_kills: 0,
             faults: VecDeque::new(),
         }
     }

@@ -2,19 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::outcome::{self, Outcome};
-use limpet_core::state::{Busy, ContainerSlot, Now};
+use limpet_core::state::{ContainerSlot, Now};
 use limpet_model::container::{ContainerId, Task};
 use limpet_model::process::{ProcessName, Sender};
 
 use super::PodWorker;
 use crate::worker::process_watch::{Answer, ProcessKey};
-
-/// A first process that lives so long after the kernel killed something in its container was not the victim.
-const OOM_SURVIVED: Duration = Duration::from_secs(2);
 
 impl PodWorker {
     /// A process has exited without a TaskExit event; `answer` is containerd's view of its task.
@@ -52,35 +48,6 @@ impl PodWorker {
             let victim = victims.remove(&instance.id).map(|victim| (victim, now.mono));
             instance.oom_victim = victim.or(instance.oom_victim.take());
             instance.signalled_by = signals.remove(&instance.id).or(instance.signalled_by.take());
-        }
-    }
-
-    /// The kernel killed something in a container. What is still alive a moment later was not what it killed.
-    pub(super) fn out_of_memory(&mut self, id: ContainerId) {
-        let Some(pod) = &self.current else { return };
-        let running = |slot: &ContainerSlot| slot.instance.as_ref().is_some_and(|one| one.id == id && one.is_running());
-        let starting = |slot: &ContainerSlot| matches!(&slot.busy, Some(Busy::Starting(next)) if *next == id);
-        if pod.containers.iter().any(starting) {
-            // Its start is not recorded yet.
-            self.killed_at_start.insert(id);
-            return;
-        }
-        if !pod.containers.iter().any(running) {
-            return;
-        }
-        let (executor, generation, record) =
-            (Arc::clone(&self.context.executor), self.generation, Arc::clone(&pod.record));
-        self.jobs.spawn(async move {
-            tokio::time::sleep(OOM_SURVIVED).await;
-            let kills = executor.oom_kills(&record, &id);
-            (generation, Outcome::OutOfMemorySurvived { id, kills })
-        });
-    }
-
-    /// A start was recorded, or has failed: what the kernel killed in its container meanwhile is looked at.
-    pub(super) fn start_recorded(&mut self) {
-        for id in std::mem::take(&mut self.killed_at_start) {
-            self.out_of_memory(id);
         }
     }
 

@@ -23,7 +23,7 @@ impl PodWorker {
         }
         self.note_kills(messages.victims, messages.signals, now);
         for id in messages.out_of_memory {
-            self.out_of_memory(id);
+            self.count_kills(id, now);
         }
         for ((id, pid), (code, at)) in messages.exits {
             self.exited(&id, pid, code, at, now);

@@ -15,15 +15,6 @@ use tokio::time::{Instant, sleep_until};
 use super::{World, short};
 
 impl World {
-    /// Kills what [`Self::kills_at_start`] has killed in a container that starts, and says whether that is anything.
-    pub(in crate::executor::fake) fn kill_at_start(&mut self, id: &ContainerId) -> bool {
-        let kills = self.kills_at_start > 0;
-        if let (true, Some(events)) = (kills, &self.events) {
-            events.try_send(LifecycleEvent::OutOfMemory { id: id.clone() }).ok();
-        }
-        kills
-    }
-
     pub(super) fn draw_obedience(&mut self) -> Option<Duration> {
         match self.behaviour {
             Some(behaviour) => behaviour.obeys,
