@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::link::Link;
+use super::link::{BUSY, Link};
 use super::node::Seen;
 use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
@@ -105,7 +105,7 @@ impl Lease {
     /// Returns whether there is one.
     ///
     /// # Errors
-    /// The apiserver did not answer. One that refuses says nothing about the lease.
+    /// The apiserver did not answer, or is busy. Any other refusal says nothing about the lease.
     pub(super) async fn check(&self) -> Result<bool, RequestError> {
         // As it was before the apiserver was asked: a renewal may be confirmed before the answer is here, which is older then.
         let (answer, known) = oneshot::channel();
@@ -114,7 +114,7 @@ impl Lease {
         let found = match self.link.send(Request::get(self.resource())).await {
             Ok(lease) => renewal_of(&lease),
             Err(error) if error.is_not_found() => return Ok(false),
-            Err(RequestError::Refused { .. }) => None,
+            Err(RequestError::Refused { code, .. }) if code != BUSY => None,
             Err(error) => return Err(error),
         };
         let Some(found) = found else { return Ok(true) };
