@@ -170,7 +170,7 @@ pub async fn run(
             Box::pin(follow(link.clone(), follow_node, of_node)),
             Box::pin(follow(link.clone(), follow_pods, of_pods)),
             Box::pin(keeper.run(node_updates)),
-            Box::pin(lease.renew(seen_by_others)),
+            Box::pin(lease.renew(seen_by_others.clone())),
             Box::pin(split::split(link.clone(), all_pods, receivers)),
             Box::pin(mirrors.run(mirror_updates)),
             Box::pin(pods.run(own_updates)),
@@ -178,7 +178,7 @@ pub async fn run(
             Box::pin(csi_node),
             Box::pin(events::post(link.clone(), name.clone(), inputs.events, &unsent)),
             Box::pin(unsent.keep()),
-            Box::pin(certificates::keep(link.clone(), inputs.config, name.clone(), node_network)),
+            Box::pin(certificates::keep(link.clone(), inputs.config, name.clone(), node_network, seen_by_others)),
         )
     };
     tokio::select! {

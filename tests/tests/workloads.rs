@@ -5,7 +5,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use certificates::certificates_are_signed_and_renewed_by_the_controllers;
+use certificates::{
+    a_node_bootstraps_again_after_its_certificate_has_expired, certificates_are_signed_and_renewed_by_the_controllers,
+};
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, shell, with};
 use limpet_tests::{TestNode, case, image, suite, wait};
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         joining(case!(pods_are_ready_again_after_the_node_was_taken_for_lost)),
         joining(case!(a_pod_that_ends_while_the_node_is_away_has_ended_once)),
         joining(case!(certificates_are_signed_and_renewed_by_the_controllers)),
+        joining(case!(a_node_bootstraps_again_after_its_certificate_has_expired)),
     ]);
     cluster::end();
     code

@@ -18,8 +18,10 @@ pub enum Identity {
     None,
     /// By what this agent does not renew: a token, or a program that gives one.
     Other,
-    /// By a certificate.
+    /// By a certificate that this agent got.
     Certificate(Validity),
+    /// By the certificate of the kubeconfig: renewed at once where certificates are, as by client-go.
+    Embedded(Validity),
 }
 
 /// What happens next.
@@ -58,20 +60,25 @@ pub fn next(
     issued: Option<Timestamp>,
     now: Timestamp,
 ) -> Step {
-    match identity {
-        Identity::None if bootstrap => Step::Bootstrap,
-        Identity::None | Identity::Other => Step::Wait(None),
-        // The clock is wrong, not the certificate.
-        Identity::Certificate(validity) if now < validity.not_before => Step::Wait(Some(validity.not_before)),
-        Identity::Certificate(validity) if now > validity.not_after => match bootstrap {
-            true => Step::Bootstrap,
-            false => Step::Wait(None),
-        },
-        Identity::Certificate(validity) if !rotate => Step::Wait(bootstrap.then_some(validity.not_after)),
-        Identity::Certificate(validity) => match validity.renewal(chance, issued) {
-            at if at <= now => Step::Renew,
-            at => Step::Wait(Some(at)),
-        },
+    let (validity, is_own) = match identity {
+        Identity::None if bootstrap => return Step::Bootstrap,
+        Identity::None | Identity::Other => return Step::Wait(None),
+        Identity::Certificate(validity) => (validity, true),
+        Identity::Embedded(validity) => (validity, false),
+    };
+    // The clock is wrong, not the certificate.
+    if now < validity.not_before {
+        return Step::Wait(Some(validity.not_before));
+    }
+    if now > validity.not_after {
+        return if bootstrap { Step::Bootstrap } else { Step::Wait(None) };
+    }
+    if !rotate {
+        return Step::Wait(bootstrap.then_some(validity.not_after));
+    }
+    match validity.renewal(chance, issued) {
+        at if is_own && at > now => Step::Wait(Some(at)),
+        _ => Step::Renew,
     }
 }
 
@@ -99,7 +106,8 @@ mod tests {
 
     #[test]
     fn certificates_are_asked_for_in_time_and_not_before() {
-        let year = Identity::Certificate(Validity { not_before: at(1000), not_after: at(2000) });
+        let validity = Validity { not_before: at(1000), not_after: at(2000) };
+        let (year, own) = (Identity::Certificate(validity), Identity::Embedded(validity));
         let table = [
             // Nothing yet, or what is not renewed.
             (Identity::None, true, true, 1500, Step::Bootstrap),
@@ -115,6 +123,12 @@ mod tests {
             (year, true, true, 2001, Step::Bootstrap),
             (year, true, false, 2001, Step::Bootstrap),
             (year, false, true, 2001, Step::Wait(None)),
+            // The kubeconfig's own, which was not asked for here.
+            (own, true, true, 500, Step::Wait(Some(at(1000)))),
+            (own, false, true, 1000, Step::Renew),
+            (own, true, true, 1500, Step::Renew),
+            (own, true, true, 2001, Step::Bootstrap),
+            (own, false, false, 1500, Step::Wait(None)),
             // Not rotated.
             (year, true, false, 1750, Step::Wait(Some(at(2000)))),
             (year, false, false, 1750, Step::Wait(None)),

@@ -5,6 +5,7 @@
 //! When is decided in [`limpet_core::certificate`]. Nothing waits for a certificate: pods run without.
 
 mod files;
+mod node_names;
 mod signing_request;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::link::{self, Link};
+use super::node::Seen;
 use crate::config::{ClusterSettings, Config};
 use crate::private_file;
 use crate::store::chain;
@@ -32,6 +34,7 @@ use limpet_core::connectivity;
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
 use limpet_host::wall_clock;
+use node_names::NodeNames;
 use signing_request::{Purpose, Verdict, verdict};
 
 /// How long a request is watched before its answer is looked up again: a human may have to approve it.
@@ -70,6 +73,14 @@ pub(crate) fn serving_certificate(directory: &Path) -> PathBuf {
     Files::new(directory.to_owned(), Purpose::Serving).current()
 }
 
+/// Whether the certificate that this agent has got counts instead of the kubeconfig's own: unless there is none, or it has expired
+/// and that of the kubeconfig is valid, as for client-go. Blocks.
+pub(super) fn supersedes(certificate: &Path, kubeconfig: &Path, now: Timestamp) -> bool {
+    validity(certificate).is_some_and(|held| {
+        held.not_after >= now || !identity(kubeconfig, None).is_some_and(|own| own.not_after >= now)
+    })
+}
+
 /// When the certificate of that file is valid, or else the kubeconfig's own; `None`: there is none. Blocks.
 pub(super) fn identity(kubeconfig: &Path, certificate: Option<&Path>) -> Option<Validity> {
     match certificate {
@@ -84,7 +95,13 @@ pub(crate) fn validity(file: &Path) -> Option<Validity> {
 }
 
 /// Asks for certificates, as far as this is configured.
-pub(super) async fn keep(link: Link, config: Arc<Config>, node: String, network: watch::Receiver<NodeNetwork>) {
+pub(super) async fn keep(
+    link: Link,
+    config: Arc<Config>,
+    node: String,
+    network: watch::Receiver<NodeNetwork>,
+    seen: watch::Receiver<Seen>,
+) {
     let keeper = |purpose| Keeper {
         link: link.clone(),
         files: Files::new(config.pki_dir(), purpose),
@@ -99,7 +116,8 @@ pub(super) async fn keep(link: Link, config: Arc<Config>, node: String, network:
     };
     let serving = async {
         if config.server.certificate_by_request {
-            keeper(Purpose::Serving).keep_serving(network).await;
+            let cloud = config.cluster.external_cloud.then_some(seen);
+            keeper(Purpose::Serving).keep_serving(NodeNames { node: node.clone(), network, cloud }).await;
         }
     };
     tokio::join!(client, serving);
@@ -123,7 +141,7 @@ impl Keeper {
             let bootstrap = settings.bootstrap_kubeconfig.clone();
             let identity = self.identity(kubeconfig.clone()).await;
             let held = match identity {
-                Identity::Certificate(validity) => Some(validity),
+                Identity::Certificate(validity) | Identity::Embedded(validity) => Some(validity),
                 Identity::None | Identity::Other => None,
             };
             self.show(held);
@@ -132,12 +150,24 @@ impl Keeper {
             let step = certificate::next(identity, can_bootstrap, rotate, self.chance, issued, now);
             let asked = match (step, bootstrap) {
                 (Step::Wait(at), _) => {
-                    wait(at).await;
+                    let reconnected = async {
+                        self.link.lost().await;
+                        self.link.online().await;
+                    };
+                    tokio::select! {
+                        () = wait(at) => {}
+                        // It may be by other credentials, which somebody gave to a node whose own had expired.
+                        () = reconnected => {}
+                    }
                     continue;
                 }
                 (Step::Bootstrap, Some(bootstrap)) => self.bootstrap(bootstrap, kubeconfig.clone()).await,
                 (Step::Bootstrap | Step::Renew, _) => {
-                    self.link.online().await;
+                    tokio::select! {
+                        () = self.link.online() => {}
+                        // From then on the server refuses it: what is left is the bootstrap kubeconfig.
+                        () = wait(held.map(|held| held.not_after)) => continue,
+                    }
                     self.obtain(&Requester::Node(self.link.clone()), BTreeSet::new()).await
                 }
             };
@@ -148,27 +178,36 @@ impl Keeper {
         }
     }
 
-    async fn keep_serving(self, mut network: watch::Receiver<NodeNetwork>) {
+    async fn keep_serving(self, mut node_names: NodeNames) {
         let (mut failures, mut issued) = (0, None);
         loop {
-            let names = self.names(&network.borrow_and_update());
-            let held = self.contents().await.filter(|held| held.names == names).map(|held| held.validity);
-            self.show(held);
-            if let Step::Wait(at) = certificate::next_serving(held, self.chance, issued, Timestamp::now()) {
+            let names = node_names.current();
+            let held = self.contents().await;
+            self.show(held.as_ref().map(|held| held.validity));
+            // One that names more than the node has now is still good.
+            let usable = held.filter(|held| held.names.is_superset(&names)).map(|held| held.validity);
+            let next = match names.is_empty() {
+                true => Step::Wait(None),
+                false => certificate::next_serving(usable, self.chance, issued, Timestamp::now()),
+            };
+            if let Step::Wait(at) = next {
                 tokio::select! {
                     () = wait(at) => {}
-                    changed = network.changed() => if changed.is_err() { return },
+                    () = node_names.changed_from(&names) => {}
                 }
                 continue;
             }
-            self.link.online().await;
             let requester = Requester::Node(self.link.clone());
+            let obtain = async {
+                self.link.online().await;
+                self.obtain(&requester, names.clone()).await
+            };
             tokio::select! {
-                asked = self.obtain(&requester, names) => if self.asked(asked, &mut failures).await {
+                asked = obtain => if self.asked(asked, &mut failures).await {
                     issued = Some(Timestamp::now());
                 },
                 // What is asked for may be wrong by now.
-                changed = network.changed() => if changed.is_err() { return },
+                () = node_names.changed_from(&names) => {}
             }
         }
     }
@@ -178,20 +217,14 @@ impl Keeper {
         self.link.metrics().certificate_held(self.purpose.metric(), held.map(|held| held.not_after));
     }
 
-    /// What the node is called: as in the addresses of its Node object.
-    fn names(&self, network: &NodeNetwork) -> BTreeSet<String> {
-        network.addresses.iter().map(|address| address.to_string()).chain([self.node.clone()]).collect()
-    }
-
-    /// How the node names itself now. The certificate that this agent keeps counts before the kubeconfig's. Without a
-    /// kubeconfig there is nothing yet: a power cut may have come between the two files.
+    /// How the node names itself now. Without a kubeconfig there is nothing yet: a power cut may have come between the two files.
     async fn identity(&self, kubeconfig: PathBuf) -> Identity {
-        let files = self.files.clone();
+        let current = self.files.current();
         let look = move |_: &_| match kubeconfig::certificate(&kubeconfig) {
-            Ok(own) => {
-                let held = files.contents().or_else(|| Contents::of(&own?));
-                held.map(|held| Identity::Certificate(held.validity))
+            Ok(_) if supersedes(&current, &kubeconfig, Timestamp::now()) => {
+                validity(&current).map(Identity::Certificate)
             }
+            Ok(own) => Contents::of(&own?).map(|own| Identity::Embedded(own.validity)),
             Err(_) => Some(Identity::None),
         };
         blocking::run(self.files.current(), blocking::DEADLINE, look).await.ok().flatten().unwrap_or(Identity::Other)

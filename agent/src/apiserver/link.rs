@@ -371,12 +371,12 @@ pub(super) struct Opened {
 }
 
 /// Reads the files, and when the certificate among them is valid; runs the program of the kubeconfig, if it has one.
-/// `certificate`: a file with certificate and key that counts instead of the kubeconfig's user once it is there.
+/// `certificate`: a file with certificate and key that may count instead of the kubeconfig's user.
 pub(super) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<Opened, RequestError> {
     let failed = |error: io::Error| RequestError::Credentials(error.to_string());
     let read = path.clone();
     let look = move |_: &_| {
-        let certificate = certificate.filter(|path| path.exists());
+        let certificate = certificate.filter(|path| certificates::supersedes(path, &read, Timestamp::now()));
         let runs_program = certificate.is_none() && kubeconfig::runs_program(&read)?;
         Ok::<_, RequestError>((certificate, runs_program))
     };

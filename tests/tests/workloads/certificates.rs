@@ -24,12 +24,16 @@ const APPROVED: &str = "system:certificates.k8s.io:certificatesigningrequests";
 /// Lets nodes in as kubeadm does: by a token, and by what the controllers may approve.
 fn admit_bootstrappers(cluster: &Cluster) -> Result<()> {
     let [id, secret] = TOKEN;
+    let secrets = "/api/v1/namespaces/kube-system/secrets";
+    if cluster.get(&format!("{secrets}/bootstrap-token-{id}"))?.is_some() {
+        return Ok(());
+    }
     let token = json!({
         "apiVersion": "v1", "kind": "Secret", "type": "bootstrap.kubernetes.io/token",
         "metadata": { "name": format!("bootstrap-token-{id}"), "namespace": "kube-system" },
         "stringData": { "token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true" },
     });
-    cluster.create("/api/v1/namespaces/kube-system/secrets", &token)?;
+    cluster.create(secrets, &token)?;
     bind_group(cluster, BOOTSTRAPPERS, &format!("{APPROVED}:nodeclient"))?;
     bind_group(cluster, "system:nodes", &format!("{APPROVED}:selfnodeclient"))
 }
@@ -87,5 +91,38 @@ pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut 
     let after = node.wait_running("kept")?;
     ensure!(container_id(&after, "main")? == container_id(&before, "main")?, "the pod was restarted");
     ensure!(container(&after, "main")["restartCount"] == 0, "{after}");
+    Ok(())
+}
+
+/// A node whose certificate expires while the apiserver is away, its agent running, bootstraps once more by the token that it still has.
+pub(super) fn a_node_bootstraps_again_after_its_certificate_has_expired(node: &mut TestNode) -> Result<()> {
+    let (mut cluster, address, port) = (cluster::whole()?, NodeAddress::add()?, Port::claim()?);
+    admit_bootstrappers(&cluster)?;
+    let user = json!({ "token": TOKEN.join(".") });
+    let Bootstrap { pki, .. } = bootstrap::begin(node, &cluster, &user, &port, &address)?;
+    let token = format!("system:bootstrap:{}", TOKEN[0]);
+    let asked = requests(&cluster, CLIENT, &token)?.len();
+    node.apply(&simple("kept", IDLE))?;
+    node.agent.start()?;
+    wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
+    let before = node.wait_running("kept")?;
+    ensure!(requests(&cluster, CLIENT, &token)?.len() == asked + 1, "no request by the token");
+
+    cluster.stop()?;
+    let current = pki.join("kubelet-client-current.pem");
+    wait::until_true(3 * CERTIFICATE_LIFE, "the end of the certificate", || {
+        let mut openssl = Command::new("openssl");
+        openssl.args(["x509", "-noout", "-checkend", "0", "-in"]).arg(&current);
+        process::checked(&mut openssl).is_err()
+    })?;
+    cluster.start()?;
+    wait::until_true(wait::SOON, "another request by the token", || {
+        requests(&cluster, CLIENT, &token).is_ok_and(|all| all.len() == asked + 2)
+    })?;
+    let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
+    let old = cluster.get(&lease)?.context("no lease")?;
+    wait_at(&cluster, &lease, "renewed", |now| now["spec"]["renewTime"] != old["spec"]["renewTime"])?;
+    let after = node.wait_running("kept")?;
+    ensure!(container_id(&after, "main")? == container_id(&before, "main")?, "the pod was restarted");
     Ok(())
 }

@@ -58,6 +58,11 @@ pub struct SeenNode {
 impl SeenNode {
     /// Reads a Node.
     pub fn read(node: &Value) -> Option<Self> {
+    /// Its addresses of every type: names, too.
+    pub fn addresses(&self) -> impl Iterator<Item = &str> {
+        self.addresses.iter().map(|(_, address)| address.as_str())
+    }
+
         let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
         let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
         let text = |value: &Value| value.as_str().map(str::to_owned);
