@@ -17,6 +17,7 @@ mod events;
 mod facts;
 mod follow;
 mod images;
+mod in_flight;
 mod lease;
 mod link;
 mod mirrors;

@@ -228,6 +228,11 @@ impl Link {
         let _ = self.0.view.subscribe().wait_for(|view| !view.state.is_online()).await;
     }
 
+    /// Resolves once the server answers, or does not any more, other than `online`.
+    pub(super) async fn switched(&self, online: bool) {
+        let _ = self.0.view.subscribe().wait_for(|view| view.state.is_online() != online).await;
+    }
+
     /// The cluster has gone back to an older state: everything is to be listed anew.
     pub(super) fn begin_anew(&self) {
         self.pods_reached(0);

@@ -1,14 +1,13 @@
 //! Keeps the mirror pods and their statuses: compares, and does what [`mirror::step`] says for each pod.
 //!
-//! A pass compares every pod and sends what is due, a few requests at a time. What fails is due again after a pause, and
-//! whatever fails, the pod itself is not touched.
+//! After each change every pod is compared, and what is due is sent, a few requests at a time. What fails is due again after a
+//! pause, and whatever fails, the pod itself is not touched.
 
 mod retries;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
@@ -17,6 +16,7 @@ use tokio::time::Instant;
 use self::retries::Retries;
 use super::corrections::Corrections;
 use super::follow::Update;
+use super::in_flight::{InFlight, until};
 use super::link::Link;
 use super::node::Seen;
 use crate::status::event::{EventType, Events};
@@ -27,9 +27,6 @@ use limpet_core::status::observed::Observed;
 use limpet_core::stored_status::{Reported, StoredStatus};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
-
-/// How many requests about pods are under way at once.
-const AT_ONCE: usize = 4;
 
 /// A step that is to be done: of which pod, what it is to be, and the generation of its mirror.
 type Planned = (PodKey, Step, Option<Wanted>, Option<i64>);
@@ -42,6 +39,13 @@ enum Done {
     Deleted(String),
     /// This status is acknowledged.
     Reported(Reported),
+}
+
+/// A step that has ended.
+struct Ended {
+    step: Step,
+    wanted: Option<Wanted>,
+    result: Result<Done, RequestError>,
 }
 
 /// Keeps the mirror pods.
@@ -87,31 +91,20 @@ impl Mirrors {
     /// Keeps them until the sender of updates is dropped.
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         let (mut pods, mut desired) = (self.observed.changes(), self.desired.changes());
+        let mut requests = InFlight::new();
         loop {
-            if !self.link.is_online() {
-                self.compare();
-                tokio::select! {
-                    biased;
-                    () = self.link.online() => {}
-                    true = pods.next() => continue,
-                    Ok(()) = desired.changed() => continue,
-                }
+            while let Ok(update) = updates.try_recv() {
+                self.take(update);
             }
-            // A step may be followed by another: a mirror that was made has no status yet.
-            while self.link.is_online() && self.pass().await {
-                while let Ok(update) = updates.try_recv() {
-                    self.take(update);
-                }
+            let steps = self.compare();
+            let online = self.link.is_online();
+            if online {
+                self.begin(steps, &mut requests);
             }
-            let retry = self.next_retry();
-            let retry = async {
-                match retry {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let retry = self.next_retry(requests.pods()).filter(|_| online && requests.has_room());
             tokio::select! {
                 biased;
+                (key, ended) = requests.ended() => self.ended(&key, ended),
                 update = updates.recv() => match update {
                     Some(update) => self.take(update),
                     None => return,
@@ -119,8 +112,8 @@ impl Mirrors {
                 true = pods.next() => {}
                 Ok(()) = desired.changed() => {}
                 Ok(()) = self.node.changed() => {}
-                () = self.link.lost() => {}
-                () = retry => {}
+                () = self.link.switched(online) => {}
+                () = until(retry) => {}
             }
         }
     }
@@ -167,38 +160,38 @@ impl Mirrors {
         }
     }
 
-    /// Compares every pod and does what is due; whether anything was done.
-    async fn pass(&mut self) -> bool {
-        let (mut steps, now) = (self.compare(), Instant::now());
-        let Some(owner) = self.owner() else { return false };
-        self.retries.retain_due(&mut steps, now);
-        let any = !steps.is_empty();
-        let (link, name, uid) = (&self.link, &self.node_name, &owner.uid);
-        let done: Vec<_> = futures_util::stream::iter(steps)
-            .map(|(key, step, wanted, generation)| async move {
-                let done = perform(link, &key, &step, wanted.as_ref(), generation, (name, uid)).await;
-                (key, step, wanted, done)
-            })
-            .buffer_unordered(AT_ONCE)
-            .collect()
-            .await;
-        for (key, step, wanted, done) in done {
-            match done {
-                Ok(done) => {
-                    self.corrections.done(&key, &step, Instant::now());
-                    self.done(&key, done);
-                }
-                Err(error) => self.failed(&key, &step, wanted.as_ref(), &error),
+    /// Begins the steps that are due, as far as there is room.
+    fn begin(&mut self, mut steps: Vec<Planned>, requests: &mut InFlight<Ended>) {
+        let Some(owner) = self.owner() else { return };
+        self.retries.retain_due(&mut steps, Instant::now());
+        for (key, step, wanted, generation) in steps {
+            if requests.pods().contains(&key) || !requests.has_room() {
+                continue;
             }
+            let (link, name, uid) = (self.link.clone(), self.node_name.clone(), owner.uid.clone());
+            requests.begin(key.clone(), async move {
+                let result = perform(&link, &key, &step, wanted.as_ref(), generation, (&name, &uid)).await;
+                Ended { step, wanted, result }
+            });
         }
-        any
     }
 
-    /// When a step that has failed is due again; `None` while there is nothing to compare, or no Node object to own a mirror.
-    fn next_retry(&mut self) -> Option<Instant> {
+    fn ended(&mut self, key: &PodKey, Ended { step, wanted, result }: Ended) {
+        match result {
+            Ok(done) => {
+                self.corrections.done(key, &step, Instant::now());
+                self.done(key, done);
+            }
+            Err(error) => self.failed(key, &step, wanted.as_ref(), &error),
+        }
+    }
+
+    /// When a step that failed or waits is due again, of a pod that is not in flight; `None` while there is nothing to compare, or no
+    /// Node object to own a mirror.
+    fn next_retry(&mut self, in_flight: &BTreeSet<PodKey>) -> Option<Instant> {
         self.found.as_ref()?;
         self.owner()?;
-        self.retries.next().into_iter().chain(self.corrections.next()).min()
+        self.retries.next(in_flight).into_iter().chain(self.corrections.next()).min()
     }
 
     fn owner(&mut self) -> Option<Owner> {
@@ -274,7 +267,11 @@ impl Mirrors {
             Done::Created(mirror) => {
                 known.admitted = Some(mirror.clone());
                 self.observed.set_mirror(key, Some(&mirror.uid));
-                self.found.get_or_insert_default().insert(key.clone(), mirror);
+                // What the watch has brought of it is newer.
+                let found = self.found.get_or_insert_default();
+                if found.get(key).is_none_or(|found| found.uid != mirror.uid) {
+                    found.insert(key.clone(), mirror);
+                }
             }
             Done::Deleted(uid) => {
                 known.deleted = Some(uid.clone());

@@ -1,16 +1,17 @@
 //! Reports on the pods that the apiserver has for this node, and deletes there what has ended here.
 //!
-//! Like the mirrors, level triggered: each pass compares what the apiserver has with what runs, by [`api_pod::step`].
+//! Like the mirrors, level triggered: after each change what the apiserver has is compared with what runs, by
+//! [`api_pod::step`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::corrections::Corrections;
 use super::follow::Update;
+use super::in_flight::{InFlight, until};
 use super::link::Link;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::api_pod::{self, ApiPod, Ended, Known};
@@ -22,9 +23,6 @@ use limpet_core::status::observed::{Consumer, Observed, ObservedPod};
 use limpet_core::stored_status::{Reported, StoredStatus};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
-
-/// How many requests about pods are under way at once.
-const AT_ONCE: usize = 4;
 
 /// What a status is made of.
 #[derive(Debug, Clone)]
@@ -72,42 +70,52 @@ impl Pods {
     /// Reports until the sender of updates is dropped.
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         let mut changes = self.observed.changes();
+        let mut requests = InFlight::new();
         loop {
             // What the apiserver has is known before the end of a pod that it has.
             while let Ok(update) = updates.try_recv() {
                 self.take(update);
             }
-            if !self.link.is_online() {
-                self.compare();
-                tokio::select! {
-                    biased;
-                    () = self.link.online() => {}
-                    true = changes.next() => continue,
-                }
+            let due = self.compare();
+            let online = self.link.is_online();
+            if online {
+                self.begin(due, &mut requests);
             }
-            while self.link.is_online() && self.pass().await {
-                while let Ok(update) = updates.try_recv() {
-                    self.take(update);
-                }
-            }
-            let retry = self.retries.values().map(|(_, at)| *at).chain(self.corrections.next()).min();
-            let retry = async {
-                match retry {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let retry = self.next_retry(requests.pods()).filter(|_| online && requests.has_room());
             tokio::select! {
                 biased;
+                (_, (due, result)) = requests.ended() => self.done(due, result),
                 update = updates.recv() => match update {
                     Some(update) => self.take(update),
                     None => return,
                 },
                 true = changes.next() => {}
-                () = self.link.lost() => {}
-                () = retry => {}
+                () = self.link.switched(online) => {}
+                () = until(retry) => {}
             }
         }
+    }
+
+    /// Begins the steps that are due, as far as there is room.
+    fn begin(&self, due: Vec<Due>, requests: &mut InFlight<(Due, Result<StoredStatus, RequestError>)>) {
+        let now = Instant::now();
+        for due in due {
+            let waits = self.retries.get(&due.key).is_some_and(|(_, at)| *at > now);
+            if waits || requests.pods().contains(&due.key) || !requests.has_room() {
+                continue;
+            }
+            let link = self.link.clone();
+            requests.begin(due.key.clone(), async move {
+                let result = perform(&link, &due).await;
+                (due, result)
+            });
+        }
+    }
+
+    /// When a step that failed or waits is due again, of a pod that is not in flight.
+    fn next_retry(&self, in_flight: &BTreeSet<PodKey>) -> Option<Instant> {
+        let retries = self.retries.iter().filter(|(key, _)| !in_flight.contains(key));
+        retries.map(|(_, (_, at))| *at).chain(self.corrections.next()).min()
     }
 
     fn take(&mut self, update: Update) {
@@ -141,26 +149,6 @@ impl Pods {
                 }
             }
         }
-    }
-
-    /// Compares every pod and does what is due; whether anything was done.
-    async fn pass(&mut self) -> bool {
-        let (mut due, now) = (self.compare(), Instant::now());
-        due.retain(|due| self.retries.get(&due.key).is_none_or(|(_, at)| *at <= now));
-        let any = !due.is_empty();
-        let link = &self.link;
-        let done: Vec<_> = futures_util::stream::iter(due)
-            .map(|due| async move {
-                let result = perform(link, &due).await;
-                (due, result)
-            })
-            .buffer_unordered(AT_ONCE)
-            .collect()
-            .await;
-        for (due, result) in done {
-            self.done(due, result);
-        }
-        any
     }
 
     /// Gives up the last statuses that are not asked for: of other sources, and of pods that the apiserver does not have. One that
@@ -249,12 +237,15 @@ impl Pods {
             }
             (step, report) => {
                 tracing::info!(pod = %key, "deleted at the apiserver");
-                if let (Step::Delete { uid }, Report::Observed(pod)) = (step, report)
+                // The watch may have brought the deletion already, and another pod of that name.
+                let of_step = |found: &ApiPod| matches!(&step, Step::Delete { uid } if found.uid == *uid);
+                let found = self.found.as_mut().filter(|found| found.get(&key).is_some_and(of_step));
+                if found.and_then(|found| found.remove(&key)).is_some()
+                    && let (Step::Delete { uid }, Report::Observed(pod)) = (step, report)
                     && *pod.record.uid.to_string() == *uid
                 {
-                    self.deleted.insert(key.clone(), pod);
+                    self.deleted.insert(key, pod);
                 }
-                self.found.as_mut().and_then(|found| found.remove(&key));
             }
         }
     }

@@ -54,6 +54,8 @@ impl Need {
             Resource::TokenReviews | Resource::SubjectAccessReviews => Self::Review,
             Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) if is_read => Self::Pods,
             Resource::AllPods | Resource::Pods(_) | Resource::Pod(..) => Self::Mirror,
+            // By its UID a list of pods is known to be of the same cluster.
+            Resource::Service(..) => Self::Pods,
             Resource::PodStatus(..) => Self::Status,
             Resource::Events(_) | Resource::Event(..) => Self::Event,
             _ => Self::Object,

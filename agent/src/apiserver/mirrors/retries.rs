@@ -52,10 +52,12 @@ impl Retries {
         });
     }
 
-    /// When the first of them is due.
-    pub(super) fn next(&self) -> Option<Instant> {
-        let (pods, namespaces) = (self.pods.values(), self.namespaces.values());
-        pods.map(|retry| retry.at).chain(namespaces.map(|missing| missing.at)).min()
+    /// When the first of them is due that is not in flight.
+    pub(super) fn next(&self, in_flight: &BTreeSet<PodKey>) -> Option<Instant> {
+        let pods = self.pods.iter().filter(|(key, _)| !in_flight.contains(key)).map(|(_, retry)| retry.at);
+        let is_asked_for = |namespace: &str| in_flight.iter().any(|key| key.namespace() == namespace);
+        let namespaces = self.namespaces.iter().filter(|(name, _)| !is_asked_for(name)).map(|(_, missing)| missing.at);
+        pods.chain(namespaces).min()
     }
 
     /// Forgets what needs no step any more, as when the mirror of a lost answer turned up.
@@ -143,7 +145,7 @@ mod tests {
             retries.failed((&key, &step), None, &not_found(), now, 100);
         }
         assert!(due(&retries, &steps(), now).is_empty());
-        let next = retries.next().unwrap();
+        let next = retries.next(&BTreeSet::new()).unwrap();
         assert!(next - now <= Duration::from_millis(1_800), "{:?}", next - now);
         assert_eq!(due(&retries, &steps(), next), ["a"]);
         // A pod that came later is tried once, for its event.
@@ -157,7 +159,7 @@ mod tests {
         // The namespace is there: the others follow at once.
         retries.succeeded(&PodKey::new("lab", "a"));
         assert_eq!(due(&retries, &steps(), now), ["a", "b"]);
-        assert_eq!(retries.next(), None);
+        assert_eq!(retries.next(&BTreeSet::new()), None);
     }
 
     #[test]
@@ -167,7 +169,7 @@ mod tests {
         for (key, step, ..) in [&a, &b] {
             retries.failed((key, step), None, &not_found(), now, 100);
         }
-        let next = retries.next().unwrap();
+        let next = retries.next(&BTreeSet::new()).unwrap();
         let forbidden =
             RequestError::Refused { code: 403, reason: String::new(), message: String::new(), retry_after: None };
         retries.failed((&a.0, &a.1), None, &forbidden, next, 100);
@@ -195,8 +197,8 @@ mod tests {
         let (key, step, ..) = create("a");
         retries.failed((&key, &step), None, &not_found(), now, 100);
         retries.retain(&[create("a")]);
-        assert!(retries.next().is_some());
+        assert!(retries.next(&BTreeSet::new()).is_some());
         retries.retain(&[create("b")]);
-        assert_eq!(retries.next(), None);
+        assert_eq!(retries.next(&BTreeSet::new()), None);
     }
 }
