@@ -17,6 +17,8 @@ use limpet_apiserver::{Request, RequestError, Resource, Selector, WatchFrom};
 
 /// The server ends a watch after this long, and up to twice of it, as client-go asks for.
 const LIMIT: Duration = Duration::from_secs(300);
+/// The same of one object, as kubelet asks for with ConfigMaps and Secrets: a node has many such watches.
+const LIMIT_OF_ONE: Duration = Duration::from_secs(1800);
 /// A server that does not end it is left so much later.
 const OVERDUE: Duration = Duration::from_secs(30);
 /// A watch that ended sooner counts as a failure, so that a server that ends each at once is not asked without pause.
@@ -41,6 +43,13 @@ impl Followed {
     /// leads looks at the lease between the two.
     fn may_stream(&self) -> bool {
         self.leads.is_none() && !self.selector.is_of_one()
+    }
+
+    fn shortest_limit(&self) -> Duration {
+        match self.leads.is_none() && self.selector.is_of_one() {
+            true => LIMIT_OF_ONE,
+            false => LIMIT,
+        }
     }
 }
 
@@ -153,7 +162,8 @@ async fn session(
 ) -> (Result<(), RequestError>, Option<Duration>) {
     // From before the first answer: that may show that the cluster is an older one.
     let beginnings = link.beginnings();
-    let limit = LIMIT + Duration::from_secs(fastrand::u64(0..LIMIT.as_secs()));
+    let shortest = what.shortest_limit();
+    let limit = shortest + Duration::from_secs(fastrand::u64(0..shortest.as_secs()));
     let mut streams = what.may_stream() && link.streams_lists();
     loop {
         let (ended, watched) = match begin(link, what, updates, (start, streams), limit).await {

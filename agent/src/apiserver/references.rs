@@ -94,6 +94,7 @@ pub(super) async fn fetch(
     }
 }
 
+/// Follows a ConfigMap or a Secret; an immutable one until it is here, as kubelet.
 async fn follow_object(
     link: Link,
     key: &ObjectKey,
@@ -111,8 +112,13 @@ async fn follow_object(
                 Update::Stored(object) => Some(object),
                 Update::Deleted(_) => None,
             };
+            let is_immutable = object.as_ref().is_some_and(|object| object["immutable"] == true);
             let object = object.map(|object| from_apiserver(&object, key.kind, ORIGIN)).transpose();
             match object {
+                Ok(object) if is_immutable => {
+                    let _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await;
+                    return;
+                }
                 Ok(object) => _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await,
                 Err(faults) => {
                     let reason = faults.first().map(ToString::to_string).unwrap_or_default();
@@ -121,7 +127,10 @@ async fn follow_object(
             }
         }
     };
-    tokio::join!(follow(link, followed, send), hand_on);
+    tokio::select! {
+        () = follow(link, followed, send) => {}
+        () = hand_on => {}
+    }
 }
 
 /// Follows the Services of a namespace, or the one of the apiserver itself.
