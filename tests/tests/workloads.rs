@@ -246,6 +246,8 @@ fn a_node_is_cordoned_drained_and_tainted(node: &mut TestNode) -> Result<()> {
     wait_ready(&cluster, &path, "readyReplicas", 2)?;
     let described = cluster.run_kubectl(&["describe", "node", &name])?;
     ensure!(described.contains("Non-terminated Pods:") && described.contains(&name), "{described}");
+    let events = cluster.run_kubectl(&["get", "events", "--field-selector", &format!("involvedObject.name={name}")])?;
+    ensure!(events.contains("NodeNotSchedulable") && events.contains("NodeSchedulable"), "{events}");
     cluster.run_kubectl(&["delete", &format!("deployment/{name}")])?;
     nothing_runs(node)
 }

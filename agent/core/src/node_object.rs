@@ -116,20 +116,26 @@ impl NodeDescription {
     }
 }
 
-/// The labels that every node has.
-fn own_labels(name: &str, architecture: &str) -> BTreeMap<&'static str, String> {
-    BTreeMap::from([
+/// The labels that every node has; `given` ones of the same names count before limpet's own values, as for kubelet.
+fn own_labels(name: &str, architecture: &str, given: &BTreeMap<String, String>) -> BTreeMap<&'static str, String> {
+    let mut labels = BTreeMap::from([
         ("beta.kubernetes.io/arch", architecture.to_owned()),
         ("beta.kubernetes.io/os", "linux".to_owned()),
         ("kubernetes.io/arch", architecture.to_owned()),
         ("kubernetes.io/hostname", name.to_owned()),
         ("kubernetes.io/os", "linux".to_owned()),
-    ])
+    ]);
+    for (name, value) in &mut labels {
+        if let Some(given) = given.get(*name) {
+            value.clone_from(given);
+        }
+    }
+    labels
 }
 
 /// The labels of a node whose Node object nobody has seen: those it is registered with, and those of every node.
 pub fn initial_labels(name: &str, architecture: &str, given: &BTreeMap<String, String>) -> BTreeMap<String, String> {
-    let own = own_labels(name, architecture).into_iter().map(|(label, value)| (label.to_owned(), value));
+    let own = own_labels(name, architecture, given).into_iter().map(|(label, value)| (label.to_owned(), value));
     given.clone().into_iter().chain(own).collect()
 }
 
@@ -338,6 +344,12 @@ pub fn events(
 /// The API's times have no fractions.
 fn whole_seconds(time: Timestamp) -> String {
     Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
+}
+
+/// Whether pods may be scheduled to the node, after that has changed: kubelet's event of `kubectl cordon` and `uncordon`.
+pub fn cordon_event(name: &str, unschedulable: bool) -> NodeEvent {
+    let reason = if unschedulable { "NodeNotSchedulable" } else { "NodeSchedulable" };
+    NodeEvent { reason, message: format!("Node {name} status is now: {reason}"), is_warning: false }
 }
 
 /// What was sent last.

@@ -126,7 +126,13 @@ impl Keeper {
             tokio::select! {
                 biased;
                 update = updates.recv() => match update {
-                    Some(update) => self.take(update),
+                    Some(update) => {
+                        if let (Update::Listed(..), Some(sent)) = (&update, &mut sent) {
+                            // A cluster that was restored has older images; the next report has them all.
+                            sent.report.images.clear();
+                        }
+                        self.take(update);
+                    }
                     None => return,
                 },
                 Ok(()) = self.node_state.changed() => {}
@@ -151,6 +157,11 @@ impl Keeper {
             }
         };
         if let Seen::Present(node) = &seen {
+            let before = self.seen.borrow().node().is_some_and(|before| before.unschedulable);
+            if before != node.unschedulable {
+                let event = node_object::cordon_event(&self.description.name, node.unschedulable);
+                self.events.emit(None, None, EventType::Normal, event.reason, event.message);
+            }
             self.selectable.send_if_modified(|known| {
                 let differs = known.labels != node.labels || known.taints != node.taints;
                 if differs {

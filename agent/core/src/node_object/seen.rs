@@ -31,6 +31,8 @@ pub struct SeenNode {
     pub uid: String,
     /// Whether its deletion was requested, and waits for a finalizer.
     pub deleting: bool,
+    /// No new pods are scheduled to it: it is cordoned.
+    pub unschedulable: bool,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Its taints; one of a form that this version does not know is left out.
@@ -56,18 +58,19 @@ pub struct SeenNode {
 }
 
 impl SeenNode {
-    /// Reads a Node.
-    pub fn read(node: &Value) -> Option<Self> {
     /// Its addresses of every type: names, too.
     pub fn addresses(&self) -> impl Iterator<Item = &str> {
         self.addresses.iter().map(|(_, address)| address.as_str())
     }
 
+    /// Reads a Node.
+    pub fn read(node: &Value) -> Option<Self> {
         let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
         let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
         Some(Self {
+            unschedulable: node["spec"]["unschedulable"] == true,
             volumes_in_use: all(&node["status"]["volumesInUse"]).iter().filter_map(text).collect(),
             volumes_attached: all(&node["status"]["volumesAttached"])
                 .iter()
@@ -122,7 +125,7 @@ impl SeenNode {
     pub fn metadata_patch(&self, node: &NodeDescription, first: bool) -> Option<Value> {
         let given = node.labels.iter().filter(|(name, _)| first && PLACE_AND_KIND.contains(&name.as_str()));
         let given = given.map(|(name, value)| (name.as_str(), value.clone()));
-        let own = own_labels(&node.name, node.architecture).into_iter().chain(given);
+        let own = own_labels(&node.name, node.architecture, &node.labels).into_iter().chain(given);
         let wrong: BTreeMap<_, _> = own.filter(|(name, value)| self.labels.get(*name) != Some(value)).collect();
         let mut metadata = json!({});
         if !wrong.is_empty() {

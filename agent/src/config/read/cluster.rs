@@ -17,6 +17,33 @@ use limpet_model::pod::is_dns_subdomain;
 /// A lease is renewed at a quarter of it: less than this would be a request each second.
 const SHORTEST_LEASE: i64 = 4;
 
+/// The labels of Kubernetes' own domains that a node may set, beside those below [`OWN_DOMAINS`] (kubelet's `KubeletLabels`).
+const OWN_LABELS: [&str; 11] = [
+    "beta.kubernetes.io/arch",
+    "beta.kubernetes.io/instance-type",
+    "beta.kubernetes.io/os",
+    "failure-domain.beta.kubernetes.io/region",
+    "failure-domain.beta.kubernetes.io/zone",
+    "kubernetes.io/arch",
+    "kubernetes.io/hostname",
+    "kubernetes.io/os",
+    "node.kubernetes.io/instance-type",
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+];
+/// The domains in which a node may set any label.
+const OWN_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
+
+/// Whether the apiserver's admission NodeRestriction refuses a node that sets the label.
+fn is_reserved(key: &str) -> bool {
+    let is_below = |domain: &str, parent: &str| {
+        domain.strip_suffix(parent).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    let Some((domain, _)) = key.split_once('/') else { return false };
+    let is_kubernetes = ["kubernetes.io", "k8s.io"].iter().any(|parent| is_below(domain, parent));
+    is_kubernetes && !OWN_LABELS.contains(&key) && !OWN_DOMAINS.iter().any(|parent| is_below(domain, parent))
+}
+
 impl Judge {
     /// Applies the values of KubeletConfiguration.
     pub(super) fn cluster(&mut self, map: &Map<'_>, cluster: &mut ClusterSettings) {
@@ -124,10 +151,17 @@ impl Judge {
         }
         for text in flags.node_labels.iter().filter(|text| !text.is_empty()) {
             let (key, value) = text.split_once('=').unwrap_or((text, ""));
-            if is_label_key(key) && is_label_value(value) {
-                cluster.labels.insert(key.to_owned(), value.to_owned());
-            } else {
+            if !is_label_key(key) || !is_label_value(value) {
                 self.error(None, "--node-labels", format!("{text:?} is not a label such as site=lab"));
+            } else if is_reserved(key) {
+                let message = format!(
+                    "a node may not set {key}; in the domains kubernetes.io and k8s.io use node.kubernetes.io/…, \
+                     kubelet.kubernetes.io/… or one of {}",
+                    OWN_LABELS.join(", ")
+                );
+                self.error(None, "--node-labels", message);
+            } else {
+                cluster.labels.insert(key.to_owned(), value.to_owned());
             }
         }
         if let Some(rotate) = flags.rotate_certificates {
@@ -256,6 +290,32 @@ mod tests {
             (cluster.register, cluster.taints),
             (true, vec![taint("b", "1", "NoSchedule"), taint("c", "", "NoExecute")])
         );
+    }
+
+    #[test]
+    fn labels_that_the_apiserver_lets_no_node_set_are_refused_at_the_start() {
+        let allowed = [
+            "kubernetes.io/hostname",
+            "topology.kubernetes.io/zone",
+            "node.kubernetes.io/x",
+            "a.node.kubernetes.io/x",
+            "kubelet.kubernetes.io/x",
+            "example.com/x",
+            "mykubernetes.io/x",
+            "x",
+        ];
+        for label in allowed {
+            assert!(!is_reserved(label), "{label}");
+        }
+        for label in
+            ["node-role.kubernetes.io/worker", "kubernetes.io/x", "k8s.io/x", "node-restriction.kubernetes.io/x"]
+        {
+            assert!(is_reserved(label), "{label}");
+        }
+        let errors =
+            load_text(KUBELET_HEAD, &["--node-labels=node-role.kubernetes.io/edge="]).0.err().unwrap_or_default();
+        let message = "--node-labels: a node may not set node-role.kubernetes.io/edge; in the domains kubernetes.io and k8s.io use";
+        assert!(errors.iter().any(|error| error.contains(message)), "{errors:?}");
     }
 
     #[test]
