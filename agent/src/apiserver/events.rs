@@ -5,7 +5,7 @@
 
 mod limits;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -13,7 +13,7 @@ use serde_json::json;
 use tokio::time::timeout;
 
 use self::limits::{Decision, EventLimits};
-use super::link::Link;
+use super::link::{BUSY, Link};
 use super::unsent_events::UnsentEvents;
 use crate::status::event::{Event, Events};
 use limpet_apiserver::request::PatchType;
@@ -47,7 +47,13 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
         };
         let more = news.len() > BATCH;
         let mut failed = None;
+        // An apiserver may limit the events of a namespace (admission EventRateLimit): those of others go on.
+        let mut limited = BTreeSet::new();
         for event in news.into_iter().take(BATCH) {
+            let namespace = event.pod.as_ref().map(|(key, _)| key.namespace().to_owned());
+            if limited.contains(&namespace) {
+                continue;
+            }
             let name = event.name(&node_name);
             let (now, has_own) = (Timestamp::now(), link.outbox().posted().get(&name).is_some_and(|count| *count > 0));
             let decision = limits.decide(event, now);
@@ -61,6 +67,11 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
                 // The server's rules refuse it, or its namespace is not there: the local event has to do.
                 Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 409 | 422)) => {
                     tracing::debug!(event = name, %error, "an event is not posted");
+                }
+                Err(error) if error.code() == Some(BUSY) => {
+                    limited.insert(namespace);
+                    failed = Some(error);
+                    continue;
                 }
                 Err(error) => {
                     failed = Some(error);

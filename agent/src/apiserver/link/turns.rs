@@ -217,7 +217,10 @@ impl Turns {
         let now = Instant::now();
         let until = now + connectivity::pause(1, asked, connectivity::LONGEST, chance);
         let mut state = self.lock();
-        state.begin_with_few(now);
+        if need != Need::Event {
+            // Those have limits of their own.
+            state.begin_with_few(now);
+        }
         for held in &mut state.held_until[need as usize..] {
             *held = (*held).max(Some(until));
         }
