@@ -33,6 +33,9 @@ pub enum Expansion {
     Due,
     /// Its driver is called; another node has reported the new capacity.
     Silent,
+    /// Its driver is called if its PersistentVolume is larger than the claim's status says: a resizer from before Kubernetes 1.31 has
+    /// expanded it, and does not say that it waits for the node.
+    IfLarger,
 }
 
 /// What is to be done for a volume of which the node knows that it had the capacity `known`, in bytes.
@@ -48,7 +51,17 @@ pub fn expansion(claim: &PersistentVolumeClaim, known: Option<i64>) -> Expansion
     let of_many = modes.iter().any(|mode| mode == MANY_WRITERS);
     let excepted = claim.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(NOT_REQUIRED));
     let grown = capacity(claim).zip(known).is_some_and(|(now, before)| now > before);
-    if of_many && grown && !excepted { Expansion::Silent } else { Expansion::None }
+    if of_many && grown && !excepted {
+        return Expansion::Silent;
+    }
+    let says_nothing = status.is_some_and(|status| status.allocated_resources.is_none());
+    let larger = requested(claim).zip(capacity(claim)).is_some_and(|(requested, capacity)| requested > capacity);
+    if says_nothing && larger { Expansion::IfLarger } else { Expansion::None }
+}
+
+/// What the claim asks for, in bytes.
+fn requested(claim: &PersistentVolumeClaim) -> Option<i64> {
+    bytes(claim.spec.as_ref()?.resources.as_ref()?.requests.as_ref()?.get(STORAGE)?).ok()
 }
 
 /// The capacity in the claim's status, in bytes.
@@ -122,6 +135,12 @@ mod tests {
         ] {
             assert_eq!(expansion(&claim(mode, status.clone()), known), wanted, "{mode} {status} {known:?}");
         }
+        let mut asked = claim("ReadWriteOnce", json!({"capacity": {"storage": "1Gi"}}));
+        let resources = |size: &str| serde_json::from_value(json!({"requests": {"storage": size}})).unwrap();
+        asked.spec.as_mut().unwrap().resources = Some(resources("2Gi"));
+        assert_eq!(expansion(&asked, None), Expansion::IfLarger);
+        asked.spec.as_mut().unwrap().resources = Some(resources("1Gi"));
+        assert_eq!(expansion(&asked, None), Expansion::None);
         let mut excepted = claim("ReadWriteMany", grown());
         excepted.metadata.annotations = Some([(NOT_REQUIRED.to_owned(), "true".to_owned())].into());
         assert_eq!(expansion(&excepted, Some(1 << 30)), Expansion::None);

@@ -134,6 +134,13 @@ pub fn is_republished(pod: &PodRecord, objects: &PodObjects) -> bool {
     csi_volumes(pod, objects).any(|(_, volume, _)| volume.settings.republish)
 }
 
+/// Whether the pod has what stands behind the object of that name read-only.
+pub fn is_read_only(pod: &PodRecord, object: &str) -> bool {
+    let mut users =
+        pod.spec().volumes.iter().flatten().filter(|volume| object_name(pod, volume).as_deref() == Some(object));
+    users.all(|volume| volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.read_only == Some(true)))
+}
+
 /// The name of the object with what the volume's claim is bound to: each pod has its own, so that its successor under the
 /// same name, which may have another claim of the same name, gets nothing of it.
 pub fn object_name(pod: &PodRecord, volume: &Volume) -> Option<String> {
@@ -144,6 +151,9 @@ pub fn object_name(pod: &PodRecord, volume: &Volume) -> Option<String> {
 pub fn of_object(object: &str) -> &str {
     object.split_once('@').map_or(object, |(claim, _)| claim)
 }
+
+/// The finalizer of a claim that pods use.
+const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
 /// The name of the PersistentVolume that a claim is bound to, by kubelet's conditions.
 ///
@@ -156,7 +166,9 @@ pub fn volume_name(claim: &PersistentVolumeClaim, pod: &PodRecord, volume: &Volu
     if volume.ephemeral.is_some() && !owned() {
         return Err(format!("PVC {}/{name} was not created for the pod", pod.key.namespace()));
     }
-    if metadata.deletion_timestamp.is_some() {
+    // While it is protected a pod that uses it already may go on, after a change of the node's agent for example.
+    let is_protected = metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
+    if metadata.deletion_timestamp.is_some() && !is_protected {
         return Err(format!("PVC {name} is being deleted"));
     }
     let spec = claim.spec.clone().unwrap_or_default();

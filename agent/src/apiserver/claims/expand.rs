@@ -26,6 +26,8 @@ use limpet_model::pod::quantity::bytes;
 
 /// The shortest time between two looks at a claim: between two syncs of a pod by kubelet. The longest is half as much more.
 const PERIOD: Duration = Duration::from_secs(60);
+/// When the first look is due: kubelet expands a volume as it mounts it.
+const FIRST: Duration = Duration::from_secs(5);
 /// kubelet's reason of an expansion that is done.
 const DONE: &str = "FileSystemResizeSuccessful";
 /// kubelet's reason of one that has failed.
@@ -44,14 +46,18 @@ pub(super) async fn follow(
         return;
     }
     let expander = Expander { link, key, attachments, volume: &volume };
-    let mut known = None;
+    let (mut known, mut pause) = (None, FIRST);
     loop {
-        tokio::time::sleep(PERIOD + PERIOD.mul_f64(fastrand::f64() / 2.0)).await;
+        tokio::time::sleep(pause).await;
+        pause = PERIOD + PERIOD.mul_f64(fastrand::f64() / 2.0);
         if !attachments.volumes.expands(&volume) {
             continue;
         }
         link.online().await;
         let Some(pod) = user(desired, key).filter(|pod| !pod.is_over()) else { return };
+        if volume.read_only || claim::is_read_only(&pod, &key.name) {
+            return;
+        }
         match Box::pin(expander.look(&pod, &mut known)).await {
             Ok(true) => {}
             Ok(false) => return,
@@ -87,6 +93,9 @@ impl Expander<'_> {
         let spec = volume.spec.unwrap_or_default();
         let Some(size) = spec.capacity.as_ref().and_then(|capacity| capacity.get("storage")) else { return Ok(true) };
         let Ok(in_bytes) = bytes(size) else { return Ok(true) };
+        if due == Expansion::IfLarger && expansion::capacity(&claim).is_none_or(|capacity| in_bytes <= capacity) {
+            return Ok(true);
+        }
         let reference = spec.csi.as_ref().and_then(|source| source.node_expand_secret_ref.as_ref());
         let secrets = match secret(self.link, "nodeExpandSecretRef", reference).await? {
             Ok(secrets) => secrets,
@@ -123,7 +132,7 @@ impl Expander<'_> {
         let message = format!("MountVolume.NodeExpandVolume succeeded for volume {:?}", self.volume.name);
         tracing::info!(pod = %pod.key, volume = self.volume.name, size = size.0, "volume expanded");
         self.report(pod, EventType::Normal, DONE, message);
-        if due == Expansion::Due {
+        if due != Expansion::Silent {
             self.patch(expansion::finished(claim, size)).await?;
         }
         Ok(())
