@@ -59,7 +59,11 @@ impl Capacity {
 
     /// What a container without limits may use.
     pub fn limits(&self) -> NodeLimits {
-        NodeLimits { cpu: self.allocatable[Resource::Cpu], memory: self.allocatable[Resource::Memory] }
+        NodeLimits {
+            cpu: self.allocatable[Resource::Cpu],
+            memory: self.allocatable[Resource::Memory],
+            ephemeral_storage: self.allocatable[Resource::EphemeralStorage],
+        }
     }
 
     /// What `kubeReserved` and `systemReserved` leave pods nothing of. kubelet does not start without memory, and of process ids

@@ -117,9 +117,8 @@ fn value_of(
     }
     if let Some(resource) = &source.resource_field_ref {
         let unknown = || SpecError::Field { variable: variable.name.clone(), path: resource.resource.clone() };
-        return resource_field(input.pod, Some(input.container), resource, input.node.limits)
-            .ok_or_else(unknown)
-            .map(Some);
+        let limits = input.node.limits.of_pod(input.pod);
+        return resource_field(input.pod, Some(input.container), resource, limits).ok_or_else(unknown).map(Some);
     }
     object_value(source, input)
 }

@@ -82,7 +82,11 @@ impl Fixture {
             node: NodeFacts {
                 name: "node".to_owned(),
                 memory_capacity: 4_000_000_000,
-                limits: NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(4_000_000_000) },
+                limits: NodeLimits {
+                    cpu: Amount::from_units(4),
+                    memory: Amount::from_units(4_000_000_000),
+                    ephemeral_storage: Amount::from_units(1 << 33),
+                },
                 swap_capacity: 2_000_000_000,
                 swap_behavior: SwapBehavior::NoSwap,
                 single_process_oom_kill: false,

@@ -148,7 +148,11 @@ mod tests {
 
     #[test]
     fn medium_limit_and_group_are_parsed() {
-        let node = NodeLimits { cpu: Amount::from_units(1), memory: Amount::from_units(1 << 30) };
+        let node = NodeLimits {
+            cpu: Amount::from_units(1),
+            memory: Amount::from_units(1 << 30),
+            ephemeral_storage: Amount::from_units(1 << 33),
+        };
         let table = [
             (json!({}), None, Ok((Medium::Disk, 0o777))),
             (json!({}), Some(2000), Ok((Medium::Disk, 0o2777))),

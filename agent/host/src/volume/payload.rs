@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use k8s_openapi::api::core::v1::{
-    ClusterTrustBundleProjection, DownwardAPIVolumeFile, KeyToPath, PodCertificateProjection,
+    ClusterTrustBundleProjection, Container, DownwardAPIVolumeFile, KeyToPath, PodCertificateProjection,
     ServiceAccountTokenProjection, Volume, VolumeProjection,
 };
 
@@ -22,7 +22,7 @@ use limpet_model::pod::downward::{metadata_field, resource_field};
 /// Kubernetes' permissions without a `defaultMode`.
 const DEFAULT_MODE: i32 = 0o644;
 /// A token's permissions before the volume's group is given access.
-const TOKEN_MODE: i32 = 0o600;
+const PRIVATE_MODE: i32 = 0o600;
 /// Bytes of all files of one volume: each object has at most one MiB, a projection may name many.
 const MAX_BYTES: usize = 32 << 20;
 const MAX_PATH: usize = 4096;
@@ -111,8 +111,7 @@ impl Builder<'_> {
                 return Err(VolumeError::NoObject { volume: self.volume.to_owned(), kind, name });
             }
         };
-        let mode = self.mode_of_own(projection.user);
-        self.add(&projection.path, bytes, mode, projection.user)
+        self.add_private(&projection.path, bytes, projection.user)
     }
 
     /// Key and certificates, in one file or each in its own.
@@ -124,34 +123,35 @@ impl Builder<'_> {
         let bundle = pod_certificate::bundle(object);
         let (key, chain) = bundle.map_err(|why| self.unsupported(&why))?;
         let both = || SecretBytes::new([key.expose(), chain.expose()].concat());
-        let mode = self.mode_of_own(projection.user);
         for (path, bytes) in [
             (&projection.credential_bundle_path, both()),
             (&projection.key_path, key.clone()),
             (&projection.certificate_chain_path, chain.clone()),
         ] {
             if let Some(path) = path.as_deref().filter(|path| !path.is_empty()) {
-                self.add(path, bytes, mode, projection.user)?;
+                self.add_private(path, bytes, projection.user)?;
             }
         }
         Ok(())
     }
 
-    /// kubelet's mode of a file that has an owner or a group of its own.
-    fn mode_of_own(&self, user: Option<i64>) -> Option<i32> {
-        let group = self.sources.pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
-        (group.is_some() || user.or(self.user).is_some()).then_some(TOKEN_MODE)
+    /// Adds a token, a certificate or a trust bundle, with kubelet's permissions: where the containers have one `runAsUser` it is that
+    /// user's, and where there is an owner or an `fsGroup` it is for those alone, whatever `defaultMode` says.
+    fn add_private(&mut self, path: &str, bytes: SecretBytes, user: Option<i64>) -> Result<(), VolumeError> {
+        let spec = self.sources.pod.spec();
+        let owner = user.or(self.user).or_else(|| common_user(self.sources.pod));
+        let group = spec.security_context.as_ref().and_then(|context| context.fs_group);
+        let mode = (owner.is_some() || group.is_some()).then_some(PRIVATE_MODE);
+        self.add(path, bytes, mode, owner)
     }
 
-    /// kubelet's permissions: with `fsGroup` the group may read it, and without everybody, unless a mode is given.
     fn token(&mut self, token: &ServiceAccountTokenProjection) -> Result<(), VolumeError> {
         let pod = self.sources.pod;
         let (kind, name) = (ObjectKind::ServiceAccountToken, TokenDemand::of(pod, token).name());
         let Some(bytes) = self.sources.objects.get(kind, &name).and_then(|object| token::value(object)).cloned() else {
             return Err(VolumeError::NoObject { volume: self.volume.to_owned(), kind, name });
         };
-        let group = pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
-        self.add(&token.path, bytes, group.map(|_| TOKEN_MODE), None)
+        self.add_private(&token.path, bytes, token.user)
     }
 
     fn object(
@@ -242,6 +242,15 @@ impl Builder<'_> {
         }
         Ok(self.files)
     }
+}
+
+/// The `runAsUser` of all containers, if they have the same one (kubelet's `FsUserFrom`).
+fn common_user(pod: &PodRecord) -> Option<i64> {
+    let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
+    let own = |container: &Container| container.security_context.as_ref().and_then(|context| context.run_as_user);
+    let mut users = pod.containers().map(|container| own(container).or(of_pod));
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then_some(first)
 }
 
 /// Whether the path is relative, without `..`, and does not collide with the names of the swap.

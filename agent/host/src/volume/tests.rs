@@ -56,7 +56,11 @@ impl Node {
             resolv_conf: Some(dir.path().join("resolv.conf")),
             hosts_file: dir.path().join("hosts"),
             cluster: dns::ClusterDns { nameservers: Vec::new(), domain: String::new() },
-            limits: NodeLimits { cpu: Amount::from_units(1), memory: Amount::from_units(1 << 30) },
+            limits: NodeLimits {
+                cpu: Amount::from_units(1),
+                memory: Amount::from_units(1 << 30),
+                ephemeral_storage: Amount::from_units(1 << 33),
+            },
         };
         Self { dir, volumes: Volumes::new(settings, VolumesInUse::default()) }
     }

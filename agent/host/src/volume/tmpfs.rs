@@ -91,7 +91,11 @@ mod tests {
 
     #[test]
     fn a_volume_in_memory_is_not_larger_than_what_its_pod_may_use() {
-        let node = NodeLimits { cpu: Amount::from_units(1), memory: Amount::from_units(1 << 30) };
+        let node = NodeLimits {
+            cpu: Amount::from_units(1),
+            memory: Amount::from_units(1 << 30),
+            ephemeral_storage: Amount::from_units(1 << 33),
+        };
         let limited = json!({"name": "a", "resources": {"limits": {"memory": "64Mi"}}});
         let cases = [
             (json!([limited]), None, 64 << 20),

@@ -13,6 +13,20 @@ pub struct NodeLimits {
     pub cpu: Amount,
     /// Bytes of memory.
     pub memory: Amount,
+    /// Bytes of the disk of containers and emptyDirs.
+    pub ephemeral_storage: Amount,
+}
+
+impl NodeLimits {
+    /// The same for the environment of a pod's containers: the pod's own limits count before the node's. Not for its
+    /// volumes, as for kubelet.
+    pub fn of_pod(self, pod: &PodRecord) -> Self {
+        let own = |name: &str, of_node: Amount| match pod.spec().resources.as_ref().map(|own| limit(own, name)) {
+            None | Some(Amount::ZERO) => of_node,
+            Some(own) => own,
+        };
+        Self { cpu: own("cpu", self.cpu), memory: own("memory", self.memory), ..self }
+    }
 }
 
 /// A field of the pod's metadata that environment and files may use; `None`: `path` is not one.
@@ -52,6 +66,7 @@ pub fn resource_field(
         "limits" => match (limit(&resources, name), name) {
             (Amount::ZERO, "cpu") => node.cpu,
             (Amount::ZERO, "memory") => node.memory,
+            (Amount::ZERO, "ephemeral-storage") => node.ephemeral_storage,
             (limit, _) => limit,
         },
         _ => return None,

@@ -38,7 +38,11 @@ fn files(volume: Value) -> Result<Vec<String>, String> {
     let sources = Sources {
         pod: &pod,
         objects: &objects,
-        node: NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(1 << 30) },
+        node: NodeLimits {
+            cpu: Amount::from_units(4),
+            memory: Amount::from_units(1 << 30),
+            ephemeral_storage: Amount::from_units(1 << 33),
+        },
     };
     let text = |file: &PayloadFile| file.bytes.expose_text().unwrap().to_owned();
     let payload = payload(&volume, sources).map_err(|error| error.to_string())?.unwrap();
@@ -142,7 +146,10 @@ fn a_token_is_for_the_volumes_group_where_there_is_one() {
         let sources =
             json!([{"serviceAccountToken": {"path": "token", "audience": "vault", "expirationSeconds": 600}}]);
         let volumes = json!([{"name": "v", "projected": {"sources": sources}}]);
-        let pod = record(json!({"volumes": volumes, "serviceAccountName": "builder", "securityContext": security}));
+        let containers = json!([{"name": "c"}]);
+        let pod = record(json!({
+            "volumes": volumes, "serviceAccountName": "builder", "securityContext": security, "containers": containers,
+        }));
         let name = format!("builder/{}/600/vault", pod.uid);
         let key = ObjectKey::new(ObjectKind::ServiceAccountToken, pod.key.namespace(), name);
         let issued = jiff::Timestamp::UNIX_EPOCH;
@@ -151,15 +158,41 @@ fn a_token_is_for_the_volumes_group_where_there_is_one() {
         let sources = Sources {
             pod: &pod,
             objects: &objects,
-            node: NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(1 << 30) },
+            node: NodeLimits {
+                cpu: Amount::from_units(4),
+                memory: Amount::from_units(1 << 30),
+                ephemeral_storage: Amount::from_units(1 << 33),
+            },
         };
         let payload = payload(&pod.spec().volumes.as_ref().unwrap()[0], sources).map_err(|error| error.to_string())?;
         let file = &payload.unwrap()["token"];
-        Ok::<_, String>(format!("{:o} {}", file.mode, file.bytes.expose_text().unwrap()))
+        let owner = file.user.map(|user| format!(" of {user}")).unwrap_or_default();
+        Ok::<_, String>(format!("{:o} {}{owner}", file.mode, file.bytes.expose_text().unwrap()))
     };
     assert_eq!(file(json!({}), true).unwrap(), "644 secret");
     assert_eq!(file(json!({"fsGroup": 7}), true).unwrap(), "600 secret");
+    assert_eq!(file(json!({"runAsUser": 1000}), true).unwrap(), "600 secret of 1000");
     assert!(file(json!({}), false).unwrap_err().contains("service account token"));
+}
+
+#[test]
+fn files_belong_to_the_user_that_all_containers_have() {
+    let user = |pod: &Value, containers: [&Value; 2]| {
+        let [init, main] = containers.map(|context| json!([{"name": "c", "securityContext": context}]));
+        common_user(&record(json!({"securityContext": pod, "initContainers": init, "containers": main})))
+    };
+    let (none, one, two) = (json!({}), json!({"runAsUser": 1}), json!({"runAsUser": 2}));
+    let table = [
+        (&one, [&none, &none], Some(1)),
+        (&none, [&two, &two], Some(2)),
+        (&one, [&two, &two], Some(2)),
+        (&one, [&none, &two], None),
+        (&none, [&two, &none], None),
+        (&none, [&none, &two], None),
+    ];
+    for (pod, containers, expected) in table {
+        assert_eq!(user(pod, containers), expected, "{pod} {containers:?}");
+    }
 }
 
 #[test]
@@ -178,7 +211,11 @@ fn a_certificate_is_in_the_files_that_are_asked_for_and_a_refused_one_in_none() 
         };
         let object = Arc::new(object);
         let objects = PodObjects::of(&pod, |wanted| (object.key == *wanted).then(|| Arc::clone(&object)));
-        let node = NodeLimits { cpu: Amount::from_units(4), memory: Amount::from_units(1 << 30) };
+        let node = NodeLimits {
+            cpu: Amount::from_units(4),
+            memory: Amount::from_units(1 << 30),
+            ephemeral_storage: Amount::from_units(1 << 33),
+        };
         let sources = Sources { pod: &pod, objects: &objects, node };
         let payload = payload(&pod.spec().volumes.as_ref().unwrap()[0], sources).map_err(|error| error.to_string())?;
         let shown = |(path, file): (&String, &PayloadFile)| {
