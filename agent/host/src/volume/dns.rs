@@ -68,9 +68,9 @@ impl Resolver {
             match fields.next() {
                 Some("nameserver") => resolver.nameservers.extend(fields.next().map(str::to_owned)),
                 Some("search") => {
-                    let bare =
-                        |name: &str| if name == "." { name } else { name.strip_suffix('.').unwrap_or(name) }.to_owned();
-                    resolver.searches = fields.map(bare).collect();
+                    // The root, which systemd-resolved writes, would cost a pod's program a query more for each name.
+                    let domains = fields.filter(|name| *name != ".");
+                    resolver.searches = domains.map(|name| name.strip_suffix('.').unwrap_or(name).to_owned()).collect();
                 }
                 Some("options") => merge_options(&mut resolver.options, fields.map(str::to_owned)),
                 _ => {}

@@ -24,7 +24,7 @@ fn cluster(nameservers: &[&str], domain: &str) -> ClusterDns {
 fn files_are_parsed() {
     let table = [
         ("", "", "", ""),
-        (NODE, "10.0.0.1", "lan .", "ndots:2 rotate"),
+        (NODE, "10.0.0.1", "lan", "ndots:2 rotate"),
         ("nameserver\nnameserver  10.0.0.1  x\nnameserver ::1%eth0", "10.0.0.1 ::1%eth0", "", ""),
         ("search a b\nsearch c", "", "c", ""),
         ("options ndots:1 edns0\noptions ndots:3", "", "", "ndots:3 edns0"),
@@ -39,8 +39,8 @@ fn files_are_parsed() {
 
 #[test]
 fn policies() {
-    const OWN: &str = "search lan .\nnameserver 10.0.0.1\noptions ndots:2 rotate\n";
-    const CLUSTER: &str = "search ns.svc.c.local svc.c.local c.local lan .\nnameserver 10.96.0.10\noptions ndots:5\n";
+    const OWN: &str = "search lan\nnameserver 10.0.0.1\noptions ndots:2 rotate\n";
+    const CLUSTER: &str = "search ns.svc.c.local svc.c.local c.local lan\nnameserver 10.96.0.10\noptions ndots:5\n";
     let dns = cluster(&["10.96.0.10"], "c.local");
     let none = cluster(&[], "c.local");
     // policy, hostNetwork, clusterDNS, file, reasons of warnings
@@ -68,7 +68,7 @@ fn no_cluster_domain_adds_no_searches() {
     let node = Resolver::parse(NODE);
     let request = pod("ClusterFirst", false, json!(null));
     let (found, _) = resolve(&request, Some(&node), &cluster(&["10.96.0.10"], ""));
-    assert_eq!(found.render(), "search lan .\nnameserver 10.96.0.10\noptions ndots:5\n");
+    assert_eq!(found.render(), "search lan\nnameserver 10.96.0.10\noptions ndots:5\n");
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn dns_config_is_merged() {
         "options": [{"name": "ndots", "value": "7"}, {"name": "edns0"}, {"name": "rotate", "value": ""}],
     });
     let table = [
-        ("Default", "search lan . my.domain\nnameserver 10.0.0.1\nnameserver 1.1.1.1\noptions ndots:7 rotate edns0\n"),
+        ("Default", "search lan my.domain\nnameserver 10.0.0.1\nnameserver 1.1.1.1\noptions ndots:7 rotate edns0\n"),
         ("None", "search my.domain lan\nnameserver 1.1.1.1\nnameserver 10.0.0.1\noptions ndots:7 edns0 rotate\n"),
     ];
     for (policy, file) in table {
