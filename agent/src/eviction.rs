@@ -219,7 +219,7 @@ impl Evictor {
                 tracing::warn!(%error, "images are not removed to make room");
             }
             measured = self.meter.measure().await;
-            if !self.policy.any_met(&measured.seen) {
+            if !self.policy.needs_more(&measured.seen) {
                 tracing::info!(signal = signal.as_str(), "there is room again, without the end of a pod");
                 return false;
             }

@@ -210,9 +210,9 @@ impl EvictionPolicy {
         if threshold.is_hard() { 1 } else { self.max_pod_grace.as_secs().min(own).max(1) }
     }
 
-    /// Whether some threshold is met, whatever it asks to be reclaimed.
-    pub fn any_met(&self, seen: &Observations) -> bool {
-        self.met(seen).next().is_some()
+    /// Whether more is to be reclaimed: some threshold is met, or has not what it asks for above it (`evictionMinimumReclaim`).
+    pub fn needs_more(&self, seen: &Observations) -> bool {
+        self.thresholds.iter().any(|one| seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, true)))
     }
 
     /// The signals of the thresholds that are met, whatever they ask to be reclaimed.

@@ -51,7 +51,7 @@ fn the_defaults_are_kubelets_and_met_strictly_below() {
         let (below, above) = (seen(signal, limit - 400), seen(signal, limit + 400));
         let starved = Watch::default().observe(&policy, &below, Instant::now());
         assert_eq!((under(&starved), starved.starved.unwrap().signal), (vec![pressure], signal));
-        assert!(policy.any_met(&below) && !policy.any_met(&above), "{signal:?}");
+        assert!(policy.met(&below).next().is_some() && policy.met(&above).next().is_none(), "{signal:?}");
         let fine = Watch::default().observe(&policy, &above, Instant::now());
         assert_eq!((under(&fine), fine.starved, fine.next), (vec![], None, None));
         assert!(fine.pressure.is_known());
@@ -105,6 +105,7 @@ fn more_is_reclaimed_than_the_threshold_once_it_has_acted() {
         Threshold { min_reclaim: Some(Amount::Share(0.1)), ..hard(Signal::ImagefsAvailable, Amount::Absolute(GIB)) };
     let (policy, mut watch, now) = (policy(&[asks]), Watch::default(), Instant::now());
     let between = seen(asks.signal, 3 * GIB / 2);
+    assert!(policy.needs_more(&between) && !policy.needs_more(&seen(asks.signal, 2 * GIB + 400)));
     assert_eq!(watch.observe(&policy, &between, now).starved, None);
     assert_eq!(watch.observe(&policy, &seen(asks.signal, 1), now).starved, Some(asks));
     assert_eq!(watch.observe(&policy, &between, now).starved, Some(asks), "still below 1 GiB and a tenth of 10");

@@ -88,7 +88,9 @@ pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
     let sidecars =
         spec.init_containers.iter().flatten().filter(|init| init.restart_policy.as_deref() == Some("Always"));
     spec.containers.iter().chain(sidecars).find_map(|container| {
-        let (name, limit) = (&container.name, container_limit(container)?);
+        // As for kubelet, a limit of zero is none here.
+        let limit = container_limit(container).filter(|limit| amount(limit) > 0)?;
+        let name = &container.name;
         let exceeds = of(&usage.containers, name) > amount(limit);
         let message = || format!("Container {name} exceeded its local ephemeral storage limit {:?}. ", limit.0);
         exceeds.then(|| PodVerdict::evicted(message()))

@@ -18,11 +18,16 @@ use crate::plan::{self, awaits, restart_all};
 use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, SandboxState};
 use crate::status::{conditions, never_ran, resources};
 use limpet_model::container::{ContainerUser, Exit};
+use limpet_model::go_duration;
 use limpet_model::node::NodeAddresses;
 use limpet_model::pod::Role;
 use limpet_model::sandbox::in_order_of_node;
 use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::{PodVerdict, VerdictPhase};
+
+/// The most bytes of the termination messages of a pod's containers together: each has its part (kubelet's
+/// `MaxPodTerminationMessageLogLength`).
+const MAX_TERMINATION_MESSAGES: usize = 12 << 10;
 
 /// The status of `pod` now.
 ///
@@ -141,8 +146,8 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
     };
     // A waiting container reports its last exit as `lastState`; a terminated one reports it as `state`.
     let last = match (&slot.instance, &slot.previous) {
-        (Some(instance), _) if state.waiting.is_some() && !instance.is_running() => terminated(instance),
-        (_, Some(previous)) => terminated(previous),
+        (Some(instance), _) if state.waiting.is_some() && !instance.is_running() => terminated(pod, instance),
+        (_, Some(previous)) => terminated(pod, previous),
         _ => None,
     };
     ContainerStatus {
@@ -226,7 +231,7 @@ fn state(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> Con
             return ContainerState { running: Some(ContainerStateRunning { started_at }), ..ContainerState::default() };
         }
         if pod.ending.is_some() || pod.is_failed() || !plan::wants_restart(pod, slot) || plan::is_finished(pod) {
-            return ContainerState { terminated: terminated(instance), ..ContainerState::default() };
+            return ContainerState { terminated: terminated(pod, instance), ..ContainerState::default() };
         }
     }
     let (reason, message) = waiting(pod, slot, node, now);
@@ -259,8 +264,8 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (
         && *retry_at > now.mono
     {
         let message = format!(
-            "back-off {}s restarting failed container={} pod={}_{}({})",
-            pause.as_secs(),
+            "back-off {} restarting failed container={} pod={}_{}({})",
+            go_duration::show(*pause),
             slot.name,
             pod.record.key.name(),
             pod.record.key.namespace(),
@@ -302,17 +307,19 @@ fn waiting(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> (
     };
     // kubelet's, for containers of every role.
     let has_inits = pod.containers.iter().any(|one| matches!(one.role, Role::Init | Role::Sidecar));
-    let reason = if has_inits && slot.role != Role::Ephemeral { "PodInitializing" } else { "ContainerCreating" };
+    let reason = if has_inits { "PodInitializing" } else { "ContainerCreating" };
     (reason.to_owned(), message)
 }
 
-fn terminated(instance: &Instance) -> Option<ContainerStateTerminated> {
+fn terminated(pod: &PodState, instance: &Instance) -> Option<ContainerStateTerminated> {
     let exit: &Exit = instance.exit()?;
+    let longest = MAX_TERMINATION_MESSAGES / pod.containers.len().max(1);
+    let message = &exit.message[..exit.message.floor_char_boundary(longest)];
     Some(ContainerStateTerminated {
         container_id: Some(format!("containerd://{}", instance.id)),
         exit_code: exit.code,
         finished_at: Some(Time(exit.finished_at)),
-        message: (!exit.message.is_empty()).then(|| exit.message.clone()),
+        message: (!message.is_empty()).then(|| message.to_owned()),
         reason: Some(exit.reason.clone()),
         signal: None,
         started_at: instance.started_at.map(Time),

@@ -71,8 +71,28 @@ fn a_crash_loop_waits_and_reports_its_last_exit() {
     assert_eq!(waiting.reason.unwrap(), "CrashLoopBackOff");
     assert!(waiting.message.unwrap().starts_with("back-off 20s restarting failed container=m0 pod=web-node_default("));
     assert_eq!(status.last_state.unwrap().terminated.unwrap().exit_code, 3);
+    let mut longest = self::pod("Always", 0, 1);
+    put(&mut longest, 0, Some(3), Duration::from_secs(300));
+    let waiting = self::status(&longest).container_statuses.unwrap().remove(0).state.unwrap().waiting.unwrap();
+    assert!(waiting.message.unwrap().starts_with("back-off 5m0s restarting"));
     assert_eq!((status.restart_count, status.ready), (2, false));
     assert_eq!(status.image_id, "registry:5000/app@sha256:1");
+}
+
+#[test]
+fn the_messages_of_all_containers_have_twelve_kibibytes_together() {
+    let length = |containers: usize| {
+        let mut pod = pod("Never", 0, containers);
+        put(&mut pod, 0, Some(3), Duration::ZERO);
+        // Two bytes a character: none is cut in the middle.
+        let message = "ä".repeat(2048);
+        if let crate::state::Life::Exited { exit, .. } = &mut pod.containers[0].instance.as_mut().unwrap().life {
+            exit.message = message;
+        }
+        let first = status(&pod).container_statuses.unwrap().remove(0);
+        first.state.unwrap().terminated.unwrap().message.unwrap().len()
+    };
+    assert_eq!([1, 3, 4, 7].map(length), [4096, 4096, 3072, 1754]);
 }
 
 #[test]

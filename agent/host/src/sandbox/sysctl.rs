@@ -54,8 +54,8 @@ pub fn check_sysctls(spec: &PodSpec, allowed: &[String]) -> Result<(), SysctlRef
             return Err(SysctlRefused::NotAllowed(dotted));
         }
         match namespace(&dotted) {
-            Some("net") if host_network => return Err(SysctlRefused::HostNamespace(dotted, "net")),
-            Some("ipc") if host_ipc => return Err(SysctlRefused::HostNamespace(dotted, "ipc")),
+            Some("net") if host_network => return Err(SysctlRefused::HostNamespace(dotted, "Net")),
+            Some("ipc") if host_ipc => return Err(SysctlRefused::HostNamespace(dotted, "IPC")),
             Some(_) => {}
             None => return Err(SysctlRefused::NotNamespaced(dotted)),
         }
@@ -133,14 +133,14 @@ mod tests {
                 true,
                 false,
                 allow(&[]),
-                Err(SysctlRefused::HostNamespace("net.ipv4.tcp_syncookies".to_owned(), "net")),
+                Err(SysctlRefused::HostNamespace("net.ipv4.tcp_syncookies".to_owned(), "Net")),
             ),
             (
                 "kernel.shm_rmid_forced",
                 false,
                 true,
                 allow(&[]),
-                Err(SysctlRefused::HostNamespace("kernel.shm_rmid_forced".to_owned(), "ipc")),
+                Err(SysctlRefused::HostNamespace("kernel.shm_rmid_forced".to_owned(), "IPC")),
             ),
             ("kernel.shm_rmid_forced", true, false, allow(&[]), Ok(())),
             ("kernel.sem", false, false, allow(&["kernel.sem"]), Ok(())),
