@@ -2,6 +2,7 @@
 //!
 //! Events say no more than kubelet's: what a hook's command wrote may hold a secret. The log and the status have all of it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Lifecycle, LifecycleHandler};
@@ -134,14 +135,17 @@ impl ContainerdExecutor {
 
     /// A hook's GET. Any answer will do, as for kubelet; a server that does not speak TLS is asked without it.
     async fn hook_get(&self, pod: &PodState, container: &str, get: Get) -> Result<(), HandlerError> {
-        match self.getter.send(get.clone()).await {
+        let answered = AtomicBool::new(false);
+        match self.getter.send(get.clone(), &answered).await {
             Ok(_) => Ok(()),
+            // Its body does not matter.
+            Err(_) if answered.load(Ordering::Relaxed) => Ok(()),
             Err(failure) if failure.without_tls => {
                 let message = format!(
                     "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
                     get.authority()
                 );
-                self.getter.send(get.without_tls()).await?;
+                self.getter.send(get.without_tls(), &answered).await?;
                 self.reporter.event(pod, Some(container), EventType::Warning, "LifecycleHTTPFallback", message);
                 Ok(())
             }

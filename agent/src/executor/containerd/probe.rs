@@ -1,5 +1,6 @@
 //! Runs one probe of a container, and reports what comes of it. Whether that changes anything is decided elsewhere.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::FutureExt as _;
@@ -100,7 +101,8 @@ impl ContainerdExecutor {
         if let Some(action) = &spec.http_get {
             let get = Get::new(action, container, address, Purpose::Probe)?;
             let url = get.url().to_string();
-            return match within(deadline, self.getter.send(get).boxed()).await {
+            let answered = AtomicBool::new(false);
+            return match within(deadline, self.getter.send(get, &answered).boxed()).await {
                 Ok(answer) if answer.status.is_success() => Ok(Answer::Success),
                 Ok(answer) if answer.status.is_redirection() => {
                     Ok(Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.body)))
@@ -108,6 +110,8 @@ impl ContainerdExecutor {
                 Ok(answer) => {
                     Ok(Answer::Failure(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16())))
                 }
+                // As for kubelet, an answer whose body stalls or breaks off says nothing: a stream of events, for example.
+                Err(error) if answered.load(Ordering::Relaxed) => Err(error),
                 Err(HandlerError::TimedOut) => Ok(Answer::Failure(format!(
                     "Get {url:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
                 ))),

@@ -4,6 +4,7 @@
 use std::error::Error as _;
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -165,14 +166,15 @@ pub struct HttpGetter {
 }
 
 impl HttpGetter {
-    /// Sends `get`, and follows redirects that stay at its host.
+    /// Sends `get`, and follows redirects that stay at its host. `answered` is set once the status of the last answer is here: an error
+    /// or a deadline after that is one of its body.
     ///
     /// # Errors
-    /// When there is no answer. One of any status is an answer.
-    pub async fn send(&self, get: Get) -> Result<Answer, GetFailure> {
+    /// When there is no answer, or its body breaks off. One of any status is an answer.
+    pub async fn send(&self, get: Get, answered: &AtomicBool) -> Result<Answer, GetFailure> {
         let mut get = get;
         for _ in 0..=MAX_REDIRECTS {
-            match self.exchange(&get).await? {
+            match self.exchange(&get, answered).await? {
                 Exchanged::Answer(answer) => return Ok(answer),
                 Exchanged::Redirect(next) => get = *next,
             }
@@ -180,7 +182,7 @@ impl HttpGetter {
         Err(get.failed(format!("stopped after {MAX_REDIRECTS} redirects"), false))
     }
 
-    async fn exchange(&self, get: &Get) -> Result<Exchanged, GetFailure> {
+    async fn exchange(&self, get: &Get, answered: &AtomicBool) -> Result<Exchanged, GetFailure> {
         let host = get.url.host_str().unwrap_or_default().trim_matches(['[', ']']);
         let port = get.url.port_or_known_default().unwrap_or_default();
         let stream = connect(host, port).await;
@@ -188,9 +190,9 @@ impl HttpGetter {
         match get.url.scheme() {
             "https" => {
                 let stream = self.handshake(host, stream).await;
-                over(stream.map_err(|error| get.failed(error.to_string(), speaks_no_tls(&error)))?, get).await
+                over(stream.map_err(|error| get.failed(error.to_string(), speaks_no_tls(&error)))?, get, answered).await
             }
-            _ => over(stream, get).await,
+            _ => over(stream, get, answered).await,
         }
     }
 
@@ -221,6 +223,7 @@ enum Exchanged {
 async fn over<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     stream: S,
     get: &Get,
+    answered: &AtomicBool,
 ) -> Result<Exchanged, GetFailure> {
     let failed = |error: hyper::Error| {
         let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
@@ -234,6 +237,7 @@ async fn over<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         if let Some(next) = get.redirected(&response) {
             return Ok(Exchanged::Redirect(Box::new(next)));
         }
+        answered.store(true, Ordering::Relaxed);
         let status = response.status();
         Ok(Exchanged::Answer(Answer { status, body: body(response.into_body()).await? }))
     };

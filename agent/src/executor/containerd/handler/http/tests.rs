@@ -87,7 +87,7 @@ fn get(action: &HTTPGetAction, purpose: Purpose) -> Get {
 }
 
 async fn send(action: &HTTPGetAction) -> Result<Answer, GetFailure> {
-    HttpGetter::default().send(get(action, Purpose::Probe)).await
+    HttpGetter::default().send(get(action, Purpose::Probe), &AtomicBool::new(false)).await
 }
 
 #[tokio::test]
@@ -97,7 +97,7 @@ async fn a_request_says_what_kubelets_says() {
     assert_eq!(answer.unwrap(), Answer { status: StatusCode::OK, body: "fine".to_owned() });
     let own = [("Host", "web.example"), ("User-Agent", "mine"), ("Accept", "")];
     let wanted = get(&action("HTTP", server.port, "ready", &own), Purpose::Lifecycle);
-    HttpGetter::default().send(wanted).await.unwrap();
+    HttpGetter::default().send(wanted, &AtomicBool::new(false)).await.unwrap();
     let asked = server.asked();
     let lines = |index: usize| {
         let mut lines = asked[index].trim_end().lines().collect::<Vec<_>>();
@@ -198,8 +198,19 @@ async fn a_server_without_tls_is_recognised() {
     let server = Server::start(vec!["HTTP/1.1 400 Bad Request\r\n\r\n".to_owned(), ok("plain")], None).await;
     let wanted = get(&action("HTTPS", server.port, "/", &[("Authorization", "secret")]), Purpose::Lifecycle);
     let getter = HttpGetter::default();
-    let error = getter.send(wanted.clone()).await.unwrap_err();
+    let error = getter.send(wanted.clone(), &AtomicBool::new(false)).await.unwrap_err();
     assert!(error.without_tls, "{error}");
-    assert_eq!(getter.send(wanted.without_tls()).await.unwrap().body, "plain");
+    assert_eq!(getter.send(wanted.without_tls(), &AtomicBool::new(false)).await.unwrap().body, "plain");
     assert!(!server.asked()[1].contains("secret"));
+}
+
+#[tokio::test]
+async fn an_answer_whose_body_breaks_off_differs_from_none() {
+    let short = "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort".to_owned();
+    for (answer, expected) in [(short, true), (String::new(), false), ("HTTP/1.1 2".to_owned(), false)] {
+        let server = Server::start(vec![answer.clone()], None).await;
+        let (wanted, answered) = (get(&action("HTTP", server.port, "/", &[]), Purpose::Probe), AtomicBool::new(false));
+        HttpGetter::default().send(wanted, &answered).await.unwrap_err();
+        assert_eq!(answered.load(Ordering::Relaxed), expected, "{answer:?}");
+    }
 }
