@@ -228,7 +228,7 @@ impl Reporter {
         let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
         if !self.events.has(key.as_ref(), &message) {
             tracing::warn!(pod = %pod.record.key, message, "pod waits");
-            self.events.emit(key, container, EventType::Warning, reason, message);
+            self.events.emit(key, field_path(pod, container), EventType::Warning, reason, message);
         }
     }
 
@@ -236,11 +236,15 @@ impl Reporter {
     pub fn report_killing(&self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
         let message = match cause {
             KillCause::PodEnds => format!("Stopping container {}", slot.name),
+            KillCause::DefinitionChanged if slot.role == Role::Sidecar => {
+                format!("Init container {} definition changed", slot.name)
+            }
             KillCause::DefinitionChanged => format!("Container {} definition changed, will be restarted", slot.name),
             KillCause::PostStartFailed => "FailedPostStartHook".to_owned(),
             KillCause::ProbeFailed(kind) => {
                 let probe = kind.to_string().to_ascii_lowercase();
-                let restarts = plan::restart_policy(pod) != "Never";
+                let own = pod.container_spec(&slot.name).and_then(|container| container.restart_policy.as_deref());
+                let restarts = own.unwrap_or(plan::restart_policy(pod)) != "Never";
                 match slot.role {
                     Role::Sidecar => format!("Init container {} failed {probe} probe", slot.name),
                     _ if restarts => format!("Container {} failed {probe} probe, will be restarted", slot.name),
@@ -374,8 +378,15 @@ impl Reporter {
         reason: impl Into<Cow<'static, str>>,
         message: String,
     ) {
-        self.events.emit(Some((pod.record.key.clone(), pod.record.uid.clone())), container, kind, reason, message);
+        let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
+        self.events.emit(key, field_path(pod, container), kind, reason, message);
     }
+}
+
+/// Where the Pod has the container of that name.
+fn field_path(pod: &PodState, container: Option<&str>) -> Option<String> {
+    let slot = pod.containers.iter().find(|slot| Some(slot.name.as_str()) == container)?;
+    Some(slot.role.field_path(&slot.name))
 }
 
 fn containers(pod: &PodState) -> BTreeMap<String, ObservedContainer> {

@@ -8,6 +8,7 @@ use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::{Cgroups, Tenant};
 use limpet_model::actor::{Actor, Resident};
 use limpet_model::attribution::{Backend, WatchObserver};
+use limpet_model::pod::Role;
 
 /// Knows this node's pods.
 pub(super) struct NodeObserver {
@@ -39,8 +40,8 @@ impl WatchObserver for NodeObserver {
         let pod = resident.pod_identity();
         // Nothing that a process chooses: what happens again and again is one event, and drives no other out.
         let message = format!("{resident} changes files where manifests are read");
-        let count =
-            self.events.emit(pod, resident.container.as_deref(), EventType::Warning, "PodChangesManifests", message);
+        let field_path = resident.container.as_deref().map(|name| Role::Main.field_path(name));
+        let count = self.events.emit(pod, field_path, EventType::Warning, "PodChangesManifests", message);
         if count.is_power_of_two() {
             tracing::warn!(file = %name.display(), by = %actor, count, "a pod changes files where manifests are read");
         }

@@ -117,7 +117,7 @@ impl EventWatch {
 fn id(event: &Event) -> EventId {
     (
         event.pod.as_ref().map(|(key, _)| key.clone()),
-        event.container.clone(),
+        event.field_path.clone(),
         event.reason.clone(),
         event.message.clone(),
     )

@@ -32,8 +32,8 @@ pub enum EventType {
 pub struct Event {
     /// The involved pod; `None` for the node.
     pub pod: Option<(PodKey, PodUid)>,
-    /// The involved container, if any.
-    pub container: Option<String>,
+    /// Where the Pod has the involved container, if any: `spec.containers{web}` ([`Role::field_path`]).
+    pub field_path: Option<String>,
     /// Normal or Warning.
     pub event_type: EventType,
     /// kubelet's reason: `Pulling`, `Started`, `BackOff`, `FailedValidation`…
@@ -59,14 +59,13 @@ impl Event {
     pub fn as_kubernetes(&self, node: &str) -> KubeEvent {
         let (involved_object, namespace) = match &self.pod {
             Some((key, uid)) => {
-                let field_path = self.container.as_ref().map(|name| format!("spec.containers{{{name}}}"));
                 let object = ObjectReference {
                     api_version: Some("v1".to_owned()),
                     kind: Some("Pod".to_owned()),
                     namespace: Some(key.namespace().to_owned()),
                     name: Some(key.name().to_owned()),
                     uid: Some(uid.to_string()),
-                    field_path,
+                    field_path: self.field_path.clone(),
                     ..ObjectReference::default()
                 };
                 (object, key.namespace().to_owned())
@@ -114,13 +113,12 @@ impl Event {
             "Pod" => Some((PodKey::new(object.namespace?, object.name?), PodUid::new(object.uid?))),
             _ => None,
         };
-        let container = object.field_path.as_deref().and_then(|path| path.strip_prefix("spec.containers{"));
         // The object's name has its time to the nanosecond, and two events of a second differ by it.
         let (_, time) = event.metadata.name.as_deref()?.rsplit_once('.')?;
         let first_seen = Timestamp::from_nanosecond(i128::from_str_radix(time, 16).ok()?).ok()?;
         Some(Self {
             pod,
-            container: container.and_then(|name| name.strip_suffix('}')).map(str::to_owned),
+            field_path: object.field_path,
             event_type: if event.type_.as_deref() == Some("Warning") { EventType::Warning } else { EventType::Normal },
             reason: Cow::Owned(event.reason?),
             message: event.message.unwrap_or_default(),
@@ -144,15 +142,14 @@ impl Events {
     pub fn emit(
         &self,
         pod: Option<(PodKey, PodUid)>,
-        container: Option<&str>,
+        field_path: Option<String>,
         event_type: EventType,
         reason: impl Into<Cow<'static, str>>,
         message: String,
     ) -> u32 {
         let now = Timestamp::now();
-        let container = container.map(str::to_owned);
         let reason = reason.into();
-        self.record(Event { pod, container, event_type, reason, message, count: 1, first_seen: now, last_seen: now })
+        self.record(Event { pod, field_path, event_type, reason, message, count: 1, first_seen: now, last_seen: now })
     }
 
     /// Records `event`, or raises the count of a stored event equal but for the times by its own. Returns the count.
@@ -167,7 +164,7 @@ impl Events {
     pub fn emit_progress(
         &self,
         pod: &(PodKey, PodUid),
-        container: &str,
+        field_path: String,
         reason: &'static str,
         subject: &str,
         at: &str,
@@ -177,7 +174,7 @@ impl Events {
         fault::cut(&mut message, MAX_MESSAGE);
         let event = Event {
             pod: Some(pod.clone()),
-            container: Some(container.to_owned()),
+            field_path: Some(field_path),
             event_type: EventType::Normal,
             reason: Cow::Borrowed(reason),
             message,
@@ -193,7 +190,7 @@ impl Events {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let known = ring.iter().position(|stored| {
             stored.pod == event.pod
-                && stored.container == event.container
+                && stored.field_path == event.field_path
                 && stored.reason == event.reason
                 && is_same(&stored.message)
         });
@@ -232,10 +229,12 @@ impl Events {
 
 #[cfg(test)]
 mod tests {
+    use limpet_model::pod::Role;
+
     use super::*;
 
     fn emit(events: &Events, message: &str) -> u32 {
-        events.emit(None, Some("web"), EventType::Normal, "Started", message.to_owned())
+        events.emit(None, Some(Role::Main.field_path("web")), EventType::Normal, "Started", message.to_owned())
     }
 
     #[test]
@@ -252,10 +251,22 @@ mod tests {
         let events = Events::default();
         let pod = (PodKey::new("default", "web"), PodUid::new("1"));
         let progress = |image: &str, at: &str| {
-            events.emit_progress(&pod, "main", "Pulling", &format!("Pulling image \"{image}\": "), at);
+            events.emit_progress(
+                &pod,
+                Role::Main.field_path("main"),
+                "Pulling",
+                &format!("Pulling image \"{image}\": "),
+                at,
+            );
         };
         let begin = "Pulling image \"a\"".to_owned();
-        events.emit(Some(pod.clone()), Some("main"), EventType::Normal, "Pulling", begin.clone());
+        events.emit(
+            Some(pod.clone()),
+            Some(Role::Main.field_path("main")),
+            EventType::Normal,
+            "Pulling",
+            begin.clone(),
+        );
         progress("a", "1 of 9 MiB");
         progress("ab", "2 of 5 MiB");
         progress("a", "5 of 9 MiB");

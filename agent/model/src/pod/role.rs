@@ -30,6 +30,16 @@ impl Role {
         if container.restart_policy.as_deref() == Some("Always") { Self::Sidecar } else { Self::Init }
     }
 
+    /// The place of the container of that name in a Pod, as events name it (kubelet's `fieldPath`).
+    pub fn field_path(self, name: &str) -> String {
+        let list = match self {
+            Self::Init | Self::Sidecar => "initContainers",
+            Self::Main => "containers",
+            Self::Ephemeral => "ephemeralContainers",
+        };
+        format!("spec.{list}{{{name}}}")
+    }
+
     /// Whether the container is one of `spec.initContainers`.
     pub fn is_init_container(self) -> bool {
         match self {

@@ -156,7 +156,7 @@ mod tests {
     fn event(pod: &str, reason: &'static str, message: &str) -> Event {
         Event {
             pod: Some((PodKey::new("default", pod), PodUid::new(pod))),
-            container: None,
+            field_path: None,
             event_type: EventType::Warning,
             reason: reason.into(),
             message: message.to_owned(),

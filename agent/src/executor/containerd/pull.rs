@@ -86,7 +86,8 @@ impl ContainerdExecutor {
                         let of = (pod.record.key.clone(), pod.record.uid.clone());
                         let subject = format!("Pulling image \"{reference}\": ");
                         let events = &self.reporter.events;
-                        events.emit_progress(&of, &slot.name, "Pulling", &subject, &progress.to_string());
+                        let field_path = slot.role.field_path(&slot.name);
+                        events.emit_progress(&of, field_path, "Pulling", &subject, &progress.to_string());
                     }
                 }
             }
