@@ -6,7 +6,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, process, wait};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{create, object, wait_reported};
 
@@ -40,6 +40,9 @@ pub(super) fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut
         read(node).is_ok_and(|all| all.starts_with("daysecond"))
     })?;
     let known = read(node)?;
+    let tokens = tokens(node)?;
+    // Its own, and that of the service account's volume, which the apiserver has added.
+    ensure!(tokens["count"] == 2 && tokens["firstExpiry"].is_string(), "{tokens}");
     cluster.stop()?;
     node.agent.kill();
     node.agent.start()?;
@@ -56,10 +59,18 @@ pub(super) fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut
     ensure!(node.exec("web", "main", &["sh", "-c", "echo $mode $KEY"])? == "day second\n");
     let now = read(node)?;
     ensure!(now == known, "{now} was {known}");
+    let kept = self::tokens(node)?;
+    ensure!(kept == tokens, "{kept} were {tokens}");
     cluster.start()?;
     let now = wait_reported(node, &cluster, "web")?;
     ensure!(container(&now, "main")["restartCount"] == 2, "{now}");
     Ok(())
+}
+
+/// What `limpet status` shows of the tokens of pods.
+fn tokens(node: &TestNode) -> Result<Value> {
+    let document: Value = serde_json::from_str(&node.agent.cli(&["status", "-o", "json"])?.stdout)?;
+    Ok(document["tokens"].clone())
 }
 
 fn end_container(node: &TestNode, id: &str) -> Result<()> {
