@@ -160,8 +160,8 @@ pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> 
     document
 }
 
-/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay. The images
-/// are in it when they differ from those that were `sent`: they are most of its bytes.
+/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay. Of a Node that has
+/// all that was `sent`, only the times of the conditions: the report of an idle node.
 pub fn status_patch(
     node: &NodeDescription,
     report: &NodeReport,
@@ -170,7 +170,13 @@ pub fn status_patch(
     now: Timestamp,
 ) -> Value {
     let mut status = status(node, report, seen, now);
-    if sent.is_some_and(|sent| sent.uid == seen.uid && sent.report.images == report.images)
+    let was_sent = sent.is_some_and(|sent| sent.uid == seen.uid && says_the_same(&sent.report, report));
+    if was_sent && seen.has_all(&status) {
+        let conditions = status["conditions"].as_array().into_iter().flatten();
+        let time = |condition: &Value| json!({ "type": condition["type"], "lastHeartbeatTime": condition["lastHeartbeatTime"] });
+        return json!({ "status": { "conditions": conditions.map(time).collect::<Vec<_>>() } });
+    }
+    if seen.has_images(&status)
         && let Some(status) = status.as_object_mut()
     {
         status.remove("images");

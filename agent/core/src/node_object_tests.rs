@@ -172,21 +172,34 @@ fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
 }
 
 #[test]
-fn images_are_sent_when_they_differ_from_those_that_were_sent() {
+fn an_idle_node_reports_times_alone_and_what_others_change_is_put_right() {
     let report = NodeReport { images: vec![image()], ..report() };
-    let seen = SeenNode { uid: "n1".to_owned(), ..SeenNode::default() };
-    let sent = |uid: &str, report: &NodeReport| {
-        Some(SentReport { uid: uid.to_owned(), report: report.clone(), at: Instant::now() })
+    let own = document(&node(), &report, at(0));
+    assert_eq!(own["status"]["images"], json!([{ "names": ["a/b@sha256:c", "a/b:1"], "sizeBytes": 70 }]));
+    // Which fields a patch has, of a Node in which somebody has changed that field.
+    let fields = |changed: &str, value: Value, sent: Option<&NodeReport>| {
+        let mut seen = own.clone();
+        (seen["metadata"]["uid"], seen["status"][changed]) = (json!("n1"), value);
+        let sent = sent.map(|report| SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now() });
+        let patch = status_patch(&node(), &report, &SeenNode::read(&seen).unwrap(), sent.as_ref(), at(300));
+        patch["status"].as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
     };
-    let images = |sent: Option<SentReport>| {
-        status_patch(&node(), &report, &seen, sent.as_ref(), at(0))["status"]["images"].clone()
-    };
-    let shown = json!([{ "names": ["a/b@sha256:c", "a/b:1"], "sizeBytes": 70 }]);
-    assert_eq!(images(None), shown);
-    assert_eq!(images(sent("n2", &report)), shown, "the Node was made again");
-    assert_eq!(images(sent("n1", &self::report())), shown);
-    assert_eq!(images(sent("n1", &report)), Value::Null);
-    assert_eq!(document(&node(), &report, at(0))["status"]["images"], shown);
+    let all = "addresses allocatable capacity conditions daemonEndpoints declaredFeatures features";
+    let (full, with_images) =
+        (format!("{all} nodeInfo runtimeHandlers"), format!("{all} images nodeInfo runtimeHandlers"));
+    assert_eq!(fields("phase", Value::Null, Some(&report)), "conditions");
+    assert_eq!(fields("phase", Value::Null, None), full, "nothing was sent");
+    assert_eq!(fields("phase", Value::Null, Some(&self::report())), full, "the report is another one");
+    assert_eq!(fields("nodeInfo", json!({}), Some(&report)), full);
+    assert_eq!(fields("images", json!([]), Some(&report)), with_images);
+    let mut seen = own.clone();
+    seen["metadata"]["uid"] = json!("n1");
+    let sent = SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now() };
+    let idle = status_patch(&node(), &report, &SeenNode::read(&seen).unwrap(), Some(&sent), at(300));
+    assert_eq!(
+        idle["status"]["conditions"][0],
+        json!({ "type": "MemoryPressure", "lastHeartbeatTime": "1970-01-01T00:05:00Z" })
+    );
 }
 
 #[test]

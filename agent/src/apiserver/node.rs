@@ -126,13 +126,7 @@ impl Keeper {
             tokio::select! {
                 biased;
                 update = updates.recv() => match update {
-                    Some(update) => {
-                        if let (Update::Listed(..), Some(sent)) = (&update, &mut sent) {
-                            // A cluster that was restored has older images; the next report has them all.
-                            sent.report.images.clear();
-                        }
-                        self.take(update);
-                    }
+                    Some(update) => self.take(update),
                     None => return,
                 },
                 Ok(()) = self.node_state.changed() => {}

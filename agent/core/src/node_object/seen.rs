@@ -1,6 +1,7 @@
 //! The Node object as the apiserver has it: what of it the node's own reports depend on.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Taint;
@@ -12,6 +13,8 @@ use crate::csi_node::{CONTROLLER_ATTACHES, NODE_IDS};
 use limpet_model::pod::huge_pages;
 use limpet_model::pod::quantity::{self, Amount};
 
+/// The fields of a status that the node's agent alone writes and that change rarely.
+const OF_AGENT: [&str; 5] = ["daemonEndpoints", "declaredFeatures", "features", "nodeInfo", "runtimeHandlers"];
 /// The fields of a status that have amounts.
 const AMOUNTS: [&str; 2] = ["capacity", "allocatable"];
 /// Labels that `--node-labels` may name and that kubelet corrects on a Node that is there.
@@ -45,6 +48,10 @@ pub struct SeenNode {
     pub(super) addresses: Vec<(String, String)>,
     /// Its capacity and its allocatable amounts, by resource.
     pub(super) amounts: [BTreeMap<String, Amount>; 2],
+    /// The digest of the fields [`OF_AGENT`].
+    pub(super) of_agent: u64,
+    /// The digest of its images, which are most of its bytes.
+    pub(super) images: u64,
     /// The address that it names to a cloud controller.
     pub(super) provided_address: Option<String>,
     /// The annotation [`NODE_IDS`].
@@ -71,6 +78,8 @@ impl SeenNode {
         let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
         Some(Self {
             unschedulable: node["spec"]["unschedulable"] == true,
+            of_agent: digest(&node["status"], &OF_AGENT),
+            images: digest(&node["status"], &["images"]),
             volumes_in_use: all(&node["status"]["volumesInUse"]).iter().filter_map(text).collect(),
             volumes_attached: all(&node["status"]["volumesAttached"])
                 .iter()
@@ -115,6 +124,16 @@ impl SeenNode {
             && volumes.into_iter().eq(self.volumes_in_use.iter().map(String::as_str))
     }
 
+    /// Whether it has the images of `status`.
+    pub(super) fn has_images(&self, status: &Value) -> bool {
+        self.images == digest(status, &["images"])
+    }
+
+    /// Whether `status` has nothing new but times of conditions.
+    pub(super) fn has_all(&self, status: &Value) -> bool {
+        self.has(status) && self.has_images(status) && self.of_agent == digest(status, &OF_AGENT)
+    }
+
     /// The resources among its amounts that are huge pages.
     pub(super) fn sizes_of_huge_pages(&self) -> impl Iterator<Item = &str> {
         self.amounts[0].keys().map(String::as_str).filter(|name| name.starts_with(huge_pages::HUGE_PAGES))
@@ -138,6 +157,12 @@ impl SeenNode {
         }
         (metadata != json!({})).then(|| json!({ "metadata": metadata }))
     }
+}
+
+fn digest(status: &Value, fields: &[&str]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    fields.iter().for_each(|field| status[field].to_string().hash(&mut hasher));
+    hasher.finish()
 }
 
 fn addresses(status: &Value) -> Vec<(String, String)> {
