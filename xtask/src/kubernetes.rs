@@ -147,10 +147,19 @@ fn write_module(version: &str, work: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The go command; where its archive puts it, if it is not on the path.
+fn go_program() -> PathBuf {
+    tools::on_path("go").unwrap_or_else(|| PathBuf::from("/usr/local/go/bin/go"))
+}
+
+/// Whether there is a go command.
+pub(crate) fn has_go() -> bool {
+    go_program().exists()
+}
+
 /// The go command in a module of our own.
 pub(crate) fn go(work: &Path, args: &[&str]) -> Command {
-    let program = tools::on_path("go").unwrap_or_else(|| PathBuf::from("/usr/local/go/bin/go"));
-    let mut command = Command::new(program);
+    let mut command = Command::new(go_program());
     command.args(args).current_dir(work).env("GOFLAGS", "-mod=mod").env("CGO_ENABLED", "0").env("GOWORK", "off");
     command
 }

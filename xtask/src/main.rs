@@ -57,7 +57,7 @@ enum Task {
     ///
     /// Takes some 20 minutes. Of use before a release; what is not recorded still runs, and takes some more memory.
     IdleText,
-    /// Set up, build, and run every test.
+    /// Set up, build, and run all tests except the nightly ones.
     Test(test::Arguments),
     /// Boot a whole Debian under emulation and test installation, cgroup v2 with systemd, reboots and power cuts.
     TestVm(test_vm::Arguments),

@@ -1,6 +1,6 @@
-//! `cargo xtask test`: every test there is but the long ones, on a machine that has been set up for it.
+//! `cargo xtask test`: all tests except the nightly ones, on a machine that it sets up for them.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::{agent, need, sweep, tools, vm};
 
 use crate::go_program::CRICTL;
@@ -19,6 +19,13 @@ pub(crate) struct Arguments {
 
 /// Ends with cargo's own lines and its exit code, unless only suites have failed: then with their names.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.rest.is_empty() {
+        ensure!(
+            kubernetes::has_go() || tools::kube_apiserver().is_some(),
+            "the tests build a kube-apiserver and crictl with Go, which is not installed: install it from \
+             https://go.dev/dl, or run one suite: cargo xtask test -p limpet-tests --test pods"
+        );
+    }
     let choice = setup::for_major(arguments.containerd)?;
     tools_of_tests()?;
     if let Err(error) = setup::for_dashboard() {
