@@ -353,7 +353,7 @@ fn an_archive_cut_short_is_said(node: &mut TestNode) -> Result<()> {
     fs::create_dir_all(&images)?;
     let mark = node.mark()?;
     fs::write(images.join("short.tar"), &bytes[..bytes.len() / 2])?;
-    node.wait_log_since(&mark, &["image archive not imported", "short.tar"])?;
+    node.wait_log_since(&mark, &["importing the image archive failed", "short.tar"])?;
     let image = write_archive(&images, "good")?;
     node.apply(&running(&image))?;
     node.wait_running("web").map(drop)

@@ -140,19 +140,19 @@ pub enum GuardState {
 #[derive(Debug, thiserror::Error)]
 pub enum GuardError {
     /// Some hooks could not be attached: an incomplete guard protects nothing.
-    #[error("the kernel does not take these hooks of the guard: {}", .0.join("; "))]
+    #[error("the kernel does not support these hooks of the manifest guard: {}", .0.join("; "))]
     Hooks(Vec<String>),
     /// The programs were loaded without rules.
-    #[error("the programs were loaded without a guard")]
+    #[error("the BPF programs were loaded without the manifest guard")]
     NotAsked,
     /// The hooks are attached, and yet the trial changed the path.
-    #[error("{} could be changed under the guard: its file system hides which inode it is (btrfs and overlayfs do); keep it on ext4 or xfs", path.display())]
+    #[error("{} cannot be guarded: its file system hides inode numbers (as btrfs and overlayfs do); keep it on ext4 or xfs", path.display())]
     NotGuarded {
         /// The path.
         path: PathBuf,
     },
     /// The trial failed for another reason than a refusal.
-    #[error("{}: the guard could not be tried: {source}", path.display())]
+    #[error("test the guard on {}: {source}", path.display())]
     Trial {
         /// The path.
         path: PathBuf,
@@ -160,7 +160,7 @@ pub enum GuardError {
         source: io::Error,
     },
     /// The links could not be pinned.
-    #[error("{}: {source}", path.display())]
+    #[error("pin the guard in {}: {source}", path.display())]
     Pin {
         /// The path.
         path: PathBuf,

@@ -93,14 +93,14 @@ pub enum LoadError {
     NotBuilt,
     /// The kernel refuses the maps, or the object is invalid.
     #[error(
-        "BPF maps: {0} (needs CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN; before Linux 5.11 also enough RLIMIT_MEMLOCK)"
+        "create BPF maps: {0} (needs CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN; before Linux 5.11 also enough RLIMIT_MEMLOCK)"
     )]
     Maps(String),
     /// The kernel's BTF is not available.
-    #[error("/sys/kernel/btf/vmlinux: {0} (the kernel needs CONFIG_DEBUG_INFO_BTF)")]
+    #[error("read /sys/kernel/btf/vmlinux: {0} (the kernel needs CONFIG_DEBUG_INFO_BTF)")]
     Btf(String),
     /// A map refused a value.
-    #[error("map {map}: {reason}")]
+    #[error("BPF map {map}: {reason}")]
     Map {
         /// Its name.
         map: &'static str,

@@ -54,7 +54,9 @@ pub struct Kernel {
 impl Kernel {
     /// Reads it; on a kernel without BTF fewer programs work.
     pub fn read() -> Self {
-        let offsets = Offsets::of_kernel().inspect_err(|error| tracing::debug!(%error, "offsets")).unwrap_or_default();
+        let offsets = Offsets::of_kernel()
+            .inspect_err(|error| tracing::debug!(%error, "kernel BTF is not available"))
+            .unwrap_or_default();
         Self { offsets, types: OnceCell::new() }
     }
 

@@ -48,7 +48,7 @@ pub fn prove(loaded: &mut Loaded) -> Result<(), GuardError> {
     for guarded in &rules.guarded {
         match attempt(loaded, guarded) {
             // The node may have these on any file system; the others are worth more than none.
-            Err(error) if guarded.is_from_pods() => tracing::warn!("not guarded from pods: {error}"),
+            Err(error) if guarded.is_from_pods() => tracing::warn!(%error, "path is not guarded from pods"),
             tried => tried?,
         }
     }
@@ -123,7 +123,7 @@ fn on_bpf_file_system(root: &Path) -> io::Result<()> {
     let magic = rustix::fs::statfs(parent)?.f_type;
     #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)] // its type differs by architecture
     if magic as u64 & 0xffff_ffff != BPF_FS_MAGIC {
-        let remedy = format!("{} is no BPF file system; mount one: mount -t bpf bpf /sys/fs/bpf", parent.display());
+        let remedy = format!("{} is not a BPF file system; mount one: mount -t bpf bpf /sys/fs/bpf", parent.display());
         return Err(io::Error::other(remedy));
     }
     Ok(())

@@ -119,7 +119,7 @@ impl RequestError {
                 let complaint: String = complaint.trim().chars().take(MAX_COMPLAINT).collect();
                 format!("{PROGRAM} failed, {}: {complaint}", out.status)
             }
-            AuthError::AuthExecParse(_) => format!("what {PROGRAM} printed is no ExecCredential"),
+            AuthError::AuthExecParse(_) => format!("the output of {PROGRAM} is not an ExecCredential"),
             error => chain(error),
         })
     }

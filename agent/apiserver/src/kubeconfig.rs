@@ -60,9 +60,8 @@ pub fn certificate(path: &Path) -> Result<Option<Vec<u8>>, KubeconfigError> {
         })?));
     }
     let Some(file) = client_certificate else { return Ok(None) };
-    let text = std::fs::read(&file).map_err(|error| {
-        KubeconfigError::field(path, "client-certificate", format!("{file} cannot be read: {error}"))
-    })?;
+    let text = std::fs::read(&file)
+        .map_err(|error| KubeconfigError::field(path, "client-certificate", format!("cannot read {file}: {error}")))?;
     Ok(Some(text))
 }
 
@@ -79,7 +78,7 @@ pub(crate) fn user(certificate: &Path) -> AuthInfo {
 /// As [`check`].
 pub fn for_node(bootstrap: &Path, certificate: &Path) -> Result<String, KubeconfigError> {
     let file = Kubeconfig::read_from(bootstrap)
-        .map_err(|error| KubeconfigError::file(bootstrap, format!("is no kubeconfig: {}", one_line(&error))))?;
+        .map_err(|error| KubeconfigError::file(bootstrap, format!("is not a kubeconfig: {}", one_line(&error))))?;
     let (cluster, _) = current(bootstrap, &file)?;
     let file = serde_json::json!({
         "apiVersion": "v1",
@@ -97,7 +96,7 @@ pub fn for_node(bootstrap: &Path, certificate: &Path) -> Result<String, Kubeconf
 pub(crate) fn read(path: &Path) -> Result<(Config, String), KubeconfigError> {
     std::fs::metadata(path).map_err(|error| KubeconfigError::file(path, remedy_of_file(&error)))?;
     let kubeconfig = Kubeconfig::read_from(path)
-        .map_err(|error| KubeconfigError::file(path, format!("is no kubeconfig: {}", one_line(&error))))?;
+        .map_err(|error| KubeconfigError::file(path, format!("is not a kubeconfig: {}", one_line(&error))))?;
     let (cluster, user) = current(path, &kubeconfig)?;
     let server = check_cluster(path, &cluster)?;
     if let Some((name, user)) = user {
@@ -127,12 +126,12 @@ fn current(path: &Path, file: &Kubeconfig) -> Result<(Cluster, Option<(String, A
     let context = file.contexts.iter().find(|named| named.name == name).and_then(|named| named.context.clone());
     let context = context.ok_or_else(|| {
         let known: Vec<&str> = file.contexts.iter().map(|named| named.name.as_str()).collect();
-        let message = format!("{name:?} is none of the contexts of the file: {}", known.join(", "));
+        let message = format!("{name:?} is not a context of the file: {}", known.join(", "));
         KubeconfigError::field(path, "current-context", message)
     })?;
     let cluster = file.clusters.iter().find(|named| named.name == context.cluster);
     let cluster = cluster.and_then(|named| named.cluster.clone()).ok_or_else(|| {
-        let message = format!("{:?} is none of the clusters of the file", context.cluster);
+        let message = format!("{:?} is not a cluster of the file", context.cluster);
         KubeconfigError::field(path, format!("contexts[{name}].context.cluster"), message)
     })?;
     let Some(user) = context.user.filter(|user| !user.is_empty()) else { return Ok((cluster, None)) };
@@ -140,7 +139,7 @@ fn current(path: &Path, file: &Kubeconfig) -> Result<(Cluster, Option<(String, A
     match found {
         Some(found) => Ok((cluster, Some((user, found)))),
         None => {
-            let message = format!("{user:?} is none of the users of the file");
+            let message = format!("{user:?} is not a user of the file");
             Err(KubeconfigError::field(path, format!("contexts[{name}].context.user"), message))
         }
     }
@@ -206,7 +205,7 @@ fn check_user(path: &Path, name: &str, user: &AuthInfo) -> Result<(), Kubeconfig
 /// Whether a file that the kubeconfig names can be read.
 fn readable(path: &Path, field: &str, file: &str) -> Result<(), KubeconfigError> {
     let text = std::fs::read(file)
-        .map_err(|error| KubeconfigError::field(path, field, format!("{file} cannot be read: {error}")))?;
+        .map_err(|error| KubeconfigError::field(path, field, format!("cannot read {file}: {error}")))?;
     if text.is_empty() {
         return Err(KubeconfigError::field(path, field, format!("{file} is empty")));
     }
@@ -251,18 +250,14 @@ mod tests {
             (
                 "current-context: edge",
                 "current-context: far",
-                "kubeconfig: current-context: \"far\" is none of the contexts of the file: edge",
+                "kubeconfig: current-context: \"far\" is not a context of the file: edge",
             ),
             (
                 "cluster: lab",
                 "cluster: none",
-                "kubeconfig: contexts[edge].context.cluster: \"none\" is none of the clusters of the file",
+                "kubeconfig: contexts[edge].context.cluster: \"none\" is not a cluster of the file",
             ),
-            (
-                "user: node",
-                "user: none",
-                "kubeconfig: contexts[edge].context.user: \"none\" is none of the users of the file",
-            ),
+            ("user: node", "user: none", "kubeconfig: contexts[edge].context.user: \"none\" is not a user of the file"),
             (
                 "https://192.0.2.1:6443",
                 "''",
@@ -281,12 +276,12 @@ mod tests {
             (
                 "6443}",
                 "6443, certificate-authority: ca.crt}",
-                "kubeconfig: cluster.certificate-authority: ca.crt cannot be read: No such file or directory (os error 2)",
+                "kubeconfig: cluster.certificate-authority: cannot read ca.crt: No such file or directory (os error 2)",
             ),
             (
                 "token: secret-token",
                 "tokenFile: token",
-                "kubeconfig: users[node].user.tokenFile: token cannot be read: No such file or directory (os error 2)",
+                "kubeconfig: users[node].user.tokenFile: cannot read token: No such file or directory (os error 2)",
             ),
             (
                 "token: secret-token",
@@ -308,7 +303,7 @@ mod tests {
     fn what_is_no_kubeconfig_is_named_without_its_content() {
         assert_eq!(outcome(WHOLE), "https://192.0.2.1:6443");
         let said = outcome("current-context: [secret-token\n");
-        assert!(said.starts_with("kubeconfig: is no kubeconfig: ") && !said.contains("secret-token"), "{said}");
+        assert!(said.starts_with("kubeconfig: is not a kubeconfig: ") && !said.contains("secret-token"), "{said}");
         let missing = check(Path::new("/nowhere/kubeconfig")).unwrap_err().to_string();
         assert!(missing.starts_with("/nowhere/kubeconfig: there is no such file; "), "{missing}");
     }

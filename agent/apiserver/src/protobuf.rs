@@ -69,7 +69,7 @@ struct StatusDetails {
 /// # Errors
 /// It is none in protobuf, or one that is cut.
 pub(crate) fn read(answer: &[u8]) -> Result<Value, String> {
-    let unknown = answer.strip_prefix(MAGIC).ok_or("the answer does not begin as Kubernetes' protobuf does")?;
+    let unknown = answer.strip_prefix(MAGIC).ok_or("the answer is not in Kubernetes' protobuf encoding")?;
     decode(unknown).map_err(|error| error.to_string())
 }
 

@@ -105,7 +105,7 @@ impl AttachPoint {
     pub(crate) fn remove(&self) {
         match fs::remove_dir_all(&self.directory) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::debug!(path = %self.directory.display(), %error, "a container's terminal stays until the next boot");
+                tracing::debug!(path = %self.directory.display(), %error, "removing the directory of a container's terminal failed; it remains until the next boot");
             }
             _ => {}
         }
@@ -138,7 +138,7 @@ impl AttachPoint {
     pub fn end_input(&self) {
         match fs::remove_file(self.stdin()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(path = %self.directory.display(), %error, "a container's input is not closed");
+                tracing::warn!(path = %self.directory.display(), %error, "closing a container's standard input failed");
             }
             _ => {}
         }

@@ -42,7 +42,7 @@ pub async fn run(client: Client, events: mpsc::Sender<LifecycleEvent>, stop: Can
             () = stop.cancelled() => return,
             followed = follow(&client, &events) => match followed {
                 Ok(()) => retry = RETRY_FIRST,
-                Err(error) => tracing::debug!(%error, "containerd's events"),
+                Err(error) => tracing::debug!(%error, "containerd's event stream ended"),
             },
         }
         if events.send(LifecycleEvent::Disconnected).await.is_err() {

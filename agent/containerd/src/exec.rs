@@ -72,7 +72,7 @@ pub enum ExecError {
     #[error("no command was given")]
     NoCommand,
     /// The FIFOs cannot be created.
-    #[error("make the pipes of a command in {}: {source}", path.display())]
+    #[error("create the pipes of a command in {}: {source}", path.display())]
     Pipes {
         /// Their directory.
         path: PathBuf,
@@ -272,7 +272,7 @@ impl ExecControl {
     /// Kills the process and waits until it has exited.
     async fn end(&self) {
         if let Err(error) = self.signal(SIGKILL).await {
-            tracing::debug!(container = self.container, %error, "a command whose client is gone cannot be killed");
+            tracing::debug!(container = self.container, %error, "killing a command without a client failed");
         }
         // If it does not exit, deleting it fails, and it exits with its container.
         let _ = timeout(KILLED, self.wait()).await;
@@ -281,7 +281,7 @@ impl ExecControl {
     async fn delete(&self) {
         let message = DeleteProcessRequest { container_id: self.container.clone(), exec_id: self.id.clone() };
         if let Err(status) = found(self.tasks().delete_process(self.client.request(message)).await) {
-            tracing::debug!(container = self.container, error = %status, "a command's record stays in containerd");
+            tracing::debug!(container = self.container, error = %status, "deleting a command's record in containerd failed");
         }
     }
 
@@ -349,7 +349,10 @@ pub async fn sweep(client: &Client, fifo_dir: &Path) {
                 control.delete().await;
             };
             if timeout(KILLED, ended).await.is_err() {
-                tracing::warn!(container = control.container, "a command of the agent before is left to its container");
+                tracing::warn!(
+                    container = control.container,
+                    "ending a command of the previous agent timed out; it runs until its container ends"
+                );
             }
         }
         fifos.remove();

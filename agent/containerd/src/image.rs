@@ -179,7 +179,7 @@ impl Images {
             Ok(local) => Ok(local.map(|image| self.inner.remember(image))),
             // Such as another platform's image: it counts as missing; a pull reports why it cannot be used.
             Err(error @ ImageError::Content { .. }) => {
-                tracing::warn!(%error, "the image in containerd cannot be used");
+                tracing::warn!(%error, "the image in containerd is not usable and counts as missing");
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -267,7 +267,7 @@ impl Images {
                 all = false;
                 continue;
             }
-            tracing::info!(image, "removed an unfinished pull that is not needed any more");
+            tracing::info!(image, "removed an unfinished pull that is no longer needed");
             store.delete_lease(&lease).await.map_err(call)?;
             self.inner.unfinished().remove(&image);
         }
@@ -285,7 +285,7 @@ impl Inner {
         let meter = progress::Meter::new(&name.whole, progress);
         let provided = Arc::new(self.credential_providers.credentials(&name, access.account.as_ref()).await);
         for failure in &provided.failures {
-            tracing::warn!(image = name.whole, failure, "no credentials");
+            tracing::warn!(image = name.whole, failure, "registry credentials are not available");
         }
         let mut turn = 0;
         loop {
@@ -299,7 +299,11 @@ impl Inner {
             match pulled {
                 // As kubelet: every credential that fits is tried.
                 Err(ImageError::Unauthorized { cause, .. }) if others && turn < MAX_TURNS => {
-                    tracing::info!(image = name.whole, cause, "the registry refused the credentials, trying the next");
+                    tracing::info!(
+                        image = name.whole,
+                        cause,
+                        "the registry refused the credentials; trying the next ones"
+                    );
                 }
                 Err(error) => {
                     self.note_failure(&error);

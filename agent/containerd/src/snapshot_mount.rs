@@ -176,7 +176,7 @@ fn file_system(mount: &SnapshotMount) -> io::Result<Root> {
             "sync" => flags |= MountFlags::SYNCHRONOUS,
             "rw" | "defaults" => {}
             "loop" => return Err(unsupported("a loop device")),
-            option if option.contains("dir={{") => return Err(unsupported("mounts that are made of other mounts")),
+            option if option.contains("dir={{") => return Err(unsupported("mounts that refer to other mounts")),
             other => data.push(other),
         }
     }

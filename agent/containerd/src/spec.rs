@@ -260,7 +260,7 @@ pub enum SpecError {
     #[error("failed to inject CDI devices: {0}")]
     Cdi(String),
     /// A part of the document cannot be built.
-    #[error("make the OCI document: {0}")]
+    #[error("build the OCI runtime spec: {0}")]
     Document(String),
 }
 

@@ -98,7 +98,7 @@ impl Duplicate {
         let Self { winner, loser } = self;
         if winner.key == loser.key {
             format!(
-                "{} {} also defines this pod; {} {} comes first",
+                "{} {} also defines this pod; {} {} takes precedence",
                 loser.source, loser.origin, winner.source, winner.origin
             )
         } else {
@@ -111,7 +111,7 @@ impl Duplicate {
         let Self { winner, loser } = self;
         if winner.key == loser.key {
             format!(
-                "not run from {} {}: {} {} defines the pod and comes first",
+                "not run from {} {}: {} {} defines the pod and takes precedence",
                 loser.source, loser.origin, winner.source, winner.origin
             )
         } else {

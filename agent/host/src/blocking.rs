@@ -80,7 +80,7 @@ impl Progress {
         state.running = false;
         if std::mem::take(&mut state.hung) {
             HUNG.fetch_sub(1, Ordering::Relaxed);
-            tracing::info!(path = %state.path.display(), "the file system answers again");
+            tracing::info!(path = %state.path.display(), "the file system responds again");
         }
     }
 
@@ -89,7 +89,7 @@ impl Progress {
         let mut state = self.state();
         if state.running && !std::mem::replace(&mut state.hung, true) {
             let hung = HUNG.fetch_add(1, Ordering::Relaxed) + 1;
-            tracing::warn!(path = %state.path.display(), hung, "the file system does not answer, a thread waits for it");
+            tracing::warn!(path = %state.path.display(), hung, "file system call hangs");
         }
         io::Error::new(io::ErrorKind::TimedOut, NoAnswer { path: state.path.clone(), waited })
     }

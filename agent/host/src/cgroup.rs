@@ -122,7 +122,10 @@ impl Cgroups {
             ])
             .await?;
         for controller in cgroups.missing_controllers() {
-            tracing::warn!(controller, "the kernel offers no such cgroup controller; limits that need it will fail");
+            tracing::warn!(
+                controller,
+                "the kernel does not provide this cgroup controller; limits that need it cannot be set"
+            );
         }
         Ok(cgroups)
     }

@@ -197,7 +197,7 @@ impl Network {
             ended = self.follow(&changed) => if let Err(error) = ended {
                 tracing::warn!(
                     directory = %self.inner.conf_dir.display(), %error,
-                    "changes of the CNI configuration are not noticed until a pod is tried again; \
+                    "the CNI configuration cannot be watched; changes are read when a pod is retried; \
                      raise fs.inotify.max_user_instances and max_user_watches"
                 );
                 stop.cancelled().await;
@@ -236,7 +236,7 @@ impl Network {
             self.kill_interrupted_plugins(&record).await;
             if let Err(error) = chain::del(&record, &self.inner.plugins).await {
                 // Retrying it would keep the pod down because of one address.
-                tracing::warn!(%error, "an older attachment could not be undone; its address may stay reserved");
+                tracing::warn!(%error, "detaching an earlier network attachment failed; its address may stay reserved");
             }
         }
         let conflist = self.read_config().await.0.map_err(|_| NetworkError::NotReady(self.status()))?;
@@ -256,7 +256,9 @@ impl Network {
             Err(error) => {
                 match chain::del(&record, &self.inner.plugins).await {
                     Ok(()) => self.forget(pod.uid).await?,
-                    Err(undo) => tracing::warn!(error = %undo, "a failed attachment could not be undone yet"),
+                    Err(undo) => {
+                        tracing::warn!(error = %undo, "undoing a failed network attachment failed; the next attempt repeats it")
+                    }
                 }
                 Err(error)
             }
@@ -280,7 +282,7 @@ impl Network {
         let records = self.inner.records.clone();
         let listed = blocking::run(records.dir.clone(), blocking::DEADLINE, move |_| records.list()).await;
         listed.flatten().unwrap_or_else(|error| {
-            tracing::warn!(directory = %self.inner.records.dir.display(), %error, "attachments cannot be listed");
+            tracing::warn!(directory = %self.inner.records.dir.display(), %error, "listing network attachments failed");
             Vec::new()
         })
     }
@@ -293,7 +295,7 @@ impl Network {
             Ok(record.and_then(|record| answer::addresses(record.result.as_ref()?, INTERFACE).ok()))
         });
         read.await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the addresses of a pod that was found running");
+            tracing::warn!(%error, "reading the addresses of a running pod failed");
             None
         })
     }

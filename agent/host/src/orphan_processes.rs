@@ -19,7 +19,7 @@ pub async fn end(name: &'static str, value: &str) {
 /// process waits for.
 async fn sweep(work: impl FnOnce(&Progress) + Send + 'static) {
     if let Err(error) = blocking::run("/proc".into(), DEADLINE, work).await {
-        tracing::warn!(%error, "orphaned processes are left running");
+        tracing::warn!(%error, "killing orphaned processes failed");
     }
 }
 

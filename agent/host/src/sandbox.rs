@@ -137,13 +137,13 @@ pub enum SandboxError {
         source: io::Error,
     },
     /// All ids of the node are given to pods.
-    #[error("sandbox of pod {uid}: no ids are left for its user namespace; end another pod with hostUsers: false")]
+    #[error("sandbox of pod {uid}: no IDs are free for its user namespace; delete another pod with hostUsers: false")]
     NoIds {
         /// The pod.
         uid: PodUid,
     },
     /// All levels of SELinux are given to pods.
-    #[error("sandbox of pod {uid}: no level of SELinux is left for it; end another pod")]
+    #[error("sandbox of pod {uid}: no SELinux level is free; delete another pod")]
     NoLevel {
         /// The pod.
         uid: PodUid,
@@ -187,7 +187,7 @@ impl Sandboxes {
                 .map_err(|source| SandboxError::Path { operation: "restrict", path: made.to_path_buf(), source })?;
             match make_private(&made) {
                 Err(SandboxError::Path { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-                    tracing::error!(%source, "mounting is not allowed (CAP_SYS_ADMIN): no new pod can start");
+                    tracing::error!(%source, "limpet may not mount (it needs CAP_SYS_ADMIN); no new pod can start");
                     Ok(())
                 }
                 made => made,
@@ -267,7 +267,7 @@ impl Sandboxes {
             });
             made.map(|init| Created { sandbox, init }).inspect_err(|_| {
                 if let Err(error) = remove_directory(&dir) {
-                    tracing::warn!(%error, "an incomplete sandbox could not be removed; the next attempt removes it");
+                    tracing::warn!(%error, "removing an incomplete sandbox failed; the next attempt removes it");
                 }
             })
         });

@@ -36,7 +36,7 @@ pub const REFUSED: &str = "this host enforces SELinux, and its policy has no lab
 #[derive(Debug, thiserror::Error)]
 pub enum ContextsError {
     /// Which policy it is is not known.
-    #[error("{CONFIG} names no policy (SELINUXTYPE)")]
+    #[error("{CONFIG} does not set SELINUXTYPE, the policy")]
     NoPolicy,
     /// The file cannot be read.
     #[error("read {}: {source}", path.display())]

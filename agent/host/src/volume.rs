@@ -155,7 +155,7 @@ impl Volumes {
     /// Has the disks of targets in use that agents before this one have attached.
     pub async fn find_disks_in_use(&self) {
         if let Err(error) = self.disks.find_in_use().await {
-            tracing::warn!(%error, "disks of targets that were attached before are not looked for");
+            tracing::warn!(%error, "iSCSI disks that were attached earlier cannot be found");
         }
     }
 
@@ -335,7 +335,7 @@ impl Volumes {
         let dir = self.settings.pods_dir();
         let listed = blocking(dir.clone(), DEADLINE, move |_| files::directories(&dir)).await;
         listed.unwrap_or_else(|error| {
-            tracing::warn!(%error, "pods' directories cannot be listed");
+            tracing::warn!(%error, "listing the directories of pods failed");
             Vec::new()
         })
     }

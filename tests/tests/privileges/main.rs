@@ -153,7 +153,7 @@ fn without_inotify_everything_is_found_by_looking(node: &mut TestNode) -> Result
     ensure!(sources.contains("reading every 20 s"), "{sources}");
     relabel(node, "web", manifest, "second")?;
     ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
-    for line in ["file source has no change notifications", "image archives are looked for every 20 s"] {
+    for line in ["file source has no change notifications", "scanned for image archives every 20 s"] {
         wait_log(node, line)?;
     }
     node.remove("web")?;

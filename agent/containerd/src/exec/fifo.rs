@@ -68,7 +68,7 @@ impl Fifos {
     /// Removes the directory. One that stays is found by [`orphans`].
     pub(super) fn remove(&self) {
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
-            tracing::debug!(path = %self.directory.display(), %error, "the FIFOs of a command are not removed yet");
+            tracing::debug!(path = %self.directory.display(), %error, "removing the FIFOs of a command failed");
         }
     }
 }

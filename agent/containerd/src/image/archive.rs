@@ -275,7 +275,7 @@ impl Contents {
 /// The named images of an OCI layout; of several entries with one name the one for this platform.
 fn from_index(bytes: &[u8]) -> Result<Vec<Found>, String> {
     let Document::Index(index) = Document::parse(bytes).map_err(|error| format!("index.json: {error}"))? else {
-        return Err("index.json is no index".to_owned());
+        return Err("index.json is not an image index".to_owned());
     };
     let mut by_name: BTreeMap<String, Vec<Descriptor>> = BTreeMap::new();
     for descriptor in index.manifests() {

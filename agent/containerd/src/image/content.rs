@@ -127,7 +127,7 @@ impl Store {
         let Some((size, _)) = self.info(digest).await? else { return Ok(None) };
         let failed = |status: Status| CallError::new("Content.Read", digest, &status);
         if size > document::MAX_DOCUMENT {
-            return Err(failed(Status::out_of_range(format!("{size} bytes are too many for a document"))));
+            return Err(failed(Status::out_of_range(format!("{size} bytes are too large for a document"))));
         }
         let request = self.client.request(ReadContentRequest { digest: digest.to_owned(), offset: 0, size: 0 });
         let mut stream = match self.content().read(request).await {
@@ -146,7 +146,7 @@ impl Store {
         if found == digest {
             return Ok(Some(bytes));
         }
-        tracing::warn!(digest, "content is damaged on disk: removed, to be fetched again");
+        tracing::warn!(digest, "removed content that is damaged on disk; it is downloaded again");
         let request = self.client.request(DeleteContentRequest { digest: digest.to_owned() });
         match self.content().delete(request).await {
             Err(status) if status.code() != Code::NotFound => Err(CallError::new("Content.Delete", digest, &status)),

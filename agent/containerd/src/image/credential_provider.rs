@@ -175,7 +175,7 @@ impl Cached {
                 request["serviceAccountAnnotations"] = serde_json::json!(identity.annotations);
             }
         }
-        tracing::debug!(provider = provider.name, image, "asks for credentials");
+        tracing::debug!(provider = provider.name, image, "requesting registry credentials");
         let output = program::run(provider.command(), request.to_string().as_bytes(), DEADLINE).await;
         let output = output.map_err(|error| not_run(&error))?;
         if !output.success {

@@ -99,7 +99,7 @@ fn target(from: &Url, location: Option<&str>) -> Result<Url, String> {
     let to = from.join(location).map_err(|_| "redirected to an invalid URL".to_owned())?;
     match (from.scheme(), to.scheme()) {
         (_, "https") | ("http", "http") if to.has_host() => Ok(to),
-        _ => Err(format!("redirected from {} to {}, which is not followed", place(from), place(&to))),
+        _ => Err(format!("redirect from {} to {} is not followed", place(from), place(&to))),
     }
 }
 
@@ -130,7 +130,7 @@ impl Floor {
         if bytes >= wanted {
             return Ok(());
         }
-        Err(format!("too slow: {bytes} bytes in {} s, and {wanted} are the least", waited.as_secs()))
+        Err(format!("too slow: {bytes} bytes in {} s; the minimum is {wanted}", waited.as_secs()))
     }
 }
 
@@ -173,7 +173,7 @@ pub(super) async fn read_bounded(response: Response, limit: u64) -> Result<Vec<u
         }
         Ok(bytes)
     };
-    let late = || format!("{from} did not send a whole answer within {} s", DOCUMENT_TIMEOUT.as_secs());
+    let late = || format!("{from} did not send a complete answer within {} s", DOCUMENT_TIMEOUT.as_secs());
     let read = tokio::time::timeout(DOCUMENT_TIMEOUT, read).await;
     read.unwrap_or_else(|_| Err(Failure::new(Kind::Unreachable, late())))
 }
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(target(&from("http"), "http://cdn/x").unwrap(), "http://cdn/x");
         assert_eq!(
             target(&from("https"), "http://cdn:81/x?sig=1").unwrap_err(),
-            "redirected from https://quay.io to http://cdn:81, which is not followed"
+            "redirect from https://quay.io to http://cdn:81 is not followed"
         );
         for to in ["ftp://cdn/x", "file:///etc/passwd", "http://"] {
             assert!(target(&from("http"), to).is_err(), "{to}");
@@ -272,7 +272,7 @@ mod tests {
         // The first minute is not judged, however slowly it begins.
         (0..59).for_each(|_| floor.passed(second, 1).unwrap());
         let error = floor.passed(second, 1).unwrap_err();
-        assert_eq!(error, "too slow: 60 bytes in 60 s, and 32768 are the least");
+        assert_eq!(error, "too slow: 60 bytes in 60 s; the minimum is 32768");
         // A pause within a window that brings enough is none.
         floor.passed(second, FLOOR as usize).unwrap();
         (0..59).for_each(|_| floor.passed(second, 0).unwrap());

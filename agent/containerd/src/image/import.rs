@@ -35,7 +35,7 @@ pub(super) async fn import(
     store.create_lease(&lease, &name).await.map_err(|error| ImageError::call(&name, error))?;
     let result = import_leased(store, path, labels, &lease).await;
     if let Err(error) = store.delete_lease(&lease).await {
-        tracing::warn!(archive = name, %error, "the lease of the import could not be deleted");
+        tracing::warn!(archive = name, %error, "deleting the lease of the import failed");
     }
     result
 }

@@ -162,7 +162,7 @@ impl Store {
             if !self.has_layers(&resolved).await.map_err(call)? {
                 return Ok(None);
             }
-            tracing::info!(image = name, "the image's content exists, its snapshot does not: unpacking");
+            tracing::info!(image = name, "the image's content exists without its snapshot; unpacking it");
             let lease = lease_id("unpack", name);
             self.create_lease(&lease, name).await.map_err(call)?;
             let unpacked = self.reference_and_unpack(&resolved, &lease).await;

@@ -93,7 +93,7 @@ impl Images {
         let mut pause = RETRY.0;
         let unwatched = |error: &io::Error| {
             let seconds = UNWATCHED.as_secs();
-            tracing::warn!(dir = %dir.display(), %error, "image archives are looked for every {seconds} s");
+            tracing::warn!(dir = %dir.display(), %error, "the directory cannot be watched; it is scanned for image archives every {seconds} s");
         };
         let mut watch = open(dir).await.inspect_err(unwatched).ok();
         self.sweep_imports().await;
@@ -130,7 +130,7 @@ impl Images {
         let store = &self.inner.store;
         for (lease, _) in store.leases(import::LEASE_PREFIX).await.unwrap_or_default() {
             if let Err(error) = store.delete_lease(&lease).await {
-                tracing::warn!(lease, %error, "the lease of an interrupted import could not be deleted");
+                tracing::warn!(lease, %error, "deleting the lease of an interrupted import failed");
             }
         }
     }
@@ -142,7 +142,7 @@ impl Images {
         let listed = match listed.flatten() {
             Ok(listed) => listed,
             Err(error) => {
-                tracing::warn!(dir = %dir.display(), %error, "image archives cannot be listed");
+                tracing::warn!(dir = %dir.display(), %error, "listing image archives failed");
                 return Scan { answered: true, retry: true };
             }
         };
@@ -159,7 +159,7 @@ impl Images {
                 }
                 Ok(false) => self.import(&path, &stamp).await,
                 Err(error) => {
-                    tracing::debug!(%error, "image archives wait for containerd");
+                    tracing::debug!(%error, "importing image archives waits for containerd");
                     return Scan { answered: false, retry: true };
                 }
             };
@@ -224,7 +224,7 @@ fn archive_event(path: PathBuf, result: Result<Vec<String>, ImageError>) -> Arch
             ArchiveEvent::Imported { path, images }
         }
         Err(error) => {
-            tracing::warn!(archive = %path.display(), %error, "image archive not imported");
+            tracing::warn!(archive = %path.display(), %error, "importing the image archive failed");
             ArchiveEvent::Failed { path, error }
         }
     }

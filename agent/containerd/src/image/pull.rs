@@ -78,7 +78,7 @@ pub(super) async fn pull(
         && let Err(error) = store.delete_lease(&pull.lease).await
     {
         // Its content is in use or small; the next pull of this image reuses the lease.
-        tracing::warn!(image, %error, "the lease of the pull could not be deleted");
+        tracing::warn!(image, %error, "deleting the lease of the pull failed");
     }
     result.map(|local| (local, pull.session.credential()))
 }
@@ -238,7 +238,7 @@ impl Pull<'_> {
             if strikes >= ATTEMPTS {
                 return Err(ImageError::Cut { image, digest, cause });
             }
-            tracing::info!(image, digest, offset = ingest.offset(), cause, "download interrupted, trying again");
+            tracing::info!(image, digest, offset = ingest.offset(), cause, "download interrupted; retrying");
             tokio::time::sleep(pause).await;
             pause *= 2;
         }

@@ -203,7 +203,7 @@ impl Session {
             StatusCode::PARTIAL_CONTENT => range_start(response.headers()).filter(|start| *start <= offset),
             _ => Some(0),
         };
-        let refused = || Failure::new(Kind::Registry, "answered with another range than requested");
+        let refused = || Failure::new(Kind::Registry, "the answer has another range than requested");
         Ok(Download { body: Body::new(response), offset: begins.ok_or_else(refused)? })
     }
 

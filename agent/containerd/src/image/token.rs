@@ -155,7 +155,7 @@ async fn fetch_token(request: RequestBuilder, with: &str) -> Result<String, Fail
         }
         // A second server would get the password too.
         _ if is_redirect(status) => {
-            return Err(Failure::new(Kind::Registry, format!("token server: {status}, which is not followed")));
+            return Err(Failure::new(Kind::Registry, format!("token server: redirect {status} is not followed")));
         }
         _ => return Err(Failure::new(Kind::Registry, format!("token server: {status}"))),
     }

@@ -155,7 +155,7 @@ impl Store {
             return Ok(());
         }
         if let Err(error) = self.remove_snapshot(&key).await {
-            tracing::debug!(%error, "a partly unpacked snapshot is not removed until the next attempt");
+            tracing::debug!(%error, "removing a partly unpacked snapshot failed; the next attempt removes it");
         }
         unpacked
     }

@@ -111,7 +111,7 @@ impl LogPaths {
 /// Logs a failed removal. Old logs only take up disk space, so no pod waits for their removal.
 fn log_failure(uid: &str, removed: io::Result<()>) {
     if let Err(error) = removed {
-        tracing::warn!(uid, %error, "old logs could not be removed");
+        tracing::warn!(uid, %error, "removing old logs failed");
     }
 }
 

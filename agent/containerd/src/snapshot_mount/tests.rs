@@ -52,7 +52,7 @@ fn a_snapshot_that_cannot_be_mounted_says_what_to_set() {
     for (snapshotter, answer, why) in [
         ("blockfile", vec![mount("ext4", "/s/1", &["loop", "rw"])], "uses a loop device"),
         ("erofs", vec![layer.clone(), layer], "uses 2 mounts instead of one"),
-        ("templates", vec![mount("format/overlay", "o", &["lowerdir={{ mount 0 }}"])], "made of other mounts"),
+        ("templates", vec![mount("format/overlay", "o", &["lowerdir={{ mount 0 }}"])], "refer to other mounts"),
         ("none", Vec::new(), "uses 0 mounts"),
     ] {
         let error = Root::of(&answer).unwrap_err();

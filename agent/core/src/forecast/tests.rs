@@ -201,7 +201,7 @@ fn effects_on_pods() {
             vec![file("b.yaml", &base), file("c.yaml", &web("proxy:2", ""))],
             true,
             &[
-                "web-edge1: restarts [] keeps [web proxy] <file c.yaml also defines this pod; file b.yaml comes first>",
+                "web-edge1: restarts [] keeps [web proxy] <file c.yaml also defines this pod; file b.yaml takes precedence>",
                 "!c.yaml",
             ],
         ),
@@ -218,7 +218,7 @@ fn sources_take_precedence_in_their_order() {
     let claimed = diff(&[file("w.yaml", &base)], &[push(&web("proxy:2", ""))], false);
     assert_eq!(claimed, ["!web.yaml"]);
     let taken = diff(&[push(&base)], &[file("w.yaml", &base)], false);
-    let remark = "push web.yaml also defines this pod; file w.yaml comes first";
+    let remark = "push web.yaml also defines this pod; file w.yaml takes precedence";
     assert_eq!(taken, [format!("web-edge1: recreates (from push to file) 30s <{remark}>")]);
     let pushed = diff(&[push(&base)], &[push(&web("proxy:2", ""))], false);
     assert_eq!(pushed, ["web-edge1: restarts [proxy] keeps [web] spec.containers[proxy].image"]);

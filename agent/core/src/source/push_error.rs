@@ -30,7 +30,9 @@ pub enum PushError {
         key: PodKey,
     },
     /// A source with precedence has a pod of that name.
-    #[error("pod {key} is defined by {by} {origin} already, which comes first; remove it there or choose another name")]
+    #[error(
+        "pod {key} is already defined by {by} {origin}, which takes precedence; remove it there or choose another name"
+    )]
     Claimed {
         /// The pod.
         key: PodKey,
@@ -50,7 +52,7 @@ pub enum PushError {
         origin: Arc<str>,
     },
     /// It cannot be written to disk.
-    #[error("it cannot be persisted: {reason}")]
+    #[error("the change cannot be persisted: {reason}")]
     NotPersisted {
         /// The I/O error.
         reason: String,

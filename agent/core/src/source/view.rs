@@ -345,7 +345,7 @@ impl View {
         let mut rivals = FaultList::default();
         for claim in entry.contents.claims() {
             if let Some(owner) = self.owner(&claim).filter(|owner| *owner != name && !entry.vanishing) {
-                let message = format!("{claim} is defined in {owner} already, which comes first");
+                let message = format!("{claim} is already defined in {owner}, which takes precedence");
                 let mut fault = Fault::error("metadata.name", message).with_remedy("rename or remove one of them");
                 fault.origin = Arc::clone(name);
                 rivals.push(fault);

@@ -11,7 +11,7 @@ pub enum CgroupError {
     #[error("no cgroup file system is mounted below /sys/fs/cgroup")]
     NotMounted,
     /// The kernel does not offer the controller that a limit needs.
-    #[error("set {file} of cgroup {group} to {value}: the kernel offers no {controller} controller here{}", remedy(.controller))]
+    #[error("set {file} of cgroup {group} to {value}: the kernel does not provide the {controller} controller here{}", remedy(.controller))]
     NoController {
         /// The cgroup, from the root of the hierarchy.
         group: PathBuf,
@@ -36,7 +36,9 @@ pub enum CgroupError {
     #[error("there is no cgroup {0}: create it, or correct its name")]
     Missing(PathBuf),
     /// The processes of a cgroup have more memory in use than they are to have.
-    #[error("the processes of cgroup {group} have {in_use} bytes of memory in use, and are to have {limit} together")]
+    #[error(
+        "the processes of cgroup {group} have {in_use} bytes of memory in use, more than the limit of {limit} bytes"
+    )]
     MemoryInUse {
         /// The cgroup, from the root of the hierarchy.
         group: PathBuf,

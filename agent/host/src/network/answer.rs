@@ -46,7 +46,7 @@ struct ErrorAnswer {
 /// Why a plugin's result is unusable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ResultError {
-    #[error("its result is not understood: {0}")]
+    #[error("its result cannot be parsed: {0}")]
     Malformed(String),
     #[error("its result has no address for the pod")]
     NoAddress,

@@ -96,7 +96,7 @@ fn label_message_queues(path: &Path, label: &str) {
     };
     let labelled = label();
     if let Err(error) = std::fs::remove_dir(path).and(labelled) {
-        tracing::debug!(%error, "message queues keep their label; the runtime may be refused to mount them");
+        tracing::debug!(%error, "relabelling the message queues failed; the runtime may not be able to mount them");
     }
 }
 

@@ -87,7 +87,7 @@ pub fn open_to_plugins(directory: &Path) {
         return;
     }
     if let Err(errno) = rustix::fs::setxattr(directory, ATTRIBUTE, PLUGINS_LABEL, XattrFlags::empty()) {
-        tracing::info!(path = %directory.display(), error = %errno, "plugins in unprivileged containers may not reach it");
+        tracing::info!(path = %directory.display(), error = %errno, "relabelling the directory failed; plugins in unprivileged containers may not be able to use it");
     }
 }
 

@@ -113,7 +113,7 @@ impl EmptyDir {
         if self.counted
             && let Err(error) = project_quota::count(&beside)
         {
-            tracing::warn!(path = %self.path.display(), %error, "no project quota: what the volume takes is measured by walks");
+            tracing::warn!(path = %self.path.display(), %error, "project quota is not available; the size of the volume is measured by walking its files");
         }
         std::fs::rename(&beside, &self.path).map_err(VolumeError::io("make directory", &self.path))
     }

@@ -145,9 +145,11 @@ pub(super) async fn unmount_all(pod_dir: &Path) -> Result<(), VolumeError> {
         command.arg(&path);
         match program::run(command, b"", UNMOUNT_DEADLINE).await {
             Ok(output) if output.success => {}
-            Ok(output) => tracing::debug!(path = %path.display(), said = said(&output), "export is detached"),
+            Ok(output) => {
+                tracing::debug!(path = %path.display(), output = said(&output), "unmounting an NFS export failed; it is detached")
+            }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the server of an export does not answer, it is taken away");
+                tracing::warn!(path = %path.display(), %error, "the NFS server does not respond; the export is unmounted by force");
                 take_away(path).await?;
             }
         }

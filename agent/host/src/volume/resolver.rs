@@ -69,13 +69,13 @@ impl Volumes {
                     continue;
                 }
                 if let Err(error) = write(&pod_dir, &request, &node, &settings) {
-                    tracing::warn!(pod = %request.pod, %error, "the pod keeps its old nameservers");
+                    tracing::warn!(pod = %request.pod, %error, "updating resolv.conf of the pod failed; it keeps its old name servers");
                 }
             }
             Ok(())
         };
         if let Err(error) = blocking(self.settings.pods_dir(), DEADLINE, rewrite).await {
-            tracing::warn!(%error, "the pods keep their old nameservers");
+            tracing::warn!(%error, "reading resolv.conf failed; the pods keep their old name servers");
         }
     }
 
@@ -86,7 +86,7 @@ impl Volumes {
         tokio::select! {
             () = stop.cancelled() => {}
             ended = self.follow_resolv_conf(path, &changed) => if let Err(error) = ended {
-                tracing::warn!(file = %path.display(), %error, "changes of resolv.conf are not noticed until a pod is started");
+                tracing::warn!(file = %path.display(), %error, "resolv.conf cannot be watched; changes are read when a pod starts");
                 stop.cancelled().await;
             },
         }

@@ -277,7 +277,7 @@ fn check(driver: &str, handle: &str) -> Result<(), String> {
         return Err(format!("{driver:?} is not the name of a CSI driver"));
     }
     if handle.is_empty() || handle.len() > MAX_HANDLE {
-        return Err(format!("its volumeHandle has {} bytes, and is to have 1 to {MAX_HANDLE}", handle.len()));
+        return Err(format!("its volumeHandle has {} bytes; it must have 1 to {MAX_HANDLE}", handle.len()));
     }
     Ok(())
 }

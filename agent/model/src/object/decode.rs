@@ -56,7 +56,7 @@ pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option
     };
     let size: usize = data.values().map(|entry| entry.bytes.len()).sum();
     if size > MAX_DATA {
-        faults.push(Fault::error("data", format!("{size} bytes are more than the {MAX_DATA} an object may hold")));
+        faults.push(Fault::error("data", format!("{size} bytes exceed the {MAX_DATA} that an object may have")));
     }
     let secret_type = match kind {
         _ if kind != ObjectKind::Secret => "",
@@ -132,8 +132,10 @@ fn key(metadata: ObjectMeta, kind: ObjectKind, faults: &mut FaultList) -> Object
         faults.push(Fault::error("metadata.namespace", format!("{namespace:?} is not a valid namespace")));
     }
     if metadata.annotations.is_some_and(|annotations| annotations.contains_key(KEYS_ANNOTATION)) {
-        let message = format!("{KEYS_ANNOTATION} is on Secrets as limpet shows them, without their values");
-        faults.push(Fault::error("metadata.annotations", message).with_remedy("write the values, and remove it"));
+        let message = format!("{KEYS_ANNOTATION} marks a Secret that limpet printed without its values");
+        faults.push(
+            Fault::error("metadata.annotations", message).with_remedy("add the values and remove the annotation"),
+        );
     }
     for (path, used) in [
         ("metadata.finalizers", metadata.finalizers.is_some_and(|list| !list.is_empty())),
@@ -224,7 +226,7 @@ fn bytes(value: &Value, encoded: bool) -> Result<Vec<u8>, Fault> {
         Value::Null => Ok(Vec::new()),
         Value::String(text) if encoded => {
             let text: Vec<u8> = text.bytes().filter(|byte| !matches!(byte, b'\n' | b'\r')).collect();
-            let remedy = "encode it (base64 -w0), or in a Secret write it as it is under stringData";
+            let remedy = "encode it (base64 -w0), or put the plain text under stringData of a Secret";
             STANDARD.decode(text).map_err(|_| Fault::error("", "is not base64").with_remedy(remedy))
         }
         Value::String(text) => Ok(text.as_bytes().to_vec()),

@@ -51,7 +51,7 @@ pub fn to_record(container: &EphemeralContainer) -> Option<Value> {
 pub fn add(record: &PodRecord, container: EphemeralContainer) -> Result<PodRecord, Vec<Fault>> {
     let index = record.ephemeral.len();
     if index >= MOST_ADDED {
-        let fault = Fault::error("", format!("the pod has {index} ephemeral containers, and can have no more"));
+        let fault = Fault::error("", format!("the pod has {index} ephemeral containers, the maximum"));
         return Err(vec![fault.with_remedy("use one that runs: limpet exec")]);
     }
     let unsupported = unsupported(&container).map(|(field, why)| Fault::error(field, why));

@@ -72,7 +72,7 @@ pub fn container_limits(spec: &PodSpec, container: &Container) -> BTreeMap<u64, 
 /// kubelet's message: the pod requests no such pages, or pages of several sizes for a medium that names none.
 pub fn volume_page_size(spec: &PodSpec, medium: &str) -> Result<u64, String> {
     let named = match medium.strip_prefix(MEDIUM_OF_SIZE) {
-        Some(text) => Some(size(text).ok_or_else(|| format!("medium {medium}: {text:?} is no size of a page"))?),
+        Some(text) => Some(size(text).ok_or_else(|| format!("medium {medium}: {text:?} is not a page size"))?),
         None => None,
     };
     let requested: BTreeSet<u64> = names(spec).into_iter().filter_map(page_size).collect();

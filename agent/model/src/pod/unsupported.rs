@@ -27,10 +27,10 @@ const SIZE: &str = "<size>";
 
 use Used::{Always, Filled, Unless};
 
-const HTTP_1: &str = "limpet's probes and hooks speak HTTP/1.1";
+const HTTP_1: &str = "limpet's probes and hooks use HTTP/1.1";
 const ALPHA: &str = "it is alpha in Kubernetes 1.37";
 const MIGRATED: &str = "Kubernetes serves it by a CSI driver; use csi or a claim";
-const NO_CLAIMS: &str = "limpet serves no ResourceClaims yet; use a device plugin";
+const NO_CLAIMS: &str = "limpet does not support ResourceClaims yet; use a device plugin";
 const REMOVED: &str = "Kubernetes has removed it";
 
 /// Fields limpet does not act on, and why. `C` stands for every container and init container.
@@ -44,7 +44,7 @@ pub(super) const REFUSED: &[(&str, Used, &str)] = &[
     ("spec.C.startupProbe.grpc.mode", Unless(&["Plaintext"]), ALPHA),
     ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
-    ("spec.schedulingGates", Always, "only a scheduler takes gates away"),
+    ("spec.schedulingGates", Always, "only a scheduler removes gates"),
     ("spec.evictionResponders", Always, ALPHA),
     // Volumes; every kind but emptyDir, hostPath, nfs, iscsi, csi, image, configMap, secret, downwardAPI and projections of the
     // last three
@@ -53,7 +53,7 @@ pub(super) const REFUSED: &[(&str, Used, &str)] = &[
     ("spec.volumes[].azureFile", Always, MIGRATED),
     ("spec.volumes[].cephfs", Always, REMOVED),
     ("spec.volumes[].cinder", Always, MIGRATED),
-    ("spec.volumes[].fc", Always, "limpet attaches no such disk yet"),
+    ("spec.volumes[].fc", Always, "limpet does not attach such disks yet"),
     ("spec.volumes[].flexVolume", Always, "it is deprecated in favour of CSI"),
     ("spec.volumes[].flocker", Always, REMOVED),
     ("spec.volumes[].gcePersistentDisk", Always, MIGRATED),
@@ -74,7 +74,7 @@ pub(super) const REFUSED: &[(&str, Used, &str)] = &[
     (
         "spec.volumes[].projected.sources[].podCertificate.keyType",
         Unless(&["ECDSAP256", "ECDSAP384", "ED25519"]),
-        "limpet makes keys of ECDSAP256, ECDSAP384 and ED25519",
+        "limpet supports ECDSAP256, ECDSAP384 and ED25519",
     ),
     ("spec.C.volumeMounts[].bindMountOptions", Always, ALPHA),
     // Devices
@@ -158,7 +158,7 @@ fn not_on_linux(path: String) -> Fault {
 }
 
 fn needs_apiserver(path: String, what: &str) -> Fault {
-    Fault::error(path, format!("needs {what}, which only an apiserver has; this Pod comes from none"))
+    Fault::error(path, format!("needs {what}, which only an apiserver provides; this Pod is not from an apiserver"))
         .with_remedy("remove the field, or create this Pod through an apiserver")
         .because(Reason::NeedsApiserver)
 }
@@ -175,7 +175,7 @@ fn bandwidth((path, annotations): (String, &Value), host_network: bool) -> Vec<F
     let fault = |(path, value): (String, &Value)| {
         if value.as_str().and_then(rate).is_none() {
             return Some(
-                Fault::error(path, "is no rate in bits per second between 1k and 1P")
+                Fault::error(path, "is not a rate in bits per second between 1k and 1P")
                     .with_remedy("write a quantity such as 10M")
                     .because(Reason::Invalid),
             );
@@ -192,7 +192,7 @@ fn unknown_resources((path, limits): (String, &Value)) -> Vec<Fault> {
     let names = limits.as_object().into_iter().flatten().map(|(name, _)| name);
     names
         .filter(|name| !known.contains(&name.as_str()) && !is_device(name) && !name.starts_with(HUGE_PAGES))
-        .map(|name| refuse(super::yaml::join(&path, name), "limpet knows no such resource"))
+        .map(|name| refuse(super::yaml::join(&path, name), "limpet does not support this resource"))
         .collect()
 }
 

@@ -115,7 +115,7 @@ async fn post_assigns_manifests_to_the_source_of_their_pods() {
     assert_eq!(changes(&post(&request("x.yaml", pod_text("a:3"))).await), ["web-edge1 file updates [Some(false)]"]);
     let pushed = DiffRequest { source: Some("push".to_owned()), ..request("x.yaml", pod_text("a:3")) };
     let document = post(&pushed).await;
-    assert!(changes(&document).is_empty() && document.rejected[0].faults[0].message.contains("comes first"));
+    assert!(changes(&document).is_empty() && document.rejected[0].faults[0].message.contains("takes precedence"));
     let unknown = DiffRequest { source: Some("http".to_owned()), ..request("x.yaml", pod_text("a:3")) };
     let error = fixture.client.post_json::<DiffDocument>("/limpet/v1/diff", &unknown).await.unwrap_err();
     assert_eq!(error.to_string(), "no source http is configured, only file, push");

@@ -164,7 +164,7 @@ async fn an_invalid_request_is_rejected_with_the_reason() {
     let message = |error: PushError| error.to_string();
     assert_eq!(
         message(bench.put("web", "x:2").await.unwrap_err()),
-        "pod default/web-edge1 is defined by file web.yaml already, which comes first; remove it there or choose another name"
+        "pod default/web-edge1 is already defined by file web.yaml, which takes precedence; remove it there or choose another name"
     );
     assert_eq!(
         message(bench.delete("web", None).await.unwrap_err()),

@@ -24,7 +24,7 @@ fn controllers_are_enabled_for_children_and_a_missing_one_is_named() {
     let error = set(&hierarchies, Path::new("a/b"), &[limit(false)]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "set memory.max of cgroup a/b to 5: the kernel offers no memory controller here; boot with cgroup_enable=memory"
+        "set memory.max of cgroup a/b to 5: the kernel does not provide the memory controller here; boot with cgroup_enable=memory"
     );
     fs::remove_dir_all(&root).unwrap();
 }

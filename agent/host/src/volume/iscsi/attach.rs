@@ -169,7 +169,7 @@ impl IscsiDisks {
             };
             match failing {
                 Failing::Passes => {
-                    tracing::debug!(%portal, reason, "a call of iscsiadm has failed, which does not matter")
+                    tracing::debug!(%portal, reason, "an optional iscsiadm call failed")
                 }
                 Failing::Fails(what, undone) => {
                     if let Some(undone) = undone {

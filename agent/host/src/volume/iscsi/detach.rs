@@ -126,7 +126,7 @@ impl IscsiDisks {
         for (_, name) in session.disks() {
             let device = self.node.dev.join(&name);
             if on_files(&device, |device| Ok(is_held(device))).await.map_err(text)? {
-                tracing::warn!(target = session.target, %portal, disk = name, "a session stays, another disk of it is in use");
+                tracing::warn!(target = session.target, %portal, disk = name, "iSCSI session is kept because another of its disks is in use");
                 return Ok(false);
             }
         }

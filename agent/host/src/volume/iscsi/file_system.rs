@@ -60,7 +60,7 @@ impl IscsiDisks {
             }
             Content::FileSystem(found) => {
                 if found != mount.fs_type {
-                    tracing::warn!(%shown, found, wanted = mount.fs_type, "a disk has another file system than its volume");
+                    tracing::warn!(%shown, found, wanted = mount.fs_type, "the disk has another file system than the volume specifies");
                 }
                 if !read_only {
                     self.check(device, &found).await?;
@@ -80,7 +80,7 @@ impl IscsiDisks {
 
     async fn format(&self, device: &Path, fs_type: &str) -> Result<(), String> {
         let tool = format!("mkfs.{fs_type}");
-        tracing::info!(device = %device.display(), fs_type, "a blank iSCSI disk gets a file system");
+        tracing::info!(device = %device.display(), fs_type, "formatting a blank iSCSI disk");
         let arguments = call(format_options(fs_type), &[device]);
         let remedy = "install it (e2fsprogs has mkfs.ext4, xfsprogs mkfs.xfs), or name another fsType";
         let made = self.node.run(&tool, remedy, &arguments, REPAIR_DEADLINE).await?;
@@ -99,7 +99,7 @@ impl IscsiDisks {
             Ok(output) => checked_well(&output, checker.is_some(), device),
             // As with kubelet the mount shows whether it matters.
             Err(RunError::Missing(reason)) => {
-                tracing::warn!(%shown, reason, "an iSCSI disk is mounted without a check");
+                tracing::warn!(%shown, reason, "mounting an iSCSI disk without a file system check");
                 Ok(())
             }
             Err(RunError::Failed(reason)) => Err(format!("'fsck' of device {shown}: {reason}")),
@@ -117,7 +117,7 @@ impl IscsiDisks {
                 "disk {shown} has no file system that blkid knows, and is not blank; if nothing on it is needed, overwrite its \
                  first and last MiB with zeros"
             )),
-            Err(error) => Err(format!("disk {shown} is not formatted, for it cannot be read: {error}")),
+            Err(error) => Err(format!("disk {shown} is not formatted because it cannot be read: {error}")),
         }
     }
 }
@@ -128,12 +128,12 @@ fn checked_well(output: &Output, has_checker: bool, device: &Path) -> Result<(),
     match output.code {
         Some(code) if code & !CORRECTED == 0 => {
             if code != 0 {
-                tracing::info!(%shown, code, said, "fsck has corrected a disk");
+                tracing::info!(%shown, code, said, "fsck corrected errors on a disk");
             }
             Ok(())
         }
         Some(_) if !has_checker => {
-            tracing::warn!(%shown, said, "an iSCSI disk is mounted without a check");
+            tracing::warn!(%shown, said, "mounting an iSCSI disk without a file system check");
             Ok(())
         }
         Some(code) if code & UNCORRECTED != 0 => {

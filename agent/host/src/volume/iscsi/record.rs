@@ -171,7 +171,7 @@ fn read(directory: &Path) -> Option<Record> {
     match serde_json::from_slice(&text) {
         Ok(record) => Some(record),
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "the record of a disk cannot be read");
+            tracing::warn!(path = %path.display(), %error, "reading the record of an iSCSI disk failed");
             None
         }
     }

@@ -332,7 +332,7 @@ async fn a_disk_that_is_not_blank_or_not_checked_is_neither_formatted_nor_mounte
     fs::write(&disk, "something that blkid does not know").unwrap();
     refused("has no file system that blkid knows, and is not blank").await;
     fs::write(&disk, "").unwrap();
-    refused("is not formatted, for it cannot be read: its size is 0").await;
+    refused("is not formatted because it cannot be read: its size is 0").await;
     fs::write(&disk, [0; 4096]).unwrap();
     node.tool("blkid", "echo 'Input/output error' >&2; exit 2");
     refused("failed to get disk format of disk").await;

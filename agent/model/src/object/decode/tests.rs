@@ -96,7 +96,7 @@ fn faults_name_the_field_and_never_the_value() {
         (object("ConfigMap", json!({"data": {"a": "x"}, "binaryData": {"a": ""}})), "binaryData.a: is in data too"),
         (object("ConfigMap", json!({"data": {"a/b": "x"}})), "\"a/b\" is not a valid key"),
         (object("ConfigMap", json!({"data": {"..a": "x"}})), "\"..a\" is not a valid key"),
-        (object("ConfigMap", json!({"data": {"a": "x".repeat(MAX_DATA + 1)}})), "1048577 bytes are more than"),
+        (object("ConfigMap", json!({"data": {"a": "x".repeat(MAX_DATA + 1)}})), "1048577 bytes exceed"),
         (
             object("ConfigMap", json!({"metadata": {"name": "A_b"}})),
             "metadata.name: \"A_b\" is not a valid name for a ConfigMap",
