@@ -272,7 +272,7 @@ impl Default for Config {
             max_pods: 110,
             reserved: Reserved::default(),
             limit_all_pods: true,
-            max_restart_pause: backoff::MOST,
+            max_restart_pause: backoff::MAX_BACKOFF,
             volume_stats_period: Duration::from_secs(60),
             runtime_request_timeout: Duration::from_secs(120),
             seccomp_default: false,

@@ -22,7 +22,7 @@ use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::worker::inbox::EvictionOrder;
 use alarm::Alarm;
-use limpet_core::eviction::{EvictionPolicy, PAUSES, Signal, Threshold, Watch, rank};
+use limpet_core::eviction::{CHECK_INTERVALS, EvictionPolicy, Signal, Threshold, ThresholdTracker, rank};
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::ObservedPod;
 use limpet_host::cgroup::MemoryAlarm;
@@ -32,7 +32,7 @@ use meter::{Measured, NodeMeter};
 
 /// What happens within this time is one look.
 const SETTLE: Duration = Duration::from_secs(1);
-/// An attempt that ended no pod is followed by a pause of so many times its duration, within [`PAUSES`].
+/// An attempt that ended no pod is followed by a pause of so many times its duration, within [`CHECK_INTERVALS`].
 const FRUITLESS: u32 = 20;
 /// How long the end of a pod may take beyond its grace period, as kubelet waits.
 const CLEANUP: Duration = Duration::from_secs(30);
@@ -61,7 +61,7 @@ pub struct Evictor {
 /// What it remembers between two looks.
 #[derive(Default)]
 struct Memory {
-    watch: Watch,
+    watch: ThresholdTracker,
     memory_alarm: Alarm,
     disk_alarm: Alarm,
     /// Of the memory that all pods have. Each look sets it again, but for one that it has caused: page cache at the limit would
@@ -100,7 +100,7 @@ impl Evictor {
                 () = stop.cancelled() => return,
                 true = changes.next() => {
                     // A container has started or ended: what it takes, or gives back, is seen at the next look.
-                    due = earlier(due, Some(soon(PAUSES.0)));
+                    due = earlier(due, Some(soon(CHECK_INTERVALS.0)));
                     continue;
                 }
                 () = memory.memory_alarm.rings() => {
@@ -148,7 +148,7 @@ impl Evictor {
             if self.reclaim(&threshold, measured.clone(), memory, first).await {
                 return Some(Instant::now() + SETTLE);
             }
-            let pause = (now.elapsed() * FRUITLESS).clamp(PAUSES.0, PAUSES.1);
+            let pause = (now.elapsed() * FRUITLESS).clamp(CHECK_INTERVALS.0, CHECK_INTERVALS.1);
             memory.fruitless_until = Some(Instant::now() + pause);
         }
         let observed = self.pods.observed.load();
@@ -212,7 +212,7 @@ impl Evictor {
             let message = format!("Attempting to reclaim {resource}");
             self.events.emit(None, None, EventType::Warning, "EvictionThresholdMet", message);
         }
-        let due = memory.pruned.is_none_or(|pruned| pruned.elapsed() >= PAUSES.1);
+        let due = memory.pruned.is_none_or(|pruned| pruned.elapsed() >= CHECK_INTERVALS.1);
         if due && measured.images_take(signal) {
             memory.pruned = Some(Instant::now());
             if let Err(error) = image_gc::prune(&self.executor.images, &self.pods).await {

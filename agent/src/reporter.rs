@@ -20,7 +20,7 @@ use limpet_core::plan::{self, KillCause};
 use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, Now, PodState};
 use limpet_core::status::generate::generate;
 use limpet_core::status::observed::{Observed, ObservedContainer, ObservedPod};
-use limpet_core::status::retired::Overdue;
+use limpet_core::status::retired::DroppedStatus;
 use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
@@ -184,8 +184,8 @@ impl Reporter {
         self.retire(&record.key);
     }
 
-    fn report_overdue(&self, overdue: Option<Overdue>) {
-        if let Some(Overdue { pod, consumers }) = overdue {
+    fn report_overdue(&self, overdue: Option<DroppedStatus>) {
+        if let Some(DroppedStatus { pod, consumers }) = overdue {
             tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, ?consumers, "a last status was dropped before it was taken");
         }
     }

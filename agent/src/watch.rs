@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use crate::attribution::{Attributor, DirectoryEntry, Feed};
 use arming::Arming;
 use inotify::{Change, Queue, Wd};
-use limpet_host::directory::Place;
+use limpet_host::directory::DirectoryIdentity;
 use limpet_host::inotify;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::WatchSettings;
@@ -89,7 +89,7 @@ pub struct DirectoryWatch {
     mounts: Option<AsyncFd<File>>,
     main: Option<(Wd, DirectoryId)>,
     /// Where the path leads to; `None`: to nothing, or the kernel does not say.
-    place: Option<Place>,
+    place: Option<DirectoryIdentity>,
     /// Directories along the path, with the names in them that decide where it resolves to.
     path: HashMap<Wd, HashSet<OsString>>,
     /// Directories on the way of symlinked files: name there -> names in the watched directory.
@@ -201,7 +201,7 @@ impl DirectoryWatch {
     /// Whether the path certainly leads where it led to. Mounts change often elsewhere: runc mounts its own executable for each
     /// command that it runs in a container.
     fn leads_where_it_did(&self) -> bool {
-        self.place.is_some() && Place::of_cached(&self.directory) == self.place
+        self.place.is_some() && DirectoryIdentity::of_cached(&self.directory) == self.place
     }
 
     /// Why the watch is unusable, if it is.
@@ -236,7 +236,7 @@ impl DirectoryWatch {
             recheck |= is_main && gone;
             if is_main && change.flags.contains(ReadFlags::IGNORED) {
                 // The watch is dead even if the same inode number is back.
-                self.main = self.main.map(|(_, id)| (Wd::DEAD, id));
+                self.main = self.main.map(|(_, id)| (Wd::NONE, id));
             }
             if is_main && change.name.is_none() && change.flags.contains(ReadFlags::ATTRIB) {
                 self.pending.get_or_insert(RescanReason::Attributes);

@@ -13,9 +13,9 @@ use limpet_tests::vm::{self, Boot, Disk, Guest};
 use crate::{cargo, setup, vm_image};
 
 /// How long it may take beyond the windows of idleness.
-const LIMIT: Duration = Duration::from_secs(1_200);
+const TIMEOUT: Duration = Duration::from_secs(1_200);
 /// What the machine's shell says after the table.
-const END: &str = "ended with ";
+const END_MARKER: &str = "ended with ";
 
 /// A directory that goes with the value.
 struct WorkDir(PathBuf);
@@ -41,12 +41,13 @@ pub(crate) fn watch(runs: u32, seconds: u32) -> Result<()> {
     let disk = Disk::over_image(&image, &dir.0.join("disk.qcow2"))?;
     let mut guest = Guest::boot(disk, &Boot::new(&image, &payload, &dir.0))?;
     let variables = format!("{}={runs} {}={seconds}", measure::RUNS_VARIABLE, measure::SECONDS_VARIABLE);
-    guest.run(&format!("({variables} /payload/watch --bench > /tmp/table 2>&1; echo {END}$? >> /tmp/table) &"))?;
-    let limit = LIMIT + Duration::from_secs(4 * u64::from(seconds));
+    guest
+        .run(&format!("({variables} /payload/watch --bench > /tmp/table 2>&1; echo {END_MARKER}$? >> /tmp/table) &"))?;
+    let limit = TIMEOUT + Duration::from_secs(4 * u64::from(seconds));
     let table =
-        guest.until(limit, "the bench", "cat /tmp/table", |text| text.contains(END).then(|| text.to_owned()))?;
+        guest.until(limit, "the bench", "cat /tmp/table", |text| text.contains(END_MARKER).then(|| text.to_owned()))?;
     guest.power_cut();
     print!("{table}");
-    ensure!(table.trim_end().ends_with(&format!("{END}0")), "the bench failed");
+    ensure!(table.trim_end().ends_with(&format!("{END_MARKER}0")), "the bench failed");
     Ok(())
 }

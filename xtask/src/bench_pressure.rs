@@ -26,16 +26,16 @@ use self::scenario::{HIGH, HOG, NODE, PINNED, WATCH};
 use crate::{dist, kubernetes, setup, vm_image};
 
 /// The machine's memory, in MiB.
-const MEMORY: u32 = 3_072;
+const MACHINE_MEMORY: u32 = 3_072;
 /// How long an emulated machine may take for what takes seconds elsewhere.
-const PATIENCE: Duration = Duration::from_secs(600);
+const SHELL_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a scenario is watched at most, and how long after its last event; ms. kubelet looks at its images every 5 minutes.
-const LIMITS: (u32, u32) = (420_000, 40_000);
+const WATCH_LIMITS: (u32, u32) = (420_000, 40_000);
 /// Pods are measured before the hog begins: kubelet does so every 10 to 15 s.
-const SETTLE: u32 = 30;
+const SECONDS_BEFORE_HOG: u32 = 30;
 
 /// The disks, containerd, and the images.
-const INSTALL: &str = "set -e
+const INSTALL_SCRIPT: &str = "set -e
 card=$(ls /sys/class/net | grep -v -x lo | head -n 1)
 ip address add 10.0.2.15/24 dev \"$card\" && ip link set \"$card\" up
 for disk in node:384 images:200; do
@@ -171,7 +171,7 @@ impl Stage {
         write_payload(&files, &payload, &cluster, limpet, kubelet)?;
         let disk = Disk::over_image(&image, &dir.0.join("base.qcow2"))?;
         let mut guest = Guest::boot(disk, &how(&image, &payload, &dir.0))?;
-        guest.run(INSTALL)?;
+        guest.run(INSTALL_SCRIPT)?;
         guest.run(&format!("echo '{} kubernetes' >> /etc/hosts", vm::LOOPBACK))?;
         guest.run(&format!("sysctl -q kernel.threads-max={}", scenario::threads_max()))?;
         guest.run(&format!("ctr -n k8s.io images label {PINNED} io.cri-containerd.pinned=pinned"))?;
@@ -197,17 +197,17 @@ impl Stage {
         guest.run(&format!("date -s @{seconds}"))?;
         self.clear()?;
         let [api, manifests] = scenario.pods();
-        let (limit, quiet) = LIMITS;
+        let (limit, quiet) = WATCH_LIMITS;
         let names = scenario.names().join(" ");
         guest.run(&format!("mkdir -p {WATCH}"))?;
         background(guest, &format!("bash /payload/observer {limit} {quiet} {HOG} {FILLED} {names}"))?;
-        guest.until(PATIENCE, "the observer", &format!("test -e {WATCH}/ready"), |_| Some(()))?;
+        guest.until(SHELL_TIMEOUT, "the observer", &format!("test -e {WATCH}/ready"), |_| Some(()))?;
         for pod in &manifests {
             let name = pod["metadata"]["name"].as_str().context("a pod without a name")?;
             guest.run(&format!("cat > /etc/agent/manifests/{name}.yaml <<'END'\n{pod}\nEND"))?;
         }
         start(guest, scenario, contender)?;
-        wait::until_true(PATIENCE, "the node in the cluster", || {
+        wait::until_true(SHELL_TIMEOUT, "the node in the cluster", || {
             let found = self.cluster.get(&format!("/api/v1/nodes/{NODE}"));
             found.is_ok_and(|node| node.is_some()) || wait::pass(Duration::from_secs(1)).is_err()
         })?;
@@ -216,10 +216,10 @@ impl Stage {
         }
         let all = scenario.names();
         let ready = format!("sleep 1; cat {WATCH}/ready");
-        guest.until(PATIENCE, "every pod", &ready, |lines| {
+        guest.until(SHELL_TIMEOUT, "every pod", &ready, |lines| {
             all.iter().all(|name| lines.contains(&format!("began {name} "))).then_some(())
         })?;
-        guest.run(&format!("sleep {SETTLE}"))?;
+        guest.run(&format!("sleep {SECONDS_BEFORE_HOG}"))?;
         let before = guest.run(scenario.left())?;
         if scenario == Scenario::Images {
             images_come_and_a_pod_ends(guest)?;
@@ -227,7 +227,7 @@ impl Stage {
             guest.run(&format!("touch {WATCH}/go"))?;
         }
         let over = format!("sleep 2; cat {WATCH}/lines");
-        let lines = guest.until(PATIENCE, "the end of the scenario", &over, |lines| {
+        let lines = guest.until(SHELL_TIMEOUT, "the end of the scenario", &over, |lines| {
             lines.lines().any(|line| line.starts_with("over ")).then(|| lines.to_owned())
         })?;
         let after = guest.run(scenario.left())?;
@@ -262,7 +262,7 @@ impl Stage {
 const PODS: &str = "/api/v1/namespaces/default/pods";
 
 fn how<'a>(image: &'a Path, payload: &'a Path, dir: &'a Path) -> Boot<'a> {
-    Boot { memory: MEMORY, network: true, ..Boot::new(image, payload, dir) }
+    Boot { memory: MACHINE_MEMORY, network: true, ..Boot::new(image, payload, dir) }
 }
 
 /// Writes the configuration of the contender and starts it.
@@ -288,11 +288,11 @@ fn start(guest: &mut Guest, scenario: Scenario, contender: Contender) -> Result<
 fn images_come_and_a_pod_ends(guest: &mut Guest) -> Result<()> {
     let ended = |name: &str| format!("sleep 1; cat {WATCH}/ready | grep -c 'ended {name} '");
     guest.run("rm /etc/agent/manifests/first.yaml")?;
-    guest.until(PATIENCE, "the end of a pod", &ended("first"), |_| Some(()))?;
+    guest.until(SHELL_TIMEOUT, "the end of a pod", &ended("first"), |_| Some(()))?;
     guest.run("ctr -n k8s.io images import /payload/more.tar > /dev/null")?;
-    let (limit, quiet) = LIMITS;
+    let (limit, quiet) = WATCH_LIMITS;
     background(guest, &format!("bash /payload/watch-images {limit} {quiet}"))?;
-    guest.until(PATIENCE, "the first look at the images", &format!("test -s {WATCH}/before"), |_| Some(()))?;
+    guest.until(SHELL_TIMEOUT, "the first look at the images", &format!("test -s {WATCH}/before"), |_| Some(()))?;
     guest.run("rm /etc/agent/manifests/second.yaml").map(drop)
 }
 

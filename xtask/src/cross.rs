@@ -19,7 +19,8 @@ use crate::cargo;
 const TARGETS: [&str; 3] =
     ["aarch64-unknown-linux-gnu", "armv7-unknown-linux-gnueabihf", "riscv64gc-unknown-linux-gnu"];
 /// How the names of clang's parts, and of the libraries it is linked with, begin.
-const PARTS: [&str; 9] = ["clang-", "libclang", "libllvm", "libz3-", "libedit", "libxml2", "libicu", "libbsd", "libmd"];
+const CLANG_PACKAGES: [&str; 9] =
+    ["clang-", "libclang", "libllvm", "libz3-", "libedit", "libxml2", "libicu", "libbsd", "libmd"];
 /// What builds ring without the headers of a C library.
 const FLAGS: &str = "-nostdlibinc -DRING_CORE_NOSTDLIBINC=1";
 
@@ -61,7 +62,7 @@ fn clang() -> Result<PathBuf> {
     if !script.is_file() {
         fs::remove_dir_all(&directory).ok();
         let machine = Machine::read(Path::new("/"))?;
-        apt::unpack_dependencies(&machine, &machine.codename, "clang", &PARTS, &directory)?;
+        apt::unpack_dependencies(&machine, &machine.codename, "clang", &CLANG_PACKAGES, &directory)?;
         write_script(&directory, &script)?;
     }
     Ok(script)

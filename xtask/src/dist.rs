@@ -9,17 +9,17 @@ use limpet_tests::process;
 use crate::{cargo, setup};
 
 /// The first glibc that a static executable can resolve names with: files and DNS are part of it.
-const GLIBC_LEAST: (u32, u32) = (2, 34);
+const MIN_GLIBC: (u32, u32) = (2, 34);
 
 /// Not relocated either: every container's logger is a process of it, and relocation would dirty a MiB in each. Tried
 /// without gain: identical functions folded (0.9 %).
 const FLAGS: [&str; 4] = ["-C", "target-feature=+crt-static", "-C", "relocation-model=static"];
 /// Has the linker leave out the tables for unwinding, a twelfth of the file: nothing unwinds, a panic aborts. The compiler makes
 /// them whatever its options are, for the debug information in the standard library.
-const LINKED_WITHOUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_unwind_tables.ld");
+const UNWIND_TABLES_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_unwind_tables.ld");
 
 /// Has it place what an idle agent runs side by side, at the beginning of the text: see [`crate::idle_text`].
-pub(crate) const IDLE_TEXT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idle_text.ld");
+pub(crate) const IDLE_TEXT_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idle_text.ld");
 
 /// Which of the two to build.
 #[derive(Debug, clap::Args)]
@@ -57,7 +57,7 @@ fn built_with(profile: &str) -> Result<PathBuf> {
 
 fn command(profile: &str) -> Result<Command> {
     let (major, minor) = glibc()?;
-    let least = GLIBC_LEAST;
+    let least = MIN_GLIBC;
     ensure!(
         (major, minor) >= least,
         "glibc {major}.{minor} is too old to link a static executable that resolves names; build on a system with {}.{}",
@@ -75,7 +75,7 @@ fn command(profile: &str) -> Result<Command> {
 
 /// Builds it, with further options of the linker.
 fn linked(command: &mut Command, options: &[&str]) -> Result<PathBuf> {
-    let (without, idle) = (format!("-T,{LINKED_WITHOUT}"), format!("-T,{IDLE_TEXT}"));
+    let (without, idle) = (format!("-T,{UNWIND_TABLES_SCRIPT}"), format!("-T,{IDLE_TEXT_SCRIPT}"));
     let options = [&without, &idle, "--no-eh-frame-hdr"].into_iter().chain(options.iter().copied());
     let flags: Vec<_> = options.flat_map(|option| ["-C".to_owned(), format!("link-arg=-Wl,{option}")]).collect();
     cargo::executable_linked(command, "limpet", &flags.iter().map(String::as_str).collect::<Vec<_>>())

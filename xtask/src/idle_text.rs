@@ -28,16 +28,16 @@ use limpet_tests::{process, sweep, wait};
 use serde_json::Value;
 
 use crate::cluster::Node;
-use crate::dist::{self, IDLE_TEXT};
+use crate::dist::{self, IDLE_TEXT_SCRIPT};
 use crate::{kubernetes, test};
 
 /// Pods of the apiserver that lie idle.
 const PODS: usize = 50;
 const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
 /// Far more than their start takes.
-const STARTED: Duration = Duration::from_secs(300);
+const START_TIMEOUT: Duration = Duration::from_secs(300);
 /// After so long without a change a node is idle.
-const SETTLING: Duration = Duration::from_secs(90);
+const SETTLE_TIME: Duration = Duration::from_secs(90);
 /// Several renewals of the lease; then longer than a report of the Node's status, every 5 minutes, and the lives of watches, up to
 /// 10 minutes.
 const PERIODS: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
@@ -61,8 +61,8 @@ pub(crate) fn run() -> Result<()> {
     drop(cluster);
     let text = script::text(&sections, &executed?);
     gone?;
-    std::fs::write(IDLE_TEXT, &text).context(IDLE_TEXT)?;
-    println!("{IDLE_TEXT}: {} lines", text.lines().count());
+    std::fs::write(IDLE_TEXT_SCRIPT, &text).context(IDLE_TEXT_SCRIPT)?;
+    println!("{IDLE_TEXT_SCRIPT}: {} lines", text.lines().count());
     Ok(())
 }
 
@@ -71,10 +71,10 @@ fn record(cluster: &Cluster, node: &Node, functions: &[u64]) -> Result<Vec<Vec<u
     let pods: Vec<_> = (0..PODS).map(|number| idle(number, node.name())).collect();
     cluster.create_all(PODS_PATH, &pods)?;
     let is_running = |pod: &Value| pod["status"]["phase"] == "Running";
-    wait::until_true(STARTED, "the start of all pods", || {
+    wait::until_true(START_TIMEOUT, "the start of all pods", || {
         cluster.list(PODS_PATH).is_ok_and(|pods| pods.iter().all(is_running))
     })?;
-    wait::pass(SETTLING)?;
+    wait::pass(SETTLE_TIME)?;
     println!("{:?} of idleness are recorded.", PERIODS.iter().sum::<Duration>());
     tracer::executed(node.limpet()?, functions, &PERIODS)
 }

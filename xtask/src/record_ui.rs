@@ -18,10 +18,10 @@ use crate::setup;
 /// Columns and lines.
 const SIZE: (u16, u16) = (100, 20);
 /// Of a character, in pixels.
-const CHARACTER: (u16, u16) = (8, 17);
+const CHARACTER_SIZE: (u16, u16) = (8, 17);
 const MARGIN: u16 = 10;
 /// How long each screen is shown.
-const SECONDS: usize = 4;
+const SECONDS_PER_SCREEN: usize = 4;
 
 /// Writes `docs/ui.svg`.
 pub(crate) fn run() -> Result<()> {
@@ -85,8 +85,8 @@ fn start(node: &TestNode) -> Result<Terminal> {
 }
 
 fn svg(screens: &[(&str, Screen)]) -> Result<String> {
-    let (width, height) = (SIZE.0 * CHARACTER.0 + 2 * MARGIN, (SIZE.1 + 2) * CHARACTER.1 + 2 * MARGIN);
-    let (all, share) = (screens.len() * SECONDS, 100.0 / screens.len() as f64);
+    let (width, height) = (SIZE.0 * CHARACTER_SIZE.0 + 2 * MARGIN, (SIZE.1 + 2) * CHARACTER_SIZE.1 + 2 * MARGIN);
+    let (all, share) = (screens.len() * SECONDS_PER_SCREEN, 100.0 / screens.len() as f64);
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" viewBox=\"0 0 {width} {height}\">\n\
          <!-- Recorded by: cargo xtask record-ui -->\n<style>text{{font:13px ui-monospace,Menlo,Consolas,monospace;\
@@ -98,7 +98,7 @@ fn svg(screens: &[(&str, Screen)]) -> Result<String> {
     for (number, (what, screen)) in screens.iter().enumerate() {
         // Where nothing moves the first one is shown.
         let first = if number == 0 { "visibility:visible;" } else { "" };
-        writeln!(svg, "<g class=\"s\" style=\"{first}animation-delay:{}s\">", number * SECONDS)?;
+        writeln!(svg, "<g class=\"s\" style=\"{first}animation-delay:{}s\">", number * SECONDS_PER_SCREEN)?;
         for y in 0..SIZE.1 {
             let length = length(screen, y);
             if length > 0 {
@@ -114,7 +114,7 @@ fn svg(screens: &[(&str, Screen)]) -> Result<String> {
 
 /// One line. Its length is given, so that columns align in any font.
 fn text(svg: &mut String, y: u16, line: &str, length: usize) -> Result<()> {
-    let (baseline, length) = (MARGIN + y * CHARACTER.1 + 13, length * usize::from(CHARACTER.0));
+    let (baseline, length) = (MARGIN + y * CHARACTER_SIZE.1 + 13, length * usize::from(CHARACTER_SIZE.0));
     writeln!(
         svg,
         "<text x=\"{MARGIN}\" y=\"{baseline}\" textLength=\"{length}\" xml:space=\"preserve\">{line}</text>"

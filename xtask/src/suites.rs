@@ -14,12 +14,12 @@ use crate::cargo::{self, Executable};
 use crate::test_kernels;
 
 /// How many at a time. Each has as many cases at once as it likes.
-const LANES: usize = 2;
+const PARALLEL_SUITES: usize = 2;
 /// Those that take longest, after the kernels, so that none is left for the end: one that emulates machines beside one that waits.
-const FIRST: [&str; 5] = ["csi", "vm", "faults", "api_pods", "leaks"];
+const LONG_SUITES: [&str; 5] = ["csi", "vm", "faults", "api_pods", "leaks"];
 
 /// Each mount on the machine wakes an agent, which looks whether its manifests were mounted over.
-const OF_IDLE_AGENTS: &str = "leaks";
+const IDLE_AGENT_SUITE: &str = "leaks";
 
 /// What a lane takes next.
 enum Job {
@@ -30,13 +30,13 @@ enum Job {
 
 /// Runs those of package limpet-tests, with what `environment` has in its environment. Fails with the names of those that failed.
 pub(crate) fn run(mut suites: Vec<Executable>, environment: &Command) -> Result<()> {
-    let place = |name: &str| FIRST.iter().position(|first| *first == name).unwrap_or(FIRST.len());
+    let place = |name: &str| LONG_SUITES.iter().position(|first| *first == name).unwrap_or(LONG_SUITES.len());
     suites.sort_by_key(|suite| place(&suite.name));
     // Popped from its end.
     let jobs: Vec<Job> = suites.into_iter().map(Job::Suite).rev().chain([Job::Kernels]).collect();
     let (jobs, failed) = (Mutex::new(jobs), Mutex::new(Vec::new()));
     thread::scope(|scope| {
-        for _ in 0..LANES {
+        for _ in 0..PARALLEL_SUITES {
             scope.spawn(|| {
                 while let Some(job) = pop(&jobs) {
                     if let Err(error) = job.run(environment) {
@@ -96,7 +96,7 @@ fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
     let mut command = Command::new(&suite.path);
     cargo::set_environment_of(environment, &mut command);
     command.current_dir(&package).env("CARGO_MANIFEST_DIR", &package);
-    if suite.name == OF_IDLE_AGENTS {
+    if suite.name == IDLE_AGENT_SUITE {
         command = cargo::in_own_mount_namespace(&command);
     }
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);

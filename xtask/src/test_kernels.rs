@@ -65,11 +65,11 @@ const fn kernel(name: &'static str, suite: &'static str, everyday: bool) -> Kern
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
 /// How long one machine may take.
-const PATIENCE: Duration = Duration::from_secs(600);
+const MACHINE_TIMEOUT: Duration = Duration::from_secs(600);
 /// How often one is booted at most.
-const BOOTS: usize = 3;
+const MAX_BOOTS: usize = 3;
 /// What the first process says before anything else: what happens from then on may be its doing.
-const BEGUN: &str = "the first process runs";
+const BOOTED_MARKER: &str = "the first process runs";
 
 /// Boots all that are asked for.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
@@ -214,8 +214,8 @@ fn boot(kernel: &Kernel, image: &Path, programs: &Programs, work: &Path) -> Resu
     let modules = kernel.modules.iter().map(|module| module_of(image, module)).collect::<Result<Vec<_>>>()?;
     write_initrd(programs, &modules, &work.join("root"), &initrd)?;
     let mut said = console_of(kernel, image, &initrd, work)?;
-    for _ in 1..BOOTS {
-        if !said.contains("Kernel panic") || said.contains(BEGUN) {
+    for _ in 1..MAX_BOOTS {
+        if !said.contains("Kernel panic") || said.contains(BOOTED_MARKER) {
             break;
         }
         // The emulation's: it now and then runs code that the kernel is just patching.
@@ -235,9 +235,9 @@ fn console_of(kernel: &Kernel, image: &Path, initrd: &Path, work: &Path) -> Resu
     command.args(["-nographic", "-no-reboot", "-net", "none", "-kernel"]).arg(image).arg("-initrd").arg(initrd);
     command.arg("-append").arg(format!("console=ttyS0 panic=1 quiet {}", kernel.options));
     let mut emulator = Daemon::start(&mut command, &log)?;
-    let ended = emulator.wait(wait::patient(PATIENCE));
+    let ended = emulator.wait(wait::patient(MACHINE_TIMEOUT));
     let said = String::from_utf8_lossy(&fs::read(&log)?).replace('\r', "");
-    ended.with_context(|| format!("it did not end within {PATIENCE:?}\n{}", tail(&said, 30)))?;
+    ended.with_context(|| format!("it did not end within {MACHINE_TIMEOUT:?}\n{}", tail(&said, 30)))?;
     Ok(said)
 }
 

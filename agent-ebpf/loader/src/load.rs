@@ -20,7 +20,7 @@ static OBJECT: &[u8] = aya::include_bytes_aligned!("../../limpet.bpf.o");
 
 /// Bytes of the ring where changes of files are reported, too, which come in bursts: it holds some 9,000. The object's own size
 /// is for exits alone. Resident as long as the programs are loaded.
-const EVENTS_OF_FILES: u32 = 1 << 20;
+const EVENT_BUFFER_SIZE: u32 = 1 << 20;
 /// Where a kernel has probes, by which changes are watched.
 const PROBES: &str = "/sys/bus/event_source/devices/kprobe";
 
@@ -130,7 +130,7 @@ impl Kernel {
 fn create(offsets: &Offsets, request: &Request) -> Result<Ebpf, LoadError> {
     let mut loader = EbpfLoader::new();
     if request.guard.is_some() || request.watch && Path::new(PROBES).exists() {
-        loader.map_max_entries("EVENTS", EVENTS_OF_FILES);
+        loader.map_max_entries("EVENTS", EVENT_BUFFER_SIZE);
     }
     // The object has no CO-RE relocations: the loader need not parse the kernel's BTF.
     loader.btf(None);

@@ -40,7 +40,7 @@ const FIELDS: [(&str, &str, &str); 26] = [
     ("NAME_BYTES", "qstr", "name"),
 ];
 /// Hooks that later kernels pass the mount's id map as first argument: how many arguments they had without it.
-const MOVED: [(&str, &str, usize); 5] = [
+const RELOCATED_FIELDS: [(&str, &str, usize); 5] = [
     ("SETATTR_DENTRY", "bpf_lsm_inode_setattr", 2),
     ("SETXATTR_DENTRY", "bpf_lsm_inode_setxattr", 5),
     ("REMOVEXATTR_DENTRY", "bpf_lsm_inode_removexattr", 2),
@@ -90,7 +90,7 @@ impl Offsets {
                 known.insert(global, offset);
             }
         }
-        for (global, function, without) in MOVED {
+        for (global, function, without) in RELOCATED_FIELDS {
             let parameters = functions.get(function).and_then(|id| parameter_count(types, *id));
             if let Some(count) = parameters.filter(|count| *count == without || *count == without + 1) {
                 known.insert(global, u32::from(count > without));
@@ -110,7 +110,8 @@ impl Offsets {
 
     /// Parses the text of another process; unknown lines are ignored.
     pub(crate) fn from_text(text: &str) -> Self {
-        let fields = || FIELDS.iter().map(|(global, ..)| *global).chain(MOVED.iter().map(|(global, ..)| *global));
+        let fields =
+            || FIELDS.iter().map(|(global, ..)| *global).chain(RELOCATED_FIELDS.iter().map(|(global, ..)| *global));
         let names = || fields().chain(ARGUMENTS.iter().map(|(global, _)| *global));
         let known = text.lines().filter_map(|line| {
             let (name, offset) = line.split_once(' ')?;
@@ -133,7 +134,7 @@ impl Offsets {
     pub(crate) fn missing(&self, needs: &[&[&'static str]]) -> Option<String> {
         let global = needs.iter().copied().flatten().find(|global| !self.0.contains_key(*global))?;
         let field = FIELDS.iter().find(|(known, ..)| known == global);
-        let hook = MOVED.iter().find(|(known, ..)| known == global);
+        let hook = RELOCATED_FIELDS.iter().find(|(known, ..)| known == global);
         let what = field.map(|(_, structure, path)| format!("{structure}.{path}"));
         let what = what.or_else(|| hook.map(|(_, function, _)| format!("the arguments of {function}")));
         Some(what.unwrap_or_else(|| format!("the arguments of {}", NOTIFIER.0)))
@@ -144,7 +145,7 @@ impl Offsets {
 fn ids(types: &TypeInformation, name: impl Fn(&TypeVariant) -> Option<String>) -> HashMap<String, u32> {
     let wanted = |name: &String| {
         FIELDS.iter().any(|(_, structure, _)| structure == name)
-            || MOVED.iter().any(|(_, function, _)| function == name)
+            || RELOCATED_FIELDS.iter().any(|(_, function, _)| function == name)
             || name == NOTIFIER.0
     };
     types.get().iter().filter_map(|(id, variant)| Some((name(variant).filter(wanted)?, *id))).collect()

@@ -19,7 +19,7 @@ use crate::{GuardError, GuardState, InodeId, Loaded, Purpose};
 /// `BPF_FS_MAGIC`, statfs(2).
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// The mode in the name of an incomplete arming.
-const MAKING: &str = "making";
+const INCOMPLETE: &str = "making";
 /// How long the kernel may take to detach unpinned programs.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The name that the trial creates in a guarded directory.
@@ -67,7 +67,7 @@ pub fn arm(loaded: &mut Loaded, root: &Path) -> Result<(), GuardError> {
     on_bpf_file_system(root).map_err(pin)?;
     fs::create_dir_all(root).map_err(pin)?;
     let number = 1 + armings(root).map_err(pin)?.iter().map(|arming| arming.number).max().unwrap_or(0);
-    let making = root.join(format!("{MAKING}-{number}"));
+    let making = root.join(format!("{INCOMPLETE}-{number}"));
     fs::create_dir(&making).map_err(pin)?;
     // Unlinking a pin needs no capability: it would turn the hook off.
     for directory in [root, &making] {
@@ -194,7 +194,7 @@ fn wait_until_unloaded(programs: &BTreeSet<u32>) {
 /// # Errors
 /// The directory cannot be read.
 pub fn state(root: &Path) -> io::Result<GuardState> {
-    let newest = armings(root)?.into_iter().rfind(|arming| arming.mode != MAKING);
+    let newest = armings(root)?.into_iter().rfind(|arming| arming.mode != INCOMPLETE);
     let Some(arming) = newest else { return Ok(GuardState::Off) };
     let is_pinned = |program: &&Program| arming.path.join(program.name).exists();
     let (pinned, missing): (Vec<_>, Vec<_>) = guard_programs().partition(is_pinned);

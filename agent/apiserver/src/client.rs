@@ -33,15 +33,15 @@ use crate::retry_after;
 /// How long the server may take to begin an answer, and to go on with one: kubelet gives its heartbeats as long.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 /// How long a whole answer may take that goes on coming: a list over a slow link.
-const LONGEST_ANSWER: Duration = Duration::from_secs(600);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 /// A connection on which nothing has come for so long is probed by the kernel, that often: a watch whose connection is dead
 /// ends after 40 s.
-const SILENCE: Duration = Duration::from_secs(30);
-const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// A connection on which nothing that was sent, probes too, has been acknowledged for so long is dead: requests would wait on it.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(20);
+const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection that is not used for so long is closed; renewals of the lease keep one open.
-const IDLE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many bytes of one answer, and of all on one connection, may wait to be read: a bound of memory.
 const STREAM_WINDOW: u32 = 256 * 1_024;
 const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
@@ -72,9 +72,9 @@ impl Credentials {
             connector.enforce_http(false);
             connector.set_connect_timeout(Some(DEADLINE));
             connector.set_nodelay(true);
-            connector.set_keepalive(Some(SILENCE));
-            connector.set_keepalive_interval(Some(PROBE_INTERVAL));
-            connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+            connector.set_keepalive(Some(KEEPALIVE_IDLE));
+            connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+            connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
         });
         let connector = over_tls(&config, dial)?;
         // The connector has them now; each node's copy need not.
@@ -145,7 +145,7 @@ impl std::fmt::Debug for Credentials {
 fn connection(connector: Connector) -> legacy::Client<Connector, Body> {
     legacy::Builder::new(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE)
+        .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(2)
         .http2_initial_stream_window_size(STREAM_WINDOW)
         .http2_initial_connection_window_size(CONNECTION_WINDOW)
@@ -240,8 +240,8 @@ impl Client {
     pub async fn send_counted(&self, request: Request, traffic: &mut Traffic) -> Result<Value, RequestError> {
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
         traffic.sent = Some(request.body().len());
-        let answered = tokio::time::timeout(LONGEST_ANSWER, self.exchange(request)).await;
-        let (head, bytes) = answered.map_err(|_| RequestError::Deadline(LONGEST_ANSWER))??;
+        let answered = tokio::time::timeout(ANSWER_TIMEOUT, self.exchange(request)).await;
+        let (head, bytes) = answered.map_err(|_| RequestError::Deadline(ANSWER_TIMEOUT))??;
         let document = read(&head, &bytes);
         traffic.code = Some(head.status.as_u16());
         if head.status.is_client_error() || head.status.is_server_error() {
@@ -387,7 +387,7 @@ mod tests {
         assert!(matches!(stopped, Err(RequestError::Deadline(DEADLINE))), "{stopped:?}");
         assert!(begun.elapsed() < DEADLINE * 2);
         let endless = slow(DEADLINE / 2, 1_000).send(Request::get(Resource::Nodes)).await;
-        assert!(matches!(endless, Err(RequestError::Deadline(LONGEST_ANSWER))), "{endless:?}");
+        assert!(matches!(endless, Err(RequestError::Deadline(ANSWER_TIMEOUT))), "{endless:?}");
     }
 
     #[tokio::test]

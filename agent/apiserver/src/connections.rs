@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How many requests run on one connection: RFC 9113, section 6.5.2, recommends servers to allow no fewer.
-const REQUESTS: usize = 100;
+const MAX_CONCURRENT_REQUESTS: usize = 100;
 
 /// The connections, each made when those before it are full.
 pub(crate) struct Connections<T> {
@@ -15,7 +15,7 @@ pub(crate) struct Connections<T> {
 }
 
 /// A request's place on its connection, until it is dropped.
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     _handle: Arc<()>,
 }
 
@@ -26,16 +26,16 @@ impl<T: Clone> Connections<T> {
     }
 
     /// The first connection that has a place, and the place.
-    pub(crate) fn take(&self) -> (T, Place) {
+    pub(crate) fn take(&self) -> (T, ConnectionSlot) {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         // One of the handles is the list's own.
-        let free = made.iter().find(|(_, places)| Arc::strong_count(places) <= REQUESTS);
+        let free = made.iter().find(|(_, places)| Arc::strong_count(places) <= MAX_CONCURRENT_REQUESTS);
         let (connection, places) = free.cloned().unwrap_or_else(|| {
             let new = ((self.make)(), Arc::default());
             made.push(new.clone());
             new
         });
-        (connection, Place { _handle: places })
+        (connection, ConnectionSlot { _handle: places })
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
     fn a_connection_is_made_when_those_before_it_are_full() {
         let count = AtomicUsize::new(0);
         let connections = Connections::new(move || count.fetch_add(1, Ordering::Relaxed));
-        let mut first: Vec<_> = (0..REQUESTS).map(|_| connections.take()).collect();
+        let mut first: Vec<_> = (0..MAX_CONCURRENT_REQUESTS).map(|_| connections.take()).collect();
         assert!(first.iter().all(|(connection, _)| *connection == 0));
         let second = connections.take();
         assert_eq!(second.0, 1);

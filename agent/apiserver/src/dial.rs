@@ -17,7 +17,7 @@ use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
 use tower::{BoxError, Service, ServiceExt as _};
 
 /// How long a connection may take before it is asked for once more. Slow lines take that long now and then: none is given up.
-const SOON: Duration = Duration::from_secs(2);
+const SECOND_CONNECTION_DELAY: Duration = Duration::from_secs(2);
 
 /// Connects by TCP.
 #[derive(Debug, Clone)]
@@ -77,7 +77,7 @@ impl Service<Name> for Resolver {
     }
 
     fn call(&mut self, name: Name) -> Self::Future {
-        let (question, answer) = (Question::ask(&self.open), self.names.call(name));
+        let (question, answer) = (OpenLookup::ask(&self.open), self.names.call(name));
         async move {
             let _question = question;
             answer.await
@@ -87,22 +87,22 @@ impl Service<Name> for Resolver {
 }
 
 /// Counts as open until it is dropped: answered, or not waited for any more.
-struct Question(Arc<AtomicUsize>);
+struct OpenLookup(Arc<AtomicUsize>);
 
-impl Question {
+impl OpenLookup {
     fn ask(open: &Arc<AtomicUsize>) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(open))
     }
 }
 
-impl Drop for Question {
+impl Drop for OpenLookup {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// What the first of several tries brings. While `more` are of use, the newest began at most [`SOON`] ago. A failure ends them all:
+/// What the first of several tries brings. While `more` are of use, the newest began at most [`SECOND_CONNECTION_DELAY`] ago. A failure ends them all:
 /// it is the server's refusal, or the end of the first one's time.
 async fn first_of<T, E, F: Future<Output = Result<T, E>>>(
     mut connect: impl FnMut() -> F,
@@ -111,7 +111,7 @@ async fn first_of<T, E, F: Future<Output = Result<T, E>>>(
     let mut tries = FuturesUnordered::new();
     tries.push(connect());
     loop {
-        if let Ok(Some(result)) = tokio::time::timeout(SOON, tries.next()).await {
+        if let Ok(Some(result)) = tokio::time::timeout(SECOND_CONNECTION_DELAY, tries.next()).await {
             return result;
         }
         if more() {

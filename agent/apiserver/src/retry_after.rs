@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tower::BoxError;
 
 /// How many bytes of such an answer are read.
-const LONGEST_TEXT: usize = 64 * 1_024;
+const MAX_TEXT: usize = 64 * 1_024;
 
 /// Returns the response; gives a refusal without one a `Status` with the pause.
 pub(crate) async fn with_status<B>(
@@ -23,7 +23,7 @@ where
         return Ok(http::Response::from_parts(head, Either::Left(body)));
     };
     // A text that is longer, or cut, is left out: the pause counts.
-    let bytes = Limited::new(body, LONGEST_TEXT).collect().await.map(|text| text.to_bytes()).unwrap_or_default();
+    let bytes = Limited::new(body, MAX_TEXT).collect().await.map(|text| text.to_bytes()).unwrap_or_default();
     let document: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let bytes = match document["kind"] == "Status" {
         true => bytes,

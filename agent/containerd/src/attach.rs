@@ -31,7 +31,7 @@ pub struct AttachPoint {
 
 /// What a client is connected with.
 #[derive(Debug)]
-pub struct Ends {
+pub struct AttachedStreams {
     /// The container's input, if it has one.
     pub stdin: Option<Sender>,
     /// What it writes from now on; ends when its process has exited.
@@ -115,11 +115,11 @@ impl AttachPoint {
     ///
     /// # Errors
     /// When its logger does not listen, or no longer.
-    pub async fn open(&self, stdin: bool) -> io::Result<Ends> {
+    pub async fn open(&self, stdin: bool) -> io::Result<AttachedStreams> {
         let (_directory, socket) = socket(&self.directory)?;
         let output = UnixStream::connect(socket).await?;
         let stdin = if stdin { self.open_input()? } else { None };
-        Ok(Ends { stdin, output })
+        Ok(AttachedStreams { stdin, output })
     }
 
     /// Connects with the container's input, if it has one, and it is open.

@@ -31,17 +31,17 @@ const SUBSCRIBED_TOPIC: &str = "/limpet/subscribed";
 /// How long the verification may take before the connection counts as broken.
 const PROOF_DEADLINE: Duration = Duration::from_secs(10);
 /// The pause between two attempts to reach a containerd whose socket exists.
-const RETRY_FIRST: Duration = Duration::from_millis(50);
-const RETRY_MOST: Duration = Duration::from_secs(5);
+const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(50);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// Follows containerd until `stop`, through any number of its restarts.
 pub async fn run(client: Client, events: mpsc::Sender<LifecycleEvent>, stop: CancellationToken) {
-    let mut retry = RETRY_FIRST;
+    let mut retry = INITIAL_RETRY_DELAY;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             followed = follow(&client, &events) => match followed {
-                Ok(()) => retry = RETRY_FIRST,
+                Ok(()) => retry = INITIAL_RETRY_DELAY,
                 Err(error) => tracing::debug!(%error, "containerd's event stream ended"),
             },
         }
@@ -50,7 +50,7 @@ pub async fn run(client: Client, events: mpsc::Sender<LifecycleEvent>, stop: Can
         }
         tokio::select! {
             () = stop.cancelled() => return,
-            () = socket_or_pause(client.socket(), retry) => retry = (retry * 2).min(RETRY_MOST),
+            () = socket_or_pause(client.socket(), retry) => retry = (retry * 2).min(MAX_RETRY_DELAY),
         }
     }
 }

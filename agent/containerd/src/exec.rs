@@ -27,15 +27,15 @@ use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Code, Status};
 
-use self::fifo::{Ends, Fifos};
-pub use self::run::Kept;
+use self::fifo::{FifoEnds, Fifos};
+pub use self::run::CappedOutput;
 use super::client::Client;
 use super::error::{RuntimeError, found};
 
 /// containerd's type for an OCI process.
 const PROCESS_TYPE: &str = "types.containerd.io/opencontainers/runtime-spec/1/Process";
 /// How long a killed process may take to exit before it is left running until the container exits.
-const KILLED: Duration = Duration::from_secs(10);
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 const SIGKILL: u32 = 9;
 
 /// The command and its container. User, environment and working directory are the container's.
@@ -158,7 +158,7 @@ pub async fn start(client: &Client, fifo_dir: &Path, request: ExecRequest) -> Re
     };
     tokio::spawn(supervise(control.clone(), fifos, create, started, ended, alive));
     is_started.await.unwrap_or(Err(ExecError::Ended))?;
-    let Ends { stdin, stdout, stderr } = ends;
+    let FifoEnds { stdin, stdout, stderr } = ends;
     Ok(ExecSession { stdin, stdout, stderr, control, exit: ExecExit { code, _alive: guard } })
 }
 
@@ -275,7 +275,7 @@ impl ExecControl {
             tracing::debug!(container = self.container, %error, "killing a command without a client failed");
         }
         // If it does not exit, deleting it fails, and it exits with its container.
-        let _ = timeout(KILLED, self.wait()).await;
+        let _ = timeout(KILL_TIMEOUT, self.wait()).await;
     }
 
     async fn delete(&self) {
@@ -348,7 +348,7 @@ pub async fn sweep(client: &Client, fifo_dir: &Path) {
                 control.end().await;
                 control.delete().await;
             };
-            if timeout(KILLED, ended).await.is_err() {
+            if timeout(KILL_TIMEOUT, ended).await.is_err() {
                 tracing::warn!(
                     container = control.container,
                     "ending a command of the previous agent timed out; it runs until its container ends"

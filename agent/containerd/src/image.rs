@@ -46,17 +46,17 @@ pub use preload::ArchiveEvent;
 pub use progress::PullProgress;
 
 use content::Store;
-use credential_provider::{CredentialProviders, Provided};
+use credential_provider::{CredentialProviders, ProvidedCredentials};
 use flight::{Flight, PullResult};
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::{ImageName, Target};
 use limpet_model::pull_credential::PullCredential;
 
 /// How many credentials are tried in one pull.
-const MAX_TURNS: usize = 16;
+const MAX_CREDENTIALS_TRIED: usize = 16;
 
 /// How many images are cached; others are looked up in containerd again.
-const CACHED: usize = 256;
+const MAX_CACHED_IMAGES: usize = 256;
 
 /// The sources of images, and their snapshotter.
 #[derive(Debug, Clone)]
@@ -298,7 +298,7 @@ impl Inner {
             }
             match pulled {
                 // As kubelet: every credential that fits is tried.
-                Err(ImageError::Unauthorized { cause, .. }) if others && turn < MAX_TURNS => {
+                Err(ImageError::Unauthorized { cause, .. }) if others && turn < MAX_CREDENTIALS_TRIED => {
                     tracing::info!(
                         image = name.whole,
                         cause,
@@ -324,7 +324,7 @@ impl Inner {
         &self,
         name: ImageName,
         secrets: &PullSecrets,
-        provided: &Arc<Provided>,
+        provided: &Arc<ProvidedCredentials>,
         turn: usize,
     ) -> Result<(registry::Session, bool), ImageError> {
         let image = name.whole.clone();
@@ -393,7 +393,7 @@ impl Inner {
     fn remember(&self, image: LocalImage) -> Arc<LocalImage> {
         let image = Arc::new(image);
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if cache.len() >= CACHED {
+        if cache.len() >= MAX_CACHED_IMAGES {
             cache.clear();
         }
         cache.insert(image.name.to_string(), Arc::clone(&image));

@@ -15,7 +15,7 @@ use limpet_model::pod::{PodRecord, PodUid, ephemeral};
 use limpet_model::process::Processes;
 
 use super::probe::Probes;
-use super::state::{Busy, Instance, Life, Now, PodState, PostStart};
+use super::state::{Instance, Life, Now, OngoingAction, PodState, PostStart};
 
 /// The reason of a missed exit.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
@@ -40,7 +40,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
         else {
             continue;
         };
-        if matches!(&slot.busy, Some(Busy::Starting(id)) if *id == container.id) {
+        if matches!(&slot.busy, Some(OngoingAction::Starting(id)) if *id == container.id) {
             continue; // Its own start reports it.
         }
         if let Some(known) = slot.instances_mut().find(|instance| instance.id == container.id) {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::mirror::{Acknowledged, Step, key_of};
 use crate::status::observed::ObservedPod;
-use crate::stored_status::{StoredStatus, standing};
+use crate::stored_status::{StoredStatus, compare_status};
 use limpet_model::pod::{Fault, PodKey, is_terminal_phase};
 
 /// Why a pod that uses what this node does not support is not run.
@@ -56,7 +56,7 @@ impl ApiPod {
 
 /// What the node knows of a pod of the apiserver's.
 #[derive(Debug, Clone, Copy)]
-pub enum Known<'a> {
+pub enum LocalPod<'a> {
     /// Its worker reports this, or reported it last before the pod was gone.
     Observed(&'a Arc<ObservedPod>, Ended),
     /// The node does not run it, for these reasons.
@@ -77,20 +77,21 @@ pub enum Ended {
 }
 
 /// The next step for one pod, if there is one. The last status is reported before the pod is deleted.
-pub fn step(found: &ApiPod, known: Known<'_>, acknowledged: &Acknowledged) -> Option<Step> {
+pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: &Acknowledged) -> Option<Step> {
     let uid = found.uid.clone();
     match known {
-        Known::Nothing => None,
-        Known::Gone => found.deleting.then_some(Step::Delete { uid }),
-        Known::Refused(_) if found.deleting => Some(Step::Delete { uid }),
-        Known::Refused(faults) => (found.refusal != Some(message(faults))).then_some(Step::Report { uid }),
-        Known::Observed(pod, ended) => {
+        LocalPod::Nothing => None,
+        LocalPod::Gone => found.deleting.then_some(Step::Delete { uid }),
+        LocalPod::Refused(_) if found.deleting => Some(Step::Delete { uid }),
+        LocalPod::Refused(faults) => (found.refusal != Some(message(faults))).then_some(Step::Report { uid }),
+        LocalPod::Observed(pod, ended) => {
             // A name may be used again at once.
             if *pod.record.uid.to_string() != *found.uid {
                 return None;
             }
-            let standing = (!found.over).then(|| standing(acknowledged.status.as_ref(), &uid, found.status, pod));
-            let of_status = standing.and_then(|standing| Step::of_standing(standing, uid.clone()));
+            let comparison =
+                (!found.over).then(|| compare_status(acknowledged.status.as_ref(), &uid, found.status, pod));
+            let of_status = comparison.and_then(|comparison| Step::for_status(comparison, uid.clone()));
             of_status.or_else(|| (ended == Ended::Yes && found.deleting).then_some(Step::Delete { uid }))
         }
     }
@@ -145,7 +146,7 @@ mod tests {
             let metadata = json!({"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": version});
             ApiPod::read(&json!({"metadata": metadata, "status": status})).unwrap().1
         };
-        let step_of = |found: &ApiPod| step(found, Known::Observed(&own, Ended::No), &known);
+        let step_of = |found: &ApiPod| step(found, LocalPod::Observed(&own, Ended::No), &known);
         let not_ready = json!({"conditions": [{"type": "Ready", "status": "False"}]});
         assert_eq!(step_of(&stored("18", not_ready.clone())), Some(Step::Correct { uid: "u-1".to_owned() }));
         assert_eq!(step_of(&stored("16", not_ready)), None);
@@ -162,20 +163,20 @@ mod tests {
         let (stays, goes) = (found(json!({})), found(json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})));
         let over = ApiPod { over: true, ..goes.clone() };
         let table = [
-            (&stays, Known::Nothing, &nothing, None),
-            (&goes, Known::Nothing, &nothing, None),
-            (&stays, Known::Gone, &nothing, None),
-            (&goes, Known::Gone, &nothing, delete.clone()),
-            (&stays, Known::Observed(&own, Ended::No), &nothing, report.clone()),
-            (&stays, Known::Observed(&own, Ended::No), &known_there, None),
-            (&stays, Known::Observed(&other, Ended::No), &nothing, None),
-            (&goes, Known::Observed(&own, Ended::No), &known_there, None),
-            (&goes, Known::Observed(&own, Ended::Yes), &nothing, report),
-            (&goes, Known::Observed(&own, Ended::Yes), &known_there, delete.clone()),
-            (&over, Known::Observed(&own, Ended::No), &nothing, None),
-            (&over, Known::Observed(&own, Ended::Yes), &nothing, delete),
-            (&goes, Known::Observed(&other, Ended::Yes), &known_there, None),
-            (&stays, Known::Observed(&own, Ended::Yes), &known_there, None),
+            (&stays, LocalPod::Nothing, &nothing, None),
+            (&goes, LocalPod::Nothing, &nothing, None),
+            (&stays, LocalPod::Gone, &nothing, None),
+            (&goes, LocalPod::Gone, &nothing, delete.clone()),
+            (&stays, LocalPod::Observed(&own, Ended::No), &nothing, report.clone()),
+            (&stays, LocalPod::Observed(&own, Ended::No), &known_there, None),
+            (&stays, LocalPod::Observed(&other, Ended::No), &nothing, None),
+            (&goes, LocalPod::Observed(&own, Ended::No), &known_there, None),
+            (&goes, LocalPod::Observed(&own, Ended::Yes), &nothing, report),
+            (&goes, LocalPod::Observed(&own, Ended::Yes), &known_there, delete.clone()),
+            (&over, LocalPod::Observed(&own, Ended::No), &nothing, None),
+            (&over, LocalPod::Observed(&own, Ended::Yes), &nothing, delete),
+            (&goes, LocalPod::Observed(&other, Ended::Yes), &known_there, None),
+            (&stays, LocalPod::Observed(&own, Ended::Yes), &known_there, None),
         ];
         for (number, (found, known, acknowledged, expected)) in table.into_iter().enumerate() {
             assert_eq!(step(found, known, acknowledged), expected, "row {number}");
@@ -188,7 +189,7 @@ mod tests {
         let patch = refusal_patch(&faults, "u-1", Some(3));
         assert_eq!((&patch["status"]["phase"], &patch["metadata"]["uid"]), (&json!("Pending"), &json!("u-1")));
         assert!(patch["status"]["message"].as_str().unwrap().contains("spec.volumes[0].nfs"));
-        let (known, nothing) = (Known::Refused(&faults), Acknowledged::default());
+        let (known, nothing) = (LocalPod::Refused(&faults), Acknowledged::default());
         let mut pod = found(json!({}));
         assert_eq!(step(&pod, known, &nothing), Some(Step::Report { uid: "u-1".to_owned() }));
         pod.refusal_reported(&faults);

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 /// The first back-off.
-pub const FIRST: Duration = Duration::from_secs(10);
+pub const INITIAL_BACKOFF: Duration = Duration::from_secs(10);
 /// The longest back-off.
-pub const MOST: Duration = Duration::from_secs(300);
+pub const MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// A container that ran longer than this starts over without back-off: twice the longest back-off.
 pub const RESET_AFTER: Duration = Duration::from_secs(600);
 
 /// The back-off that follows `pause`; zero means there was none yet.
 pub fn next(pause: Duration) -> Duration {
-    if pause.is_zero() { FIRST } else { (pause * 2).min(MOST) }
+    if pause.is_zero() { INITIAL_BACKOFF } else { (pause * 2).min(MAX_BACKOFF) }
 }
 
 /// The back-off after the exit of a container that ran for `ran` and was started with the back-off `pause`.
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn a_long_run_resets_the_back_off() {
-        assert_eq!(after_exit(MOST, Duration::from_secs(601)), Duration::ZERO);
-        assert_eq!(after_exit(MOST, Duration::from_secs(600)), MOST);
+        assert_eq!(after_exit(MAX_BACKOFF, Duration::from_secs(601)), Duration::ZERO);
+        assert_eq!(after_exit(MAX_BACKOFF, Duration::from_secs(600)), MAX_BACKOFF);
     }
 }

@@ -11,15 +11,15 @@ use jiff::Timestamp;
 use crate::certificate::Validity;
 
 /// The first pause after a failure.
-const FIRST: Duration = Duration::from_millis(500);
+const INITIAL_DELAY: Duration = Duration::from_millis(500);
 /// The longest pause, unless the server asks for a longer one.
-pub const LONGEST: Duration = Duration::from_secs(10);
+pub const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(10);
 /// The longest pause where nothing answers: how late a server is noticed that comes back without any change of the node's links.
-const LONGEST_UNREACHABLE: Duration = Duration::from_secs(2);
+const MAX_DELAY_IF_UNREACHABLE: Duration = Duration::from_secs(2);
 /// After so many failures, about an hour, a try is no longer made that often. Not a time: the clock may be set meanwhile.
-const LONG_OUTAGE: u32 = 2_400;
+const LONG_OUTAGE_FAILURES: u32 = 2_400;
 /// The longest pause that a server can ask for.
-pub const LONGEST_ASKED: Duration = Duration::from_secs(300);
+pub const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(300);
 /// The limit of doubling: far beyond every other limit.
 const MAX_DOUBLINGS: u32 = 16;
 
@@ -124,10 +124,10 @@ impl Connectivity {
     /// The longest pause after the `failures`th failure in a row. `runs_program`: each try runs a program for the credentials.
     pub fn longest_pause(&self, failures: u32, runs_program: bool) -> Duration {
         match self {
-            Self::Offline { cause: Cause::Unreachable, .. } if failures < LONG_OUTAGE && !runs_program => {
-                LONGEST_UNREACHABLE
+            Self::Offline { cause: Cause::Unreachable, .. } if failures < LONG_OUTAGE_FAILURES && !runs_program => {
+                MAX_DELAY_IF_UNREACHABLE
             }
-            _ => LONGEST,
+            _ => MAX_RECONNECT_DELAY,
         }
     }
 
@@ -144,10 +144,10 @@ impl Connectivity {
 /// The pause after the `failures`th failure in a row: doubled each time up to `longest`, and spread over half of it, so that the
 /// nodes of a site do not come back at once. Never shorter than the server asked for.
 pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u64) -> Duration {
-    let doubled = FIRST.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(longest);
+    let doubled = INITIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(longest);
     // A thousandth of 0 to 500.
     let spread = u32::try_from(dice % 501).unwrap_or(250);
-    match asked.map(|asked| asked.min(LONGEST_ASKED)) {
+    match asked.map(|asked| asked.min(MAX_REQUESTED_DELAY)) {
         Some(asked) if asked >= doubled => asked * (1_000 + spread) / 1_000,
         _ => doubled * (500 + spread) / 1_000,
     }
@@ -157,7 +157,11 @@ pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u6
 /// each waits for an answer in vain as where it fails at once; a quarter of the pause stays, which is spread. All other pauses stay whole:
 /// a server that is slow, or that asks for a pause, is to have it.
 pub fn rest_of_pause(pause: Duration, longest: Duration, asked: Option<Duration>, took: Duration) -> Duration {
-    if asked.is_some() || longest > LONGEST_UNREACHABLE { pause } else { pause.saturating_sub(took).max(pause / 4) }
+    if asked.is_some() || longest > MAX_DELAY_IF_UNREACHABLE {
+        pause
+    } else {
+        pause.saturating_sub(took).max(pause / 4)
+    }
 }
 
 #[cfg(test)]
@@ -220,7 +224,7 @@ mod tests {
             (3, Some(s(86_400)), 0, s(300)),
         ];
         for (failures, asked, dice, expected) in table {
-            assert_eq!(pause(failures, asked, LONGEST, dice), expected, "{failures} {asked:?} {dice}");
+            assert_eq!(pause(failures, asked, MAX_RECONNECT_DELAY, dice), expected, "{failures} {asked:?} {dice}");
         }
         assert_eq!([1, 2, 9].map(|failures| pause(failures, None, s(2), 500)), [ms(500), s(1), s(2)]);
         assert_eq!(pause(9, Some(s(30)), s(2), 0), s(30));

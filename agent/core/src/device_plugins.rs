@@ -13,7 +13,7 @@ use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::{PodKey, PodUid, Role};
 
 /// For how long the node shows the resource of a plugin that is gone; kubelet's `endpointStopGracePeriod`.
-pub const GRACE: Duration = Duration::from_secs(5 * 60);
+pub const STOP_GRACE_PERIOD: Duration = Duration::from_secs(5 * 60);
 
 /// One connection to a plugin.
 pub type PluginId = u64;
@@ -53,18 +53,18 @@ struct Resource {
 struct PodDevices {
     key: PodKey,
     /// By container and resource.
-    containers: BTreeMap<String, BTreeMap<String, Given>>,
+    containers: BTreeMap<String, BTreeMap<String, AssignedDevices>>,
 }
 
 /// What a container has of one resource.
 #[derive(Debug, Clone)]
-enum Given {
+enum AssignedDevices {
     /// These ids; the plugin has not answered yet.
     Reserved(Vec<String>),
     Allocated(DeviceAllocation),
 }
 
-impl Given {
+impl AssignedDevices {
     fn ids(&self) -> &[String] {
         match self {
             Self::Reserved(ids) => ids,
@@ -170,7 +170,7 @@ impl Inventory {
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for known in self.resources.values_mut().filter(|known| !known.gone) {
-            let Some(due) = known.stopped.map(|stopped| stopped + GRACE) else { continue };
+            let Some(due) = known.stopped.map(|stopped| stopped + STOP_GRACE_PERIOD) else { continue };
             if due <= now {
                 known.gone = true;
                 known.devices.clear();
@@ -286,12 +286,12 @@ impl Inventory {
             return Err(AllocationError::NoneHealthy(resource.to_owned()));
         }
         let own = pod.and_then(|pod| pod.containers.get(container)?.get(resource));
-        if let Some(Given::Allocated(own)) = own.filter(|own| own.ids().len() == count) {
+        if let Some(AssignedDevices::Allocated(own)) = own.filter(|own| own.ids().len() == count) {
             let healthy = own.ids.iter().all(|id| is_healthy(id));
             return if healthy { Ok(None) } else { Err(AllocationError::Unhealthy(resource.to_owned())) };
         }
         // One that asks for another number since an edit keeps what it has.
-        let own: BTreeSet<String> = own.into_iter().flat_map(Given::ids).cloned().collect();
+        let own: BTreeSet<String> = own.into_iter().flat_map(AssignedDevices::ids).cloned().collect();
         let mut reusable = pod.map(|pod| pod.reusable(spec, container, resource)).unwrap_or_default();
         reusable.retain(|id| !own.contains(id));
         let reused: Vec<String> = own.into_iter().chain(reusable).filter(|id| is_healthy(id)).take(count).collect();
@@ -316,13 +316,13 @@ impl Inventory {
 
     /// Nobody else gets these from now on; [`Self::allocated`] follows, or [`Self::withdraw`].
     pub fn reserve(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, ids: Vec<String>) {
-        self.give(key, uid, container, resource, Given::Reserved(ids));
+        self.give(key, uid, container, resource, AssignedDevices::Reserved(ids));
     }
 
     /// The plugin has given them.
     pub fn allocated(&mut self, key: &PodKey, uid: &PodUid, container: &str, allocation: DeviceAllocation) {
         let resource = allocation.resource.clone();
-        self.give(key, uid, container, &resource, Given::Allocated(allocation));
+        self.give(key, uid, container, &resource, AssignedDevices::Allocated(allocation));
     }
 
     /// Frees what of the container was reserved and not given, and what it does not ask for any more.
@@ -330,7 +330,7 @@ impl Inventory {
         let given = self.pods.get_mut(uid).and_then(|pod| pod.containers.get_mut(container));
         let asked = |resource: &String| wanted.iter().any(|(name, _)| name == resource);
         if let Some(given) = given {
-            given.retain(|resource, one| matches!(one, Given::Allocated(_)) && asked(resource));
+            given.retain(|resource, one| matches!(one, AssignedDevices::Allocated(_)) && asked(resource));
         }
     }
 
@@ -338,12 +338,12 @@ impl Inventory {
     pub fn of_container(&self, uid: &PodUid, container: &str) -> impl Iterator<Item = &DeviceAllocation> {
         let given = self.pods.get(uid).and_then(|pod| pod.containers.get(container));
         given.into_iter().flatten().filter_map(|(_, given)| match given {
-            Given::Allocated(allocation) => Some(allocation),
-            Given::Reserved(_) => None,
+            AssignedDevices::Allocated(allocation) => Some(allocation),
+            AssignedDevices::Reserved(_) => None,
         })
     }
 
-    fn give(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, given: Given) {
+    fn give(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, given: AssignedDevices) {
         let new = || PodDevices { key: key.clone(), containers: BTreeMap::new() };
         let pod = self.pods.entry(uid.clone()).or_insert_with(new);
         pod.containers.entry(container.to_owned()).or_default().insert(resource.to_owned(), given);
@@ -361,7 +361,7 @@ impl Inventory {
 
 impl PodDevices {
     fn ids<'a>(&'a self, resource: &'a str) -> impl Iterator<Item = &'a String> {
-        self.containers.values().filter_map(move |given| given.get(resource)).flat_map(Given::ids)
+        self.containers.values().filter_map(move |given| given.get(resource)).flat_map(AssignedDevices::ids)
     }
 
     /// What init containers before `container` have and no sidecar or regular container before it has taken over.
@@ -369,7 +369,7 @@ impl PodDevices {
         let mut reusable = BTreeSet::new();
         for (name, role) in Role::assign(spec).take_while(|(name, _)| *name != container) {
             let given = self.containers.get(name).and_then(|given| given.get(resource));
-            for id in given.into_iter().flat_map(Given::ids) {
+            for id in given.into_iter().flat_map(AssignedDevices::ids) {
                 match role {
                     Role::Init => reusable.insert(id.clone()),
                     Role::Sidecar | Role::Main | Role::Ephemeral => reusable.remove(id),

@@ -131,9 +131,9 @@ fn without_its_plugin_a_resource_is_unhealthy_and_then_gone() {
     let refused = Err(AllocationError::NoneHealthy(CARD.to_owned()));
     assert_eq!(allocate(&mut inventory, "q", &one, "main", 1), refused);
     assert_eq!(inventory.of_container(&uid("p"), "main").count(), 1, "a restart of the container gets the same");
-    assert_eq!(inventory.expire(now + GRACE / 2), Some(now + GRACE));
+    assert_eq!(inventory.expire(now + STOP_GRACE_PERIOD / 2), Some(now + STOP_GRACE_PERIOD));
     assert_eq!(counts(&inventory), Some((2, 0)));
-    assert_eq!((inventory.expire(now + GRACE), counts(&inventory)), (None, Some((0, 0))));
+    assert_eq!((inventory.expire(now + STOP_GRACE_PERIOD), counts(&inventory)), (None, Some((0, 0))));
     let gone = Err(AllocationError::Unregistered(CARD.to_owned()));
     assert_eq!(allocate(&mut inventory, "q", &one, "main", 1), gone);
 

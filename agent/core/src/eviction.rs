@@ -1,7 +1,7 @@
 //! Eviction under node pressure, as kubelet decides it: what the node is short of, since when, and when pods have to end
 //! for it. Pure: somebody measures, and time is an argument.
 //!
-//! [`Watch`] turns measurements into conditions and into the threshold that is to be acted on; [`rank`] says which pod ends
+//! [`ThresholdTracker`] turns measurements into conditions and into the threshold that is to be acted on; [`rank`] says which pod ends
 //! for it, [`admission`] which pods do not start meanwhile.
 
 pub mod admission;
@@ -14,11 +14,11 @@ use crate::node_state::NodePressure;
 use limpet_model::node::Pressure;
 
 /// The pauses between two looks: kubelet's own period, and the longest.
-pub const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
+pub const CHECK_INTERVALS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 /// How much faster it may go once the kernel has reported that much is used.
-const BUSY: u64 = 20;
+const BUSY_SPEEDUP: u64 = 20;
 /// The shortest pause then: as often as the kernel reports it.
-const BUSY_PAUSE: Duration = Duration::from_secs(2);
+const MIN_BUSY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What is measured, in the order in which kubelet reclaims: memory first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -222,15 +222,15 @@ impl EvictionPolicy {
     }
 
     /// When to look again although nothing happens: before what is left above a threshold can be used up, within
-    /// [`PAUSES`]. Nothing in the kernel reports that memory falls below a threshold, so memory is no exception.
+    /// [`CHECK_INTERVALS`]. Nothing in the kernel reports that memory falls below a threshold, so memory is no exception.
     pub fn pause(&self, seen: &Observations) -> Duration {
-        self.lasts(seen, 1, |_| true).clamp(PAUSES.0, PAUSES.1)
+        self.lasts(seen, 1, |_| true).clamp(CHECK_INTERVALS.0, CHECK_INTERVALS.1)
     }
 
     /// The same once the kernel has reported that much is used of that: a GiB each second of a disk, two of memory.
     pub fn pause_of_busy(&self, pressure: Pressure, seen: &Observations) -> Duration {
         let is_of_it = |signal: Signal| signal.pressure() == pressure;
-        self.lasts(seen, BUSY, is_of_it).clamp(BUSY_PAUSE, PAUSES.1)
+        self.lasts(seen, BUSY_SPEEDUP, is_of_it).clamp(MIN_BUSY_INTERVAL, CHECK_INTERVALS.1)
     }
 
     /// The bytes of memory that are left above the first threshold; `None`: there is no such threshold.
@@ -245,7 +245,7 @@ impl EvictionPolicy {
             Some(Duration::from_secs(threshold.left(seen)? / (threshold.signal.speed() * factor)))
         };
         let counted = self.thresholds.iter().filter(|threshold| counts(threshold.signal));
-        counted.filter_map(lasts).min().unwrap_or(PAUSES.1)
+        counted.filter_map(lasts).min().unwrap_or(CHECK_INTERVALS.1)
     }
 }
 
@@ -263,7 +263,7 @@ pub type Observations = BTreeMap<Signal, Observation>;
 
 /// What follows from a measurement.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Finding {
+pub struct Assessment {
     /// The node's conditions.
     pub pressure: NodePressure,
     /// The threshold that something has to be reclaimed for now.
@@ -274,7 +274,7 @@ pub struct Finding {
 
 /// Remembers since when thresholds are met.
 #[derive(Debug, Clone, Default)]
-pub struct Watch {
+pub struct ThresholdTracker {
     /// By the threshold's place in the policy.
     met_since: BTreeMap<usize, Instant>,
     /// Those whose grace period was over at the last look.
@@ -282,9 +282,9 @@ pub struct Watch {
     last_met: BTreeMap<Pressure, Instant>,
 }
 
-impl Watch {
+impl ThresholdTracker {
     /// Takes in a measurement.
-    pub fn observe(&mut self, policy: &EvictionPolicy, seen: &Observations, now: Instant) -> Finding {
+    pub fn observe(&mut self, policy: &EvictionPolicy, seen: &Observations, now: Instant) -> Assessment {
         let met = |(index, one): &(usize, &Threshold)| {
             let reclaims = self.acted_on.contains(index);
             seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, reclaims))
@@ -304,7 +304,7 @@ impl Watch {
         let graces = waiting.iter().map(|(index, one)| self.met_since[index] + one.grace);
         let ends = self.last_met.iter().filter(|(pressure, _)| !met_now(pressure));
         let ends = ends.map(|(_, last)| *last + policy.transition);
-        Finding {
+        Assessment {
             pressure: self.last_met.keys().copied().collect(),
             starved: acting.iter().map(|(_, one)| **one).min_by_key(|one| (one.signal, !one.is_hard())),
             next: graces.chain(ends).min(),

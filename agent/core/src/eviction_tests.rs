@@ -32,7 +32,7 @@ fn seen(signal: Signal, available: u64) -> Observations {
     [(signal, Observation { available, capacity: 10 * GIB })].into()
 }
 
-fn under(finding: &Finding) -> Vec<Pressure> {
+fn under(finding: &Assessment) -> Vec<Pressure> {
     finding.pressure.iter().collect()
 }
 
@@ -49,16 +49,20 @@ fn the_defaults_are_kubelets_and_met_strictly_below() {
     for (signal, limit, pressure) in cases {
         // A share is rounded down, from the 24 bits that kubelet keeps of it.
         let (below, above) = (seen(signal, limit - 400), seen(signal, limit + 400));
-        let starved = Watch::default().observe(&policy, &below, Instant::now());
+        let starved = ThresholdTracker::default().observe(&policy, &below, Instant::now());
         assert_eq!((under(&starved), starved.starved.unwrap().signal), (vec![pressure], signal));
         assert!(policy.met(&below).next().is_some() && policy.met(&above).next().is_none(), "{signal:?}");
-        let fine = Watch::default().observe(&policy, &above, Instant::now());
+        let fine = ThresholdTracker::default().observe(&policy, &above, Instant::now());
         assert_eq!((under(&fine), fine.starved, fine.next), (vec![], None, None));
         assert!(fine.pressure.is_known());
     }
     let exactly = policy.thresholds[0];
     assert!(!exactly.is_met(&Observation { available: 100 << 20, capacity: GIB }, false));
-    assert_eq!(Watch::default().observe(&policy, &Observations::new(), Instant::now()).starved, None, "not measured");
+    assert_eq!(
+        ThresholdTracker::default().observe(&policy, &Observations::new(), Instant::now()).starved,
+        None,
+        "not measured"
+    );
 }
 
 #[test]
@@ -79,7 +83,7 @@ fn a_hard_threshold_for_memory_counts_for_what_all_pods_may_have() {
         assert_eq!(policy(&given).with_allocatable_memory().thresholds, wanted);
     }
     let policy = policy(&[hard(memory, limit)]).with_allocatable_memory();
-    let finding = Watch::default().observe(&policy, &seen(of_pods, 99), Instant::now());
+    let finding = ThresholdTracker::default().observe(&policy, &seen(of_pods, 99), Instant::now());
     assert_eq!(under(&finding), [Pressure::Memory]);
     assert_eq!(finding.starved.map(|threshold| threshold.signal), Some(of_pods));
 }
@@ -87,7 +91,7 @@ fn a_hard_threshold_for_memory_counts_for_what_all_pods_may_have() {
 #[test]
 fn a_soft_threshold_acts_once_its_grace_period_is_over_without_a_break() {
     let soft = Threshold { grace: SECOND * 30, ..hard(Signal::NodefsAvailable, Amount::Absolute(GIB)) };
-    let (policy, mut watch, start) = (policy(&[soft]), Watch::default(), Instant::now());
+    let (policy, mut watch, start) = (policy(&[soft]), ThresholdTracker::default(), Instant::now());
     let (low, fine) = (seen(soft.signal, 1), seen(soft.signal, GIB));
     let first = watch.observe(&policy, &low, start);
     assert_eq!((under(&first), first.starved, first.next), (vec![Pressure::Disk], None, Some(start + SECOND * 30)));
@@ -103,7 +107,7 @@ fn a_soft_threshold_acts_once_its_grace_period_is_over_without_a_break() {
 fn more_is_reclaimed_than_the_threshold_once_it_has_acted() {
     let asks =
         Threshold { min_reclaim: Some(Amount::Share(0.1)), ..hard(Signal::ImagefsAvailable, Amount::Absolute(GIB)) };
-    let (policy, mut watch, now) = (policy(&[asks]), Watch::default(), Instant::now());
+    let (policy, mut watch, now) = (policy(&[asks]), ThresholdTracker::default(), Instant::now());
     let between = seen(asks.signal, 3 * GIB / 2);
     assert!(policy.needs_more(&between) && !policy.needs_more(&seen(asks.signal, 2 * GIB + 400)));
     assert_eq!(watch.observe(&policy, &between, now).starved, None);
@@ -116,7 +120,7 @@ fn more_is_reclaimed_than_the_threshold_once_it_has_acted() {
 #[test]
 fn a_condition_holds_for_the_transition_period_after_the_last_time() {
     let threshold = hard(Signal::PidAvailable, Amount::Absolute(100));
-    let (policy, mut watch, start) = (policy(&[threshold]), Watch::default(), Instant::now());
+    let (policy, mut watch, start) = (policy(&[threshold]), ThresholdTracker::default(), Instant::now());
     watch.observe(&policy, &seen(threshold.signal, 1), start);
     watch.observe(&policy, &seen(threshold.signal, 99), start + SECOND * 100);
     let fine = seen(threshold.signal, 100);
@@ -131,7 +135,7 @@ fn memory_is_reclaimed_first_and_a_hard_threshold_before_a_soft_one() {
     let soft = Threshold { grace: SECOND, ..hard(Signal::NodefsAvailable, Amount::Absolute(2 * GIB)) };
     let disk = hard(Signal::NodefsAvailable, Amount::Absolute(GIB));
     let memory = hard(Signal::MemoryAvailable, Amount::Absolute(GIB));
-    let (policy, mut watch, now) = (policy(&[soft, disk, memory]), Watch::default(), Instant::now());
+    let (policy, mut watch, now) = (policy(&[soft, disk, memory]), ThresholdTracker::default(), Instant::now());
     let both = seen(disk.signal, 1).into_iter().chain(seen(memory.signal, 1)).collect();
     let found = watch.observe(&policy, &both, now);
     assert_eq!((under(&found), found.starved), (vec![Pressure::Memory, Pressure::Disk], Some(memory)));
@@ -156,7 +160,7 @@ fn the_next_look_comes_before_what_is_left_can_be_used_up() {
     assert_eq!(pause(Signal::MemoryAvailable, 1 << 20), 10, "below it");
     let both = [seen(Signal::NodefsAvailable, 9 * GIB), seen(Signal::MemoryAvailable, GIB)].into_iter().flatten();
     assert_eq!(policy.pause(&both.collect()).as_secs(), 10, "the one that may be met first");
-    assert_eq!(policy.pause(&Observations::new()), PAUSES.1);
+    assert_eq!(policy.pause(&Observations::new()), CHECK_INTERVALS.1);
 }
 
 proptest! {
@@ -171,7 +175,7 @@ proptest! {
             ..hard(Signal::NodefsAvailable, Amount::Absolute(2))
         };
         let policy = policy(&[soft, hard(Signal::MemoryAvailable, Amount::Absolute(1))]);
-        let (mut watch, mut now) = (Watch::default(), Instant::now());
+        let (mut watch, mut now) = (ThresholdTracker::default(), Instant::now());
         for (disk, memory, pause) in looks {
             now += SECOND * u32::try_from(pause).unwrap();
             let both: Observations =

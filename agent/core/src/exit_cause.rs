@@ -9,7 +9,7 @@ use limpet_model::container::Exit;
 use limpet_model::process::{SIGKILL, Sender};
 
 /// An exit this soon after the OOM kill of another process of the container counts as its consequence.
-const CONSEQUENCE: Duration = Duration::from_secs(2);
+const OOM_CONSEQUENCE_WINDOW: Duration = Duration::from_secs(2);
 
 /// Sets the exit's reason by what killed `instance`; returns details for its message, if there are any.
 /// `counted`: the kernel OOM-killed a process in the container since the last OOM kill it survived.
@@ -22,7 +22,7 @@ pub fn judge(exit: &mut Exit, instance: &Instance, counted: bool, now: Instant) 
         .signalled_by
         .as_ref()
         .filter(|sender| i64::from(exit.code) == 128 + i64::from(sender.signal) && sender.process.is_some());
-    let victim = instance.oom_victim.as_ref().filter(|(_, at)| now.duration_since(*at) <= CONSEQUENCE);
+    let victim = instance.oom_victim.as_ref().filter(|(_, at)| now.duration_since(*at) <= OOM_CONSEQUENCE_WINDOW);
     if exit.code == 128 + SIGKILL as i32 && (victim.is_some() || counted) && sender.is_none() {
         exit.reason = "OOMKilled".to_owned();
         let other = victim.filter(|(victim, _)| !is_first(instance, victim.pid));

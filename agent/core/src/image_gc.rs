@@ -14,7 +14,7 @@ use crate::state::Now;
 use limpet_model::image::StoredImage;
 
 /// Wall clocks before this moment (2024) are not set yet: no age is taken from them.
-const CLOCK_IS_SET: Timestamp = Timestamp::constant(1_704_067_200, 0);
+const EARLIEST_VALID_TIME: Timestamp = Timestamp::constant(1_704_067_200, 0);
 
 /// kubelet's settings of image garbage collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,7 +168,7 @@ struct Unused {
 
 /// A look at the store: every image, and those whose last use has to be written down now.
 #[derive(Debug)]
-pub struct Look {
+pub struct ImageUsage {
     /// Every image that was found.
     pub images: Vec<Image>,
     /// Images that have just fallen out of use.
@@ -177,8 +177,8 @@ pub struct Look {
 
 impl Ledger {
     /// Takes in what was found. `needed`: a known pod or a container needs that image.
-    pub fn look(&mut self, found: Vec<StoredImage>, needed: impl Fn(&StoredImage) -> bool, now: Now) -> Look {
-        let mut look = Look { images: Vec::with_capacity(found.len()), fallen_out_of_use: Vec::new() };
+    pub fn look(&mut self, found: Vec<StoredImage>, needed: impl Fn(&StoredImage) -> bool, now: Now) -> ImageUsage {
+        let mut look = ImageUsage { images: Vec::with_capacity(found.len()), fallen_out_of_use: Vec::new() };
         let mut before = std::mem::take(&mut self.images);
         for image in found {
             let needed = needed(&image);
@@ -223,7 +223,7 @@ impl Unused {
     /// Of an image that this agent has not seen in use: what was written down, else when it came.
     fn as_recorded(image: &StoredImage, now: Now) -> Self {
         let at = image.last_used.max(image.created).unwrap_or(now.wall);
-        let is_set = at >= CLOCK_IS_SET && now.wall >= CLOCK_IS_SET;
+        let is_set = at >= EARLIEST_VALID_TIME && now.wall >= EARLIEST_VALID_TIME;
         let before = if is_set { now.wall.duration_since(at).try_into().unwrap_or_default() } else { Duration::ZERO };
         Self { at, counted_from: now.mono, before }
     }

@@ -109,7 +109,7 @@ fn found(digest: &str) -> StoredImage {
 }
 
 /// Seconds since the first look.
-fn looked(ledger: &mut Ledger, start: Now, second: u64, found: Vec<StoredImage>, needed: &[&str]) -> Look {
+fn looked(ledger: &mut Ledger, start: Now, second: u64, found: Vec<StoredImage>, needed: &[&str]) -> ImageUsage {
     let wall = start.wall + jiff::SignedDuration::from_secs(second as i64);
     let now = Now { mono: start.mono + Duration::from_secs(second), wall };
     ledger.look(found, |image| needed.contains(&&*image.digest), now)

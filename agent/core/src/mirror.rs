@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
 use crate::status::observed::ObservedPod;
-use crate::stored_status::{Reported, Standing, StoredStatus, standing};
+use crate::stored_status::{Reported, StatusComparison, StoredStatus, compare_status};
 use limpet_model::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
@@ -31,14 +31,14 @@ const RESIZE_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"]
 
 /// What is to be shown.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct DesiredMirror {
     /// The version of the pod that its worker has, or else the desired one.
     pub record: Arc<PodRecord>,
     /// What its worker reports; `None` before there is one.
     pub observed: Option<Arc<ObservedPod>>,
 }
 
-impl Wanted {
+impl DesiredMirror {
     /// A pod as its worker reports it.
     pub fn observed(pod: &Arc<ObservedPod>) -> Self {
         Self { record: Arc::clone(&pod.record), observed: Some(Arc::clone(pod)) }
@@ -125,7 +125,7 @@ impl Mirror {
 
     /// What is wrong with it as a picture of the pod, if anything is. Labels and annotations of others are left alone. What
     /// admission made of ours when it was made counts as right: `admitted`.
-    fn fault(&self, wanted: &Wanted, admitted: Option<&Self>, node_uid: &str) -> Option<&'static str> {
+    fn fault(&self, wanted: &DesiredMirror, admitted: Option<&Self>, node_uid: &str) -> Option<&'static str> {
         let (labels, annotations) = wanted.marks();
         let admitted = admitted.filter(|admitted| admitted.uid == self.uid);
         let kept = |ours: &BTreeMap<String, String>,
@@ -206,11 +206,11 @@ pub enum Step {
 
 impl Step {
     /// What is to be done about the status of the Pod of that UID.
-    pub fn of_standing(standing: Standing, uid: String) -> Option<Self> {
-        match standing {
-            Standing::Newest => None,
-            Standing::Outdated => Some(Self::Report { uid }),
-            Standing::Overwritten => Some(Self::Correct { uid }),
+    pub fn for_status(comparison: StatusComparison, uid: String) -> Option<Self> {
+        match comparison {
+            StatusComparison::Newest => None,
+            StatusComparison::Outdated => Some(Self::Report { uid }),
+            StatusComparison::Overwritten => Some(Self::Correct { uid }),
         }
     }
 }
@@ -218,7 +218,7 @@ impl Step {
 /// The next step for one pod, if there is one. `found`: the mirror of its key. `heard`: every source has read its place, so
 /// that a pod that none of them names is no more.
 pub fn step(
-    wanted: Option<&Wanted>,
+    wanted: Option<&DesiredMirror>,
     found: Option<&Mirror>,
     known: &Acknowledged,
     owner: &Owner,
@@ -237,11 +237,11 @@ pub fn step(
         return Some(Step::Replace { uid, why });
     }
     let observed = wanted.observed.as_ref()?;
-    Step::of_standing(standing(known.status.as_ref(), &uid, mirror.status, observed), uid)
+    Step::for_status(compare_status(known.status.as_ref(), &uid, mirror.status, observed), uid)
 }
 
 /// The mirror pod to create. `seen`: since when the pod is known, as text.
-pub fn document(wanted: &Wanted, node_name: &str, node_uid: &str, seen: &str) -> Value {
+pub fn document(wanted: &DesiredMirror, node_name: &str, node_uid: &str, seen: &str) -> Value {
     let record = &wanted.record;
     let (labels, mut annotations) = wanted.marks();
     annotations.insert(SEEN_ANNOTATION.to_owned(), seen.to_owned());
@@ -344,18 +344,18 @@ fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Valu
 /// The pause after the `failures`th refusal in a row by the server's rules: only somebody's change of them helps, or of the
 /// manifest, which ends the pause.
 pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
-    const FIRST: Duration = Duration::from_secs(5);
-    const LONGEST: Duration = Duration::from_secs(300);
-    let doubled = FIRST.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(LONGEST);
+    const INITIAL_PAUSE: Duration = Duration::from_secs(5);
+    const MAX_PAUSE: Duration = Duration::from_secs(300);
+    let doubled = INITIAL_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_PAUSE);
     doubled * (900 + u32::try_from(dice % 201).unwrap_or(100)) / 1_000
 }
 
 /// The pause before a namespace that has been missing for so long is asked for again: short at first, when it is about to be
 /// made, and longer as it turns out to be a mistake. For ten minutes within 2 s, after an hour every 10.
 pub fn namespace_pause(missing_for: Duration, dice: u64) -> Duration {
-    const SHORTEST: Duration = Duration::from_millis(1_600);
-    const LONGEST: Duration = Duration::from_secs(10);
-    let pause = (missing_for / 360).clamp(SHORTEST, LONGEST);
+    const MIN_PAUSE: Duration = Duration::from_millis(1_600);
+    const MAX_PAUSE: Duration = Duration::from_secs(10);
+    let pause = (missing_for / 360).clamp(MIN_PAUSE, MAX_PAUSE);
     pause * (900 + u32::try_from(dice % 201).unwrap_or(100)) / 1_000
 }
 

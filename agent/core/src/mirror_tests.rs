@@ -22,7 +22,7 @@ fn pod(image: &str) -> Arc<ObservedPod> {
 }
 
 /// What an apiserver makes of a document.
-fn created(wanted: &Wanted, uid: &str) -> Value {
+fn created(wanted: &DesiredMirror, uid: &str) -> Value {
     let mut pod = document(wanted, "edge1", NODE, "2026-11-23T00:00:00Z");
     pod["metadata"]["uid"] = json!(uid);
     pod["metadata"]["generation"] = json!(1);
@@ -39,7 +39,7 @@ fn replaced(uid: &str, why: &'static str) -> Option<Step> {
 
 #[test]
 fn a_mirror_is_made_kept_reported_and_deleted() {
-    let wanted = Wanted::observed(&pod("app:1"));
+    let wanted = DesiredMirror::observed(&pod("app:1"));
     let found = mirror(&created(&wanted, "m1"));
     let status = |uid: &str, pod: &Arc<ObservedPod>| Acknowledged {
         status: Some(Reported { uid: uid.to_owned(), pod: Arc::clone(pod), stored: StoredStatus::default() }),
@@ -78,14 +78,14 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
     edited["metadata"]["labels"] = json!({});
     let removed = step(Some(&wanted), Some(&mirror(&edited)), &nothing, &leaving, true);
     assert!(matches!(removed, Some(Step::Replace { .. })), "what is wrong goes all the same: {removed:?}");
-    let unobserved = Wanted::desired(&wanted.record);
+    let unobserved = DesiredMirror::desired(&wanted.record);
     assert_eq!(step(Some(&unobserved), None, &nothing, &owner(), true), Some(Step::Create));
     assert_eq!(step(Some(&unobserved), Some(&found), &nothing, &owner(), true), None, "nothing is known of it yet");
 }
 
 #[test]
 fn what_was_edited_is_replaced_and_what_others_add_is_left_alone() {
-    let wanted = Wanted::observed(&pod("app:1"));
+    let wanted = DesiredMirror::observed(&pod("app:1"));
     let nothing = Acknowledged::default();
     let edited = |edit: fn(&mut Value)| {
         let mut pod = created(&wanted, "m1");
@@ -110,7 +110,7 @@ fn what_was_edited_is_replaced_and_what_others_add_is_left_alone() {
 
 #[test]
 fn another_version_replaces_the_mirror_even_when_its_uid_stays() {
-    let (old, mut new) = (Wanted::observed(&pod("app:1")), Wanted::observed(&pod("app:2")));
+    let (old, mut new) = (DesiredMirror::observed(&pod("app:1")), DesiredMirror::observed(&pod("app:2")));
     new.record = Arc::new(PodRecord { fingerprint: Fingerprint([2; 16]), ..(*new.record).clone() });
     assert_eq!(old.record.uid, new.record.uid);
     let found = mirror(&created(&old, "m1"));
@@ -120,7 +120,7 @@ fn another_version_replaces_the_mirror_even_when_its_uid_stays() {
 
 #[test]
 fn what_admission_changed_is_no_edit_and_is_not_replaced_for_ever() {
-    let wanted = Wanted::observed(&pod("app:1"));
+    let wanted = DesiredMirror::observed(&pod("app:1"));
     let mut pod = created(&wanted, "m1");
     pod["metadata"]["labels"] = json!({ "app": "web-by-webhook" });
     pod["metadata"]["generation"] = json!(2);
@@ -140,7 +140,7 @@ fn what_admission_changed_is_no_edit_and_is_not_replaced_for_ever() {
 fn a_pod_that_ends_gets_no_mirror_again_and_its_last_states_are_reported() {
     let mut ending = (*pod("app:1")).clone();
     ending.terminating_since = Some(Timestamp::UNIX_EPOCH);
-    let wanted = Wanted::observed(&Arc::new(ending));
+    let wanted = DesiredMirror::observed(&Arc::new(ending));
     let mut found = mirror(&created(&wanted, "m1"));
     assert_eq!(step(Some(&wanted), None, &Acknowledged::default(), &owner(), true), None);
     found.deleting = true;
@@ -150,7 +150,7 @@ fn a_pod_that_ends_gets_no_mirror_again_and_its_last_states_are_reported() {
 
 #[test]
 fn a_mirror_has_kubelets_annotations_and_one_owner() {
-    let wanted = Wanted::observed(&pod("app:1"));
+    let wanted = DesiredMirror::observed(&pod("app:1"));
     let document = document(&wanted, "edge1", NODE, "2026-11-23T00:00:00Z");
     let metadata = &document["metadata"];
     let annotations = &metadata["annotations"];

@@ -3,7 +3,7 @@
 use limpet_model::image::StoredImage;
 
 /// kubelet's limit of an image's names.
-const MOST_NAMES: usize = 5;
+const MAX_NAMES: usize = 5;
 
 /// An image in the status of a Node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct NodeImage {
 pub fn shown(images: impl IntoIterator<Item = (StoredImage, u64)>, most: Option<usize>) -> Vec<NodeImage> {
     let image = |(image, size): (StoredImage, u64)| {
         let names = image.repo_digests().into_iter().chain(image.repo_tags().cloned());
-        NodeImage { names: names.take(MOST_NAMES).collect(), size }
+        NodeImage { names: names.take(MAX_NAMES).collect(), size }
     };
     let mut all: Vec<NodeImage> = images.into_iter().map(image).filter(|image| !image.names.is_empty()).collect();
     // Those of one size in one order, so that nothing seems to change.

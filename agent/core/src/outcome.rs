@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use super::plan::{Action, KillCause, is_finished, restart_all};
 use super::probe::Probes;
 use super::state::{
-    AFTER_NETWORK_CHANGE, Busy, CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, ImageState, Instance, Life, Now, PodSandbox,
-    PodState, PostStart, REPUBLISH, RESIZE_BACKOFF, RetryState, SANDBOX_BACKOFF, SandboxState, StopPhase,
+    CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, ImageState, Instance, Life, MAX_BACKOFF_AFTER_NETWORK_CHANGE,
+    MAX_RESIZE_BACKOFF, MAX_SANDBOX_BACKOFF, Now, OngoingAction, PodSandbox, PodState, PostStart, REPUBLISH_INTERVAL,
+    RetryState, SandboxState, StopPhase,
 };
 use super::storage::StorageWatch;
 use limpet_model::container::{ContainerId, Exit};
@@ -218,7 +219,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             let slot = &mut pod.containers[*index];
             slot.start_follows = pod_restarts;
             let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
-            slot.busy = Some(Busy::Starting(id));
+            slot.busy = Some(OngoingAction::Starting(id));
             slot.mended = false;
         }
         Action::PostStart(index) => {
@@ -245,7 +246,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             probes.into_iter().for_each(|probes| probes.record(*record));
         }
         Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) | Action::Discard(index) => {
-            pod.containers[*index].busy = Some(Busy::Reaping);
+            pod.containers[*index].busy = Some(OngoingAction::Reaping);
         }
     }
 }
@@ -265,7 +266,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
             sandbox_failed(pod, failure, now);
             pod.cgroup = CgroupState::default();
-            let most = if pod.network_changed { AFTER_NETWORK_CHANGE } else { SANDBOX_BACKOFF };
+            let most = if pod.network_changed { MAX_BACKOFF_AFTER_NETWORK_CHANGE } else { MAX_SANDBOX_BACKOFF };
             pod.retry.iter_mut().for_each(|retry| retry.cap(most));
             pod.retry.take_if(|_| edited);
         }
@@ -296,7 +297,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             let before = resizes.and_then(|resize| resize.retry.clone());
             let retry = |failure: Failure| {
                 let mut retry = failure.retry_state(before.as_ref(), now.mono);
-                retry.cap(RESIZE_BACKOFF);
+                retry.cap(MAX_RESIZE_BACKOFF);
                 retry
             };
             pod.resized(index, &id, result.map_err(retry));
@@ -378,7 +379,7 @@ fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
     match result {
         Ok(()) => {
             (volumes.written, volumes.retry) = (writing, None);
-            volumes.republish_at = again.then(|| now.mono + REPUBLISH);
+            volumes.republish_at = again.then(|| now.mono + REPUBLISH_INTERVAL);
         }
         Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), now.mono)),
     }

@@ -16,7 +16,7 @@ pub mod restart_all;
 use std::time::{Duration, Instant};
 
 use super::node_state::NodeState;
-use super::state::{Busy, ContainerSlot, Instance, PodState, SandboxState, Stopping};
+use super::state::{ContainerSlot, Instance, OngoingAction, PodState, SandboxState, Stopping};
 use container::container;
 use ending::{end, evict, release, stop};
 use limpet_model::pod::Role;
@@ -146,7 +146,7 @@ pub fn stops_all(pod: &PodState, node: NodeState) -> bool {
 /// ended it.
 pub fn is_finished(pod: &PodState) -> bool {
     let mut awaited = pod.containers.iter().filter(|slot| holds_back_completion(slot.role));
-    if awaited.any(|slot| slot.is_running() || matches!(slot.busy, Some(Busy::Starting(_)))) {
+    if awaited.any(|slot| slot.is_running() || matches!(slot.busy, Some(OngoingAction::Starting(_)))) {
         return false;
     }
     // What ended before this agent knew of it left nothing behind.
@@ -256,10 +256,10 @@ fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
 fn one_at_the_shim(plan: &mut Plan, pod: &PodState) {
     let clears = |action: &Action| matches!(action, Action::Reap(_) | Action::ReapPrevious(_) | Action::Forget(_));
     let starts = |action: &Action| matches!(action, Action::Start(_));
-    if pod.containers.iter().any(|slot| slot.busy == Some(Busy::Reaping)) {
+    if pod.containers.iter().any(|slot| slot.busy == Some(OngoingAction::Reaping)) {
         plan.actions.retain(|action| !starts(action));
     }
-    let starting = pod.containers.iter().any(|slot| matches!(slot.busy, Some(Busy::Starting(_))));
+    let starting = pod.containers.iter().any(|slot| matches!(slot.busy, Some(OngoingAction::Starting(_))));
     if starting || plan.actions.iter().any(starts) {
         plan.actions.retain(|action| !clears(action));
     }

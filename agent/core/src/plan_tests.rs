@@ -80,7 +80,7 @@ fn init_containers_run_in_order_then_all_regular_ones_together() {
     assert_eq!(actions(&pod, now), []);
     exited(&mut pod, 0, 0, now);
     assert_eq!(actions(&pod, now), [Action::Start(1)], "the start keeps the shim alive, then the first is cleaned up");
-    pod.containers[0].busy = Some(Busy::Reaping);
+    pod.containers[0].busy = Some(OngoingAction::Reaping);
     assert_eq!(actions(&pod, now), [], "a start waits for a deletion in progress");
     pod.containers[0].busy = None;
     reaped(&mut pod, 0);
@@ -96,7 +96,7 @@ fn after_a_shim_may_have_been_killed_one_start_runs_before_the_others() {
     exited(&mut pod, 0, 137, now);
     exited(&mut pod, 1, 137, now);
     assert_eq!(actions(&pod, now), [Action::Start(0)]);
-    pod.containers[0].busy = Some(Busy::Starting(ContainerId::new("a")));
+    pod.containers[0].busy = Some(OngoingAction::Starting(ContainerId::new("a")));
     assert_eq!(actions(&pod, now), []);
     pod.containers[0].busy = None;
     running(&mut pod, 0);
@@ -235,7 +235,7 @@ fn a_terminating_pod_waits_for_actions_in_progress() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
     let id = ContainerId::derive(&PodUid::new("0123"), "a", 0);
-    pod.containers[0].busy = Some(Busy::Starting(id));
+    pod.containers[0].busy = Some(OngoingAction::Starting(id));
     pod.end(Duration::from_secs(3), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
     assert_eq!(plan(&pod, READY, now), Step::Wait(None));
 }
@@ -345,7 +345,7 @@ fn a_failed_pod_removes_what_a_failed_start_left_before_its_sandbox() {
     let now = Instant::now();
     let mut pod = with_deadline("Always", 10, now);
     let id = ContainerId::derive(&PodUid::new("0123"), "a", 0);
-    pod.containers[0].busy = Some(Busy::Starting(id.clone()));
+    pod.containers[0].busy = Some(OngoingAction::Starting(id.clone()));
     pod.fail(PodVerdict::deadline_exceeded());
     assert_eq!(plan(&pod, READY, now), Step::Wait(None), "the start in progress is waited for");
     (pod.containers[0].busy, pod.containers[0].possible_orphan) = (None, Some(id));

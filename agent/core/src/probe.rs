@@ -10,9 +10,9 @@ use k8s_openapi::api::core::v1::{self, Container};
 use limpet_model::probe::{ProbeKind, ProbeRecord};
 
 /// The steps that due times are rounded up to, in milliseconds.
-const STEPS: [u64; 9] = [60_000, 30_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100];
+const TIME_STEPS: [u64; 9] = [60_000, 30_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100];
 /// How long after a failure the results are recorded again.
-const RECORD_AGAIN: Duration = Duration::from_secs(5);
+const RECORD_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The moments at which probes run: whole steps since `origin`, one for all pods.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl ProbeGrid {
         let Some(origin) = self.origin else { return exact };
         let millis = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
         let most = millis / 100 * u64::from(self.slack_percent);
-        let Some(step) = STEPS.into_iter().find(|step| *step <= most && millis % step == 0) else { return exact };
+        let Some(step) = TIME_STEPS.into_iter().find(|step| *step <= most && millis % step == 0) else { return exact };
         let since = exact.saturating_duration_since(origin).as_nanos();
         let step = u128::from(step) * 1_000_000;
         let late = u64::try_from(since.next_multiple_of(step) - since).unwrap_or_default();
@@ -51,7 +51,7 @@ enum Verdict {
 
 /// What is recorded on the container of its probes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Recorded {
+enum RecordState {
     /// This.
     As(ProbeRecord),
     /// This, as soon as that is done.
@@ -121,7 +121,7 @@ pub struct Probes {
     liveness: Option<Probe>,
     readiness: Option<Probe>,
     startup: Option<Probe>,
-    recorded: Recorded,
+    recorded: RecordState,
 }
 
 impl Probes {
@@ -134,7 +134,7 @@ impl Probes {
         };
         let [liveness, readiness, startup] = ProbeKind::ALL.map(probe);
         let any = liveness.is_some() || readiness.is_some() || startup.is_some();
-        any.then(|| Box::new(Self { liveness, readiness, startup, recorded: Recorded::As(ProbeRecord::default()) }))
+        any.then(|| Box::new(Self { liveness, readiness, startup, recorded: RecordState::As(ProbeRecord::default()) }))
     }
 
     /// The probes of an instance that an earlier agent has probed. What succeeds stays so until it fails; the probes of many
@@ -147,7 +147,7 @@ impl Probes {
         now: Instant,
     ) -> Option<Box<Self>> {
         let mut probes = Self::begin(container, since, now)?;
-        probes.recorded = Recorded::As(record);
+        probes.recorded = RecordState::As(record);
         let succeeded = |kind| match kind {
             ProbeKind::Liveness => true,
             ProbeKind::Readiness => record.ready,
@@ -227,21 +227,21 @@ impl Probes {
             failed: self.failed().map(|(kind, _)| kind),
         };
         match self.recorded {
-            Recorded::As(recorded) => (recorded != record).then_some((record, None)),
-            Recorded::Writing(_) => None,
-            Recorded::Unknown(again) => Some((record, Some(again))),
+            RecordState::As(recorded) => (recorded != record).then_some((record, None)),
+            RecordState::Writing(_) => None,
+            RecordState::Unknown(again) => Some((record, Some(again))),
         }
     }
 
     /// `record` is being recorded.
     pub fn record(&mut self, record: ProbeRecord) {
-        self.recorded = Recorded::Writing(record);
+        self.recorded = RecordState::Writing(record);
     }
 
     /// Whether the recording was done.
     pub fn recorded(&mut self, done: bool, now: Instant) {
-        if let Recorded::Writing(record) = self.recorded {
-            self.recorded = if done { Recorded::As(record) } else { Recorded::Unknown(now + RECORD_AGAIN) };
+        if let RecordState::Writing(record) = self.recorded {
+            self.recorded = if done { RecordState::As(record) } else { RecordState::Unknown(now + RECORD_RETRY_DELAY) };
         }
     }
 

@@ -186,7 +186,7 @@ fn what_changed_is_recorded_once() {
     probes.record(ready);
     assert_eq!(probes.unrecorded(), None, "under way");
     probes.recorded(false, now);
-    assert_eq!(probes.unrecorded(), Some((ready, Some(now + RECORD_AGAIN))));
+    assert_eq!(probes.unrecorded(), Some((ready, Some(now + RECORD_RETRY_DELAY))));
     probes.record(ready);
     probes.recorded(true, now);
     probes.take(Readiness, Some(true));

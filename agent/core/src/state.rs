@@ -34,10 +34,10 @@ use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
-pub use resize::{Deferred, RESIZE_BACKOFF, Resize};
+pub use resize::{Deferred, MAX_RESIZE_BACKOFF, Resize};
 pub use restart_rule::{RESTART_ALL, matching_rule};
-pub use slot::{Busy, ContainerSlot, ImageState, Instance, Life};
-pub use stop::{KILL_AGAIN, StopPhase, Stopping};
+pub use slot::{ContainerSlot, ImageState, Instance, Life, OngoingAction};
+pub use stop::{KILL_RETRY_INTERVAL, StopPhase, Stopping};
 pub use volumes::{VolumesState, VolumesVersion};
 
 /// kubelet's reason when a volume cannot be mounted.
@@ -48,11 +48,11 @@ pub const FAILED_UNMOUNT: &str = "FailedUnMount";
 pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 /// The longest back-off before a sandbox is tried again: the network may be configured at any moment while a box boots.
-pub const SANDBOX_BACKOFF: Duration = Duration::from_secs(15);
+pub const MAX_SANDBOX_BACKOFF: Duration = Duration::from_secs(15);
 /// How often drivers publish volumes again that want to: the shortest time between two syncs of a pod by kubelet.
-pub const REPUBLISH: Duration = Duration::from_secs(60);
+pub const REPUBLISH_INTERVAL: Duration = Duration::from_secs(60);
 /// The back-off once the node's network has changed.
-pub const AFTER_NETWORK_CHANGE: Duration = Duration::from_secs(1);
+pub const MAX_BACKOFF_AFTER_NETWORK_CHANGE: Duration = Duration::from_secs(1);
 
 /// One time on both clocks: monotonic for delays, wall for what people read.
 #[derive(Debug, Clone, Copy)]
@@ -344,7 +344,9 @@ impl PodState {
         }
         match (&self.sandbox, &mut self.retry) {
             (SandboxState::Preparing, _) => self.network_changed = true,
-            (SandboxState::Absent { .. }, Some(retry)) if self.ending.is_none() => retry.cap(AFTER_NETWORK_CHANGE),
+            (SandboxState::Absent { .. }, Some(retry)) if self.ending.is_none() => {
+                retry.cap(MAX_BACKOFF_AFTER_NETWORK_CHANGE)
+            }
             _ => {}
         }
     }

@@ -59,7 +59,7 @@ pub struct Reported {
 
 /// How the apiserver's status of a pod compares with the node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum StatusComparison {
     /// It is the newest.
     Newest,
     /// The node has a newer one.
@@ -69,14 +69,19 @@ pub enum Standing {
 }
 
 /// How `found`, the status of the Pod of that UID, compares with `pod`.
-pub fn standing(reported: Option<&Reported>, uid: &str, found: StoredStatus, pod: &Arc<ObservedPod>) -> Standing {
+pub fn compare_status(
+    reported: Option<&Reported>,
+    uid: &str,
+    found: StoredStatus,
+    pod: &Arc<ObservedPod>,
+) -> StatusComparison {
     let is_newest = |before: &Arc<ObservedPod>| {
         Arc::ptr_eq(before, pod) || (before.status == pod.status && before.record == pod.record)
     };
     match reported.filter(|reported| reported.uid == uid && is_newest(&reported.pod)) {
-        None => Standing::Outdated,
-        Some(reported) if found.differs_since(reported.stored) => Standing::Overwritten,
-        Some(_) => Standing::Newest,
+        None => StatusComparison::Outdated,
+        Some(reported) if found.differs_since(reported.stored) => StatusComparison::Overwritten,
+        Some(_) => StatusComparison::Newest,
     }
 }
 
@@ -159,13 +164,13 @@ mod tests {
         let taken = StoredStatus::of_patch(&json!({"status": status()})).taken(&answer);
         let reported = Reported { uid: "u-1".to_owned(), pod: Arc::clone(&pod), stored: taken };
         let not_ready = |status: &mut Value| status["conditions"][1]["status"] = json!("False");
-        let of = |found| standing(Some(&reported), "u-1", found, &pod);
-        assert_eq!(of(stored("17", |_| {})), Standing::Newest);
-        assert_eq!(of(stored("18", |_| {})), Standing::Newest, "another part of the Pod was changed");
-        assert_eq!(of(stored("18", not_ready)), Standing::Overwritten);
-        assert_eq!(of(stored("9", not_ready)), Standing::Newest, "a watch that is behind");
-        assert_eq!(of(stored("17", not_ready)), Standing::Newest, "the apiserver's own words for it");
-        assert_eq!(of(stored("none", not_ready)), Standing::Newest);
+        let of = |found| compare_status(Some(&reported), "u-1", found, &pod);
+        assert_eq!(of(stored("17", |_| {})), StatusComparison::Newest);
+        assert_eq!(of(stored("18", |_| {})), StatusComparison::Newest, "another part of the Pod was changed");
+        assert_eq!(of(stored("18", not_ready)), StatusComparison::Overwritten);
+        assert_eq!(of(stored("9", not_ready)), StatusComparison::Newest, "a watch that is behind");
+        assert_eq!(of(stored("17", not_ready)), StatusComparison::Newest, "the apiserver's own words for it");
+        assert_eq!(of(stored("none", not_ready)), StatusComparison::Newest);
         let edits: [fn(&mut Value); 5] = [
             |status| status["podIPs"] = json!([{"ip": "10.0.0.9"}]),
             |status| status["phase"] = json!("Unknown"),
@@ -174,11 +179,11 @@ mod tests {
             |status| status["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "ContainerCreating"}}),
         ];
         for edit in edits {
-            assert_eq!(of(stored("18", edit)), Standing::Overwritten);
+            assert_eq!(of(stored("18", edit)), StatusComparison::Overwritten);
         }
         let later = stored("18", not_ready);
-        assert_eq!(standing(Some(&reported), "u-1", later, &Arc::new(newer)), Standing::Outdated);
-        assert_eq!(standing(Some(&reported), "u-2", later, &pod), Standing::Outdated);
-        assert_eq!(standing(None, "u-1", later, &pod), Standing::Outdated);
+        assert_eq!(compare_status(Some(&reported), "u-1", later, &Arc::new(newer)), StatusComparison::Outdated);
+        assert_eq!(compare_status(Some(&reported), "u-2", later, &pod), StatusComparison::Outdated);
+        assert_eq!(compare_status(None, "u-1", later, &pod), StatusComparison::Outdated);
     }
 }

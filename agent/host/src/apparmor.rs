@@ -116,7 +116,7 @@ impl Includes {
 
 /// What a container may not do. AppArmor has no exceptions to a rule, so names are spelled out letter by letter: all of
 /// `/sys` but cgroups, all of `/proc` but processes and `sys/kernel/shm*`.
-const DENIED: [&str; 17] = [
+const DENIED_PATHS: [&str; 17] = [
     "@{PROC}/* w",
     "@{PROC}/{[^1-9],[^1-9][^0-9],[^1-9s][^0-9y][^0-9s],[^1-9][^0-9][^0-9][^0-9]*}/** w",
     "@{PROC}/sys/[^k]** w",
@@ -163,7 +163,7 @@ fn default_profile(includes: &Includes) -> String {
         line(format!("  signal (receive) peer={peer},"));
     }
     line(format!("  signal (send,receive) peer={DEFAULT_PROFILE},"));
-    DENIED.iter().for_each(|rule| line(format!("  deny {rule},")));
+    DENIED_PATHS.iter().for_each(|rule| line(format!("  deny {rule},")));
     line(format!("  ptrace (trace,tracedby,read,readby) peer={DEFAULT_PROFILE},"));
     line("}".to_owned());
     text

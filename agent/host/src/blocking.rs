@@ -22,13 +22,13 @@ pub const DEADLINE: Duration = Duration::from_secs(10);
 /// How many calls run at once, over all subjects: half of tokio's 512 threads; the others are for calls from elsewhere.
 const MAX_CALLS: usize = 256;
 
-static CALLS: Semaphore = Semaphore::const_new(MAX_CALLS);
-static HUNG: AtomicUsize = AtomicUsize::new(0);
+static CALL_PERMITS: Semaphore = Semaphore::const_new(MAX_CALLS);
+static HUNG_CALLS: AtomicUsize = AtomicUsize::new(0);
 static SUBJECTS: Mutex<BTreeMap<PathBuf, Weak<Subject>>> = Mutex::new(BTreeMap::new());
 
 /// How many calls have missed their deadline and still hold a thread.
 pub fn hung() -> usize {
-    HUNG.load(Ordering::Relaxed)
+    HUNG_CALLS.load(Ordering::Relaxed)
 }
 
 /// The error of a call that made no progress.
@@ -79,7 +79,7 @@ impl Progress {
         let mut state = self.state();
         state.running = false;
         if std::mem::take(&mut state.hung) {
-            HUNG.fetch_sub(1, Ordering::Relaxed);
+            HUNG_CALLS.fetch_sub(1, Ordering::Relaxed);
             tracing::info!(path = %state.path.display(), "the file system responds again");
         }
     }
@@ -88,7 +88,7 @@ impl Progress {
     fn abandon(&self, waited: Duration) -> io::Error {
         let mut state = self.state();
         if state.running && !std::mem::replace(&mut state.hung, true) {
-            let hung = HUNG.fetch_add(1, Ordering::Relaxed) + 1;
+            let hung = HUNG_CALLS.fetch_add(1, Ordering::Relaxed) + 1;
             tracing::warn!(path = %state.path.display(), hung, "file system call hangs");
         }
         io::Error::new(io::ErrorKind::TimedOut, NoAnswer { path: state.path.clone(), waited })
@@ -159,7 +159,7 @@ pub async fn run<T: Send + 'static>(
     let own = Arc::clone(&subject);
     let mut call = std::pin::pin!(async move {
         let turn = Arc::clone(&own.turn).lock_owned().await;
-        let permit = CALLS.acquire().await.ok();
+        let permit = CALL_PERMITS.acquire().await.ok();
         own.progress.begin(&own.path);
         let running = Running { subject: own, _turn: turn, _permit: permit };
         tokio::task::spawn_blocking(move || work(&running.subject.progress)).await

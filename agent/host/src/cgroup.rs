@@ -52,7 +52,7 @@ pub fn limits_huge_pages() -> bool {
 
 /// Which pod or container a cgroup belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tenant {
+pub struct CgroupOwner {
     /// The pod.
     pub pod: PodUid,
     /// The container's id in containerd, for a group of one or below.
@@ -60,8 +60,8 @@ pub struct Tenant {
 }
 
 /// The pod, and the container, whose cgroup is or contains `path`, from the root of a hierarchy; `root`: `cgroupRoot`.
-pub fn tenant(root: &Path, path: &str) -> Option<Tenant> {
-    Layout::new(CgroupDriver::default(), root).tenant(path)
+pub fn owner(root: &Path, path: &str) -> Option<CgroupOwner> {
+    Layout::new(CgroupDriver::default(), root).owner(path)
 }
 
 /// The pods' cgroups. Clones share the state.
@@ -290,8 +290,8 @@ impl Cgroups {
     }
 
     /// The pod, and the container, whose cgroup is or contains `path`, from the root of a hierarchy.
-    pub fn tenant(&self, path: &str) -> Option<Tenant> {
-        self.shared.layout.tenant(path)
+    pub fn owner(&self, path: &str) -> Option<CgroupOwner> {
+        self.shared.layout.owner(path)
     }
 
     /// Changes the known burstable pods and returns their level's CPU shares.

@@ -17,13 +17,13 @@ pub fn directory_id(path: &Path) -> io::Result<DirectoryId> {
 /// Where a path leads to: a directory, and the mount that it was reached through. As long as both are the same, the directories
 /// above are the same, too, unless symlinks are on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct DirectoryIdentity {
     mount: u64,
     device: (u32, u32),
     inode: u64,
 }
 
-impl Place {
+impl DirectoryIdentity {
     /// Where `path` leads to. `None`: to no directory, or the kernel has no numbers of mounts (Linux before 5.8). Blocks as long
     /// as a file system does.
     pub fn of(path: &Path) -> Option<Self> {

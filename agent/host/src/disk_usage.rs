@@ -12,10 +12,10 @@ use rustix::fs::{CWD, Dir, Mode, OFlags};
 use crate::project_quota;
 
 /// The size of a block of `stat`.
-const BLOCK: u64 = 512;
+const BLOCK_SIZE: u64 = 512;
 
 /// A walk ends after so many files and directories: each one costs a call, and a hard link's number is kept meanwhile.
-const MOST_ENTRIES: u64 = 1_000_000;
+const MAX_ENTRIES: u64 = 1_000_000;
 
 /// What is allocated on a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -62,10 +62,10 @@ pub fn disk_usage(path: &Path, until: Instant) -> io::Result<Walk> {
     if let Some(counted) = top.is_dir().then(|| project_quota::usage(path)).flatten() {
         return Ok(Walk { seen: DiskUsage { bytes: counted.bytes, inodes: counted.inodes }, complete: true });
     }
-    let (mut seen, mut linked) = (DiskUsage { bytes: top.blocks() * BLOCK, inodes: 1 }, HashSet::new());
+    let (mut seen, mut linked) = (DiskUsage { bytes: top.blocks() * BLOCK_SIZE, inodes: 1 }, HashSet::new());
     let mut directories = if top.is_dir() { vec![path.to_owned()] } else { Vec::new() };
     while let Some(directory) = directories.pop() {
-        if Instant::now() >= until || seen.inodes >= MOST_ENTRIES {
+        if Instant::now() >= until || seen.inodes >= MAX_ENTRIES {
             return Ok(Walk { seen, complete: false });
         }
         // NOFOLLOW: a container may put a symlink in the place of what was a directory.
@@ -81,7 +81,7 @@ pub fn disk_usage(path: &Path, until: Instant) -> io::Result<Walk> {
             if found.dev() != top.dev() || found.nlink() > 1 && !found.is_dir() && !linked.insert(found.ino()) {
                 continue;
             }
-            seen += DiskUsage { bytes: found.blocks() * BLOCK, inodes: 1 };
+            seen += DiskUsage { bytes: found.blocks() * BLOCK_SIZE, inodes: 1 };
             if found.is_dir() {
                 directories.push(path);
             }

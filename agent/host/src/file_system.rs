@@ -9,7 +9,7 @@ use crate::blocking::{self, DEADLINE};
 use crate::disk_usage::DiskUsage;
 
 /// By `statfs` type (`linux/magic.h`, and the file systems' own headers).
-const HIDING: [(u32, &str); 13] = [
+const INODE_HIDING_FILE_SYSTEMS: [(u32, &str); 13] = [
     (0x6969, "NFS"),
     (0xff53_4d42, "CIFS"),
     (0xfe53_4d42, "SMB"),
@@ -29,7 +29,7 @@ const HIDING: [(u32, &str); 13] = [
 pub fn hides_changes(path: &Path) -> Option<&'static str> {
     // The magic numbers have 32 bits; the field is wider on some architectures, and signed.
     let found = statfs(path).ok()?.f_type as u32;
-    HIDING.iter().find(|(number, _)| *number == found).map(|(_, name)| *name)
+    INODE_HIDING_FILE_SYSTEMS.iter().find(|(number, _)| *number == found).map(|(_, name)| *name)
 }
 
 /// The space of a file system.

@@ -11,9 +11,9 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, Stat};
 use crate::tree::{self, MAX_DEPTH};
 
 /// What files get: the group may read and write.
-const FILE: u32 = 0o660;
+const FILE_MODE: u32 = 0o660;
 /// What directories get: the group may search them too, and what is made in them belongs to it.
-const DIRECTORY: u32 = 0o2770;
+const DIRECTORY_MODE: u32 = 0o2770;
 
 /// Gives `path`, a directory, and all below it to `group`. With `on_root_mismatch` (`fsGroupChangePolicy: OnRootMismatch`) nothing
 /// is done where `path` itself has it already. Blocks.
@@ -22,7 +22,7 @@ const DIRECTORY: u32 = 0o2770;
 /// A file cannot be changed, or the tree is deeper than 128 directories.
 pub fn set(path: &Path, group: u32, on_root_mismatch: bool) -> io::Result<()> {
     let (top, found) = tree::file(path)?;
-    if on_root_mismatch && found.st_gid == group && found.st_mode & DIRECTORY == DIRECTORY {
+    if on_root_mismatch && found.st_gid == group && found.st_mode & DIRECTORY_MODE == DIRECTORY_MODE {
         return Ok(());
     }
     if !tree::visit_below(&top, &mut |file, found| give(file, found, group))? {
@@ -39,9 +39,9 @@ fn give(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
         rustix::fs::chownat(file, c"", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;
     }
     let added = match kind {
-        FileType::Directory => DIRECTORY,
+        FileType::Directory => DIRECTORY_MODE,
         FileType::Symlink => return Ok(()),
-        _ => FILE,
+        _ => FILE_MODE,
     };
     let mode = found.st_mode & 0o7777 | added;
     if mode != found.st_mode & 0o7777 || found.st_gid != group {

@@ -26,7 +26,7 @@ pub struct Wd(i32);
 
 impl Wd {
     /// No watch has this descriptor.
-    pub const DEAD: Self = Self(-1);
+    pub const NONE: Self = Self(-1);
 }
 
 /// One event as the kernel sent it.
@@ -55,9 +55,9 @@ impl OwnsDescriptor for Arc<OwnedFd> {}
 
 /// Adds watches to a [`Queue`] from any thread: the kernel resolves a path, which may block.
 #[derive(Debug)]
-pub struct Adder(OwnedFd);
+pub struct WatchAdder(OwnedFd);
 
-impl Adder {
+impl WatchAdder {
     /// Watches the directory `path` for `mask` in addition to its present mask. Blocks.
     ///
     /// # Errors
@@ -99,11 +99,11 @@ impl Queue {
     ///
     /// # Errors
     /// There is no descriptor left.
-    pub fn adder(&self) -> io::Result<Adder> {
-        Ok(Adder(self.fd.get_ref().try_clone()?))
+    pub fn adder(&self) -> io::Result<WatchAdder> {
+        Ok(WatchAdder(self.fd.get_ref().try_clone()?))
     }
 
-    /// Keeps the path of a watch that [`Adder::add`] made.
+    /// Keeps the path of a watch that [`WatchAdder::add`] made.
     pub fn keep(&mut self, wd: Wd, path: PathBuf) {
         self.paths.insert(wd, path);
     }

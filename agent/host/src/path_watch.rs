@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::inotify::{ReadFlags, WatchFlags};
 
 use crate::blocking;
-use crate::inotify::{Adder, Change, Queue, Wd};
+use crate::inotify::{Change, Queue, WatchAdder, Wd};
 
 /// The kernel's limit of symlinks in one path.
 const MAX_LINKS: usize = 40;
@@ -98,7 +98,7 @@ impl PathWatch {
 }
 
 /// Watches the directories of `path`. Blocks.
-fn add(adder: &Adder, path: PathBuf, entries: bool, complete: bool) -> io::Result<HashMap<Wd, Names>> {
+fn add(adder: &WatchAdder, path: PathBuf, entries: bool, complete: bool) -> io::Result<HashMap<Wd, Names>> {
     let closed = WatchFlags::DELETE
         | WatchFlags::MOVE
         | WatchFlags::CLOSE_WRITE

@@ -142,7 +142,7 @@ pub struct Traffic {
 }
 
 /// The beginnings of the names of interfaces that kubelet leaves out: loopback, and the node's ends of containers' links.
-const LEFT_OUT: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
+const EXCLUDED_INTERFACES: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];
 
 /// The interfaces of the agent's network.
 pub fn own_interfaces() -> Option<Vec<Interface>> {
@@ -170,7 +170,8 @@ fn parse_interfaces(text: &str) -> Vec<Interface> {
         let (received, sent) = (traffic(counters.get(..8)?)?, traffic(counters.get(8..)?)?);
         Some(Interface { name: name.to_owned(), received, sent })
     };
-    let shown = |one: &Interface| !LEFT_OUT.iter().any(|prefix| one.name.to_ascii_lowercase().starts_with(prefix));
+    let shown =
+        |one: &Interface| !EXCLUDED_INTERFACES.iter().any(|prefix| one.name.to_ascii_lowercase().starts_with(prefix));
     text.lines().filter_map(interface).filter(shown).collect()
 }
 

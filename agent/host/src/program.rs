@@ -19,7 +19,7 @@ const MAX_STDOUT: u64 = 1 << 20;
 const MAX_STDERR: u64 = 16 << 10;
 
 /// Bytes that a result usually has at most.
-const USUAL: usize = 1 << 10;
+const INITIAL_CAPACITY: usize = 1 << 10;
 
 /// A program's exit status and output.
 #[derive(Debug)]
@@ -89,7 +89,7 @@ async fn talk(child: &mut Child, input: &[u8]) -> io::Result<Output> {
 async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool) -> io::Result<Vec<u8>> {
     let Some(mut pipe) = pipe else { return Ok(Vec::new()) };
     // Most print little, and a key is not to be left behind where the buffer was before it grew.
-    let mut bytes = Vec::with_capacity(USUAL);
+    let mut bytes = Vec::with_capacity(INITIAL_CAPACITY);
     (&mut pipe).take(limit).read_to_end(&mut bytes).await?;
     let rest = tokio::io::copy(&mut pipe, &mut tokio::io::sink()).await?;
     if rest > 0 && !drop_rest {

@@ -16,16 +16,16 @@ use rustix::fs::{CWD, Mode, OFlags};
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 
 /// The projects that are used here. Others begin at 1, kubelet's at 1,048,577.
-const FIRST: u32 = 0x4c50_0000;
+const FIRST_PROJECT: u32 = 0x4c50_0000;
 /// Most projects that are tried.
-const MOST: u32 = 1 << 16;
+const MAX_PROJECTS_TRIED: u32 = 1 << 16;
 
 /// `quotactl_fd`, which has one number on every architecture, and its command `QCMD(Q_GETQUOTA, PRJQUOTA)`.
 const SYS_QUOTACTL_FD: libc::c_long = 443;
 const GET_QUOTA_OF_PROJECT: libc::c_uint = 0x80_0007 << 8 | 2;
 
 /// `FS_XFLAG_PROJINHERIT`: what is created in the directory gets its project.
-const INHERIT: u32 = 0x200;
+const INHERIT_PROJECT: u32 = 0x200;
 
 /// `struct fsxattr` of `<linux/fs.h>`.
 #[repr(C)]
@@ -58,7 +58,7 @@ struct Quota {
 
 /// What the files of a project take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counted {
+pub(crate) struct ProjectUsage {
     /// Bytes on the disk.
     pub(crate) bytes: u64,
     /// Files and directories.
@@ -72,31 +72,32 @@ pub(crate) struct Counted {
 /// The directory cannot be opened, or the project cannot be set.
 pub fn count(directory: &Path) -> io::Result<bool> {
     // Two directories must not choose one project.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let opened = rustix::fs::openat(CWD, directory, FLAGS, Mode::empty())?;
+    static ASSIGNMENT_LOCK: Mutex<()> = Mutex::new(());
+    let _turn = ASSIGNMENT_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+    let opened = rustix::fs::openat(CWD, directory, OPEN_FLAGS, Mode::empty())?;
     let Some(project) = unused(opened.as_fd()) else { return Ok(false) };
     let attributes = attributes(opened.as_fd())?;
-    set_attributes(opened.as_fd(), Attributes { project, flags: attributes.flags | INHERIT, ..attributes })?;
+    set_attributes(opened.as_fd(), Attributes { project, flags: attributes.flags | INHERIT_PROJECT, ..attributes })?;
     Ok(true)
 }
 
 /// What the directory takes, if it has a project of [`count`].
-pub(crate) fn usage(directory: &Path) -> Option<Counted> {
-    let opened = rustix::fs::openat(CWD, directory, FLAGS, Mode::empty()).ok()?;
+pub(crate) fn usage(directory: &Path) -> Option<ProjectUsage> {
+    let opened = rustix::fs::openat(CWD, directory, OPEN_FLAGS, Mode::empty()).ok()?;
     let attributes = attributes(opened.as_fd()).ok()?;
-    let ours = (FIRST..FIRST + MOST).contains(&attributes.project) && attributes.flags & INHERIT != 0;
+    let ours = (FIRST_PROJECT..FIRST_PROJECT + MAX_PROJECTS_TRIED).contains(&attributes.project)
+        && attributes.flags & INHERIT_PROJECT != 0;
     if ours { quota(opened.as_fd(), attributes.project).ok().flatten() } else { None }
 }
 
 /// NOFOLLOW: a container may put a symlink in the place of what was a directory.
-const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const OPEN_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// A project that no file has. `None`: the file system does not count projects, or all are used.
 fn unused(directory: BorrowedFd<'_>) -> Option<u32> {
-    for project in FIRST..FIRST + MOST {
+    for project in FIRST_PROJECT..FIRST_PROJECT + MAX_PROJECTS_TRIED {
         match quota(directory, project) {
-            Ok(None | Some(Counted { inodes: 0, .. })) => return Some(project),
+            Ok(None | Some(ProjectUsage { inodes: 0, .. })) => return Some(project),
             Ok(Some(_)) => {}
             Err(_) => return None,
         }
@@ -106,7 +107,7 @@ fn unused(directory: BorrowedFd<'_>) -> Option<u32> {
 
 /// What the files of a project take. `None`: it was never used.
 #[allow(unsafe_code)]
-fn quota(directory: BorrowedFd<'_>, project: u32) -> io::Result<Option<Counted>> {
+fn quota(directory: BorrowedFd<'_>, project: u32) -> io::Result<Option<ProjectUsage>> {
     let mut found = MaybeUninit::<Quota>::zeroed();
     // SAFETY: the descriptor is open as long as it is borrowed, and the kernel writes a `Quota` and no more to `found`.
     let result = unsafe {
@@ -115,7 +116,7 @@ fn quota(directory: BorrowedFd<'_>, project: u32) -> io::Result<Option<Counted>>
     if result == 0 {
         // SAFETY: every bit pattern is a `Quota`, and it was zeroed before the kernel wrote to it.
         let found = unsafe { found.assume_init() };
-        return Ok(Some(Counted { bytes: found.bytes, inodes: found.inodes }));
+        return Ok(Some(ProjectUsage { bytes: found.bytes, inodes: found.inodes }));
     }
     match io::Error::last_os_error() {
         error if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),

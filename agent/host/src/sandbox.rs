@@ -155,7 +155,7 @@ pub enum SandboxError {
 
 /// A sandbox that was made.
 #[derive(Debug)]
-pub struct Created {
+pub struct CreatedSandbox {
     /// The sandbox.
     pub sandbox: Sandbox,
     /// The init of a shared PID namespace: it waits for [`WaitingInit::release`], and ends when this is dropped before.
@@ -243,7 +243,7 @@ impl Sandboxes {
     }
 
     /// Creates the pod's sandbox; an older or incomplete one is removed first.
-    pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<Created, SandboxError> {
+    pub async fn create(&self, request: &SandboxRequest<'_>) -> Result<CreatedSandbox, SandboxError> {
         let dir = self.pod_dir(request.uid);
         let mut sandbox = request.sandbox(&dir);
         let mut settings = namespaces::NamespaceSettings::of(request);
@@ -265,7 +265,7 @@ impl Sandboxes {
                 make(&sandbox, &settings)?;
                 start::start(&runtime, &dir, &sandbox.namespaces, &settings)
             });
-            made.map(|init| Created { sandbox, init }).inspect_err(|_| {
+            made.map(|init| CreatedSandbox { sandbox, init }).inspect_err(|_| {
                 if let Err(error) = remove_directory(&dir) {
                     tracing::warn!(%error, "removing an incomplete sandbox failed; the next attempt removes it");
                 }

@@ -12,7 +12,7 @@ use nix::{getsockopt_impl, libc};
 
 /// How often something is sent again, each time after twice the pause, before the peer counts as gone: from 0.2 s on,
 /// for 102 s.
-const MOST_REPEATS: u8 = 9;
+const MAX_RETRANSMITS: u8 = 9;
 
 /// What has become of the data that was sent over a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub enum Delivery {
 /// The first fields of the kernel's `struct tcp_info`, each a byte.
 type Info = [u8; 8];
 /// Where it has the number of retransmissions without an acknowledgement.
-const RETRANSMITS: usize = 2;
+const RETRANSMITS_OFFSET: usize = 2;
 /// Where it has the number of unanswered probes of a closed window.
-const PROBES: usize = 3;
+const PROBES_OFFSET: usize = 3;
 
 #[derive(Debug, Clone, Copy)]
 struct TcpInfo;
@@ -46,9 +46,9 @@ pub fn delivery(socket: &impl AsFd) -> io::Result<Delivery> {
 }
 
 fn judge(info: Info) -> Delivery {
-    match info[RETRANSMITS].max(info[PROBES]) {
+    match info[RETRANSMITS_OFFSET].max(info[PROBES_OFFSET]) {
         0 => Delivery::Acknowledged,
-        1..MOST_REPEATS => Delivery::Repeated,
+        1..MAX_RETRANSMITS => Delivery::Repeated,
         _ => Delivery::Lost,
     }
 }

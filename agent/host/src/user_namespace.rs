@@ -4,7 +4,7 @@
 use rustix::thread::CapabilitySet;
 
 /// The first kernel with ID-mapped mounts of tmpfs, as kubelet asks for: volumes of Secrets are one.
-const KERNEL: (u32, u32) = (6, 3);
+const MIN_KERNEL: (u32, u32) = (6, 3);
 /// The snapshotter with layers that can be mapped.
 const SNAPSHOTTER: &str = "overlayfs";
 
@@ -36,8 +36,8 @@ pub fn lacking(snapshotter: &str) -> Option<String> {
 fn judge(facts: &Facts<'_>) -> Option<String> {
     let mut numbers = facts.release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if version < KERNEL {
-        let (major, minor) = KERNEL;
+    if version < MIN_KERNEL {
+        let (major, minor) = MIN_KERNEL;
         return Some(format!("this kernel, {}, has no ID-mapped tmpfs; it needs Linux {major}.{minor}", facts.release));
     }
     match facts.most {

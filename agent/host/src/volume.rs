@@ -44,12 +44,12 @@ mod mounts;
 mod nfs;
 mod node_tools;
 mod payload;
-mod place;
 mod preparation;
 mod propagation;
 mod read_only;
 mod removal;
 mod resolver;
+mod source;
 mod sub_path;
 mod termination;
 mod tmpfs;
@@ -185,9 +185,9 @@ impl Volumes {
         let pod_dir = self.settings.pod_dir(&pod.uid);
         let (mut exports, mut disks) = (Vec::new(), Vec::new());
         for volume in pod.spec().volumes.iter().flatten() {
-            match place::Place::find(volume, pod, objects, &pod_dir)? {
-                Some((place::Place::Server(export), _)) => exports.push(export),
-                Some((place::Place::Disk(disk), _)) => disks.push(disk),
+            match source::VolumeSource::find(volume, pod, objects, &pod_dir)? {
+                Some((source::VolumeSource::Server(export), _)) => exports.push(export),
+                Some((source::VolumeSource::Disk(disk), _)) => disks.push(disk),
                 _ => {}
             }
         }

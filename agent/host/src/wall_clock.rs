@@ -17,7 +17,7 @@ use tokio::io::unix::AsyncFd;
 use crate::inotify::register;
 
 /// Later than every date that counts, and within what every kernel takes.
-const NEVER: i64 = 1 << 34;
+const FAR_FUTURE: i64 = 1 << 34;
 
 /// Why a wait is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub async fn until(at: Option<Timestamp>) -> io::Result<Wake> {
     let timer = timerfd_create(TimerfdClockId::Realtime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
     // Zero would switch the timer off.
     let (seconds, nanoseconds) =
-        at.map_or((NEVER, 0), |at| (at.as_second().clamp(1, NEVER), at.subsec_nanosecond().max(0)));
+        at.map_or((FAR_FUTURE, 0), |at| (at.as_second().clamp(1, FAR_FUTURE), at.subsec_nanosecond().max(0)));
     let once = Itimerspec {
         it_interval: Timespec { tv_sec: 0, tv_nsec: 0 },
         it_value: Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() },

@@ -33,13 +33,13 @@ pub struct Actor {
     pub cgroup: Option<String>,
     /// The pod that owns this cgroup or an ancestor of it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub resident: Option<Resident>,
+    pub resident: Option<ActorPod>,
 }
 
 /// A pod of this node, and the container within it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Resident {
+pub struct ActorPod {
     /// The pod's UID.
     pub uid: String,
     /// `namespace/name`; absent when no pod of that UID is known any more.
@@ -50,7 +50,7 @@ pub struct Resident {
     pub container: Option<String>,
 }
 
-impl Resident {
+impl ActorPod {
     /// The pod's key and UID; `None` when its name is not known any more.
     pub fn pod_identity(&self) -> Option<(PodKey, PodUid)> {
         let (namespace, name) = self.pod.as_deref()?.split_once('/')?;
@@ -88,7 +88,7 @@ impl fmt::Display for Actor {
 }
 
 /// `pod default/web-edge1, container app`.
-impl fmt::Display for Resident {
+impl fmt::Display for ActorPod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.pod {
             Some(pod) => write!(f, "pod {pod}")?,
@@ -121,7 +121,7 @@ mod tests {
         assert!(Actor::default().is_unknown() && !whole.is_unknown());
         assert_eq!(whole.without_pids().to_string(), "ansible (uid 1001, python3)");
         let container = Some("app".to_owned());
-        let of = |pod: Option<&str>| Resident {
+        let of = |pod: Option<&str>| ActorPod {
             uid: "u1".to_owned(),
             pod: pod.map(str::to_owned),
             container: container.clone(),

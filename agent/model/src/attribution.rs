@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::actor::{Actor, Resident};
+use crate::actor::{Actor, ActorPod};
 
 /// What attributes changes of manifests to processes (`manifestWatch`). inotify always reports the changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,7 +66,7 @@ impl fmt::Display for Backend {
 /// The watch's callbacks into the rest of the agent: lookups and reports. Called on the agent's own thread: must not block.
 pub trait WatchObserver: Send + Sync {
     /// The pod that owns that cgroup path or an ancestor of it, in any hierarchy.
-    fn resident(&self, cgroup: &str) -> Option<Resident>;
+    fn resident(&self, cgroup: &str) -> Option<ActorPod>;
     /// Reports that a process of a pod changed that name in a watched directory.
     fn pod_wrote(&self, name: &OsStr, actor: &Actor);
     /// Reports the backend active from now on; `lost`: the requested or previously active backend that failed.
@@ -75,7 +75,7 @@ pub trait WatchObserver: Send + Sync {
 
 /// Knows no pods and ignores reports.
 impl WatchObserver for () {
-    fn resident(&self, _: &str) -> Option<Resident> {
+    fn resident(&self, _: &str) -> Option<ActorPod> {
         None
     }
 

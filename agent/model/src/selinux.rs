@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, SELinuxOptions};
 /// How many categories containers may have.
 const CATEGORIES: u32 = 1_024;
 /// How many pairs of them there are, without the last one: containerd has that one for privileged containers.
-const PAIRS: u32 = CATEGORIES * (CATEGORIES - 1) / 2 - 1;
+const CATEGORY_PAIRS: u32 = CATEGORIES * (CATEGORIES - 1) / 2 - 1;
 
 /// A label of SELinux (a "security context").
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -203,7 +203,9 @@ fn check_level(level: &str) -> Result<(), String> {
 
 /// A level that is not among `used`: the first free one from the pair that `seed` stands for on; `None`: all are used.
 pub fn allocate(seed: u32, used: &BTreeSet<String>) -> Option<String> {
-    (0..PAIRS).map(|offset| level((seed % PAIRS + offset) % PAIRS)).find(|level| !used.contains(level))
+    (0..CATEGORY_PAIRS)
+        .map(|offset| level((seed % CATEGORY_PAIRS + offset) % CATEGORY_PAIRS))
+        .find(|level| !used.contains(level))
 }
 
 /// The level with the pair of categories of that number: 0 is `c0,c1`, 1 is `c0,c2`, 2 is `c1,c2`.

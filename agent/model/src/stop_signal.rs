@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// What the stop signal has before SIGKILL at the least, however short the grace period is and whatever a `preStop` hook or
 /// the sidecar's turn leaves of it. As kubelet.
-pub const LEAST_GRACE: Duration = Duration::from_secs(2);
+pub const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The signals by name, with the numbers that Linux gives them on every architecture containerd is built for.
 const SIGNALS: [(&str, u32); 34] = [
@@ -47,7 +47,7 @@ const SIGNALS: [(&str, u32); 34] = [
     ("SYS", 31),
 ];
 /// The first and the last real-time signal that the C library leaves to programs.
-const REAL_TIME: (u32, u32) = (34, 64);
+const REAL_TIME_SIGNALS: (u32, u32) = (34, 64);
 
 /// A stop signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,7 +65,7 @@ impl StopSignal {
     /// (`SIGQUIT`, `quit`, `3`, `SIGRTMIN+3`). `None`: there is no such signal.
     pub fn parse(text: &str) -> Option<Self> {
         if let Ok(number) = text.parse() {
-            return (1..=REAL_TIME.1).contains(&number).then_some(Self(number));
+            return (1..=REAL_TIME_SIGNALS.1).contains(&number).then_some(Self(number));
         }
         let name = text.to_ascii_uppercase();
         let name = name.strip_prefix("SIG").unwrap_or(&name);
@@ -81,7 +81,7 @@ impl StopSignal {
 
 /// `RTMIN`, `RTMIN+1` to `RTMIN+15`, `RTMAX-14` to `RTMAX-1`, `RTMAX`.
 fn real_time(name: &str) -> Option<u32> {
-    let (first, last) = REAL_TIME;
+    let (first, last) = REAL_TIME_SIGNALS;
     let offset = |text: &str, range: std::ops::RangeInclusive<u32>| {
         text.parse().ok().filter(|offset: &u32| range.contains(offset) && offset.to_string() == text)
     };
@@ -98,7 +98,7 @@ fn real_time(name: &str) -> Option<u32> {
 
 impl fmt::Display for StopSignal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (first, last) = REAL_TIME;
+        let (first, last) = REAL_TIME_SIGNALS;
         match SIGNALS.iter().find(|(_, number)| *number == self.0) {
             Some((name, _)) => write!(f, "SIG{name}"),
             None if self.0 == first => f.write_str("SIGRTMIN"),

@@ -250,7 +250,7 @@ impl Keeper {
         let asked = match &error {
             CertificateError::Request(error) => error.retry_after(),
             CertificateError::Refused { .. } | CertificateError::File(FileError::Over { .. }) => {
-                Some(connectivity::LONGEST_ASKED)
+                Some(connectivity::MAX_REQUESTED_DELAY)
             }
             _ => None,
         };

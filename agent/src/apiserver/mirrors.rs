@@ -22,14 +22,14 @@ use super::node::Seen;
 use crate::status::event::{EventType, Events};
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
-use limpet_core::mirror::{self, Acknowledged, Mirror, Owner, Step, Wanted};
+use limpet_core::mirror::{self, Acknowledged, DesiredMirror, Mirror, Owner, Step};
 use limpet_core::status::observed::Observed;
 use limpet_core::stored_status::{Reported, StoredStatus};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 
 /// A step that is to be done: of which pod, what it is to be, and the generation of its mirror.
-type Planned = (PodKey, Step, Option<Wanted>, Option<i64>);
+type Planned = (PodKey, Step, Option<DesiredMirror>, Option<i64>);
 
 /// What a step has brought.
 enum Done {
@@ -44,7 +44,7 @@ enum Done {
 /// A step that has ended.
 struct Ended {
     step: Step,
-    wanted: Option<Wanted>,
+    wanted: Option<DesiredMirror>,
     result: Result<Done, RequestError>,
 }
 
@@ -215,28 +215,28 @@ impl Mirrors {
     }
 
     /// The pods that are to have a mirror.
-    fn wanted(&self) -> BTreeMap<PodKey, Wanted> {
+    fn wanted(&self) -> BTreeMap<PodKey, DesiredMirror> {
         let (observed, desired) = (self.observed.load(), self.desired.load());
-        let mut wanted: BTreeMap<PodKey, Wanted> = BTreeMap::new();
+        let mut wanted: BTreeMap<PodKey, DesiredMirror> = BTreeMap::new();
         let of_node = |kind: SourceKind| kind != SourceKind::Api;
         wanted.extend(
             desired
                 .pods
                 .iter()
                 .filter(|(_, record)| of_node(record.source))
-                .map(|(k, r)| (k.clone(), Wanted::desired(r))),
+                .map(|(k, r)| (k.clone(), DesiredMirror::desired(r))),
         );
         wanted.extend(
             observed
                 .pods
                 .iter()
                 .filter(|(_, pod)| of_node(pod.record.source))
-                .map(|(k, p)| (k.clone(), Wanted::observed(p))),
+                .map(|(k, p)| (k.clone(), DesiredMirror::observed(p))),
         );
         wanted
     }
 
-    fn steps(&mut self, mut wanted: BTreeMap<PodKey, Wanted>, owner: &Owner) -> Vec<Planned> {
+    fn steps(&mut self, mut wanted: BTreeMap<PodKey, DesiredMirror>, owner: &Owner) -> Vec<Planned> {
         self.corrections.begin(Instant::now());
         let Some(found) = &self.found else { return Vec::new() };
         let desired = self.desired.load();
@@ -287,7 +287,7 @@ impl Mirrors {
     }
 
     /// Without a connection there is nothing to say, and nothing to wait for but the connection.
-    fn failed(&mut self, key: &PodKey, step: &Step, wanted: Option<&Wanted>, error: &RequestError) {
+    fn failed(&mut self, key: &PodKey, step: &Step, wanted: Option<&DesiredMirror>, error: &RequestError) {
         if !self.link.is_online() {
             return;
         }
@@ -313,7 +313,7 @@ async fn perform(
     link: &Link,
     key: &PodKey,
     step: &Step,
-    wanted: Option<&Wanted>,
+    wanted: Option<&DesiredMirror>,
     generation: Option<i64>,
     (node_name, node_uid): (&str, &str),
 ) -> Result<Done, RequestError> {

@@ -14,7 +14,7 @@ use super::follow::Update;
 use super::in_flight::{InFlight, until};
 use super::link::Link;
 use limpet_apiserver::{Request, RequestError, Resource};
-use limpet_core::api_pod::{self, ApiPod, Ended, Known};
+use limpet_core::api_pod::{self, ApiPod, Ended, LocalPod};
 use limpet_core::connectivity;
 use limpet_core::merge::slot::Slots;
 use limpet_core::mirror::{self, Acknowledged, Step};
@@ -198,15 +198,15 @@ impl Pods {
             let displaced = running.is_some_and(|running| running.record.source != SourceKind::Api);
             let last = last.get(key).copied().or_else(|| self.deleted.get(key)).filter(of_pod);
             let (known, report) = match (running.filter(of_pod), last, rejection) {
-                (Some(running), ..) => (Known::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),
-                (None, Some(gone), _) => (Known::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
-                (None, None, Some(why)) => (Known::Refused(&why.faults), Report::Refused(Arc::clone(why))),
-                (None, None, None) if displaced => (Known::Gone, Report::Nothing),
+                (Some(running), ..) => (LocalPod::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),
+                (None, Some(gone), _) => (LocalPod::Observed(gone, Ended::Yes), Report::Observed(Arc::clone(gone))),
+                (None, None, Some(why)) => (LocalPod::Refused(&why.faults), Report::Refused(Arc::clone(why))),
+                (None, None, None) if displaced => (LocalPod::Gone, Report::Nothing),
                 // It ended before the node's disk or the cluster's was replaced: no worker takes it up.
                 (None, None, None)
                     if pod.over && source.pods.get(key).is_none_or(|held| *held.uid.to_string() != *pod.uid) =>
                 {
-                    (Known::Gone, Report::Nothing)
+                    (LocalPod::Gone, Report::Nothing)
                 }
                 (None, None, None) => continue,
             };
@@ -267,7 +267,12 @@ impl Pods {
                 }
                 let pause = match error.code() {
                     Some(400 | 403 | 413 | 422) => mirror::refusal_pause(failures, fastrand::u64(..)),
-                    _ => connectivity::pause(failures, error.retry_after(), connectivity::LONGEST, fastrand::u64(..)),
+                    _ => connectivity::pause(
+                        failures,
+                        error.retry_after(),
+                        connectivity::MAX_RECONNECT_DELAY,
+                        fastrand::u64(..),
+                    ),
                 };
                 self.retries.insert(key, (failures, Instant::now() + pause));
             }

@@ -5,8 +5,8 @@ use std::ffi::OsStr;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use limpet_core::status::observed::Observed;
-use limpet_host::cgroup::{Cgroups, Tenant};
-use limpet_model::actor::{Actor, Resident};
+use limpet_host::cgroup::{CgroupOwner, Cgroups};
+use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::{Backend, WatchObserver};
 use limpet_model::pod::Role;
 
@@ -20,19 +20,19 @@ pub(super) struct NodeObserver {
 
 impl NodeObserver {
     /// The names of pod and container, as far as they are known still.
-    fn named(&self, tenant: Tenant) -> Resident {
+    fn named(&self, owner: CgroupOwner) -> ActorPod {
         let observed = self.observed.load();
-        let pod = observed.pods.values().find(|pod| pod.record.uid == tenant.pod);
-        let container = pod.zip(tenant.container).and_then(|(pod, id)| {
+        let pod = observed.pods.values().find(|pod| pod.record.uid == owner.pod);
+        let container = pod.zip(owner.container).and_then(|(pod, id)| {
             pod.containers.iter().find(|(_, container)| container.id == id).map(|(name, _)| name.clone())
         });
-        Resident { uid: tenant.pod.to_string(), pod: pod.map(|pod| pod.record.key.to_string()), container }
+        ActorPod { uid: owner.pod.to_string(), pod: pod.map(|pod| pod.record.key.to_string()), container }
     }
 }
 
 impl WatchObserver for NodeObserver {
-    fn resident(&self, cgroup: &str) -> Option<Resident> {
-        self.cgroups.tenant(cgroup).map(|tenant| self.named(tenant))
+    fn resident(&self, cgroup: &str) -> Option<ActorPod> {
+        self.cgroups.owner(cgroup).map(|owner| self.named(owner))
     }
 
     fn pod_wrote(&self, name: &OsStr, actor: &Actor) {

@@ -27,7 +27,7 @@ use leftovers::Leftovers;
 use limpet_containerd::client::calling;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::fs_group;
-use limpet_host::turns::Turns;
+use limpet_host::keyed_lock::KeyedLock;
 use limpet_model::object::csi::CsiVolume;
 use limpet_model::pod::{PodRecord, PodUid};
 pub use wanted::Wanted;
@@ -87,7 +87,7 @@ pub struct CsiVolumes {
     node: String,
     layout: Layout,
     /// Those that are called about.
-    turns: Turns<VolumeKey>,
+    locks: KeyedLock<VolumeKey>,
     /// What no pod has any more.
     leftovers: Mutex<Leftovers>,
     /// Reports more of it.
@@ -110,7 +110,7 @@ impl CsiVolumes {
             in_use,
             node: node.to_owned(),
             layout: Layout::new(root_dir, plugin_dir),
-            turns: Turns::default(),
+            locks: KeyedLock::default(),
             leftovers: Mutex::default(),
             more: Notify::default(),
             held: Mutex::default(),
@@ -130,7 +130,7 @@ impl CsiVolumes {
         let volume = wanted.volume;
         let mut data = self.data(volume);
         data.set_pod_volume(wanted.name);
-        let _turn = self.turns.take(key(&data)).await;
+        let _guard = self.locks.lock(key(&data)).await;
         if self.is_published(&data, &pod.uid).await? {
             self.hold(volume, &data);
             return Ok(());
@@ -152,7 +152,7 @@ impl CsiVolumes {
     /// The driver is not there, refuses, or does not answer: what was published stays.
     pub async fn republish(&self, pod: &PodRecord, wanted: &Wanted<'_>) -> Result<(), CsiError> {
         let data = self.data(wanted.volume);
-        let _turn = self.turns.take(key(&data)).await;
+        let _guard = self.locks.lock(key(&data)).await;
         if !self.is_published(&data, &pod.uid).await? {
             // The pod has ended, or its volume was unmounted: the next container has it mounted.
             return Ok(());
@@ -225,7 +225,7 @@ impl CsiVolumes {
     }
 
     async fn tear_down_one(&self, uid: &PodUid, data: &VolumeData) -> Result<(), CsiError> {
-        let _turn = self.turns.take(key(data)).await;
+        let _guard = self.locks.lock(key(data)).await;
         let driver = self.drivers.get(&data.driver).map_err(CsiError::NoDriver)?;
         let target = self.layout.target(data, uid);
         calling("NodeUnpublishVolume of its CSI driver");

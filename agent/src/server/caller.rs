@@ -19,7 +19,7 @@ use crate::config::Config;
 use crate::status::event::{EventType, Events};
 use limpet_core::status::observed::Observed;
 use limpet_host::peer::Peer;
-use limpet_model::actor::{Actor, Resident};
+use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::WatchObserver;
 use limpet_model::pod::{Role, identity};
 use limpet_model::source::SourceKind;
@@ -57,9 +57,9 @@ pub(super) enum Origin {
     /// To the host: root, or the user the agent runs as, in no pod.
     Host,
     /// To a pod that `socketAllowedPods` lists.
-    AllowedPod(Resident),
+    AllowedPod(ActorPod),
     /// To another pod.
-    Pod(Resident),
+    Pod(ActorPod),
     /// To a user who is not root.
     OtherUser,
     /// Not known.
@@ -140,7 +140,7 @@ impl CallerLookup {
 
     /// Whether `socketAllowedPods` lists the pod, by its name on the node or, for a static pod, in its manifest. A pod
     /// whose name is not known any more is not listed.
-    fn is_allowed(&self, pod: &Resident) -> bool {
+    fn is_allowed(&self, pod: &ActorPod) -> bool {
         let Some((key, uid)) = pod.pod_identity() else { return false };
         let observed = self.observed.load();
         let Some(observed) = observed.pods.get(&key).filter(|observed| observed.record.uid == uid) else {

@@ -58,12 +58,12 @@ pub fn rate(before: u64, after: u64, elapsed: Duration) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use limpet_host::cgroup::usage::{CpuUsage, Taken};
+    use limpet_host::cgroup::usage::{CpuUsage, SampleTime};
 
     fn reading(groups: &[(&str, u64)], uptime: u64) -> NodeUsage {
         let group = |(path, total): &(&str, u64)| GroupUsage {
             path: (*path).to_owned(),
-            taken: Taken { uptime: Duration::from_millis(uptime), ..Taken::default() },
+            taken: SampleTime { uptime: Duration::from_millis(uptime), ..SampleTime::default() },
             cpu: Some(CpuUsage { total: *total, ..CpuUsage::default() }),
             ..GroupUsage::default()
         };

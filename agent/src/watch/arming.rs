@@ -15,8 +15,8 @@ use futures_util::future::BoxFuture;
 use super::trail::{self, Trail};
 use super::{DirectoryWatch, ITSELF, NAMES, RescanReason};
 use limpet_host::blocking::{self, DEADLINE, Progress};
-use limpet_host::directory::{Place, directory_id};
-use limpet_host::inotify::{Adder, Wd};
+use limpet_host::directory::{DirectoryIdentity, directory_id};
+use limpet_host::inotify::{WatchAdder, Wd};
 use limpet_model::directory_id::DirectoryId;
 
 /// How often a path that keeps changing under the watch is resolved again before the next event is awaited.
@@ -43,7 +43,7 @@ struct Armed {
     main: Option<(Wd, PathBuf, DirectoryId)>,
     /// Where the path led to before it was resolved, and after; `None` also with a symlink on the way, which may have been
     /// another one than it is.
-    place: Option<Place>,
+    place: Option<DirectoryIdentity>,
     /// Watched in rounds that were overtaken by a replacement.
     overtaken: Vec<Wd>,
     unsettled: bool,
@@ -193,10 +193,10 @@ impl DirectoryWatch {
 }
 
 /// Watches along the path of `directory`. Blocks.
-fn arm(adder: &Adder, directory: &Path) -> Armed {
+fn arm(adder: &WatchAdder, directory: &Path) -> Armed {
     let mut armed = Armed::default();
     for _ in 0..SETTLE_ROUNDS {
-        let place = Place::of(directory);
+        let place = DirectoryIdentity::of(directory);
         let trail = trail::of(directory);
         let path = armed.path.drain(..).map(|(wd, ..)| wd).chain(armed.main.take().map(|(wd, ..)| wd));
         let overtaken = std::mem::take(&mut armed.overtaken).into_iter().chain(path).collect();
@@ -204,7 +204,8 @@ fn arm(adder: &Adder, directory: &Path) -> Armed {
         // A directory that was removed before it was watched sends no event: it has to be resolved again.
         armed.unsettled = armed.failure.is_none() && trail.end.is_some() != armed.main.is_some();
         // A watched one sends an event when it moves away.
-        armed.place = place.filter(|before| trail.is_straight() && Place::of(directory).as_ref() == Some(before));
+        armed.place =
+            place.filter(|before| trail.is_straight() && DirectoryIdentity::of(directory).as_ref() == Some(before));
         if !armed.unsettled && directory_id(directory).ok() == armed.main.as_ref().map(|(.., id)| *id) {
             break;
         }
@@ -212,7 +213,7 @@ fn arm(adder: &Adder, directory: &Path) -> Armed {
     armed
 }
 
-fn arm_trail(adder: &Adder, trail: &Trail) -> Armed {
+fn arm_trail(adder: &WatchAdder, trail: &Trail) -> Armed {
     let mut armed = Armed::default();
     let mut failure = None;
     for step in &trail.steps {
@@ -236,7 +237,7 @@ fn arm_trail(adder: &Adder, trail: &Trail) -> Armed {
 }
 
 /// Watches on the way of the symlinks `names` in `directory`. Blocks.
-fn follow(adder: &Adder, directory: &Path, names: &[OsString], progress: &Progress) -> Followed {
+fn follow(adder: &WatchAdder, directory: &Path, names: &[OsString], progress: &Progress) -> Followed {
     let mut steps: BTreeMap<(PathBuf, OsString), BTreeSet<OsString>> = BTreeMap::new();
     for name in names {
         progress.at(&directory.join(name));

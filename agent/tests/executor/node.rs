@@ -30,7 +30,7 @@ use limpet_model::container::{ContainerId, ContainerIdentity, Exit, FoundContain
 use limpet_model::manifest;
 use limpet_model::pod::PodUid;
 use limpet_model::source::SourceKind;
-use limpet_model::stop_signal::{LEAST_GRACE, StopSignal};
+use limpet_model::stop_signal::{MIN_GRACE_PERIOD, StopSignal};
 use limpet_tests::image::V1;
 use limpet_tests::manifest::{pod, shell, with};
 use limpet_tests::{TestNode, wait};
@@ -276,7 +276,7 @@ impl Node {
     /// applied but that it is being stopped.
     pub(crate) async fn stop(&self, pod: &mut PodState, phase: StopPhase) -> Result<Option<Exit>> {
         if phase == StopPhase::Kill {
-            sleep(Duration::from_secs(pod.record.grace_seconds()).max(LEAST_GRACE)).await;
+            sleep(Duration::from_secs(pod.record.grace_seconds()).max(MIN_GRACE_PERIOD)).await;
         }
         let stopping = Stopping { phase, ..Stopping::begin(Duration::ZERO, false, self.executor.now().mono) };
         match self.perform(pod, Action::Stop(MAIN, stopping, KillCause::PodEnds)).await? {

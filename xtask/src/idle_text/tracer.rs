@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 /// `int3`.
 const BREAKPOINT: u8 = 0xcc;
 /// Ends a period of the recording; nothing else sends it to the program.
-const END: Signal = Signal::SIGURG;
+const END_SIGNAL: Signal = Signal::SIGURG;
 
 /// Which of the `functions`, by the addresses that they begin at, the process executes for the first time in each of the periods,
 /// which follow each other.
@@ -72,12 +72,12 @@ impl Tracer {
         let pid = self.pid;
         std::thread::spawn(move || {
             std::thread::sleep(period);
-            kill(pid, END)
+            kill(pid, END_SIGNAL)
         });
         loop {
             match waitpid(None, Some(WaitPidFlag::__WALL))? {
                 WaitStatus::Stopped(thread, Signal::SIGTRAP) if self.is_hit(thread)? => ptrace::cont(thread, None)?,
-                WaitStatus::Stopped(thread, END) => {
+                WaitStatus::Stopped(thread, END_SIGNAL) => {
                     ptrace::cont(thread, None)?;
                     return Ok(std::mem::take(&mut self.hit));
                 }

@@ -11,12 +11,12 @@ use limpet_host::disk_usage::DiskUsage;
 use limpet_model::container::ContainerId;
 
 /// A filter for the snapshots that containers write to.
-const WRITABLE: &str = "kind==active";
+const ACTIVE_SNAPSHOTS: &str = "kind==active";
 
 impl Containers {
     /// The keys of all writable snapshots.
     pub(super) async fn active_snapshots(&self) -> Result<HashSet<String>, RuntimeError> {
-        self.snapshot_keys(vec![WRITABLE.to_owned()]).await
+        self.snapshot_keys(vec![ACTIVE_SNAPSHOTS.to_owned()]).await
     }
 
     /// The bytes of the container's writable layer, as containerd counts them; a missing one has none.

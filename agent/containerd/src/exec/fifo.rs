@@ -8,7 +8,7 @@ use rustix::fs::{CWD, FileType, Mode};
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 
 /// The file with the id of the container that a directory belongs to.
-const OWNER: &str = "container";
+const OWNER_FILE: &str = "container";
 
 /// A session's directory of FIFOs.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ pub(crate) struct Fifos {
 
 /// The agent's ends. Opened before the shim opens its own, without blocking.
 #[derive(Debug)]
-pub(super) struct Ends {
+pub(super) struct FifoEnds {
     pub(super) stdin: Option<Sender>,
     pub(super) stdout: Receiver,
     pub(super) stderr: Option<Receiver>,
@@ -26,7 +26,13 @@ pub(super) struct Ends {
 
 impl Fifos {
     /// Creates the directory of session `id` of a container below `base`, for root alone, and the FIFOs in it.
-    pub(super) fn make(base: &Path, id: &str, container: &str, stdin: bool, stderr: bool) -> io::Result<(Self, Ends)> {
+    pub(super) fn make(
+        base: &Path,
+        id: &str,
+        container: &str,
+        stdin: bool,
+        stderr: bool,
+    ) -> io::Result<(Self, FifoEnds)> {
         let fifos = Self { directory: base.join(id) };
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&fifos.directory)?;
         let ends = fifos.open(container, stdin, stderr);
@@ -36,8 +42,8 @@ impl Fifos {
         Ok((fifos, ends?))
     }
 
-    fn open(&self, container: &str, stdin: bool, stderr: bool) -> io::Result<Ends> {
-        std::fs::write(self.directory.join(OWNER), container)?;
+    fn open(&self, container: &str, stdin: bool, stderr: bool) -> io::Result<FifoEnds> {
+        std::fs::write(self.directory.join(OWNER_FILE), container)?;
         for (name, wanted) in [("stdin", stdin), ("stdout", true), ("stderr", stderr)] {
             if wanted {
                 rustix::fs::mknodat(CWD, self.directory.join(name), FileType::Fifo, Mode::from_raw_mode(0o600), 0)?;
@@ -46,7 +52,7 @@ impl Fifos {
         // Opening write-only fails without a reader, so the sender is a reader too until it is dropped.
         let sender = || OpenOptions::new().read_write(true).open_sender(self.directory.join("stdin"));
         let receiver = |name| OpenOptions::new().open_receiver(self.directory.join(name));
-        Ok(Ends {
+        Ok(FifoEnds {
             stdin: stdin.then(sender).transpose()?,
             stdout: receiver("stdout")?,
             stderr: stderr.then(|| receiver("stderr")).transpose()?,
@@ -80,7 +86,7 @@ pub(crate) fn orphans(base: &Path) -> Vec<(String, String, Fifos)> {
         .filter_map(|entry| {
             let entry = entry.ok()?;
             // Without an owner it was never passed to containerd.
-            let container = std::fs::read_to_string(entry.path().join(OWNER)).unwrap_or_default();
+            let container = std::fs::read_to_string(entry.path().join(OWNER_FILE)).unwrap_or_default();
             Some((entry.file_name().into_string().ok()?, container, Fifos { directory: entry.path() }))
         })
         .collect()

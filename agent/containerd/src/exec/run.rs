@@ -16,12 +16,12 @@ const CHUNK: usize = 4 << 10;
 
 /// What a command writes, up to a limit; the rest is read and dropped. One may be for both of its outputs.
 #[derive(Debug)]
-pub struct Kept {
+pub struct CappedOutput {
     most: usize,
     bytes: Mutex<Vec<u8>>,
 }
 
-impl Kept {
+impl CappedOutput {
     /// Keeps `most` bytes.
     pub fn new(most: usize) -> Self {
         Self { most, bytes: Mutex::default() }
@@ -62,7 +62,7 @@ impl ExecSession {
     ///
     /// # Errors
     /// When its exit is not known. A command that fails is a result.
-    pub async fn finish(self, output: &Kept, errors: &Kept) -> Result<i32, ExecError> {
+    pub async fn finish(self, output: &CappedOutput, errors: &CappedOutput) -> Result<i32, ExecError> {
         let Self { stdout, stderr, mut exit, .. } = self;
         let read = async {
             let errors = async {

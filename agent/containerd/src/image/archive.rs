@@ -28,7 +28,7 @@ const CHUNK: usize = 256 << 10;
 
 /// The reader's output, in the archive's order.
 #[derive(Debug)]
-pub(super) enum Piece {
+pub(super) enum ArchivePart {
     /// A blob begins. Its digest is known in advance only when its name contains it.
     Blob { name: String, size: u64, digest: Option<String> },
     /// More of the blob.
@@ -42,7 +42,7 @@ pub(super) enum Piece {
 }
 
 /// Reads an archive and sends its content; blocks. Returns early, without error, when the receiver is gone.
-pub(super) fn read(path: &Path, out: &mpsc::Sender<Piece>) -> Result<(), String> {
+pub(super) fn read(path: &Path, out: &mpsc::Sender<ArchivePart>) -> Result<(), String> {
     let file = File::open(path).map_err(|error| error.to_string())?;
     let mut file = BufReader::with_capacity(CHUNK, file);
     let magic = file.fill_buf().map_err(|error| error.to_string())?;
@@ -69,14 +69,14 @@ pub(super) fn read(path: &Path, out: &mpsc::Sender<Piece>) -> Result<(), String>
 }
 
 /// Sends one entry; `false` when the receiver is gone.
-fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Piece>) -> Result<bool, String> {
+fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<ArchivePart>) -> Result<bool, String> {
     let name = own_name(&entry.path_bytes());
     let kind = entry.header().entry_type();
     if kind.is_symlink() || kind.is_hard_link() {
         let Some(target) = entry.link_name_bytes() else { return Ok(true) };
         let target = String::from_utf8_lossy(&target).into_owned();
         let target = if kind.is_symlink() { resolve_link(&name, &target) } else { own_name(target.as_bytes()) };
-        return Ok(out.blocking_send(Piece::Link { name, target }).is_ok());
+        return Ok(out.blocking_send(ArchivePart::Link { name, target }).is_ok());
     }
     if !matches!(kind, tar::EntryType::Regular | tar::EntryType::Continuous) {
         return Ok(true);
@@ -88,7 +88,7 @@ fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Piece
         }
         let mut bytes = Vec::new();
         entry.read_to_end(&mut bytes).map_err(|error| format!("{name}: {error}"))?;
-        return Ok(out.blocking_send(Piece::List { name: list, bytes }).is_ok());
+        return Ok(out.blocking_send(ArchivePart::List { name: list, bytes }).is_ok());
     }
     let digest = name.strip_prefix("blobs/sha256/").map(|hex| format!("sha256:{hex}"));
     let wanted = match &digest {
@@ -99,7 +99,7 @@ fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Piece
     if !wanted {
         return Ok(true);
     }
-    if out.blocking_send(Piece::Blob { name: name.clone(), size, digest }).is_err() {
+    if out.blocking_send(ArchivePart::Blob { name: name.clone(), size, digest }).is_err() {
         return Ok(false);
     }
     let mut hash = Sha256::new();
@@ -109,11 +109,11 @@ fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Piece
         entry.read_exact(&mut chunk).map_err(|error| format!("{name}: {error}"))?;
         hash.update(&chunk);
         left -= chunk.len() as u64;
-        if out.blocking_send(Piece::Data(chunk.into())).is_err() {
+        if out.blocking_send(ArchivePart::Data(chunk.into())).is_err() {
             return Ok(false);
         }
     }
-    Ok(out.blocking_send(Piece::End(document::hex(hash.finalize().as_slice()))).is_ok())
+    Ok(out.blocking_send(ArchivePart::End(document::hex(hash.finalize().as_slice()))).is_ok())
 }
 
 /// A name in the form of the archive's lists.
@@ -166,7 +166,7 @@ impl Read for ZstdFrames {
 
 /// A blob that was written to the content store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Stored {
+pub(super) struct StoredBlob {
     pub(super) digest: String,
     pub(super) size: u64,
     /// The layer media type by its first bytes.
@@ -186,15 +186,15 @@ pub(super) fn layer_type(magic: &[u8]) -> &'static str {
 
 /// The content of an archive.
 #[derive(Debug, Default)]
-pub(super) struct Contents {
+pub(super) struct ArchiveContents {
     pub(super) lists: HashMap<&'static str, Vec<u8>>,
-    pub(super) blobs: HashMap<String, Stored>,
+    pub(super) blobs: HashMap<String, StoredBlob>,
     pub(super) links: HashMap<String, String>,
 }
 
 /// An image in an archive.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Found {
+pub(super) struct ArchivedImage {
     /// Normalised.
     pub(super) name: String,
     pub(super) target: Target,
@@ -206,22 +206,22 @@ pub(super) enum Target {
     /// A manifest or index of the archive.
     Blob(Box<Descriptor>),
     /// `docker save` has no manifest: it is assembled from these.
-    Assemble { config: Stored, layers: Vec<Stored> },
+    Assemble { config: StoredBlob, layers: Vec<StoredBlob> },
 }
 
 /// An entry of `docker save`'s `manifest.json`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Saved {
+struct DockerManifest {
     config: String,
     #[serde(default)]
     repo_tags: Option<Vec<String>>,
     layers: Vec<String>,
 }
 
-impl Contents {
+impl ArchiveContents {
     /// The images and their names.
-    pub(super) fn images(&self) -> Result<Vec<Found>, String> {
+    pub(super) fn images(&self) -> Result<Vec<ArchivedImage>, String> {
         let mut found = match self.lists.get("index.json") {
             Some(bytes) => from_index(bytes)?,
             None => Vec::new(),
@@ -241,8 +241,9 @@ impl Contents {
         })
     }
 
-    fn saved_images(&self, bytes: &[u8]) -> Result<Vec<Found>, String> {
-        let saved: Vec<Saved> = serde_json::from_slice(bytes).map_err(|error| format!("manifest.json: {error}"))?;
+    fn saved_images(&self, bytes: &[u8]) -> Result<Vec<ArchivedImage>, String> {
+        let saved: Vec<DockerManifest> =
+            serde_json::from_slice(bytes).map_err(|error| format!("manifest.json: {error}"))?;
         let mut found = Vec::new();
         for image in saved {
             if image.layers.len() > MAX_LAYERS {
@@ -250,16 +251,19 @@ impl Contents {
             }
             let config = self.blob(&image.config)?.clone();
             let layers = image.layers.iter().map(|name| self.blob(name).cloned());
-            let layers: Vec<Stored> = layers.collect::<Result<_, _>>()?;
+            let layers: Vec<StoredBlob> = layers.collect::<Result<_, _>>()?;
             for tag in image.repo_tags.unwrap_or_default() {
                 let name = normalize(&tag).map_err(|error| error.to_string())?;
-                found.push(Found { name, target: Target::Assemble { config: config.clone(), layers: layers.clone() } });
+                found.push(ArchivedImage {
+                    name,
+                    target: Target::Assemble { config: config.clone(), layers: layers.clone() },
+                });
             }
         }
         Ok(found)
     }
 
-    fn blob(&self, name: &str) -> Result<&Stored, String> {
+    fn blob(&self, name: &str) -> Result<&StoredBlob, String> {
         let mut name = own_name(name.as_bytes());
         for _ in 0..8 {
             if let Some(blob) = self.blobs.get(&name) {
@@ -273,7 +277,7 @@ impl Contents {
 }
 
 /// The named images of an OCI layout; of several entries with one name the one for this platform.
-fn from_index(bytes: &[u8]) -> Result<Vec<Found>, String> {
+fn from_index(bytes: &[u8]) -> Result<Vec<ArchivedImage>, String> {
     let Document::Index(index) = Document::parse(bytes).map_err(|error| format!("index.json: {error}"))? else {
         return Err("index.json is not an image index".to_owned());
     };
@@ -289,7 +293,7 @@ fn from_index(bytes: &[u8]) -> Result<Vec<Found>, String> {
             [one] => one,
             many => platform.choose(many).ok_or_else(|| format!("{name}: no manifest for {platform}"))?,
         };
-        Ok(Found { target: Target::Blob(Box::new(chosen.clone())), name })
+        Ok(ArchivedImage { target: Target::Blob(Box::new(chosen.clone())), name })
     };
     by_name.into_iter().map(choose).collect()
 }
@@ -311,11 +315,11 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn stored(text: &str) -> Stored {
-        Stored { digest: document::sha256(text.as_bytes()), size: 1, layer_type: layer_type(b"") }
+    fn stored(text: &str) -> StoredBlob {
+        StoredBlob { digest: document::sha256(text.as_bytes()), size: 1, layer_type: layer_type(b"") }
     }
 
-    fn names(contents: &Contents) -> Vec<String> {
+    fn names(contents: &ArchiveContents) -> Vec<String> {
         contents.images().unwrap().into_iter().map(|found| found.name).collect()
     }
 
@@ -330,7 +334,7 @@ mod tests {
     fn docker_save_names_and_layers_are_found() {
         let list = json!([{"Config": "c.json", "RepoTags": ["demo:1", "127.0.0.1:5000/demo:2"],
             "Layers": ["a/layer.tar", "b/layer.tar"]}, {"Config": "c.json", "RepoTags": null, "Layers": []}]);
-        let mut contents = Contents::default();
+        let mut contents = ArchiveContents::default();
         contents.lists.insert("manifest.json", list.to_string().into_bytes());
         contents.blobs.insert("c.json".into(), stored("config"));
         contents.blobs.insert("a/layer.tar".into(), stored("a"));
@@ -351,7 +355,7 @@ mod tests {
                 "digest": document::sha256(annotations.to_string().as_bytes()), "annotations": annotations})
         };
         let with = |entries: Vec<serde_json::Value>| {
-            let mut contents = Contents::default();
+            let mut contents = ArchiveContents::default();
             let index = json!({"schemaVersion": 2, "manifests": entries});
             contents.lists.insert("index.json", index.to_string().into_bytes());
             contents
@@ -361,7 +365,7 @@ mod tests {
         let tag = entry(json!({"org.opencontainers.image.ref.name": "latest"}));
         assert_eq!(names(&with(vec![full.clone(), oci, tag.clone()])), ["localhost/b:2", "q.io/a:1"]);
         assert!(with(vec![tag]).images().unwrap_err().contains("no image in it has a name"));
-        assert!(Contents::default().images().unwrap_err().contains("not an image archive"));
+        assert!(ArchiveContents::default().images().unwrap_err().contains("not an image archive"));
         let mut other = full.clone();
         other["platform"] = json!({"os": "linux", "architecture": "mips"});
         assert_eq!(names(&with(vec![other, full])), ["q.io/a:1"]);

@@ -78,7 +78,7 @@ pub(super) type Entries = Vec<(String, Credentials)>;
 
 /// What the providers of an image gave.
 #[derive(Debug, Default)]
-pub(super) struct Provided {
+pub(super) struct ProvidedCredentials {
     /// The credentials, provider by provider.
     pub(super) entries: Vec<Candidate>,
     /// Why providers gave none, without what they printed.
@@ -110,10 +110,10 @@ impl CredentialProviders {
 
     /// Asks every provider that matches the image, side by side. One that fails affects no other. `account`: of the pod
     /// that needs the image.
-    pub(super) async fn credentials(&self, image: &ImageName, account: Option<&PullAccount>) -> Provided {
+    pub(super) async fn credentials(&self, image: &ImageName, account: Option<&PullAccount>) -> ProvidedCredentials {
         let asked = self.all.iter().filter(|cached| cached.provider.matches(image));
         let answers = futures_util::future::join_all(asked.map(|cached| cached.credentials(image, account))).await;
-        let mut provided = Provided::default();
+        let mut provided = ProvidedCredentials::default();
         for answer in answers {
             match answer {
                 Ok((entries, source)) => {

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 /// The largest manifest, index or configuration that is read: the limit of registries.
 pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
 /// The largest document, in bytes, that is hashed and parsed on the agent's own thread.
-const SMALL: usize = 32 << 10;
+const MAX_INLINE_DOCUMENT: usize = 32 << 10;
 /// The limit of overlayfs for layers.
 pub(super) const MAX_LAYERS: usize = 127;
 /// The limit for entries of an index.
@@ -121,7 +121,7 @@ pub(super) async fn examine<T: Send + 'static>(
         let done = work(&bytes);
         (bytes, done)
     };
-    if size <= SMALL {
+    if size <= MAX_INLINE_DOCUMENT {
         return work();
     }
     match tokio::task::spawn_blocking(work).await {

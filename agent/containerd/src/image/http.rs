@@ -23,10 +23,10 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 /// The most redirects followed for one request.
 const MAX_REDIRECTS: usize = 5;
-/// The fewest bytes that a download may bring in [`FLOOR_WINDOW`]: a slower one would keep other pulls waiting for days.
-const FLOOR: u64 = 32 << 10;
+/// The fewest bytes that a download may bring in [`MIN_RATE_WINDOW`]: a slower one would keep other pulls waiting for days.
+const MIN_BYTES_PER_WINDOW: u64 = 32 << 10;
 /// Time spent waiting for the registry, without that of storing what came.
-const FLOOR_WINDOW: Duration = Duration::from_secs(60);
+const MIN_RATE_WINDOW: Duration = Duration::from_secs(60);
 
 /// The clients of one host.
 #[derive(Debug)]
@@ -112,21 +112,21 @@ fn place(url: &Url) -> String {
 
 /// Watches that a body arrives at a reasonable speed.
 #[derive(Debug, Default)]
-struct Floor {
+struct MinimumRate {
     waited: Duration,
     bytes: u64,
 }
 
-impl Floor {
+impl MinimumRate {
     /// Takes note of `bytes` that were waited for; the error says how slow it is.
     fn passed(&mut self, waited: Duration, bytes: usize) -> Result<(), String> {
         self.waited += waited;
         self.bytes += bytes as u64;
-        if self.waited < FLOOR_WINDOW {
+        if self.waited < MIN_RATE_WINDOW {
             return Ok(());
         }
         let Self { waited, bytes } = std::mem::take(self);
-        let wanted = FLOOR * waited.as_secs() / FLOOR_WINDOW.as_secs();
+        let wanted = MIN_BYTES_PER_WINDOW * waited.as_secs() / MIN_RATE_WINDOW.as_secs();
         if bytes >= wanted {
             return Ok(());
         }
@@ -138,12 +138,12 @@ impl Floor {
 #[derive(Debug)]
 pub(super) struct Body {
     response: Response,
-    floor: Floor,
+    minimum_rate: MinimumRate,
 }
 
 impl Body {
     pub(super) fn new(response: Response) -> Self {
-        Self { response, floor: Floor::default() }
+        Self { response, minimum_rate: MinimumRate::default() }
     }
 
     /// The next piece; `None` at the end. The error names the host that was too slow.
@@ -153,7 +153,7 @@ impl Body {
         let bytes = chunk.as_ref().map_or(0, bytes::Bytes::len);
         if chunk.is_some() {
             let slow = |cause| format!("{} is {cause}", place(self.response.url()));
-            self.floor.passed(began.elapsed(), bytes).map_err(slow)?;
+            self.minimum_rate.passed(began.elapsed(), bytes).map_err(slow)?;
         }
         Ok(chunk)
     }
@@ -268,15 +268,15 @@ mod tests {
     #[test]
     fn a_body_below_the_floor_is_given_up() {
         let second = Duration::from_secs(1);
-        let mut floor = Floor::default();
+        let mut minimum_rate = MinimumRate::default();
         // The first minute is not judged, however slowly it begins.
-        (0..59).for_each(|_| floor.passed(second, 1).unwrap());
-        let error = floor.passed(second, 1).unwrap_err();
+        (0..59).for_each(|_| minimum_rate.passed(second, 1).unwrap());
+        let error = minimum_rate.passed(second, 1).unwrap_err();
         assert_eq!(error, "too slow: 60 bytes in 60 s; the minimum is 32768");
         // A pause within a window that brings enough is none.
-        floor.passed(second, FLOOR as usize).unwrap();
-        (0..59).for_each(|_| floor.passed(second, 0).unwrap());
+        minimum_rate.passed(second, MIN_BYTES_PER_WINDOW as usize).unwrap();
+        (0..59).for_each(|_| minimum_rate.passed(second, 0).unwrap());
         // What a window brought does not count for the next.
-        assert!((0..60).any(|_| floor.passed(second, 0).is_err()));
+        assert!((0..60).any(|_| minimum_rate.passed(second, 0).is_err()));
     }
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::archive::{self, Contents, Found, Piece, Stored, Target};
+use super::archive::{self, ArchiveContents, ArchivePart, ArchivedImage, StoredBlob, Target};
 use super::content::{Blob, Completed, Labels, Opened, Store};
 use super::document;
 use super::error::{CallError, ImageError};
@@ -16,7 +16,7 @@ use super::local::lease_id;
 use limpet_model::image::LocalImage;
 
 /// Pieces between the reader and the writer: enough to keep both busy.
-const QUEUE: usize = 4;
+const QUEUE_LENGTH: usize = 4;
 
 /// How long the next piece of an archive may take to be read.
 const ARCHIVE_DEADLINE: Duration = Duration::from_secs(60);
@@ -47,7 +47,7 @@ async fn import_leased(
     lease: &str,
 ) -> Result<Vec<LocalImage>, ImageError> {
     let broken = |cause: String| ImageError::Archive { path: path.to_owned(), cause };
-    let (sender, receiver) = mpsc::channel(QUEUE);
+    let (sender, receiver) = mpsc::channel(QUEUE_LENGTH);
     let file = path.to_owned();
     let reader = tokio::task::spawn_blocking(move || archive::read(&file, &sender));
     let contents = store_blobs(store, receiver, lease).await;
@@ -68,22 +68,26 @@ async fn import_leased(
 }
 
 /// The next piece; `None` at the end of the archive, and when its file system does not answer.
-async fn next(pieces: &mut mpsc::Receiver<Piece>) -> Option<Piece> {
+async fn next(pieces: &mut mpsc::Receiver<ArchivePart>) -> Option<ArchivePart> {
     timeout(ARCHIVE_DEADLINE, pieces.recv()).await.ok().flatten()
 }
 
 /// Writes blobs in the archive's order.
-async fn store_blobs(store: &Store, mut pieces: mpsc::Receiver<Piece>, lease: &str) -> Result<Contents, CallError> {
-    let mut contents = Contents::default();
+async fn store_blobs(
+    store: &Store,
+    mut pieces: mpsc::Receiver<ArchivePart>,
+    lease: &str,
+) -> Result<ArchiveContents, CallError> {
+    let mut contents = ArchiveContents::default();
     while let Some(piece) = next(&mut pieces).await {
         match piece {
-            Piece::List { name, bytes } => drop(contents.lists.insert(name, bytes)),
-            Piece::Link { name, target } => drop(contents.links.insert(name, target)),
-            Piece::Blob { name, size, digest } => {
+            ArchivePart::List { name, bytes } => drop(contents.lists.insert(name, bytes)),
+            ArchivePart::Link { name, target } => drop(contents.links.insert(name, target)),
+            ArchivePart::Blob { name, size, digest } => {
                 let Some(stored) = store_blob(store, &mut pieces, size, digest.as_deref(), lease).await? else { break };
                 contents.blobs.insert(name, stored);
             }
-            Piece::Data(_) | Piece::End(_) => {}
+            ArchivePart::Data(_) | ArchivePart::End(_) => {}
         }
     }
     Ok(contents)
@@ -92,11 +96,11 @@ async fn store_blobs(store: &Store, mut pieces: mpsc::Receiver<Piece>, lease: &s
 /// Writes one blob; `None` when the archive is truncated in it.
 async fn store_blob(
     store: &Store,
-    pieces: &mut mpsc::Receiver<Piece>,
+    pieces: &mut mpsc::Receiver<ArchivePart>,
     size: u64,
     digest: Option<&str>,
     lease: &str,
-) -> Result<Option<Stored>, CallError> {
+) -> Result<Option<StoredBlob>, CallError> {
     let unnamed = format!("{lease}-blob");
     let opened = match digest {
         Some(digest) => store.open(Blob { digest, size }, lease).await?,
@@ -113,13 +117,13 @@ async fn store_blob(
     let mut layer_type = None;
     loop {
         match next(pieces).await {
-            Some(Piece::Data(data)) => {
+            Some(ArchivePart::Data(data)) => {
                 layer_type.get_or_insert_with(|| archive::layer_type(&data));
                 if let Some(ingest) = &mut ingest {
                     ingest.write(&data).await?;
                 }
             }
-            Some(Piece::End(found)) => {
+            Some(ArchivePart::End(found)) => {
                 let completed = match ingest {
                     Some(ingest) if digest.is_some() => ingest.commit(Labels::new()).await?,
                     Some(ingest) => ingest.commit_as(&found).await?,
@@ -129,7 +133,7 @@ async fn store_blob(
                     store.hold(Blob { digest: &found, size }, lease).await?;
                 }
                 let layer_type = layer_type.unwrap_or(archive::layer_type(&[]));
-                return Ok(Some(Stored { digest: found, size, layer_type }));
+                return Ok(Some(StoredBlob { digest: found, size, layer_type }));
             }
             _ => return Ok(None),
         }
@@ -137,7 +141,7 @@ async fn store_blob(
 }
 
 /// The target of an image's record; `docker save`'s images get the manifest they lack.
-async fn target(store: &Store, image: &Found, lease: &str) -> Result<types::Descriptor, ImageError> {
+async fn target(store: &Store, image: &ArchivedImage, lease: &str) -> Result<types::Descriptor, ImageError> {
     let (config, layers) = match &image.target {
         Target::Blob(descriptor) => {
             return Ok(types::Descriptor {
@@ -150,7 +154,7 @@ async fn target(store: &Store, image: &Found, lease: &str) -> Result<types::Desc
         Target::Assemble { config, layers } => (config, layers),
     };
     let media_type = "application/vnd.oci.image.manifest.v1+json";
-    let descriptor = |stored: &Stored, media_type: &str| json!({"mediaType": media_type, "digest": stored.digest, "size": stored.size});
+    let descriptor = |stored: &StoredBlob, media_type: &str| json!({"mediaType": media_type, "digest": stored.digest, "size": stored.size});
     let layers: Vec<_> = layers.iter().map(|layer| descriptor(layer, layer.layer_type)).collect();
     let manifest = json!({
         "schemaVersion": 2,

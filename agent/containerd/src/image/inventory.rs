@@ -19,7 +19,7 @@ use tonic::Code;
 
 use super::content::{Labels, Store};
 use super::error::{CallError, ImageError};
-use super::preload::PINNED;
+use super::preload::PINNED_LABEL;
 use super::{ImageName, Images};
 use limpet_model::image::{LocalImage, StoredImage};
 
@@ -78,9 +78,9 @@ impl Images {
         let name = ImageName::parse(reference)?;
         let Some(digest) = self.target(&name).await? else { return Ok(false) };
         let stored = self.stored().await?;
-        let value = if pinned { PINNED.1 } else { "" };
+        let value = if pinned { PINNED_LABEL.1 } else { "" };
         for name in stored.iter().filter(|image| *image.digest == *digest).flat_map(|image| &image.names) {
-            let labels = Labels::from([(PINNED.0.to_owned(), value.to_owned())]);
+            let labels = Labels::from([(PINNED_LABEL.0.to_owned(), value.to_owned())]);
             self.inner.store.label_image(name, labels).await.map_err(|error| ImageError::call(name, error))?;
         }
         Ok(true)
@@ -141,7 +141,7 @@ fn by_digest(records: Vec<Image>) -> Vec<StoredImage> {
         let Some(target) = record.target else { continue };
         let image = images.entry(target.digest.clone()).or_default();
         image.digest = target.digest.into();
-        image.pinned |= record.labels.get(PINNED.0).is_some_and(|value| value == PINNED.1);
+        image.pinned |= record.labels.get(PINNED_LABEL.0).is_some_and(|value| value == PINNED_LABEL.1);
         let created = record.created_at.and_then(|at| Timestamp::new(at.seconds, at.nanos).ok());
         image.created = [image.created, created].into_iter().flatten().min();
         let used = record.labels.get(LAST_USED).and_then(|at| at.parse().ok());
@@ -234,8 +234,8 @@ mod tests {
             record("app:v1", "sha256:a", 20, &[(LAST_USED, used)]),
             record("app:latest", "sha256:a", 10, &[(LAST_USED, "no time")]),
             record("sha256:config", "sha256:a", 30, &[]),
-            record("kept:v1", "sha256:b", 5, &[PINNED]),
-            record("not-kept:v1", "sha256:c", 5, &[(PINNED.0, "")]),
+            record("kept:v1", "sha256:b", 5, &[PINNED_LABEL]),
+            record("not-kept:v1", "sha256:c", 5, &[(PINNED_LABEL.0, "")]),
             Image { name: "without-target".to_owned(), ..Default::default() },
         ];
         let at = |second| Some(Timestamp::from_second(second).unwrap());

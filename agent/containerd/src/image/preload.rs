@@ -20,11 +20,11 @@ use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
 
 /// Pauses between attempts while containerd is not reachable or the disk is full.
-const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const RETRY_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 /// The interval of listing a directory that cannot be watched.
-const UNWATCHED: Duration = Duration::from_secs(20);
+const SCAN_INTERVAL: Duration = Duration::from_secs(20);
 /// The label that protects an image from garbage collectors.
-pub(super) const PINNED: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
+pub(super) const PINNED_LABEL: (&str, &str) = ("io.cri-containerd.pinned", "pinned");
 
 /// The result of importing an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -90,9 +90,9 @@ impl Images {
     async fn follow_archives(&self, report: &impl Fn(ArchiveEvent)) {
         let dir = self.inner.config.archives_dir.as_path();
         let mut tried = HashMap::new();
-        let mut pause = RETRY.0;
+        let mut pause = RETRY_DELAYS.0;
         let unwatched = |error: &io::Error| {
-            let seconds = UNWATCHED.as_secs();
+            let seconds = SCAN_INTERVAL.as_secs();
             tracing::warn!(dir = %dir.display(), %error, "the directory cannot be watched; it is scanned for image archives every {seconds} s");
         };
         let mut watch = open(dir).await.inspect_err(unwatched).ok();
@@ -104,19 +104,19 @@ impl Images {
             }
             let rescan = match (scan.retry, &watch) {
                 (true, _) => Some(pause),
-                (false, None) => Some(UNWATCHED),
+                (false, None) => Some(SCAN_INTERVAL),
                 (false, Some(_)) => None,
             };
             tokio::select! {
                 change = changed(watch.as_mut()) => match change {
-                    Ok(()) => pause = RETRY.0,
+                    Ok(()) => pause = RETRY_DELAYS.0,
                     Err(error) => {
                         unwatched(&error);
                         watch = None;
                     }
                 },
                 () = after(rescan) => {
-                    pause = (pause * 2).min(RETRY.1);
+                    pause = (pause * 2).min(RETRY_DELAYS.1);
                     if watch.is_none() {
                         watch = open(dir).await.ok();
                     }
@@ -200,7 +200,7 @@ impl Images {
     async fn import(&self, path: &Path, stamp: &Stamp) -> Result<Vec<String>, ImageError> {
         let labels = |count: usize| {
             Labels::from([
-                (PINNED.0.to_owned(), PINNED.1.to_owned()),
+                (PINNED_LABEL.0.to_owned(), PINNED_LABEL.1.to_owned()),
                 (label_key(path), format!("{}/{count}", stamp.0)),
             ])
         };

@@ -10,9 +10,9 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// The least time between two reports of arriving bytes.
-const PACE: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// The least time between two lines in the log.
-const LOG_PACE: Duration = Duration::from_secs(10);
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How far the pull of an image is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,13 +91,13 @@ impl Meter {
     fn change(&self, at: Instant, step: bool, change: impl FnOnce(&mut PullProgress)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut state.progress);
-        if step || state.reported.is_none_or(|last| at.duration_since(last) >= PACE) {
+        if step || state.reported.is_none_or(|last| at.duration_since(last) >= REPORT_INTERVAL) {
             state.reported = Some(at);
             self.out.send_replace(state.progress);
         }
         // Only the beginning and the end of a pull shorter than the interval are logged.
         let logged = *state.logged.get_or_insert(at);
-        if at.duration_since(logged) >= LOG_PACE {
+        if at.duration_since(logged) >= LOG_INTERVAL {
             state.logged = Some(at);
             let PullProgress { done, total, layers, downloaded, unpacked } = state.progress;
             tracing::info!(image = self.image, done, total, layers, downloaded, unpacked, "image pull in progress");
@@ -146,11 +146,11 @@ mod tests {
         let begin = meter.state.lock().ok().and_then(|state| state.reported).unwrap_or_else(Instant::now);
         let (mut a, mut b) = (meter.blob(), meter.blob());
         a.set_at(begin, 10);
-        b.set_at(begin + PACE / 2, 5);
+        b.set_at(begin + REPORT_INTERVAL / 2, 5);
         assert!(!seen.has_changed().unwrap_or(true));
-        a.set_at(begin + PACE, 20);
+        a.set_at(begin + REPORT_INTERVAL, 20);
         assert_eq!(seen.borrow_and_update().done, 25);
-        b.set_at(begin + PACE, 0);
+        b.set_at(begin + REPORT_INTERVAL, 0);
         meter.downloaded();
         assert_eq!(*seen.borrow_and_update(), progress(20, 1, 0), "a layer is a step");
         meter.unpacked();

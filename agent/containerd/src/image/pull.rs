@@ -20,29 +20,29 @@ use super::error::ImageError;
 use super::local::{MAX_DEPTH, lease_id};
 use super::platform::HostPlatform;
 use super::progress::{BlobMeter, Meter};
-use super::registry::{Fetched, Session};
+use super::registry::{FetchedDocument, Session};
 use super::unpack::Layer;
 use limpet_model::image::LocalImage;
 use limpet_model::pull_credential::PullCredential;
 
 /// Layers that are downloaded at once.
 const PARALLEL_LAYERS: usize = 3;
-/// Attempts in a row with less than `PROGRESS` before a download fails.
-const ATTEMPTS: u32 = 5;
+/// Attempts in a row with less than `MIN_PROGRESS` before a download fails.
+const MAX_ATTEMPTS: u32 = 5;
 /// Bytes that count as progress.
-const PROGRESS: u64 = 1 << 20;
+const MIN_PROGRESS: u64 = 1 << 20;
 /// The first pause between attempts; each is twice as long as the one before.
-const PAUSE: Duration = Duration::from_millis(250);
+const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(250);
 
 /// The prefix of every pull's lease.
 pub(super) const LEASE_PREFIX: &str = "limpet-pull-";
 
 /// Why a download ended early.
-enum Broken {
+enum DownloadError {
     /// The network: try again from this offset.
-    Cut(String),
+    Interrupted(String),
     /// Anything else.
-    For(ImageError),
+    Failed(ImageError),
 }
 
 /// An image's documents, as they were stored.
@@ -128,7 +128,7 @@ impl Pull<'_> {
     }
 
     /// Stores indexes, manifest and configuration.
-    async fn documents(&self, top: Fetched) -> Result<Documents, ImageError> {
+    async fn documents(&self, top: FetchedDocument) -> Result<Documents, ImageError> {
         let image = self.image();
         let content = |cause: String| ImageError::content(image, cause);
         let platform = HostPlatform::current();
@@ -222,20 +222,20 @@ impl Pull<'_> {
 
     /// Downloads until the ingest has all bytes, over several connections if some are lost.
     async fn fill(&self, ingest: &mut Ingest, layer: &Descriptor, meter: &mut BlobMeter<'_>) -> Result<(), ImageError> {
-        let (mut strikes, mut pause) = (0, PAUSE);
+        let (mut strikes, mut pause) = (0, INITIAL_RETRY_DELAY);
         loop {
             let before = ingest.offset();
             let cause = match self.download(ingest, layer, meter).await {
                 Ok(()) => return Ok(()),
-                Err(Broken::For(error)) => return Err(error),
-                Err(Broken::Cut(cause)) => cause,
+                Err(DownloadError::Failed(error)) => return Err(error),
+                Err(DownloadError::Interrupted(cause)) => cause,
             };
-            if ingest.offset() >= before + PROGRESS {
-                (strikes, pause) = (0, PAUSE);
+            if ingest.offset() >= before + MIN_PROGRESS {
+                (strikes, pause) = (0, INITIAL_RETRY_DELAY);
             }
             strikes += 1;
             let (image, digest) = (self.image().to_owned(), layer.digest().to_string());
-            if strikes >= ATTEMPTS {
+            if strikes >= MAX_ATTEMPTS {
                 return Err(ImageError::Cut { image, digest, cause });
             }
             tracing::info!(image, digest, offset = ingest.offset(), cause, "download interrupted; retrying");
@@ -244,8 +244,13 @@ impl Pull<'_> {
         }
     }
 
-    async fn download(&self, ingest: &mut Ingest, layer: &Descriptor, meter: &mut BlobMeter<'_>) -> Result<(), Broken> {
-        let call = |error| Broken::For(ImageError::call(self.image(), error));
+    async fn download(
+        &self,
+        ingest: &mut Ingest,
+        layer: &Descriptor,
+        meter: &mut BlobMeter<'_>,
+    ) -> Result<(), DownloadError> {
+        let call = |error| DownloadError::Failed(ImageError::call(self.image(), error));
         let size = layer.size();
         meter.set(ingest.offset());
         if ingest.offset() == size {
@@ -253,8 +258,8 @@ impl Pull<'_> {
         }
         let mut download = match self.session.blob(layer.digest().as_ref(), ingest.offset()).await {
             Ok(download) => download,
-            Err(ImageError::Unreachable { cause, .. }) => return Err(Broken::Cut(cause)),
-            Err(error) => return Err(Broken::For(error)),
+            Err(ImageError::Unreachable { cause, .. }) => return Err(DownloadError::Interrupted(cause)),
+            Err(error) => return Err(DownloadError::Failed(error)),
         };
         // A registry without ranges starts at the beginning: bytes that are stored already are skipped.
         let mut skip = ingest.offset() - download.offset.min(ingest.offset());
@@ -273,7 +278,7 @@ impl Pull<'_> {
                     // First store the received bytes.
                     ingest.flush().await.map_err(call)?;
                     let cause = ended.err().unwrap_or_else(|| "the registry closed it early".to_owned());
-                    return Err(Broken::Cut(cause));
+                    return Err(DownloadError::Interrupted(cause));
                 }
             }
         }

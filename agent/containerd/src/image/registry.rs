@@ -72,7 +72,7 @@ pub(super) struct Session {
 
 /// A document with its media type and digest from the registry.
 #[derive(Debug)]
-pub(super) struct Fetched {
+pub(super) struct FetchedDocument {
     pub(super) bytes: Vec<u8>,
     pub(super) digest: String,
     pub(super) media_type: String,
@@ -139,7 +139,7 @@ impl Session {
     }
 
     /// Fetches a manifest or index by tag or digest; a digest is verified.
-    pub(super) async fn manifest(&self, target: &str) -> Result<Fetched, ImageError> {
+    pub(super) async fn manifest(&self, target: &str) -> Result<FetchedDocument, ImageError> {
         let mut hosts = self.attempts(!target.starts_with("sha256:"));
         while let Some(host) = hosts.next() {
             match self.manifest_from(host, target).await {
@@ -150,7 +150,7 @@ impl Session {
         Err(hosts.into_error())
     }
 
-    async fn manifest_from(&self, host: &Host, target: &str) -> Result<Fetched, Failure> {
+    async fn manifest_from(&self, host: &Host, target: &str) -> Result<FetchedDocument, Failure> {
         let path = format!("{}/manifests/{target}", self.name.repository);
         let response = self.get(host, &path, Some(document::ACCEPT), 0).await?;
         let media_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -160,7 +160,7 @@ impl Session {
         if target.starts_with("sha256:") && target != digest {
             return Err(Failure::new(Kind::Content, format!("asked for {target}, got {digest}")));
         }
-        Ok(Fetched { bytes, digest, media_type })
+        Ok(FetchedDocument { bytes, digest, media_type })
     }
 
     /// Fetches a small blob whole and verifies it.

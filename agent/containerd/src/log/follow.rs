@@ -12,7 +12,7 @@ use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
 
 /// A writer that is silent for so long after its container's exit has written everything.
-const QUIET: Duration = Duration::from_millis(200);
+const SILENCE_AFTER_EXIT: Duration = Duration::from_millis(200);
 /// The longest wait for a writer that is not silent: processes that outlive their container may write forever.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
@@ -51,12 +51,13 @@ pub async fn settle(path: &Path) {
     let Ok(mut watch) = LogWatch::new(path).await else {
         if !writer_exited(path).await {
             // Changes of the log are not reported: wait for the silence period instead.
-            tokio::time::sleep(QUIET).await;
+            tokio::time::sleep(SILENCE_AFTER_EXIT).await;
         }
         return;
     };
-    let quiet =
-        async { while !writer_exited(path).await && matches!(timeout(QUIET, watch.changed()).await, Ok(Ok(()))) {} };
+    let quiet = async {
+        while !writer_exited(path).await && matches!(timeout(SILENCE_AFTER_EXIT, watch.changed()).await, Ok(Ok(()))) {}
+    };
     // A timeout is fine too.
     let _ = timeout(MAX_WAIT, quiet).await;
 }

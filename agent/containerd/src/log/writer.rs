@@ -30,19 +30,19 @@ use crate::log::LogRotation;
 /// The first argument that makes the executable a logger.
 const ARGUMENT: &str = "logger";
 /// Longest text of one log line; longer ones are written in parts (CRI).
-const PART: usize = 16 << 10;
+const MAX_PART: usize = 16 << 10;
 /// The input buffer of one stream: one part and further bytes.
-const INPUT: usize = PART + (4 << 10);
+const INPUT_BUFFER: usize = MAX_PART + (4 << 10);
 /// Log lines collected for one write.
-const OUTPUT: usize = 32 << 10;
+const OUTPUT_BUFFER: usize = 32 << 10;
 /// `2026-01-02T03:04:05.678901234Z stdout F `.
-const HEADER: usize = STAMP_LENGTH + 10;
+const HEADER_LENGTH: usize = STAMP_LENGTH + 10;
 /// How often reporting lost lines is retried while the container is silent. No event reports that a disk has space again.
-const RETRY: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const LOSS_REPORT_INTERVAL: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// How long the start of a line waits for its end before it is written as a part of its own: less than readers wait for the last
 /// line of a container that has exited, whose pipes the shim holds open.
-const UNENDED: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const PARTIAL_LINE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The configuration of a logger.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,14 +191,15 @@ pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl F
     let mut followers = config.terminal.as_deref().map(Followers::listen).unwrap_or_default();
     let mut log = Log {
         file: LogFile::open(config.path, config.rotation),
-        lines: Vec::with_capacity(OUTPUT),
+        lines: Vec::with_capacity(OUTPUT_BUFFER),
         stamp: Stamp::now(),
     };
     let mut streams = [Stream::new(stdout, b"stdout"), Stream::new(stderr, b"stderr")];
     ready(log.file.is_contended());
     loop {
         let pending = streams.iter().any(|stream| stream.filled > 0);
-        let timeout = if pending { Some(&UNENDED) } else { log.file.has_losses().then_some(&RETRY) };
+        let timeout =
+            if pending { Some(&PARTIAL_LINE_TIMEOUT) } else { log.file.has_losses().then_some(&LOSS_REPORT_INTERVAL) };
         let Some(readable) = wait(&streams, &followers, timeout) else { break };
         log.stamp = Stamp::now();
         if pending && readable.is_nothing() {
@@ -256,7 +257,7 @@ struct Stream {
 
 impl Stream {
     fn new(pipe: OwnedFd, name: &'static [u8; 6]) -> Self {
-        Self { pipe: Some(pipe), name, buffer: vec![0; INPUT], filled: 0 }
+        Self { pipe: Some(pipe), name, buffer: vec![0; INPUT_BUFFER], filled: 0 }
     }
 
     /// Reads once, and returns what was read. The buffer always has space: `cut` leaves at most one part in it.
@@ -281,15 +282,15 @@ impl Stream {
             // The standard library's fastest search for a byte; reading from a slice cannot fail.
             let length = (&*rest).skip_until(b'\n').unwrap_or(rest.len());
             if let Some(mut line) = rest[..length].strip_suffix(b"\n") {
-                while line.len() > PART {
-                    log.push(self.name, b'P', &line[..PART]);
-                    line = &line[PART..];
+                while line.len() > MAX_PART {
+                    log.push(self.name, b'P', &line[..MAX_PART]);
+                    line = &line[MAX_PART..];
                 }
                 log.push(self.name, b'F', line);
                 start += length;
-            } else if rest.len() > PART {
-                log.push(self.name, b'P', &rest[..PART]);
-                start += PART;
+            } else if rest.len() > MAX_PART {
+                log.push(self.name, b'P', &rest[..MAX_PART]);
+                start += MAX_PART;
             } else if self.pipe.is_none() {
                 // As containerd: a line without an end is a part.
                 log.push(self.name, b'P', rest);
@@ -320,7 +321,7 @@ struct Log {
 
 impl Log {
     fn push(&mut self, stream: &[u8; 6], tag: u8, text: &[u8]) {
-        if self.lines.len() + HEADER + text.len() + 1 > OUTPUT {
+        if self.lines.len() + HEADER_LENGTH + text.len() + 1 > OUTPUT_BUFFER {
             self.flush();
         }
         self.lines.extend_from_slice(self.stamp.text());

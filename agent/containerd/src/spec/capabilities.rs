@@ -6,7 +6,7 @@ use oci_spec::runtime::{Capabilities, Capability, LinuxCapabilities};
 use super::SpecError;
 
 /// containerd's capabilities for a container that configures none.
-const DEFAULT: [Capability; 14] = [
+const DEFAULT_CAPABILITIES: [Capability; 14] = [
     Capability::AuditWrite,
     Capability::Chown,
     Capability::DacOverride,
@@ -24,7 +24,7 @@ const DEFAULT: [Capability; 14] = [
 ];
 
 /// Capabilities by number, as in `/proc/<pid>/status`.
-const BY_NUMBER: [Capability; 41] = [
+const CAPABILITIES: [Capability; 41] = [
     Capability::Chown,
     Capability::DacOverride,
     Capability::DacReadSearch,
@@ -70,7 +70,7 @@ const BY_NUMBER: [Capability; 41] = [
 
 /// The set behind a `CapEff` mask; bits of a newer kernel are left out.
 pub(super) fn from_mask(mask: u64) -> Capabilities {
-    BY_NUMBER.iter().enumerate().filter(|(bit, _)| mask >> bit & 1 == 1).map(|(_, capability)| *capability).collect()
+    CAPABILITIES.iter().enumerate().filter(|(bit, _)| mask >> bit & 1 == 1).map(|(_, capability)| *capability).collect()
 }
 
 /// Whether a container gets all capabilities, before some may be dropped.
@@ -86,18 +86,18 @@ pub(super) fn asks_for_all(context: Option<&SecurityContext>) -> bool {
 /// # Errors
 /// When a capability to add is unknown.
 pub(super) fn granted(context: Option<&SecurityContext>, all: &Capabilities) -> Result<Capabilities, SpecError> {
-    let Some(context) = context else { return Ok(Capabilities::from(DEFAULT)) };
+    let Some(context) = context else { return Ok(Capabilities::from(DEFAULT_CAPABILITIES)) };
     if context.privileged == Some(true) {
         return Ok(all.clone());
     }
-    let Some(wanted) = &context.capabilities else { return Ok(Capabilities::from(DEFAULT)) };
+    let Some(wanted) = &context.capabilities else { return Ok(Capabilities::from(DEFAULT_CAPABILITIES)) };
     let (add, drop) = (wanted.add.as_deref().unwrap_or_default(), wanted.drop.as_deref().unwrap_or_default());
     let names_all = |list: &[String]| list.iter().any(|name| is_all(name));
     // `ALL` first, so that single names still add to it or remove from it.
     let mut set = match (names_all(add), names_all(drop)) {
         (_, true) => Capabilities::new(),
         (true, false) => all.clone(),
-        (false, false) => Capabilities::from(DEFAULT),
+        (false, false) => Capabilities::from(DEFAULT_CAPABILITIES),
     };
     for name in add.iter().filter(|name| !is_all(name)) {
         set.insert(parse(name).ok_or_else(|| SpecError::Capability(name.clone()))?);
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn lists_add_and_drop() {
         let all = Capabilities::from([Capability::SysAdmin, Capability::Chown, Capability::Bpf]);
-        let default = Capabilities::from(DEFAULT);
+        let default = Capabilities::from(DEFAULT_CAPABILITIES);
         let with = |extra| default.iter().copied().chain([extra]).collect::<Capabilities>();
         let without =
             |dropped| default.iter().copied().filter(|capability| *capability != dropped).collect::<Capabilities>();

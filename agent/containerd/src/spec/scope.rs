@@ -3,7 +3,7 @@
 //!
 //! runc passes annotations with this prefix as properties of the scope, their values in GVariant's text format.
 
-use limpet_model::stop_signal::LEAST_GRACE;
+use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
 use super::SpecInput;
 
@@ -18,7 +18,7 @@ pub(super) fn annotations(input: &SpecInput<'_>) -> Vec<(String, String)> {
     if !node.systemd_cgroup {
         return Vec::new();
     }
-    let grace_micros = input.pod.grace_seconds().max(LEAST_GRACE.as_secs()).saturating_mul(1_000_000);
+    let grace_micros = input.pod.grace_seconds().max(MIN_GRACE_PERIOD.as_secs()).saturating_mul(1_000_000);
     let property = |name: &str, value: String| (format!("{PROPERTY}{name}"), value);
     // systemd stops a unit after those that are ordered after it.
     let mut properties =

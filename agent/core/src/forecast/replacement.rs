@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 use std::time::Instant;
 
 use crate::plan;
-use crate::plan::over::{self, Over};
+use crate::plan::over::{self, PodEnd};
 use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, PostStart, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
@@ -33,7 +33,7 @@ pub struct Replacement {
 ///
 /// # Errors
 /// The pod is over and is made anew.
-pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Result<Replacement, Over> {
+pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Result<Replacement, PodEnd> {
     let mut pod = state(observed, now);
     if let Some(over) = over::makes_anew(&pod, &new) {
         return Err(over);
@@ -193,7 +193,7 @@ mod tests {
         (failed.status.phase, failed.status.reason) = (Some("Failed".into()), Some("DeadlineExceeded".into()));
         let finished = observed("Never", ["0", "0", "0"]);
         for (policy, pod, over) in
-            [("Always", failed, Over::Failed("DeadlineExceeded".into())), ("Never", finished, Over::Finished)]
+            [("Always", failed, PodEnd::Failed("DeadlineExceeded".into())), ("Never", finished, PodEnd::Finished)]
         {
             let edited = record(policy, ["i:1", "a:1", "b:2"]);
             assert_eq!(replacement(&pod, edited, Instant::now()), Err(over));

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// kubelet's `maxWaitForContainerRuntime`.
-const GRACE: Duration = Duration::from_secs(30);
+const ABSENCE_GRACE_PERIOD: Duration = Duration::from_secs(30);
 
 /// Since when the runtime has been away.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ impl RuntimeAbsence {
             *self = Self { counts: true, since: None };
             return (true, None);
         }
-        let until = *self.since.get_or_insert(now) + GRACE;
+        let until = *self.since.get_or_insert(now) + ABSENCE_GRACE_PERIOD;
         self.counts &= now < until;
         (self.counts, self.counts.then_some(until))
     }

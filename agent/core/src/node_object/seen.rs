@@ -16,9 +16,9 @@ use limpet_model::pod::quantity::{self, Amount};
 /// The fields of a status that the node's agent alone writes and that change rarely.
 const OF_AGENT: [&str; 5] = ["daemonEndpoints", "declaredFeatures", "features", "nodeInfo", "runtimeHandlers"];
 /// The fields of a status that have amounts.
-const AMOUNTS: [&str; 2] = ["capacity", "allocatable"];
+const AMOUNT_FIELDS: [&str; 2] = ["capacity", "allocatable"];
 /// Labels that `--node-labels` may name and that kubelet corrects on a Node that is there.
-const PLACE_AND_KIND: [&str; 6] = [
+const CORRECTED_LABELS: [&str; 6] = [
     "topology.kubernetes.io/zone",
     "topology.kubernetes.io/region",
     "failure-domain.beta.kubernetes.io/zone",
@@ -91,7 +91,7 @@ impl SeenNode {
             taints: all(&node["spec"]["taints"]).iter().filter_map(|taint| Taint::deserialize(taint).ok()).collect(),
             labels: labels.filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect(),
             addresses: addresses(&node["status"]),
-            amounts: AMOUNTS.map(|field| amounts(&node["status"][field])),
+            amounts: AMOUNT_FIELDS.map(|field| amounts(&node["status"][field])),
             provided_address: text(&node["metadata"]["annotations"][PROVIDED_ADDRESS]),
             csi_node_ids: text(&node["metadata"]["annotations"][NODE_IDS]),
             controller_attaches: node["metadata"]["annotations"][CONTROLLER_ATTACHES] == "true",
@@ -111,7 +111,7 @@ impl SeenNode {
             let known = condition["type"].as_str().and_then(|name| self.conditions.get(name));
             known.is_some_and(|(known, _)| condition["status"] == known.as_str())
         });
-        let own = AMOUNTS.map(|field| amounts(&status[field]));
+        let own = AMOUNT_FIELDS.map(|field| amounts(&status[field]));
         let has_all = |(own, known): (&BTreeMap<String, Amount>, &BTreeMap<String, Amount>)| {
             own.iter().all(|(name, amount)| known.get(name) == Some(amount))
         };
@@ -142,7 +142,7 @@ impl SeenNode {
     /// The merge patch that corrects the labels which every node has, and the annotation for a cloud controller, where they differ;
     /// at the `first` report of an agent also the labels of its place and kind that it is registered with, as kubelet does.
     pub fn metadata_patch(&self, node: &NodeDescription, first: bool) -> Option<Value> {
-        let given = node.labels.iter().filter(|(name, _)| first && PLACE_AND_KIND.contains(&name.as_str()));
+        let given = node.labels.iter().filter(|(name, _)| first && CORRECTED_LABELS.contains(&name.as_str()));
         let given = given.map(|(name, value)| (name.as_str(), value.clone()));
         let own = own_labels(&node.name, node.architecture, &node.labels).into_iter().chain(given);
         let wrong: BTreeMap<_, _> = own.filter(|(name, value)| self.labels.get(*name) != Some(value)).collect();

@@ -10,7 +10,8 @@ use super::Failure;
 use crate::adopt::STATUS_UNKNOWN;
 use crate::probe::Probes;
 use crate::state::{
-    Busy, CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, PodState, PostStart, RetryState, StopPhase,
+    CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, OngoingAction, PodState, PostStart, RetryState,
+    StopPhase,
 };
 
 /// The probes of the instance `id`, if it is still the one that runs.
@@ -51,7 +52,7 @@ pub(super) fn started(
     now: Instant,
 ) -> Option<(ContainerId, Exit)> {
     let begun = match slot.busy.take() {
-        Some(Busy::Starting(id)) => Some(id),
+        Some(OngoingAction::Starting(id)) => Some(id),
         _ => None,
     };
     match result {
@@ -150,7 +151,7 @@ pub(super) fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<
 /// Applies the exit of a container. Returns the index of its container if the exit is new.
 pub fn exited(pod: &mut PodState, id: &ContainerId, pid: u32, exit: Exit, now: Now) -> Option<usize> {
     for (index, slot) in pod.containers.iter_mut().enumerate() {
-        if matches!(&slot.busy, Some(Busy::Starting(starting)) if starting == id) {
+        if matches!(&slot.busy, Some(OngoingAction::Starting(starting)) if starting == id) {
             // It exited before its start was reported.
             slot.early_exit = Some((id.clone(), pid, exit));
             return None;

@@ -8,7 +8,7 @@ use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, Sandb
 use super::{Action, KillCause, Plan, Step, grace, probes::probes};
 use crate::node_state::NodeState;
 use limpet_model::pod::Role;
-use limpet_model::stop_signal::LEAST_GRACE;
+use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
 /// Terminates the pod: stops its containers, then tears it down.
 pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant) -> Step {
@@ -59,7 +59,7 @@ fn stop_in_turn(plan: &mut Plan, pod: &PodState, index: usize, of_pod: Duration,
         return plan.wake_at(kill_at);
     }
     let began = stopping.map_or(now, |stopping| stopping.began);
-    let grace = kill_at.saturating_duration_since(began).max(LEAST_GRACE);
+    let grace = kill_at.saturating_duration_since(began).max(MIN_GRACE_PERIOD);
     stop(plan, index, slot, grace, KillCause::PodEnds, now);
 }
 

@@ -10,7 +10,7 @@ use crate::fixtures::{READY, exit, instance, pod, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
 use crate::state::ImageState;
 use crate::state::{Now, PostStart, StopPhase};
-use limpet_model::stop_signal::LEAST_GRACE;
+use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -193,7 +193,11 @@ fn a_hook_that_hangs_leaves_the_signal_two_seconds() {
     assert_eq!(phase(&mut pod, now), Some(StopPhase::PreStop));
     assert_eq!(phase(&mut pod, now + seconds(2)), Some(StopPhase::Signal));
     stopped(&mut pod, StopPhase::PreStop, true, now + seconds(2));
-    assert_eq!(plan(&pod, READY, now + seconds(2)), Step::Wait(Some(now + seconds(2) + LEAST_GRACE)), "a late answer");
+    assert_eq!(
+        plan(&pod, READY, now + seconds(2)),
+        Step::Wait(Some(now + seconds(2) + MIN_GRACE_PERIOD)),
+        "a late answer"
+    );
     stopped(&mut pod, StopPhase::Signal, false, now + seconds(2));
     assert_eq!(phase(&mut pod, now + seconds(3)), Some(StopPhase::Signal), "repeated within them");
     assert_eq!(phase(&mut pod, now + seconds(4)), Some(StopPhase::Kill));
@@ -208,7 +212,7 @@ fn a_shorter_grace_period_cuts_the_hook_and_never_the_two_seconds() {
     assert_eq!(plan(&pod, READY, now + seconds(1)), Step::Wait(Some(now + seconds(5))));
     assert_eq!(phase(&mut pod, now + seconds(5)), Some(StopPhase::Signal));
     pod.end(seconds(1), at(now + seconds(5)));
-    assert_eq!(plan(&pod, READY, now + seconds(5)), Step::Wait(Some(now + seconds(5) + LEAST_GRACE)));
+    assert_eq!(plan(&pod, READY, now + seconds(5)), Step::Wait(Some(now + seconds(5) + MIN_GRACE_PERIOD)));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::super::state::{Busy, ImageState, PodState, PostStart};
+use super::super::state::{ImageState, OngoingAction, PodState, PostStart};
 use super::ending::stop;
 use super::{Action, KillCause, Plan, grace};
 use limpet_model::pod::Role;
@@ -32,7 +32,8 @@ pub(super) fn hold_back(plan: &Plan, pod: &PodState, index: usize) -> bool {
         && pod.containers[..index].iter().enumerate().any(|(earlier, slot)| {
             let fetched =
                 matches!(slot.image, ImageState::Pulling) || plan.actions.contains(&Action::EnsureImage(earlier));
-            let begins = plan.actions.contains(&Action::Start(earlier)) || matches!(slot.busy, Some(Busy::Starting(_)));
+            let begins =
+                plan.actions.contains(&Action::Start(earlier)) || matches!(slot.busy, Some(OngoingAction::Starting(_)));
             let hook = slot.instance.as_ref().is_some_and(|instance| {
                 instance.is_running() && matches!(instance.post_start, PostStart::Due(_) | PostStart::Running)
             });

@@ -10,7 +10,7 @@ use limpet_model::source::SourceKind;
 
 /// What of a pod is over.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Over {
+pub enum PodEnd {
     /// Its containers have finished.
     Finished,
     /// The node has ended it, for that reason.
@@ -19,7 +19,7 @@ pub enum Over {
     ContainerFinished(String),
 }
 
-impl fmt::Display for Over {
+impl fmt::Display for PodEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Finished => f.write_str("the pod has finished"),
@@ -36,20 +36,20 @@ pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
 
 /// Why a pod is made anew for `next`: image or resources of a container differ, and the pod is over, or the container has
 /// finished for good.
-pub fn makes_anew(pod: &PodState, next: &PodRecord) -> Option<Over> {
+pub fn makes_anew(pod: &PodState, next: &PodRecord) -> Option<PodEnd> {
     // The apiserver's pods are what their UID says: what is over stays so, and heeds no edit.
     if next.source == SourceKind::Api {
         return None;
     }
     let over = match &pod.verdict {
-        Some(verdict) if pod.is_failed() => Some(Over::Failed(verdict.reason.to_string())),
-        _ => is_finished(pod).then_some(Over::Finished),
+        Some(verdict) if pod.is_failed() => Some(PodEnd::Failed(verdict.reason.to_string())),
+        _ => is_finished(pod).then_some(PodEnd::Finished),
     };
     let diff = PodDiff::between(&pod.record, next);
     match over {
         Some(over) => diff.touched().next().map(|_| over),
         None => {
-            diff.touched().find(|name| has_finished(pod, name)).map(|name| Over::ContainerFinished(name.to_owned()))
+            diff.touched().find(|name| has_finished(pod, name)).map(|name| PodEnd::ContainerFinished(name.to_owned()))
         }
     }
 }
@@ -95,10 +95,10 @@ mod tests {
         let mut waiting = pod("Always", &[], &["a"]);
         waiting.verdict = Some(PodVerdict::waiting("OutOfpods", String::new()));
         let cases = [
-            ("failed", failed, Some(Over::Failed("DeadlineExceeded".into()))),
+            ("failed", failed, Some(PodEnd::Failed("DeadlineExceeded".into()))),
             ("waits", waiting, None),
             ("restarts", exited("Always", 0), None),
-            ("finished", exited("Never", 0), Some(Over::Finished)),
+            ("finished", exited("Never", 0), Some(PodEnd::Finished)),
             ("crashed", exited("OnFailure", 1), None),
         ];
         for (case, pod, over) in cases {

@@ -44,7 +44,7 @@ fn probed(policy: &str, kinds: &[ProbeKind], grace: Option<i64>, now: Instant) -
 
 fn start(pod: &mut PodState, attempt: u32, now: Instant) {
     let started = instance(&pod.containers[0], attempt);
-    pod.containers[0].busy = Some(Busy::Starting(started.id.clone()));
+    pod.containers[0].busy = Some(OngoingAction::Starting(started.id.clone()));
     apply(pod, Outcome::Started { index: 0, result: Ok(Box::new(started)) }, at(now));
 }
 

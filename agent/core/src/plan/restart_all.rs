@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::ending::{held_back, stop};
 use super::{Action, KillCause, Plan};
-use crate::state::{Busy, ContainerSlot, PodState, RESTART_ALL};
+use crate::state::{ContainerSlot, OngoingAction, PodState, RESTART_ALL};
 use limpet_model::container::Exit;
 use limpet_model::pod::Role;
 
@@ -84,7 +84,7 @@ fn restartable(pod: &PodState) -> impl Iterator<Item = &ContainerSlot> {
 
 /// The restarts of all before the start in progress.
 fn starting(slot: &ContainerSlot) -> Option<u32> {
-    matches!(slot.busy, Some(Busy::Starting(_))).then_some(slot.start_follows)
+    matches!(slot.busy, Some(OngoingAction::Starting(_))).then_some(slot.start_follows)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::*;
 use crate::fixtures::{READY, exit, image, instance, pod, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
-use crate::state::{KILL_AGAIN, Now, RetryState, StopPhase};
+use crate::state::{KILL_RETRY_INTERVAL, Now, RetryState, StopPhase};
 use limpet_model::container::ContainerId;
 
 const GRACE: Duration = Duration::from_secs(30);
@@ -57,8 +57,8 @@ fn a_pod_is_stopped_by_its_signal_then_sigkill_then_torn_down() {
     assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + GRACE)));
     assert_eq!(step(&mut pod, now + GRACE), Some(StopPhase::Kill));
     answer(&mut pod, 0, StopPhase::Kill, true, now + GRACE);
-    assert_eq!(plan(&pod, READY, now + GRACE), Step::Wait(Some(now + GRACE + KILL_AGAIN)));
-    assert_eq!(step(&mut pod, now + GRACE + KILL_AGAIN), Some(StopPhase::Kill));
+    assert_eq!(plan(&pod, READY, now + GRACE), Step::Wait(Some(now + GRACE + KILL_RETRY_INTERVAL)));
+    assert_eq!(step(&mut pod, now + GRACE + KILL_RETRY_INTERVAL), Some(StopPhase::Kill));
     pod.containers[0].instance.as_mut().unwrap().end(exit(137), at(now));
     assert_eq!(plan(&pod, READY, now), Step::Wait(None), "the SIGKILL in progress could hit what is made anew");
     answer(&mut pod, 0, StopPhase::Kill, true, now);
@@ -95,7 +95,7 @@ fn a_stop_signal_that_hangs_does_not_hold_back_sigkill() {
 fn neither_another_action_in_progress_nor_its_failure_holds_back_a_stop() {
     let now = Instant::now();
     let failed = RetryState::transient("FailedToReap", String::new(), now);
-    for (busy, retry) in [(Some(Busy::Reaping), None), (None, Some(failed))] {
+    for (busy, retry) in [(Some(OngoingAction::Reaping), None), (None, Some(failed))] {
         let mut pod = running();
         (pod.containers[0].busy, pod.containers[0].retry) = (busy, retry);
         pod.end(GRACE, at(now));

@@ -16,7 +16,7 @@ use limpet_model::pod::{Fault, Part, PodDiff, PodKey, PodRecord, PodUid, Severit
 use limpet_model::source::SourceKind;
 
 /// At most this many changed parts of a pod are named.
-const MOST_PARTS: usize = 12;
+const MAX_PARTS: usize = 12;
 /// Maximum length of one text, in characters.
 const MAX_TEXT: usize = 240;
 
@@ -106,8 +106,8 @@ impl ManifestChange {
                 change.recreates = diff.needs_new_pod();
                 change.touched = touched(&diff, old, new);
                 if !change.recreates {
-                    change.restarts = diff.restarts().take(MOST_PARTS).map(short).collect();
-                    change.resizes = diff.resizes().take(MOST_PARTS).map(short).collect();
+                    change.restarts = diff.restarts().take(MAX_PARTS).map(short).collect();
+                    change.resizes = diff.resizes().take(MAX_PARTS).map(short).collect();
                 }
                 ChangeKind::Edited
             }
@@ -179,9 +179,9 @@ impl ManifestChange {
 
 /// The changed parts as text, images with their old and new version.
 fn touched(diff: &PodDiff<'_>, old: &PodRecord, new: &PodRecord) -> Vec<String> {
-    let mut parts: Vec<String> = diff.parts().iter().take(MOST_PARTS).map(|part| phrase(part, old, new)).collect();
-    if diff.parts().len() > MOST_PARTS {
-        parts.push(format!("and {} more", diff.parts().len() - MOST_PARTS));
+    let mut parts: Vec<String> = diff.parts().iter().take(MAX_PARTS).map(|part| phrase(part, old, new)).collect();
+    if diff.parts().len() > MAX_PARTS {
+        parts.push(format!("and {} more", diff.parts().len() - MAX_PARTS));
     }
     parts
 }

@@ -15,7 +15,7 @@ use limpet_model::object::ObjectKey;
 use limpet_model::pod::PodKey;
 
 /// A snapshot names at most so many keys, about 32 KiB: beyond that, readers compare.
-const MOST_KEYS: usize = 1_024;
+const MAX_KEYS: usize = 1_024;
 
 /// What differs from the snapshot before. A key may be named whose entry is equal to the one before.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -77,7 +77,7 @@ impl Edits {
         self.number += 1;
         let delta = std::mem::take(&mut self.delta);
         let Delta { pods, objects, rejected } = &delta;
-        let named = pods.len() + objects.len() + rejected.len() <= MOST_KEYS;
+        let named = pods.len() + objects.len() + rejected.len() <= MAX_KEYS;
         let lineage = Arc::clone(&self.lineage);
         named.then(|| Revision { lineage, number: self.number, delta: Arc::new(delta) })
     }

@@ -3,7 +3,7 @@
 //! A container never has more than its pod: the pod's cgroup grows before a container gets higher limits, and shrinks once
 //! nothing is left of containers with other limits.
 
-use super::{Busy, ContainerSlot, Life, PodState, RetryState, SandboxState};
+use super::{ContainerSlot, Life, OngoingAction, PodState, RetryState, SandboxState};
 use limpet_model::pod::Role;
 use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
 
@@ -96,7 +96,7 @@ fn has_other_version(slot: &ContainerSlot) -> bool {
         return false;
     }
     let instances = slot.instance.iter().chain(&slot.previous).chain(&slot.stale);
-    matches!(slot.busy, Some(Busy::Starting(_)))
+    matches!(slot.busy, Some(OngoingAction::Starting(_)))
         || slot.unknown_start().is_some()
         || slot.is_resizing()
         || instances

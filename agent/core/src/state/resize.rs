@@ -10,7 +10,7 @@ use limpet_model::pod::authored::Authored;
 use limpet_model::pod::resize::{changes_resources_alone, resizes_in_place};
 
 /// The longest back-off before a resize is tried again: memory may be freed at any moment.
-pub const RESIZE_BACKOFF: Duration = Duration::from_secs(60);
+pub const MAX_RESIZE_BACKOFF: Duration = Duration::from_secs(60);
 
 /// A resize of an instance, due or in progress.
 #[derive(Debug, Clone)]

@@ -170,7 +170,7 @@ impl Instance {
 
 /// The action in progress on a container; one at a time, beside the phases of its stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Busy {
+pub enum OngoingAction {
     /// Its next attempt is being started, under this id.
     Starting(ContainerId),
     /// An exited instance is being cleaned up.
@@ -203,7 +203,7 @@ pub struct ContainerSlot {
     /// Why it cannot be started, signalled or cleaned up now.
     pub retry: Option<RetryState>,
     /// The action in progress.
-    pub busy: Option<Busy>,
+    pub busy: Option<OngoingAction>,
     /// How often all containers of the pod had been restarted before its last start began.
     pub start_follows: u32,
     /// A start failed or was interrupted, and may have left orphans under this id.

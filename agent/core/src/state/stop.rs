@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use limpet_model::stop_signal::LEAST_GRACE;
+use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
 /// How long after a SIGKILL that ended nothing the next one follows.
-pub const KILL_AGAIN: Duration = Duration::from_secs(10);
+pub const KILL_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// The phases of a stop, in their order.
 ///
 /// Each has one action. A phase ends at its deadline whether or not its action has been answered, so an action that hangs
@@ -49,7 +49,7 @@ impl Stopping {
 
     /// When SIGKILL follows.
     pub fn kill_at(self) -> Instant {
-        self.grace_over.max(self.hook_over.unwrap_or(self.began) + LEAST_GRACE)
+        self.grace_over.max(self.hook_over.unwrap_or(self.began) + MIN_GRACE_PERIOD)
     }
 
     /// The next action: when it is due, and the stop as it is in it. `None`: nothing before the current one's outcome.
@@ -77,7 +77,7 @@ impl Stopping {
                 None
             }
             StopPhase::Signal => None,
-            StopPhase::Kill => Some(now + KILL_AGAIN),
+            StopPhase::Kill => Some(now + KILL_RETRY_INTERVAL),
         };
     }
 }

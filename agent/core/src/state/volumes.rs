@@ -78,7 +78,7 @@ mod tests {
     use crate::fixtures::{READY, now, ready};
     use crate::outcome::{self, Failure, Outcome};
     use crate::plan::{Action, Step, plan};
-    use crate::state::{FAILED_MOUNT, Now, REPUBLISH};
+    use crate::state::{FAILED_MOUNT, Now, REPUBLISH_INTERVAL};
     use limpet_model::object::csi::CsiVolume;
     use limpet_model::pod::PodRecord;
     use limpet_model::source::SourceKind;
@@ -122,15 +122,15 @@ mod tests {
         // As after an adoption: this agent has published nothing.
         assert_eq!(pod.volumes_due(now.mono), Some(now.mono));
         update(&mut pod, Ok(()), now);
-        assert_eq!(plan(&pod, READY, now.mono), Step::Wait(Some(now.mono + REPUBLISH)));
-        assert_eq!(plan(&pod, READY, later(REPUBLISH).mono), Step::Do(vec![Action::UpdateVolumes]));
+        assert_eq!(plan(&pod, READY, now.mono), Step::Wait(Some(now.mono + REPUBLISH_INTERVAL)));
+        assert_eq!(plan(&pod, READY, later(REPUBLISH_INTERVAL).mono), Step::Do(vec![Action::UpdateVolumes]));
         // What fails leaves the pod as it is, and is tried again.
         let failure = Failure { reason: FAILED_MOUNT, message: String::new(), transient: false };
-        update(&mut pod, Err(failure), later(REPUBLISH));
-        let again = REPUBLISH + Duration::from_secs(10);
-        assert_eq!(plan(&pod, READY, later(REPUBLISH).mono), Step::Wait(Some(now.mono + again)));
+        update(&mut pod, Err(failure), later(REPUBLISH_INTERVAL));
+        let again = REPUBLISH_INTERVAL + Duration::from_secs(10);
+        assert_eq!(plan(&pod, READY, later(REPUBLISH_INTERVAL).mono), Step::Wait(Some(now.mono + again)));
         pod.take_driver_change();
-        assert_eq!(plan(&pod, READY, later(REPUBLISH).mono), Step::Do(vec![Action::UpdateVolumes]));
+        assert_eq!(plan(&pod, READY, later(REPUBLISH_INTERVAL).mono), Step::Do(vec![Action::UpdateVolumes]));
         update(&mut pod, Ok(()), later(again));
         pod.take_objects(objects(&pod, true, "two"));
         assert_eq!(pod.volumes_due(later(again).mono), Some(later(again).mono));
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(pod.volumes_due(now.mono), None);
         outcome::begin(&mut pod, &Action::PrepareSandbox);
         outcome::apply(&mut pod, Outcome::SandboxPrepared(Ok(crate::fixtures::sandbox(&[]))), now);
-        assert_eq!(pod.volumes_due(now.mono + 2 * REPUBLISH), None);
+        assert_eq!(pod.volumes_due(now.mono + 2 * REPUBLISH_INTERVAL), None);
         pod.take_objects(objects(&pod, false, "two"));
         assert_eq!(pod.volumes_due(now.mono), None);
     }

@@ -33,13 +33,13 @@ pub(super) fn of_pod(
         "Failed" => Some("PodFailed"),
         _ => None,
     };
-    let containers_ready = standing(ended, "ContainersNotReady", "unready", &unready);
+    let containers_ready = condition_state(ended, "ContainersNotReady", "unready", &unready);
     let ready = if containers_ready.holds { gates(pod) } else { containers_ready.clone() };
     let initialized = match ended {
-        Some("PodCompleted") => Standing { holds: true, reason: Some("PodCompleted".into()), message: None },
-        _ => standing(None, "ContainersNotInitialized", "incomplete", &uninitialized),
+        Some("PodCompleted") => ConditionState { holds: true, reason: Some("PodCompleted".into()), message: None },
+        _ => condition_state(None, "ContainersNotInitialized", "incomplete", &uninitialized),
     };
-    let scheduled = Standing { holds: true, reason: None, message: None };
+    let scheduled = ConditionState { holds: true, reason: None, message: None };
     [
         ("PodReadyToStartContainers", sandboxed(&pod.sandbox, ended.is_some())),
         ("Initialized", initialized),
@@ -48,11 +48,11 @@ pub(super) fn of_pod(
         ("PodScheduled", scheduled),
     ]
     .into_iter()
-    .chain(deferred(pod).filter(|_| ended.is_none()).map(|standing| ("PodResizePending", standing)))
-    .chain(resizing(pod).filter(|_| ended.is_none()).map(|standing| ("PodResizeInProgress", standing)))
-    .chain(restarting_all(pod, ended).map(|standing| ("AllContainersRestarting", standing)))
-    .chain(disrupted(pod).map(|standing| ("DisruptionTarget", standing)))
-    .map(|(name, standing)| condition(name, standing, now, before))
+    .chain(deferred(pod).filter(|_| ended.is_none()).map(|state| ("PodResizePending", state)))
+    .chain(resizing(pod).filter(|_| ended.is_none()).map(|state| ("PodResizeInProgress", state)))
+    .chain(restarting_all(pod, ended).map(|state| ("AllContainersRestarting", state)))
+    .chain(disrupted(pod).map(|state| ("DisruptionTarget", state)))
+    .map(|(name, state)| condition(name, state, now, before))
     .collect()
 }
 
@@ -65,7 +65,7 @@ fn is_incomplete(pod: &PodState, slot: &ContainerSlot) -> bool {
 }
 
 /// Whether every readiness gate is open: others set their conditions at the apiserver.
-fn gates(pod: &PodState) -> Standing {
+fn gates(pod: &PodState) -> ConditionState {
     let set = pod.record.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let shut = pod.record.spec().readiness_gates.iter().flatten().filter_map(|gate| {
         let name = &gate.condition_type;
@@ -79,25 +79,25 @@ fn gates(pod: &PodState) -> Standing {
     });
     let shut: Vec<String> = shut.collect();
     let reason = (!shut.is_empty()).then(|| "ReadinessGatesNotReady".to_owned());
-    Standing { holds: shut.is_empty(), reason, message: (!shut.is_empty()).then(|| shut.join(", ")) }
+    ConditionState { holds: shut.is_empty(), reason, message: (!shut.is_empty()).then(|| shut.join(", ")) }
 }
 
 /// Whether there is a sandbox that containers may start in. In that of a pod that has ended none does: it is about to go.
-fn sandboxed(sandbox: &SandboxState, ended: bool) -> Standing {
+fn sandboxed(sandbox: &SandboxState, ended: bool) -> ConditionState {
     let message = match sandbox {
         SandboxState::Ready(_) if ended => "pod sandbox is not ready",
-        SandboxState::Ready(_) => return Standing { holds: true, reason: None, message: None },
+        SandboxState::Ready(_) => return ConditionState { holds: true, reason: None, message: None },
         SandboxState::Absent { .. } | SandboxState::Preparing => "no pod sandbox exists",
         SandboxState::Releasing | SandboxState::Gone => "pod sandbox is not ready",
     };
-    Standing { holds: false, reason: Some("PodSandboxNotReady".to_owned()), message: Some(message.to_owned()) }
+    ConditionState { holds: false, reason: Some("PodSandboxNotReady".to_owned()), message: Some(message.to_owned()) }
 }
 
 /// Whether all containers of a pod that has a rule for that are being ended to be started anew.
-fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<Standing> {
+fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<ConditionState> {
     let holds = ended.is_none() && restart_all::is_ending_all(pod);
     let message = restart_all::cause(pod).filter(|_| holds);
-    restart_all::may_restart_all(pod).then(|| Standing {
+    restart_all::may_restart_all(pod).then(|| ConditionState {
         holds,
         reason: ended.or(holds.then_some("RestartAllContainersStarted")).map(str::to_owned),
         message: message.map(|(slot, exit)| format!("container {} exited with {}", slot.name, exit.code)),
@@ -105,30 +105,30 @@ fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<Standing> {
 }
 
 /// That the pod has ended for what the node was short of, or for a critical pod.
-fn disrupted(pod: &PodState) -> Option<Standing> {
+fn disrupted(pod: &PodState) -> Option<ConditionState> {
     let verdict = pod.verdict.as_ref().filter(|verdict| verdict.is_final())?;
     let message = match verdict.is_preemption() {
         true => "Pod was preempted by Kubelet to accommodate a critical pod.".to_owned(),
         false => verdict.message.clone(),
     };
     let reason = Some("TerminationByKubelet".to_owned());
-    let standing = Standing { holds: true, reason, message: Some(message) };
-    (pod.is_under_eviction() || verdict.is_preemption()).then_some(standing)
+    let state = ConditionState { holds: true, reason, message: Some(message) };
+    (pod.is_under_eviction() || verdict.is_preemption()).then_some(state)
 }
 
 /// That resources of a newer version do not fit beside the other pods.
-fn deferred(pod: &PodState) -> Option<Standing> {
+fn deferred(pod: &PodState) -> Option<ConditionState> {
     let message = pod.deferred.as_ref()?.message.clone();
-    Some(Standing { holds: true, reason: Some("Deferred".to_owned()), message: Some(message) })
+    Some(ConditionState { holds: true, reason: Some("Deferred".to_owned()), message: Some(message) })
 }
 
 /// What is to be said of the resizes that are due or in progress; the first that cannot be done comes first.
-fn resizing(pod: &PodState) -> Option<Standing> {
+fn resizing(pod: &PodState) -> Option<ConditionState> {
     let resizes: Vec<&Resize> = pod.containers.iter().filter_map(ContainerSlot::resize).collect();
     let failed = resizes.iter().find_map(|resize| resize.retry.as_ref()).or(pod.cgroup.retry.as_ref());
     let of_pod = resources::while_resized(pod).is_some();
     let restarts = pod.containers.iter().any(|slot| slot.restarts_for_resize().is_some());
-    (!resizes.is_empty() || restarts || of_pod).then(|| Standing {
+    (!resizes.is_empty() || restarts || of_pod).then(|| ConditionState {
         holds: true,
         reason: failed.map(|_| "Error".to_owned()),
         message: failed.map(|retry| retry.message.clone()),
@@ -136,17 +136,17 @@ fn resizing(pod: &PodState) -> Option<Standing> {
 }
 
 #[derive(Debug, Clone)]
-struct Standing {
+struct ConditionState {
     holds: bool,
     reason: Option<String>,
     message: Option<String>,
 }
 
-fn standing(ended: Option<&str>, reason: &str, adjective: &str, names: &[&str]) -> Standing {
+fn condition_state(ended: Option<&str>, reason: &str, adjective: &str, names: &[&str]) -> ConditionState {
     match ended {
-        Some(reason) => Standing { holds: false, reason: Some(reason.to_owned()), message: None },
-        None if names.is_empty() => Standing { holds: true, reason: None, message: None },
-        None => Standing {
+        Some(reason) => ConditionState { holds: false, reason: Some(reason.to_owned()), message: None },
+        None if names.is_empty() => ConditionState { holds: true, reason: None, message: None },
+        None => ConditionState {
             holds: false,
             reason: Some(reason.to_owned()),
             message: Some(format!("containers with {adjective} status: [{}]", names.join(" "))),
@@ -154,8 +154,8 @@ fn standing(ended: Option<&str>, reason: &str, adjective: &str, names: &[&str]) 
     }
 }
 
-fn condition(name: &str, standing: Standing, now: Timestamp, before: Option<&PodStatus>) -> PodCondition {
-    let status = if standing.holds { "True" } else { "False" };
+fn condition(name: &str, state: ConditionState, now: Timestamp, before: Option<&PodStatus>) -> PodCondition {
+    let status = if state.holds { "True" } else { "False" };
     let known = before
         .and_then(|before| before.conditions.as_ref())
         .and_then(|conditions| conditions.iter().find(|condition| condition.type_ == name));
@@ -166,8 +166,8 @@ fn condition(name: &str, standing: Standing, now: Timestamp, before: Option<&Pod
     PodCondition {
         type_: name.to_owned(),
         status: status.to_owned(),
-        reason: standing.reason,
-        message: standing.message,
+        reason: state.reason,
+        message: state.message,
         // kubelet writes it of these alone.
         last_probe_time: changed.clone().filter(|_| name == "PodResizePending" || name == "PodResizeInProgress"),
         last_transition_time: changed,

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use tokio::sync::watch;
 
 use super::resources::with_resources;
-use super::retired::{ConsumerId, Overdue, Retired};
+use super::retired::{ConsumerId, DroppedStatus, Retired};
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
 /// What the agent knows of one container beyond the fields of the Pod API.
@@ -85,7 +85,7 @@ impl ObservedPods {
     }
 
     /// Replaces the pod of `key`. One that is gone by that, or whose place a pod of another UID takes, is retired.
-    fn replace(&mut self, key: &PodKey, pod: Option<Arc<ObservedPod>>) -> Option<Overdue> {
+    fn replace(&mut self, key: &PodKey, pod: Option<Arc<ObservedPod>>) -> Option<DroppedStatus> {
         let uid = pod.as_ref().map(|pod| pod.record.uid.clone());
         let before = match pod {
             Some(pod) => self.pods.insert(key.clone(), pod),
@@ -121,7 +121,7 @@ impl Observed {
 
     /// Replaces the pod of `key`; `None` removes it, and its last status stays for the consumers. Wakes waiting readers.
     /// Returns the last status of an earlier pod that had to make room for this one's.
-    pub fn publish(&self, key: &PodKey, pod: Option<Arc<ObservedPod>>) -> Option<Overdue> {
+    pub fn publish(&self, key: &PodKey, pod: Option<Arc<ObservedPod>>) -> Option<DroppedStatus> {
         let overdue = self.change(|next| next.replace(key, pod.clone()));
         self.touch();
         overdue

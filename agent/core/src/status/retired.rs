@@ -11,7 +11,7 @@ use super::observed::ObservedPod;
 use limpet_model::pod::PodUid;
 
 /// The most statuses that are kept; the oldest makes room for a newer one.
-pub const MOST_RETIRED: usize = 128;
+pub const MAX_RETIRED: usize = 128;
 
 /// One registration of a consumer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,7 +37,7 @@ pub struct Retired {
 
 /// A status that was dropped before everyone had taken it.
 #[derive(Debug, Clone)]
-pub struct Overdue {
+pub struct DroppedStatus {
     /// The pod.
     pub pod: Arc<ObservedPod>,
     /// The names of the consumers that had not taken it.
@@ -62,20 +62,20 @@ impl Retired {
     }
 
     /// Keeps the last status of a pod for every consumer. Returns what had to make room for it.
-    pub fn retire(&mut self, pod: Arc<ObservedPod>) -> Option<Overdue> {
+    pub fn retire(&mut self, pod: Arc<ObservedPod>) -> Option<DroppedStatus> {
         let awaited: OrdSet<ConsumerId> = self.consumers.keys().copied().collect();
         if awaited.is_empty() {
             return None;
         }
         self.pods.insert(self.next_version, RetiredPod { pod, awaited });
         self.next_version += 1;
-        if self.pods.len() <= MOST_RETIRED {
+        if self.pods.len() <= MAX_RETIRED {
             return None;
         }
         let oldest = *self.pods.get_min().map(|(version, _)| version)?;
         let RetiredPod { pod, awaited } = self.pods.remove(&oldest)?;
         let consumers = awaited.iter().filter_map(|id| self.consumers.get(id).copied()).collect();
-        Some(Overdue { pod, consumers })
+        Some(DroppedStatus { pod, consumers })
     }
 
     /// The consumer has taken that version. The last one to do so removes it.

@@ -49,9 +49,9 @@ fn a_status_stays_until_the_last_consumer_has_taken_it() {
 fn a_consumer_that_takes_nothing_holds_a_bounded_number() {
     let mut retired = Retired::default();
     let slow = retired.register("slow");
-    let dropped: Vec<Overdue> =
-        (0..MOST_RETIRED + 3).filter_map(|n| retired.retire(pod(&format!("pod-{n}")))).collect();
-    assert_eq!((retired.len(), dropped.len()), (MOST_RETIRED, 3));
+    let dropped: Vec<DroppedStatus> =
+        (0..MAX_RETIRED + 3).filter_map(|n| retired.retire(pod(&format!("pod-{n}")))).collect();
+    assert_eq!((retired.len(), dropped.len()), (MAX_RETIRED, 3));
     assert_eq!((dropped[0].pod.record.key.name(), &dropped[0].consumers[..]), ("pod-0", &["slow"][..]));
     assert_eq!(names(&retired, slow)[0], "pod-3");
 }
@@ -96,7 +96,7 @@ proptest! {
                 Step::Retire => {
                     let kept: BTreeSet<u64> = model.values().flatten().copied().collect();
                     let overdue = retired.retire(Arc::clone(&status));
-                    prop_assert_eq!(overdue.is_some(), kept.len() == MOST_RETIRED);
+                    prop_assert_eq!(overdue.is_some(), kept.len() == MAX_RETIRED);
                     model.values_mut().for_each(|queue| queue.extend([version]));
                     if let (true, Some(oldest)) = (overdue.is_some(), kept.first()) {
                         model.values_mut().for_each(|queue| queue.retain(|kept| kept != oldest));

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Tenant;
+use super::CgroupOwner;
 use crate::cgroup::CgroupDriver;
 use limpet_model::pod::PodUid;
 use limpet_model::pod::qos::QosClass;
@@ -139,15 +139,15 @@ impl Layout {
 
     /// The owner of the group that is or contains `path`, from the root of a hierarchy. The names of both drivers count:
     /// what was started with the other one keeps its group.
-    pub(super) fn tenant(&self, path: &str) -> Option<Tenant> {
+    pub(super) fn owner(&self, path: &str) -> Option<CgroupOwner> {
         let driver = match self.driver {
             CgroupDriver::Cgroupfs => CgroupDriver::Systemd,
             CgroupDriver::Systemd => CgroupDriver::Cgroupfs,
         };
-        self.own_tenant(path).or_else(|| Self { driver, root: self.root.clone() }.own_tenant(path))
+        self.exact_owner(path).or_else(|| Self { driver, root: self.root.clone() }.exact_owner(path))
     }
 
-    fn own_tenant(&self, path: &str) -> Option<Tenant> {
+    fn exact_owner(&self, path: &str) -> Option<CgroupOwner> {
         let path = Path::new(path.trim_start_matches('/'));
         CLASSES.into_iter().find_map(|class| {
             let inside = path.strip_prefix(self.directory(&self.level(class))).ok()?;
@@ -157,7 +157,7 @@ impl Layout {
                 CgroupDriver::Cgroupfs => Some(name),
                 CgroupDriver::Systemd => name.strip_prefix(SCOPE_PREFIX)?.strip_prefix('-')?.strip_suffix(".scope"),
             });
-            Some(Tenant { pod, container: container.map(str::to_owned) })
+            Some(CgroupOwner { pod, container: container.map(str::to_owned) })
         })
     }
 
@@ -239,23 +239,26 @@ mod tests {
             for class in CLASSES {
                 let uid = PodUid::new("12-ab");
                 let container = layout.container_directory(class, &uid, "c1");
-                let whole = Some(Tenant { pod: uid.clone(), container: Some("c1".to_owned()) });
-                assert_eq!(layout.tenant(&format!("/{}", container.display())), whole);
-                assert_eq!(layout.tenant(&format!("/{}/inner/x", container.display())), whole);
+                let whole = Some(CgroupOwner { pod: uid.clone(), container: Some("c1".to_owned()) });
+                assert_eq!(layout.owner(&format!("/{}", container.display())), whole);
+                assert_eq!(layout.owner(&format!("/{}/inner/x", container.display())), whole);
                 let pod = layout.directory(&layout.pod(class, &uid));
-                assert_eq!(layout.tenant(&format!("/{}", pod.display())), Some(Tenant { pod: uid, container: None }));
+                assert_eq!(
+                    layout.owner(&format!("/{}", pod.display())),
+                    Some(CgroupOwner { pod: uid, container: None })
+                );
                 let level = layout.directory(&layout.level(class));
-                assert_eq!(layout.tenant(&format!("/{}", level.display())), None);
+                assert_eq!(layout.owner(&format!("/{}", level.display())), None);
             }
             let other = [
                 "/edge/kubepods/burstable/pod12-ab/c1",
                 "/edge.slice/edge-kubepods.slice/edge-kubepods-pod12_ab.slice",
             ];
             for path in other {
-                assert_eq!(layout.tenant(path).unwrap().pod, PodUid::new("12-ab"), "{driver:?} {path}");
+                assert_eq!(layout.owner(path).unwrap().pod, PodUid::new("12-ab"), "{driver:?} {path}");
             }
             for path in ["/", "", "/system.slice/ssh.service", "/other/kubepods/pod1/c", "/podx"] {
-                assert_eq!(layout.tenant(path), None, "{path}");
+                assert_eq!(layout.owner(path), None, "{path}");
             }
         }
     }

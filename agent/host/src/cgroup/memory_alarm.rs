@@ -17,7 +17,7 @@ use crate::inotify::register;
 use limpet_model::pod::qos::QosClass;
 
 /// So close to its limit a group counts as being there, in bytes.
-const BATCH: u64 = 1 << 20;
+const LIMIT_TOLERANCE: u64 = 1 << 20;
 
 /// An alarm that rings once.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ fn at_usage(group: &Path, more: u64) -> io::Result<(File, Interest)> {
     };
     let usage = File::open(group.join("memory.usage_in_bytes"))?;
     // The kernel counts in batches: it may not reach the limit itself.
-    let limit = value("memory.limit_in_bytes")?.saturating_sub(BATCH);
+    let limit = value("memory.limit_in_bytes")?.saturating_sub(LIMIT_TOLERANCE);
     let now = value("memory.usage_in_bytes")?;
     if now >= limit {
         // Page cache has filled it: no threshold is left to be crossed.

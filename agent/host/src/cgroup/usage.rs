@@ -48,7 +48,7 @@ pub struct GroupUsage {
     /// The group, from the root of its hierarchy: `/kubepods/podX`.
     pub path: String,
     /// When it was read.
-    pub taken: Taken,
+    pub taken: SampleTime,
     /// CPU time.
     pub cpu: Option<CpuUsage>,
     /// Memory.
@@ -69,14 +69,14 @@ pub struct GroupUsage {
 
 /// The moment of a reading.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct SampleTime {
     /// By the node's clock, which may be set.
     pub at: Timestamp,
     /// Since the node booted, without the time in suspension: for the time between two readings.
     pub uptime: Duration,
 }
 
-impl Taken {
+impl SampleTime {
     /// Now.
     pub fn now() -> Self {
         let now = clock_gettime(ClockId::Monotonic);
@@ -214,7 +214,8 @@ impl GroupFiles<'_> {
 
     fn node(&self) -> GroupUsage {
         let info = MemoryInfo::read();
-        let mut usage = GroupUsage { path: "/".to_owned(), taken: Taken::now(), cpu: self.cpu(), ..Default::default() };
+        let mut usage =
+            GroupUsage { path: "/".to_owned(), taken: SampleTime::now(), cpu: self.cpu(), ..Default::default() };
         usage.memory = self.memory().map(|memory| MemoryUsage { limit: info.map(|info| info.total), ..memory });
         usage.swap =
             info.map(|info| SwapUsage { usage: info.swap_total - info.swap_free, limit: Some(info.swap_total) });
@@ -223,7 +224,7 @@ impl GroupFiles<'_> {
 
     fn group(&self) -> GroupUsage {
         let path = format!("/{}", self.directory.display());
-        let mut usage = GroupUsage { path, taken: Taken::now(), cpu: self.cpu(), ..Default::default() };
+        let mut usage = GroupUsage { path, taken: SampleTime::now(), cpu: self.cpu(), ..Default::default() };
         usage.memory = self.memory().map(|memory| MemoryUsage { limit: self.memory_limit(), ..memory });
         usage.swap = self.swap();
         usage

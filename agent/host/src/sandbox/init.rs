@@ -5,11 +5,11 @@
 //! read-only: a container that may look into it finds nothing there. No signal from within the namespace reaches it.
 //!
 //! Two stages, because a process keeps the executable it has: [`ARGUMENT`] makes the root file system and executes the copy
-//! of the program in it, as [`ISOLATED`], which gives up its rights.
+//! of the program in it, as [`ISOLATED_ARGUMENT`], which gives up its rights.
 //!
 //! With `hostUsers: false` the namespace has to be made by a process of the pod's user namespace, which may not copy a mount of the
 //! host's. So the first stage makes the root file system, enters the user namespace, starts the second stage as the first process of
-//! a PID namespace, [`OF_OWN_USERS`], and reports its pid. The second has a mount namespace of its own: the first's is the host's.
+//! a PID namespace, [`USER_NAMESPACE_ARGUMENT`], and reports its pid. The second has a mount namespace of its own: the first's is the host's.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -30,9 +30,9 @@ use super::namespaces::unshare_namespaces;
 /// The first argument that makes the executable an init; the second is the sandbox's directory.
 pub(super) const ARGUMENT: &str = "pod-init";
 /// The first argument of the second stage.
-const ISOLATED: &str = "pod-init-isolated";
+const ISOLATED_ARGUMENT: &str = "pod-init-isolated";
 /// The first argument of the second stage in a user namespace.
-const OF_OWN_USERS: &str = "pod-init-of-own-users";
+const USER_NAMESPACE_ARGUMENT: &str = "pod-init-of-own-users";
 /// The program, in the init's root file system.
 const PROGRAM: &str = "limpet";
 /// kubelet's OOM score of a pause container.
@@ -44,8 +44,8 @@ pub fn invoked() -> Option<Stage> {
     let (stage, directory) = (arguments.next()?, arguments.next());
     let stage = match (stage.to_str()?, directory) {
         (ARGUMENT, Some(directory)) => Stage::First(directory.into()),
-        (ISOLATED, Some(directory)) => Stage::Isolated(directory.into()),
-        (OF_OWN_USERS, None) => Stage::OfOwnUsers,
+        (ISOLATED_ARGUMENT, Some(directory)) => Stage::Isolated(directory.into()),
+        (USER_NAMESPACE_ARGUMENT, None) => Stage::OfOwnUsers,
         _ => return None,
     };
     arguments.next().is_none().then_some(stage)
@@ -83,7 +83,12 @@ fn isolate(directory: &Path) -> io::Error {
         root_file_system(directory, UnshareFlags::NEWCGROUP)
     });
     match prepared {
-        Ok(()) => Command::new(directory.join(PROGRAM)).arg0("/limpet").arg(ISOLATED).arg(directory).env_clear().exec(),
+        Ok(()) => Command::new(directory.join(PROGRAM))
+            .arg0("/limpet")
+            .arg(ISOLATED_ARGUMENT)
+            .arg(directory)
+            .env_clear()
+            .exec(),
         Err(error) => error,
     }
 }
@@ -100,7 +105,8 @@ fn start_among_own_users(directory: &Path) -> io::Result<()> {
     set_thread_uid(Uid::ROOT)?;
     unshare_namespaces(UnshareFlags::NEWPID)?;
     // By the working directory: the pod's users may not pass those above it.
-    let init = Command::new(Path::new(".").join(PROGRAM)).arg0("/limpet").arg(OF_OWN_USERS).env_clear().spawn()?;
+    let init =
+        Command::new(Path::new(".").join(PROGRAM)).arg0("/limpet").arg(USER_NAMESPACE_ARGUMENT).env_clear().spawn()?;
     writeln!(io::stdout(), "{}", init.id())
 }
 

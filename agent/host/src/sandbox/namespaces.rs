@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
-use super::users::Holder;
+use super::users::NamespaceHolder;
 use super::{SandboxError, SandboxRequest, loopback, sysctl};
 use crate::selinux;
 use limpet_model::pod::PodUid;
@@ -58,7 +58,7 @@ pub(super) fn make(sandbox: &Sandbox, settings: &NamespaceSettings) -> Result<()
     match (&wanted.user, sandbox.ids) {
         (Some(pin), Some(ids)) => {
             let failed = |error| settings.failed("make a user namespace", error);
-            let holder = Holder::start().map_err(failed)?;
+            let holder = NamespaceHolder::start().map_err(failed)?;
             holder.map(ids).map_err(|error| settings.failed("map the ids of the user namespace", error))?;
             holder.enter().map_err(|error| settings.failed("enter the namespaces of the pod", error))?;
             bind(&holder.user_namespace(), pin)?;

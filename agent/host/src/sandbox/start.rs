@@ -27,7 +27,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 /// The longest report of the init's start, in bytes.
 const MAX_REPORT: u64 = 1_024;
 /// How long the kernel may take to end the processes of a namespace.
-const END: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const EXIT_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// An init that waits to be put into the pod's cgroup. Dropped, it ends: with the pipe from this side.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ pub(super) fn end(dir: &Path) -> Result<(), SandboxError> {
         // It may have exited by itself.
         let _ = pidfd_send_signal(&process, Signal::KILL);
         let mut fds = [PollFd::new(&process, PollFlags::IN)];
-        if !matches!(poll(&mut fds, Some(&END)), Ok(1)) {
+        if !matches!(poll(&mut fds, Some(&EXIT_TIMEOUT)), Ok(1)) {
             return Err(failed("end the init of", dir, io::ErrorKind::TimedOut.into()));
         }
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::PodSpec;
 
 /// kubelet's safe sysctls, which any Pod may set: isolated between pods and harmless to the node.
-const SAFE: [&str; 14] = [
+const SAFE_SYSCTLS: [&str; 14] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.ip_local_reserved_ports",
@@ -49,7 +49,8 @@ pub fn check_sysctls(spec: &PodSpec, allowed: &[String]) -> Result<(), SysctlRef
     let host_ipc = spec.host_ipc.unwrap_or(false);
     for (name, _) in sysctls(spec) {
         let dotted = dotted(&name);
-        let permitted = SAFE.contains(&dotted.as_str()) || allowed.iter().any(|pattern| matches(pattern, &dotted));
+        let permitted =
+            SAFE_SYSCTLS.contains(&dotted.as_str()) || allowed.iter().any(|pattern| matches(pattern, &dotted));
         if !permitted {
             return Err(SysctlRefused::NotAllowed(dotted));
         }

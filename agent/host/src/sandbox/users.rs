@@ -52,9 +52,9 @@ pub fn main() -> ExitCode {
 
 /// The process that has made a pod's namespaces. Dropped, it ends, and with it what of them is not pinned.
 #[derive(Debug)]
-pub(super) struct Holder(Child);
+pub(super) struct NamespaceHolder(Child);
 
-impl Holder {
+impl NamespaceHolder {
     /// Starts it, and waits until the namespaces are made.
     pub(super) fn start() -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
@@ -98,7 +98,7 @@ impl Holder {
     }
 }
 
-impl Drop for Holder {
+impl Drop for NamespaceHolder {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         // It ends at once; if it cannot be waited for, nothing is lost but its entry in the table of processes.

@@ -15,7 +15,7 @@ use crate::tree;
 /// The extended attribute with a file's label.
 const ATTRIBUTE: &str = "security.selinux";
 /// Directories of the system, which no volume takes over (those of opencontainers/selinux).
-const OF_THE_SYSTEM: [&str; 24] = [
+const SYSTEM_DIRECTORIES: [&str; 24] = [
     "/",
     "/bin",
     "/boot",
@@ -52,7 +52,7 @@ const MAX_LABEL: usize = 4_096;
 /// # Errors
 /// A file cannot be labelled; `InvalidInput`: the policy does not know the label.
 pub fn relabel(path: &Path, label: &str) -> io::Result<()> {
-    if OF_THE_SYSTEM.iter().any(|system| Path::new(system) == path) {
+    if SYSTEM_DIRECTORIES.iter().any(|system| Path::new(system) == path) {
         return Err(io::Error::other(
             "it is a directory of the system, which keeps its labels; give the volume one of its own",
         ));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k8s_openapi::api::core::v1::{Container, VolumeDevice};
 
 use super::VolumeError;
-use super::place::Place;
+use super::source::VolumeSource;
 use crate::blocking::Progress;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::PodRecord;
@@ -48,10 +48,10 @@ fn block_device(
     let no_volume = || VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() };
     let volume = pod.spec().volumes.iter().flatten().find(|volume| volume.name == wanted.name);
     let volume = volume.ok_or_else(no_volume)?;
-    let (device, read_only) = match Place::find(volume, pod, objects, pod_dir)? {
-        Some((Place::Node(path), read_only)) => (path, read_only),
-        Some((Place::Disk(mount), read_only)) => (mount.device(), read_only),
-        Some((Place::Server(_) | Place::Driver(_), _)) | None => return Err(no_volume()),
+    let (device, read_only) = match VolumeSource::find(volume, pod, objects, pod_dir)? {
+        Some((VolumeSource::Node(path), read_only)) => (path, read_only),
+        Some((VolumeSource::Disk(mount), read_only)) => (mount.device(), read_only),
+        Some((VolumeSource::Server(_) | VolumeSource::Driver(_), _)) | None => return Err(no_volume()),
     };
     progress.at(&device.path);
     device.set_up()?;

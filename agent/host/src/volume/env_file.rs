@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::empty_dir::EmptyDir;
 
 /// The largest file that is read.
-const MAX: u64 = 1 << 20;
+const MAX_FILE: u64 = 1 << 20;
 
 /// The text of the file `path` in the emptyDir `volume`; `None`: there is no such file. A symlink is followed within the
 /// volume alone, and only a regular file is read: a container has made it.
@@ -34,8 +34,8 @@ pub fn read_env_file(pod_dir: &Path, volume: &str, path: &str) -> io::Result<Opt
         return Err(io::Error::other("it is no regular file"));
     }
     let mut bytes = Vec::new();
-    file.take(MAX + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX {
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_FILE {
         return Err(io::Error::other("it is larger than 1 MiB"));
     }
     String::from_utf8(bytes).map(Some).map_err(|_| io::Error::other("it is no text"))

@@ -59,11 +59,11 @@ impl HostPath {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(VolumeError::io("stat", &self.path)(error)),
         };
-        match verdict(self.kind, found) {
-            Verdict::Right => Ok(()),
-            Verdict::MakeDirectory => files::make_dirs(&self.path, 0o755),
-            Verdict::MakeFile => make_file(&self.path),
-            Verdict::Wrong(wanted) => {
+        match check_type(self.kind, found) {
+            TypeCheck::Matches => Ok(()),
+            TypeCheck::MakeDirectory => files::make_dirs(&self.path, 0o755),
+            TypeCheck::MakeFile => make_file(&self.path),
+            TypeCheck::Mismatch(wanted) => {
                 Err(VolumeError::HostPathType { volume: self.volume.clone(), path: self.path.clone(), wanted })
             }
         }
@@ -71,23 +71,24 @@ impl HostPath {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
-    Right,
+enum TypeCheck {
+    Matches,
     MakeDirectory,
     MakeFile,
     /// The path is not what is named here.
-    Wrong(&'static str),
+    Mismatch(&'static str),
 }
 
 /// kubelet's `checkType`: "a file" is anything that exists and is not a directory.
-fn verdict(kind: HostPathType, found: Option<FileType>) -> Verdict {
+fn check_type(kind: HostPathType, found: Option<FileType>) -> TypeCheck {
     use HostPathType as T;
-    let check = |right: bool, wanted: &'static str| if right { Verdict::Right } else { Verdict::Wrong(wanted) };
+    let check =
+        |right: bool, wanted: &'static str| if right { TypeCheck::Matches } else { TypeCheck::Mismatch(wanted) };
     let is = |test: fn(&FileType) -> bool| found.as_ref().is_some_and(test);
     match kind {
-        T::Unset | T::DirectoryOrCreate if found.is_none() => Verdict::MakeDirectory,
-        T::FileOrCreate if found.is_none() => Verdict::MakeFile,
-        T::Unset => Verdict::Right,
+        T::Unset | T::DirectoryOrCreate if found.is_none() => TypeCheck::MakeDirectory,
+        T::FileOrCreate if found.is_none() => TypeCheck::MakeFile,
+        T::Unset => TypeCheck::Matches,
         T::DirectoryOrCreate | T::Directory => check(is(FileType::is_dir), "a directory"),
         T::FileOrCreate | T::File => check(is(|found| !found.is_dir()), "a file"),
         T::Socket => check(is(FileType::is_socket), "a socket file"),

@@ -35,8 +35,8 @@ use super::in_use::{InUse, VolumesInUse};
 use super::node_tools::tool_dirs;
 use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::DEADLINE;
+use crate::keyed_lock::KeyedLock;
 use crate::program;
-use crate::turns::Turns;
 
 /// The tool that logs in and out, and the packages that it is in.
 const ISCSIADM: &str = "iscsiadm";
@@ -132,7 +132,7 @@ pub(super) struct IscsiDisks {
     directory: PathBuf,
     node: Node,
     /// By target.
-    turns: Turns<String>,
+    locks: KeyedLock<String>,
     in_use: VolumesInUse,
     /// Those that are written down, by their directories: a controller must not give them to another node.
     held: Mutex<HashMap<PathBuf, Vec<InUse>>>,
@@ -154,7 +154,7 @@ impl IscsiDisks {
 
     fn on(root_dir: &Path, node: Node, in_use: VolumesInUse) -> Self {
         let directory = root_dir.join("plugins/kubernetes.io/iscsi");
-        Self { directory, node, turns: Turns::default(), in_use, held: Mutex::default() }
+        Self { directory, node, locks: KeyedLock::default(), in_use, held: Mutex::default() }
     }
 
     /// Has those in use that are written down.
@@ -189,7 +189,7 @@ impl IscsiDisks {
         if !mount.block && on_files(&path, mounted::is_mounted).await? {
             return Ok(());
         }
-        let _turn = self.turns.take(mount.disk.iqn.clone()).await;
+        let _guard = self.locks.lock(mount.disk.iqn.clone()).await;
         // First what says that there is a pod to be cleared.
         let wanted = if mount.block { mount.path.parent().unwrap_or(&path).to_owned() } else { path.clone() };
         on_files(&wanted, |path| files::make_dirs(path, 0o750)).await?;

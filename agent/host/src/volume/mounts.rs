@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
-use super::place::Place;
+use super::source::VolumeSource;
 use super::sub_path::SubPath;
 use super::{Mount, Propagation, VolumeError, preparation, propagation, read_only, resolver, termination};
 use crate::blocking::Progress;
@@ -95,7 +95,7 @@ fn volume_mount(
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
     let propagation = propagation::of(wanted);
-    let Found { path, only_read, labelled } = find(sources, volume, propagation, progress)?;
+    let FoundVolume { path, only_read, labelled } = find(sources, volume, propagation, progress)?;
     let sub_path = wanted.sub_path.as_deref().unwrap_or_default();
     let read_only_below = matches!(wanted.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"));
     let host_path = if sub_path.is_empty() && !read_only_below {
@@ -129,7 +129,7 @@ fn volume_mount(
 }
 
 /// A volume on the node.
-struct Found {
+struct FoundVolume {
     path: PathBuf,
     /// It is read-only for containers.
     only_read: bool,
@@ -143,40 +143,40 @@ fn find(
     volume: &Volume,
     propagation: Propagation,
     progress: &Progress,
-) -> Result<Found, VolumeError> {
+) -> Result<FoundVolume, VolumeError> {
     let Sources { pod, objects, pod_dir, .. } = sources;
     let mounted = |path: PathBuf, only_read: bool, labelled: bool| {
         answers(&path)?;
         propagation::prepare(propagation, &path)?;
-        Ok(Found { path, only_read, labelled })
+        Ok(FoundVolume { path, only_read, labelled })
     };
-    match Place::find(volume, pod, objects, pod_dir)? {
-        Some((Place::Server(export), only_read)) => {
+    match VolumeSource::find(volume, pod, objects, pod_dir)? {
+        Some((VolumeSource::Server(export), only_read)) => {
             progress.at(&export.path);
             export.check_mounted()?;
             mounted(export.path, only_read, false)
         }
-        Some((Place::Disk(mount), only_read)) => {
+        Some((VolumeSource::Disk(mount), only_read)) => {
             progress.at(&mount.path);
             mount.check_mounted()?;
             mounted(mount.path, only_read, !only_read)
         }
-        Some((Place::Driver(mount), only_read)) => {
+        Some((VolumeSource::Driver(mount), only_read)) => {
             progress.at(&mount.path);
             mount.check_mounted()?;
             mounted(mount.path, only_read, !only_read)
         }
-        Some((Place::Node(host_path), only_read)) => {
+        Some((VolumeSource::Node(host_path), only_read)) => {
             // Below `/run`, say, it may have been removed since the pod's first container started.
             progress.at(&host_path.path);
             host_path.set_up()?;
             propagation::check(&volume.name, propagation, &host_path.path)?;
-            Ok(Found { path: host_path.path, only_read, labelled: host_path.labelled })
+            Ok(FoundVolume { path: host_path.path, only_read, labelled: host_path.labelled })
         }
         None => {
             let (path, only_read) = preparation::location(volume, pod_dir)?;
             propagation::prepare(propagation, &path)?;
-            Ok(Found { path, only_read, labelled: volume.image.is_none() })
+            Ok(FoundVolume { path, only_read, labelled: volume.image.is_none() })
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::program;
 const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
 /// How much of what a tool says is shown, in bytes.
-const MAX_SAID: usize = 1_024;
+const MAX_OUTPUT: usize = 1_024;
 
 /// The directories of `PATH`, then those of the system's tools.
 pub(super) fn tool_dirs() -> Vec<PathBuf> {
@@ -21,7 +21,7 @@ pub(super) fn said(output: &program::Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let mut line = if lines.is_empty() { "it failed and said nothing".to_owned() } else { lines.join("; ") };
-    while line.len() > MAX_SAID {
+    while line.len() > MAX_OUTPUT {
         line.pop();
     }
     line
@@ -39,6 +39,6 @@ mod tests {
         };
         assert_eq!(of("mount.nfs: a\n\n  b\n"), "mount.nfs: a; b");
         assert_eq!(of(" \n"), "it failed and said nothing");
-        assert!(of(&"\u{e4}".repeat(MAX_SAID)).len() <= MAX_SAID);
+        assert!(of(&"\u{e4}".repeat(MAX_OUTPUT)).len() <= MAX_OUTPUT);
     }
 }

@@ -8,7 +8,7 @@ use super::dns::DnsRequest;
 use super::empty_dir::EmptyDir;
 use super::host_path::HostPath;
 use super::payload::{Sources, payload};
-use super::place::Place;
+use super::source::VolumeSource;
 use super::written::{self, WrittenVolume};
 use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, resolver, tmpfs};
 use crate::blocking::Progress;
@@ -21,7 +21,7 @@ use limpet_model::sandbox::PodAddresses;
 pub(super) struct Preparation {
     uid: PodUid,
     volumes: Vec<VolumeKind>,
-    hosts: Hosts,
+    hosts: HostsFile,
     hostname: String,
     dns: DnsRequest,
 }
@@ -40,7 +40,7 @@ pub(super) enum VolumeKind {
 
 /// The content of `/etc/hosts`.
 #[derive(Debug)]
-enum Hosts {
+enum HostsFile {
     /// This text.
     Own(String),
     /// The node's file, and these aliases.
@@ -58,10 +58,10 @@ impl Preparation {
         let spec = pod.spec();
         let aliases = spec.host_aliases.as_deref().unwrap_or_default();
         let hosts = if pod.host_network() {
-            Hosts::Node(aliases.to_vec())
+            HostsFile::Node(aliases.to_vec())
         } else {
             let names = hostname::pod_hostname(pod, &settings.cluster.domain)?;
-            Hosts::Own(hosts::own_network(addresses, &names, aliases))
+            HostsFile::Own(hosts::own_network(addresses, &names, aliases))
         };
         let pod_dir = settings.pod_dir(&pod.uid);
         let sources = Sources { pod, objects, node: settings.limits };
@@ -93,8 +93,8 @@ impl Preparation {
         }
         progress.at(&pod_dir);
         let hosts = match self.hosts {
-            Hosts::Own(text) => text,
-            Hosts::Node(aliases) => {
+            HostsFile::Own(text) => text,
+            HostsFile::Node(aliases) => {
                 // Host-network pods also run on a node without the file.
                 hosts::host_network(&files::read(&settings.hosts_file)?.unwrap_or_default(), &aliases)
             }
@@ -121,11 +121,11 @@ impl VolumeKind {
         if let Some(source) = &volume.empty_dir {
             return EmptyDir::of(pod_dir, &volume.name, source, sources.pod.spec(), sources.node).map(Self::EmptyDir);
         }
-        match Place::find(volume, sources.pod, sources.objects, pod_dir)? {
-            Some((Place::Node(host_path), _)) => return Ok(Self::HostPath(host_path)),
-            Some((Place::Server(export), _)) => return Ok(Self::Mounted(export.path)),
-            Some((Place::Disk(mount), _)) => return Ok(Self::Mounted(mount.path)),
-            Some((Place::Driver(mount), _)) => return Ok(Self::Mounted(mount.path)),
+        match VolumeSource::find(volume, sources.pod, sources.objects, pod_dir)? {
+            Some((VolumeSource::Node(host_path), _)) => return Ok(Self::HostPath(host_path)),
+            Some((VolumeSource::Server(export), _)) => return Ok(Self::Mounted(export.path)),
+            Some((VolumeSource::Disk(mount), _)) => return Ok(Self::Mounted(mount.path)),
+            Some((VolumeSource::Driver(mount), _)) => return Ok(Self::Mounted(mount.path)),
             None => {}
         }
         if volume.image.is_some() {

@@ -14,7 +14,7 @@ use super::{Propagation, VolumeError};
 use crate::mount_table::{self, Mount};
 
 /// Containers of one pod start side by side: a volume is made shared once.
-static PREPARING: Mutex<()> = Mutex::new(());
+static SHARING_LOCK: Mutex<()> = Mutex::new(());
 
 /// What a mount asks for.
 pub(super) fn of(wanted: &VolumeMount) -> Propagation {
@@ -32,7 +32,7 @@ pub(super) fn prepare(propagation: Propagation, path: &Path) -> Result<(), Volum
         return Ok(());
     }
     // It guards no data.
-    let _guard = PREPARING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = SHARING_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let (real, source) = source(path)?;
     let Some(source) = source.filter(|source| lacking(propagation, source).is_some()) else { return Ok(()) };
     if source.point != real {

@@ -12,7 +12,7 @@ use super::VolumeError;
 use crate::mount_table::{self, Mount};
 
 /// Flags of a mount that a remount would drop unless it names them.
-const KEPT: [(&str, MountFlags); 4] = [
+const PRESERVED_FLAGS: [(&str, MountFlags); 4] = [
     ("nosuid", MountFlags::NOSUID),
     ("nodev", MountFlags::NODEV),
     ("noexec", MountFlags::NOEXEC),
@@ -37,6 +37,7 @@ pub(super) fn recursively(target: &Path) -> Result<(), VolumeError> {
 }
 
 fn flags(mount: &Mount) -> MountFlags {
-    let kept = KEPT.iter().filter(|(name, _)| mount.flags.iter().any(|flag| flag == name)).map(|(_, flag)| *flag);
+    let kept =
+        PRESERVED_FLAGS.iter().filter(|(name, _)| mount.flags.iter().any(|flag| flag == name)).map(|(_, flag)| *flag);
     kept.fold(MountFlags::BIND | MountFlags::RDONLY, |flags, flag| flags | flag)
 }

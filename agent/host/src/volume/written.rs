@@ -30,7 +30,7 @@ const DIRECTORY_MODE: u32 = 0o755;
 const GROUP_DIRECTORY_MODE: u32 = 0o2550;
 const GROUP_FILE_MODE: u32 = 0o440;
 /// How many names are tried for a new directory.
-const MAX_NAMES: u32 = 100;
+const MAX_NAME_ATTEMPTS: u32 = 100;
 
 /// A volume to be written.
 #[derive(Debug, PartialEq, Eq)]
@@ -143,7 +143,7 @@ impl WrittenVolume {
             let name = format!("{stamp}{number:02}");
             match std::fs::create_dir(self.path.join(&name)) {
                 Ok(()) => return Ok(name),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < MAX_NAMES => number += 1,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < MAX_NAME_ATTEMPTS => number += 1,
                 Err(error) => return Err(VolumeError::io("make directory", self.path.join(name))(error)),
             }
         }

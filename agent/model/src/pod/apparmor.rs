@@ -12,7 +12,7 @@ pub fn profile_of<'a>(pod: &'a PodSpec, container: &'a Container) -> Option<&'a 
 
 /// What the Pod's containers ask of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Needs<'a> {
+pub struct AppArmorNeeds<'a> {
     /// A profile is named for a container of it, be it the default one: kubelet asks for AppArmor then.
     pub host: bool,
     /// The profiles that must be loaded.
@@ -20,9 +20,9 @@ pub struct Needs<'a> {
 }
 
 /// What `pod` asks of the host. Privileged containers get no profile, and count as others do.
-pub fn needs(pod: &PodSpec) -> Needs<'_> {
+pub fn needs(pod: &PodSpec) -> AppArmorNeeds<'_> {
     let profiles = all_containers(pod).filter_map(|container| profile_of(pod, container));
-    let mut needs = Needs::default();
+    let mut needs = AppArmorNeeds::default();
     for profile in profiles.filter(|profile| profile.type_ != "Unconfined") {
         needs.host = true;
         if profile.type_ == "Localhost" {
@@ -58,7 +58,7 @@ mod tests {
             ("Unconfined", &own, true, &["own"]),
         ] {
             let spec = of(pod, container);
-            assert_eq!(needs(&spec), Needs { host, loaded: loaded.to_vec() }, "{pod} {container}");
+            assert_eq!(needs(&spec), AppArmorNeeds { host, loaded: loaded.to_vec() }, "{pod} {container}");
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::pod::quantity::parse;
 pub(crate) const ANNOTATIONS: [&str; 2] = ["kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"];
 
 /// Kubernetes takes rates between 1k and 1P.
-const RATES: std::ops::RangeInclusive<i64> = 1_000..=1_000_000_000_000_000;
+const RATE_RANGE: std::ops::RangeInclusive<i64> = 1_000..=1_000_000_000_000_000;
 
 /// The rates a pod is limited to, in bits per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub fn bandwidth(annotations: &BTreeMap<String, String>) -> Option<Bandwidth> {
 /// A rate in bits per second; `None`: not a quantity between 1k and 1P.
 pub(crate) fn rate(text: &str) -> Option<u64> {
     let rate = parse(text).ok()?.units();
-    RATES.contains(&rate).then(|| u64::try_from(rate).ok()).flatten()
+    RATE_RANGE.contains(&rate).then(|| u64::try_from(rate).ok()).flatten()
 }
 
 #[cfg(test)]

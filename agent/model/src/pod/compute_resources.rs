@@ -14,7 +14,7 @@ use crate::pod::totals::{is_of_pods, totals};
 use crate::source::SourceKind;
 
 /// The minimum and maximum CPU shares of the kernel.
-const SHARES: (u64, u64) = (2, 262_144);
+const CPU_SHARES_RANGE: (u64, u64) = (2, 262_144);
 
 /// Length of a CPU quota's period in microseconds.
 pub const CPU_PERIOD: u64 = 100_000;
@@ -34,7 +34,7 @@ pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 /// CPU shares of a request in millicores: 1,024 a core, between 2 and 262,144.
 pub fn cpu_shares(milli_cpu: i64) -> u64 {
     let shares = u64::try_from(milli_cpu).unwrap_or(0).saturating_mul(1_024) / 1_000;
-    shares.clamp(SHARES.0, SHARES.1)
+    shares.clamp(CPU_SHARES_RANGE.0, CPU_SHARES_RANGE.1)
 }
 
 /// CPU quota in microseconds per [`CPU_PERIOD`] of a limit in millicores; `None` without a limit.
@@ -79,7 +79,7 @@ impl CgroupLimits {
 /// A pod's limits (kubelet's `ResourceConfigForPod`): the pod has a limit if every container has one.
 pub fn pod_limits(spec: &PodSpec) -> CgroupLimits {
     if qos_class(spec) == QosClass::BestEffort {
-        return CgroupLimits { cpu_shares: SHARES.0, cpu_quota: None, memory: None };
+        return CgroupLimits { cpu_shares: CPU_SHARES_RANGE.0, cpu_quota: None, memory: None };
     }
     CgroupLimits {
         cpu_shares: cpu_shares(pod_request(spec, CPU).milli()),

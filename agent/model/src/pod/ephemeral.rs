@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::pod::{Fault, PodRecord, decode, default, validate};
 
 /// The most that `limpet debug` adds to one pod.
-pub const MOST_ADDED: usize = 64;
+pub const MAX_EPHEMERAL_CONTAINERS: usize = 64;
 
 /// The ephemeral containers of `pod` in the form of the others.
 pub fn containers(pod: &Pod) -> Vec<Container> {
@@ -50,7 +50,7 @@ pub fn to_record(container: &EphemeralContainer) -> Option<Value> {
 /// What the API finds wrong with it, and what limpet does not act on; paths begin at the container.
 pub fn add(record: &PodRecord, container: EphemeralContainer) -> Result<PodRecord, Vec<Fault>> {
     let index = record.ephemeral.len();
-    if index >= MOST_ADDED {
+    if index >= MAX_EPHEMERAL_CONTAINERS {
         let fault = Fault::error("", format!("the pod has {index} ephemeral containers, the maximum"));
         return Err(vec![fault.with_remedy("use one that runs: limpet exec")]);
     }
@@ -244,8 +244,8 @@ mod tests {
     #[test]
     fn a_pod_has_a_bounded_number_of_them() {
         let one = |index: usize| read(&json!({ "name": format!("d{index}"), "image": "a" })).unwrap();
-        let full = web().with_ephemeral((0..MOST_ADDED).map(one));
-        assert!(add(&full, one(MOST_ADDED)).unwrap_err()[0].to_string().contains("limpet exec"));
+        let full = web().with_ephemeral((0..MAX_EPHEMERAL_CONTAINERS).map(one));
+        assert!(add(&full, one(MAX_EPHEMERAL_CONTAINERS)).unwrap_err()[0].to_string().contains("limpet exec"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod views;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, Used};
+use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, UsedIf};
 
 /// The parts of the page: a heading, the path its fields lie below, and what is left to a part of its own.
 const PARTS: &[(&str, &str)] = &[
@@ -96,8 +96,10 @@ fn is_shown(field: &str, root: &str) -> bool {
 /// Whether a field above it is refused, needs an apiserver or has no effect as a whole.
 fn is_decided_above(field: &str) -> bool {
     let decided = |pattern: &str| field.strip_prefix(pattern).is_some_and(|rest| rest.starts_with(['.', '[']));
-    let whole =
-        REFUSED.iter().filter(|(_, used, _)| matches!(used, Used::Always | Used::Filled)).map(|(pattern, ..)| *pattern);
+    let whole = REFUSED
+        .iter()
+        .filter(|(_, used, _)| matches!(used, UsedIf::Always | UsedIf::Filled))
+        .map(|(pattern, ..)| *pattern);
     let whole = whole.chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern)).chain(NO_EFFECT.iter().copied());
     whole.chain(NOT_ON_LINUX.iter().copied()).any(decided)
 }
@@ -105,9 +107,9 @@ fn is_decided_above(field: &str) -> bool {
 fn verdict(field: &str) -> String {
     if let Some((_, used, why)) = REFUSED.iter().find(|(pattern, ..)| *pattern == field) {
         let when = match used {
-            Used::Always => String::new(),
-            Used::Filled => " unless empty".to_owned(),
-            Used::Unless(texts) => format!(" unless {}", texts.map_join()),
+            UsedIf::Always => String::new(),
+            UsedIf::Filled => " unless empty".to_owned(),
+            UsedIf::Unless(texts) => format!(" unless {}", texts.map_join()),
         };
         return format!("refused{when}, because {why}");
     }

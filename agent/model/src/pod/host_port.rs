@@ -12,7 +12,7 @@ use crate::pod::Role;
 pub const NODE_PORTS: &str = "NodePorts";
 
 /// The address that stands for every address of the node.
-const EVERY: &str = "0.0.0.0";
+const ANY_ADDRESS: &str = "0.0.0.0";
 
 /// A port of the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,13 +31,13 @@ impl HostPort {
         Some(Self {
             number: port.host_port.filter(|number| *number > 0)?,
             protocol: port.protocol.clone().unwrap_or_else(|| "TCP".to_owned()),
-            ip: ip.unwrap_or(EVERY).to_owned(),
+            ip: ip.unwrap_or(ANY_ADDRESS).to_owned(),
         })
     }
 
     /// Whether two pods cannot have the one and the other.
     pub fn conflicts_with(&self, other: &Self) -> bool {
-        let same_address = self.ip == other.ip || self.ip == EVERY || other.ip == EVERY;
+        let same_address = self.ip == other.ip || self.ip == ANY_ADDRESS || other.ip == ANY_ADDRESS;
         self.number == other.number && self.protocol == other.protocol && same_address
     }
 }
@@ -45,7 +45,7 @@ impl HostPort {
 impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.ip.as_str(), self.ip.contains(':')) {
-            (EVERY, _) => {}
+            (ANY_ADDRESS, _) => {}
             (ip, true) => write!(f, "[{ip}]:")?,
             (ip, false) => write!(f, "{ip}:")?,
         }

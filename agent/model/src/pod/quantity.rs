@@ -23,7 +23,7 @@ const NANO_DIGITS: i32 = 9;
 const NANO: i128 = 1_000_000_000;
 
 /// The largest amount in billionths: 2^63-1 units.
-const CAP: i128 = i64::MAX as i128 * NANO;
+const MAX_NANO: i128 = i64::MAX as i128 * NANO;
 
 /// An exact amount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -49,7 +49,7 @@ impl Amount {
 
     /// Whole units, capped.
     pub fn from_units(units: u64) -> Self {
-        Self((i128::from(units) * NANO).min(CAP))
+        Self((i128::from(units) * NANO).min(MAX_NANO))
     }
 
     /// Billionths.
@@ -93,14 +93,14 @@ impl fmt::Display for Amount {
 impl Add for Amount {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self((self.0 + other.0).clamp(-CAP, CAP))
+        Self((self.0 + other.0).clamp(-MAX_NANO, MAX_NANO))
     }
 }
 
 impl Sub for Amount {
     type Output = Self;
     fn sub(self, other: Self) -> Self {
-        Self((self.0 - other.0).clamp(-CAP, CAP))
+        Self((self.0 - other.0).clamp(-MAX_NANO, MAX_NANO))
     }
 }
 
@@ -162,9 +162,9 @@ fn scaled(mantissa: i128, tens: i32, twos: u32) -> i128 {
         (Ordering::Less, Some(power)) => (shifted + power - 1) / power,
         (Ordering::Less, None) => 1, // less than one billionth, but not nothing
         (_, Some(power)) => shifted.saturating_mul(power),
-        (_, None) => CAP,
+        (_, None) => MAX_NANO,
     };
-    value.min(CAP)
+    value.min(MAX_NANO)
 }
 
 /// A suffix as powers of ten and of two.
@@ -246,14 +246,14 @@ mod tests {
             ("1.5Gi", 1_610_612_736 * NANO),
             ("0.1Ki", 102_400_000_000),
             ("1Ei", 1_152_921_504_606_846_976 * NANO),
-            ("9223372036854775807", CAP),
-            ("9223372036854775808", CAP),
-            ("100E", CAP),
-            ("8Ei", CAP),
-            ("1e999", CAP),
-            ("-1e999", -CAP),
+            ("9223372036854775807", MAX_NANO),
+            ("9223372036854775808", MAX_NANO),
+            ("100E", MAX_NANO),
+            ("8Ei", MAX_NANO),
+            ("1e999", MAX_NANO),
+            ("-1e999", -MAX_NANO),
             ("00000000000000000000000001", NANO),
-            ("1000000000000000000000000000000000000000000", CAP),
+            ("1000000000000000000000000000000000000000000", MAX_NANO),
         ];
         for (text, nanos) in cases {
             assert_eq!(parse(text).map(Amount::nanos), Ok(*nanos), "{text}");

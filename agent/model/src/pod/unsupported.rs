@@ -13,7 +13,7 @@ use crate::source::SourceKind;
 
 /// When a field counts as used. `null`, an empty text or list never counts.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Used {
+pub(super) enum UsedIf {
     /// With any value.
     Always,
     /// Unless it is an empty map, which asks for nothing.
@@ -22,10 +22,10 @@ pub(super) enum Used {
     Unless(&'static [&'static str]),
 }
 
-/// The end of a text in [`Used::Unless`] that stands for a quantity.
-const SIZE: &str = "<size>";
+/// The end of a text in [`UsedIf::Unless`] that stands for a quantity.
+const SIZE_PLACEHOLDER: &str = "<size>";
 
-use Used::{Always, Filled, Unless};
+use UsedIf::{Always, Filled, Unless};
 
 const HTTP_1: &str = "limpet's probes and hooks use HTTP/1.1";
 const ALPHA: &str = "it is alpha in Kubernetes 1.37";
@@ -34,7 +34,7 @@ const NO_CLAIMS: &str = "limpet does not support ResourceClaims yet; use a devic
 const REMOVED: &str = "Kubernetes has removed it";
 
 /// Fields limpet does not act on, and why. `C` stands for every container and init container.
-pub(super) const REFUSED: &[(&str, Used, &str)] = &[
+pub(super) const REFUSED: &[(&str, UsedIf, &str)] = &[
     // Life
     ("spec.C.livenessProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
     ("spec.C.readinessProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
@@ -118,7 +118,7 @@ pub(super) const NOT_ON_LINUX: &[&str] =
 pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     let local = source != SourceKind::Api;
     let host_network = manifest.pointer("/spec/hostNetwork") == Some(&Value::Bool(true));
-    let used = |pattern: &'static str, used: Used| {
+    let used = |pattern: &'static str, used: UsedIf| {
         select(manifest, pattern).into_iter().filter(move |(_, value)| is_used(value, used)).map(|(path, _)| path)
     };
     let lacking = NEEDS_APISERVER.iter().filter(|_| local);
@@ -196,7 +196,7 @@ fn unknown_resources((path, limits): (String, &Value)) -> Vec<Fault> {
         .collect()
 }
 
-fn is_used(value: &Value, used: Used) -> bool {
+fn is_used(value: &Value, used: UsedIf) -> bool {
     let empty = match value {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
@@ -212,7 +212,7 @@ fn is_used(value: &Value, used: Used) -> bool {
 }
 
 fn is_text(known: &str, text: &str) -> bool {
-    match known.strip_suffix(SIZE) {
+    match known.strip_suffix(SIZE_PLACEHOLDER) {
         Some(begin) => text.strip_prefix(begin).is_some_and(|size| quantity::parse(size).is_ok()),
         None => known == text,
     }
@@ -227,13 +227,13 @@ fn select<'a>(value: &'a Value, pattern: &str) -> Vec<(String, &'a Value)> {
 
 /// The path to a value: one step, and those before it.
 #[derive(Clone, Copy)]
-struct Way<'w> {
-    before: Option<&'w Way<'w>>,
+struct FieldPath<'w> {
+    before: Option<&'w FieldPath<'w>>,
     name: &'w str,
     item: Option<usize>,
 }
 
-impl Way<'_> {
+impl FieldPath<'_> {
     fn path(self) -> String {
         let before = self.before.map(|before| before.path()).unwrap_or_default();
         let path = super::yaml::join(&before, self.name);
@@ -244,7 +244,7 @@ impl Way<'_> {
     }
 }
 
-fn follow<'a>(value: &'a Value, pattern: &str, before: Option<&Way<'_>>, found: &mut Vec<(String, &'a Value)>) {
+fn follow<'a>(value: &'a Value, pattern: &str, before: Option<&FieldPath<'_>>, found: &mut Vec<(String, &'a Value)>) {
     let (part, rest) = pattern.split_once('.').map_or((pattern, None), |(part, rest)| (part, Some(rest)));
     if part == "C" {
         for name in ["containers", "initContainers"] {
@@ -253,7 +253,7 @@ fn follow<'a>(value: &'a Value, pattern: &str, before: Option<&Way<'_>>, found: 
     } else if let Some(name) = part.strip_suffix("[]") {
         each_item(value, name, rest, before, found);
     } else if let Some(inner) = value.get(part) {
-        go_on(inner, rest, Way { before, name: part, item: None }, found);
+        go_on(inner, rest, FieldPath { before, name: part, item: None }, found);
     }
 }
 
@@ -261,16 +261,16 @@ fn each_item<'a>(
     value: &'a Value,
     name: &str,
     rest: Option<&str>,
-    before: Option<&Way<'_>>,
+    before: Option<&FieldPath<'_>>,
     found: &mut Vec<(String, &'a Value)>,
 ) {
     let items = value.get(name).and_then(Value::as_array);
     for (index, item) in items.into_iter().flatten().enumerate() {
-        go_on(item, rest, Way { before, name, item: Some(index) }, found);
+        go_on(item, rest, FieldPath { before, name, item: Some(index) }, found);
     }
 }
 
-fn go_on<'a>(value: &'a Value, rest: Option<&str>, way: Way<'_>, found: &mut Vec<(String, &'a Value)>) {
+fn go_on<'a>(value: &'a Value, rest: Option<&str>, way: FieldPath<'_>, found: &mut Vec<(String, &'a Value)>) {
     match rest {
         Some(rest) => follow(value, rest, Some(&way), found),
         None => found.push((way.path(), value)),

@@ -149,7 +149,10 @@ fn a_containers_options_replace_the_pods_as_a_whole() {
 fn each_number_is_another_level() {
     assert_eq!([0, 1, 2, 3].map(level), ["s0:c0,c1", "s0:c0,c2", "s0:c1,c2", "s0:c0,c3"]);
     // The last pair is not given: c1022,c1023.
-    assert_eq!((level(PAIRS - 1), level(PAIRS)), ("s0:c1021,c1023".to_owned(), "s0:c1022,c1023".to_owned()));
+    assert_eq!(
+        (level(CATEGORY_PAIRS - 1), level(CATEGORY_PAIRS)),
+        ("s0:c1021,c1023".to_owned(), "s0:c1022,c1023".to_owned())
+    );
 }
 
 #[test]
@@ -160,9 +163,9 @@ fn no_two_pods_have_one_level() {
         assert_eq!(given, expected);
         used.insert(given);
     }
-    assert_eq!(allocate(PAIRS - 1, &used).as_deref(), Some("s0:c1021,c1023"));
+    assert_eq!(allocate(CATEGORY_PAIRS - 1, &used).as_deref(), Some("s0:c1021,c1023"));
     used.insert("s0:c1021,c1023".to_owned());
-    assert_eq!(allocate(PAIRS - 1, &used).as_deref(), Some("s0:c0,c1"));
-    assert_eq!(allocate(PAIRS, &used).as_deref(), Some("s0:c0,c1"));
+    assert_eq!(allocate(CATEGORY_PAIRS - 1, &used).as_deref(), Some("s0:c0,c1"));
+    assert_eq!(allocate(CATEGORY_PAIRS, &used).as_deref(), Some("s0:c0,c1"));
     assert!(allocate(u32::MAX, &used).is_some());
 }

@@ -213,9 +213,9 @@ impl Turns {
             return;
         }
         // One object's long pause is its own.
-        let asked = asked.map(|asked| asked.min(connectivity::LONGEST));
+        let asked = asked.map(|asked| asked.min(connectivity::MAX_RECONNECT_DELAY));
         let now = Instant::now();
-        let until = now + connectivity::pause(1, asked, connectivity::LONGEST, chance);
+        let until = now + connectivity::pause(1, asked, connectivity::MAX_RECONNECT_DELAY, chance);
         let mut state = self.lock();
         if need != Need::Event {
             // Those have limits of their own.

@@ -98,7 +98,7 @@ impl Retries {
         let refused = matches!(error.code(), Some(400 | 403 | 413 | 422));
         let pause = match refused {
             true => mirror::refusal_pause(failures, dice),
-            false => connectivity::pause(failures, error.retry_after(), connectivity::LONGEST, dice),
+            false => connectivity::pause(failures, error.retry_after(), connectivity::MAX_RECONNECT_DELAY, dice),
         };
         if let Some(missing) = self.namespaces.get_mut(key.namespace()) {
             if refused {

@@ -81,7 +81,7 @@ impl Judge {
         }
         let back_off = Map { entries: map.map("crashLoopBackOff") };
         if let Some((period, at)) = back_off.text("maxContainerRestartPeriod") {
-            match go_duration::parse(period).filter(|period| (SHORTEST_PAUSE..=backoff::MOST).contains(period)) {
+            match go_duration::parse(period).filter(|period| (SHORTEST_PAUSE..=backoff::MAX_BACKOFF).contains(period)) {
                 Some(period) => config.max_restart_pause = period,
                 None => self.error(
                     Some(at),

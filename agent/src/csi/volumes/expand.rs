@@ -69,7 +69,7 @@ impl CsiVolumes {
         secrets: BTreeMap<String, String>,
     ) -> Result<(), ExpandError> {
         let data = self.data(volume);
-        let _turn = self.turns.take(key(&data)).await;
+        let _guard = self.locks.lock(key(&data)).await;
         if !self.is_published(&data, uid).await? {
             return Err(ExpandError::NotPublished);
         }

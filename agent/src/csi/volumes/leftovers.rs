@@ -93,7 +93,7 @@ impl CsiVolumes {
 
     async fn unstage_unused(&self, data: &VolumeData) -> Result<(), CsiError> {
         let driver = self.drivers.get(&data.driver).map_err(CsiError::NoDriver)?;
-        let _turn = self.turns.take(key(data)).await;
+        let _guard = self.locks.lock(key(data)).await;
         self.unstage(&driver, data).await
     }
 
@@ -110,7 +110,7 @@ impl CsiVolumes {
         });
         join_all(found.into_iter().map(|(used, data)| async move {
             // The pod that has it may have ended since, and its volume have been unstaged.
-            let _turn = self.turns.take(key(&data)).await;
+            let _guard = self.locks.lock(key(&data)).await;
             if !self.on_files(&data, "look for", Layout::is_known).await.unwrap_or(true) {
                 return;
             }

@@ -13,7 +13,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{Container, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use limpet_containerd::client::Client;
-use limpet_containerd::exec::{self, ExecError, ExecRequest, Kept};
+use limpet_containerd::exec::{self, CappedOutput, ExecError, ExecRequest};
 use limpet_containerd::spec::SpecError;
 use limpet_core::state::PodState;
 use limpet_model::container::ContainerId;
@@ -135,7 +135,7 @@ async fn run_command(
     let request =
         ExecRequest { container_id: id.as_str().to_owned(), command: command.to_vec(), tty: false, stdin: false };
     let session = exec::start(client, fifo_dir, request).await?;
-    let output = Kept::new(MAX_OUTPUT);
+    let output = CappedOutput::new(MAX_OUTPUT);
     let code = session.finish(&output, &output).await?;
     Ok(Executed { code, output: String::from_utf8_lossy(&output.into_bytes()).into_owned() })
 }

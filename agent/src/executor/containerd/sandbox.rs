@@ -15,7 +15,7 @@ use limpet_core::state::{ContainerSlot, FAILED_MOUNT, FAILED_UNMOUNT, PodSandbox
 use limpet_host::cgroup::CgroupError;
 use limpet_host::network::AttachRequest;
 use limpet_host::orphan_processes;
-use limpet_host::sandbox::{Created, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
+use limpet_host::sandbox::{CreatedSandbox, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use limpet_host::user_namespace;
 use limpet_host::volume::{VolumeError, pod_hostname};
 use limpet_model::container::ContainerId;
@@ -70,13 +70,13 @@ impl ContainerdExecutor {
         let request = self.sandbox_request(record, &hostname, &sysctls, labelling.as_ref());
         let (cgroup, sandbox) = tokio::join!(self.cgroups.ensure_pod(record), async {
             match self.sandboxes.find(&request).await? {
-                Some(sandbox) => Ok(Created { sandbox, init: None }),
+                Some(sandbox) => Ok(CreatedSandbox { sandbox, init: None }),
                 None => self.sandboxes.create(&request).await,
             }
         });
         let cgroup_failure = |error: CgroupError| Failure { transient: error.is_transient(), ..sandbox_failure(error) };
         cgroup.map_err(cgroup_failure)?;
-        let Created { sandbox, init } = sandbox.map_err(sandbox_failure)?;
+        let CreatedSandbox { sandbox, init } = sandbox.map_err(sandbox_failure)?;
         if let Some(init) = init {
             self.cgroups.place_init(record, init.pid).await.map_err(cgroup_failure)?;
             init.release().await.map_err(sandbox_failure)?;

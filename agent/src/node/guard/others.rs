@@ -86,7 +86,7 @@ impl Process {
             executable: link("exe"),
             uid: process_cgroup::effective_uid(pid).ok(),
             network: link("ns/net"),
-            in_pod: cgroups.iter().any(|path| cgroup::tenant(cgroup_root, path).is_some()),
+            in_pod: cgroups.iter().any(|path| cgroup::owner(cgroup_root, path).is_some()),
         }
     }
 

@@ -25,18 +25,18 @@ pub(in crate::server) fn for_host(router: Router) -> Router {
 }
 
 /// A pod with UID `u1`.
-pub(in crate::server) fn pod(name: &str) -> Resident {
-    Resident { uid: "u1".to_owned(), pod: Some(name.to_owned()), container: Some("web".to_owned()) }
+pub(in crate::server) fn pod(name: &str) -> ActorPod {
+    ActorPod { uid: "u1".to_owned(), pod: Some(name.to_owned()), container: Some("web".to_owned()) }
 }
 
 /// `/pod/<uid>` is the cgroup of a pod with that UID, called `default/web-edge1`; `/gone/<uid>` of one without a name.
 struct Pods;
 
 impl WatchObserver for Pods {
-    fn resident(&self, cgroup: &str) -> Option<Resident> {
+    fn resident(&self, cgroup: &str) -> Option<ActorPod> {
         let known = cgroup.strip_prefix("/pod/").map(|uid| (uid, Some("default/web-edge1".to_owned())));
         let (uid, pod) = known.or_else(|| cgroup.strip_prefix("/gone/").map(|uid| (uid, None)))?;
-        Some(Resident { uid: uid.to_owned(), pod, container: None })
+        Some(ActorPod { uid: uid.to_owned(), pod, container: None })
     }
 
     fn pod_wrote(&self, _: &OsStr, _: &Actor) {}
@@ -117,7 +117,7 @@ async fn a_refused_pod_is_reported_once_a_minute_and_the_list_is_bounded() {
         own.report(&peer, &Origin::Pod(pod("default/web-edge1")));
     }
     assert_eq!(counts(&own), [1]);
-    own.report(&peer, &Origin::Pod(Resident { uid: "u2".to_owned(), ..pod("default/db-edge1") }));
+    own.report(&peer, &Origin::Pod(ActorPod { uid: "u2".to_owned(), ..pod("default/db-edge1") }));
     tokio::time::advance(REPORT_INTERVAL).await;
     own.report(&peer, &Origin::Pod(pod("default/web-edge1")));
     assert_eq!(counts(&own), [1, 2]);

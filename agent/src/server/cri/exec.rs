@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use tonic::Status;
 
 use super::super::exec::ExecState;
-use limpet_containerd::exec::{self, ExecError, ExecRequest, Kept};
+use limpet_containerd::exec::{self, CappedOutput, ExecError, ExecRequest};
 use limpet_node_api::runtime as cri;
 
 /// How much of each of the two outputs is returned; kubelet's bound for both. The rest is read and dropped.
@@ -23,7 +23,7 @@ pub(super) async fn exec_sync(
 ) -> Result<cri::ExecSyncResponse, Status> {
     let limit = u64::try_from(request.timeout).map_err(|_| Status::invalid_argument("a negative timeout"))?;
     let command = ExecRequest { container_id, command: request.cmd, tty: false, stdin: false };
-    let (stdout, stderr) = (Kept::new(MAX_OUTPUT), Kept::new(MAX_OUTPUT));
+    let (stdout, stderr) = (CappedOutput::new(MAX_OUTPUT), CappedOutput::new(MAX_OUTPUT));
     let running = async { exec::start(&state.client, &state.fifo_dir, command).await?.finish(&stdout, &stderr).await };
     let ended = match limit {
         0 => running.await,

@@ -20,7 +20,7 @@ use super::wire::{Channel, Streams, exit_status, failure_status};
 use super::{ExecLookupError, ExecTarget};
 use crate::server::idle::IdleTimeout;
 use crate::server::logs::{LogTarget, finished};
-use limpet_containerd::attach::{AttachPoint, Ends};
+use limpet_containerd::attach::{AttachPoint, AttachedStreams};
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::ExecControl;
 use limpet_containerd::log::{LogStream, ReadOptions, open};
@@ -98,7 +98,7 @@ impl Attachment {
     ) -> Option<Vec<u8>> {
         match self.output {
             Output::Terminal(point) => match point.open(streams.stdin).await {
-                Ok(Ends { stdin, output }) => {
+                Ok(AttachedStreams { stdin, output }) => {
                     let activity = Activity::default();
                     tokio::select! {
                         () = pump(output, Channel::Stdout, streams.stdout, messages, &activity) => Some(exit_status(0)),

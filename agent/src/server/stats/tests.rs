@@ -18,7 +18,9 @@ use crate::usage::disks::{ContainerDisk, Dated, DiskMeter, Disks, ImageDisk, Mea
 use crate::usage::rates::NanoCores;
 use crate::usage::{ContainerUsage, Meter, NodeUsage, PodUsage, ReadUsage};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
-use limpet_host::cgroup::usage::{CpuQuota, CpuUsage, Depth, GroupUsage, MemoryUsage, Pressures, SwapUsage, Taken};
+use limpet_host::cgroup::usage::{
+    CpuQuota, CpuUsage, Depth, GroupUsage, MemoryUsage, Pressures, SampleTime, SwapUsage,
+};
 use limpet_host::disk_usage::{DiskUsage, Walk};
 use limpet_host::file_system::Space;
 use limpet_host::proc_files::{Interface, ProcessIds, Stall, Stalls, Traffic};
@@ -60,7 +62,7 @@ pub(in crate::server) fn meter() -> Meter {
 fn group(path: &str, scale: u64) -> GroupUsage {
     GroupUsage {
         path: path.to_owned(),
-        taken: Taken { at: Timestamp::constant(1_000, 250_000_000), uptime: Duration::from_secs(7) },
+        taken: SampleTime { at: Timestamp::constant(1_000, 250_000_000), uptime: Duration::from_secs(7) },
         cpu: Some(CpuUsage { total: 1_500_000_000 * scale, user: 1_000_000_000, system: 500_000_000, quota: None }),
         memory: Some(MemoryUsage {
             usage: 3_000 * scale,

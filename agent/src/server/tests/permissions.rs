@@ -13,7 +13,7 @@ use std::ffi::OsStr;
 
 use axum::body::Body;
 use axum::http::Request;
-use limpet_model::actor::{Actor, Resident};
+use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::Backend;
 use tower::ServiceExt as _;
 
@@ -208,7 +208,7 @@ async fn a_pods_process_is_refused_on_every_route_and_the_loopback_listener_serv
 struct EverythingInPod;
 
 impl WatchObserver for EverythingInPod {
-    fn resident(&self, _: &str) -> Option<Resident> {
+    fn resident(&self, _: &str) -> Option<ActorPod> {
         Some(pod("default/web-edge1"))
     }
 

@@ -11,7 +11,7 @@ use limpet_tests::need;
 use super::*;
 use limpet_attribution::feed::Sighting;
 use limpet_host::directory::directory_id;
-use limpet_model::actor::Resident;
+use limpet_model::actor::ActorPod;
 use limpet_model::attribution::Backend;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
@@ -26,10 +26,10 @@ pub(super) struct RecordingOnlooker {
 }
 
 impl WatchObserver for RecordingOnlooker {
-    fn resident(&self, cgroup: &str) -> Option<Resident> {
+    fn resident(&self, cgroup: &str) -> Option<ActorPod> {
         let container = Some("app".to_owned());
         self.pods_cgroup.as_deref().filter(|own| *own == cgroup)?;
-        Some(Resident { uid: "u1".to_owned(), pod: Some("default/web".to_owned()), container })
+        Some(ActorPod { uid: "u1".to_owned(), pod: Some("default/web".to_owned()), container })
     }
 
     fn pod_wrote(&self, name: &OsStr, actor: &Actor) {

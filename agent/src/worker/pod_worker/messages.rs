@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use limpet_core::plan::over;
-use limpet_core::state::{Busy, Now, PodState};
+use limpet_core::state::{Now, OngoingAction, PodState};
 use limpet_model::container::{ContainerId, FoundContainer};
 use limpet_model::pod::{PodRecord, PodUid};
 
@@ -134,7 +134,7 @@ impl PodWorker {
                 ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt()) == id && slot.busy.is_none()
             });
             let Some((index, slot)) = slot else { continue };
-            slot.busy = Some(Busy::Reaping);
+            slot.busy = Some(OngoingAction::Reaping);
             let (executor, generation) = (Arc::clone(&self.context.executor), self.generation);
             self.jobs.spawn(async move { (generation, executor.discard(index, id).await) });
         }

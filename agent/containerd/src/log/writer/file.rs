@@ -25,14 +25,14 @@ pub(super) struct LogFile {
     size: u64,
     /// The file ends with a partial line: the next write starts a new one.
     torn: bool,
-    lost: Loss,
+    lost: LostLines,
     /// Second and number of the newest rotated file.
     last_rotation: Option<([u8; 15], i64)>,
 }
 
 /// Lines that could not be written since the last successful write.
 #[derive(Debug, Default)]
-struct Loss {
+struct LostLines {
     lines: u64,
     cause: Option<Errno>,
 }
@@ -40,7 +40,7 @@ struct Loss {
 impl LogFile {
     /// Opens or creates the file and the directories above it. A failure is retried at the next write.
     pub(super) fn open(path: PathBuf, rotation: LogRotation) -> Self {
-        let (lost, last_rotation) = (Loss::default(), None);
+        let (lost, last_rotation) = (LostLines::default(), None);
         let mut file = Self { path, rotation, file: None, locked: false, size: 0, torn: false, lost, last_rotation };
         // A failure here occurs again at the first write, where there are lines to count.
         let _ = file.reopen();
@@ -97,7 +97,7 @@ impl LogFile {
                 self.torn = written > 0;
                 cause
             })?;
-            self.lost = Loss::default();
+            self.lost = LostLines::default();
         }
         Ok(())
     }
@@ -220,7 +220,7 @@ impl LogFile {
 /// The length of the longest notice.
 const NOTICE_LENGTH: usize = 160;
 
-impl Loss {
+impl LostLines {
     /// Formats the line that reports the loss into `buffer`; returns its length.
     fn notice(&self, stamp: &Stamp, buffer: &mut [u8; NOTICE_LENGTH]) -> usize {
         let mut count = [0; 20];

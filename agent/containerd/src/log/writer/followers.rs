@@ -10,9 +10,9 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::attach;
 
 /// The most clients at once.
-const MOST: usize = 8;
+const MAX_FOLLOWERS: usize = 8;
 /// How long a client that reads nothing holds up the container before it is dropped.
-const PATIENCE: Duration = Duration::from_secs(10);
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The socket and those that are connected.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ impl Followers {
         match listener.accept() {
             Ok((client, _)) => {
                 self.clients.retain(is_connected);
-                if self.clients.len() < MOST && client.set_write_timeout(Some(PATIENCE)).is_ok() {
+                if self.clients.len() < MAX_FOLLOWERS && client.set_write_timeout(Some(SEND_TIMEOUT)).is_ok() {
                     self.clients.push(client);
                 }
             }

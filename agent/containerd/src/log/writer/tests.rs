@@ -167,7 +167,7 @@ fn clients_see_output_as_it_comes_and_hold_up_nothing_once_they_are_gone() {
 #[test]
 fn long_lines_are_split_into_parts_of_16_kib() {
     let directory = tempfile::tempdir().unwrap();
-    for length in [PART - 1, PART, PART + 1, 2 * PART, 3 * PART + 5, 200_000] {
+    for length in [MAX_PART - 1, MAX_PART, MAX_PART + 1, 2 * MAX_PART, 3 * MAX_PART + 5, 200_000] {
         let path = directory.path().join(format!("{length}.log"));
         let text: Vec<u8> = (0..length).map(|index| b'a' + (index % 26) as u8).collect();
         let mut logger = Logger::start(&path, 1 << 20, 5);
@@ -177,7 +177,7 @@ fn long_lines_are_split_into_parts_of_16_kib() {
         let mut entries = entries(&path);
         assert_eq!(entries.pop().unwrap().2, b"next");
         assert_eq!(entries.last().unwrap().1, "F");
-        assert!(entries.iter().rev().skip(1).all(|(_, tag, text)| tag == "P" && text.len() == PART));
+        assert!(entries.iter().rev().skip(1).all(|(_, tag, text)| tag == "P" && text.len() == MAX_PART));
         assert_eq!(entries.into_iter().flat_map(|(_, _, text)| text).collect::<Vec<_>>(), text);
     }
 }

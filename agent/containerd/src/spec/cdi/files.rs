@@ -22,12 +22,12 @@ const MAX_DEPTH: usize = 32;
 /// The files that are read, and what is wrong with those that cannot be.
 #[derive(Debug, Default)]
 pub(in crate::spec) struct CdiFiles {
-    documents: Vec<Found>,
+    documents: Vec<FoundFile>,
     faults: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Found {
+struct FoundFile {
     /// Which directory it is in: a later one precedes.
     directory: usize,
     path: PathBuf,
@@ -46,7 +46,7 @@ pub(in crate::spec) fn read(directories: &[PathBuf]) -> CdiFiles {
         paths.sort();
         for path in paths {
             match read_file(&path) {
-                Ok(document) => files.documents.push(Found { directory: index, path, document }),
+                Ok(document) => files.documents.push(FoundFile { directory: index, path, document }),
                 Err(fault) => files.faults.push(format!("{}: {fault}", path.display())),
             }
         }

@@ -198,7 +198,7 @@ fn a_reader_that_missed_a_snapshot_compares() {
 fn too_many_keys_are_not_named() {
     let mut edits = Edits::default();
     let before = snapshot(&mut edits, &[]);
-    (0..=MOST_KEYS).for_each(|number| edits.pod(PodKey::new("default", number.to_string())));
+    (0..=MAX_KEYS).for_each(|number| edits.pod(PodKey::new("default", number.to_string())));
     let after = snapshot(&mut edits, &["k"]);
     assert!(after.revision.is_none());
     assert_eq!(between(&before, &after).pods, [PodKey::new("default", "k")]);

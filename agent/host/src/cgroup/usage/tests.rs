@@ -48,7 +48,7 @@ impl Tree {
     }
 
     fn usage(&self, group: Group<'_>, depth: Depth) -> GroupUsage {
-        GroupUsage { taken: Taken::default(), ..self.cgroups.usage(group, depth).unwrap() }
+        GroupUsage { taken: SampleTime::default(), ..self.cgroups.usage(group, depth).unwrap() }
     }
 }
 

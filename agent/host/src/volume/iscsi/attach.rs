@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::commands::{self, Failing, SESSION_EXISTS, Step};
+use super::commands::{self, OnFailure, SESSION_EXISTS, Step};
 use super::disk::Disk;
 use super::record::{self, Record};
 use super::sessions::{self, Session};
@@ -157,7 +157,7 @@ impl IscsiDisks {
         let mut made = false;
         for step in commands::log_in(&mount.disk, portal, &mount.chap) {
             let is_login = step.is_login();
-            let Step { arguments, failing } = step;
+            let Step { arguments, on_failure } = step;
             let output = self.iscsiadm(&arguments, LOGIN_DEADLINE).await;
             let reason = match output {
                 Ok(output) if output.success || output.code == Some(SESSION_EXISTS) => {
@@ -167,11 +167,11 @@ impl IscsiDisks {
                 Ok(output) => said(&output),
                 Err(reason) => reason,
             };
-            match failing {
-                Failing::Passes => {
+            match on_failure {
+                OnFailure::Ignore => {
                     tracing::debug!(%portal, reason, "an optional iscsiadm call failed")
                 }
-                Failing::Fails(what, undone) => {
+                OnFailure::Abort(what, undone) => {
                     if let Some(undone) = undone {
                         let _ = self.iscsiadm(&undone, CALL_DEADLINE).await;
                     }

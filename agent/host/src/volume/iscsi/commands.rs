@@ -39,18 +39,18 @@ pub(in super::super) struct Chap {
 
 /// What a call that fails means.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Failing {
+pub(super) enum OnFailure {
     /// Nothing.
-    Passes,
+    Ignore,
     /// The login fails at this; then this call is made.
-    Fails(String, Option<Vec<String>>),
+    Abort(String, Option<Vec<String>>),
 }
 
 /// One call. Its arguments may have secrets in them.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Step {
     pub arguments: Vec<String>,
-    pub failing: Failing,
+    pub on_failure: OnFailure,
 }
 
 impl Step {
@@ -64,8 +64,8 @@ impl Step {
 pub(super) fn log_in(disk: &Disk, portal: SocketAddr, chap: &Chap) -> Vec<Step> {
     let discovery = |rest: &[&str]| discovery(disk, portal, rest);
     let node = |rest: &[&str]| node(disk, portal, rest);
-    let passes = |arguments| Step { arguments, failing: Failing::Passes };
-    let fails = |arguments, what: String, undone| Step { arguments, failing: Failing::Fails(what, undone) };
+    let passes = |arguments| Step { arguments, on_failure: OnFailure::Ignore };
+    let fails = |arguments, what: String, undone| Step { arguments, on_failure: OnFailure::Abort(what, undone) };
     let mut steps = vec![passes(discovery(&["-o", "new"]))];
     if chap.discovery {
         let what = format!("iscsi: failed to update discoverydb to portal {portal}");

@@ -35,7 +35,7 @@ impl IscsiDisks {
     }
 
     async fn give_back(&self, record: &Record, uid: &PodUid) -> Result<(), VolumeError> {
-        let _turn = self.turns.take(record.disk.iqn.clone()).await;
+        let _guard = self.locks.lock(record.disk.iqn.clone()).await;
         let directory = record.disk.directory(&self.directory);
         let pod = uid.clone();
         if on_files(&directory, move |directory| record::is_shared(directory, &pod)).await? {

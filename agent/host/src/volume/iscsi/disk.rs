@@ -7,7 +7,7 @@ use limpet_model::object::iscsi::IscsiVolume;
 use serde::{Deserialize, Serialize};
 
 /// The port of a portal that names none.
-const PORT: u16 = 3260;
+const DEFAULT_PORT: u16 = 3260;
 
 /// What identifies a disk on this node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,7 +93,7 @@ impl Disk {
 /// `192.0.2.1`, `192.0.2.1:3260`, `[2001:db8::1]:3260`.
 fn portal(text: &str) -> Option<SocketAddr> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
-    let with_port = || bare.parse::<IpAddr>().ok().map(|address| SocketAddr::new(address, PORT));
+    let with_port = || bare.parse::<IpAddr>().ok().map(|address| SocketAddr::new(address, DEFAULT_PORT));
     text.parse().ok().or_else(with_port)
 }
 

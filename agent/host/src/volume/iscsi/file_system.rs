@@ -12,22 +12,22 @@ use crate::program::{self, Output};
 use crate::volume::VolumeError;
 use crate::volume::node_tools::said;
 
-const LOOK_DEADLINE: Duration = Duration::from_secs(30);
+const BLKID_DEADLINE: Duration = Duration::from_secs(30);
 /// How long the making or the checking of a file system may take: hours, for a large disk behind a slow network.
 const REPAIR_DEADLINE: Duration = Duration::from_secs(6 * 3600);
 /// How much of a disk is read at each end before it is formatted.
-const EDGE: u64 = 1 << 20;
+const EDGE_LENGTH: u64 = 1 << 20;
 /// How long the reading of these may take.
 const EDGE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a mount may take, which may begin with the journal.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(60);
 
 /// `blkid`: there is nothing that it knows.
-const BLANK: i32 = 2;
+const BLKID_NOTHING_FOUND: i32 = 2;
 /// `fsck`: errors were corrected, and the machine of a root file system should be started again. Anything else is a failure.
-const CORRECTED: i32 = 1 | 2;
+const FSCK_CORRECTED: i32 = 1 | 2;
 /// `fsck`: there are errors that it could not correct.
-const UNCORRECTED: i32 = 4;
+const FSCK_UNCORRECTED: i32 = 4;
 
 /// What is on a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl IscsiDisks {
         let shown = device.display();
         let read_only = mount.read_only || mount.options.iter().any(|option| option == "ro");
         let arguments = call(&["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"], &[device]);
-        let looked = self.node.run("blkid", "install util-linux", &arguments, LOOK_DEADLINE).await?;
+        let looked = self.node.run("blkid", "install util-linux", &arguments, BLKID_DEADLINE).await?;
         let content =
             content(&looked).ok_or_else(|| format!("failed to get disk format of disk {shown}: {}", said(&looked)))?;
         match content {
@@ -126,7 +126,7 @@ impl IscsiDisks {
 fn checked_well(output: &Output, has_checker: bool, device: &Path) -> Result<(), String> {
     let (shown, said) = (device.display(), said_of([&output.stdout[..], &output.stderr[..]].concat()));
     match output.code {
-        Some(code) if code & !CORRECTED == 0 => {
+        Some(code) if code & !FSCK_CORRECTED == 0 => {
             if code != 0 {
                 tracing::info!(%shown, code, said, "fsck corrected errors on a disk");
             }
@@ -136,7 +136,7 @@ fn checked_well(output: &Output, has_checker: bool, device: &Path) -> Result<(),
             tracing::warn!(%shown, said, "mounting an iSCSI disk without a file system check");
             Ok(())
         }
-        Some(code) if code & UNCORRECTED != 0 => {
+        Some(code) if code & FSCK_UNCORRECTED != 0 => {
             Err(format!("'fsck' found errors on device {shown} but could not correct them: {said}"))
         }
         Some(code) => Err(format!("'fsck' of device {shown} failed with {code}: {said}")),
@@ -151,7 +151,7 @@ fn unwritten(device: &Path) -> io::Result<bool> {
     if size == 0 {
         return Err(io::Error::other("its size is 0"));
     }
-    let length = size.min(EDGE);
+    let length = size.min(EDGE_LENGTH);
     let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
     for start in [0, size - length] {
         disk.seek(SeekFrom::Start(start))?;
@@ -167,7 +167,7 @@ fn unwritten(device: &Path) -> io::Result<bool> {
 fn content(looked: &Output) -> Option<Content> {
     // It exits with the same code where a disk cannot be read.
     let complains = !looked.stderr.trim_ascii().is_empty();
-    if looked.code == Some(BLANK) && !complains {
+    if looked.code == Some(BLKID_NOTHING_FOUND) && !complains {
         return Some(Content::Blank);
     }
     if !looked.success {
@@ -259,11 +259,11 @@ mod tests {
             }
             unwritten(&disk)
         };
-        let size = 8 * EDGE;
+        let size = 8 * EDGE_LENGTH;
         assert!(of(&[], size).unwrap() && of(&[], 512).unwrap());
         // In the middle there may be anything.
-        assert!(of(&[(4 * EDGE, 1)], size).unwrap());
-        for at in [0, EDGE - 1, 7 * EDGE, size - 1] {
+        assert!(of(&[(4 * EDGE_LENGTH, 1)], size).unwrap());
+        for at in [0, EDGE_LENGTH - 1, 7 * EDGE_LENGTH, size - 1] {
             assert!(!of(&[(at, 1)], size).unwrap(), "{at}");
         }
         assert!(of(&[], 0).is_err());

@@ -24,7 +24,7 @@ const PODS: &str = "pods";
 /// Bytes of a record that are read at most.
 const MAX_RECORD: u64 = 1 << 20;
 /// A name for this run of the kernel.
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A disk in use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ pub(super) struct Record {
 
 /// What is to be done at a portal when the last pod gives the disk back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ending {
+pub(super) struct DetachPlan {
     /// The disk is taken away from the kernel.
     pub delete: bool,
     /// The session ends.
@@ -56,10 +56,10 @@ impl Record {
     }
 
     /// What ends with the disk at `portal` while `others` are in use.
-    pub(super) fn ending(&self, portal: SocketAddr, others: &[Self], boot: &str) -> Ending {
+    pub(super) fn ending(&self, portal: SocketAddr, others: &[Self], boot: &str) -> DetachPlan {
         let sharing = || others.iter().filter(|other| self.disk.shares_session(&other.disk, portal));
         let ours = self.owns(portal, boot);
-        Ending {
+        DetachPlan {
             delete: ours && !sharing().any(|other| other.disk.lun == self.disk.lun),
             log_out: ours && sharing().next().is_none(),
         }
@@ -68,7 +68,7 @@ impl Record {
 
 /// The name for this run of the kernel.
 pub(super) fn boot() -> String {
-    fs::read_to_string(BOOT).map(|text| text.trim().to_owned()).unwrap_or_default()
+    fs::read_to_string(BOOT_ID).map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
 /// Where the disk's file system is mounted.
@@ -204,7 +204,7 @@ mod tests {
     fn only_a_session_of_limpet_that_no_other_disk_needs_ends() {
         let mine = record(json!({}), true);
         let portal = mine.disk.portals[0];
-        let ending = |delete: bool, log_out: bool| Ending { delete, log_out };
+        let ending = |delete: bool, log_out: bool| DetachPlan { delete, log_out };
         assert_eq!(mine.ending(portal, &[], "b"), ending(true, true));
         assert_eq!(mine.ending(portal, &[], "after a reboot"), ending(false, false));
         assert_eq!(record(json!({}), false).ending(portal, &[], "b"), ending(false, false));

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::{EPHEMERAL, api, is_decided_above};
-use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, Used};
+use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, UsedIf};
 
 /// Fields without a view, each with all below it, and why.
 const NOT_SHOWN: &[(&str, &str)] = &[
@@ -57,7 +57,7 @@ fn is_of(field: &str, top: &str) -> bool {
 
 /// Whether a manifest without an apiserver may have it, and something comes of it.
 fn works(field: &str) -> bool {
-    let refused = REFUSED.iter().any(|(name, used, _)| *name == field && !matches!(used, Used::Unless(_)));
+    let refused = REFUSED.iter().any(|(name, used, _)| *name == field && !matches!(used, UsedIf::Unless(_)));
     let idle = NO_EFFECT.contains(&field) || NOT_ON_LINUX.contains(&field);
     let lacking = NEEDS_APISERVER.iter().any(|(name, _)| *name == field);
     !(refused || idle || lacking || is_decided_above(field) || is_of(field, EPHEMERAL))

@@ -34,7 +34,7 @@ const BYTE_DIVISORS: [&str; 13] = ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki
 
 /// The target of a selected field: not every field is available in both.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Into {
+pub(super) enum FieldTarget {
     Env,
     File,
 }
@@ -57,11 +57,11 @@ fn value_from(at: &At<'_>, variable: &EnvVar, source: &EnvVarSource, faults: &mu
     let mut count = 0;
     if let Some(field) = &source.field_ref {
         count += 1;
-        field_ref(&at.field("fieldRef"), field, Into::Env, faults);
+        field_ref(&at.field("fieldRef"), field, FieldTarget::Env, faults);
     }
     if let Some(resource) = &source.resource_field_ref {
         count += 1;
-        resource_ref(&at.field("resourceFieldRef"), resource, Into::Env, faults);
+        resource_ref(&at.field("resourceFieldRef"), resource, FieldTarget::Env, faults);
     }
     if let Some(key) = &source.config_map_key_ref {
         count += 1;
@@ -98,7 +98,7 @@ fn key_ref(at: &At<'_>, name: &str, key: &str, faults: &mut Faults) {
 }
 
 /// A field of the pod itself.
-pub(super) fn field_ref(at: &At<'_>, field: &ObjectFieldSelector, into: Into, faults: &mut Faults) {
+pub(super) fn field_ref(at: &At<'_>, field: &ObjectFieldSelector, into: FieldTarget, faults: &mut Faults) {
     let path = field.field_path.as_str();
     let at_path = at.field("fieldPath");
     if path.is_empty() {
@@ -108,7 +108,7 @@ pub(super) fn field_ref(at: &At<'_>, field: &ObjectFieldSelector, into: Into, fa
         let detail = format!("error converting fieldPath: unsupported pod version: {}", text(&field.api_version));
         return faults.invalid(&at_path, path, &detail);
     }
-    let allowed: &[&str] = if into == Into::Env { &OF_ENV } else { &OF_FILE };
+    let allowed: &[&str] = if into == FieldTarget::Env { &OF_ENV } else { &OF_FILE };
     match path.strip_suffix("']").and_then(|rest| rest.split_once("['")).filter(|(name, _)| !name.is_empty()) {
         Some(("metadata.labels", key)) => faults.qualified_name(at, key),
         Some(("metadata.annotations", key)) if is_qualified_name(&key.to_lowercase()) => {}
@@ -118,17 +118,17 @@ pub(super) fn field_ref(at: &At<'_>, field: &ObjectFieldSelector, into: Into, fa
             faults.invalid(&at_path, path, &detail);
         }
         // An old name of `spec.nodeName`.
-        None if path == "spec.host" && into == Into::Env => {}
+        None if path == "spec.host" && into == FieldTarget::Env => {}
         None if allowed.contains(&path) => {}
         None => faults.unsupported(&at_path, path, allowed),
     }
 }
 
 /// A resource amount of a container.
-pub(super) fn resource_ref(at: &At<'_>, field: &ResourceFieldSelector, into: Into, faults: &mut Faults) {
+pub(super) fn resource_ref(at: &At<'_>, field: &ResourceFieldSelector, into: FieldTarget, faults: &mut Faults) {
     let resource = field.resource.as_str();
     let huge = ["limits.hugepages-", "requests.hugepages-"].iter().any(|prefix| resource.starts_with(prefix));
-    if into == Into::File && text(&field.container_name).is_empty() {
+    if into == FieldTarget::File && text(&field.container_name).is_empty() {
         faults.required(&at.field("containerName"), "");
     } else if resource.is_empty() {
         faults.required(&at.field("resource"), "");

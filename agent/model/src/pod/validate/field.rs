@@ -207,7 +207,7 @@ fn with_detail(message: &str, detail: &str) -> String {
 
 /// A value as a fault shows it, truncated if long: nothing beyond the limit is formatted.
 fn shown(value: &dyn fmt::Debug) -> String {
-    let mut cut = Cut { text: String::new(), left: MAX_SHOWN };
+    let mut cut = LimitedText { text: String::new(), left: MAX_SHOWN };
     if fmt::write(&mut cut, format_args!("{value:?}")).is_err() {
         cut.text.push('…');
     }
@@ -215,12 +215,12 @@ fn shown(value: &dyn fmt::Debug) -> String {
 }
 
 /// Writes up to `left` characters and then fails.
-struct Cut {
+struct LimitedText {
     text: String,
     left: usize,
 }
 
-impl fmt::Write for Cut {
+impl fmt::Write for LimitedText {
     #[cfg_attr(test, track_caller)]
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for c in text.chars() {

@@ -9,7 +9,7 @@ use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::state::{ContainerSlot, PodState, Stopping};
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::{PodRecord, Role};
-use limpet_model::stop_signal::LEAST_GRACE;
+use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 use tokio::time::{Instant, sleep};
 
 use super::processes::UnderWay;
@@ -96,7 +96,7 @@ impl FakeExecutor {
 
 /// How much later than its grace period SIGKILL of a container may come because of its hook.
 pub(in crate::executor::fake) fn hook_allowance(slot: &ContainerSlot) -> Duration {
-    if slot.hooks.pre_stop { LEAST_GRACE } else { Duration::ZERO }
+    if slot.hooks.pre_stop { MIN_GRACE_PERIOD } else { Duration::ZERO }
 }
 
 impl World {

@@ -9,7 +9,7 @@ use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::{CgroupLimits, container_limits};
 use limpet_model::pod::{PodUid, Role};
-use limpet_model::stop_signal::LEAST_GRACE;
+use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 use tokio::time::Instant;
 
 use super::hooks::hook_allowance;
@@ -183,16 +183,16 @@ impl World {
         let (may_kill_at, must_kill_at) = match cause {
             KillCause::ProbeFailed(_) => {
                 let grace = instance.failed_probe().and_then(|(_, grace)| grace).unwrap_or(own);
-                let kill_at = Instant::now() + grace.max(LEAST_GRACE);
+                let kill_at = Instant::now() + grace.max(MIN_GRACE_PERIOD);
                 // The end of the pod may shorten it.
-                (kill_at.min(Instant::now() + own.max(LEAST_GRACE)), kill_at)
+                (kill_at.min(Instant::now() + own.max(MIN_GRACE_PERIOD)), kill_at)
             }
             _ => self.kill_times(pod, slot, cause),
         };
         // An eviction may shorten it, unless the pod is being ended already.
         let may_kill_at = match cause {
             KillCause::PodEnds => may_kill_at,
-            _ => may_kill_at.min(Instant::now() + LEAST_GRACE),
+            _ => may_kill_at.min(Instant::now() + MIN_GRACE_PERIOD),
         };
         let allowance = hook_allowance(slot);
         let Some(one) = self.containers.get_mut(id) else { return };
@@ -210,12 +210,12 @@ impl World {
     /// of a stop that has begun before is cut, and its signal has its time all the same.
     fn begin_end_of_all(&mut self, id: &ContainerId) {
         let (now, quiet) = (Instant::now(), self.quiet);
-        let kill_at = now + LEAST_GRACE;
+        let kill_at = now + MIN_GRACE_PERIOD;
         let Some(one) = self.containers.get_mut(id) else { return };
         match &mut one.stop {
             Some(stop) if stop.at_once && stop.quiet == quiet => {}
             Some(stop) => {
-                stop.may_kill_at = stop.may_kill_at.min(stop.began + LEAST_GRACE);
+                stop.may_kill_at = stop.may_kill_at.min(stop.began + MIN_GRACE_PERIOD);
                 (stop.must_kill_at, stop.quiet, stop.at_once) = (kill_at, quiet, true);
             }
             None => {

@@ -6,7 +6,7 @@ use limpet_core::plan::{KillCause, restart_all};
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::Role;
-use limpet_model::stop_signal::LEAST_GRACE;
+use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 use limpet_model::verdict::PodVerdict;
 use tokio::time::Instant;
 
@@ -42,7 +42,7 @@ impl World {
         let grace = pod.verdict.as_ref().and_then(PodVerdict::grace).map_or(own, |most| own.min(most));
         let end = self.ends.get(pod.record.uid.as_str()).filter(|_| cause == KillCause::PodEnds);
         let Some(end) = end.filter(|_| slot.role == Role::Sidecar) else {
-            let kill_at = now + grace.max(LEAST_GRACE);
+            let kill_at = now + grace.max(MIN_GRACE_PERIOD);
             return (kill_at, kill_at);
         };
         let (first, known) = (end.first + grace, end.known + grace);
@@ -56,7 +56,7 @@ impl World {
             let what = format!("sidecar {}/{} is stopped while {other} runs", pod.record.key, slot.name);
             self.violate(what);
         }
-        (first.max(now + LEAST_GRACE), known.max(now + LEAST_GRACE))
+        (first.max(now + MIN_GRACE_PERIOD), known.max(now + MIN_GRACE_PERIOD))
     }
 
     /// A container that runs, as the agent knows, and has to end before the sidecar.

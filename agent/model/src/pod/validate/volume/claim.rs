@@ -8,7 +8,7 @@ use crate::pod::validate::name::is_dns_label;
 use crate::pod::validate::{metadata, resources, selector};
 
 const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
-const ALONE: &str = "ReadWriteOncePod";
+const SINGLE_POD_MODE: &str = "ReadWriteOncePod";
 
 pub(super) fn ephemeral(at: &At<'_>, source: &EphemeralVolumeSource, faults: &mut Faults) {
     let at = at.field("volumeClaimTemplate");
@@ -50,8 +50,8 @@ fn claim(at: &At<'_>, spec: &PersistentVolumeClaimSpec, faults: &mut Faults) {
         faults.required(&at_modes, "at least 1 access mode is required");
     }
     modes.iter().for_each(|mode| faults.if_set_one_of(&at_modes, Some(mode), &ACCESS_MODES));
-    let others = modes.iter().any(|mode| mode != ALONE && ACCESS_MODES.contains(&mode.as_str()));
-    if others && modes.iter().any(|mode| mode == ALONE) {
+    let others = modes.iter().any(|mode| mode != SINGLE_POD_MODE && ACCESS_MODES.contains(&mode.as_str()));
+    if others && modes.iter().any(|mode| mode == SINGLE_POD_MODE) {
         faults.forbidden(&at_modes, "may not use ReadWriteOncePod with other access modes");
     }
     selector::labels(&at.field("selector"), spec.selector.as_ref(), faults);

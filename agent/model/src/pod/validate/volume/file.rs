@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
 
 use crate::pod::quantity;
 use crate::pod::validate::container::pull_policy;
-use crate::pod::validate::env::{Into, field_ref, resource_ref};
+use crate::pod::validate::env::{FieldTarget, field_ref, resource_ref};
 use crate::pod::validate::field::{At, Faults, text};
 
 const HOST_PATH_TYPES: [&str; 8] =
@@ -94,13 +94,15 @@ pub(super) fn files(at: &At<'_>, files: Option<&[DownwardAPIVolumeFile]>, faults
         faults.file_in_volume(&item.field("path"), &file.path);
         match (&file.field_ref, &file.resource_field_ref) {
             (Some(field), other) => {
-                field_ref(&item.field("fieldRef"), field, Into::File, faults);
+                field_ref(&item.field("fieldRef"), field, FieldTarget::File, faults);
                 if other.is_some() {
                     let detail = "fieldRef and resourceFieldRef can not be specified simultaneously";
                     faults.invalid(&item, "resource", detail);
                 }
             }
-            (None, Some(resource)) => resource_ref(&item.field("resourceFieldRef"), resource, Into::File, faults),
+            (None, Some(resource)) => {
+                resource_ref(&item.field("resourceFieldRef"), resource, FieldTarget::File, faults)
+            }
             (None, None) => faults.required(&item, "one of fieldRef and resourceFieldRef is required"),
         }
         faults.file_mode(&item.field("mode"), file.mode);

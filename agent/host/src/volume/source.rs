@@ -19,7 +19,7 @@ use limpet_model::pod::qos::all_containers;
 
 /// The place of a volume's data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum VolumeSource {
     /// A path of the node.
     Node(HostPath),
     /// An export that is mounted for the pod.
@@ -30,7 +30,7 @@ pub(super) enum Place {
     Driver(CsiMount),
 }
 
-impl Place {
+impl VolumeSource {
     /// The place of `volume`, and whether it is read-only for containers; `None`: it goes with its pod.
     pub(super) fn find(
         volume: &Volume,
