@@ -18,7 +18,7 @@ pub async fn connect(socket: PathBuf) -> Result<Channel, String> {
     Endpoint::from_static("http://localhost")
         .connect_with_connector(connector)
         .await
-        .map_err(|error| crate::store::chain(&error))
+        .map_err(|error| limpet_model::error_chain::error_chain(&error))
 }
 
 /// The message of a plugin's error.

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::store::{Changes, Held, Store, StoreError, chain};
+use crate::store::{Changes, Held, Store, StoreError};
 use limpet_containerd::image::{ImageError, Images};
 use limpet_core::image_access::{ImageAccess, PullIntent, PulledImage, VerificationPolicy, access};
+use limpet_model::error_chain::error_chain;
 use limpet_model::pull_credential::PullCredential;
 use limpet_model::source::SourceKind;
 
@@ -132,7 +133,7 @@ impl PullRecords {
         });
         if let Err(error) = loaded.await {
             tracing::error!(
-                error = chain(&error),
+                error = error_chain(&error),
                 "what images were pulled with cannot be read: they count as preloaded"
             );
         }
@@ -257,7 +258,7 @@ impl PullRecords {
 
     async fn save(&self, image: Option<Arc<str>>, digest: Option<Arc<str>>) {
         if let Err(error) = self.write(image, digest).await {
-            tracing::error!(error = chain(&error), "what an image was pulled with is not kept on disk");
+            tracing::error!(error = error_chain(&error), "what an image was pulled with is not kept on disk");
         }
     }
 

@@ -323,12 +323,6 @@ impl Store {
     }
 }
 
-/// An error with its sources, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
-}
-
 /// Damaged databases that were set aside from `path`, newest last. Reads a directory.
 pub fn damaged(path: &Path) -> Vec<PathBuf> {
     quarantine::set_aside_before(path)

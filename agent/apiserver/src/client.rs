@@ -167,7 +167,7 @@ fn over_tls(config: &kube::Config, connector: Dial) -> Result<Connector, Request
 fn refused(error: kube::Error) -> RequestError {
     match error {
         kube::Error::Auth(error) => RequestError::of_credentials(&error),
-        error => RequestError::Credentials(crate::causes::chain(&error)),
+        error => RequestError::Credentials(limpet_model::error_chain::error_chain(&error)),
     }
 }
 

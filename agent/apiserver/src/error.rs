@@ -1,12 +1,11 @@
 //! Why a request failed, sorted by what helps.
 
 use std::error::Error;
-use std::io;
 use std::time::Duration;
 
 use kube::client::AuthError;
+use limpet_model::error_chain::{causes, error_chain};
 
-use crate::causes::chain;
 use crate::kubeconfig::KubeconfigError;
 
 /// How many characters of a program's complaint are in a message.
@@ -120,7 +119,7 @@ impl RequestError {
                 format!("{PROGRAM} failed, {}: {complaint}", out.status)
             }
             AuthError::AuthExecParse(_) => format!("the output of {PROGRAM} is not an ExecCredential"),
-            error => chain(error),
+            error => error_chain(error),
         })
     }
 
@@ -196,18 +195,10 @@ fn innermost(error: &(dyn Error + 'static)) -> (String, Option<CertificateFault>
     (message, found)
 }
 
-/// The error and its causes, the innermost last.
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error: &&'a (dyn Error + 'static)| {
-        let error: &'a (dyn Error + 'static) = *error;
-        // An io::Error does not name what it wraps as its source.
-        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source())
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]

@@ -214,7 +214,7 @@ fn readable(path: &Path, field: &str, file: &str) -> Result<(), KubeconfigError>
 
 /// An error without the excerpt of the file that some have: it may show a token.
 fn one_line(error: &dyn std::error::Error) -> String {
-    let text = crate::causes::chain(error);
+    let text = limpet_model::error_chain::error_chain(error);
     text.lines().next().unwrap_or_default().to_owned()
 }
 

@@ -3,7 +3,6 @@
 //! Without policy: what is sent, when, and what an answer means for the node is decided elsewhere. Documents are JSON
 //! values: this crate knows paths and verbs, and no fields but those that it reads of an answer in protobuf.
 
-mod causes;
 pub mod client;
 mod connections;
 mod dial;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::device_allocation::DeviceAllocation;
+use crate::hex::hex;
 use crate::pod::{PodKey, PodUid};
 use crate::probe::ProbeRecord;
 use crate::source::SourceKind;
@@ -68,10 +69,6 @@ impl fmt::Debug for ContainerId {
 /// its containers end with.
 pub fn pod_id(uid: &PodUid) -> String {
     hex(&Sha256::digest(uid.as_str()))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Who the first process of a container runs as: what its status shows as `user.linux`.

@@ -8,9 +8,11 @@ pub mod attribution;
 pub mod container;
 pub mod device_allocation;
 pub mod directory_id;
+pub mod error_chain;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod go_duration;
+pub mod hex;
 pub mod image;
 pub mod image_name;
 pub mod lifecycle;

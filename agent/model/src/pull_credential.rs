@@ -2,6 +2,8 @@
 
 use sha2::{Digest as _, Sha256};
 
+use crate::hex::hex;
+
 /// What an image was pulled with, or what a pod may pull it with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PullCredential {
@@ -54,5 +56,5 @@ impl PullServiceAccount {
 
 /// The hash of a credential in a form of its own: SHA-256 in hexadecimal digits.
 pub fn hash(credential: &[u8]) -> String {
-    Sha256::digest(credential).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(credential))
 }

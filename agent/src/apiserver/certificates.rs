@@ -24,7 +24,6 @@ use super::link::{self, Link};
 use super::node::Seen;
 use crate::config::{ClusterSettings, Config};
 use crate::private_file;
-use crate::store::chain;
 use files::{Contents, FileError, Files};
 use limpet_apiserver::kubeconfig::{self, KubeconfigError};
 use limpet_apiserver::watch::{Change, Watch};
@@ -34,6 +33,7 @@ use limpet_core::connectivity;
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
 use limpet_host::wall_clock;
+use limpet_model::error_chain::error_chain;
 use node_names::NodeNames;
 use signing_request::{Purpose, Verdict, verdict};
 
@@ -256,7 +256,7 @@ impl Keeper {
         };
         if *failures == 1 || !matches!(error, CertificateError::Request(_)) {
             let purpose = self.purpose.file_name();
-            tracing::warn!(purpose, error = chain(&error), "the node has no new certificate");
+            tracing::warn!(purpose, error = error_chain(&error), "the node has no new certificate");
         }
         self.link.pause(*failures, asked).await;
         false

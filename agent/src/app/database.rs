@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::AppError;
 use crate::config::Config;
-use crate::store::{Sealer, Store, StoreError, chain};
+use crate::store::{Sealer, Store, StoreError};
+use limpet_model::error_chain::error_chain;
 
 /// The database below the root directory; a damaged one is replaced and reported.
 pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
@@ -32,7 +33,7 @@ async fn sealer(config: &Config) -> Sealer {
             sealer
         }
         Err(error) => {
-            let error = chain(&error);
+            let error = error_chain(&error);
             tracing::error!(%key, error, "SECRETS ARE NEITHER READ FROM DISK NOR WRITTEN");
             Sealer::Locked
         }

@@ -5,7 +5,8 @@ use std::io;
 use crate::executor::containerd::compose::ComposeError;
 use crate::manifest_guard::ArmError;
 use crate::server::ServerError;
-use crate::store::{StoreError, chain};
+use crate::store::StoreError;
+use limpet_model::error_chain::error_chain;
 
 /// Why the agent did not start. Each message names what to mend.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +27,7 @@ pub enum AppError {
     #[error(transparent)]
     Guard(#[from] ArmError),
     /// The database's file cannot be used.
-    #[error("the database cannot be used: {}", chain(.0))]
+    #[error("the database cannot be used: {}", error_chain(.0))]
     Store(#[from] StoreError),
     /// A thread of the start's came to an end.
     #[error("{0} failed: {1}")]

@@ -15,8 +15,8 @@ use crate::plugin_directory::{self, Registries};
 use crate::server::cri::CriState;
 use crate::server::kubelet::KubeletRoutes;
 use crate::server::{self, ServerState};
-use crate::store::chain;
 use limpet_core::node_state::NodeNetwork;
+use limpet_model::error_chain::error_chain;
 
 /// After which time an address is tried again that another process has, or that the node does not have yet.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
@@ -58,7 +58,7 @@ pub(super) fn start_cri(shared: &Shared, state: CriState) {
     let Some(path) = shared.config.cri_socket() else { return };
     match server::bind(&path) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_cri(listener, state, shared.stop.clone()))),
-        Err(error) => tracing::error!(error = chain(&error), "CRI is not served"),
+        Err(error) => tracing::error!(error = error_chain(&error), "CRI is not served"),
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) fn start_cri(shared: &Shared, state: CriState) {
 pub(super) fn start_pod_resources(shared: &Shared, state: ServerState) {
     match server::bind(&shared.config.pod_resources_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pod_resources(listener, state, shared.stop.clone()))),
-        Err(error) => tracing::error!(error = chain(&error), "PodResources is not served"),
+        Err(error) => tracing::error!(error = error_chain(&error), "PodResources is not served"),
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) fn start_pod_resources(shared: &Shared, state: ServerState) {
 pub(super) fn start_pods_api(shared: &Shared, state: ServerState) {
     match server::bind(&shared.config.pods_api_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pods_api(listener, state, shared.stop.clone()))),
-        Err(error) => tracing::error!(error = chain(&error), "the Pods API is not served"),
+        Err(error) => tracing::error!(error = error_chain(&error), "the Pods API is not served"),
     }
 }
 
@@ -98,7 +98,7 @@ pub(super) fn start_device_plugins(shared: &Shared, state: &ServerState) {
             let services = registration::services(Arc::clone(plugins), sockets);
             shared.tasks.spawn(server::serve_registration(listener, state.clone(), services, shared.stop.clone()));
         }
-        Err(error) => tracing::error!(error = chain(&error), "device plugins cannot register"),
+        Err(error) => tracing::error!(error = error_chain(&error), "device plugins cannot register"),
     }
 }
 

@@ -9,11 +9,12 @@ use crate::source::Pulse;
 use crate::status::event::{EventType, Events, MAX_MESSAGE};
 use crate::status::metrics::Metrics;
 use crate::status::rejection;
-use crate::store::{Store, chain};
+use crate::store::Store;
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::{ChangeKind, ManifestChange, Rejection, SourceSnapshot, delta};
 use limpet_core::status::observed::Observed;
 use limpet_model::actor::Actor;
+use limpet_model::error_chain::error_chain;
 use limpet_model::pod::{PodKey, fault};
 use limpet_model::source::SourceKind;
 
@@ -119,7 +120,7 @@ impl Sources for ConfiguredSources {
     }
 
     fn history(&self, pod: &PodKey) -> Result<Vec<ManifestChange>, String> {
-        self.store.history(pod).map_err(|error| chain(&error))
+        self.store.history(pod).map_err(|error| error_chain(&error))
     }
 }
 

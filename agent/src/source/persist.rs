@@ -9,11 +9,12 @@ use tokio::task::{JoinError, JoinHandle};
 use tracing::error;
 
 use crate::source::Pulse;
-use crate::store::{Changes, Held, Store, StoreError, chain};
+use crate::store::{Changes, Held, Store, StoreError};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
 use limpet_core::source::view::Contents;
 use limpet_model::directory_id::DirectoryId;
+use limpet_model::error_chain::error_chain;
 use limpet_model::source::SourceKind;
 
 /// A finished write: the changes, and the result.
@@ -90,7 +91,7 @@ impl Persister {
         let (store, source) = (Arc::clone(&self.store), self.source);
         match blocking(self.store.is_inline(), move || read(&store)).await {
             Ok(Ok(last_good)) => return Some(last_good),
-            Ok(Err(error)) => error!(%source, error = chain(&error), "last good manifests cannot be read"),
+            Ok(Err(error)) => error!(%source, error = error_chain(&error), "last good manifests cannot be read"),
             Err(error) => error!(%source, %error, "last good manifests cannot be read"),
         }
         None
@@ -160,7 +161,7 @@ impl Persister {
                 return true;
             }
             Ok((changes, Err(error))) => {
-                let error = chain(&error);
+                let error = error_chain(&error);
                 error!(source = %self.source, error, "cannot save last good manifests, retrying later");
                 self.pulse.set_persist_error(Some(error));
                 let newer = std::mem::replace(&mut self.pending, changes);

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info};
 
 use crate::source::Pulse;
-use crate::store::{Changes, Store, chain};
+use crate::store::{Changes, Store};
 use limpet_core::last_good::{LastGood, Manifests};
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::delta::Edits;
@@ -27,6 +27,7 @@ use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_core::source::{Decoder, Health, ManifestChange, SourceSnapshot};
 use limpet_core::status::observed::Observed;
+use limpet_model::error_chain::error_chain;
 use limpet_model::pod::{PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
 use request::{By, Request};
@@ -117,7 +118,7 @@ impl PushSource {
             Ok(Ok(loaded)) => loaded,
             failed => {
                 let reason = match failed {
-                    Ok(Err(error)) => chain(&error),
+                    Ok(Err(error)) => error_chain(&error),
                     Err(error) => error.to_string(),
                     Ok(Ok(_)) => String::new(),
                 };
@@ -222,7 +223,7 @@ impl PushSource {
                 self.pulse.succeeded(Timestamp::now());
                 return Ok(());
             }
-            Ok(Err(error)) => chain(&error),
+            Ok(Err(error)) => error_chain(&error),
             Err(error) => error.to_string(),
         };
         error!(%name, reason, "push rejected: it cannot be saved to disk");

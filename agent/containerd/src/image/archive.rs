@@ -113,7 +113,7 @@ fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Archi
             return Ok(false);
         }
     }
-    Ok(out.blocking_send(ArchivePart::End(document::hex(hash.finalize().as_slice()))).is_ok())
+    Ok(out.blocking_send(ArchivePart::End(document::sha256_digest(hash.finalize().as_slice()))).is_ok())
 }
 
 /// A name in the form of the archive's lists.

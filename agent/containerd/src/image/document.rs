@@ -1,5 +1,6 @@
 //! Image indexes, manifests and configurations: parsed from untrusted, bounded input, and values derived from them.
 
+use limpet_model::hex::hex;
 use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex, ImageManifest};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -134,14 +135,12 @@ pub(super) async fn examine<T: Send + 'static>(
 
 /// `sha256:…` of bytes.
 pub(super) fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    sha256_digest(&Sha256::digest(bytes))
 }
 
 /// `sha256:…` of a finished hash.
-pub(super) fn hex(hash: &[u8]) -> String {
-    let digits = hash.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    let digits = digits.filter_map(|digit| char::from_digit(u32::from(digit), 16));
-    "sha256:".chars().chain(digits).collect()
+pub(super) fn sha256_digest(hash: &[u8]) -> String {
+    format!("sha256:{}", hex(hash))
 }
 
 /// The snapshot key of every layer, lowest first (OCI image spec, "Layer ChainID"); the last is the image's.

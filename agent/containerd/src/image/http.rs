@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use limpet_model::error_chain::error_chain;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Client, Response, StatusCode, Url, redirect};
 use tokio::time::Instant;
@@ -180,17 +181,7 @@ pub(super) async fn read_bounded(response: Response, limit: u64) -> Result<Vec<u
 
 /// An error's message with those of its causes, without the URL, which may be signed.
 pub(super) fn error_text(error: reqwest::Error) -> String {
-    let error = error.without_url();
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
+    error_chain(&error.without_url())
 }
 
 fn headers(endpoint: &Endpoint) -> Result<HeaderMap, String> {

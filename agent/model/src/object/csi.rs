@@ -7,6 +7,7 @@ use k8s_openapi::api::storage::v1::{CSIDriver, TokenRequest};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use crate::hex::hex;
 use crate::pod::PodRecord;
 
 /// The longest handle of a volume, in bytes.
@@ -283,7 +284,7 @@ fn check(driver: &str, handle: &str) -> Result<(), String> {
 }
 
 fn sha256(text: &str) -> String {
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&Sha256::digest(text))
 }
 
 #[cfg(test)]

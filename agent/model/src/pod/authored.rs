@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
+use crate::hex::hex;
 use crate::pod::qos::{CPU, MEMORY, limit, names_any};
 
 /// The parts of one canonical manifest.
@@ -89,7 +90,7 @@ impl AuthoredContainer<'_> {
             hash.update(part);
         }
         hash.update("]");
-        hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&hash.finalize()[..16])
     }
 
     pub(super) fn same_image(&self, other: &Self) -> bool {

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 use sha2::{Digest, Sha256};
 
+use crate::hex::hex;
 use crate::pod::{Fingerprint, PodKey, PodUid, is_terminal_phase};
 use crate::source::SourceKind;
 
@@ -28,7 +29,7 @@ pub fn derive_uid(node_name: &str, source: SourceKind, key: &PodKey, immutable: 
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part.as_bytes());
     }
-    let digits: String = hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    let digits = hex(&hash.finalize()[..16]);
     PodUid::new(digits)
 }
 

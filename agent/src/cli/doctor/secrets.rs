@@ -2,7 +2,8 @@
 
 use super::Finding;
 use crate::config::Config;
-use crate::store::{KeyError, KeyLocation, Sealer, chain};
+use crate::store::{KeyError, KeyLocation, Sealer};
+use limpet_model::error_chain::error_chain;
 
 /// Nothing of a key that systemd passes to the unit alone.
 pub(super) async fn examine(config: &Config) -> Option<Finding> {
@@ -15,7 +16,7 @@ fn finding(key: &KeyLocation, failure: Option<&KeyError>) -> Finding {
                   brings. Bring the key back, or make another one, and restart limpet";
     match failure {
         None => Finding::ok("secretEncryptionKey", key.to_string()),
-        Some(failure) => Finding::degraded("secretEncryptionKey", chain(failure), remedy),
+        Some(failure) => Finding::degraded("secretEncryptionKey", error_chain(failure), remedy),
     }
 }
 

@@ -8,9 +8,9 @@ use tokio::time::Instant;
 use super::ContainerdExecutor;
 use crate::pull_records::AnnouncedPull;
 use crate::status::event::EventType;
-use crate::store::chain;
 use limpet_containerd::image::{ImageError, PullAccess, PullStep, PulledNow};
 use limpet_core::state::{ContainerSlot, PodState};
+use limpet_model::error_chain::error_chain;
 use limpet_model::go_duration;
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::normalize;
@@ -63,7 +63,7 @@ impl ContainerdExecutor {
             return Ok(None);
         }
         let announced = self.pull_records.announce(&normalize(reference)?).await;
-        let failed = |error| ImageError::Unrecorded { image: reference.to_owned(), cause: chain(&error) };
+        let failed = |error| ImageError::Unrecorded { image: reference.to_owned(), cause: error_chain(&error) };
         announced.map(Some).map_err(failed)
     }
 

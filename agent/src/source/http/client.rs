@@ -12,8 +12,8 @@ use std::time::Duration;
 use reqwest::{Certificate, Client, Identity, redirect};
 
 use super::settings::HttpSettings;
-use crate::store::chain;
 use limpet_host::blocking::{self, DEADLINE};
+use limpet_model::error_chain::error_chain;
 
 /// The limit of a certificate file.
 const MAX_FILE: u64 = 1 << 20;
@@ -153,7 +153,7 @@ fn build(settings: &HttpSettings, timeouts: Timeouts, own: bool) -> Result<Clien
             None => builder,
         }
     };
-    let wrong = |error: reqwest::Error| format!("certificates cannot be used: {}", chain(&error));
+    let wrong = |error: reqwest::Error| format!("certificates cannot be used: {}", error_chain(&error));
     if settings.ca_file.is_some() || (own && settings.address.url().scheme() == "http") {
         return builder().tls_certs_only(authorities).build().map_err(wrong);
     }
@@ -169,5 +169,5 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 }
 
 fn broken(path: &Path, error: &reqwest::Error) -> String {
-    format!("{} cannot be used: {}", path.display(), chain(error))
+    format!("{} cannot be used: {}", path.display(), error_chain(error))
 }

@@ -1,10 +1,10 @@
 //! Why an exchange failed, with messages that say what to check.
 
 use std::error::Error;
-use std::io;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use limpet_model::error_chain::causes;
 use rustls::CertificateError;
 
 use super::schedule::ExchangeResult;
@@ -52,18 +52,6 @@ impl Failure {
             });
         }
         Self::unreachable(messages(&error))
-    }
-}
-
-/// The causes of an error; an `io::Error` hides the one it wraps from `source`.
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |error| cause(*error))
-}
-
-fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
-    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-        Some(wrapped) => Some(wrapped),
-        None => error.source(),
     }
 }
 
