@@ -16,6 +16,7 @@
 //!
 //! Where limpet sets labels of SELinux the file `level` has the pod's level ([`levels`]).
 
+mod allocation_file;
 pub mod id_mapped;
 pub mod init;
 mod levels;
@@ -153,6 +154,12 @@ pub enum SandboxError {
     Thread(String),
 }
 
+impl SandboxError {
+    fn path(operation: &'static str, path: impl AsRef<Path>, source: io::Error) -> Self {
+        Self::Path { operation, path: path.as_ref().to_owned(), source }
+    }
+}
+
 /// A sandbox that was made.
 #[derive(Debug)]
 pub struct CreatedSandbox {
@@ -184,7 +191,7 @@ impl Sandboxes {
             make_dir(&made)?;
             // One that an earlier version has made may be open to others.
             std::fs::set_permissions(&made, Permissions::from_mode(PRIVATE_MODE))
-                .map_err(|source| SandboxError::Path { operation: "restrict", path: made.to_path_buf(), source })?;
+                .map_err(|source| SandboxError::path("restrict", &made, source))?;
             match make_private(&made) {
                 Err(SandboxError::Path { source, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
                     tracing::error!(%source, "limpet may not mount (it needs CAP_SYS_ADMIN); no new pod can start");
@@ -209,7 +216,7 @@ impl Sandboxes {
         let (sandboxes, uid, labelling) = (self.dir.clone(), request.uid.clone(), request.labelling.cloned());
         let (id, ids, level) = blocking(move || {
             // One of an agent before this one may have none yet.
-            let level = labelling.map(|of| levels::give(&sandboxes, &dir, &uid, &of)).transpose()?;
+            let level = labelling.map(|of| levels::allocate(&sandboxes, &dir, &uid, &of)).transpose()?;
             Ok((read_id(&dir)?, users::read(&dir)?, level))
         })
         .await?;
@@ -255,10 +262,10 @@ impl Sandboxes {
             let made = write_id(&dir).and_then(|id| {
                 sandbox.id = Some(id);
                 if sandbox.namespaces.user.is_some() {
-                    sandbox.ids = Some(users::give(&sandboxes, &dir, &settings.uid)?);
+                    sandbox.ids = Some(users::allocate(&sandboxes, &dir, &settings.uid)?);
                 }
                 if let Some(labelling) = labelling {
-                    let level = levels::give(&sandboxes, &dir, &settings.uid, &labelling)?;
+                    let level = levels::allocate(&sandboxes, &dir, &settings.uid, &labelling)?;
                     settings.label = Some(labelling.file_label(&level));
                     sandbox.level = Some(level);
                 }
@@ -284,7 +291,7 @@ impl Sandboxes {
     pub async fn list(&self) -> Result<Vec<PodUid>, SandboxError> {
         let dir = self.dir.clone();
         blocking(move || {
-            let fail = |source| SandboxError::Path { operation: "list", path: dir.to_path_buf(), source };
+            let fail = |source| SandboxError::path("list", &dir, source);
             let mut found = Vec::new();
             for entry in std::fs::read_dir(&dir).map_err(fail)? {
                 if let Some(name) = entry.map_err(fail)?.file_name().to_str() {
@@ -327,10 +334,10 @@ fn make(sandbox: &Sandbox, settings: &namespaces::NamespaceSettings) -> Result<(
 /// Gives the sandbox in `dir` an id, which is written before the first pin.
 fn write_id(dir: &Path) -> Result<String, SandboxError> {
     let random = Path::new("/proc/sys/kernel/random/uuid");
-    let fail = |operation, path: &Path, source| SandboxError::Path { operation, path: path.to_owned(), source };
-    let id = std::fs::read_to_string(random).map_err(|source| fail("read", random, source))?.trim().to_owned();
+    let id = std::fs::read_to_string(random).map_err(|source| SandboxError::path("read", random, source))?;
+    let id = id.trim().to_owned();
     let path = dir.join(ID);
-    std::fs::write(&path, &id).map_err(|source| fail("write", &path, source))?;
+    std::fs::write(&path, &id).map_err(|source| SandboxError::path("write", &path, source))?;
     Ok(id)
 }
 
@@ -340,18 +347,14 @@ fn read_id(dir: &Path) -> Result<Option<String>, SandboxError> {
     match std::fs::read_to_string(&path) {
         Ok(id) => Ok(Some(id)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(SandboxError::Path { operation: "read", path, source }),
+        Err(source) => Err(SandboxError::path("read", path, source)),
     }
 }
 
 /// Unmounts everything in `dir` and removes it.
 fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
     let id = dir.join(ID);
-    ignore_not_found(std::fs::remove_file(&id)).map_err(|source| SandboxError::Path {
-        operation: "remove",
-        path: id,
-        source,
-    })?;
+    ignore_not_found(std::fs::remove_file(&id)).map_err(|source| SandboxError::path("remove", &id, source))?;
     start::end(dir)?;
     id_mapped::remove_all(dir)?;
     for name in ["pid", "net", "uts", "ipc", USERS, "shm", namespaces::MESSAGE_QUEUES] {
@@ -359,16 +362,12 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
         detach(&path)?;
         let is_directory = ["shm", namespaces::MESSAGE_QUEUES].contains(&name);
         let removed = if is_directory { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
-        ignore_not_found(removed).map_err(|source| SandboxError::Path { operation: "remove", path, source })?;
+        ignore_not_found(removed).map_err(|source| SandboxError::path("remove", &path, source))?;
     }
     // Last: until then no other pod is given its ids and its level.
-    users::take_back(dir)?;
-    levels::take_back(dir)?;
-    ignore_not_found(std::fs::remove_dir(dir)).map_err(|source| SandboxError::Path {
-        operation: "remove",
-        path: dir.to_owned(),
-        source,
-    })
+    users::release(dir)?;
+    levels::release(dir)?;
+    ignore_not_found(std::fs::remove_dir(dir)).map_err(|source| SandboxError::path("remove", dir, source))
 }
 
 /// Runs `work` on tokio's blocking threads. No deadline: tmpfs and nsfs wait for no device.

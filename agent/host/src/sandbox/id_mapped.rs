@@ -61,12 +61,13 @@ impl IdMapping {
     pub fn mounts(&self, container_id: &str, pod_dir: &Path, mounts: Vec<Mount>) -> Result<Vec<Mount>, SandboxError> {
         let copies = copies(&self.directory, container_id);
         remove_below(&copies)?;
-        let table = mount_table::mounts().map_err(|source| path_error("read", "/proc/self/mountinfo", source))?;
-        let pod_dir = pod_dir.canonicalize().map_err(|source| path_error("stat", pod_dir, source))?;
+        let table =
+            mount_table::mounts().map_err(|source| SandboxError::path("read", "/proc/self/mountinfo", source))?;
+        let pod_dir = pod_dir.canonicalize().map_err(|source| SandboxError::path("stat", pod_dir, source))?;
         let mut mapped = Vec::with_capacity(mounts.len());
         for (index, mount) in mounts.into_iter().enumerate() {
             let source = mount.host_path.canonicalize();
-            let source = source.map_err(|source| path_error("stat", &mount.host_path, source))?;
+            let source = source.map_err(|source| SandboxError::path("stat", &mount.host_path, source))?;
             if mount_table::holding(&table, &source).is_some_and(|on| is_mapped(on, &pod_dir)) {
                 mapped.push(mount);
                 continue;
@@ -86,7 +87,7 @@ impl IdMapping {
     pub fn layers(&self, directory: &Path) -> Result<PathBuf, SandboxError> {
         let copy = self.directory.join(LAYERS);
         make_mount_point(directory, &copy)?;
-        if !is_mount_point(&copy).map_err(|source| path_error("stat", &copy, source))? {
+        if !is_mount_point(&copy).map_err(|source| SandboxError::path("stat", &copy, source))? {
             self.copy(directory, &copy)?;
         }
         Ok(copy)
@@ -135,7 +136,7 @@ fn not_mapped(source: &Path, error: io::Error) -> SandboxError {
     } else {
         error
     };
-    path_error("map the ids of", source, source_error)
+    SandboxError::path("map the ids of", source, source_error)
 }
 
 fn is_mapped(on: &mount_table::Mount, pod_dir: &Path) -> bool {
@@ -149,7 +150,7 @@ fn copies(directory: &Path, container_id: &str) -> PathBuf {
 }
 
 fn make_mount_point(source: &Path, target: &Path) -> Result<(), SandboxError> {
-    let failed = |source| path_error("make", target, source);
+    let failed = |source| SandboxError::path("make", target, source);
     if source.is_dir() {
         return std::fs::create_dir_all(target).map_err(failed);
     }
@@ -175,7 +176,7 @@ fn remove_below(copies: &Path) -> Result<(), SandboxError> {
     for copy in entries(copies)? {
         detach(&copy)?;
         let removed = std::fs::remove_file(&copy).or_else(|_| std::fs::remove_dir(&copy));
-        ignore_not_found(removed).map_err(|source| path_error("remove", &copy, source))?;
+        ignore_not_found(removed).map_err(|source| SandboxError::path("remove", &copy, source))?;
     }
     remove_directory(copies)
 }
@@ -184,14 +185,10 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>, SandboxError> {
     match std::fs::read_dir(directory) {
         Ok(entries) => Ok(entries.filter_map(|entry| Some(entry.ok()?.path())).collect()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(source) => Err(path_error("list", directory, source)),
+        Err(source) => Err(SandboxError::path("list", directory, source)),
     }
 }
 
 fn remove_directory(path: &Path) -> Result<(), SandboxError> {
-    ignore_not_found(std::fs::remove_dir(path)).map_err(|source| path_error("remove", path, source))
-}
-
-fn path_error(operation: &'static str, path: impl AsRef<Path>, source: io::Error) -> SandboxError {
-    SandboxError::Path { operation, path: path.as_ref().to_owned(), source }
+    ignore_not_found(std::fs::remove_dir(path)).map_err(|source| SandboxError::path("remove", path, source))
 }

@@ -1,32 +1,29 @@
-//! A pod's level of SELinux, which keeps its containers and files apart from those of other pods.
+//! A pod's SELinux level, which keeps its containers and files apart from those of other pods.
 //!
 //! The file `level` of a sandbox has it in its first line, and then the levels that containers of the pod name for themselves.
 //! They are the pod's until its sandbox is gone.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
-use super::{SandboxError, ignore_not_found};
+use super::SandboxError;
+use super::allocation_file::AllocationFile;
 use crate::selinux;
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::Sandbox;
-use limpet_model::selinux::{PodLabelling, allocate};
+use limpet_model::selinux::PodLabelling;
 
-/// The file with the levels.
-const FILE: &str = "level";
-/// Pods are given levels one after the other. It guards no data.
-static GIVING: Mutex<()> = Mutex::new(());
+/// The levels of sandboxes, one a line.
+static LEVELS: AllocationFile = AllocationFile::new("level");
 
 /// The level of the sandbox in `dir`: the one it has, the one that its Pod names, or one that no sandbox below `sandboxes` has.
-pub(super) fn give(
+pub(super) fn allocate(
     sandboxes: &Path,
     dir: &Path,
     uid: &PodUid,
     labelling: &PodLabelling,
 ) -> Result<String, SandboxError> {
-    let _guard = GIVING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = LEVELS.lock();
     if let Some(level) = read(dir)?.into_iter().next() {
         return Ok(level);
     }
@@ -34,34 +31,32 @@ pub(super) fn give(
         Some(level) => level.clone(),
         None => free(sandboxes)?.ok_or_else(|| SandboxError::NoLevel { uid: uid.clone() })?,
     };
-    let lines: String =
-        [&level].into_iter().chain(&labelling.container_levels).map(|level| format!("{level}\n")).collect();
-    let file = dir.join(FILE);
-    std::fs::write(&file, lines).map_err(|source| failed("write", &file, source))?;
+    let levels = [&level].into_iter().chain(&labelling.container_levels);
+    LEVELS.write(dir, &levels.map(|level| format!("{level}\n")).collect::<String>())?;
     Ok(level)
 }
 
 /// A level that no sandbox has.
 fn free(sandboxes: &Path) -> Result<Option<String>, SandboxError> {
-    let mut used = BTreeSet::new();
-    let list = |source| failed("list", sandboxes, source);
-    for entry in std::fs::read_dir(sandboxes).map_err(list)? {
-        used.extend(read(&entry.map_err(list)?.path())?);
-    }
+    let used: BTreeSet<String> = LEVELS.read_all(sandboxes)?.iter().flat_map(|text| levels(text)).collect();
     let mut seed = [0; 4];
     let random = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty());
-    random.map_err(|errno| failed("choose a level below", sandboxes, errno.into()))?;
-    Ok(allocate(u32::from_ne_bytes(seed), &used))
+    random.map_err(|errno| SandboxError::path("choose a level below", sandboxes, errno.into()))?;
+    Ok(limpet_model::selinux::allocate(u32::from_ne_bytes(seed), &used))
 }
 
 /// The levels of the sandbox in `dir`, the pod's first; none: it is not labelled.
 fn read(dir: &Path) -> Result<Vec<String>, SandboxError> {
-    let file = dir.join(FILE);
-    match std::fs::read_to_string(&file) {
-        Ok(text) => Ok(text.lines().filter(|level| !level.is_empty()).map(str::to_owned).collect()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(source) => Err(failed("read", &file, source)),
-    }
+    Ok(levels(&LEVELS.read(dir)?.unwrap_or_default()))
+}
+
+fn levels(text: &str) -> Vec<String> {
+    text.lines().filter(|level| !level.is_empty()).map(str::to_owned).collect()
+}
+
+/// Releases the levels of the sandbox in `dir`; none is success.
+pub(super) fn release(dir: &Path) -> Result<(), SandboxError> {
+    LEVELS.remove(dir)
 }
 
 /// Gives the pod's shared memory, unless it is the host's, the label of a container that mounts it. Blocks.
@@ -72,17 +67,7 @@ pub fn label_shared_memory(sandbox: &Sandbox, label: &str) -> Result<(), Sandbox
     if sandbox.namespaces.ipc.is_none() {
         return Ok(());
     }
-    selinux::relabel(&sandbox.shm, label).map_err(|source| failed("label", &sandbox.shm, source))
-}
-
-/// Takes the levels of the sandbox in `dir` back; none is success.
-pub(super) fn take_back(dir: &Path) -> Result<(), SandboxError> {
-    let file = dir.join(FILE);
-    ignore_not_found(std::fs::remove_file(&file)).map_err(|source| failed("remove", &file, source))
-}
-
-fn failed(operation: &'static str, path: &Path, source: io::Error) -> SandboxError {
-    SandboxError::Path { operation, path: path.to_owned(), source }
+    selinux::relabel(&sandbox.shm, label).map_err(|source| SandboxError::path("label", &sandbox.shm, source))
 }
 
 #[cfg(test)]
@@ -106,19 +91,19 @@ mod tests {
             std::fs::create_dir_all(&dir).unwrap();
             dir
         };
-        let give = |name: &str, labelling: &PodLabelling| {
-            give(sandboxes.path(), &pod(name), &PodUid::new(name), labelling).unwrap()
+        let level_of = |name: &str, labelling: &PodLabelling| {
+            allocate(sandboxes.path(), &pod(name), &PodUid::new(name), labelling).unwrap()
         };
-        let chosen = give("a", &labelling());
-        assert_eq!(give("a", &labelling()), chosen, "it is found again");
+        let chosen = level_of("a", &labelling());
+        assert_eq!(level_of("a", &labelling()), chosen, "it is found again");
         let mut named = labelling();
         (named.level, named.container_levels) = (Some("s0:c7,c9".to_owned()), vec!["s0:c3".to_owned()]);
-        assert_eq!(give("b", &named), "s0:c7,c9");
+        assert_eq!(level_of("b", &named), "s0:c7,c9");
         assert_eq!(read(&pod("b")).unwrap(), ["s0:c7,c9", "s0:c3"]);
-        let others: BTreeSet<_> = (0..20).map(|number| give(&format!("p{number}"), &labelling())).collect();
+        let others: BTreeSet<_> = (0..20).map(|number| level_of(&format!("p{number}"), &labelling())).collect();
         assert!(others.len() == 20 && !others.contains(&chosen), "{others:?}");
-        take_back(&pod("a")).unwrap();
-        take_back(&pod("a")).unwrap();
+        release(&pod("a")).unwrap();
+        release(&pod("a")).unwrap();
         assert_eq!(read(&pod("a")).unwrap(), Vec::<String>::new());
     }
 
@@ -132,12 +117,12 @@ mod tests {
         let all = (1..1_024).flat_map(|high| (0..high).map(move |low| format!("s0:c{low},c{high}\n")));
         let all: Vec<String> = all.collect();
         // The last pair is of no pod, so one is left.
-        std::fs::write(full.join(FILE), all[1..].concat()).unwrap();
-        let given = give(sandboxes.path(), &new, &PodUid::new("new"), &labelling());
+        std::fs::write(full.join("level"), all[1..].concat()).unwrap();
+        let given = allocate(sandboxes.path(), &new, &PodUid::new("new"), &labelling());
         assert_eq!(given.unwrap(), "s0:c0,c1");
-        take_back(&new).unwrap();
-        std::fs::write(full.join(FILE), all.concat()).unwrap();
-        let given = give(sandboxes.path(), &new, &PodUid::new("new"), &labelling());
+        release(&new).unwrap();
+        std::fs::write(full.join("level"), all.concat()).unwrap();
+        let given = allocate(sandboxes.path(), &new, &PodUid::new("new"), &labelling());
         assert!(matches!(given, Err(SandboxError::NoLevel { .. })));
     }
 }

@@ -49,15 +49,15 @@ pub(super) fn make_private(dir: &Path) -> Result<(), SandboxError> {
 }
 
 pub(super) fn make_dir(path: &Path) -> Result<(), SandboxError> {
-    std::fs::DirBuilder::new().recursive(true).mode(PRIVATE_MODE).create(path).map_err(|source| SandboxError::Path {
-        operation: "make directory",
-        path: path.to_owned(),
-        source,
-    })
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(PRIVATE_MODE)
+        .create(path)
+        .map_err(|source| SandboxError::path("make directory", path, source))
 }
 
 pub(super) fn exists(path: &Path) -> Result<bool, SandboxError> {
-    path.try_exists().map_err(|source| SandboxError::Path { operation: "stat", path: path.to_owned(), source })
+    path.try_exists().map_err(|source| SandboxError::path("stat", path, source))
 }
 
 /// The magic number of the file system of `path`; `None` when the path does not exist.
@@ -70,13 +70,9 @@ pub(super) fn file_system_of(path: &Path) -> Result<Option<FsWord>, SandboxError
 }
 
 pub(super) fn is_mount_point(path: &Path) -> Result<bool, SandboxError> {
-    crate::mount_table::is_mount_point(path).map_err(|source| SandboxError::Path {
-        operation: "stat",
-        path: path.to_owned(),
-        source,
-    })
+    crate::mount_table::is_mount_point(path).map_err(|source| SandboxError::path("stat", path, source))
 }
 
 pub(super) fn at(operation: &'static str, path: &Path, errno: Errno) -> SandboxError {
-    SandboxError::Path { operation, path: path.to_owned(), source: errno.into() }
+    SandboxError::path(operation, path, errno.into())
 }

@@ -151,10 +151,10 @@ fn write(path: &Path, value: &str) -> io::Result<()> {
 
 /// Binds a namespace, a file below `/proc/<pid>/ns`, onto the file `pin`.
 pub(super) fn bind(namespace: &Path, pin: &Path) -> Result<(), SandboxError> {
-    OpenOptions::new().write(true).create_new(true).open(pin).map_err(|source| SandboxError::Path {
-        operation: "make",
-        path: pin.to_owned(),
-        source,
-    })?;
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(pin)
+        .map_err(|source| SandboxError::path("make", pin, source))?;
     rustix::mount::mount_bind(namespace, pin).map_err(|errno| super::at("bind a namespace onto", pin, errno))
 }

@@ -88,7 +88,7 @@ pub(super) fn start(
     };
     let pid = pid.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(failed_to_start)?;
     let file = dir.join(FILE);
-    std::fs::write(&file, pid.to_string()).map_err(|source| failed("write", &file, source))?;
+    std::fs::write(&file, pid.to_string()).map_err(|source| SandboxError::path("write", &file, source))?;
     bind(Path::new(&format!("/proc/{pid}/ns/pid")), pin)?;
     Ok(Some(WaitingInit { pid, child, uid: settings.uid.clone() }))
 }
@@ -120,11 +120,11 @@ pub(super) fn end(dir: &Path) -> Result<(), SandboxError> {
         let _ = pidfd_send_signal(&process, Signal::KILL);
         let mut fds = [PollFd::new(&process, PollFlags::IN)];
         if !matches!(poll(&mut fds, Some(&EXIT_TIMEOUT)), Ok(1)) {
-            return Err(failed("end the init of", dir, io::ErrorKind::TimedOut.into()));
+            return Err(SandboxError::path("end the init of", dir, io::ErrorKind::TimedOut.into()));
         }
     }
     let file = dir.join(FILE);
-    super::ignore_not_found(std::fs::remove_file(&file)).map_err(|source| failed("remove", &file, source))
+    super::ignore_not_found(std::fs::remove_file(&file)).map_err(|source| SandboxError::path("remove", &file, source))
 }
 
 fn find(dir: &Path) -> Option<u32> {
@@ -136,8 +136,4 @@ fn is_init_of(pid: u32, dir: &Path) -> bool {
     let inode = |path: PathBuf| std::fs::metadata(path).ok().map(|namespace| (namespace.dev(), namespace.ino()));
     let pinned = inode(dir.join("pid"));
     pinned.is_some() && inode(format!("/proc/{pid}/ns/pid_for_children").into()) == pinned
-}
-
-fn failed(operation: &'static str, path: &Path, source: io::Error) -> SandboxError {
-    SandboxError::Path { operation, path: path.to_owned(), source }
 }

@@ -11,22 +11,21 @@ use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
 
+use super::SandboxError;
+use super::allocation_file::AllocationFile;
 use super::namespaces::unshare_namespaces;
-use super::{SandboxError, ignore_not_found};
+
 use limpet_model::pod::PodUid;
-use limpet_model::user_namespace::{IdRange, allocate};
+use limpet_model::user_namespace::IdRange;
 
 /// The only argument that makes the executable the holder of new namespaces.
 const ARGUMENT: &str = "pod-user-namespace";
-/// The file with the ids.
-const FILE: &str = "ids";
-/// Pods are given ids one after the other. It guards no data.
-static GIVING: Mutex<()> = Mutex::new(());
+/// The ids of sandboxes.
+static IDS: AllocationFile = AllocationFile::new("ids");
 
 /// Whether this process was started as a holder. Ask early in `main`, while there is one thread.
 pub fn invoked() -> bool {
@@ -106,36 +105,21 @@ impl Drop for NamespaceHolder {
     }
 }
 
-/// Gives the sandbox in `dir` ids that no sandbox below `sandboxes` has.
-pub(super) fn give(sandboxes: &Path, dir: &Path, uid: &PodUid) -> Result<IdRange, SandboxError> {
-    let _guard = GIVING.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut used = Vec::new();
-    let list = |source| failed("list", sandboxes, source);
-    for entry in std::fs::read_dir(sandboxes).map_err(list)? {
-        used.extend(read(&entry.map_err(list)?.path())?);
-    }
-    let ids = allocate(&used).ok_or_else(|| SandboxError::NoIds { uid: uid.clone() })?;
-    let file = dir.join(FILE);
-    std::fs::write(&file, ids.to_string()).map_err(|source| failed("write", &file, source))?;
+/// Allocates ids for the sandbox in `dir` that no sandbox below `sandboxes` has.
+pub(super) fn allocate(sandboxes: &Path, dir: &Path, uid: &PodUid) -> Result<IdRange, SandboxError> {
+    let _guard = IDS.lock();
+    let used: Vec<IdRange> = IDS.read_all(sandboxes)?.iter().filter_map(|text| IdRange::parse(text)).collect();
+    let ids = limpet_model::user_namespace::allocate(&used).ok_or_else(|| SandboxError::NoIds { uid: uid.clone() })?;
+    IDS.write(dir, &ids.to_string())?;
     Ok(ids)
 }
 
 /// The ids of the sandbox in `dir`; `None`: it has none of its own.
 pub(super) fn read(dir: &Path) -> Result<Option<IdRange>, SandboxError> {
-    let file = dir.join(FILE);
-    match std::fs::read_to_string(&file) {
-        Ok(text) => Ok(IdRange::parse(&text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(failed("read", &file, source)),
-    }
+    Ok(IDS.read(dir)?.and_then(|text| IdRange::parse(&text)))
 }
 
-/// Takes the ids of the sandbox in `dir` back; none is success.
-pub(super) fn take_back(dir: &Path) -> Result<(), SandboxError> {
-    let file = dir.join(FILE);
-    ignore_not_found(std::fs::remove_file(&file)).map_err(|source| failed("remove", &file, source))
-}
-
-fn failed(operation: &'static str, path: &Path, source: io::Error) -> SandboxError {
-    SandboxError::Path { operation, path: path.to_owned(), source }
+/// Releases the ids of the sandbox in `dir`; none is success.
+pub(super) fn release(dir: &Path) -> Result<(), SandboxError> {
+    IDS.remove(dir)
 }
