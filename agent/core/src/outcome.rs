@@ -1,27 +1,30 @@
 //! The outcomes of actions, and how they change the pod's state. Pure: the executor reports, this module applies.
 
 mod container;
+mod pod;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::plan::{Action, KillCause, is_finished, restart_all};
+use super::plan::{Action, KillCause, restart_all};
 use super::probe::Probes;
 use super::state::{
-    CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, ImageState, Instance, Life, MAX_BACKOFF_AFTER_NETWORK_CHANGE,
-    MAX_RESIZE_BACKOFF, MAX_SANDBOX_BACKOFF, Now, OngoingAction, PodSandbox, PodState, PostStart, REPUBLISH_INTERVAL,
-    RetryState, SandboxState, StopPhase,
+    CgroupState, ImageState, Instance, Life, Now, OngoingAction, PodSandbox, PodState, PostStart, RetryState,
+    SandboxState, StopPhase, Stopping,
 };
-use super::storage::StorageWatch;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
-use limpet_model::object::claim;
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::probe::ProbeKind;
 use limpet_model::verdict::PodVerdict;
 
 pub use container::exited;
-use container::{image_ensured, post_started, probes_of, reaped, started, stopped};
+use container::{
+    discarded, forgotten, image_ensured, orphan_removed, post_started, probes_of, reaped, started, stopped,
+};
+use pod::{
+    cgroup_updated, refused, resized, sandbox_failed, sandbox_lost, sandbox_prepared, storage_measured, volumes_updated,
+};
 
 /// Why an action did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -211,38 +214,22 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             slot.image_came = false;
         }
         Action::Resize(index) => {
-            let resize = pod.containers[*index].instance.as_mut().and_then(|one| one.resize.as_mut());
-            resize.into_iter().for_each(|resize| resize.setting = Some(Arc::clone(&pod.record)));
+            let record = Arc::clone(&pod.record);
+            if let Some(resize) = instance(pod, *index).and_then(|one| one.resize.as_mut()) {
+                resize.setting = Some(record);
+            }
         }
-        Action::Start(index) => {
-            let pod_restarts = restart_all::pod_restarts(pod);
-            let slot = &mut pod.containers[*index];
-            slot.start_follows = pod_restarts;
-            let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
-            slot.busy = Some(OngoingAction::Starting(id));
-            slot.mended = false;
-        }
+        Action::Start(index) => begin_start(pod, *index),
         Action::PostStart(index) => {
-            if let Some(instance) = &mut pod.containers[*index].instance {
-                instance.post_start = PostStart::Running;
-            }
+            instance(pod, *index).into_iter().for_each(|instance| instance.post_start = PostStart::Running);
         }
-        Action::Stop(index, entered, cause) => {
-            pod.signals_being_sent += u32::from(entered.phase != StopPhase::PreStop);
-            if let Some(Instance { life: Life::Running { stopping, .. }, replaced, .. }) =
-                &mut pod.containers[*index].instance
-            {
-                // Only the first phase says why it ends.
-                *replaced |= stopping.is_none() && *cause == KillCause::DefinitionChanged;
-                *stopping = Some(*entered);
-            }
-        }
+        Action::Stop(index, entered, cause) => begin_stop(pod, *index, entered, cause),
         Action::Probe(index, kind, next) => {
-            let probes = pod.containers[*index].instance.as_mut().and_then(|one| one.probes.as_mut());
+            let probes = instance(pod, *index).and_then(|one| one.probes.as_mut());
             probes.into_iter().for_each(|probes| probes.run(*kind, *next));
         }
         Action::RecordProbes(index, record) => {
-            let probes = pod.containers[*index].instance.as_mut().and_then(|one| one.probes.as_mut());
+            let probes = instance(pod, *index).and_then(|one| one.probes.as_mut());
             probes.into_iter().for_each(|probes| probes.record(*record));
         }
         Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) | Action::Discard(index) => {
@@ -251,57 +238,45 @@ pub fn begin(pod: &mut PodState, action: &Action) {
     }
 }
 
+fn instance(pod: &mut PodState, index: usize) -> Option<&mut Instance> {
+    pod.containers[index].instance.as_mut()
+}
+
+fn begin_start(pod: &mut PodState, index: usize) {
+    let pod_restarts = restart_all::pod_restarts(pod);
+    let slot = &mut pod.containers[index];
+    slot.start_follows = pod_restarts;
+    let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
+    slot.busy = Some(OngoingAction::Starting(id));
+    slot.mended = false;
+}
+
+fn begin_stop(pod: &mut PodState, index: usize, entered: &Stopping, cause: &KillCause) {
+    pod.signals_being_sent += u32::from(entered.phase != StopPhase::PreStop);
+    if let Some(Instance { life: Life::Running { stopping, .. }, replaced, .. }) = instance(pod, index) {
+        // Only the first phase says why the container ends.
+        *replaced |= stopping.is_none() && *cause == KillCause::DefinitionChanged;
+        *stopping = Some(*entered);
+    }
+}
+
 /// Applies an outcome. Returns the exit of a container that was reported before its start, or in answer to a signal: its
 /// details are still to be collected and recorded, as for every other exit.
 pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(ContainerId, Exit)> {
     match outcome {
-        Outcome::SandboxPrepared(Ok(sandbox)) => {
-            pod.sandbox = SandboxState::Ready(sandbox);
-            pod.retry = None;
-            volumes_updated(pod, Ok(()), now);
-            cgroup_updated(pod, Ok(()), now);
-        }
-        Outcome::SandboxPrepared(Err(failure)) => {
-            // Objects that changed during the attempt are not the cause of its failure.
-            let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
-            sandbox_failed(pod, failure, now);
-            pod.cgroup = CgroupState::default();
-            let most = if pod.network_changed { MAX_BACKOFF_AFTER_NETWORK_CHANGE } else { MAX_SANDBOX_BACKOFF };
-            pod.retry.iter_mut().for_each(|retry| retry.cap(most));
-            pod.retry.take_if(|_| edited);
-        }
-        Outcome::Refused(verdict) => {
-            pod.set_sandbox(SandboxState::Absent { dirty: true });
-            (pod.volumes.writing, pod.retry) = (None, None);
-            pod.cgroup = CgroupState::default();
-            pod.fail(verdict);
-        }
-        Outcome::StorageMeasured { excess, again } => {
-            if let Some(watch) = &mut pod.storage {
-                **watch = StorageWatch { due: now.mono.checked_add(again), measuring: false };
-            }
-            if let Some(verdict) = excess.filter(|_| pod.ending.is_none() && !is_finished(pod)) {
-                pod.fail(verdict);
-            }
-        }
+        Outcome::SandboxPrepared(result) => sandbox_prepared(pod, result, now),
+        Outcome::Refused(verdict) => refused(pod, verdict),
+        Outcome::StorageMeasured { excess, again } => storage_measured(pod, excess, again, now),
         Outcome::VolumesUpdated(result) => volumes_updated(pod, result, now),
         Outcome::CgroupUpdated(result) => cgroup_updated(pod, result, now),
         Outcome::SandboxReleased(Ok(())) => pod.sandbox = SandboxState::Absent { dirty: false },
         Outcome::TornDown(Ok(())) => pod.sandbox = SandboxState::Gone,
         Outcome::SandboxReleased(Err(failure)) | Outcome::TornDown(Err(failure)) => sandbox_failed(pod, failure, now),
+        Outcome::SandboxLost { index, sandbox } => sandbox_lost(pod, index, &sandbox),
         Outcome::ImageEnsured { index, fingerprint, attempt, result } => {
             image_ensured(&mut pod.containers[index], &fingerprint, attempt, result, now.mono);
         }
-        Outcome::Resized { index, id, result } => {
-            let resizes = pod.containers[index].instance.as_ref().and_then(|one| one.resize.as_ref());
-            let before = resizes.and_then(|resize| resize.retry.clone());
-            let retry = |failure: Failure| {
-                let mut retry = failure.retry_state(before.as_ref(), now.mono);
-                retry.cap(MAX_RESIZE_BACKOFF);
-                retry
-            };
-            pod.resized(index, &id, result.map_err(retry));
-        }
+        Outcome::Resized { index, id, result } => resized(pod, index, &id, result, now),
         Outcome::Started { index, mut result } => {
             let container = pod.container_spec(&pod.containers[index].name);
             if let (Ok(instance), Some(container)) = (&mut result, container) {
@@ -314,26 +289,8 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             slot.attempt_floor = slot.next_attempt().saturating_add(1);
             return started(slot, Err(failure), now.mono);
         }
-        Outcome::Discarded { index, id, gone } => {
-            let slot = &mut pod.containers[index];
-            slot.busy = None;
-            slot.possible_orphan = (!gone).then_some(id);
-        }
-        Outcome::OrphanRemoved { index, result } => {
-            let slot = &mut pod.containers[index];
-            slot.busy = None;
-            match result {
-                Ok(()) => (slot.possible_orphan, slot.retry) = (None, None),
-                Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now.mono)),
-            }
-        }
-        Outcome::SandboxLost { index, sandbox } => {
-            pod.containers[index].busy = None;
-            // Another start may have reported this already, and the sandbox may be a new one.
-            if matches!(&pod.sandbox, SandboxState::Ready(current) if Arc::ptr_eq(current, &sandbox)) {
-                pod.set_sandbox(SandboxState::Absent { dirty: true });
-            }
-        }
+        Outcome::Discarded { index, id, gone } => discarded(&mut pod.containers[index], id, gone),
+        Outcome::OrphanRemoved { index, result } => orphan_removed(&mut pod.containers[index], result, now.mono),
         Outcome::Ended { id, exit } => {
             // It may be recorded twice at once, and the other recording goes on.
             if let Some(done) = pod.exits_being_recorded.iter().position(|recorded| *recorded == id) {
@@ -345,7 +302,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             post_started(&mut pod.containers[index], id.as_ref(), result, now.mono);
         }
         Outcome::Stopped { index, id, phase, result } => {
-            // A hook is no signal, and one that is cut is not answered.
+            // A hook is not a signal, and a hook that is interrupted has no answer.
             let signals = u32::from(phase != StopPhase::PreStop);
             pod.signals_being_sent = pod.signals_being_sent.saturating_sub(signals);
             return stopped(&mut pod.containers[index], id.as_ref(), phase, result, now);
@@ -357,46 +314,9 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             probes_of(pod, index, &id).into_iter().for_each(|probes| probes.recorded(done, now.mono));
         }
         Outcome::Reaped { index, id, result } => reaped(&mut pod.containers[index], &id, result, now.mono),
-        Outcome::Forgotten { index, ids } => {
-            let slot = &mut pod.containers[index];
-            slot.busy = None;
-            slot.stale.retain(|instance| !ids.contains(&instance.id));
-        }
+        Outcome::Forgotten { index, ids } => forgotten(&mut pod.containers[index], &ids),
     }
     None
-}
-
-fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
-    pod.sandbox = SandboxState::Absent { dirty: true };
-    let mended = pod.drivers_changed && matches!(failure.reason, FAILED_MOUNT | FAILED_UNMOUNT);
-    pod.retry = (!mended).then(|| failure.retry_state(pod.retry.as_ref(), now.mono));
-}
-
-fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
-    let again = claim::is_republished(&pod.record, &pod.objects);
-    let volumes = &mut pod.volumes;
-    let writing = volumes.writing.take();
-    match result {
-        Ok(()) => {
-            (volumes.written, volumes.retry) = (writing, None);
-            volumes.republish_at = again.then(|| now.mono + REPUBLISH_INTERVAL);
-        }
-        Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), now.mono)),
-    }
-}
-
-fn cgroup_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
-    let cgroup = &mut pod.cgroup;
-    let setting = cgroup.setting.take();
-    match result {
-        Ok(()) => *cgroup = CgroupState { set: setting, ..CgroupState::default() },
-        Err(failure) => {
-            cgroup.refused = !failure.transient;
-            cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), now.mono));
-            cgroup.uncertain = true;
-            cgroup.set = cgroup.set.map(|set| setting.map_or(set, |setting| set.lowered_to(&setting)));
-        }
-    }
 }
 
 #[cfg(test)]

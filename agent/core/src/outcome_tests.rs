@@ -3,9 +3,7 @@
 use super::super::adopt::unknown_exit;
 use super::super::fixtures::{self, exit, now, sandbox};
 use super::*;
-use crate::plan::KillCause;
-use crate::state::Stopping;
-use std::time::Duration;
+use crate::state::{FAILED_MOUNT, FAILED_UNMOUNT};
 
 fn pod() -> PodState {
     fixtures::pod("Always", &[], &["a"])

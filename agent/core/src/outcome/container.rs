@@ -148,6 +148,27 @@ pub(super) fn reaped(slot: &mut ContainerSlot, id: &ContainerId, result: Result<
     }
 }
 
+/// Applies an attempt to remove the container `id`, which was created and never started.
+pub(super) fn discarded(slot: &mut ContainerSlot, id: ContainerId, gone: bool) {
+    slot.busy = None;
+    slot.possible_orphan = (!gone).then_some(id);
+}
+
+/// Applies the removal of an orphan of a failed start.
+pub(super) fn orphan_removed(slot: &mut ContainerSlot, result: Result<(), Failure>, now: Instant) {
+    slot.busy = None;
+    match result {
+        Ok(()) => (slot.possible_orphan, slot.retry) = (None, None),
+        Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now)),
+    }
+}
+
+/// Applies the removal of earlier instances.
+pub(super) fn forgotten(slot: &mut ContainerSlot, ids: &[ContainerId]) {
+    slot.busy = None;
+    slot.stale.retain(|instance| !ids.contains(&instance.id));
+}
+
 /// Applies the exit of a container. Returns the index of its container if the exit is new.
 pub fn exited(pod: &mut PodState, id: &ContainerId, pid: u32, exit: Exit, now: Now) -> Option<usize> {
     for (index, slot) in pod.containers.iter_mut().enumerate() {

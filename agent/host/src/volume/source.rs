@@ -59,6 +59,17 @@ impl VolumeSource {
             let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, found.read_only)?;
             return Ok(Some((Self::Disk(Box::new(mount)), found.read_only)));
         }
+        Self::of_claim(volume, usage, pod, objects, pod_dir)
+    }
+
+    /// The same for a volume that is a claim, or that a CSI driver provides for this pod alone.
+    fn of_claim(
+        volume: &Volume,
+        usage: Usage,
+        pod: &PodRecord,
+        objects: &PodObjects,
+        pod_dir: &Path,
+    ) -> Result<Option<(Self, bool)>, VolumeError> {
         let Some(object) = claim::object_name(pod, volume) else { return Ok(None) };
         let (kind, name) = (ObjectKind::VolumeClaim, claim::of_object(&object).to_owned());
         let object = objects.get(kind, &object);
@@ -66,33 +77,33 @@ impl VolumeSource {
         let source = claim::source(object);
         let claimed = source.and_then(|found| usage.agrees(found.block, &volume.name).map(|()| found));
         let claimed = claimed.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
-        let of_claim = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
+        let read_only_claim = volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only) == Some(true);
         match claimed.source {
             ClaimedSource::HostPath(source) => {
-                HostPath::of(&volume.name, &source).map(|found| Some((Self::Node(found), of_claim)))
+                HostPath::of(&volume.name, &source).map(|found| Some((Self::Node(found), read_only_claim)))
             }
             ClaimedSource::Local(source) => {
-                let found = HostPath { labelled: !of_claim, ..HostPath::of(&volume.name, &source)? };
-                Ok(Some((Self::Node(found), of_claim)))
+                let found = HostPath { labelled: !read_only_claim, ..HostPath::of(&volume.name, &source)? };
+                Ok(Some((Self::Node(found), read_only_claim)))
             }
             ClaimedSource::Nfs { export, options } => {
-                let read_only = of_claim || export.read_only == Some(true);
+                let read_only = read_only_claim || export.read_only == Some(true);
                 let mount = NfsMount::of(pod_dir, &volume.name, &export, &options, read_only)?;
                 Ok(Some((Self::Server(mount), read_only)))
             }
             ClaimedSource::Iscsi(found) => {
-                let read_only = of_claim || found.read_only;
+                let read_only = read_only_claim || found.read_only;
                 let secret = claim::iscsi::secret(object);
                 let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, read_only)?;
                 Ok(Some((Self::Disk(Box::new(mount)), read_only)))
             }
             ClaimedSource::Csi(found) if found.block => {
                 let device = csi::device(pod_dir, &volume.name, &found.name);
-                Ok(Some((Self::Node(device), of_claim || found.read_only)))
+                Ok(Some((Self::Node(device), read_only_claim || found.read_only)))
             }
             ClaimedSource::Csi(found) => {
                 let mount = CsiMount::of(pod_dir, &volume.name, &found.driver, &found.name);
-                Ok(Some((Self::Driver(mount), of_claim || found.read_only)))
+                Ok(Some((Self::Driver(mount), read_only_claim || found.read_only)))
             }
         }
     }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
-use crate::pod::validate::field::{At, Faults, items, text};
+use crate::pod::validate::field::{At, Faults, items};
 use crate::pod::validate::name::is_dns_subdomain;
 
 /// Maximum length in bytes of a volume's name and its portal, which form the name of an iSCSI interface.
@@ -91,48 +91,34 @@ fn source(at: &At<'_>, volume: &Volume, faults: &mut Faults) {
     sources.of("iscsi", &volume.iscsi, device::iscsi);
     sources.of("glusterfs", &volume.glusterfs, remote::glusterfs);
     sources.of("flocker", &volume.flocker, remote::flocker);
-    sources.of("persistentVolumeClaim", &volume.persistent_volume_claim, |at, claim, faults| {
-        faults.not_empty(&at.field("claimName"), &claim.claim_name);
-    });
+    sources.of("persistentVolumeClaim", &volume.persistent_volume_claim, claim::persistent);
     sources.of("rbd", &volume.rbd, device::rbd);
     sources.of("cinder", &volume.cinder, device::cinder);
-    sources.of("cephfs", &volume.cephfs, |at, ceph, faults| {
-        if ceph.monitors.is_empty() {
-            faults.required(&at.field("monitors"), "");
-        }
-    });
+    sources.of("cephfs", &volume.cephfs, remote::cephfs);
     sources.of("quobyte", &volume.quobyte, remote::quobyte);
     sources.of("downwardAPI", &volume.downward_api, file::downward_api);
     sources.of("fc", &volume.fc, device::fc);
     sources.of("flexVolume", &volume.flex_volume, remote::flex);
     sources.of("configMap", &volume.config_map, file::config_map);
-    sources.of("azureFile", &volume.azure_file, |at, file, faults| {
-        faults.not_empty(&at.field("secretName"), &file.secret_name);
-        faults.not_empty(&at.field("shareName"), &file.share_name);
-    });
-    sources.of("vsphereVolume", &volume.vsphere_volume, |at, disk, faults| {
-        faults.not_empty(&at.field("volumePath"), &disk.volume_path);
-    });
-    sources.of("photonPersistentDisk", &volume.photon_persistent_disk, |at, disk, faults| {
-        faults.not_empty(&at.field("pdID"), &disk.pd_id);
-    });
-    sources.of("portworxVolume", &volume.portworx_volume, |at, portworx, faults| {
-        faults.not_empty(&at.field("volumeID"), &portworx.volume_id);
-    });
+    sources.of("azureFile", &volume.azure_file, remote::azure_file);
+    sources.of("vsphereVolume", &volume.vsphere_volume, device::vsphere);
+    sources.of("photonPersistentDisk", &volume.photon_persistent_disk, device::photon);
+    sources.of("portworxVolume", &volume.portworx_volume, remote::portworx);
     sources.of("azureDisk", &volume.azure_disk, device::azure_disk);
     sources.of("storageos", &volume.storageos, remote::storage_os);
     sources.of("projected", &volume.projected, projected::projected);
-    sources.of("scaleIO", &volume.scale_io, |at, scale, faults| {
-        faults.not_empty(&at.field("gateway"), &scale.gateway);
-        faults.not_empty(&at.field("system"), &scale.system);
-        faults.not_empty(&at.field("volumeName"), text(&scale.volume_name));
-    });
+    sources.of("scaleIO", &volume.scale_io, remote::scale_io);
     sources.of("csi", &volume.csi, remote::csi);
     sources.of("ephemeral", &volume.ephemeral, claim::ephemeral);
     sources.of("image", &volume.image, file::image);
     if sources.count == 0 {
         faults.required(at, "must specify a volume type");
     }
+    iscsi_interface_name(at, volume, faults);
+}
+
+/// iscsid names an interface by the volume and the portal where an initiator is named.
+fn iscsi_interface_name(at: &At<'_>, volume: &Volume, faults: &mut Faults) {
     let named = volume.iscsi.as_ref().filter(|iscsi| iscsi.initiator_name.is_some());
     if named.is_some_and(|iscsi| volume.name.len() + 1 + iscsi.target_portal.len() > MAX_ISCSI_NAME) {
         let detail = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if \

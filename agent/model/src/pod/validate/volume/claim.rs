@@ -1,6 +1,6 @@
 //! Validation of ephemeral volumes: the claim template.
 
-use k8s_openapi::api::core::v1::{EphemeralVolumeSource, PersistentVolumeClaimSpec};
+use k8s_openapi::api::core::v1::{EphemeralVolumeSource, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::pod::validate::field::{At, Faults, text};
@@ -107,4 +107,8 @@ fn data_sources(at: &At<'_>, spec: &PersistentVolumeClaimSpec, faults: &mut Faul
         }
         _ => {}
     }
+}
+
+pub(super) fn persistent(at: &At<'_>, source: &PersistentVolumeClaimVolumeSource, faults: &mut Faults) {
+    faults.not_empty(&at.field("claimName"), &source.claim_name);
 }

@@ -2,7 +2,8 @@
 
 use k8s_openapi::api::core::v1::{
     AWSElasticBlockStoreVolumeSource, AzureDiskVolumeSource, CinderVolumeSource, FCVolumeSource,
-    GCEPersistentDiskVolumeSource, ISCSIVolumeSource, RBDVolumeSource,
+    GCEPersistentDiskVolumeSource, ISCSIVolumeSource, PhotonPersistentDiskVolumeSource, RBDVolumeSource,
+    VsphereVirtualDiskVolumeSource,
 };
 
 use crate::pod::validate::field::{At, Faults};
@@ -121,4 +122,12 @@ pub(super) fn azure_disk(at: &At<'_>, source: &AzureDiskVolumeSource, faults: &m
         }
         _ => {}
     }
+}
+
+pub(super) fn vsphere(at: &At<'_>, source: &VsphereVirtualDiskVolumeSource, faults: &mut Faults) {
+    faults.not_empty(&at.field("volumePath"), &source.volume_path);
+}
+
+pub(super) fn photon(at: &At<'_>, source: &PhotonPersistentDiskVolumeSource, faults: &mut Faults) {
+    faults.not_empty(&at.field("pdID"), &source.pd_id);
 }

@@ -1,8 +1,9 @@
 //! Validation of volumes that are remote file systems, or provided by a driver.
 
 use k8s_openapi::api::core::v1::{
-    CSIVolumeSource, FlexVolumeSource, FlockerVolumeSource, GlusterfsVolumeSource, NFSVolumeSource,
-    QuobyteVolumeSource, StorageOSVolumeSource,
+    AzureFileVolumeSource, CSIVolumeSource, CephFSVolumeSource, FlexVolumeSource, FlockerVolumeSource,
+    GlusterfsVolumeSource, NFSVolumeSource, PortworxVolumeSource, QuobyteVolumeSource, ScaleIOVolumeSource,
+    StorageOSVolumeSource,
 };
 
 use crate::pod::validate::field::{At, Faults, text};
@@ -94,4 +95,25 @@ pub(super) fn csi(at: &At<'_>, source: &CSIVolumeSource, faults: &mut Faults) {
     if let Some(secret) = &source.node_publish_secret_ref {
         faults.required_dns_subdomain(&at.field("nodePublishSecretRef").field("name"), &secret.name);
     }
+}
+
+pub(super) fn cephfs(at: &At<'_>, source: &CephFSVolumeSource, faults: &mut Faults) {
+    if source.monitors.is_empty() {
+        faults.required(&at.field("monitors"), "");
+    }
+}
+
+pub(super) fn azure_file(at: &At<'_>, source: &AzureFileVolumeSource, faults: &mut Faults) {
+    faults.not_empty(&at.field("secretName"), &source.secret_name);
+    faults.not_empty(&at.field("shareName"), &source.share_name);
+}
+
+pub(super) fn portworx(at: &At<'_>, source: &PortworxVolumeSource, faults: &mut Faults) {
+    faults.not_empty(&at.field("volumeID"), &source.volume_id);
+}
+
+pub(super) fn scale_io(at: &At<'_>, source: &ScaleIOVolumeSource, faults: &mut Faults) {
+    faults.not_empty(&at.field("gateway"), &source.gateway);
+    faults.not_empty(&at.field("system"), &source.system);
+    faults.not_empty(&at.field("volumeName"), text(&source.volume_name));
 }

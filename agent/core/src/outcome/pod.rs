@@ -1,0 +1,112 @@
+//! What outcomes change in the pod as a whole: its sandbox, volumes, cgroup and resources. Part of [`super`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use limpet_model::container::ContainerId;
+use limpet_model::object::claim;
+use limpet_model::verdict::PodVerdict;
+
+use super::Failure;
+use crate::plan::is_finished;
+use crate::state::{
+    CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, MAX_BACKOFF_AFTER_NETWORK_CHANGE, MAX_RESIZE_BACKOFF,
+    MAX_SANDBOX_BACKOFF, Now, PodSandbox, PodState, REPUBLISH_INTERVAL, SandboxState,
+};
+use crate::storage::StorageWatch;
+
+/// Applies an attempt to prepare the sandbox, with the volumes and the cgroup.
+pub(super) fn sandbox_prepared(pod: &mut PodState, result: Result<Arc<PodSandbox>, Failure>, now: Now) {
+    match result {
+        Ok(sandbox) => {
+            pod.sandbox = SandboxState::Ready(sandbox);
+            pod.retry = None;
+            volumes_updated(pod, Ok(()), now);
+            cgroup_updated(pod, Ok(()), now);
+        }
+        Err(failure) => {
+            // Objects that changed during the attempt are not the cause of its failure.
+            let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
+            sandbox_failed(pod, failure, now);
+            pod.cgroup = CgroupState::default();
+            let max = if pod.network_changed { MAX_BACKOFF_AFTER_NETWORK_CHANGE } else { MAX_SANDBOX_BACKOFF };
+            pod.retry.iter_mut().for_each(|retry| retry.cap(max));
+            pod.retry.take_if(|_| edited);
+        }
+    }
+}
+
+/// Applies that the node refuses the pod.
+pub(super) fn refused(pod: &mut PodState, verdict: PodVerdict) {
+    pod.set_sandbox(SandboxState::Absent { dirty: true });
+    (pod.volumes.writing, pod.retry) = (None, None);
+    pod.cgroup = CgroupState::default();
+    pod.fail(verdict);
+}
+
+/// Applies a measurement of the pod's storage; the next one follows after `again`.
+pub(super) fn storage_measured(pod: &mut PodState, excess: Option<PodVerdict>, again: Duration, now: Now) {
+    if let Some(watch) = &mut pod.storage {
+        **watch = StorageWatch { due: now.mono.checked_add(again), measuring: false };
+    }
+    if let Some(verdict) = excess.filter(|_| pod.ending.is_none() && !is_finished(pod)) {
+        pod.fail(verdict);
+    }
+}
+
+/// Applies that a container could not start because `sandbox` is gone.
+pub(super) fn sandbox_lost(pod: &mut PodState, index: usize, sandbox: &Arc<PodSandbox>) {
+    pod.containers[index].busy = None;
+    // Another start may have reported this already, and the sandbox may be a new one.
+    if matches!(&pod.sandbox, SandboxState::Ready(current) if Arc::ptr_eq(current, sandbox)) {
+        pod.set_sandbox(SandboxState::Absent { dirty: true });
+    }
+}
+
+/// Applies an attempt to change the resources of a running container.
+pub(super) fn resized(pod: &mut PodState, index: usize, id: &ContainerId, result: Result<(), Failure>, now: Now) {
+    let resizes = pod.containers[index].instance.as_ref().and_then(|one| one.resize.as_ref());
+    let before = resizes.and_then(|resize| resize.retry.clone());
+    let retry = |failure: Failure| {
+        let mut retry = failure.retry_state(before.as_ref(), now.mono);
+        retry.cap(MAX_RESIZE_BACKOFF);
+        retry
+    };
+    pod.resized(index, id, result.map_err(retry));
+}
+
+/// Applies that the sandbox could not be prepared or released.
+pub(super) fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
+    pod.sandbox = SandboxState::Absent { dirty: true };
+    let mended = pod.drivers_changed && matches!(failure.reason, FAILED_MOUNT | FAILED_UNMOUNT);
+    pod.retry = (!mended).then(|| failure.retry_state(pod.retry.as_ref(), now.mono));
+}
+
+/// Applies an attempt to write the volumes.
+pub(super) fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
+    let again = claim::is_republished(&pod.record, &pod.objects);
+    let volumes = &mut pod.volumes;
+    let writing = volumes.writing.take();
+    match result {
+        Ok(()) => {
+            (volumes.written, volumes.retry) = (writing, None);
+            volumes.republish_at = again.then(|| now.mono + REPUBLISH_INTERVAL);
+        }
+        Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), now.mono)),
+    }
+}
+
+/// Applies an attempt to set the limits of the pod's cgroup.
+pub(super) fn cgroup_updated(pod: &mut PodState, result: Result<(), Failure>, now: Now) {
+    let cgroup = &mut pod.cgroup;
+    let setting = cgroup.setting.take();
+    match result {
+        Ok(()) => *cgroup = CgroupState { set: setting, ..CgroupState::default() },
+        Err(failure) => {
+            cgroup.refused = !failure.transient;
+            cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), now.mono));
+            cgroup.uncertain = true;
+            cgroup.set = cgroup.set.map(|set| setting.map_or(set, |setting| set.lowered_to(&setting)));
+        }
+    }
+}
