@@ -63,12 +63,6 @@ impl Loaded {
     pub fn forget_process(&mut self, _: u32) {
         match self.0 {}
     }
-    pub fn follow_cgroup(&mut self, _: u64) -> Result<(), LoadError> {
-        match self.0 {}
-    }
-    pub fn forget_cgroup(&mut self, _: u64) {
-        match self.0 {}
-    }
     pub fn lost(&self) -> u64 {
         match self.0 {}
     }

@@ -55,11 +55,6 @@ impl RuntimeError {
             code => Self::Refused { call, subject, code, message: status.message().to_owned() },
         }
     }
-
-    /// containerd was not reachable: the same call may be repeated when it is.
-    pub fn is_unavailable(&self) -> bool {
-        matches!(self, Self::Unavailable { .. })
-    }
 }
 
 /// The code of `status`; [`Code::Unavailable`] when the connection was lost during the call, which containerd may or may
@@ -92,7 +87,7 @@ mod tests {
     fn a_connection_lost_during_a_call_is_unavailable() {
         let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
         let error = RuntimeError::of("Tasks.Start", "web", Status::from_error(Box::new(broken)));
-        assert!(error.is_unavailable(), "{error}");
+        assert!(matches!(error, RuntimeError::Unavailable { .. }), "{error}");
         let error = RuntimeError::of("Tasks.Start", "web", Status::unknown("runc: no such file or directory"));
         assert!(matches!(error, RuntimeError::Refused { code: Code::Unknown, .. }), "{error}");
     }

@@ -63,11 +63,6 @@ impl Actor {
     pub fn without_pids(&self) -> Self {
         Self { pid: None, parent: None, ..self.clone() }
     }
-
-    /// Whether nothing is known of it.
-    pub fn is_unknown(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// `ansible (uid 1001, pid 4711, python3)`; `unknown` for what is not known.
@@ -118,7 +113,6 @@ mod tests {
         };
         assert_eq!(whole.to_string(), "ansible (uid 1001, pid 4711, python3)");
         assert_eq!(Actor::default().to_string(), "unknown");
-        assert!(Actor::default().is_unknown() && !whole.is_unknown());
         assert_eq!(whole.without_pids().to_string(), "ansible (uid 1001, python3)");
         let container = Some("app".to_owned());
         let of = |pod: Option<&str>| ActorPod {

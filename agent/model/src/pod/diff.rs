@@ -107,6 +107,7 @@ impl<'a> PodDiff<'a> {
     }
 
     /// Whether only metadata differs, which affects neither containers nor the sandbox: labels, annotations, origin.
+    #[cfg(test)]
     pub fn is_metadata_only(&self) -> bool {
         let metadata = |part: &Part<'_>| {
             matches!(part, Part::Labels | Part::Annotations | Part::Metadata(_) | Part::Origin | Part::Form)
