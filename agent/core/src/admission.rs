@@ -205,5 +205,4 @@ pub fn has_devices(name: &str, wanted: usize, used: usize, offered: Option<usize
 }
 
 #[cfg(test)]
-#[path = "admission_tests.rs"]
 mod tests;

@@ -240,5 +240,4 @@ fn lives(instance: &Instance, processes: &dyn Processes) -> bool {
 }
 
 #[cfg(test)]
-#[path = "adopt_tests.rs"]
 mod tests;

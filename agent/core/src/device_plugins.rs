@@ -381,5 +381,4 @@ impl PodDevices {
 }
 
 #[cfg(test)]
-#[path = "device_plugins_tests.rs"]
 mod tests;

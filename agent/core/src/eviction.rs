@@ -313,5 +313,4 @@ impl ThresholdTracker {
 }
 
 #[cfg(test)]
-#[path = "eviction_tests.rs"]
 mod tests;

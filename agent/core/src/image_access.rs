@@ -182,5 +182,4 @@ pub fn holder<'a>(holders: &[PullCredential], pod: &'a [PullCredential]) -> Opti
 }
 
 #[cfg(test)]
-#[path = "image_access_tests.rs"]
 mod tests;

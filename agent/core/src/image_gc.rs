@@ -234,5 +234,4 @@ impl Unused {
 }
 
 #[cfg(test)]
-#[path = "image_gc_tests.rs"]
 mod tests;

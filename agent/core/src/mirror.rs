@@ -360,5 +360,4 @@ pub fn namespace_pause(missing_for: Duration, dice: u64) -> Duration {
 }
 
 #[cfg(test)]
-#[path = "mirror_tests.rs"]
 mod tests;

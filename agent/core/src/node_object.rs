@@ -409,5 +409,4 @@ fn says_the_same(before: &NodeReport, now: &NodeReport) -> bool {
 }
 
 #[cfg(test)]
-#[path = "node_object_tests.rs"]
 mod tests;

@@ -320,5 +320,4 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
 }
 
 #[cfg(test)]
-#[path = "outcome_tests.rs"]
 mod tests;

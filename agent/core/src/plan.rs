@@ -369,7 +369,6 @@ mod role_tests;
 #[cfg(test)]
 mod stop_tests;
 #[cfg(test)]
-#[path = "plan_tests.rs"]
 mod tests;
 #[cfg(test)]
 mod turn_tests;

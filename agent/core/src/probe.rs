@@ -263,5 +263,4 @@ impl Probes {
 }
 
 #[cfg(test)]
-#[path = "probe_tests.rs"]
 mod tests;

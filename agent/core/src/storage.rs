@@ -122,5 +122,4 @@ pub(crate) fn in_binary(bytes: u64) -> String {
 }
 
 #[cfg(test)]
-#[path = "storage_tests.rs"]
 mod tests;

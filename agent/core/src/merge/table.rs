@@ -255,9 +255,7 @@ fn rank(change: &PodChange) -> usize {
 }
 
 #[cfg(test)]
-#[path = "table_tests.rs"]
 mod tests;
 
 #[cfg(test)]
-#[path = "table_properties.rs"]
 mod properties;

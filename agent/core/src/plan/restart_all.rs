@@ -88,5 +88,4 @@ fn starting(slot: &ContainerSlot) -> Option<u32> {
 }
 
 #[cfg(test)]
-#[path = "restart_all_tests.rs"]
 mod tests;

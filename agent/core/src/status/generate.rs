@@ -327,5 +327,4 @@ fn terminated(pod: &PodState, instance: &Instance) -> Option<ContainerStateTermi
 }
 
 #[cfg(test)]
-#[path = "generate_tests.rs"]
 mod tests;

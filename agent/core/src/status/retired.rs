@@ -114,5 +114,4 @@ impl Retired {
 }
 
 #[cfg(test)]
-#[path = "retired_tests.rs"]
 mod tests;

@@ -327,5 +327,4 @@ impl fmt::Display for PodDiff<'_> {
 }
 
 #[cfg(test)]
-#[path = "diff_tests.rs"]
 mod tests;

@@ -169,5 +169,4 @@ fn one_item<'a>(at: &Location<'a>, old: Option<&'a Value>, new: Option<&'a Value
 }
 
 #[cfg(test)]
-#[path = "edit_tests.rs"]
 mod tests;
