@@ -47,7 +47,7 @@ impl Machine {
         Ok(Self { name: field("PRETTY_NAME").unwrap_or_else(|| id.clone()), id, codename, archive })
     }
 
-    /// Debian itself, whose other releases lie on the same mirror.
+    /// Debian itself, whose other releases are on the same mirror.
     pub(crate) fn is_debian(&self) -> bool {
         self.id == "debian"
     }
@@ -120,7 +120,7 @@ fn archive_of_stanza(stanza: &[&str], codename: &str) -> Option<Archive> {
         return None;
     }
     let uri = field("URIs")?.split_whitespace().find(|uri| !uri.starts_with("cdrom:"))?;
-    // A key may also stand in the stanza itself; only a path is taken over.
+    // A key may also be in the stanza itself; only a path is used.
     let keyring = field("Signed-By").filter(|value| value.starts_with('/')).map(str::to_owned);
     Some(Archive { uri: uri.to_owned(), keyring })
 }

@@ -21,12 +21,12 @@ pub(crate) struct Arguments {
     /// It runs on the containerd of the bench, in turns with limpet, and but for `sync` and `delays` without an apiserver.
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
     kubelet: Option<Option<PathBuf>>,
-    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle, probes, adopt,
-    /// scrape, hollow, sync, delays.
+    /// Measure the executable for nodes, which `cargo xtask dist` builds, instead of a release build: start, idle,
+    /// probes, adopt, scrape, hollow, sync, delays.
     #[arg(long)]
     dist: bool,
-    /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10. Of `delays` no more
-    /// than 10 runs are made, and three of kubelet.
+    /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10. Of
+    /// `delays` no more than 10 runs are made, and three of kubelet.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// How long `idle`, `probes`, `hollow` and `sync` look on.
@@ -60,19 +60,21 @@ enum What {
     Merge,
     /// From a manifest's rename to knowing of it, by each backend and by kubelet's way; and what idling costs.
     Watch,
-    /// Nodes without containers against one apiserver: what they ask and hold, idle and as they come back from an outage.
+    /// Nodes without containers against one apiserver: their requests and memory, idle and after an outage.
     Hollow,
     /// Requests, bytes and memory as a node of a cluster with 50 pods; bytes written without a connection, and its return.
     Sync,
-    /// How long it takes until things are right again: mirrors, ConfigMaps, a Node that was deleted, a link that carries nothing.
+    /// How long it takes until things are right again: mirrors, ConfigMaps, a Node that was deleted, a link that
+    /// carries nothing.
     Delays,
-    /// A node that is short of disk, memory, process ids or room for images: who is ended, when, and what is left. Needs --emulated.
+    /// A node that is short of disk, memory, process ids or room for images: who is ended, when, and what is left.
+    /// Needs --emulated.
     Pressure,
     /// All of them but `pressure`.
     All,
 }
 
-/// Runs the benches asked for.
+/// Runs the selected benches.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::for_building()?;
     if arguments.what == What::Pressure {

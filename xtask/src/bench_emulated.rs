@@ -12,12 +12,12 @@ use limpet_tests::vm::{self, Boot, Disk, Guest};
 
 use crate::{cargo, setup, vm_image};
 
-/// How long it may take beyond the windows of idleness.
+/// The time limit beyond the idle windows.
 const TIMEOUT: Duration = Duration::from_secs(1_200);
-/// What the machine's shell says after the table.
+/// What the machine's shell prints after the table.
 const END_MARKER: &str = "ended with ";
 
-/// A directory that goes with the value.
+/// A directory that is removed with the value.
 struct WorkDir(PathBuf);
 
 impl Drop for WorkDir {

@@ -1,9 +1,10 @@
-//! `cargo xtask bench pressure --emulated`: a node that runs short, by limpet and by a real kubelet on the same emulated machine:
-//! who is ended, in which order, after how long, and what is left.
+//! `cargo xtask bench pressure --emulated`: a node that runs short, by limpet and by a real kubelet on the same
+//! emulated machine: who is ended, in which order, after how long, and what is left.
 //!
-//! Pods are those of a manifest directory, which kubelet never ends, and those of an apiserver, which runs on this machine and
-//! is reached through the emulator. One installation is made and its memory kept; each scenario takes up from there, with an
-//! agent that has just started. What a scenario leaves are lines, kept below `target/bench/pressure`; the table is made of them.
+//! Pods are those of a manifest directory, which kubelet never ends, and those of an apiserver, which runs on this
+//! machine and is reached through the emulator. One installation is made and its memory kept; each scenario takes up
+//! from there, with an agent that has just started. What a scenario leaves are lines, kept below
+//! `target/bench/pressure`; the table is made of them.
 
 mod record;
 mod scenario;
@@ -147,7 +148,7 @@ struct Stage {
     cluster: Cluster,
 }
 
-/// A directory that goes with the value.
+/// A directory that is removed with the value.
 #[derive(Debug)]
 struct WorkDir(PathBuf);
 
@@ -179,7 +180,7 @@ impl Stage {
         Ok(Self { image, dir, payload, base, cluster })
     }
 
-    /// Runs one scenario. Returns its lines; the agent's log goes to `results`.
+    /// Runs one scenario. Returns its lines; the agent's log is saved in `results`.
     fn act(&self, scenario: Scenario, contender: Contender, results: &Path) -> Result<String> {
         let disk = self.base.copy(&self.dir.0.join("scenario.qcow2"))?;
         let mut guest = Guest::resume(disk, &how(&self.image, &self.payload, &self.dir.0))?;

@@ -42,7 +42,7 @@ pub(crate) struct Executable {
     pub(crate) is_test: bool,
 }
 
-/// Runs a build, and says what it has made or found up to date.
+/// Runs a build and returns the artifacts that it made or found up to date.
 pub(crate) fn executables(command: &mut Command) -> Result<Vec<Executable>> {
     executables_linked(command, &[])
 }
@@ -74,7 +74,7 @@ fn executables_linked(command: &mut Command, flags: &[&str]) -> Result<Vec<Execu
     Ok(programs.collect())
 }
 
-/// Runs a build of one target, and says where its executable is.
+/// Runs a build of one target and returns the path of its executable.
 pub(crate) fn executable(command: &mut Command, name: &str) -> Result<PathBuf> {
     executable_linked(command, name, &[])
 }
@@ -95,7 +95,7 @@ pub(crate) fn set_environment_of(command: &Command, other: &mut Command) {
     }
 }
 
-/// The same command in a mount namespace of its own: what others mount and unmount is not seen there.
+/// The same command in its own mount namespace, which does not see mounts and unmounts of others.
 pub(crate) fn in_own_mount_namespace(command: &Command) -> Command {
     let mut wrapped = Command::new("unshare");
     wrapped.arg("--mount").arg(command.get_program()).args(command.get_args());

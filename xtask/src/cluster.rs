@@ -38,7 +38,7 @@ pub(crate) struct Node {
     _address: NodeAddress,
 }
 
-/// Builds what is missing, brings everything up, says how to use it, and waits for Ctrl-C.
+/// Builds what is missing, starts everything, prints how to use it, and waits for Ctrl-C.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     wait::end_on_signal();
     test::tools_of_tests()?;

@@ -122,7 +122,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         if !arguments.compare {
             specs.prepare()?;
-            // One after the other: the specs ask for kubelet's own ports. Some fail, which the comparison shows.
+            // One after the other: the specs require kubelet's own ports. Some fail, which the comparison shows.
             for agent in &agents {
                 fs::remove_file(report(specs, *agent)).ok();
                 let test = ["xtask", "test", "-p", "limpet-tests", "--test", "conformance", "--", &specs.case(*agent)];

@@ -1,4 +1,4 @@
-//! `cargo xtask corpus`: what a real apiserver says about every manifest of the corpus.
+//! `cargo xtask corpus`: the answers of a real apiserver to every manifest of the corpus.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::kubernetes;
 
-/// Admission that adds to a Pod, or judges it by what else the cluster has.
+/// Admission plugins that add to a Pod, or check it against other objects of the cluster.
 const NO_ADMISSION: &str = "ServiceAccount,DefaultTolerationSeconds,Priority,LimitRanger,RuntimeClass,\
     NamespaceLifecycle,PodSecurity,PodTopologyLabels,TaintNodesByCondition,DefaultStorageClass,ResourceQuota";
 /// Fields of the Pod API that are dropped unread while their gate is off.
@@ -61,7 +61,7 @@ fn record(work: &std::path::Path) -> Result<()> {
     Ok(())
 }
 
-/// An accepted Pod without what the server adds of its own; `None` when it was refused.
+/// An accepted Pod without what the server adds; `None` when it was refused.
 fn authored(said: &Value) -> Option<Value> {
     (said["kind"] == "Pod").then(|| only_authored(said))
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the way of a pod on a real containerd, each step said and timed, and nothing left behind.
+//! `cargo xtask demo`: the life of a pod on a real containerd; each step is printed and timed, and nothing is left behind.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut demo = Demo { start: Instant::now(), took: Vec::new() };
     let choice = demo.step("set up", || setup::for_major(arguments.containerd))?;
     ensure!(tools::is_root(), "containers need root: sudo -E env PATH=\"$PATH\" cargo xtask demo");
-    // With the profile of the tests: it builds fastest, and `cargo xtask test` goes on from there.
+    // With the profile of the tests: it builds fastest, and `cargo xtask test` reuses it.
     let program = demo.step("build the agent", || agent::build(&[]))?;
     sweep::sweep();
     let containerd = choice.first().map(|(_, major)| major.clone());
@@ -124,7 +124,7 @@ fn save_images(node: &TestNode) -> Result<()> {
     Ok(())
 }
 
-/// Two containers; `web` says which version it is, `clock` only counts.
+/// Two containers; `web` prints its version, `clock` only counts.
 fn manifest(image: &str) -> Value {
     let lasting = "trap 'echo told to end; exit 0' TERM; sleep 100000 & wait";
     let web = with(

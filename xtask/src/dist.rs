@@ -14,8 +14,8 @@ const MIN_GLIBC: (u32, u32) = (2, 34);
 /// Not relocated either: every container's logger is a process of it, and relocation would dirty a MiB in each. Tried
 /// without gain: identical functions folded (0.9 %).
 const FLAGS: [&str; 4] = ["-C", "target-feature=+crt-static", "-C", "relocation-model=static"];
-/// Has the linker leave out the tables for unwinding, a twelfth of the file: nothing unwinds, a panic aborts. The compiler makes
-/// them whatever its options are, for the debug information in the standard library.
+/// Has the linker leave out the tables for unwinding, a twelfth of the file: nothing unwinds, a panic aborts. The
+/// compiler makes them whatever its options are, for the debug information in the standard library.
 const UNWIND_TABLES_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_unwind_tables.ld");
 
 /// Has it place what an idle agent runs side by side, at the beginning of the text: see [`crate::idle_text`].

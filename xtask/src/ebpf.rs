@@ -93,7 +93,7 @@ impl Toolchain {
         Ok(())
     }
 
-    /// Builds the object, and says where it is.
+    /// Builds the object and returns its path.
     fn build(&self) -> Result<PathBuf> {
         let target = tools::cache_dir().join("bpf-programs");
         let mut command = rustup();
@@ -109,7 +109,7 @@ impl Toolchain {
             "build-std=core",
         ]);
         command.current_dir(workspace_dir().join("agent-ebpf/programs"));
-        // What the workspace is built with has no say here.
+        // The settings of the workspace's build do not apply here.
         for key in ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS", "CARGO_INCREMENTAL", "RUSTC_WRAPPER"] {
             command.env_remove(key);
         }

@@ -30,7 +30,7 @@ pub(crate) struct GoProgram {
     takes: &'static str,
 }
 
-/// Kubernetes' client of CRI: the newest release that the Go module proxy has; it speaks `runtime.v1`.
+/// Kubernetes' client of CRI: the newest release that the Go module proxy has; it uses `runtime.v1`.
 pub(crate) const CRICTL: GoProgram = GoProgram {
     name: "crictl",
     package: "cri-tools",
@@ -42,7 +42,8 @@ pub(crate) const CRICTL: GoProgram = GoProgram {
     takes: "a minute",
 };
 
-/// What `kubectl top` and HorizontalPodAutoscalers ask: the newest release that the Go module proxy has of 0.8, with its rights.
+/// The server behind `kubectl top` and HorizontalPodAutoscalers: the newest release that the Go module proxy has of
+/// 0.8, with its rights.
 pub(crate) const METRICS_SERVER: GoProgram = GoProgram {
     name: "metrics-server",
     package: "metrics-server",
@@ -66,7 +67,7 @@ pub(crate) const ETCD: GoProgram = GoProgram {
     takes: "2 minutes",
 };
 
-/// The name server of a cluster that kubeadm sets up, of the release that it asks for.
+/// The name server of a cluster that kubeadm sets up, of the release that it requires.
 pub(crate) const COREDNS: GoProgram = GoProgram {
     name: "coredns",
     package: "coredns",

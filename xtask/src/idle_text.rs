@@ -1,8 +1,9 @@
 //! `cargo xtask idle-text`: records which functions an idle agent runs, as the linker script that puts them side by side.
 //!
-//! Where a page of an executable is used, the kernel maps the 64 KiB around it. What an idle node of a cluster runs is 0.8 MiB of
-//! 20 MiB of text; scattered, it held 12 MiB of memory. The script names functions as the compiler does but for the hash at the end,
-//! so one that is older than the sources still holds for nearly all. It is of use for other architectures, too.
+//! Where a page of an executable is used, the kernel maps the 64 KiB around it. What an idle node of a cluster runs is
+//! 0.8 MiB of 20 MiB of text; scattered, it held 12 MiB of memory. The script names functions as the compiler does but
+//! for the hash at the end, so one that is older than the sources still holds for nearly all. It is of use for other
+//! architectures, too.
 
 mod script;
 #[cfg(target_arch = "x86_64")]
@@ -31,18 +32,18 @@ use crate::cluster::Node;
 use crate::dist::{self, IDLE_TEXT_SCRIPT};
 use crate::{kubernetes, test};
 
-/// Pods of the apiserver that lie idle.
+/// Idle pods of the apiserver.
 const PODS: usize = 50;
 const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
-/// Far more than their start takes.
+/// Far longer than their start takes.
 const START_TIMEOUT: Duration = Duration::from_secs(300);
-/// After so long without a change a node is idle.
+/// A node without a change for this time is idle.
 const SETTLE_TIME: Duration = Duration::from_secs(90);
-/// Several renewals of the lease; then longer than a report of the Node's status, every 5 minutes, and the lives of watches, up to
-/// 10 minutes.
+/// Several renewals of the lease; then longer than a report of the Node's status, every 5 minutes, and the lives of
+/// watches, up to 10 minutes.
 const PERIODS: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(600)];
 
-/// Builds the executable with its symbols, has it lie idle in a cluster, records, and writes the script.
+/// Builds the executable with its symbols, lets it idle in a cluster, records, and writes the script.
 pub(crate) fn run() -> Result<()> {
     wait::end_on_signal();
     test::tools_of_tests()?;

@@ -1,5 +1,5 @@
-//! `cargo xtask apiserver`, `cargo xtask kubelet`, `cargo xtask kubectl`, the rest of a control plane, the node tests and programs of
-//! kubelet's tests: built from the Go module of Kubernetes, kept in the cache.
+//! `cargo xtask apiserver`, `cargo xtask kubelet`, `cargo xtask kubectl`, the rest of a control plane, the node tests
+//! and programs of kubelet's tests: built from the Go module of Kubernetes, kept in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::{apt, setup};
 
 /// The release whose Pod API k8s-openapi offers by the feature in Cargo.toml.
 const VERSION: &str = "1.37.1";
-/// The oldest kubectl that nodes are tried with: it speaks SPDY where newer ones speak WebSocket.
+/// The oldest kubectl that nodes are tried with: it uses SPDY where newer ones use WebSocket.
 const OLD_KUBECTL: &str = "1.30.14";
 
 /// An apiserver, and the store that it needs.
@@ -39,7 +39,8 @@ pub(crate) fn node_tests() -> Result<PathBuf> {
     ready_from(Main::Suite, "e2e_node", VERSION)
 }
 
-/// A program of Kubernetes' conformance specs, with what runs it in several processes, and the programs of the images that they use.
+/// A program of Kubernetes' conformance specs, with what runs it in several processes, and the programs of the images
+/// that they use.
 pub(crate) fn conformance_tests(name: &str) -> Result<()> {
     ready_from(Main::Of("github.com/onsi/ginkgo/v2"), "ginkgo", VERSION)?;
     ready_from(Main::In("test/images"), "agnhost", VERSION)?;
@@ -87,7 +88,7 @@ fn ready(name: &str, version: &str) -> Result<PathBuf> {
     ready_from(Main::In("cmd"), name, version)
 }
 
-/// The same of another main. One whose text is here is built anew each time: the text may have changed.
+/// The same of another main. One whose text is here is rebuilt each time: the text may have changed.
 fn ready_from(main: Main, name: &str, version: &str) -> Result<PathBuf> {
     let dir = tools::cache_dir().join(format!("kubernetes-{version}"));
     let program = dir.join(name);
@@ -126,7 +127,7 @@ fn build(main: Main, name: &str, version: &str, dir: &Path, program: &Path) -> R
     fs::remove_dir_all(&work).with_context(|| format!("{}", work.display()))
 }
 
-/// A module of our own that requires what Kubernetes requires: its staging modules lie beside it in its own tree, and
+/// A module of our own that requires what Kubernetes requires: its staging modules are in its own tree, and
 /// for others are released as v0.
 fn write_module(version: &str, work: &Path) -> Result<()> {
     let name = format!("k8s.io/kubernetes@v{version}");

@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: what a machine can say about the code. Every check runs, and any warning is an error.
+//! `cargo xtask lint`: the automatic checks of the code. Every check runs, and any warning is an error.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let without =
         ["clippy", "--quiet", "-p", "limpet", "--no-default-features", "--all-targets", "--", "--deny", "warnings"];
     check("clippy without attribution", &mut cargo::command(&without));
-    // With the features it asks for itself: one that only another crate turns on is missing then.
+    // With its own features only: one that only another crate enables is missing then.
     let alone = ["clippy", "--quiet", "-p", "limpet-core", "--lib", "--", "--deny", "warnings"];
     check("clippy of limpet-core alone", &mut cargo::command(&alone));
     let documentation = ["doc", "--quiet", "--no-deps", "--workspace", "--document-private-items"];
@@ -73,7 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// A check that is no single command, and its name.
+/// A check that is not a single command, and its name.
 type OwnCheck = (&'static str, fn() -> Result<()>);
 
 fn own_checks() -> Vec<OwnCheck> {
@@ -106,7 +106,7 @@ fn deny_command(deny: &Path) -> Command {
     command
 }
 
-/// Fetches the advisory database; says so when it is out of reach.
+/// Fetches the advisory database; reports if it is not reachable.
 fn advisories_at_hand(deny: &Path) -> Result<bool> {
     let output =
         Command::new(deny).args(["fetch", "db"]).current_dir(workspace_dir()).output().context("cargo-deny")?;

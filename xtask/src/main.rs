@@ -65,8 +65,8 @@ enum Task {
     TestKernels(test_kernels::Arguments),
     /// Run the tests that take too long for every change: all kernels, the long forms, containerd 2. Takes hours.
     Nightly(nightly::Arguments),
-    /// Run Kubernetes' conformance specs of a node and of a cluster against limpet and against kubelet, and compare: docs/conformance.md
-    /// and docs/conformance-cluster.md. Takes hours.
+    /// Run Kubernetes' conformance specs of a node and of a cluster against limpet and against kubelet, and compare:
+    /// docs/conformance.md and docs/conformance-cluster.md. Takes hours.
     Conformance(conformance::Arguments),
     /// Build the BPF programs and put the object in its place; sets up what that needs but the nightly compiler itself.
     BuildEbpf,
@@ -83,7 +83,7 @@ enum Task {
     Kubectl,
     /// Build the crictl that the tests of the CRI socket use: into ~/.cache/limpet, once. Needs Go.
     Crictl,
-    /// Ask a real apiserver about every manifest of agent/model/tests/corpus, and record what it says.
+    /// Send every manifest of agent/model/tests/corpus to a real apiserver, and record its answers.
     Corpus,
     /// Run supervisor, workers and merge over a fake executor with a virtual clock: random events, reproducible by seed.
     Simulate(simulate::Arguments),

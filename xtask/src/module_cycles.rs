@@ -5,8 +5,8 @@
 //! siblings count. Code that is compiled for tests alone does not count.
 //!
 //! Siblings are compared at the top level of each crate. There a cycle means that no part of the crate can be read, tested
-//! or moved to a crate of its own without the others. Further down, siblings are the parts of one subject and often
-//! share types; [`CHECKED_LEVELS`] says where the check ends.
+//! or moved to a separate crate without the others. Further down, siblings are the parts of one subject and often
+//! share types; [`CHECKED_LEVELS`] is the depth of the check.
 //!
 //! Not seen: names that reach a module through a glob import of its siblings (`use super::*`, `pub use b::*`), and code that
 //! macros of other crates generate.
@@ -124,7 +124,7 @@ fn cycles_below(tree: &Tree, parent: &[String]) -> Vec<Cycle> {
     components.iter().map(cycle).collect()
 }
 
-/// A file as the reader of a report knows it: relative to the workspace.
+/// A file as reports show it: relative to the workspace.
 fn shown(file: &Path) -> String {
     file.strip_prefix(workspace_dir()).unwrap_or(file).display().to_string()
 }

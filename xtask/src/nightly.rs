@@ -47,7 +47,7 @@ enum Part {
     Kubeadm,
     /// 1 GiB each way through exec and port-forward, 200 streams at once, and clients that are gone without a word.
     Streams,
-    /// A real kubelet runs the pods of tests/views: what they find and report is written down anew.
+    /// A real kubelet runs the pods of tests/views: their findings and reports are recorded again.
     Views,
     /// The same of tests/views/cluster: the statuses of pods that an apiserver binds to its node.
     States,

@@ -105,7 +105,7 @@ pub(crate) fn for_building() -> Result<()> {
     fetch_all(install, &[], false)
 }
 
-/// What an apiserver needs beside itself: its store, and the program that asks it.
+/// What an apiserver needs beside itself: its store, and its client.
 pub(crate) fn for_apiserver() -> Result<()> {
     let install: &[&str] = if tools::on_path("curl").is_none() { &["curl"] } else { &[] };
     fetch_all(install, &[Beside::Etcd], false)

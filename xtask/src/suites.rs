@@ -1,5 +1,5 @@
 //! The end-to-end suites, some at a time: most of their time they wait for graces, pauses and probes. Each prints what
-//! `cargo test` would show of it, once it is over.
+//! `cargo test` would show of it, once it has finished.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -13,9 +13,10 @@ use limpet_tests::agent::workspace_dir;
 use crate::cargo::{self, Executable};
 use crate::test_kernels;
 
-/// How many at a time. Each has as many cases at once as it likes.
+/// The number of suites at a time. Each chooses its own number of concurrent cases.
 const PARALLEL_SUITES: usize = 2;
-/// Those that take longest, after the kernels, so that none is left for the end: one that emulates machines beside one that waits.
+/// Those that take longest, after the kernels, so that none is left for the end: one that emulates machines beside one
+/// that waits.
 const LONG_SUITES: [&str; 5] = ["csi", "vm", "faults", "api_pods", "leaks"];
 
 /// Each mount on the machine wakes an agent, which looks whether its manifests were mounted over.
@@ -28,7 +29,8 @@ enum Job {
     Suite(Executable),
 }
 
-/// Runs those of package limpet-tests, with what `environment` has in its environment. Fails with the names of those that failed.
+/// Runs those of package limpet-tests, with what `environment` has in its environment. Fails with the names of those
+/// that failed.
 pub(crate) fn run(mut suites: Vec<Executable>, environment: &Command) -> Result<()> {
     let place = |name: &str| LONG_SUITES.iter().position(|first| *first == name).unwrap_or(LONG_SUITES.len());
     suites.sort_by_key(|suite| place(&suite.name));

@@ -87,7 +87,7 @@ const TOOLS: [(&str, &str); 7] = [
     ("zstd", "zstd"),
 ];
 
-/// Installs what is missing of them, where that can be done; elsewhere the tests say what they lack, and fail.
+/// Installs what is missing of them, where that can be done; elsewhere the tests report what they lack, and fail.
 pub(crate) fn tools_of_tests() -> Result<()> {
     let missing = TOOLS.iter().filter(|(_, program)| tools::on_path(program).is_none());
     let missing: Vec<_> = missing.map(|(package, _)| *package).collect();

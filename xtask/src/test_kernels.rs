@@ -2,7 +2,7 @@
 //!
 //! The test `kernels` of limpet-bpf, linked statically, is the first process of a machine that has little else: the agent's
 //! unit tests, of which it runs the watch's, with their libraries and a busybox. A kernel that panics once that process
-//! runs, hangs or says less than all of it has failed, and so has one that skips a case which it is not declared to skip.
+//! runs, hangs or prints only a part has failed, and so has one that skips a case which it is not declared to skip.
 
 mod verdict;
 
@@ -64,14 +64,14 @@ const fn kernel(name: &'static str, suite: &'static str, everyday: bool) -> Kern
 }
 
 const HOST: &str = "x86_64-unknown-linux-gnu";
-/// How long one machine may take.
+/// The time limit of one machine.
 const MACHINE_TIMEOUT: Duration = Duration::from_secs(600);
-/// How often one is booted at most.
+/// The maximum number of boots of one machine.
 const MAX_BOOTS: usize = 3;
-/// What the first process says before anything else: what happens from then on may be its doing.
+/// What the first process prints first: later failures may be caused by it.
 const BOOTED_MARKER: &str = "the first process runs";
 
-/// Boots all that are asked for.
+/// Boots all selected kernels.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let unknown = arguments.kernels.iter().find(|name| KERNELS.iter().all(|kernel| kernel.name != **name));
     if let Some(unknown) = unknown {
@@ -115,7 +115,7 @@ fn boot_all(kernels: impl Iterator<Item = &'static Kernel>) -> Result<()> {
     Ok(())
 }
 
-/// Boots these, each in a directory of its own, and returns the names of those that failed.
+/// Boots these, each in its own directory, and returns the names of those that failed.
 fn boot_side_by_side(
     images: &[(&'static Kernel, Result<PathBuf>)],
     programs: &Programs,
@@ -184,7 +184,7 @@ fn vmlinuz_below(directory: &Path) -> Option<PathBuf> {
     None
 }
 
-/// The test, able to run where there is no library.
+/// The test, statically linked.
 fn static_test() -> Result<PathBuf> {
     let flags = format!("target.{HOST}.rustflags=[\"-C\",\"target-feature=+crt-static\"]");
     let mut command =
@@ -218,19 +218,19 @@ fn boot(kernel: &Kernel, image: &Path, programs: &Programs, work: &Path) -> Resu
         if !said.contains("Kernel panic") || said.contains(BOOTED_MARKER) {
             break;
         }
-        // The emulation's: it now and then runs code that the kernel is just patching.
+        // The emulation's: it sometimes runs code that the kernel is just patching.
         println!("kernel {}: it panicked before its first process ran: once more", kernel.name);
         said = console_of(kernel, image, &initrd, work)?;
     }
     verdict::of(&said, kernel.skips).with_context(|| tail(&said, 60))
 }
 
-/// All that one boot says, until the machine ends by itself.
+/// The whole console of one boot, until the machine ends by itself.
 fn console_of(kernel: &Kernel, image: &Path, initrd: &Path, work: &Path) -> Result<String> {
     let log = work.join("console");
     fs::remove_file(&log).ok();
     let mut command = Command::new(vm::EMULATOR);
-    // Without cx16: QEMU 7.2 emulates cmpxchg16b wrongly now and then.
+    // Without cx16: QEMU 7.2 sometimes emulates cmpxchg16b wrongly.
     command.args(["-accel", "tcg,thread=multi", "-cpu", "max,-cx16", "-smp", "2", "-m", "1536"]);
     command.args(["-nographic", "-no-reboot", "-net", "none", "-kernel"]).arg(image).arg("-initrd").arg(initrd);
     command.arg("-append").arg(format!("console=ttyS0 panic=1 quiet {}", kernel.options));

@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     rest: Vec<String>,
 }
 
-/// Makes the image where there is none, builds, and runs the tests.
+/// Builds the image if it is missing, builds the tests, and runs them.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     setup::default()?;
     let image = vm_image::ensure()?;

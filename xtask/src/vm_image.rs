@@ -131,7 +131,7 @@ fn make(machine: &Machine, work: &Path) -> Result<()> {
     process::checked(&mut command).map(drop)
 }
 
-/// The shell, a name, and nothing that works by itself at times of its own.
+/// The shell, a name, and no periodic services.
 fn furnish(root: &Path) -> Result<()> {
     let write = |path: &str, text: &str, mode: u32| -> Result<()> {
         let path = root.join(path);

@@ -112,7 +112,7 @@ pub enum Event {
         change: FileChange,
         /// Whether it was refused; false: it was only reported (audit).
         refused: bool,
-        /// How many attempts of its cgroup, operation and directory it stands for, itself included.
+        /// The number of attempts of its cgroup, operation and directory that it represents, itself included.
         attempts: u32,
     },
     /// The OOM killer's victim has begun to exit.

@@ -68,7 +68,7 @@ impl Guarded {
         Ok(Self { path: path.to_owned(), id: InodeId::of(path)?, what: guarded::ITSELF | guarded::PLACE })
     }
 
-    /// The same, refused to pods and to nobody else, whatever the mode.
+    /// The same, but refused to pods only, in every mode.
     #[must_use]
     pub fn from_pods(self) -> Self {
         Self { what: self.what << guarded::FROM_PODS, ..self }

@@ -70,7 +70,7 @@ impl Kernel {
         Self { offsets: Offsets::from_text(text), types: OnceCell::new() }
     }
 
-    /// Loads and attaches what `request` asks for. [`Loaded::programs`] lists those that do not work here.
+    /// Loads and attaches what `request` requires. [`Loaded::programs`] lists those that do not work here.
     ///
     /// # Errors
     /// Nothing can be loaded here at all.
@@ -253,7 +253,7 @@ impl Loaded {
         insert("WATCHED", &mut self.maps.watched, directory.key(), 1)
     }
 
-    /// Stops reporting them; a directory that was not watched is no error.
+    /// Stops reporting them; a directory that was not watched is not an error.
     pub fn unwatch(&mut self, directory: InodeId) {
         self.maps.watched.remove(&directory.key()).ok();
     }

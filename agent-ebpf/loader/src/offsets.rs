@@ -125,7 +125,7 @@ impl Offsets {
         self.0.iter().map(|(global, offset)| (*global, offset))
     }
 
-    /// Whether this kernel's BTF has what `global` stands for.
+    /// Whether this kernel's BTF has the field or function of `global`.
     pub(crate) fn has(&self, global: &str) -> bool {
         self.0.contains_key(global)
     }

@@ -39,7 +39,7 @@ const DIRECTORY: &[&str] = &["INODE_NUMBER", "INODE_SUPER_BLOCK", "SUPER_BLOCK_D
 /// To identify a directory and a name in it.
 const NAME: &[&str] =
     &["INODE_NUMBER", "INODE_SUPER_BLOCK", "SUPER_BLOCK_DEVICE", "DENTRY_NAME", "DENTRY_PARENT", "DENTRY_INODE"];
-/// To tell a file without a name.
+/// To recognise a file without a name.
 const ROOT: &[&str] = &["SUPER_BLOCK_ROOT"];
 /// To identify the cgroup of the current process.
 const CGROUP: &[&str] = &["TASK_CGROUPS", "CSS_SET_CGROUP", "CGROUP_LEVEL"];

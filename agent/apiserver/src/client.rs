@@ -32,13 +32,14 @@ use crate::retry_after;
 
 /// How long the server may take to begin an answer, and to go on with one: kubelet gives its heartbeats as long.
 pub const DEADLINE: Duration = Duration::from_secs(10);
-/// How long a whole answer may take that goes on coming: a list over a slow link.
+/// How long a whole answer may take while it keeps arriving: a list over a slow link.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
-/// A connection on which nothing has come for so long is probed by the kernel, that often: a watch whose connection is dead
-/// ends after 40 s.
+/// A connection without traffic is probed by the kernel after this time, and then at this interval: a watch whose
+/// connection is dead ends after 40 s.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// A connection on which nothing that was sent, probes too, has been acknowledged for so long is dead: requests would wait on it.
+/// A connection on which nothing that was sent, probes too, has been acknowledged for so long is dead: requests would
+/// wait on it.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection that is not used for so long is closed; renewals of the lease keep one open.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,7 +49,7 @@ const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
 
 type Connector = HttpsConnector<Dial>;
 
-/// What one reading of the kubeconfig brings: who the server is, and who asks. Clones share the settings of TLS.
+/// The contents of a kubeconfig: the server and the client's credentials. Clones share the settings of TLS.
 #[derive(Clone)]
 pub struct Credentials {
     config: kube::Config,
@@ -171,8 +172,8 @@ fn refused(error: kube::Error) -> RequestError {
     }
 }
 
-/// A client with the credentials of one reading of the kubeconfig. Clones share its connections; when the last one goes,
-/// they are closed.
+/// A client with the credentials of one reading of the kubeconfig. Clones share its connections; when the last clone is
+/// dropped, they are closed.
 #[derive(Clone)]
 pub struct Client {
     pub(crate) inner: kube::Client,
@@ -265,7 +266,7 @@ impl Client {
         Ok((head, bytes))
     }
 
-    /// Counts what has come from the server: changes as long as something comes.
+    /// Counts the bytes received from the server: it changes as long as data arrives.
     pub fn received_count(&self) -> u64 {
         self.received_count.load(Ordering::Relaxed)
     }
@@ -291,7 +292,7 @@ fn read(head: &Parts, body: &[u8]) -> Result<Value, String> {
     serde_json::from_slice(body).map_err(|error| error.to_string())
 }
 
-/// What the server says of a request that it did not do. A proxy may answer in its place, and in other words.
+/// The server's message for a request that it refused. A proxy may answer instead, in another format.
 fn refusal(status: http::StatusCode, document: Result<Value, String>, body: &[u8]) -> RequestError {
     let said =
         document.ok().and_then(|document| serde_json::from_value::<Status>(document).ok()).unwrap_or_else(|| {

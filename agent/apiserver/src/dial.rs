@@ -16,7 +16,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
 use tower::{BoxError, Service, ServiceExt as _};
 
-/// How long a connection may take before it is asked for once more. Slow lines take that long now and then: none is given up.
+/// How long a connection may take before a second one is opened. Slow links sometimes take that long, so the first one is kept.
 const SECOND_CONNECTION_DELAY: Duration = Duration::from_secs(2);
 
 /// Connects by TCP.
@@ -53,7 +53,7 @@ impl Service<Uri> for Dial {
     }
 }
 
-/// The system's resolver. A question to it keeps a thread until it has an answer, so that no second one is asked meanwhile.
+/// The system's resolver. A lookup occupies a thread until it is answered, so only one runs at a time.
 #[derive(Debug, Clone)]
 pub(crate) struct Resolver {
     names: GaiResolver,
@@ -102,8 +102,9 @@ impl Drop for OpenLookup {
     }
 }
 
-/// What the first of several tries brings. While `more` are of use, the newest began at most [`SECOND_CONNECTION_DELAY`] ago. A failure ends them all:
-/// it is the server's refusal, or the end of the first one's time.
+/// What the first of several tries brings. While `more` are of use, the newest began at most
+/// [`SECOND_CONNECTION_DELAY`] ago. A failure ends them all: it is the server's refusal, or the end of the first one's
+/// time.
 async fn first_of<T, E, F: Future<Output = Result<T, E>>>(
     mut connect: impl FnMut() -> F,
     more: impl Fn() -> bool,

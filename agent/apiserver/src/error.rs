@@ -14,7 +14,7 @@ const MAX_COMPLAINT: usize = 1_024;
 /// What is wrong with a certificate that one side refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CertificateFault {
-    /// Its time is over.
+    /// It has expired.
     Expired,
     /// Its time has not come: the clock of the side that refuses it is behind.
     NotYetValid,
@@ -22,18 +22,18 @@ pub enum CertificateFault {
     Untrusted,
 }
 
-/// How the apiserver begins its answer to a version that it has not come to (`NewTooLargeResourceVersionError`).
+/// How the apiserver's answer to a version that it has not reached begins (`NewTooLargeResourceVersionError`).
 const TOO_LARGE: &str = "Too large resource version";
 /// How it ends its refusal to create something in a namespace that is being deleted (its cause `NamespaceTerminating`).
 const TERMINATING: &str = "because it is being terminated";
 
-/// Why there is no answer, or none that was hoped for.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// The node's own credentials cannot be read, or the program that prints them failed.
     #[error("{0}")]
     Credentials(String),
-    /// Nobody answers there.
+    /// The server is not reachable.
     #[error("{0}")]
     Unreachable(String),
     /// One side refuses the other's certificate.
@@ -44,7 +44,7 @@ pub enum RequestError {
         /// TLS's message.
         message: String,
     },
-    /// No whole answer within that time.
+    /// No complete answer within that time.
     #[error("no answer within {} s", .0.as_secs())]
     Deadline(Duration),
     /// The server answers that it did not do it.
@@ -56,7 +56,7 @@ pub enum RequestError {
         reason: String,
         /// The server's message.
         message: String,
-        /// How long it asks to wait before the next try.
+        /// How long the server wants the client to wait before the next attempt.
         retry_after: Option<Duration>,
     },
     /// The answer is not what Kubernetes answers.
@@ -73,7 +73,7 @@ impl RequestError {
         }
     }
 
-    /// Whether there is none of that name: 404.
+    /// Whether there is no object of that name: 404.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(404)
     }
@@ -98,7 +98,7 @@ impl RequestError {
         matches!(self, Self::Refused { code: 403, message, .. } if message.ends_with(TERMINATING))
     }
 
-    /// How long the server asks to wait.
+    /// How long the server wants the client to wait.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { retry_after, .. } => *retry_after,
@@ -161,7 +161,7 @@ impl From<kube::Error> for RequestError {
     }
 }
 
-/// What TLS says of a certificate.
+/// The certificate error that TLS reports.
 fn fault(error: &rustls::Error) -> CertificateFault {
     use rustls::{AlertDescription, CertificateError};
     match error {
@@ -182,7 +182,7 @@ pub(crate) fn was_not_processed(error: &kube::Error) -> bool {
         .any(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
 }
 
-/// The innermost cause, which is the one that says something; if it is one of TLS, with what is wrong.
+/// The innermost cause, which is the most specific one; for a TLS error, with the fault of the certificate.
 fn innermost(error: &(dyn Error + 'static)) -> (String, Option<CertificateFault>) {
     let (mut message, mut found) = (String::new(), None);
     for cause in causes(error) {

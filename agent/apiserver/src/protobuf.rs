@@ -1,4 +1,4 @@
-//! Answers in Kubernetes' protobuf, as far as they are asked for: the metadata of an object, and refusals.
+//! Answers in Kubernetes' protobuf encoding, as far as limpet requests them: the metadata of an object, and refusals.
 //!
 //! An answer is the four bytes `k8s\0` and a `runtime.Unknown` around the object
 //! (`k8s.io/apimachinery/pkg/runtime/generated.proto`, `pkg/apis/meta/v1/generated.proto`).
@@ -64,10 +64,10 @@ struct StatusDetails {
     retry_after_seconds: i32,
 }
 
-/// What the answer says, in the form that the same answer has in JSON.
+/// The answer in the form that it has in JSON.
 ///
 /// # Errors
-/// It is none in protobuf, or one that is cut.
+/// It is not protobuf, or it is truncated.
 pub(crate) fn read(answer: &[u8]) -> Result<Value, String> {
     let unknown = answer.strip_prefix(MAGIC).ok_or("the answer is not in Kubernetes' protobuf encoding")?;
     decode(unknown).map_err(|error| error.to_string())

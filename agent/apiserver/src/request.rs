@@ -5,7 +5,7 @@ use hyper::http;
 use serde_json::Value;
 
 const JSON: &str = "application/json";
-/// A proxy that knows no protobuf may answer in JSON.
+/// A proxy that does not support protobuf may answer in JSON.
 const METADATA_IN_PROTOBUF: &str =
     "application/vnd.kubernetes.protobuf;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 
@@ -185,7 +185,7 @@ impl Selector {
     }
 }
 
-/// How a patch is to be applied.
+/// How a patch is applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatchType {
     /// RFC 7386.
@@ -199,8 +199,8 @@ pub enum PatchType {
 pub enum WatchFrom<'a> {
     /// With the changes after this version.
     Version(&'a str),
-    /// With all that there is at this version or a later one (`None`: the newest), as a streaming list: the server keeps less in memory
-    /// than for a list. Bookmarks follow. A server without the feature `WatchList` refuses it.
+    /// With all that there is at this version or a later one (`None`: the newest), as a streaming list: the server
+    /// keeps less in memory than for a list. Bookmarks follow. A server without the feature `WatchList` refuses it.
     All(Option<&'a str>),
 }
 
@@ -245,8 +245,8 @@ impl Request {
         request
     }
 
-    /// Watches all that match the selector for so many seconds. Bookmarks, one a minute, spare a list when the next watch begins;
-    /// one object is listed for less.
+    /// Watches all that match the selector for so many seconds. Bookmarks, one a minute, spare a list when the next
+    /// watch begins; one object is listed for less.
     pub(crate) fn watch(resource: Resource, selector: &Selector, from: WatchFrom<'_>, seconds: u64) -> Self {
         let mut request = Self::list(resource, selector);
         let seconds = seconds.to_string();

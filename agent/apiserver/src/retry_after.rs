@@ -34,7 +34,7 @@ where
     Ok(http::Response::from_parts(head, Either::Right(bytes.into())))
 }
 
-/// The seconds that a refusal in text asks to wait. A date is not understood: the node's clock may be wrong.
+/// The seconds to wait that a refusal in text contains. A date is ignored: the node's clock may be wrong.
 fn asked(status: StatusCode, headers: &HeaderMap) -> Option<u32> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let is_refusal = status.is_client_error() || status.is_server_error();

@@ -22,7 +22,7 @@ pub enum Change {
     Stored(Value),
     /// An object is gone: this is how it was.
     Deleted(Value),
-    /// Nothing changed; the watch has come to this version.
+    /// Nothing changed; the watch has reached this version.
     Bookmark(String),
     /// All that there was has been sent, as of this version: of a watch that began with [`WatchFrom::All`].
     AllSent(String),
@@ -61,7 +61,7 @@ impl Client {
     /// Watches what matches the selector. The server ends it after `limit`.
     ///
     /// # Errors
-    /// As for every request; [`RequestError::is_expired`] asks for a new list.
+    /// As for every request; [`RequestError::is_expired`] requires a new list.
     pub async fn watch(
         &self,
         resource: Resource,

@@ -1,8 +1,8 @@
 //! The input of a container, and the live output of one with a terminal: `limpet attach` and kubelet's `/attach`.
 //!
-//! Both are in a directory of the container's own: the FIFO that containerd's shim reads as the container's stdin, and the socket at which
-//! its logger passes on what the container writes ([`crate::log::writer`]). The agent opens them only while somebody is attached, so
-//! its own restart ends nothing.
+//! Both are in a directory of the container's own: the FIFO that containerd's shim reads as the container's stdin, and
+//! the socket at which its logger passes on what the container writes ([`crate::log::writer`]). The agent opens them
+//! only while a client is attached, so its own restart ends nothing.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ use tokio::net::unix::pipe::{OpenOptions, Sender};
 const STDIN: &str = "stdin";
 /// The socket's name.
 const OUTPUT: &str = "output";
-/// The link to limpet's executable, by whose name that knows what it is.
+/// The link to limpet's executable, which recognises its role by this name.
 pub(crate) const RUNTIME_WITH_STDIN: &str = "runtime-with-stdin";
 /// The name of the link to the OCI runtime that [`crate::stdin`] executes.
 const RUNTIME: &str = "runtime";
@@ -44,7 +44,8 @@ impl AttachPoint {
         Self { directory: base.join(id) }
     }
 
-    /// Creates the directory, for root alone, with a FIFO if the container has a stdin. What an earlier try has left is removed.
+    /// Creates the directory, for root alone, with a FIFO if the container has a stdin. What an earlier try has left is
+    /// removed.
     ///
     /// # Errors
     /// When it cannot be created.
@@ -111,7 +112,7 @@ impl AttachPoint {
         }
     }
 
-    /// Connects with the container's output, and with its input if `stdin` asks for it and it has one.
+    /// Connects to the container's output, and to its input if `stdin` is set and it has one.
     ///
     /// # Errors
     /// When its logger does not listen, or no longer.

@@ -286,7 +286,8 @@ impl Containers {
             .map_err(|status| RuntimeError::of("Tasks.Start", id.as_str(), status))
     }
 
-    /// Sends a signal to the init process, or to all processes of the container. `false`: there is no such process or task.
+    /// Sends a signal to the init process, or to all processes of the container. `false`: the process or the task does
+    /// not exist.
     pub async fn kill(&self, id: &ContainerId, signal: u32, all: bool) -> Result<bool, RuntimeError> {
         let message = KillRequest { container_id: id.to_string(), exec_id: String::new(), signal, all };
         found(self.tasks().kill(self.client.call("Tasks.Kill", message)).await)

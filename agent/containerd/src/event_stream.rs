@@ -2,7 +2,7 @@
 //! adds.
 //!
 //! In: containerd's event stream. Out: [`LifecycleEvent`]s for the supervisor. An event is a hint about one container;
-//! after every (re)connection the supervisor is asked to read the whole state once. No event is missed in between: the
+//! after every (re)connection the supervisor reads the whole state once. No event is missed in between: the
 //! subscription is proven to be active before the state is read.
 
 use std::path::Path;

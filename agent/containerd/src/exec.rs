@@ -213,7 +213,7 @@ impl ExecControl {
     /// Closes the process's input, after the sender has been dropped.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has exited is no error.
+    /// When containerd refuses; a process that has exited is not an error.
     pub async fn close_stdin(&self) -> Result<(), ExecError> {
         let message = CloseIoRequest { container_id: self.container.clone(), exec_id: self.id.clone(), stdin: true };
         let closed = self.tasks().close_io(self.client.request(message)).await;
@@ -223,7 +223,7 @@ impl ExecControl {
     /// Sets the terminal's size in characters.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has exited is no error.
+    /// When containerd refuses; a process that has exited is not an error.
     pub async fn resize(&self, width: u16, height: u16) -> Result<(), ExecError> {
         let message = ResizePtyRequest {
             container_id: self.container.clone(),
@@ -238,7 +238,7 @@ impl ExecControl {
     /// Sends a signal, by number.
     ///
     /// # Errors
-    /// When containerd refuses; a process that has exited is no error.
+    /// When containerd refuses; a process that has exited is not an error.
     pub async fn signal(&self, signal: u32) -> Result<(), ExecError> {
         let message =
             KillRequest { container_id: self.container.clone(), exec_id: self.id.clone(), signal, all: false };

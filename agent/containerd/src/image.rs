@@ -124,11 +124,11 @@ struct Inner {
     ready: watch::Sender<bool>,
     /// What starts have taken, and what is being removed.
     reservations: removal::Reservations,
-    /// An image could not be stored for want of space.
+    /// An image could not be stored because the disk is full.
     ran_out: AtomicBool,
-    /// Something came to the store, or may be removed from it.
+    /// An image was stored, or may be removed.
     changed: tokio::sync::Notify,
-    /// Counts what came to the store by this agent, and what it removed.
+    /// Counts the images that this agent stored and removed.
     contents: watch::Sender<u64>,
     /// A pod's use of the disk was measured.
     measured: tokio::sync::Notify,
@@ -199,7 +199,7 @@ impl Images {
         }
     }
 
-    /// What of its own a pod may pull an image with, without asking a registry or a credential provider.
+    /// The pod's own credentials for an image, without contacting a registry or a credential provider.
     ///
     /// # Errors
     /// `InvalidName`; `Config` of a file below `certs.d`.

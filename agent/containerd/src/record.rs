@@ -1,7 +1,7 @@
 //! The metadata that limpet stores on each container in containerd, so that a restarted agent needs no database.
 //!
 //! Labels hold the short keys that other tools read; extensions hold the rest: the pod's manifest, the container's
-//! identity, its state, and what its probes have come to. The last two change, each by a writer of its own: the state is
+//! identity, its state, and the results of its probes. The last two change, each with its own writer: the state is
 //! written before the task is deleted. Manifest and identity change together, when the container is resized.
 
 use std::collections::HashMap;
@@ -55,7 +55,7 @@ pub fn extensions(identity: &ContainerIdentity, manifest: &[u8]) -> HashMap<Stri
     extensions
 }
 
-/// The extensions that say which version of its pod a container is of.
+/// The extensions with the version of the pod that a container belongs to.
 pub fn version_extensions(identity: &ContainerIdentity, manifest: &[u8]) -> HashMap<String, Any> {
     HashMap::from([
         (EXTENSION_MANIFEST.to_owned(), any(EXTENSION_MANIFEST, manifest.to_vec())),

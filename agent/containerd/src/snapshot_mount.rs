@@ -72,7 +72,7 @@ impl SnapshotMount {
     }
 }
 
-/// The mounts of a container's root file system with the label of SELinux that all its files are to have, as containerd's client
+/// The mounts of a container's root file system with the SELinux label for all its files, as containerd's client
 /// adds it.
 #[must_use]
 pub fn labelled(mut mounts: Vec<containerd_client::types::Mount>, label: &str) -> Vec<containerd_client::types::Mount> {
@@ -119,7 +119,7 @@ pub(crate) enum Root {
 }
 
 impl Root {
-    /// Reads what containerd says of a snapshot.
+    /// Reads containerd's description of a snapshot.
     pub(crate) fn of(mounts: &[SnapshotMount]) -> io::Result<Self> {
         let [mount] = mounts else {
             return Err(unsupported(&format!("{} mounts instead of one", mounts.len())));

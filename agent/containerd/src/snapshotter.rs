@@ -14,7 +14,7 @@ const KIND: &str = "io.containerd.snapshotter.v1";
 pub struct SnapshotterFault {
     /// As configured.
     pub snapshotter: String,
-    /// What containerd says of it.
+    /// containerd's message.
     pub why: String,
     /// Those that work.
     pub usable: Vec<String>,

@@ -123,7 +123,7 @@ pub enum SpecError {
     /// Neither the Pod nor the image has a command.
     #[error("no command specified")]
     NoCommand,
-    /// A `fieldRef` or `resourceFieldRef` names no such field.
+    /// A `fieldRef` or `resourceFieldRef` names an unknown field.
     #[error("env {variable:?}: unsupported field path {path:?}")]
     Field {
         /// The variable.
@@ -175,7 +175,7 @@ pub enum SpecError {
         /// The cause.
         source: io::Error,
     },
-    /// A variable comes from a file of a volume that is no list of variables.
+    /// A variable comes from a file of a volume that is not a list of variables.
     #[error("env {variable:?}: file {path:?} of volume {volume:?}: line {line}: {reason}")]
     EnvFileLine {
         /// The variable.
@@ -284,7 +284,7 @@ impl SpecError {
 /// only for one that names it.
 ///
 /// # Errors
-/// When the manifest asks for something impossible, or the host cannot be read.
+/// When the manifest requires something impossible, or the host cannot be read.
 pub fn build(input: &SpecInput<'_>) -> Result<Spec, SpecError> {
     assemble(input, &HostInput::read(input)?)
 }
@@ -294,7 +294,7 @@ pub fn build(input: &SpecInput<'_>) -> Result<Spec, SpecError> {
 /// The hostname is not set: it belongs to the UTS namespace that the container joins.
 ///
 /// # Errors
-/// When the manifest asks for something impossible.
+/// When the manifest requires something impossible.
 pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecError> {
     let context = input.container.security_context.as_ref();
     let granted = capabilities::granted(context, &host.capabilities)?;
@@ -345,14 +345,14 @@ fn linux(input: &SpecInput<'_>, host: &HostInput, seccomp: Option<LinuxSeccomp>)
     linux
 }
 
-/// The ids of the pod's user namespace, which exists: the runtime and the shim want to know what root is on the host.
+/// The ids of the pod's user namespace, which exists: the runtime and the shim need the host's id of root.
 fn id_mappings(input: &SpecInput<'_>) -> Result<Option<Vec<LinuxIdMapping>>, SpecError> {
     let Some(ids) = input.sandbox.ids else { return Ok(None) };
     let mapping = LinuxIdMappingBuilder::default().container_id(0_u32).host_id(ids.first).size(ids.length).build();
     Ok(Some(vec![mapping.map_err(|error| SpecError::Document(error.to_string()))?]))
 }
 
-/// The host's devices for a privileged container, and those that it asks for, which precede.
+/// The host's devices for a privileged container, and those that it requests, which take precedence.
 fn devices(host: &HostInput, privileged: bool) -> Option<Vec<LinuxDevice>> {
     let mut devices = host.devices.clone();
     for (device, _) in &host.granted {
@@ -364,7 +364,7 @@ fn devices(host: &HostInput, privileged: bool) -> Option<Vec<LinuxDevice>> {
     (privileged || !devices.is_empty()).then_some(devices)
 }
 
-/// The container's cgroup. It allows only the devices that every runtime creates and those that the container asks for, or
+/// The container's cgroup. It allows only the devices that every runtime creates and those that the container requests, or
 /// all for a privileged container.
 fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
     let mut resources = resources::container_resources(input.pod.spec(), input.container, input.node, host.swap_limit);
@@ -381,7 +381,8 @@ fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
     resources
 }
 
-/// Namespaces of its own (PID unless the pod shares one, mount, cgroup on v2) and the pod's, joined by path; absent ones are the host's.
+/// Namespaces of its own (PID unless the pod shares one, mount, cgroup on v2) and the pod's, joined by path; absent
+/// ones are the host's.
 fn namespaces(input: &SpecInput<'_>) -> Vec<LinuxNamespace> {
     let own = |kind: LinuxNamespaceType, wanted: bool| wanted.then_some((kind, None));
     let joined = |kind: LinuxNamespaceType, path: &Option<PathBuf>| path.clone().map(|path| (kind, Some(path)));

@@ -1,7 +1,7 @@
 //! The standard input of a container without a terminal: the OCI runtime, called with the container's FIFO as its own input.
 //!
 //! containerd's shim gives a process whose output goes to a logger no input. So for a container with `stdin` the shim's
-//! runtime is a symbolic link to limpet's executable in the container's [`AttachPoint`]. It opens the FIFO, which lies beside
+//! runtime is a symbolic link to limpet's executable in the container's [`AttachPoint`]. It opens the FIFO, which is next to
 //! the link, and executes the real runtime; runc passes its own input to the process that it creates. The shim holds the
 //! FIFO's other end open, as of one with a terminal, so neither agent nor containerd is needed to keep it.
 
@@ -50,7 +50,7 @@ fn execute(directory: &Path) -> io::Result<std::convert::Infallible> {
     Err(Command::new(runtime).args(arguments).exec())
 }
 
-/// Makes the FIFO this process's input. Opening it so does not wait for somebody who writes; reading does.
+/// Makes the FIFO this process's input. Opening it this way does not wait for a writer; reading does.
 fn take_input(fifo: &Path) -> io::Result<()> {
     let input = rustix::fs::open(fifo, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
     rustix::fs::fcntl_setfl(&input, OFlags::empty())?;

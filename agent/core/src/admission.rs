@@ -42,7 +42,7 @@ pub const SYSCTL_FORBIDDEN: &str = "SysctlForbidden";
 pub const OTHER_OS_LABEL: &str = "PodOSSelectorNodeLabelDoesNotMatch";
 /// kubelet's reason for a pod whose field names another operating system.
 pub const OTHER_OS: &str = "PodOSNotSupported";
-/// kubelet's reason for a pod that cannot have what it needs, for a reason that no predicate knows.
+/// kubelet's reason for a pod that cannot have what it needs, for a reason outside the predicates.
 pub const UNEXPECTED: &str = "UnexpectedAdmissionError";
 
 /// Why the node does not take a pod now.
@@ -93,7 +93,7 @@ pub fn tolerates_node(record: &PodRecord, taints: &[Taint]) -> Result<(), Refusa
     Err(Refusal { reason: TAINT_TOLERATION.to_owned(), message: message.to_owned() })
 }
 
-/// Whether the node's labels and name are those that the pod's `nodeSelector` and required node affinity ask for.
+/// Whether the node's labels and name match the pod's `nodeSelector` and required node affinity.
 pub fn selects_node(record: &PodRecord, node_name: &str, labels: &BTreeMap<String, String>) -> Result<(), Refusal> {
     let spec = record.spec();
     let selected = spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
@@ -106,7 +106,7 @@ pub fn selects_node(record: &PodRecord, node_name: &str, labels: &BTreeMap<Strin
     Err(Refusal { reason: NODE_AFFINITY.to_owned(), message: message.to_owned() })
 }
 
-/// Whether the pod's requests fit into what the others leave of `allocatable`. What it does not ask for is never short.
+/// Whether the pod's requests fit into what the others leave of `allocatable`. A resource that it does not request never lacks.
 pub fn fits(requested: &Requests, used: &Requests, allocatable: &Requests) -> Result<(), Refusal> {
     let missing = preemption::missing(requested, used, allocatable);
     let Some(resource) = missing.resources().find(|resource| !missing[*resource].is_zero()) else {

@@ -20,7 +20,7 @@ use super::state::{Instance, Life, Now, OngoingAction, PodState, PostStart};
 /// The reason of a missed exit.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 
-/// Updates `pod` with containerd's view of it. Returns containers that never ran and are to be removed.
+/// Updates `pod` with containerd's view of it. Returns containers that never ran and must be removed.
 pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Processes, now: Now) -> Vec<ContainerId> {
     let mut never_ran = Vec::new();
     pod.outlived_connection = true;
@@ -55,7 +55,7 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
                 slot.stale.push(old);
             }
             Some(mut instance) => {
-                // This agent has started it, and its answer was lost: nobody has run its hook.
+                // This agent has started it, and the answer was lost: its hook has not run.
                 if slot.hooks.post_start && slot.possible_orphan.as_ref() == Some(&container.id) {
                     instance.post_start = PostStart::Due(now.mono);
                 }
@@ -95,7 +95,7 @@ fn take_records(pod: &mut PodState, found: &[FoundContainer]) {
     }
 }
 
-/// Adds the ephemeral containers that no source knows: `limpet debug` has added them, and they are recorded on themselves.
+/// Adds the ephemeral containers that are in no source: `limpet debug` has added them, and their own records contain them.
 fn take_ephemeral(pod: &mut PodState, found: &[FoundContainer]) {
     let identities = found.iter().map(|container| &container.recorded.identity);
     let unknown = identities.filter(|identity| pod.record.container(&identity.container).is_none());
@@ -129,7 +129,7 @@ fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Pro
     match container.task {
         Some(Task::Stopped { code, at }) => known.end(observed_exit(code, at), now),
         Some(Task::Running { .. } | Task::Created) => {}
-        // containerd does not know (yet): ask for the process itself.
+        // containerd does not know (yet): check the process itself.
         Some(Task::Unknown { .. }) | None => {
             if !lives(known, processes) {
                 let exit = container.recorded.state.exit.clone().unwrap_or_else(|| unknown_exit(now));
@@ -139,7 +139,7 @@ fn refresh(known: &mut Instance, container: &FoundContainer, processes: &dyn Pro
     }
 }
 
-/// The instance a found container stands for; `None` when it never ran.
+/// The instance of a found container; `None` when it never ran.
 fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> Option<Instance> {
     let identity = &container.recorded.identity;
     let state = &container.recorded.state;

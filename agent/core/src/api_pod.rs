@@ -1,4 +1,4 @@
-//! Pods of the apiserver's own: which status is to be reported, and when the node deletes one. Pure.
+//! Pods of the apiserver: which status is reported, and when the node deletes one. Pure.
 //!
 //! Deletion takes two steps, as with kubelet: the apiserver marks the pod, the node ends it, and only when nothing of it
 //! runs any more does the node delete it. So a successor never runs beside its predecessor.
@@ -48,13 +48,13 @@ impl ApiPod {
         Some((key_of(pod)?, found))
     }
 
-    /// The apiserver has taken the refusal.
+    /// The apiserver has accepted the refusal.
     pub fn refusal_reported(&mut self, faults: &[Fault]) {
         self.refusal = Some(message(faults));
     }
 }
 
-/// What the node knows of a pod of the apiserver's.
+/// The node's own state of a pod of the apiserver.
 #[derive(Debug, Clone, Copy)]
 pub enum LocalPod<'a> {
     /// Its worker reports this, or reported it last before the pod was gone.

@@ -1,4 +1,4 @@
-//! When a certificate of this node is asked for. Pure: time and chance are arguments.
+//! When a certificate for this node is requested. Pure: time and chance are arguments.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -16,7 +16,7 @@ pub struct Validity {
 pub enum Identity {
     /// By nothing: there is no kubeconfig yet.
     None,
-    /// By what this agent does not renew: a token, or a program that gives one.
+    /// By credentials that this agent does not renew: a token, or a program that prints one.
     Other,
     /// By a certificate that this agent got.
     Certificate(Validity),
@@ -27,18 +27,18 @@ pub enum Identity {
 /// What happens next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// A certificate is asked for, with the bootstrap kubeconfig's credentials.
+    /// A certificate is requested with the bootstrap kubeconfig's credentials.
     Bootstrap,
-    /// A certificate is asked for, with those of the one before.
+    /// A certificate is requested with the current one.
     Renew,
     /// Nothing until then, or until the clock is set. `None`: until the latter.
     Wait(Option<Timestamp>),
 }
 
 impl Validity {
-    /// When the next certificate is asked for: after 70 to 90 % of the time, as kubelet does. `chance` spreads nodes. One that was
-    /// issued at `issued` lasts half of what was left then at least: one that is backdated, or ends with its authority, may be
-    /// near its end then, and so may the next one.
+    /// When the next certificate is requested: after 70 to 90 % of the time, as kubelet does. `chance` spreads nodes.
+    /// One that was issued at `issued` lasts half of what was left then at least: one that is backdated, or ends with
+    /// its authority, may be near its end then, and so may the next one.
     pub fn renewal(&self, chance: u64, issued: Option<Timestamp>) -> Timestamp {
         let total = self.not_after.duration_since(self.not_before).as_secs().max(0);
         let permille = 700 + i64::try_from(chance % 200).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Whether an apiserver goes on where the one before it was: a cluster may have been restored from a backup, or another
+//! Whether an apiserver continues the history of the one before it: a cluster may have been restored from a backup, or another
 //! may answer in its place. What such an apiserver does not have was not deleted.
 
 use std::collections::BTreeSet;
@@ -32,12 +32,12 @@ pub enum HistoryBreak {
     LeaseWentBack {
         /// The confirmed renewal.
         renewed: String,
-        /// What the lease says.
+        /// The version in the lease.
         found: String,
     },
-    /// Its certificate is of another authority, and it knows none of the pods.
+    /// Its certificate is from another authority, and it has none of the pods.
     Replaced,
-    /// Its Service `default/kubernetes` is another one, and it knows none of the pods: the cluster was recreated with the
+    /// Its Service `default/kubernetes` is another one, and it has none of the pods: the cluster was recreated with the
     /// same certificates.
     Recreated,
 }
@@ -62,7 +62,7 @@ impl std::fmt::Display for HistoryBreak {
     }
 }
 
-/// The resource version of an object; 0: it is no number.
+/// The resource version of an object; 0: it is not a number.
 pub fn version_of(object: &serde_json::Value) -> u64 {
     object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
@@ -88,19 +88,21 @@ pub fn lease_break(renewed: &Renewal, found: &Renewal) -> Option<HistoryBreak> {
     is_older.then(went_back)
 }
 
-/// Finds out that an apiserver has lost its last writes, as one whose etcd does not sync has after a power cut: then a renewal of
-/// the lease has an older version than what was seen of the pods before. The lease itself may not have gone back.
+/// Finds out that an apiserver has lost its last writes, as one whose etcd does not sync has after a power cut: then a
+/// renewal of the lease has an older version than what was seen of the pods before. The lease itself may not have gone
+/// back.
 #[derive(Debug, Default)]
 pub struct LostWrites {
     /// What was seen of the pods when it was found; 0: renewals have been newer than the pods since.
     found_at: u64,
-    /// Leases are kept in another etcd than pods, whose versions say nothing about each other.
+    /// Leases are kept in another etcd than pods; their versions cannot be compared.
     is_incomparable: bool,
 }
 
 impl LostWrites {
-    /// Whether a renewal shows it for the first time. `pods`: the newest version that was seen of the pods before the renewal was
-    /// sent. `renewal`: the version that it was answered with. 0 is not known. Everything is to be listed again then.
+    /// Whether a renewal shows it for the first time. `pods`: the newest version that was seen of the pods before the
+    /// renewal was sent. `renewal`: the version that it was answered with. 0 is unknown. If true, everything must be
+    /// listed again.
     pub fn is_found(&mut self, pods: u64, renewal: u64) -> bool {
         if self.is_incomparable || pods == 0 || renewal == 0 {
             return false;
@@ -117,7 +119,7 @@ impl LostWrites {
 }
 
 impl ClusterHistory {
-    /// Notes a version that was seen; what is no number is none.
+    /// Notes a version that was seen; one that is not a number is ignored.
     pub fn saw(&mut self, version: &str) {
         self.version = self.version.max(version.parse().unwrap_or_default());
     }
@@ -148,7 +150,7 @@ impl ClusterHistory {
         if self.has_other_service(listed) && !knows_pods {
             return Some(HistoryBreak::Recreated);
         }
-        // Without a number, as of a server that is none of Kubernetes', nothing can be said.
+        // Versions that are not numbers, as of servers other than Kubernetes, cannot be compared.
         let restored = listed.version != 0 && listed.version < self.version;
         restored.then_some(HistoryBreak::Restored { before: self.version, now: listed.version })
     }
@@ -171,7 +173,7 @@ mod tests {
         assert!(found(20, 12));
         // The pods are not listed yet, then they are.
         assert!(!found(0, 13) && !found(13, 14));
-        // It happens again, to a cluster that has come further.
+        // It happens again, to a cluster with later versions.
         assert!(found(90, 80));
         // The pods were listed again, and the list is as new as before.
         assert!(!found(0, 81) && !found(91, 82) && !found(100, 83));

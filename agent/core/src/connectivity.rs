@@ -1,7 +1,7 @@
 //! Whether there is a connection to the apiserver, and why not; when to try again. Pure: time and chance are arguments.
 //!
-//! Nobody pings. The requests that are made anyway say how it is: the watch of the node's own object, and the renewals of
-//! its lease.
+//! There are no keep-alive requests. The regular requests show the state of the connection: the watch of the node's own
+//! object, and the renewals of its lease.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use crate::certificate::Validity;
 
 /// The first pause after a failure.
 const INITIAL_DELAY: Duration = Duration::from_millis(500);
-/// The longest pause, unless the server asks for a longer one.
+/// The longest delay, unless the server requests a longer one.
 pub const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(10);
-/// The longest pause where nothing answers: how late a server is noticed that comes back without any change of the node's links.
+/// The longest delay while nothing answers: how late a server is noticed that is back without a change of the node's links.
 const MAX_DELAY_IF_UNREACHABLE: Duration = Duration::from_secs(2);
-/// After so many failures, about an hour, a try is no longer made that often. Not a time: the clock may be set meanwhile.
+/// After this number of failures, about an hour, attempts are less frequent. Not a time, since the clock may be set.
 const LONG_OUTAGE_FAILURES: u32 = 2_400;
-/// The longest pause that a server can ask for.
+/// The longest delay that a server can request.
 pub const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(300);
 /// The limit of doubling: far beyond every other limit.
 const MAX_DOUBLINGS: u32 = 16;
@@ -30,13 +30,13 @@ pub enum Cause {
     Unreachable,
     /// One side does not trust the other's certificate.
     Certificate,
-    /// The time of the node's certificate, or of the server's, is over.
+    /// The node's certificate, or the server's, has expired.
     CertificateExpired,
     /// By the node's clock, a certificate is not valid yet: the clock is behind.
     ClockSkew,
-    /// The server does not know who asks.
+    /// The server does not know the client.
     Unauthorized,
-    /// The server knows who asks, and does not let this node read its own object.
+    /// The server knows the client, and does not let this node read its own object.
     Forbidden,
     /// The node's own credentials cannot be read.
     Credentials,
@@ -61,8 +61,8 @@ impl Cause {
 }
 
 impl Cause {
-    /// The cause behind this one, where the node's own certificate explains it: a server that takes none that has expired
-    /// answers that it does not know who asks. `own`: when that certificate is valid, if the node names itself by one.
+    /// The cause behind this one, where the node's own certificate explains it: a server that rejects an
+    /// expired one answers that the client is unknown. `own`: the validity of that certificate, if the node uses one.
     pub fn explained(self, own: Option<Validity>, now: Timestamp) -> Self {
         match (self, own) {
             (Self::Unauthorized | Self::Certificate, Some(own)) if now > own.not_after => Self::CertificateExpired,
@@ -113,7 +113,7 @@ impl Connectivity {
         }
     }
 
-    /// After a failure. A further one of another cause does not begin the time anew.
+    /// After a failure. Another failure, of any cause, does not restart the time.
     pub fn failed(&self, cause: Cause, message: String, now: Timestamp) -> Self {
         match self {
             Self::Offline { since, .. } => Self::Offline { since: *since, cause, message },
@@ -131,7 +131,7 @@ impl Connectivity {
         }
     }
 
-    /// Whether the change from `before` is one to report: the newest message alone is none.
+    /// Whether the change from `before` is reported: another message alone is not.
     pub fn differs(&self, before: &Self) -> bool {
         match (self, before) {
             (Self::Offline { cause, .. }, Self::Offline { cause: known, .. }) => cause != known,
@@ -141,8 +141,8 @@ impl Connectivity {
     }
 }
 
-/// The pause after the `failures`th failure in a row: doubled each time up to `longest`, and spread over half of it, so that the
-/// nodes of a site do not come back at once. Never shorter than the server asked for.
+/// The pause after the `failures`th failure in a row: doubled each time up to `longest`, and spread over half of it, so
+/// that the nodes of a site do not come back at once. Never shorter than the server requested.
 pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u64) -> Duration {
     let doubled = INITIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(longest);
     // A thousandth of 0 to 500.
@@ -153,9 +153,9 @@ pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u6
     }
 }
 
-/// What is left of a pause after a try that took so long. In the first hour in which nothing answers, tries begin as often where
-/// each waits for an answer in vain as where it fails at once; a quarter of the pause stays, which is spread. All other pauses stay whole:
-/// a server that is slow, or that asks for a pause, is to have it.
+/// What is left of a pause after a try that took so long. In the first hour in which nothing answers, tries begin as
+/// often where each waits for an answer in vain as where it fails at once; a quarter of the pause stays, which is
+/// spread. All other pauses stay whole: a server that is slow, or that asks for a pause, is to have it.
 pub fn rest_of_pause(pause: Duration, longest: Duration, asked: Option<Duration>, took: Duration) -> Duration {
     if asked.is_some() || longest > MAX_DELAY_IF_UNREACHABLE {
         pause

@@ -1,6 +1,6 @@
 //! What a node reports of its CSI drivers: the CSINode object, and the Node's annotation and labels. Pure.
 //!
-//! As with kubelet a driver is added when it registers, and removed when its socket goes: one that was there before the agent
+//! As with kubelet a driver is added when it registers, and removed with its socket: one that was there before the agent
 //! started, and is not back yet, stays named, so that a restart of the agent takes no node from a scheduler's choice.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ pub struct DriverInfo {
     pub node_id: String,
     /// Where the node is, by label.
     pub topology: BTreeMap<String, String>,
-    /// How many of its volumes the node can have; 0: it does not say.
+    /// How many of its volumes the node can have; 0: unspecified.
     pub max_volumes: i64,
 }
 
@@ -44,7 +44,7 @@ impl DriverReport {
         controller_attaches: bool,
         labels: &BTreeMap<String, String>,
     ) -> (Option<Value>, BTreeMap<String, String>) {
-        // What is not readable is made anew.
+        // An unreadable annotation is replaced.
         let known: BTreeMap<String, String> =
             annotation.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let (mut ids, mut added, mut collisions) = (known.clone(), BTreeMap::new(), BTreeMap::new());
@@ -84,7 +84,7 @@ impl DriverReport {
     }
 }
 
-/// What is to be done with the CSINode object.
+/// The next change of the CSINode object.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// Nothing: it is as it should be.
@@ -129,7 +129,7 @@ pub fn step(
         let now = report.registered.get(&name).filter(|_| !hidden.contains_key(&name));
         report.gone.contains(&name) && now.is_none() || now.is_some_and(|now| !says(driver, now))
     };
-    // An entry cannot be changed: it is removed first, then made anew.
+    // An entry cannot be changed: it is removed first, then added again.
     let kept: Vec<Value> = drivers.iter().filter(|driver| !outdated(driver)).cloned().collect();
     let all = match kept.len() < drivers.len() {
         true => kept,
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(next(json!([entry, other]), &DriverReport::default()), Step::Done);
         assert_eq!(next(json!([other]), &report("n1", Some("a"))), patch(json!([other, entry])));
         assert_eq!(next(json!([entry, other]), &gone()), patch(json!([other])));
-        // Its entry cannot change: it goes, and the next step adds it.
+        // Its entry cannot change: it is removed, and the next step adds it.
         assert_eq!(next(json!([entry]), &report("n2", None)), patch(json!([])));
         assert_eq!(
             next(json!([]), &report("n2", None)),

@@ -2,7 +2,7 @@
 //!
 //! kubelet's rules (`pkg/kubelet/cm/devicemanager`): the devices of a plugin that is gone count as unhealthy, and after
 //! five minutes the node has none of them; a container's devices are its own until its pod ends; what an init container
-//! has goes to the containers after it.
+//! has is passed on to the containers after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::PodSpec;
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::{PodKey, PodUid, Role};
 
-/// For how long the node shows the resource of a plugin that is gone; kubelet's `endpointStopGracePeriod`.
+/// How long the node shows the resource of a plugin that is gone; kubelet's `endpointStopGracePeriod`.
 pub const STOP_GRACE_PERIOD: Duration = Duration::from_secs(5 * 60);
 
 /// One connection to a plugin.
@@ -44,7 +44,7 @@ struct Resource {
     plugins: Vec<PluginId>,
     /// Since when there is none.
     stopped: Option<Instant>,
-    /// The grace after that is over: the node has none of it.
+    /// That grace period has passed: the node has none of it.
     gone: bool,
 }
 
@@ -203,7 +203,7 @@ impl Inventory {
         self.resources.get(resource)?.devices.get(id)
     }
 
-    /// The plugin to ask about a resource.
+    /// The plugin of a resource.
     pub fn plugin(&self, resource: &str) -> Option<PluginId> {
         self.resources.get(resource)?.plugins.last().copied()
     }
@@ -290,7 +290,7 @@ impl Inventory {
             let healthy = own.ids.iter().all(|id| is_healthy(id));
             return if healthy { Ok(None) } else { Err(AllocationError::Unhealthy(resource.to_owned())) };
         }
-        // One that asks for another number since an edit keeps what it has.
+        // A container that requests another number since an edit keeps its devices.
         let own: BTreeSet<String> = own.into_iter().flat_map(AssignedDevices::ids).cloned().collect();
         let mut reusable = pod.map(|pod| pod.reusable(spec, container, resource)).unwrap_or_default();
         reusable.retain(|id| !own.contains(id));
@@ -314,7 +314,7 @@ impl Inventory {
         Ok(Some(Choice { reused, free, needed }))
     }
 
-    /// Nobody else gets these from now on; [`Self::allocated`] follows, or [`Self::withdraw`].
+    /// Reserves these for the container; [`Self::allocated`] or [`Self::withdraw`] follows.
     pub fn reserve(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, ids: Vec<String>) {
         self.give(key, uid, container, resource, AssignedDevices::Reserved(ids));
     }
@@ -325,7 +325,7 @@ impl Inventory {
         self.give(key, uid, container, &resource, AssignedDevices::Allocated(allocation));
     }
 
-    /// Frees what of the container was reserved and not given, and what it does not ask for any more.
+    /// Frees the container's devices that were reserved but not allocated, and those that it no longer requests.
     pub fn withdraw(&mut self, uid: &PodUid, container: &str, wanted: &[(&str, usize)]) {
         let given = self.pods.get_mut(uid).and_then(|pod| pod.containers.get_mut(container));
         let asked = |resource: &String| wanted.iter().any(|(name, _)| name == resource);

@@ -1,8 +1,8 @@
 //! Eviction under node pressure, as kubelet decides it: what the node is short of, since when, and when pods have to end
-//! for it. Pure: somebody measures, and time is an argument.
+//! for it. Pure: measurements and time are arguments.
 //!
-//! [`ThresholdTracker`] turns measurements into conditions and into the threshold that is to be acted on; [`rank`] says which pod ends
-//! for it, [`admission`] which pods do not start meanwhile.
+//! [`ThresholdTracker`] turns measurements into conditions and into the threshold that is to be acted on; [`rank`]
+//! chooses the pod that ends for it, [`admission`] which pods do not start meanwhile.
 
 pub mod admission;
 pub mod rank;
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use crate::node_state::NodePressure;
 use limpet_model::node::Pressure;
 
-/// The pauses between two looks: kubelet's own period, and the longest.
+/// The shortest and the longest interval between two measurements; the former is kubelet's period.
 pub const CHECK_INTERVALS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
-/// How much faster it may go once the kernel has reported that much is used.
+/// How many times faster a resource may be used up once the kernel has reported heavy use.
 const BUSY_SPEEDUP: u64 = 20;
-/// The shortest pause then: as often as the kernel reports it.
+/// The shortest interval then: the kernel's own interval of reports.
 const MIN_BUSY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What is measured, in the order in which kubelet reclaims: memory first.
@@ -88,7 +88,7 @@ impl Signal {
         }
     }
 
-    /// How much of it may go in a second: what lies above a threshold lasts for so long.
+    /// How much of it may be used up in a second, which gives the time until a threshold is met.
     fn speed(self) -> u64 {
         match self {
             Self::MemoryAvailable | Self::AllocatableMemoryAvailable => 100 << 20,
@@ -210,19 +210,20 @@ impl EvictionPolicy {
         if threshold.is_hard() { 1 } else { self.max_pod_grace.as_secs().min(own).max(1) }
     }
 
-    /// Whether more is to be reclaimed: some threshold is met, or has not what it asks for above it (`evictionMinimumReclaim`).
+    /// Whether more must be reclaimed: a threshold is met, or its `evictionMinimumReclaim` is not reached.
     pub fn needs_more(&self, seen: &Observations) -> bool {
         self.thresholds.iter().any(|one| seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, true)))
     }
 
-    /// The signals of the thresholds that are met, whatever they ask to be reclaimed.
+    /// The signals of the thresholds that are met, with or without their minimum reclaim.
     pub fn met(&self, seen: &Observations) -> impl Iterator<Item = Signal> {
         let is_met = |one: &&Threshold| seen.get(&one.signal).is_some_and(|seen| one.is_met(seen, false));
         self.thresholds.iter().filter(is_met).map(|one| one.signal)
     }
 
     /// When to look again although nothing happens: before what is left above a threshold can be used up, within
-    /// [`CHECK_INTERVALS`]. Nothing in the kernel reports that memory falls below a threshold, so memory is no exception.
+    /// [`CHECK_INTERVALS`]. Nothing in the kernel reports that memory falls below a threshold, so memory is measured at
+    /// intervals as well.
     pub fn pause(&self, seen: &Observations) -> Duration {
         self.lasts(seen, 1, |_| true).clamp(CHECK_INTERVALS.0, CHECK_INTERVALS.1)
     }
@@ -233,7 +234,7 @@ impl EvictionPolicy {
         self.lasts(seen, BUSY_SPEEDUP, is_of_it).clamp(MIN_BUSY_INTERVAL, CHECK_INTERVALS.1)
     }
 
-    /// The bytes of memory that are left above the first threshold; `None`: there is no such threshold.
+    /// The bytes of memory that are left above the first threshold; `None`: no threshold is configured.
     pub fn memory_left(&self, seen: &Observations) -> Option<u64> {
         let of_memory = self.thresholds.iter().filter(|threshold| threshold.signal.pressure() == Pressure::Memory);
         of_memory.filter_map(|threshold| threshold.left(seen)).min()
@@ -277,7 +278,7 @@ pub struct Assessment {
 pub struct ThresholdTracker {
     /// By the threshold's place in the policy.
     met_since: BTreeMap<usize, Instant>,
-    /// Those whose grace period was over at the last look.
+    /// Those whose grace period had passed at the last measurement.
     acted_on: Vec<usize>,
     last_met: BTreeMap<Pressure, Instant>,
 }

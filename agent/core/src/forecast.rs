@@ -54,9 +54,9 @@ pub enum Effect {
 /// The forecast for one pod.
 #[derive(Debug, Clone)]
 pub struct PodForecast {
-    /// The version that runs; `None`: there is none.
+    /// The running version; `None`: none runs.
     pub old: Option<Arc<PodRecord>>,
-    /// The version that would run; `None`: there is none.
+    /// The version that would run; `None`: none would.
     pub new: Option<Arc<PodRecord>>,
     /// The fields that differ.
     pub edits: Vec<Edit>,
@@ -121,7 +121,7 @@ fn one_pod(
         (None, None) if remarks.is_empty() => return None,
         (None, None) => (Effect::Loses, Vec::new()),
     };
-    // A renamed file, or a container that would restart anyway, is no change.
+    // A renamed file, or a container that would restart anyway, is not a change.
     let unchanged = matches!(effect, Effect::InPlace(_)) && edits.is_empty() && remarks.is_empty();
     let already_terminating =
         matches!(effect, Effect::Stops { .. }) && observed.is_some_and(|pod| pod.terminating_since.is_some());

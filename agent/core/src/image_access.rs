@@ -42,7 +42,7 @@ impl VerificationPolicy {
         }
     }
 
-    /// Whether a pod's right to `image` is to be verified. `pulled`: by the agent.
+    /// Whether a pod's right to `image` is verified. `pulled`: by the agent.
     fn verifies(&self, image: &str, pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,
@@ -155,8 +155,8 @@ pub enum ImageAccess {
     Holders(Vec<PullCredential>),
 }
 
-/// Who may use `image`, as a Pod names it. `record`: what is remembered of its content; `intended`: a pull was begun of which it
-/// is not known how it ended.
+/// Who may use `image`, as a Pod names it. `record`: what is remembered of its content; `intended`: a pull was begun of
+/// which it is not known how it ended.
 pub fn access(policy: &VerificationPolicy, image: &str, record: Option<&PulledImage>, intended: bool) -> ImageAccess {
     if !policy.verifies(image, record.is_some() || intended) || record.is_some_and(PulledImage::is_for_all) {
         return ImageAccess::All;

@@ -23,9 +23,9 @@ pub struct ImageGcPolicy {
     pub high_percent: u8,
     /// `imageGCLowThresholdPercent`: how far down.
     pub low_percent: u8,
-    /// `imageMinimumGCAge`: no image goes that is here for less.
+    /// `imageMinimumGCAge`: younger images are not removed.
     pub min_age: Duration,
-    /// `imageMaximumGCAge`: an image that was not used for longer goes, whatever the disk; `None`: none does.
+    /// `imageMaximumGCAge`: an image that was not used for longer is removed, however full the disk is; `None`: none is.
     pub max_age: Option<Duration>,
 }
 
@@ -36,7 +36,7 @@ impl Default for ImageGcPolicy {
 }
 
 impl ImageGcPolicy {
-    /// Whether no image ever goes.
+    /// Whether images are never removed.
     pub fn is_off(&self) -> bool {
         self.high_percent >= 100 && self.max_age.is_none()
     }
@@ -51,7 +51,7 @@ impl ImageGcPolicy {
     }
 }
 
-/// The space of the file system that images lie on.
+/// The space of the file system with the images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskSpace {
     /// All bytes.
@@ -89,7 +89,7 @@ pub struct Image {
     pub names: Vec<String>,
     /// A known pod or a container needs it.
     pub needed: bool,
-    /// Nobody may remove it.
+    /// It is protected from removal.
     pub pinned: bool,
     /// When it was last used; now, while it is needed.
     pub last_used: Timestamp,
@@ -161,12 +161,12 @@ struct Entry {
 #[derive(Debug, Clone, Copy)]
 struct Unused {
     at: Timestamp,
-    /// The moment from which it counts by the monotonic clock, and what had passed by then.
+    /// The start of the time on the monotonic clock, and the time that had passed before.
     counted_from: Instant,
     before: Duration,
 }
 
-/// A look at the store: every image, and those whose last use has to be written down now.
+/// The use of the images in the store, and those whose last use must be recorded now.
 #[derive(Debug)]
 pub struct ImageUsage {
     /// Every image that was found.

@@ -25,7 +25,7 @@ use limpet_model::source::SourceKind;
 /// One difference between two desired states. Holds the records by `Arc`; nothing is copied.
 #[derive(Debug, Clone)]
 pub enum PodChange {
-    /// The pod is no longer desired, or not as this incarnation.
+    /// The pod is no longer desired, or only as another incarnation.
     Removed(Arc<PodRecord>),
     /// A pod that was not desired before.
     Added(Arc<PodRecord>),
@@ -33,17 +33,17 @@ pub enum PodChange {
     Updated {
         /// As it was.
         old: Arc<PodRecord>,
-        /// As it is to be.
+        /// The desired version.
         new: Arc<PodRecord>,
     },
     /// Its source requests its graceful deletion (`deletionTimestamp`), or changed that request.
     Deleting {
         /// As it was.
         old: Arc<PodRecord>,
-        /// As it is to be deleted.
+        /// The version that is deleted.
         new: Arc<PodRecord>,
     },
-    /// Only the status its source knows has changed.
+    /// Only the status at its source has changed.
     Reconciled {
         /// As it was.
         old: Arc<PodRecord>,

@@ -1,7 +1,7 @@
 //! Mirror pods: what the apiserver is to show of the pods that other sources define, and the next step towards it. Pure.
 //!
 //! Level triggered: [`step`] compares what is wanted with what the apiserver has and with what it has acknowledged. So
-//! nothing is queued while there is no connection, and one comparison later says all there is to say. A step never
+//! nothing is queued without a connection, and one comparison later finds all differences. A step never
 //! concerns the pod itself.
 
 use std::collections::BTreeMap;
@@ -24,12 +24,12 @@ pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
 /// The fingerprint of the manifest: an edit in place keeps the UID, and changes the mirror.
 const MANIFEST_ANNOTATION: &str = "limpet.dev/manifest-fingerprint";
-/// Conditions that a pod has at times: what is not there any more is to be removed by name.
+/// Conditions that a pod has at times: those that are gone must be removed by name.
 const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "DisruptionTarget"];
 /// Those of them that only the node sets. Others set `DisruptionTarget` on the apiserver's own pods.
 const RESIZE_CONDITIONS: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 
-/// What is to be shown.
+/// The pod that its mirror shows.
 #[derive(Debug, Clone)]
 pub struct DesiredMirror {
     /// The version of the pod that its worker has, or else the desired one.
@@ -64,7 +64,7 @@ impl DesiredMirror {
             (MANIFEST_ANNOTATION, self.record.fingerprint.to_string()),
         ];
         annotations.extend(own.map(|(name, value)| (name.to_owned(), value)));
-        // A manifest may bring one of its own.
+        // A manifest may have its own.
         annotations.remove(SEEN_ANNOTATION);
         (metadata.labels.clone().unwrap_or_default(), annotations)
     }
@@ -97,7 +97,7 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// A Pod of the apiserver's, with its key; `None` when it is no mirror.
+    /// A Pod of the apiserver, with its key; `None` when it is not a mirror.
     pub fn read(pod: &Value) -> Option<(PodKey, Self)> {
         let metadata = &pod["metadata"];
         let texts = |field: &str| -> BTreeMap<String, String> {
@@ -171,14 +171,14 @@ pub struct Acknowledged {
     pub admitted: Option<Mirror>,
     /// The status that was reported last.
     pub status: Option<Reported>,
-    /// The UID of the mirror that was deleted last: what a watch still says of it is old.
+    /// The UID of the mirror that was deleted last: later events of a watch about it are outdated.
     pub deleted: Option<String>,
 }
 
 /// The next thing to do about one pod's mirror.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// There is none: make it.
+    /// It does not exist: create it.
     Create,
     /// It is not what it should be: delete it at once, this very one, and make another.
     Replace {
@@ -187,7 +187,7 @@ pub enum Step {
         /// Why, for people.
         why: &'static str,
     },
-    /// Its pod is no more: delete it at once.
+    /// Its pod is gone: delete it at once.
     Delete {
         /// Its UID.
         uid: String,
@@ -205,7 +205,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// What is to be done about the status of the Pod of that UID.
+    /// The step for the status of the Pod with that UID.
     pub fn for_status(comparison: StatusComparison, uid: String) -> Option<Self> {
         match comparison {
             StatusComparison::Newest => None,
@@ -215,17 +215,17 @@ impl Step {
     }
 }
 
-/// The next step for one pod, if there is one. `found`: the mirror of its key. `heard`: every source has read its place, so
-/// that a pod that none of them names is no more.
+/// The next step for one pod, if there is one. `found`: the mirror of its key. `all_sources_read`: every source has
+/// been read, so that a pod that is in none of them is gone.
 pub fn step(
     wanted: Option<&DesiredMirror>,
     found: Option<&Mirror>,
     known: &Acknowledged,
     owner: &Owner,
-    heard: bool,
+    all_sources_read: bool,
 ) -> Option<Step> {
     let Some(wanted) = wanted else {
-        return found.filter(|_| heard).map(|mirror| Step::Delete { uid: mirror.uid.clone() });
+        return found.filter(|_| all_sources_read).map(|mirror| Step::Delete { uid: mirror.uid.clone() });
     };
     let Some(mirror) = found else {
         return (!wanted.is_ending() && !owner.deleting).then_some(Step::Create);
@@ -268,7 +268,7 @@ pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Va
         SourceKind::Api => &RESIZE_CONDITIONS,
         _ => &PASSING_CONDITIONS,
     };
-    // A pod of a manifest has no generation: its mirror says nothing of one, as under kubelet.
+    // A pod of a manifest has no generation, so its mirror has no observed one, as with kubelet.
     let generation = generation.filter(|_| pod.record.source == SourceKind::Api);
     let mut shown = pod.status_with_resources();
     if let Some(ephemeral) = shown.ephemeral_container_statuses.take() {
@@ -310,7 +310,7 @@ fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Valu
     patch.insert("resources".to_owned(), json!(resources));
     let allocated = status.resources.as_ref().map(|_| amounts(&status.allocated_resources));
     patch.insert("allocatedResources".to_owned(), json!(allocated));
-    // These two are merged by address, unless the patch says otherwise.
+    // These two are merged by address, unless the patch contains a directive.
     let replaced = |list: Value| {
         let all = list.as_array().cloned().unwrap_or_default();
         Value::from_iter(std::iter::once(json!({ "$patch": "replace" })).chain(all))
@@ -341,7 +341,7 @@ fn status(status: &PodStatus, generation: Option<i64>, passing: &[&str]) -> Valu
     Value::Object(patch)
 }
 
-/// The pause after the `failures`th refusal in a row by the server's rules: only somebody's change of them helps, or of the
+/// The pause after the `failures`th refusal in a row by the server's rules: only a change of them helps, or of the
 /// manifest, which ends the pause.
 pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
     const INITIAL_PAUSE: Duration = Duration::from_secs(5);
@@ -350,8 +350,8 @@ pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
     doubled * (900 + u32::try_from(dice % 201).unwrap_or(100)) / 1_000
 }
 
-/// The pause before a namespace that has been missing for so long is asked for again: short at first, when it is about to be
-/// made, and longer as it turns out to be a mistake. For ten minutes within 2 s, after an hour every 10.
+/// The pause before a missing namespace is looked up again: short at first, when it is probably about to be created, and
+/// longer the longer it is missing. For ten minutes within 2 s, after an hour every 10.
 pub fn namespace_pause(missing_for: Duration, dice: u64) -> Duration {
     const MIN_PAUSE: Duration = Duration::from_millis(1_600);
     const MAX_PAUSE: Duration = Duration::from_secs(10);

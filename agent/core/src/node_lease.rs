@@ -25,7 +25,7 @@ pub fn lease(name: &str, node_uid: &str, duration: Duration, now: Timestamp) -> 
     lease
 }
 
-/// The merge patch that renews it. `version`: the one that it is to have; 0: any. `tracked`: whether the apiserver keeps a list of
+/// The merge patch that renews it. `version`: the required one; 0: any. `tracked`: whether the apiserver keeps a list of
 /// who set which field. It is longer than the rest and comes back with every answer; an emptied one stays empty.
 pub fn renewal(name: &str, duration: Duration, now: Timestamp, version: u64, tracked: bool) -> Value {
     // A MicroTime has exactly six digits.

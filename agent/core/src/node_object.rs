@@ -1,4 +1,4 @@
-//! The Node object and its lease: what they are to hold, and when they are to be sent. Pure: time is an argument.
+//! The Node object: its contents, and when its status is sent. Pure: time is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,10 +20,10 @@ mod seen;
 pub use self::runtime_absence::RuntimeAbsence;
 pub use self::seen::SeenNode;
 
-/// The node speaks WebSocket for `exec`: to one that does not declare it an apiserver speaks SPDY.
+/// The node supports WebSocket for `exec`: with a node that does not declare it, an apiserver uses SPDY.
 const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";
 
-/// What else an apiserver 1.37 asks of a node before it lets a pod on it be changed so, or binds the pod.
+/// Features that an apiserver 1.37 requires of a node before it lets a pod on it be changed so, or binds the pod.
 const FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
@@ -87,7 +87,7 @@ pub struct NodeDescription {
     pub user_namespaces: BTreeSet<String>,
     /// Its swap space, in bytes.
     pub swap: u64,
-    /// `nodeInfo` without what `node_info` knows itself: `machineID`, `kernelVersion`, …
+    /// `nodeInfo` without the fields that `node_info` sets: `machineID`, `kernelVersion`, …
     pub info: BTreeMap<&'static str, String>,
 }
 
@@ -133,7 +133,7 @@ fn own_labels(name: &str, architecture: &str, given: &BTreeMap<String, String>) 
     labels
 }
 
-/// The labels of a node whose Node object nobody has seen: those it is registered with, and those of every node.
+/// The labels of a node without a known Node object: those it is registered with, and those of every node.
 pub fn initial_labels(name: &str, architecture: &str, given: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let own = own_labels(name, architecture, given).into_iter().map(|(label, value)| (label.to_owned(), value));
     given.clone().into_iter().chain(own).collect()
@@ -374,13 +374,13 @@ pub struct SentReport {
 pub struct Frequencies {
     /// `nodeStatusReportFrequency`: an unchanged one.
     pub report: Duration,
-    /// `nodeStatusUpdateFrequency`: one that somebody else has changed. Two agents with one name would otherwise answer one
+    /// `nodeStatusUpdateFrequency`: after a change by another client. Two agents with one name would otherwise answer one
     /// another without a pause.
     pub correction: Duration,
 }
 
 /// When the status is to be sent: at once (`None`) when it says something new or the Node is another one, soon when
-/// somebody else has changed it, as a cluster does that has lost the node's lease or that was restored.
+/// another client has changed it, as a cluster does that has lost the node's lease or that was restored.
 pub fn report_due(
     node: &NodeDescription,
     sent: Option<&SentReport>,

@@ -21,7 +21,7 @@ pub struct NodeState {
     pub pressure: NodePressure,
 }
 
-/// The conditions of the node that say what it is short of. Not known before the first measurement.
+/// The conditions of the node that show which resources are low. Not known before the first measurement.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NodePressure {
     known: bool,

@@ -61,7 +61,7 @@ pub enum Outcome {
     StorageMeasured {
         /// The pod takes more than it may.
         excess: Option<PodVerdict>,
-        /// When it is to be measured again.
+        /// The time until the next measurement.
         again: Duration,
     },
     /// Of [`Action::UpdateCgroup`].
@@ -122,7 +122,7 @@ pub enum Outcome {
         index: usize,
         /// The instance whose hook it was; `None`: there was none.
         id: Option<ContainerId>,
-        /// Whether it has succeeded. A transient failure says nothing of the hook: it is run again.
+        /// Whether it has succeeded. After a transient failure the hook is run again.
         result: Result<(), Failure>,
     },
     /// Of [`Action::Stop`].
@@ -292,7 +292,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         Outcome::Discarded { index, id, gone } => discarded(&mut pod.containers[index], id, gone),
         Outcome::OrphanRemoved { index, result } => orphan_removed(&mut pod.containers[index], result, now.mono),
         Outcome::Ended { id, exit } => {
-            // It may be recorded twice at once, and the other recording goes on.
+            // It may be recorded twice at once, and the other recording continues.
             if let Some(done) = pod.exits_being_recorded.iter().position(|recorded| *recorded == id) {
                 pod.exits_being_recorded.swap_remove(done);
             }

@@ -57,7 +57,7 @@ pub enum Action {
     MeasureStorage,
     /// Set the limits of the pod's cgroup.
     UpdateCgroup(CgroupLimits),
-    /// Find the image, or pull it, as the pull policy says.
+    /// Find the image, or pull it, by the pull policy.
     EnsureImage(usize),
     /// Give the running instance the resources of the pod's present version.
     Resize(usize),
@@ -69,7 +69,7 @@ pub enum Action {
     Stop(usize, Stopping, KillCause),
     /// Run a probe of the running instance; it is due again at that time.
     Probe(usize, ProbeKind, Instant),
-    /// Record what the probes of the running instance have come to.
+    /// Record the results of the running instance's probes.
     RecordProbes(usize, ProbeRecord),
     /// Record the newest instance's exit, then delete its task and snapshot.
     Reap(usize),
@@ -137,7 +137,7 @@ pub fn verdict(pod: &PodState, node: NodeState, now: Instant) -> Option<PodVerdi
     (counts && pod.deadline().is_some_and(|deadline| deadline <= now)).then(PodVerdict::deadline_exceeded)
 }
 
-/// Whether everything of the pod that runs is to be stopped now: it is terminated, has finished, or the node has ended it.
+/// Whether all running containers of the pod must stop now: it is terminated, has finished, or the node has ended it.
 pub fn stops_all(pod: &PodState, node: NodeState) -> bool {
     node.runtime_ready && (pod.ending.is_some() || pod.is_failed() || is_finished(pod))
 }
@@ -200,7 +200,7 @@ fn is_of_present_run(pod: &PodState, slot: &ContainerSlot) -> bool {
     in_sandbox && !restart_all::is_superseded(pod, slot)
 }
 
-/// Whether initialisation is complete in the present sandbox. In a new one it begins anew.
+/// Whether initialisation is complete in the present sandbox. In a new one it starts over.
 pub fn is_initialized(pod: &PodState) -> bool {
     mains_began(pod) || pod.containers.iter().all(|slot| !holds_back_next(pod, slot))
 }
@@ -303,7 +303,7 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
     wanted(pod).into_iter().filter(|index| pod.containers[*index].is_outdated()).collect()
 }
 
-/// Plans the sandbox when there is none and nothing prevents it.
+/// Plans a sandbox when the pod has none and nothing prevents it.
 fn prepare(plan: &mut Plan, pod: &PodState, node: NodeState, now: Instant) {
     if !matches!(pod.sandbox, SandboxState::Absent { .. }) {
         return;

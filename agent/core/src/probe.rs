@@ -1,8 +1,8 @@
-//! The probes of one running container: when each is due, and what its results have come to.
+//! The probes of one running container: when each is due, and the outcome of its results.
 //!
-//! kubelet's rules (docs/kubelet.md). Results of a new instance begin anew. A result counts once it came as often in a
-//! row as its threshold asks; an error of the probe itself is no result. Due times are put on a grid, so that the timers of
-//! many probes fire together: [`ProbeGrid`].
+//! kubelet's rules (docs/kubelet.md). A new instance starts without results. A result counts once it occurred as often
+//! in a row as its threshold requires; an error of the probe itself is not a result. Due times are put on a grid, so
+//! that the timers of many probes fire together: [`ProbeGrid`].
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use limpet_model::probe::{ProbeKind, ProbeRecord};
 
 /// The steps that due times are rounded up to, in milliseconds.
 const TIME_STEPS: [u64; 9] = [60_000, 30_000, 10_000, 5_000, 2_000, 1_000, 500, 200, 100];
-/// How long after a failure the results are recorded again.
+/// The delay after a failure before the results are recorded again.
 const RECORD_RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The moments at which probes run: whole steps since `origin`, one for all pods.
@@ -40,7 +40,7 @@ impl ProbeGrid {
     }
 }
 
-/// What the results of a probe have come to.
+/// The outcome of a probe's results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     /// Nothing yet.
@@ -56,7 +56,7 @@ enum RecordState {
     As(ProbeRecord),
     /// This, as soon as that is done.
     Writing(ProbeRecord),
-    /// Nobody knows: the last writing failed, and is repeated at this time.
+    /// Unknown: the last write failed, and is repeated at this time.
     Unknown(Instant),
 }
 
@@ -218,7 +218,7 @@ impl Probes {
         }
     }
 
-    /// What is to be recorded, and not before which time; `None`: it is recorded, or being recorded.
+    /// The record to write, and not before which time; `None`: it is written, or being written.
     pub fn unrecorded(&self) -> Option<(ProbeRecord, Option<Instant>)> {
         let succeeds = |probe: &Option<Probe>| probe.as_ref().is_some_and(|probe| probe.verdict == Verdict::Success);
         let record = ProbeRecord {

@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_running_pod_is_terminated_only_after_its_own_source_has_reported() {
         let key = PodKey::new("default", "web");
-        // Its source, the ready sources, the source that wants the key: provisional at first, still provisional afterwards?
+        // Its source, the ready sources, the source that claims the key: provisional at first, still provisional afterwards?
         type Case<'a> = (SourceKind, &'a [SourceKind], Option<SourceKind>, bool, bool);
         let cases: &[Case<'_>] = &[
             (File, &[], None, true, true),

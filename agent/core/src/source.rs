@@ -100,17 +100,17 @@ pub struct Decoder {
     read: Read,
     /// Reads a canonical manifest that was accepted before.
     pub restore: Restore,
-    /// What the pods of each source may ask for.
+    /// The security level of each source's pods.
     pub security: SecurityLevels,
 }
 
 impl Decoder {
-    /// Pods may ask for everything.
+    /// Pods are not restricted.
     pub const fn new(read: Read, restore: Restore) -> Self {
         Self { read, restore, security: SecurityLevels::PRIVILEGED }
     }
 
-    /// The same for pods that may ask for that.
+    /// The same with these security levels.
     pub fn with_security(self, security: SecurityLevels) -> Self {
         Self { security, ..self }
     }

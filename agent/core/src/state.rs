@@ -47,11 +47,11 @@ pub const FAILED_UNMOUNT: &str = "FailedUnMount";
 /// kubelet's reason when a container's configuration is not available.
 pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
-/// The longest back-off before a sandbox is tried again: the network may be configured at any moment while a box boots.
+/// The longest back-off before a sandbox is tried again: the network may be configured at any moment during boot.
 pub const MAX_SANDBOX_BACKOFF: Duration = Duration::from_secs(15);
-/// How often drivers publish volumes again that want to: the shortest time between two syncs of a pod by kubelet.
+/// The interval at which drivers with `requiresRepublish` publish volumes again: kubelet's shortest time between two syncs.
 pub const REPUBLISH_INTERVAL: Duration = Duration::from_secs(60);
-/// The back-off once the node's network has changed.
+/// The longest back-off once the node's network has changed.
 pub const MAX_BACKOFF_AFTER_NETWORK_CHANGE: Duration = Duration::from_secs(1);
 
 /// One time on both clocks: monotonic for delays, wall for what people read.
@@ -75,7 +75,7 @@ pub struct PodSandbox {
 /// The state of the pod's sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SandboxState {
-    /// There is none. `dirty`: an earlier one may have left orphans (an address, a pin).
+    /// It does not exist. `dirty`: an earlier one may have left orphans (an address, a pin).
     Absent {
         /// Orphans may have to be removed.
         dirty: bool,
@@ -155,7 +155,7 @@ pub struct PodState {
     pub sandbox: SandboxState,
     /// The addresses of its last sandbox, primary first.
     pub last_addresses: Vec<IpAddr>,
-    /// Why there is no sandbox.
+    /// Why the sandbox is missing.
     pub retry: Option<RetryState>,
     /// The node's network changed while the sandbox was being prepared.
     pub network_changed: bool,
@@ -240,15 +240,15 @@ impl PodState {
         self.verdict.as_ref().is_some_and(PodVerdict::is_final)
     }
 
-    /// Whether the node has ended it for a time: because it was short of something, or one of its own for a critical one.
+    /// Whether the node has ended it for a time: because a resource was low, or to make room for a critical pod.
     pub fn is_under_eviction(&self) -> bool {
         let is_own = self.record.source != SourceKind::Api;
         let until = |verdict: &PodVerdict| verdict.eviction.is_some() || is_own && verdict.is_preemption();
         self.exceeded_limit() || self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && until(verdict))
     }
 
-    /// Whether it has exceeded a limit of its own and is to run again: not one of the apiserver's, whose controller makes another,
-    /// nor one that is never restarted.
+    /// Whether it has exceeded a limit of its own and is to run again: not one of the apiserver's, whose controller
+    /// makes another, nor one that is never restarted.
     pub fn exceeded_limit(&self) -> bool {
         let is_restarted = self.record.spec().restart_policy.as_deref() != Some("Never");
         let exceeded = self.verdict.as_ref().is_some_and(PodVerdict::is_limit_eviction);
@@ -351,8 +351,8 @@ impl PodState {
         }
     }
 
-    /// A driver of volumes has registered, or gone: what failed for the want of one is tried again at once, what is under way as
-    /// well, should it fail.
+    /// A driver of volumes has registered, or gone: what failed because it was missing is tried again at once, what is
+    /// under way as well, should it fail.
     pub fn take_driver_change(&mut self) {
         self.drivers_changed = true;
         self.retry.take_if(|retry| matches!(retry.reason, FAILED_MOUNT | FAILED_UNMOUNT));

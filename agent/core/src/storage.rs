@@ -1,5 +1,5 @@
 //! The disk space that a pod may take: `emptyDir.sizeLimit` on disk, and limits of `ephemeral-storage`. A pod that takes more
-//! is evicted, as by kubelet. Pure: somebody measures, this module judges.
+//! is evicted, as by kubelet. Pure: measurements are arguments.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -41,7 +41,7 @@ fn disk_volumes(spec: &PodSpec) -> impl Iterator<Item = (&Volume, Option<&Quanti
     spec.volumes.iter().flatten().filter(on_disk).map(|volume| (volume, size_limit(volume)))
 }
 
-/// A limit of zero is none.
+/// A limit of zero means no limit.
 fn size_limit(volume: &Volume) -> Option<&Quantity> {
     volume.empty_dir.as_ref()?.size_limit.as_ref().filter(|limit| amount(limit) > 0)
 }
@@ -64,8 +64,8 @@ pub fn measured(spec: &PodSpec) -> Option<(Vec<&str>, bool)> {
     (all || !volumes.is_empty()).then_some((volumes, all))
 }
 
-/// The verdict on a pod that takes more than it may: kubelet's checks in kubelet's order, in its words. As kubelet's, a critical
-/// pod runs on.
+/// The verdict on a pod that takes more than it may: kubelet's checks in kubelet's order, in its words. As kubelet's, a
+/// critical pod runs on.
 pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
     let spec = record.spec();
     if is_critical(record) {

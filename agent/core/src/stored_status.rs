@@ -1,6 +1,6 @@
-//! What the apiserver has of the status that the node reports, so that what somebody else writes over it is found and corrected.
-//! kube-controller-manager sets `Ready` to false in every pod of a node that it takes for lost; only the node sets it to true again
-//! (kubelet's `needsReconcile`). Pure.
+//! The apiserver's copy of the status that the node reports, so that changes by other clients are found and corrected.
+//! kube-controller-manager sets `Ready` to false in every pod of a node that it considers lost; only the node sets it
+//! to true again (kubelet's `needsReconcile`). Pure.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl StoredStatus {
         Self { version: version(pod), digest: digest(&pod["status"]) }
     }
 
-    /// Of a patch that is to be sent.
+    /// From a patch before it is sent.
     pub fn of_patch(patch: &Value) -> Self {
         Self { version: None, digest: digest(&patch["status"]) }
     }
@@ -46,7 +46,7 @@ impl StoredStatus {
     }
 }
 
-/// A status that the apiserver has taken.
+/// A status that the apiserver has accepted.
 #[derive(Debug, Clone)]
 pub struct Reported {
     /// The UID of the apiserver's Pod.
@@ -64,7 +64,7 @@ pub enum StatusComparison {
     Newest,
     /// The node has a newer one.
     Outdated,
-    /// Somebody else has changed it since.
+    /// Another client has changed it since.
     Overwritten,
 }
 
@@ -144,7 +144,7 @@ mod tests {
     /// As the apiserver has it in that version.
     fn stored(version: &str, edit: impl FnOnce(&mut Value)) -> StoredStatus {
         let mut status = status();
-        // Without the fractions of seconds and what is empty, and with what others say.
+        // Without fractions of seconds and empty fields, and with the fields of other clients.
         status["startTime"] = json!("2026-01-01T00:00:00Z");
         status["containerStatuses"][0]["state"] = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
         status["reason"].take();

@@ -1,8 +1,9 @@
-//! The node's part of the expansion of a volume: when its driver is to be called, and what is reported of it in the claim's status.
+//! The node's part of the expansion of a volume: when its driver is called, and what the claim's status reports.
 //! Pure; kubelet's rules and patches.
 //!
-//! A cluster's resizer expands the volume and writes `NodeResizePending` into the claim's `allocatedResourceStatuses`, beside the
-//! condition `FileSystemResizePending`. The node has the driver expand what it has mounted, and writes the new capacity.
+//! A cluster's resizer expands the volume and writes `NodeResizePending` into the claim's `allocatedResourceStatuses`,
+//! beside the condition `FileSystemResizePending`. The node has the driver expand what it has mounted, and writes the
+//! new capacity.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -38,7 +39,7 @@ pub enum Expansion {
     IfLarger,
 }
 
-/// What is to be done for a volume of which the node knows that it had the capacity `known`, in bytes.
+/// The step for a volume whose last known capacity on the node was `known`, in bytes.
 pub fn expansion(claim: &PersistentVolumeClaim, known: Option<i64>) -> Expansion {
     let status = claim.status.as_ref();
     let allocated = status.and_then(|status| status.allocated_resource_statuses.as_ref()?.get(STORAGE));
@@ -87,7 +88,7 @@ pub fn finished(claim: &PersistentVolumeClaim, size: &Quantity) -> Value {
     patch(claim, change)
 }
 
-/// The strategic merge patch of the status after a call that has failed. `infeasible`: it is not to be made again, and the resizer
+/// The strategic merge patch of the status after a failed call. `infeasible`: it is not repeated, and the resizer
 /// may take the request back.
 pub fn failed(message: &str, infeasible: bool, now: Timestamp) -> Value {
     let condition = json!({

@@ -40,7 +40,7 @@ pub fn is_enabled() -> bool {
 /// Whether the profile `name` is loaded.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn is_loaded(name: &str) -> Result<bool, AppArmorError> {
     Ok(loaded()?.iter().any(|loaded| loaded == name))
 }
@@ -48,7 +48,7 @@ pub fn is_loaded(name: &str) -> Result<bool, AppArmorError> {
 /// The loaded profiles, as `localhostProfile` names them.
 ///
 /// # Errors
-/// The kernel does not say.
+/// The kernel does not report it.
 pub fn loaded() -> Result<Vec<String>, AppArmorError> {
     let profiles = std::fs::read_to_string(PROFILES).map_err(AppArmorError::Profiles)?;
     Ok(names(&profiles).map(str::to_owned).collect())
@@ -82,7 +82,7 @@ fn load(parser: &Path, profile: &str) -> Result<(), AppArmorError> {
     command.args(["--replace", "--skip-cache"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(failed)?;
     if let Some(mut input) = child.stdin.take() {
-        // A parser that ends early says why.
+        // A parser that ends early reports the cause.
         let _ = input.write_all(profile.as_bytes());
     }
     let output = child.wait_with_output().map_err(failed)?;

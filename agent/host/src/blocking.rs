@@ -41,7 +41,7 @@ pub struct NoAnswer {
     pub waited: Duration,
 }
 
-/// How far a call has come. It is for the call itself, which reports what it accesses.
+/// The progress of a call, which reports here what it accesses.
 #[derive(Debug)]
 pub struct Progress(Mutex<State>);
 
@@ -95,7 +95,7 @@ impl Progress {
     }
 }
 
-/// What calls run one at a time on; it exists while one runs or waits.
+/// The object of calls that run one at a time; it exists while one runs or waits.
 #[derive(Debug)]
 struct Subject {
     path: PathBuf,
@@ -193,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// A FIFO: whoever reads it waits for a writer.
+    /// A FIFO: a reader waits for a writer.
     fn fifo(directory: &Path) -> PathBuf {
         let path = directory.join("fifo");
         let kind = rustix::fs::FileType::Fifo;

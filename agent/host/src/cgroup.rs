@@ -2,7 +2,7 @@
 //! each pod; the OCI runtime creates those of containers.
 //!
 //! Both versions and both drivers: with `cgroupfs` this module creates directories, in every v1 hierarchy or in the v2
-//! one; with `systemd` it asks systemd for slices, and reads them as directories all the same.
+//! one; with `systemd` it has systemd create slices, and reads them as directories all the same.
 
 mod all_pods;
 mod error;
@@ -172,7 +172,7 @@ impl Cgroups {
             QosClass::Guaranteed => GroupLimits::default(),
         };
         let requested = requests(spec);
-        // As in kubelet, a pod has none of what it does not ask for.
+        // As in kubelet, a pod has no huge pages of sizes that it does not request.
         let huge_pages = self.shared.huge_page_sizes.iter().map(|size| {
             let bytes = requested.get(size).map_or(0, |amount| u64::try_from(amount.units()).unwrap_or(0));
             (*size, bytes)
@@ -188,7 +188,7 @@ impl Cgroups {
         self.shared.layout.container_path(qos_class(pod.spec()), &pod.uid, container_id)
     }
 
-    /// Puts the init of the pod's shared PID namespace into a cgroup of its own in the pod's, which exists.
+    /// Puts the init of the pod's shared PID namespace into its own cgroup within the pod's, which exists.
     ///
     /// # Errors
     /// When the cgroup cannot be made, or the process has ended.
@@ -322,7 +322,7 @@ impl Cgroups {
         .await
     }
 
-    /// Limits the huge pages of slices, by their files: systemd neither knows the controller nor passes it on to children.
+    /// Limits the huge pages of slices, by their files: systemd neither supports the controller nor enables it for children.
     async fn limit_huge_pages(&self, groups: Vec<(GroupName, GroupLimits)>) -> Result<(), CgroupError> {
         let shared = self.shared.clone();
         let v2 = self.is_v2();

@@ -24,13 +24,13 @@ pub struct DirectoryIdentity {
 }
 
 impl DirectoryIdentity {
-    /// Where `path` leads to. `None`: to no directory, or the kernel has no numbers of mounts (Linux before 5.8). Blocks as long
-    /// as a file system does.
+    /// Where `path` leads to. `None`: to no directory, or the kernel has no numbers of mounts (Linux before 5.8).
+    /// Blocks as long as a file system does.
     pub fn of(path: &Path) -> Option<Self> {
         Self::resolved(path, ResolveFlags::empty())
     }
 
-    /// The same without waiting for a disk or a server. `None` also if the kernel would have to ask one, or cannot say so
+    /// The same without waiting for a disk or a server. `None` also if the kernel would have to wait, or cannot report that
     /// (Linux before 5.12).
     pub fn of_cached(path: &Path) -> Option<Self> {
         Self::resolved(path, ResolveFlags::CACHED)

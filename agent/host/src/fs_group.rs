@@ -15,8 +15,8 @@ const FILE_MODE: u32 = 0o660;
 /// What directories get: the group may search them too, and what is made in them belongs to it.
 const DIRECTORY_MODE: u32 = 0o2770;
 
-/// Gives `path`, a directory, and all below it to `group`. With `on_root_mismatch` (`fsGroupChangePolicy: OnRootMismatch`) nothing
-/// is done where `path` itself has it already. Blocks.
+/// Gives `path`, a directory, and all below it to `group`. With `on_root_mismatch` (`fsGroupChangePolicy:
+/// OnRootMismatch`) nothing is done where `path` itself has it already. Blocks.
 ///
 /// # Errors
 /// A file cannot be changed, or the tree is deeper than 128 directories.

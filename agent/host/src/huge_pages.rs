@@ -10,7 +10,7 @@ const POOLS: &str = "/sys/kernel/mm/hugepages";
 /// How many sizes are read: an architecture has a handful.
 const MAX_SIZES: usize = 64;
 
-/// How many pages there are of each size that the kernel knows, by the size in bytes; none where it has no huge pages.
+/// The number of pages of each supported size, by the size in bytes; empty where the kernel has no huge pages.
 /// Reads a few small files of the kernel.
 pub fn pools() -> BTreeMap<u64, u64> {
     pools_in(Path::new(POOLS))

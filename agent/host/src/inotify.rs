@@ -61,7 +61,7 @@ impl WatchAdder {
     /// Watches the directory `path` for `mask` in addition to its present mask. Blocks.
     ///
     /// # Errors
-    /// It is no directory, or no watch is left (`ENOSPC`).
+    /// It is not a directory, or no watch is left (`ENOSPC`).
     pub fn add(&self, path: &Path, mask: WatchFlags) -> io::Result<Wd> {
         let mask = mask | WatchFlags::MASK_ADD | WatchFlags::ONLYDIR;
         Ok(Wd(inotify::add_watch(&self.0, path, mask).map_err(with_limit)?))
@@ -98,7 +98,7 @@ impl Queue {
     /// What adds watches to this instance.
     ///
     /// # Errors
-    /// There is no descriptor left.
+    /// No file descriptor is left.
     pub fn adder(&self) -> io::Result<WatchAdder> {
         Ok(WatchAdder(self.fd.get_ref().try_clone()?))
     }
@@ -108,7 +108,7 @@ impl Queue {
         self.paths.insert(wd, path);
     }
 
-    /// Removes a watch; one that the kernel has removed already is no error.
+    /// Removes a watch; one that the kernel has already removed is not an error.
     pub fn remove(&mut self, wd: Wd) {
         self.paths.remove(&wd);
         let _ = inotify::remove_watch(self.fd.get_ref(), wd.0);
@@ -120,7 +120,7 @@ impl Queue {
     }
 
     /// Waits for events and reads all, up to a limit; also returns whether these were all. Cancel safe: nothing is read
-    /// before the wait is over.
+    /// before the wait ends.
     pub async fn drain(&self) -> io::Result<(Vec<Change>, bool)> {
         loop {
             let mut ready = self.fd.readable().await?;

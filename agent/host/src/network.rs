@@ -189,8 +189,8 @@ impl Network {
         self.inner.status.subscribe()
     }
 
-    /// Keeps the status up to date until `stop`, and calls `changed` after each change of the configuration. Where inotify is not available (its
-    /// limits are used up) the directory is only read at every attach.
+    /// Keeps the status up to date until `stop`, and calls `changed` after each change of the configuration. Where
+    /// inotify is not available (its limits are used up) the directory is only read at every attach.
     pub async fn watch(&self, stop: CancellationToken, changed: impl Fn()) {
         tokio::select! {
             () = stop.cancelled() => {}

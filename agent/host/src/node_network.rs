@@ -1,6 +1,6 @@
 //! The node's own network: its addresses and links, and notice of their changes from the kernel.
 //!
-//! Notice comes by rtnetlink's multicast groups; a message only asks for a look, its content decides nothing. The socket
+//! Changes are reported by rtnetlink's multicast groups; a message only triggers a read, and its content is ignored. The socket
 //! belongs to the network namespace of the thread that opens it.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -15,7 +15,7 @@ pub async fn end(name: &'static str, value: &str) {
     sweep(move |progress| kill_all_with(&wanted, progress)).await;
 }
 
-/// Runs `work` on the processes of the host. What the kernel tells of a process may wait for the file system that this
+/// Runs `work` on the processes of the host. Information about a process may wait for the file system that this
 /// process waits for.
 async fn sweep(work: impl FnOnce(&Progress) + Send + 'static) {
     if let Err(error) = blocking::run("/proc".into(), DEADLINE, work).await {

@@ -2,7 +2,7 @@
 //!
 //! inotify watches directories, so a path is followed from directory to directory: each symlink on the way and the
 //! file itself are names within a watched directory, and a missing name is awaited in its nearest existing parent. An
-//! event only asks for a read. Before it is returned, the path is resolved again: it may lead elsewhere now.
+//! event only triggers a read. Before it is returned, the path is resolved again: it may lead elsewhere now.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -34,7 +34,7 @@ pub struct PathWatch {
     complete: bool,
     queue: Queue,
     watched: HashMap<Wd, Names>,
-    /// An event has come since the path was resolved.
+    /// An event has arrived since the path was resolved.
     stale: bool,
 }
 

@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(own.cgroups().unwrap(), process_cgroup::cgroups(std::process::id(), None).unwrap());
         drop(other);
 
-        // A process that connects, hands its connection to a child and exits: the child is not taken for it.
+        // A process connects, passes its connection to a child and exits: the child is not identified as the peer.
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("it.sock")).unwrap();
         let mut connects = Command::new(std::env::current_exe().unwrap());

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 /// How long a pod may take to accept: its queue may be full, or a filter drop what comes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why there is no connection.
+/// Why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PodPortError {
     /// The pod's network cannot be entered: its sandbox is not made yet, or is gone.
@@ -30,7 +30,7 @@ pub enum PodPortError {
         #[source]
         source: io::Error,
     },
-    /// Nobody accepts.
+    /// The connection is refused.
     #[error("failed to connect to localhost:{port} inside the pod's network, IPv4: {v4}, IPv6: {v6}")]
     Connect {
         /// The port.
@@ -78,7 +78,7 @@ async fn sockets_in(network: PathBuf) -> io::Result<[io::Result<OwnedFd>; 2]> {
     let (done, made) = oneshot::channel();
     // A thread that is reused must not stay in the namespace.
     std::thread::Builder::new().name("pod-network".to_owned()).stack_size(64 << 10).spawn(move || {
-        // Whoever has asked may be gone.
+        // The caller may be gone.
         let _ = done.send(enter(&network).map(|()| sockets()));
     })?;
     made.await.map_err(|_| io::Error::other("the thread in the pod's network panicked"))?
@@ -100,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// A server in a network namespace of its own, which sends back what it gets once; and the namespace, by its thread.
+    /// A server in its own network namespace, which echoes one message; and the namespace, by its thread.
     #[allow(unsafe_code)]
     fn server(address: &'static str) -> (PathBuf, u16, mpsc::Sender<()>) {
         let (started, port) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! The kernel's counters in `/proc`: memory, network interfaces, the time that tasks waited. Read when somebody asks.
+//! The kernel's counters in `/proc`: memory, network interfaces, the time that tasks waited. Read on request.
 
 use std::fs;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub struct MemoryInfo {
 }
 
 impl MemoryInfo {
-    /// What `/proc/meminfo` says now.
+    /// The present values of `/proc/meminfo`.
     pub fn read() -> Option<Self> {
         parse_memory(&fs::read_to_string("/proc/meminfo").ok()?)
     }
@@ -55,7 +55,7 @@ pub struct ProcessIds {
 }
 
 impl ProcessIds {
-    /// What the kernel says now.
+    /// The kernel's present values.
     pub fn read() -> Option<Self> {
         let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
@@ -99,7 +99,7 @@ pub struct Stall {
 }
 
 impl Stalls {
-    /// What a file of pressure says; `None`: there is none, or the kernel does not count.
+    /// The values of a pressure file; `None`: the file does not exist, or the kernel does not count.
     pub fn read(file: &Path) -> Option<Self> {
         parse_stalls(&fs::read_to_string(file).ok()?)
     }

@@ -92,7 +92,8 @@ fn is_exiting(stat: &str) -> bool {
     flags.is_none_or(|flags| flags & PF_EXITING != 0)
 }
 
-/// The paths of `/proc/<pid>/cgroup`: `<number>:<controllers>:<path>` a line. `None`: a line differs, or there is none.
+/// The paths of `/proc/<pid>/cgroup`: `<number>:<controllers>:<path>` a line. `None`: a line has another form, or the
+/// file is empty.
 fn paths(text: &str) -> Option<Vec<String>> {
     let path = |line: &str| line.splitn(3, ':').nth(2).filter(|path| path.starts_with('/')).map(str::to_owned);
     let paths: Vec<String> = text.lines().map(path).collect::<Option<_>>()?;

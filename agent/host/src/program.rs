@@ -50,7 +50,7 @@ pub(crate) async fn find(name: &str, dirs: &[PathBuf]) -> io::Result<Option<Path
     .await
 }
 
-/// Runs `command` with `input` on its standard input, in a process group of its own. What the command does not set of the
+/// Runs `command` with `input` on its standard input, in its own process group. What the command does not set of the
 /// environment is the agent's own: plugins search `PATH` for programs. After `deadline` it is killed with all its child
 /// processes.
 ///
@@ -101,7 +101,7 @@ async fn read(pipe: Option<impl AsyncRead + Unpin>, limit: u64, drop_rest: bool)
 fn kill_group(child: &Child) {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(pid) = pid {
-        // The plugin may have exited just now; then there is no process to kill.
+        // The plugin may have just exited; then no process is left to kill.
         let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     }
 }

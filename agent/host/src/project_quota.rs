@@ -1,7 +1,7 @@
-//! Project quotas: what a directory takes, which its file system counts, so that no walk is needed to know it. ext4 and XFS
+//! Project quotas: the file system counts the size of a directory, so no walk is needed to measure it. ext4 and XFS
 //! count where they are mounted with `prjquota`; asking them takes Linux 5.14.
 //!
-//! A directory gets a project of its own when it is created, and whatever is created in it belongs to that project. Only the
+//! A directory gets its own project when it is created, and whatever is created in it belongs to that project. Only the
 //! initial user namespace may change the project of a file, so nothing that runs in another one can evade the count; any other
 //! owner of a file could, which is why kubelet counts volumes of pods with `hostUsers: false` alone.
 
@@ -15,9 +15,9 @@ use nix::libc;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::ioctl::{Getter, Setter, ioctl, opcode};
 
-/// The projects that are used here. Others begin at 1, kubelet's at 1,048,577.
+/// The first project id that limpet uses. Others begin at 1, kubelet's at 1,048,577.
 const FIRST_PROJECT: u32 = 0x4c50_0000;
-/// Most projects that are tried.
+/// The maximum number of project ids that are tried.
 const MAX_PROJECTS_TRIED: u32 = 1 << 16;
 
 /// `quotactl_fd`, which has one number on every architecture, and its command `QCMD(Q_GETQUOTA, PRJQUOTA)`.
@@ -56,7 +56,7 @@ struct Quota {
     valid: u32,
 }
 
-/// What the files of a project take.
+/// The disk usage of a project.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ProjectUsage {
     /// Bytes on the disk.
@@ -65,7 +65,7 @@ pub(crate) struct ProjectUsage {
     pub(crate) inodes: u64,
 }
 
-/// Gives `directory`, which is empty, a project of its own. Returns whether its file system counts projects; if not, nothing
+/// Gives `directory`, which is empty, its own project. Returns whether its file system counts projects; if not, nothing
 /// has changed.
 ///
 /// # Errors
@@ -105,7 +105,7 @@ fn unused(directory: BorrowedFd<'_>) -> Option<u32> {
     None
 }
 
-/// What the files of a project take. `None`: it was never used.
+/// The disk usage of a project. `None`: it was never used.
 #[allow(unsafe_code)]
 fn quota(directory: BorrowedFd<'_>, project: u32) -> io::Result<Option<ProjectUsage>> {
     let mut found = MaybeUninit::<Quota>::zeroed();

@@ -5,14 +5,14 @@
 //! process. A reboot removes them all; a restart of the agent removes none.
 //!
 //! A sandbox is complete when all its pins exist: they are bound last, after the namespaces are configured, so an
-//! incomplete one after a crash is not returned by [`Sandboxes::find`], and [`Sandboxes::create`] removes it. The file `id` tells
-//! it from every sandbox before it.
+//! incomplete one after a crash is not returned by [`Sandboxes::find`], and [`Sandboxes::create`] removes it. The file
+//! `id` distinguishes it from every sandbox before it.
 //!
 //! Only a shared PID namespace (`shareProcessNamespace`) needs a process: [`init`]. The file `init` has its pid, and a sandbox
 //! whose init has ended is not complete.
 //!
 //! A pod with `hostUsers: false` has a user namespace as well, `user`, which owns the others; the file `ids` has the node's ids
-//! that it was given. What its containers mount lies below `layers` and `mounts` ([`id_mapped`]).
+//! that it was given. The mounts of its containers are below `layers` and `mounts` ([`id_mapped`]).
 //!
 //! Where limpet sets labels of SELinux the file `level` has the pod's level ([`levels`]).
 
@@ -132,18 +132,18 @@ pub enum SandboxError {
         uid: PodUid,
         /// The sysctl as the Pod writes it.
         name: String,
-        /// The wanted value.
+        /// The desired value.
         value: String,
         /// The kernel's error.
         source: io::Error,
     },
-    /// All ids of the node are given to pods.
+    /// All ids of the node are allocated.
     #[error("sandbox of pod {uid}: no IDs are free for its user namespace; delete another pod with hostUsers: false")]
     NoIds {
         /// The pod.
         uid: PodUid,
     },
-    /// All levels of SELinux are given to pods.
+    /// All SELinux levels are allocated.
     #[error("sandbox of pod {uid}: no SELinux level is free; delete another pod")]
     NoLevel {
         /// The pod.
@@ -160,7 +160,7 @@ impl SandboxError {
     }
 }
 
-/// A sandbox that was made.
+/// A new sandbox.
 #[derive(Debug)]
 pub struct CreatedSandbox {
     /// The sandbox.
@@ -304,7 +304,7 @@ impl Sandboxes {
         .await
     }
 
-    /// Where the network namespace of a pod is pinned that has one of its own and a sandbox.
+    /// The pin of the network namespace of a pod that has its own, and a sandbox.
     pub fn network(&self, uid: &PodUid) -> PathBuf {
         self.pod_dir(uid).join("net")
     }
@@ -331,7 +331,7 @@ fn make(sandbox: &Sandbox, settings: &namespaces::NamespaceSettings) -> Result<(
     namespaces::make(sandbox, settings)
 }
 
-/// Gives the sandbox in `dir` an id, which is written before the first pin.
+/// Writes a new id for the sandbox in `dir`, before its first pin.
 fn write_id(dir: &Path) -> Result<String, SandboxError> {
     let random = Path::new("/proc/sys/kernel/random/uuid");
     let id = std::fs::read_to_string(random).map_err(|source| SandboxError::path("read", random, source))?;
@@ -341,7 +341,7 @@ fn write_id(dir: &Path) -> Result<String, SandboxError> {
     Ok(id)
 }
 
-/// The id of the sandbox in `dir`; `None` for one that an earlier version made.
+/// The id of the sandbox in `dir`; `None` for one of an earlier version.
 fn read_id(dir: &Path) -> Result<Option<String>, SandboxError> {
     let path = dir.join(ID);
     match std::fs::read_to_string(&path) {
@@ -364,7 +364,7 @@ fn remove_directory(dir: &Path) -> Result<(), SandboxError> {
         let removed = if is_directory { std::fs::remove_dir(&path) } else { std::fs::remove_file(&path) };
         ignore_not_found(removed).map_err(|source| SandboxError::path("remove", &path, source))?;
     }
-    // Last: until then no other pod is given its ids and its level.
+    // Last: until then no other pod gets its ids and its level.
     users::release(dir)?;
     levels::release(dir)?;
     ignore_not_found(std::fs::remove_dir(dir)).map_err(|source| SandboxError::path("remove", dir, source))
@@ -377,7 +377,7 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(|error| SandboxError::Thread(error.to_string()))?
 }
 
-/// Runs `work` on a thread of its own: on a shared one it would change the namespaces of later work. When the caller is
+/// Runs `work` on its own thread: on a shared one it would change the namespaces of later work. When the caller is
 /// dropped the work is still finished.
 async fn on_fresh_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,

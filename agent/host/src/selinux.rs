@@ -35,7 +35,7 @@ pub const REFUSED: &str = "this host enforces SELinux, and its policy has no lab
 /// Why the policy's labels for containers are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum ContextsError {
-    /// Which policy it is is not known.
+    /// The configuration does not name a policy.
     #[error("{CONFIG} does not set SELINUXTYPE, the policy")]
     NoPolicy,
     /// The file cannot be read.
@@ -46,12 +46,12 @@ pub enum ContextsError {
         /// The cause.
         source: io::Error,
     },
-    /// The file lacks something.
+    /// The file is incomplete.
     #[error("{}: {reason}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What it lacks.
+        /// What is missing.
         reason: String,
     },
 }
@@ -105,7 +105,7 @@ fn contexts_below(root: &Path) -> Result<(PathBuf, ContainerContexts), ContextsE
     }
 }
 
-/// Whether the loaded policy knows `label`; `true` where the kernel does not let this process ask.
+/// Whether the loaded policy has `label`; `true` where this process is not allowed to check.
 pub fn knows(label: &str) -> bool {
     let asked = std::fs::write(Path::new(FILE_SYSTEM).join("context"), label);
     !asked.is_err_and(|error| error.kind() == io::ErrorKind::InvalidInput)

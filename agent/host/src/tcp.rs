@@ -10,8 +10,7 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::GetStruct;
 use nix::{getsockopt_impl, libc};
 
-/// How often something is sent again, each time after twice the pause, before the peer counts as gone: from 0.2 s on,
-/// for 102 s.
+/// The number of retransmissions, each after twice the pause, before the peer counts as gone: from 0.2 s on, for 102 s.
 const MAX_RETRANSMITS: u8 = 9;
 
 /// What has become of the data that was sent over a connection.
@@ -40,7 +39,7 @@ getsockopt_impl!(TcpInfo, libc::IPPROTO_TCP, libc::TCP_INFO, Info, GetStruct<Inf
 /// What has become of what was sent on `socket`, a TCP connection.
 ///
 /// # Errors
-/// It is none.
+/// It is not a TCP socket.
 pub fn delivery(socket: &impl AsFd) -> io::Result<Delivery> {
     Ok(judge(getsockopt(socket, TcpInfo)?))
 }

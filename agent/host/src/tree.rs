@@ -16,8 +16,8 @@ pub(crate) fn file(path: impl Arg) -> Result<(OwnedFd, Stat), Errno> {
     at(CWD, path)
 }
 
-/// Visits every file below `directory`, each as a path alone, before what is below it. Returns whether that was all of them: what is
-/// below [`MAX_DEPTH`] directories is not. A file that is removed meanwhile is left out. Blocks.
+/// Visits every file below `directory`, each as a path alone, before what is below it. Returns whether that was all of
+/// them: what is below [`MAX_DEPTH`] directories is not. A file that is removed meanwhile is left out. Blocks.
 ///
 /// # Errors
 /// A directory cannot be read, or those of `visit`.

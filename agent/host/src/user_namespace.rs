@@ -1,9 +1,9 @@
-//! Whether pods can have user namespaces of their own here (`hostUsers: false`): the kernel, its settings, the agent's rights and
-//! the snapshotter. containerd and runc need not know of it beyond what every version does that limpet works with.
+//! Whether pods can have user namespaces of their own here (`hostUsers: false`): the kernel, its settings, the agent's
+//! rights and the snapshotter. It needs nothing of containerd and runc beyond what every supported version has.
 
 use rustix::thread::CapabilitySet;
 
-/// The first kernel with ID-mapped mounts of tmpfs, as kubelet asks for: volumes of Secrets are one.
+/// The first kernel with ID-mapped mounts of tmpfs, which kubelet requires too: volumes of Secrets are one.
 const MIN_KERNEL: (u32, u32) = (6, 3);
 /// The snapshotter with layers that can be mapped.
 const SNAPSHOTTER: &str = "overlayfs";
@@ -27,7 +27,7 @@ pub fn lacking(snapshotter: &str) -> Option<String> {
     judge(&Facts {
         release: &uname.release().to_string_lossy(),
         most: most.and_then(|most| most.trim().parse().ok()),
-        // A kernel that does not say refuses later, with its own words.
+        // A kernel of unknown version refuses later, with its own error.
         rights: rustix::thread::capabilities(None).map_or(CapabilitySet::all(), |sets| sets.effective),
         snapshotter,
     })

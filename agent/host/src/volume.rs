@@ -240,7 +240,7 @@ impl Volumes {
     /// succeeded. Blocks; `progress` is given the path that is accessed.
     ///
     /// # Errors
-    /// A device is not there, is no block device, or its claim is for another mode.
+    /// A device is missing, is not a block device, or its claim is for another mode.
     pub fn block_devices(
         &self,
         pod: &PodRecord,
@@ -251,7 +251,7 @@ impl Volumes {
         block_device::of(pod, objects, container, &self.settings.pod_dir(&pod.uid), progress)
     }
 
-    /// Where an image volume is to be mounted; [`Self::prepare`] makes the directory.
+    /// The mount point of an image volume; [`Self::prepare`] creates the directory.
     pub fn image_volume(&self, uid: &PodUid, volume: &str) -> PathBuf {
         image::path(&self.settings.pod_dir(uid), volume)
     }
@@ -263,7 +263,7 @@ impl Volumes {
         blocking(path.clone(), DEADLINE, move |_| image::detach(&path)).await
     }
 
-    /// Where an emptyDir lies.
+    /// The directory of an emptyDir.
     pub fn empty_dir(&self, uid: &PodUid, volume: &str) -> PathBuf {
         empty_dir::EmptyDir::path(&self.settings.pod_dir(uid), volume)
     }
@@ -311,7 +311,7 @@ impl Volumes {
         blocking(self.pod_dir(uid), DEADLINE, read).await
     }
 
-    /// Gives back the disks of targets of a pod that has run to its end: another node may want them. Its other volumes stay.
+    /// Detaches the iSCSI disks of a finished pod: another node may need them. Its other volumes stay.
     ///
     /// # Errors
     /// A disk is still in use, or its target does not answer; it is tried again by a further call.
@@ -319,9 +319,9 @@ impl Volumes {
         self.disks.tear_down(&self.settings.pod_dir(uid), uid).await
     }
 
-    /// Removes all files of a pod: exports of servers are unmounted, other mounts below its directory are detached, busy or
-    /// not, disks of targets that no other pod has are given back, and the directory is deleted without following a symlink or crossing into another mount. A missing one is
-    /// success.
+    /// Removes all files of a pod: exports of servers are unmounted, other mounts below its directory are detached,
+    /// busy or not, disks of targets that no other pod has are given back, and the directory is deleted without
+    /// following a symlink or crossing into another mount. A missing one is success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(uid);
         nfs::unmount_all(&pod_dir).await?;

@@ -1,7 +1,7 @@
-//! Waits by the wall clock: until a time that a certificate names, or until somebody sets the clock.
+//! Waits by the wall clock: until a given time, or until the clock is set.
 //!
 //! A board without a battery begins in 1970. Whoever waits there for a date, or for a certificate to become valid, is woken
-//! by the kernel when the clock is set; nobody looks at the clock in between.
+//! by the kernel when the clock is set; the clock is not read in between.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,13 +16,13 @@ use tokio::io::unix::AsyncFd;
 
 use crate::inotify::register;
 
-/// Later than every date that counts, and within what every kernel takes.
+/// Later than every relevant date, and accepted by every kernel.
 const FAR_FUTURE: i64 = 1 << 34;
 
-/// Why a wait is over.
+/// Why a wait has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
-    /// It is that time.
+    /// The time was reached.
     Reached,
     /// The clock was set, forwards or backwards.
     ClockSet,

@@ -101,7 +101,7 @@ pub struct ContainerIdentity {
     pub source: String,
     /// The file or URL.
     pub origin: String,
-    /// Hash of the fields that can change in place: image and resources. Written anew when it is resized.
+    /// Hash of the fields that can change in place: image and resources. Updated when it is resized.
     pub fingerprint: String,
     /// The image's name as pulled.
     pub image: String,
@@ -118,7 +118,7 @@ pub struct ContainerIdentity {
     /// The pod's addresses at this start, primary first; what its status shows once it has no sandbox any more.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pod_ips: Vec<IpAddr>,
-    /// The signal that asks it to end; earlier versions recorded none, and sent SIGTERM.
+    /// Its stop signal; earlier versions recorded none, and sent SIGTERM.
     #[serde(default)]
     pub stop_signal: StopSignal,
     /// The id of the sandbox it was started in; earlier versions recorded none.
@@ -188,7 +188,7 @@ pub struct Recorded {
     pub identity: ContainerIdentity,
     /// Its state.
     pub state: ContainerState,
-    /// What its probes have come to.
+    /// The results of its probes.
     pub probes: ProbeRecord,
     /// The pod's manifest, canonical JSON as authored.
     pub manifest: Arc<[u8]>,

@@ -22,14 +22,14 @@ pub struct LocalImage {
     pub size: u64,
 }
 
-/// An image as it lies in the store, unpacked or not: all names of one digest.
+/// An image in the store, unpacked or not: all names of one digest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoredImage {
     /// What its names resolve to (index or manifest).
     pub digest: Arc<str>,
     /// Its names, normalised.
     pub names: Vec<String>,
-    /// Nobody may remove it.
+    /// It is protected from removal.
     pub pinned: bool,
     /// When the store got its oldest name.
     pub created: Option<Timestamp>,

@@ -45,7 +45,7 @@ impl Manifest {
         Self { faults: vec![fault], unknown_pod_refused: true, unknown_object_refused: true, ..Self::default() }
     }
 
-    /// Refuses the pods that ask for more than `level` allows.
+    /// Refuses the pods that require more than `level` allows.
     pub fn enforce(&mut self, level: SecurityLevel) {
         let mut faults = FaultList::default();
         let refused = &mut self.refused;
@@ -241,7 +241,7 @@ fn record(
 struct Item<'a> {
     document: &'a Document<'a>,
     value: &'a Value,
-    /// `items[3]` for an item of a list, empty for a document of its own.
+    /// `items[3]` for an item of a list, empty for a document.
     path: String,
 }
 
@@ -296,7 +296,7 @@ impl Item<'_> {
         }
     }
 
-    /// The pod, if there is no error, and its faults.
+    /// The pod, unless it has an error, and its faults.
     fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, FaultList) {
         if let Some(fault) = self.kind_fault() {
             let mut faults = FaultList::default();

@@ -39,11 +39,11 @@ pub struct NodeFacts {
     pub seccomp_dir: PathBuf,
     /// containerd's socket.
     pub runtime_endpoint: PathBuf,
-    /// The devices that pods may ask for, by their resource's name.
+    /// The devices that pods may request, by their resource's name.
     pub devices: BTreeMap<String, Device>,
     /// The directories of the files of CDI devices; a later one precedes.
     pub cdi_dirs: Vec<PathBuf>,
-    /// How many huge pages the kernel has set aside, by the size of one in bytes: of all sizes that it knows.
+    /// The number of huge pages that the kernel has reserved, by their size in bytes: of all supported sizes.
     pub huge_pages: BTreeMap<u64, u64>,
     /// Cgroups can limit huge pages: their controller `hugetlb` is there.
     pub limits_huge_pages: bool,
@@ -88,7 +88,7 @@ impl fmt::Display for Pressure {
 pub struct Device {
     /// Their paths, below `/dev` of the host and of the container. Links are followed.
     pub paths: Vec<PathBuf>,
-    /// CDI devices, as `vendor.com/class=name`: what their files say is done beside that.
+    /// CDI devices, as `vendor.com/class=name`: their files are applied in addition.
     pub cdi: Vec<String>,
     /// One pod at a time has them.
     pub exclusive: bool,
@@ -110,12 +110,12 @@ impl NodeAddresses {
         Self([Some(address), None])
     }
 
-    /// Whether there is none.
+    /// Whether it is empty.
     pub fn is_empty(self) -> bool {
         self.0[0].is_none()
     }
 
-    /// Those that are addresses, and not `::` or `0.0.0.0`, which stand for any of a family.
+    /// Those that are addresses, and not `::` or `0.0.0.0`, which mean any address of a family.
     pub fn specified(self) -> Self {
         self.iter().filter(|address| !address.is_unspecified()).collect()
     }

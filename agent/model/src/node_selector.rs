@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement};
 
-/// Whether any of the selector's terms matches the node of that name and those labels. A term that asks for nothing matches
+/// Whether any of the selector's terms matches the node of that name and those labels. A term without requirements matches
 /// no node.
 pub fn matches(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, String>) -> bool {
     selector.node_selector_terms.iter().any(|term| {

@@ -46,7 +46,7 @@ impl fmt::Display for ProbeKind {
     }
 }
 
-/// What a container's probes have come to; an agent that starts goes on from there. The default: nothing yet.
+/// The results of a container's probes, from which a restarted agent continues. The default: none yet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeRecord {
     /// Its startup probe has succeeded.

@@ -31,7 +31,7 @@ pub struct PullSecret {
 /// A service account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullServiceAccount {
-    /// Its UID; empty where the apiserver cannot be asked.
+    /// Its UID; empty if the apiserver is not reachable.
     pub uid: String,
     /// Its namespace.
     pub namespace: String,
@@ -54,7 +54,7 @@ impl PullServiceAccount {
     }
 }
 
-/// The hash of a credential in a form of its own: SHA-256 in hexadecimal digits.
+/// The hash of a credential: SHA-256 in hexadecimal digits.
 pub fn hash(credential: &[u8]) -> String {
     hex(&Sha256::digest(credential))
 }

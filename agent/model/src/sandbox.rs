@@ -15,7 +15,7 @@ pub struct Namespaces {
     pub ipc: Option<PathBuf>,
     /// Pin of the UTS namespace; `None` for `hostNetwork`.
     pub uts: Option<PathBuf>,
-    /// Pin of the PID namespace of a pod with `shareProcessNamespace`; `None`: each container has one of its own, or the
+    /// Pin of the PID namespace of a pod with `shareProcessNamespace`; `None`: each container has its own, or the
     /// host's.
     pub pid: Option<PathBuf>,
     /// Pin of the user namespace, which owns the others, of a pod with `hostUsers: false`.
@@ -36,7 +36,7 @@ pub struct Sandbox {
     pub id: Option<String>,
     /// The namespaces to join.
     pub namespaces: Namespaces,
-    /// The pod's `/dev/shm`, a tmpfs of its own; the host's with `hostIPC`.
+    /// The pod's `/dev/shm`, a separate tmpfs; the host's with `hostIPC`.
     pub shm: PathBuf,
     /// The pod's hostname: its own, or the host's with `hostNetwork`.
     pub hostname: String,

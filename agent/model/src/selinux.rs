@@ -1,9 +1,10 @@
 //! SELinux labels of containers and of what they mount: a pure function of what the node's policy names for containers, of what
-//! the Pod asks for, and of the level that keeps the pod apart from others.
+//! the Pod requires, and of the level that separates the pod from others.
 //!
-//! The rules are those of kubelet and of containerd with `enable_selinux`. A label is `user:role:type:level`. The policy's file
-//! `lxc_contexts` has the labels of containers; `seLinuxOptions` replace parts of them. The level is `s0` and two of 1,024
-//! categories, a pair for each pod. One thing differs: a container whose options name no level has its pod's, and not another one.
+//! The rules are those of kubelet and of containerd with `enable_selinux`. A label is `user:role:type:level`. The
+//! policy's file `lxc_contexts` has the labels of containers; `seLinuxOptions` replace parts of them. The level is `s0`
+//! and two of 1,024 categories, a pair for each pod. One thing differs: a container whose options name no level has its
+//! pod's, and not another one.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -55,7 +56,7 @@ pub struct ContainerContexts {
 }
 
 impl ContainerContexts {
-    /// Reads `lxc_contexts`: lines of `name = "label"`. The error says what is missing.
+    /// Reads `lxc_contexts`: lines of `name = "label"`. The error names what is missing.
     ///
     /// # Errors
     /// It has no label for processes or none for files.
@@ -144,7 +145,8 @@ pub struct ContainerKind {
     pub virtual_machine: bool,
 }
 
-/// The labels of a container with these `options` in a pod with that `level`. Whether the policy knows them only the kernel says.
+/// The labels of a container with these `options` in a pod with that `level`. Only the kernel can tell whether the
+/// policy has them.
 ///
 /// # Errors
 /// The options' level is malformed; containerd's message.
@@ -185,7 +187,7 @@ pub fn labels(
     Ok(ContainerLabels { process: (!kind.privileged).then(|| process.to_string()), file: file.to_string() })
 }
 
-/// Whether the level has the form that containerd asks for: `s0`, `s0-s0:c0.c1023`, `s0:c1,c2`.
+/// Whether the level has the form that containerd requires: `s0`, `s0-s0:c0.c1023`, `s0:c1,c2`.
 fn check_level(level: &str) -> Result<(), String> {
     let digits =
         |text: &str, most: usize| (1..=most).contains(&text.len()) && text.bytes().all(|digit| digit.is_ascii_digit());
@@ -201,7 +203,7 @@ fn check_level(level: &str) -> Result<(), String> {
     if fits { Ok(()) } else { Err(format!("the format of 'level' {level:?} is not correct")) }
 }
 
-/// A level that is not among `used`: the first free one from the pair that `seed` stands for on; `None`: all are used.
+/// A level that is not among `used`: the first free one, starting at the pair of `seed`; `None`: all are used.
 pub fn allocate(seed: u32, used: &BTreeSet<String>) -> Option<String> {
     (0..CATEGORY_PAIRS)
         .map(|offset| level((seed % CATEGORY_PAIRS + offset) % CATEGORY_PAIRS))

@@ -1,4 +1,4 @@
-//! The signal that asks a container to end: from its image, SIGTERM where that names none.
+//! The stop signal of a container: from its image, otherwise SIGTERM.
 
 use std::fmt;
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Default for StopSignal {
 
 impl StopSignal {
     /// A signal as images write it and containerd reads it: a number, or a name in any case, with or without `SIG`
-    /// (`SIGQUIT`, `quit`, `3`, `SIGRTMIN+3`). `None`: there is no such signal.
+    /// (`SIGQUIT`, `quit`, `3`, `SIGRTMIN+3`). `None`: the signal does not exist.
     pub fn parse(text: &str) -> Option<Self> {
         if let Ok(number) = text.parse() {
             return (1..=REAL_TIME_SIGNALS.1).contains(&number).then_some(Self(number));

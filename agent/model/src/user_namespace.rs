@@ -15,7 +15,7 @@ pub struct IdRange {
 }
 
 impl IdRange {
-    /// Reads what [`fmt::Display`] has written; `None`: it is no block that a pod may have.
+    /// Parses the text of [`fmt::Display`]; `None`: it is not a range that a pod may have.
     pub fn parse(text: &str) -> Option<Self> {
         let (first, length) = text.trim().split_once(' ')?;
         let range = Self { first: first.parse().ok()?, length: length.parse().ok()? };
@@ -28,7 +28,7 @@ impl IdRange {
         format!("0 {} {}\n", self.first, self.length)
     }
 
-    /// What an id of the pod is on the node; `None`: the pod has no such id.
+    /// The node's id for an id of the pod; `None`: the pod does not have that id.
     pub fn on_node(self, id: u32) -> Option<u32> {
         (id < self.length).then(|| self.first + id)
     }

@@ -85,12 +85,12 @@ impl PodVerdict {
         Self::failed(DEADLINE_EXCEEDED, message.to_owned())
     }
 
-    /// It has exceeded a limit of its own; its containers get a grace period of a second.
+    /// It has exceeded its own limit; its containers get a grace period of a second.
     pub fn evicted(message: String) -> Self {
         Self::failed(EVICTED, message)
     }
 
-    /// Whether it has exceeded a limit of its own.
+    /// Whether it has exceeded its own limit.
     pub fn is_limit_eviction(&self) -> bool {
         self.reason == EVICTED && self.is_final() && !self.is_rejection() && self.eviction.is_none()
     }

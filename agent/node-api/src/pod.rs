@@ -1,4 +1,4 @@
-//! A Pod in Kubernetes' protobuf encoding, `v1.Pod#Marshal` in Go, which the Pods API hands out.
+//! A Pod in Kubernetes' protobuf encoding, `v1.Pod#Marshal` in Go, which the Pods API serves.
 //!
 //! The Pod comes as the JSON of the Pod API and is written field by field, by a table that the build makes of Kubernetes'
 //! own definitions: no second set of Pod types, and no conversion between the two to keep right.
@@ -24,7 +24,7 @@ enum Shape {
     List,
     /// By strings.
     Map,
-    /// A message whose fields stand in the JSON object around it.
+    /// A message whose fields are in the JSON object around it.
     Inline,
 }
 
@@ -156,7 +156,7 @@ fn text(number: u32, value: &str, bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(value.as_bytes());
 }
 
-/// A message of its own, after its length.
+/// A message, after its length.
 fn delimited(
     number: u32,
     bytes: &mut Vec<u8>,
@@ -184,7 +184,7 @@ mod tests {
             // A map: one entry per key.
             (json!({"metadata": {"labels": {"k": "v"}}}), vec![0x0a, 8, 0x5a, 6, 0x0a, 1, b'k', 0x12, 1, b'v']),
             (json!({"metadata": {"creationTimestamp": "1970-01-01T00:00:02Z"}}), vec![0x0a, 6, 0x42, 4, 8, 2, 0x10, 0]),
-            // A volume's source stands in the volume itself.
+            // A volume's source is inline in the volume.
             (json!({"spec": {"volumes": [{"emptyDir": {}}]}}), vec![0x12, 6, 0x0a, 4, 0x12, 2, 0x12, 0]),
             (json!({"spec": {"hostNetwork": true, "priority": 1}}), vec![0x12, 5, 0x58, 1, 0xc8, 1, 1]),
             (json!({"spec": null, "kind": "Pod"}), vec![]),

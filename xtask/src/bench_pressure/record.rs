@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Not a pod: a hog that has taken all it wants begins it.
+/// Not a pod: the start of the line that a hog prints when it has allocated everything.
 pub(super) const FILLED: &str = "filled";
 
 /// What a scenario has left of one contender.
@@ -19,10 +19,10 @@ pub(super) struct Record {
     pub(super) lines: String,
 }
 
-/// What the lines say. Times are seconds from the moment when the hog began.
+/// The contents of the lines. Times are seconds from the moment when the hog began.
 #[derive(Debug, Default, PartialEq)]
 struct Outcome {
-    /// When the hog had all it wants.
+    /// When the hog had allocated everything.
     filled: Option<f64>,
     /// Pods that ended, in this order.
     ended: Vec<(String, f64)>,
@@ -41,7 +41,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Reads them. A line that is none of these is an error: `began|ended POD MS`, `removed IMAGE MS`, `kept IMAGE`,
+    /// Reads them. Any other line is an error: `began|ended POD MS`, `removed IMAGE MS`, `kept IMAGE`,
     /// `reason POD TEXT`, `left TEXT`, `over MS`.
     fn read(lines: &str) -> Result<Self> {
         let mut outcome = Self::default();

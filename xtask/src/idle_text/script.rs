@@ -73,8 +73,8 @@ fn section(line: &str) -> Option<Section> {
     Some(Section { begin: number(begin)?, size: number(size)?, pattern: Pattern::new(object, section) })
 }
 
-/// The script: what ran in the first period comes first. Of a period, the sections that were used whole come first, those of which
-/// most is of other instances of the same function last.
+/// The script: what ran in the first period comes first. Of a period, the sections that were used whole come first,
+/// those of which most is of other instances of the same function last.
 pub(super) fn text(sections: &[Section], periods: &[Vec<u64>]) -> String {
     let mut sizes: BTreeMap<&Pattern, u64> = BTreeMap::new();
     for section in sections {

@@ -17,8 +17,8 @@ const BREAKPOINT: u8 = 0xcc;
 /// Ends a period of the recording; nothing else sends it to the program.
 const END_SIGNAL: Signal = Signal::SIGURG;
 
-/// Which of the `functions`, by the addresses that they begin at, the process executes for the first time in each of the periods,
-/// which follow each other.
+/// Which of the `functions`, by the addresses that they begin at, the process executes for the first time in each of
+/// the periods, which follow each other.
 pub(super) fn executed(pid: u32, functions: &[u64], periods: &[Duration]) -> Result<Vec<Vec<u64>>> {
     let pid = Pid::from_raw(pid.try_into().context("a process id")?);
     let mut tracer = Tracer::attach(pid, functions)?;
@@ -66,8 +66,8 @@ impl Tracer {
         Ok(Self { pid, begins, hit })
     }
 
-    /// Follows the threads, and the processes that they start until those execute a program, until the time is over. What is hit
-    /// for the first time.
+    /// Follows the threads, and the processes that they start until those execute a program, until the time has passed.
+    /// What is hit for the first time.
     fn record(&mut self, period: Duration) -> Result<Vec<u64>> {
         let pid = self.pid;
         std::thread::spawn(move || {
@@ -95,7 +95,7 @@ impl Tracer {
         }
     }
 
-    /// Whether the thread is at a breakpoint; it then goes on with what was there.
+    /// Whether the thread is at a breakpoint; it then continues with the original instruction.
     fn is_hit(&mut self, thread: Pid) -> Result<bool> {
         let mut registers = ptrace::getregs(thread)?;
         let address = registers.rip - 1;

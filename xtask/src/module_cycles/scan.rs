@@ -1,4 +1,4 @@
-//! What one source file says about modules: those it declares, the paths it names, and the names it imports.
+//! The modules in one source file: those it declares, the paths it names, and the names it imports.
 //!
 //! The file is read as tokens, not as syntax: a path inside a macro call is then found like any other.
 
@@ -162,7 +162,7 @@ impl Scanned {
     }
 }
 
-/// Reads a path that goes on at `at` after `prefix`, with all branches of its groups; returns where it ends.
+/// Reads a path that continues at `at` after `prefix`, with all branches of its groups; returns where it ends.
 fn read_path(tokens: &[TokenTree], mut at: usize, prefix: &[String], leaves: &mut Vec<Leaf>) -> usize {
     let mut segments = prefix.to_vec();
     let (name, line) = loop {
@@ -336,7 +336,7 @@ fn is_punct(tokens: &[TokenTree], at: usize, expected: char) -> bool {
     matches!(tokens.get(at), Some(TokenTree::Punct(punct)) if punct.as_char() == expected)
 }
 
-/// Whether `::` stands at `at`.
+/// Whether `::` is at `at`.
 fn is_separator(tokens: &[TokenTree], at: usize) -> bool {
     let joint = matches!(tokens.get(at), Some(TokenTree::Punct(first)) if first.spacing() == Spacing::Joint);
     joint && is_punct(tokens, at, ':') && is_punct(tokens, at + 1, ':')

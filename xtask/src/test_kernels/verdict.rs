@@ -1,4 +1,4 @@
-//! What a machine's console says of its cases: which were skipped, and whether those are the ones its kernel may skip.
+//! The cases on a machine's console: which were skipped, and whether its kernel may skip those.
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -33,7 +33,7 @@ fn cases(said: &str) -> usize {
     said.lines().filter(|line| line.starts_with("test ") && line.contains(" ... ")).count()
 }
 
-/// The case that a line says was skipped, and why.
+/// The skipped case in a line, and the reason.
 fn skip(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix("test ")?.split_once(" ... skipped: ")
 }

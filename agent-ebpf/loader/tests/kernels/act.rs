@@ -181,7 +181,7 @@ struct Handle {
     id: u64,
 }
 
-/// Opens a cgroup's file for writing by its id, which the directory tells: nothing has looked its name up.
+/// Opens a cgroup's file for writing by its id, which the directory has: no name is looked up.
 fn open_by_handle(base: &Path) -> io::Result<()> {
     const FILEID_KERNFS: i32 = 0xfe;
     let mut entries = fs::read_dir(base)?.flatten();

@@ -9,7 +9,7 @@ use crate::{CaseResult, machine, to_text};
 const PROGRAM: &str = "/bin/agent-tests";
 /// The tests that run here.
 const PART: &str = "watch::";
-/// What a test says that the machine lacks something for (`limpet_tests::need`).
+/// How a test reports that the machine lacks something (`limpet_tests::need`).
 const SKIPPED: &str = "skipped: ";
 
 /// The names of the tests.
@@ -28,7 +28,7 @@ pub(crate) fn names() -> Result<Vec<String>, String> {
 pub(crate) fn test(name: &str) -> CaseResult {
     let ended = run(&[name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])?;
     let text = said(&ended);
-    // Figures, for whoever reads the console.
+    // Figures, for the reader of the console.
     text.lines().filter(|line| line.contains(" known")).for_each(|line| println!("  {line}"));
     if !ended.status.success() || !text.contains("test result: ok. 1 passed;") {
         return Err(format!("{}\n{text}", ended.status));

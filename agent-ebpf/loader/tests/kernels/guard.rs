@@ -157,7 +157,7 @@ pub(crate) fn each_hook_is_needed(kernel: &Kernel) -> CaseResult {
     Ok(None)
 }
 
-/// Whether this kernel asks the program about the operation: it has its hook, and no newer one took its place.
+/// Whether this kernel calls the program for the operation: it has its hook, and no newer one took its place.
 fn is_used(loaded: &Loaded, operation: &str, program: &str) -> bool {
     let has = |name: &str| loaded.programs().iter().any(|state| state.name == name);
     has(program) && !(operation.starts_with("acl") && program.starts_with("guard_xattr") && has("guard_acl"))

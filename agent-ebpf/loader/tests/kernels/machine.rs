@@ -40,7 +40,7 @@ pub(crate) fn set_up() -> Result<(), String> {
 
 /// Where the kernel's modules are that the machine needs.
 const MODULES: &str = "/modules";
-/// A file system as nodes have it, where the kernel's tmpfs cannot stand for one.
+/// A file system as nodes have it, where the kernel's tmpfs cannot replace one.
 const DISK: &str = "/disk";
 const RAM_DISK: &str = "/dev/ram0";
 

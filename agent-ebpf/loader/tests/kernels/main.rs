@@ -75,7 +75,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// Runs a case, and says how it ended.
+    /// Runs a case and reports its result.
     fn run(&mut self, name: &str, case: impl FnOnce() -> CaseResult) {
         let start = Instant::now();
         match case() {

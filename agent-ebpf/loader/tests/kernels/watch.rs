@@ -16,7 +16,7 @@ struct Watched {
     events: Events,
     base: PathBuf,
     paths: Paths,
-    /// As in the agent: the kernel reports closed files where somebody watches.
+    /// As in the agent: the kernel reports closed files in watched directories.
     watches: OwnedFd,
 }
 

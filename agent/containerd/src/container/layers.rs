@@ -24,7 +24,7 @@ impl Containers {
         self.snapshot_usage(id.as_str()).await
     }
 
-    /// What all snapshots take together, but for the writable ones of `apart`, which somebody else counts. containerd knows
+    /// What all snapshots take together, except for the writable ones of `apart`, which are counted elsewhere. containerd knows
     /// what an image's layer takes; a writable one it walks.
     pub async fn layers_usage(&self, apart: &HashSet<String>) -> Result<DiskUsage, RuntimeError> {
         let mut total = DiskUsage::default();

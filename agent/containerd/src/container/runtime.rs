@@ -13,7 +13,7 @@ pub const RUNC_SHIM: &str = "io.containerd.runc.v2";
 /// The handler that containerd calls its own runtime by, as RuntimeClasses name it.
 pub const RUNC_HANDLER: &str = "runc";
 
-/// What a `runtimeClassName` stands for.
+/// What a `runtimeClassName` refers to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeClass {
     /// The shim's name for containerd: `io.containerd.runsc.v1`.
@@ -22,7 +22,8 @@ pub struct RuntimeClass {
     pub binary: Option<PathBuf>,
     /// The configuration file of another shim.
     pub config: Option<PathBuf>,
-    /// [`RUNC_SHIM`]: the container's root is moved to with `chroot` and not with `pivot_root`, which is not possible on a ramfs.
+    /// [`RUNC_SHIM`]: the container's root is moved to with `chroot` and not with `pivot_root`, which is not possible
+    /// on a ramfs.
     pub no_pivot_root: bool,
     /// [`RUNC_SHIM`]: containers keep the session keyring of their runtime.
     pub no_new_keyring: bool,

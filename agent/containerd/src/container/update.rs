@@ -75,7 +75,7 @@ impl Containers {
         self.write_extension(id, record::EXTENSION_STATE, record::state_extension(state)).await
     }
 
-    /// Writes what the container's probes have come to, beside its state: an exit that is written meanwhile stays. Returns
+    /// Writes the results of the container's probes, next to its state: an exit that is written meanwhile stays. Returns
     /// whether there is still such a container.
     pub async fn write_probes(&self, id: &ContainerId, probes: &ProbeRecord) -> Result<bool, RuntimeError> {
         self.write_extension(id, record::EXTENSION_PROBES, record::probes_extension(probes)).await

@@ -298,7 +298,7 @@ fn from_index(bytes: &[u8]) -> Result<Vec<ArchivedImage>, String> {
     by_name.into_iter().map(choose).collect()
 }
 
-/// The image name of an entry. containerd's annotation holds the full name; OCI's may hold the tag alone, which is no name.
+/// The image name of an entry. containerd's annotation holds the full name; OCI's may hold the tag alone, which is not a name.
 fn name_of(descriptor: &Descriptor) -> Result<Option<String>, ImageError> {
     let Some(annotations) = descriptor.annotations() else { return Ok(None) };
     let full = annotations.get("io.containerd.image.name");

@@ -40,9 +40,9 @@ pub struct CredentialProvider {
     pub name: String,
     /// The program: the name in the directory of the providers.
     pub program: PathBuf,
-    /// Which images it is asked about: hosts with globs, each with a port and a prefix of the path if need be.
+    /// The images that it is called for: hosts with globs, each with a port and a prefix of the path if need be.
     pub match_images: Vec<String>,
-    /// How long an answer is cached that says nothing about it.
+    /// How long an answer is cached if it does not contain a duration.
     pub default_cache_duration: Duration,
     /// The version of request and response: `credentialprovider.kubelet.k8s.io/v1`.
     pub api_version: String,

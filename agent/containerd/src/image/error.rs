@@ -127,7 +127,7 @@ pub enum ImageError {
         /// The call that failed.
         source: CallError,
     },
-    /// It could not be written down that the image is to be pulled.
+    /// The intent to pull the image could not be recorded.
     #[error("Failed to record image pull intent for container image \"{image}\": {cause}")]
     Unrecorded {
         /// The reference.
@@ -171,7 +171,7 @@ impl ImageError {
         matches!(self, Self::Unreachable { .. } | Self::Cut { .. })
     }
 
-    /// The same error; one for want of credentials says why there were none, too.
+    /// The same error; one about missing credentials also contains why there were none.
     pub(super) fn with_causes(mut self, causes: &[String]) -> Self {
         if let Self::Unauthorized { cause, .. } = &mut self {
             for further in causes {

@@ -1,4 +1,4 @@
-//! Running pulls: callers that ask for one image with the same access share one, and each sees how far it is.
+//! Running pulls: callers that request one image with the same access share one pull, and each sees its progress.
 
 use std::sync::{Arc, PoisonError};
 
@@ -40,8 +40,8 @@ impl Flight {
     }
 }
 
-/// One caller's part in a pull. It goes on only while one of its callers waits in [`Self::next`]; when all are dropped it
-/// stops, and a later pull resumes it.
+/// One caller's part in a pull. The pull continues only while one of its callers waits in [`Self::next`]; when all are
+/// dropped it stops, and a later pull resumes it.
 pub struct RunningPull {
     job: Shared<Job>,
     progress: watch::Receiver<PullProgress>,

@@ -1,7 +1,7 @@
 //! HTTP with one registry host: its clients, redirects, and the least speed of its answers.
 //!
-//! What `certs.d` and the credentials say of a host (headers, client certificate, `skip_verify`, password, token) is for its own
-//! origin: a redirect to another one is followed without them, and never from https to http.
+//! What `certs.d` and the credentials say of a host (headers, client certificate, `skip_verify`, password, token) is
+//! for its own origin: a redirect to another one is followed without them, and never from https to http.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -119,7 +119,7 @@ struct MinimumRate {
 }
 
 impl MinimumRate {
-    /// Takes note of `bytes` that were waited for; the error says how slow it is.
+    /// Counts `bytes` that have arrived; the error contains the rate.
     fn passed(&mut self, waited: Duration, bytes: usize) -> Result<(), String> {
         self.waited += waited;
         self.bytes += bytes as u64;
@@ -264,7 +264,7 @@ mod tests {
         (0..59).for_each(|_| minimum_rate.passed(second, 1).unwrap());
         let error = minimum_rate.passed(second, 1).unwrap_err();
         assert_eq!(error, "too slow: 60 bytes in 60 s; the minimum is 32768");
-        // A pause within a window that brings enough is none.
+        // A pause does not matter in a window with enough bytes.
         minimum_rate.passed(second, MIN_BYTES_PER_WINDOW as usize).unwrap();
         (0..59).for_each(|_| minimum_rate.passed(second, 0).unwrap());
         // What a window brought does not count for the next.

@@ -1,4 +1,4 @@
-//! What images the node has: their names, pins and uses, who needs them, and the file system they lie on.
+//! The images of the node: their names, pins and uses, which containers need them, and the file system that they are on.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ impl Images {
         Ok(images)
     }
 
-    /// The names of the images that containers in containerd stand on, limpet's or another client's: of those that have a
+    /// The names of the images that containers in containerd use, limpet's or another client's: of those that have a
     /// root file system, running or not.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Images {
         Ok(self.documents(image).await?.map(|local| local.size))
     }
 
-    /// What an image's documents say; `None`: one is missing, or it is for another platform. It need not be unpacked.
+    /// The contents of an image's documents; `None`: one is missing, or it is for another platform. It need not be unpacked.
     ///
     /// # Errors
     /// `Runtime` when containerd does not answer.
@@ -70,7 +70,7 @@ impl Images {
         }
     }
 
-    /// Pins an image, so that nobody removes it, or ends that, on all its names. False: there is no image of that name.
+    /// Pins an image, which protects it from removal, or unpins it, on all its names. False: no image has that name.
     ///
     /// # Errors
     /// `InvalidName`; `Runtime` when containerd does not answer.
@@ -123,12 +123,12 @@ impl Images {
         self.inner.measured.notified().await;
     }
 
-    /// Whether an image could not be stored for want of space since the last call.
+    /// Whether an image could not be stored since the last call because the disk was full.
     pub fn ran_out_of_space(&self) -> bool {
         self.inner.ran_out.swap(false, Ordering::Relaxed)
     }
 
-    /// Resolves when an image came, could not for want of space, or may not be needed any more. For one task only.
+    /// Resolves when an image was stored, did not fit on the disk, or may no longer be needed. For one task only.
     pub async fn changed(&self) {
         self.inner.changed.notified().await;
     }

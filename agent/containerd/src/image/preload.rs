@@ -189,7 +189,7 @@ impl Images {
         Ok(missing == Some(0))
     }
 
-    /// Imports one archive, wherever it lies. Its images are not pinned. Returns their names.
+    /// Imports one archive, from any directory. Its images are not pinned. Returns their names.
     ///
     /// # Errors
     /// `Archive`: it cannot be read; `Runtime`, `DiskFull`.

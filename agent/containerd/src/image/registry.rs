@@ -58,7 +58,7 @@ struct Host {
     login: Login,
     /// Whose credentials `login` has.
     source: PullCredential,
-    /// It has answered a request with what was asked for.
+    /// It has answered a request with the requested content.
     served: AtomicBool,
 }
 

@@ -67,7 +67,7 @@ impl Login {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
                 let scope = scope.unwrap_or_else(|| format!("repository:{repository}:pull"));
                 let realm = Url::parse(&realm).map_err(|_| unauthorized(" by a realm that is not a URL"))?;
-                // A password goes over plain HTTP only to the host that is configured so.
+                // A password is sent over plain HTTP only to a host that is configured for it.
                 let plain = |url: &Url| url.scheme() == "http";
                 let same = plain(&realm) && plain(http.base()) && realm.host() == http.base().host();
                 if realm.scheme() != "https" && !same {

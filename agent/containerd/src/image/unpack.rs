@@ -113,7 +113,8 @@ impl Store {
     /// Unpacks the layers from `index` on; those below it were unpacked. The caller holds the lock on unpacking.
     async fn unpack_from(&self, index: usize, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
         match self.unpack_missing(index, layers, lease).await {
-            // Nothing referred to a layer's snapshot, and it was collected after the look at it. Now it is unpacked for the lease.
+            // Nothing referred to a layer's snapshot, and it was collected after the look at it. Now it is unpacked for
+            // the lease.
             Err(error) if error.operation == PREPARE && error.code == Code::NotFound => {
                 self.unpack_missing(0, layers, lease).await
             }

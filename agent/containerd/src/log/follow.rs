@@ -62,7 +62,7 @@ pub async fn settle(path: &Path) {
     let _ = timeout(MAX_WAIT, quiet).await;
 }
 
-/// Whether no process holds the writer's lock on the file. A file system that does not answer says nothing of one.
+/// Whether no process holds the writer's lock on the file. A file system that does not respond counts as unlocked.
 async fn writer_exited(path: &Path) -> bool {
     let file = path.to_owned();
     let locked = blocking::run(path.to_owned(), blocking::DEADLINE, move |_| {

@@ -40,7 +40,7 @@ const HEADER_LENGTH: usize = STAMP_LENGTH + 10;
 /// How often reporting lost lines is retried while the container is silent. No event reports that a disk has space again.
 const LOSS_REPORT_INTERVAL: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// How long the start of a line waits for its end before it is written as a part of its own: less than readers wait for the last
+/// How long an unterminated line is buffered before it is written as a partial line: less than readers wait for the last
 /// line of a container that has exited, whose pipes the shim holds open.
 const PARTIAL_LINE_TIMEOUT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -51,15 +51,15 @@ pub struct WriterConfig {
     pub rotation: LogRotation,
     /// The log's newest file, absolute.
     pub path: PathBuf,
-    /// The directory of the container's terminal, absolute; `None`: nobody can attach to it.
+    /// The directory of the container's terminal, absolute; `None`: clients cannot attach to it.
     pub terminal: Option<PathBuf>,
     /// On the host, the user who is to own the pipes; `None`: runc can give them to the container's own.
     pub owner: Option<u32>,
 }
 
 impl WriterConfig {
-    /// Parses `<max size>:<max files>:<length>:<terminal><path>`, with the length of `<terminal>` in bytes, and `@<owner>@` before
-    /// it if there is one; `None` when it is invalid.
+    /// Parses `<max size>:<max files>:<length>:<terminal><path>`, with the length of `<terminal>` in bytes, and
+    /// `@<owner>@` before it if there is one; `None` when it is invalid.
     pub fn parse(value: &OsStr) -> Option<Self> {
         let mut parts = value.as_bytes().splitn(4, |byte| *byte == b':');
         let mut next = || parts.next();
@@ -84,8 +84,9 @@ fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// The URI for a task's stdout and stderr in containerd, so that `executable` logs to `log_path`, and passes output on to those who
-/// are attached at `terminal`. `owner`: who opens them in the container, as the host knows it, in a pod with a user namespace.
+/// The URI for a task's stdout and stderr in containerd, so that `executable` logs to `log_path`, and passes output on
+/// to those who are attached at `terminal`. `owner`: who opens them in the container, as the host knows it, in a pod
+/// with a user namespace.
 ///
 /// It has only one query parameter: the shim converts parameters to arguments in random order.
 pub fn uri(
@@ -156,7 +157,7 @@ pub fn main(value: &OsStr) -> ExitCode {
             kill_predecessor();
         }
         if let Ok(ready) = inherited(5, OFlags::WRONLY) {
-            // A shim that does not wait for it is no reason to exit.
+            // The logger continues even if the shim does not wait for it.
             let _ = rustix::io::write(&ready, b"1");
         }
     });

@@ -1,6 +1,6 @@
 //! Records of every format that was ever written, as golden files: the present version reads each of them.
 //!
-//! A new field changes what is written: then the present format becomes a file of its own, and no old file is touched.
+//! A new field changes what is written: then the present format gets its own file, and old files do not change.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,7 +30,7 @@ fn golden(text: &str) -> HashMap<String, Any> {
     parts.into_iter().map(|(key, value)| (key.clone(), any(&key, value.get().as_bytes().to_vec()))).collect()
 }
 
-/// What every golden file says, in the fields that the first format has.
+/// The contents of every golden file, in the fields of the first format.
 fn first_identity() -> ContainerIdentity {
     ContainerIdentity {
         namespace: "default".into(),

@@ -10,13 +10,13 @@ use limpet_model::pod::apparmor::profile_of;
 pub(super) enum Profile<'a> {
     /// None.
     Unconfined,
-    /// containerd's default; `true`: the Pod asks for it by name.
+    /// containerd's default; `true`: the Pod names it.
     Default(bool),
     /// A profile that the node has loaded.
     Localhost(&'a str),
 }
 
-/// As containerd's CRI plugin: a privileged container has none, one that says nothing has the default.
+/// As containerd's CRI plugin: a privileged container has none, and a container without a profile has the default.
 pub(super) fn wanted<'a>(pod: &'a PodSpec, container: &'a Container) -> Profile<'a> {
     let of = |profile: &'a AppArmorProfile| match profile.type_.as_str() {
         "Localhost" => Profile::Localhost(profile.localhost_profile.as_deref().unwrap_or_default()),

@@ -35,7 +35,7 @@ struct NamedDevice {
     container_edits: ContainerEdits,
 }
 
-/// What is to be changed in a container's spec.
+/// The changes of a container's spec.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ContainerEdits {

@@ -3,7 +3,7 @@
 //! `NAME='value'`, one after the other. A value is in single quotes, taken literally, and may span lines; a comment may
 //! follow it. Blank lines, and lines that begin with `#`, are skipped. White space after `=` means an empty value.
 
-/// What is wrong with a file, up to the key that was asked for.
+/// The first fault of a file before the requested key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Fault {
     /// The line, from 1.

@@ -30,7 +30,7 @@ pub struct HostInput {
     pub capabilities: Capabilities,
     /// The host's devices; empty unless the container is privileged.
     pub devices: Vec<LinuxDevice>,
-    /// The devices that the container asks for, and what its cgroup allows with each.
+    /// The devices that the container requests, and what its cgroup allows with each.
     pub granted: Vec<(LinuxDevice, String)>,
     /// What the CDI devices that the container has change.
     pub cdi: Vec<cdi::ContainerEdits>,
@@ -38,7 +38,7 @@ pub struct HostInput {
     pub seccomp: Option<LinuxSeccomp>,
     /// The AppArmor profile, which is loaded; `None`: none.
     pub apparmor: Option<String>,
-    /// The files that variables come from, by volume and path; `None`: there is no such file.
+    /// The files that variables come from, by volume and path; `None`: the file does not exist.
     pub env_files: BTreeMap<(String, String), Option<String>>,
     /// The kernel can limit swap.
     pub swap_limit: bool,
@@ -146,7 +146,7 @@ fn devices(directory: &Path) -> Result<Vec<LinuxDevice>, SpecError> {
     Ok(found)
 }
 
-/// The nodes of the devices that the container asks for, at the same paths, those that device plugins have given it, and
+/// The nodes of the devices that the container requests, at the same paths, those that device plugins have given it, and
 /// those of its volumes.
 /// One that is not plugged in is waited for.
 fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecError> {
@@ -154,7 +154,7 @@ fn granted(input: &SpecInput<'_>) -> Result<Vec<(LinuxDevice, String)>, SpecErro
     let named = named.flat_map(|one| one.paths.iter().map(move |path| (path, path, one.permissions.as_str())));
     let given = input.given.iter().flat_map(|one| &one.devices);
     let given = given.map(|one| (&one.host_path, &one.container_path, one.permissions.as_str()));
-    // As kubelet asks for them; who may only read may not make another node of the device either.
+    // As kubelet requests them; a container with read access may not create another node of the device either.
     let access = |one: &BlockDevice| if one.read_only { "r" } else { "mrw" };
     let blocks = input.block_devices.iter().map(|one| (&one.host_path, &one.container_path, access(one)));
     let mut granted = Vec::new();

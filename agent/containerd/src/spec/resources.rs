@@ -23,7 +23,7 @@ pub fn resized(pod: &PodSpec, container: &Container, node: &NodeFacts) -> LinuxR
     resources
 }
 
-/// The limit of huge pages of each size that the kernel knows: none at all of what the container does not ask for. `None`:
+/// The limit of huge pages of each size that the kernel knows: zero for sizes that the container does not request. `None`:
 /// the kernel cannot limit them.
 pub(super) fn huge_page_limits(
     spec: &PodSpec,

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, VolumeMount};
 use super::host::HostInput;
 use super::{SpecError, SpecInput, environment, expansion};
 
-/// The container with each `subPathExpr` replaced by the `subPath` it stands for.
+/// The container with each `subPathExpr` replaced by its value as a `subPath`.
 ///
 /// # Errors
 /// When a variable cannot be had or has no value, or the path leads out of the volume.

@@ -33,7 +33,7 @@ pub struct Accounts {
 /// Reads the account files of a snapshot. Blocks; needs `CAP_SYS_ADMIN`.
 ///
 /// # Errors
-/// When the snapshot cannot be mounted, or an existing file cannot be read: it is no regular file, or is too large.
+/// When the snapshot cannot be mounted, or an existing file cannot be read: it is not a regular file, or is too large.
 pub fn read_accounts(mounts: &[SnapshotMount]) -> io::Result<Accounts> {
     let image = Root::of(mounts)?;
     // A new thread: a thread that is reused must not stay in the namespace.

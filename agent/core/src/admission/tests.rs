@@ -146,7 +146,7 @@ fn resizes_that_wait_get_room_by_priority_class_and_age() {
     let (old, new) = (of("old", "2", None, None), of("new", "2", None, None));
     let (guaranteed, critical) = (of("guaranteed", "2", Some("2"), None), of("critical", "2", None, system));
     let huge = of("huge", "9", None, system);
-    // Each has 1 cpu now and is to have 2; the pods that wait, the longest first, and the node's cpu: who gets it.
+    // Each has 1 cpu and requests 2; the waiting pods, the longest first, the node's cpu, and the pod that gets it.
     type Waiting<'a> = &'a [&'a Arc<PodRecord>];
     let cases: [(Waiting<'_>, &str, &[&str]); 6] = [
         (&[&old, &new], "2", &[]),
@@ -199,7 +199,7 @@ fn a_critical_pod_preempts_what_is_not_and_what_has_a_known_lower_priority() {
         (of(file, None, None), of(push, None, Some(9)), true),
         (of(file, None, None), of(api, None, Some(9)), true),
         (of(file, None, None), of(file, None, None), false),
-        // As with kubelet, a priority that is not written is none.
+        // As with kubelet, a missing priority counts as none.
         (of(file, node, None), of(file, None, None), false),
         (of(file, None, Some(2)), of(file, None, Some(1)), true),
         (of(file, None, Some(1)), of(file, None, Some(2)), false),

@@ -134,7 +134,7 @@ fn a_recorded_exit_is_kept_and_its_back_off_continues() {
     let (pod, _) = adopted(vec![container(0, ended(3), None)]);
     let Life::Exited { exit, retry_at, reaped } = &pod.containers[0].instance.as_ref().unwrap().life else { panic!() };
     assert_eq!((exit.code, *reaped), (3, true));
-    // Ten of its forty seconds are over.
+    // Ten of its forty seconds have passed.
     let left = retry_at.duration_since(Instant::now());
     assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(28), "{left:?}");
 }
@@ -301,7 +301,7 @@ fn only_what_this_agent_has_started_has_its_hook_still_to_be_run() {
 #[test]
 fn a_container_is_as_ready_as_its_record_says() {
     use limpet_model::probe::ProbeKind;
-    // What is recorded; whether it has started, is ready, and is to be ended.
+    // The record; whether it has started, is ready, and must be ended.
     let record = |started, ready, failed| ProbeRecord { started, ready, failed };
     let cases = [
         (record(false, false, None), (false, false, None)),

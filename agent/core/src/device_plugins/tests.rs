@@ -80,7 +80,7 @@ fn containers_have_devices_of_their_own_until_the_pod_ends() {
     assert_eq!(allocate(&mut inventory, "r", &one, "main", 1), Ok(vec!["a".to_owned()]));
 }
 
-/// The container, how many devices it asks for, and their ids.
+/// The container, how many devices it requests, and their ids.
 type Allocated<'a> = (&'a str, usize, &'a str);
 
 #[test]

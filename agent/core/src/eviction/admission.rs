@@ -16,9 +16,9 @@ use limpet_model::verdict::{EVICTED, PodVerdict};
 /// The taint of a node that is short of memory.
 const MEMORY_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
-/// Refuses a pod that has not begun, as kubelet does, while the node is short of something: one of the apiserver's fails, so that
-/// its controller makes another, and any other waits. kubelet asks once: a pod of the apiserver that was taken then is not asked
-/// again. Returns whether it is refused for another reason than before.
+/// Refuses a pod that has not begun, as kubelet does, while the node is short of something: one of the apiserver's
+/// fails, so that its controller makes another, and any other waits. kubelet asks once: a pod of the apiserver that was
+/// taken then is not asked again. Returns whether it is refused for another reason than before.
 pub fn settle(pod: &mut PodState, node: NodeState) -> bool {
     let is_asked = has_not_begun(pod) && !(pod.admitted && pod.record.source == SourceKind::Api);
     let refused = is_asked.then(|| refusal(&pod.record, node.pressure)).flatten();
@@ -75,9 +75,9 @@ fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
     })
 }
 
-/// Whether the pod was ended for a pressure that is over, for a critical pod, or because it exceeded a limit of its own, and nothing
-/// is left of it: it runs again, once there is room. One of the apiserver's does not: it is reported as failed, and its controller
-/// has made another.
+/// Whether the pod was ended for a pressure that is over, for a critical pod, or because it exceeded a limit of its
+/// own, and nothing is left of it: it runs again, once there is room. One of the apiserver's does not: it is reported
+/// as failed, and its controller has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
     if pod.record.source == SourceKind::Api {
         return false;

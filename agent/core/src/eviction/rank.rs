@@ -2,7 +2,7 @@
 //!
 //! Pods that kubelet calls static (of a manifest file or a URL) it never ends. Here such a pod ends, after all others, if its
 //! end alone is enough: what the kernel would do without it is worse, and it runs again once the node is no longer short.
-//! Where something else has used the node up, the end of every manifest's pod would help nobody.
+//! Where something else has used the node up, ending the pods of manifests would not help.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ pub struct Candidate {
     pub record: Arc<PodRecord>,
     /// What it takes in all.
     pub used: u64,
-    /// What each of its containers takes, by name; empty where kubelet does not say.
+    /// What each of its containers takes, by name; empty where kubelet leaves it out.
     pub containers: Vec<(String, u64)>,
 }
 

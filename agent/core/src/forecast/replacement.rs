@@ -1,5 +1,5 @@
-//! Predicts which containers a worker restarts or resizes for a new version of its pod: runs the plan on a state rebuilt from the
-//! observed pod. Pure.
+//! Predicts which containers a worker restarts or resizes for a new version of its pod: runs the plan on a state
+//! rebuilt from the observed pod. Pure.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct Replacement {
 /// What the worker of `observed` does with `new`, which its manifest alone lets it reach in place.
 ///
 /// # Errors
-/// The pod is over and is made anew.
+/// The pod has ended and is recreated.
 pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Result<Replacement, PodEnd> {
     let mut pod = state(observed, now);
     if let Some(over) = over::makes_anew(&pod, &new) {

@@ -46,7 +46,7 @@ impl<const N: usize> Exchange<N> {
             return Poll::Ready(());
         }
         self.consumer.register(context.waker());
-        // A notification between the first check and the registration woke nobody.
+        // A notification between the first check and the registration would be lost.
         if self.notified.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
     }
 }

@@ -67,8 +67,8 @@ fn a_mirror_is_made_kept_reported_and_deleted() {
         (None, Some(&found), &nothing, false, None),
         (None, None, &nothing, true, None),
     ];
-    for (number, (wanted, found, known, heard, expected)) in table.into_iter().enumerate() {
-        assert_eq!(step(wanted, found, known, &owner(), heard), expected, "case {number}");
+    for (number, (wanted, found, known, all_sources_read, expected)) in table.into_iter().enumerate() {
+        assert_eq!(step(wanted, found, known, &owner(), all_sources_read), expected, "case {number}");
     }
     let leaving = Owner { deleting: true, ..owner() };
     let none = step(Some(&wanted), None, &nothing, &leaving, true);

@@ -1,4 +1,5 @@
-//! How long the node counts as ready while its runtime is away: a restart of containerd is no reason to evict pods, which run on.
+//! How long the node counts as ready while its runtime is away: a restart of containerd must not evict pods, which keep
+//! running.
 
 use std::time::{Duration, Instant};
 

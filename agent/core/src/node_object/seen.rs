@@ -1,4 +1,4 @@
-//! The Node object as the apiserver has it: what of it the node's own reports depend on.
+//! The Node object at the apiserver: the parts that the node's own reports depend on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -38,7 +38,7 @@ pub struct SeenNode {
     pub unschedulable: bool,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Its taints; one of a form that this version does not know is left out.
+    /// Its taints; one of an unknown form is left out.
     pub taints: Vec<Taint>,
     /// Which boot of the node it is of; empty: not known.
     pub(super) boot_id: String,
@@ -104,8 +104,8 @@ impl SeenNode {
         })
     }
 
-    /// Whether it has what `status` says: conditions, amounts, addresses and volumes. What others add is not looked at, nor what
-    /// changes with a boot alone.
+    /// Whether it has the contents of `status`: conditions, amounts, addresses and volumes. What others add is not
+    /// looked at, nor what changes with a boot alone.
     pub(super) fn has(&self, status: &Value) -> bool {
         let conditions = status["conditions"].as_array().into_iter().flatten().all(|condition| {
             let known = condition["type"].as_str().and_then(|name| self.conditions.get(name));
@@ -139,8 +139,9 @@ impl SeenNode {
         self.amounts[0].keys().map(String::as_str).filter(|name| name.starts_with(huge_pages::HUGE_PAGES))
     }
 
-    /// The merge patch that corrects the labels which every node has, and the annotation for a cloud controller, where they differ;
-    /// at the `first` report of an agent also the labels of its place and kind that it is registered with, as kubelet does.
+    /// The merge patch that corrects the labels which every node has, and the annotation for a cloud controller, where
+    /// they differ; at the `first` report of an agent also the labels of its place and kind that it is registered with,
+    /// as kubelet does.
     pub fn metadata_patch(&self, node: &NodeDescription, first: bool) -> Option<Value> {
         let given = node.labels.iter().filter(|(name, _)| first && CORRECTED_LABELS.contains(&name.as_str()));
         let given = given.map(|(name, value)| (name.as_str(), value.clone()));

@@ -1,4 +1,4 @@
-//! What a pod or a container waits for that only an event from outside the pod brings, and the sentence that says so.
+//! What a pod or a container waits for from outside the pod, and the message about it.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -73,7 +73,7 @@ fn is_its_turn(pod: &PodState, sidecar: usize) -> bool {
     !pod.containers.iter().enumerate().any(before)
 }
 
-/// Stops a container that runs: its stop begins, or goes on. No other action in progress, and no failed one, holds it back.
+/// Stops a running container: its stop begins, or continues. No other action in progress, and no failed one, holds it back.
 pub(super) fn stop(
     plan: &mut Plan,
     index: usize,

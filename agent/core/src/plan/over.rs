@@ -1,4 +1,4 @@
-//! Edits of what is over: the pod or the container has finished, or the node has ended it. What such an edit is to run runs
+//! Edits of what has ended: the pod or the container has finished, or the node has ended it. What such an edit is to run runs
 //! in a new pod.
 
 use std::fmt;
@@ -8,7 +8,7 @@ use crate::state::PodState;
 use limpet_model::pod::{PodDiff, PodRecord, Role};
 use limpet_model::source::SourceKind;
 
-/// What of a pod is over.
+/// Which part of a pod has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodEnd {
     /// Its containers have finished.
@@ -34,10 +34,10 @@ pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
     pod.record.is_same_incarnation(next) && makes_anew(pod, next).is_none()
 }
 
-/// Why a pod is made anew for `next`: image or resources of a container differ, and the pod is over, or the container has
+/// Why a pod is recreated for `next`: image or resources of a container differ, and the pod has ended, or the container has
 /// finished for good.
 pub fn makes_anew(pod: &PodState, next: &PodRecord) -> Option<PodEnd> {
-    // The apiserver's pods are what their UID says: what is over stays so, and heeds no edit.
+    // Pods of the apiserver are identified by their UID: one that has ended stays so, and ignores edits.
     if next.source == SourceKind::Api {
         return None;
     }

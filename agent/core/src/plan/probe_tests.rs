@@ -60,7 +60,7 @@ fn result(pod: &mut PodState, kind: ProbeKind, passed: Option<bool>, now: Instan
     apply(pod, Outcome::Probed { index: 0, id, kind, passed }, at(now));
 }
 
-/// Fails the probe as often as its threshold asks.
+/// Fails the probe as often as its threshold requires.
 fn fail(pod: &mut PodState, kind: ProbeKind, now: Instant) {
     for _ in 0..2 {
         result(pod, kind, Some(false), now);

@@ -1,4 +1,4 @@
-//! When a pod's containers are probed, and when what has come of it is recorded. What follows from the results is decided
+//! When a pod's containers are probed, and when the results are recorded. What follows from the results is decided
 //! with everything else.
 
 use std::time::{Duration, Instant};

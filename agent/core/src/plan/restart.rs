@@ -7,7 +7,7 @@ use super::{exit_code, restart_all, restart_policy};
 use crate::state::{ContainerSlot, PodState, matching_rule};
 use limpet_model::pod::Role;
 
-/// Whether an exited container is to be restarted.
+/// Whether an exited container is restarted.
 pub fn wants_restart(pod: &PodState, slot: &ContainerSlot) -> bool {
     let Some(code) = exit_code(slot) else { return false };
     if restart_all::is_superseded(pod, slot) || slot.instance.as_ref().is_some_and(|one| one.replaced) {

@@ -1,8 +1,8 @@
-//! `RestartAllContainers`, an action of `restartPolicyRules`: when a container exits with a code that such a rule names, every
-//! container of the pod is ended without its grace period and started again in its order, init containers included, in the same sandbox and
-//! with the same volumes. Ephemeral containers are not touched.
+//! `RestartAllContainers`, an action of `restartPolicyRules`: when a container exits with a code that such a rule
+//! names, every container of the pod is ended without its grace period and started again in its order, init containers
+//! included, in the same sandbox and with the same volumes. Ephemeral containers are not touched.
 //!
-//! Nothing but the containers says how far that is: each records how many restarts of all came before its start, so a crash in
+//! The progress is recorded on the containers alone: each has how many restarts of all came before its start, so a crash in
 //! the middle is an ordinary case.
 
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ pub fn is_ending_all(pod: &PodState) -> bool {
     restartable(pod).any(|slot| outlives(pod, slot))
 }
 
-/// The container whose exit asks for a restart of all that has not restarted itself yet, and that exit.
+/// The container whose exit requires a restart of all and that has not been restarted itself yet, with that exit.
 pub fn cause(pod: &PodState) -> Option<(&ContainerSlot, &Exit)> {
     let slot = restartable(pod).find(|slot| pod.asks_for_all(slot))?;
     Some((slot, slot.instance.as_ref()?.exit()?))

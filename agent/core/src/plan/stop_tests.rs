@@ -173,7 +173,7 @@ fn a_late_answer_is_not_about_the_successor() {
     assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + GRACE)), "nor is its failure");
 }
 
-/// A container of the pod made anew may have the same id: it must not get the exit of this one.
+/// A container of the recreated pod may have the same id: it must not get the exit of this one.
 #[test]
 fn a_pod_is_not_torn_down_while_an_exit_is_being_recorded() {
     let now = Instant::now();

@@ -84,7 +84,7 @@ fn the_hooks_of_sidecars_run_at_once_and_their_signals_wait() {
     pod.containers[1].hooks.pre_stop = true;
     pod.containers[2].instance.as_mut().unwrap().end(exit(0), at(now));
     assert_eq!(stops(&mut pod, now), [(0, StopPhase::PreStop, GRACE), (1, StopPhase::PreStop, GRACE)]);
-    // Both hooks are over; the signal of the first waits for the second to exit.
+    // Both hooks have ended; the signal of the first waits for the second to exit.
     assert_eq!(stops(&mut pod, now + seconds(1)), [(1, StopPhase::Signal, seconds(29))]);
     exits(&mut pod, 1, now + seconds(6));
     assert_eq!(stops(&mut pod, now + seconds(6)), [(0, StopPhase::Signal, seconds(24))]);

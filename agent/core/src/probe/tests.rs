@@ -213,7 +213,7 @@ fn an_agent_that_starts_goes_on_with_what_is_recorded() {
     assert_eq!(seen(ProbeRecord { failed: Some(Liveness), ..ready }), (true, true, Some(Liveness), vec![Readiness]));
     assert_eq!(resume(ready, 0).unrecorded(), None);
 
-    // What is not ready is asked at once, all else somewhere within its period.
+    // A container that is not ready is probed at once, the others at some time within their period.
     let due = |record, place| resume(record, place).due(false).map(|(_, due)| due - now).collect::<Vec<_>>();
     assert_eq!(due(started, u32::MAX / 2 + 1), [SECOND * 5, Duration::ZERO]);
     assert_eq!(due(ready, u32::MAX / 4 + 1), [SECOND * 10 / 4; 2]);

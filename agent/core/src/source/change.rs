@@ -227,7 +227,7 @@ impl ChangeLog {
         Self { source, before: Arc::default(), kept: BTreeMap::new(), known: HashSet::new() }
     }
 
-    /// Sets what an earlier run accepted: it is no change when it reappears.
+    /// Sets what an earlier run accepted: its reappearance is not a change.
     pub fn expect(&mut self, kept: &BTreeMap<Arc<str>, LastGood>) {
         self.kept.clone_from(kept);
         self.known = kept.values().flat_map(|kept| kept.manifests.iter().cloned()).collect();

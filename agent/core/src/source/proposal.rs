@@ -53,7 +53,7 @@ pub fn propose(now: &Snapshots, proposals: Vec<Proposal>, whole: bool) -> Propos
     proposed
 }
 
-/// A file whose name the source knows replaces that file. Pods and objects of any other file replace those of the same
+/// A file with the name of one of the source's files replaces it. Pods and objects of any other file replace those of the same
 /// key, whichever file holds them.
 fn files(now: &SourceSnapshot, files: Vec<Proposal>, whole: bool) -> (Arc<SourceSnapshot>, Vec<Rejection>) {
     let mut view = View::of(now);

@@ -29,7 +29,7 @@ impl RejectionLog {
         Self { source, before: Arc::default(), warned: BTreeMap::new() }
     }
 
-    /// Logs a snapshot's changes with their actors, its new rejections, and rejections that are over.
+    /// Logs a snapshot's changes with their actors, its new rejections, and rejections that have ended.
     pub fn snapshot(&mut self, snapshot: &Arc<SourceSnapshot>) {
         for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {
             let ManifestChange { change: kind, pod, origin, .. } = &**change;

@@ -219,7 +219,7 @@ impl View {
         self.claims.keys().filter(|claim| matches!(claim, Claim::Pod(_))).count()
     }
 
-    /// Whether there is no pod and no object now.
+    /// Whether it has neither pods nor objects now.
     pub fn is_empty(&self) -> bool {
         self.claims.is_empty()
     }

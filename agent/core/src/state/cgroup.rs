@@ -18,7 +18,7 @@ pub struct CgroupState {
     pub setting: Option<CgroupLimits>,
     /// Why they could not be set.
     pub retry: Option<RetryState>,
-    /// The kernel refused the last attempt: a container may have more than the pod is to have.
+    /// The kernel refused the last attempt: a container may have more than the pod's limits.
     pub refused: bool,
 }
 
@@ -51,20 +51,20 @@ impl PodState {
             && self.due_cgroup_limits().is_none()
     }
 
-    /// Limits that allow every container as it is and as it is to be; `None`: one of another version is not resized, and what
-    /// it has is not known.
+    /// Limits that allow every container's present and desired resources; `None`: one of another version is not
+    /// resized, and what it has is not known.
     fn limits_of_resizes(&self, wanted: CgroupLimits) -> Option<CgroupLimits> {
         let mut others = self.containers.iter().filter(|slot| has_other_version(slot));
         others.try_fold(wanted, |limits, slot| Some(pod_limits(slot.resize()?.from.spec()).raised_to(&limits)))
     }
 
-    /// Whether a container may be resized: its pod's cgroup allows what it is to have. Where the kernel refuses the pod's
+    /// Whether a container may be resized: its pod's cgroup allows its desired resources. Where the kernel refuses the pod's
     /// limits after the agent's start, what the container has may be the reason, and its resize goes first.
     pub fn cgroup_lets_resize(&self) -> bool {
         self.cgroup_admits() || self.cgroup.set.is_none() && self.cgroup.refused
     }
 
-    /// Whether the pod's cgroup is known to allow what its containers are to have, also once what is being set is.
+    /// Whether the pod's cgroup is known to allow the desired resources of its containers, also after the change in progress.
     pub fn cgroup_admits(&self) -> bool {
         let wanted = pod_limits(self.record.spec());
         let admits =
@@ -78,7 +78,7 @@ impl PodState {
     }
 
     /// Whether something writes to the pod's cgroup, volumes or records, or signals a container: none is removed before it is
-    /// done. A container made anew may have the id of the one before, and would get its exit or its signal.
+    /// done. A recreated container may have the id of the one before, and would get its exit or its signal.
     pub fn is_updating(&self) -> bool {
         self.cgroup.setting.is_some()
             || self.volumes.writing.is_some()

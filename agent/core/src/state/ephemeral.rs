@@ -17,7 +17,7 @@ impl PodState {
         self.record = record;
     }
 
-    /// The container whose PID namespace an ephemeral one joins. `None`: it has one of its own, the pod's or the host's.
+    /// The container whose PID namespace an ephemeral one joins. `None`: it has its own, the pod's or the host's.
     pub fn target_of(&self, slot: &ContainerSlot) -> Option<&str> {
         let spec = self.record.spec();
         let shared = spec.host_pid == Some(true) || spec.share_process_namespace == Some(true);

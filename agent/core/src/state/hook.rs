@@ -32,14 +32,14 @@ impl Hooks {
 /// How far an instance's `postStart` hook is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum PostStart {
-    /// There is none, or it has succeeded. So it is with an instance that was found running: as kubelet, an agent runs no hook
-    /// of a container that another one has started.
+    /// There is no hook, or it has succeeded. The same holds for an instance that was found running: as kubelet, an
+    /// agent runs no hook of a container that another one has started.
     #[default]
     Done,
     /// To be run at that time: the container has just started, or containerd went away before the hook began.
     Due(Instant),
     /// It runs.
     Running,
-    /// It has failed: its container is to be stopped. The sentence people read.
+    /// It has failed, and its container must stop. The message for people.
     Failed(Box<str>),
 }

@@ -1,4 +1,4 @@
-//! `restartPolicyRules`: what the exit of a container asks for by its rules. Part of [`super`].
+//! `restartPolicyRules`: the action that a container's rules require after its exit. Part of [`super`].
 
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule};
 
@@ -19,7 +19,7 @@ pub fn matching_rule(container: &Container, code: i32) -> Option<&ContainerResta
 }
 
 impl PodState {
-    /// Whether the container has exited in a way that asks for a restart of all. One that was ended for an edit of its own does
+    /// Whether the container has exited in a way that requires a restart of all. One that was ended for an edit of its own does
     /// not: an edit restarts what it touches.
     pub fn asks_for_all(&self, slot: &ContainerSlot) -> bool {
         let Some(instance) = &slot.instance else { return false };

@@ -53,7 +53,7 @@ pub enum Life {
     Exited {
         /// Its exit.
         exit: Exit,
-        /// When a successor may be started, if the restart policy asks for one.
+        /// When a successor may be started, if the restart policy requires one.
         retry_at: Instant,
         /// Its exit is recorded, its task and its snapshot are gone.
         reaped: bool,
@@ -85,7 +85,7 @@ pub struct Instance {
     pub oom_victim: Option<(ProcessName, Instant)>,
     /// The sender of the last terminating signal to its first process.
     pub signalled_by: Option<Sender>,
-    /// The signal that asks it to end.
+    /// Its stop signal.
     pub stop_signal: StopSignal,
     /// Who its first process runs as; `None`: it was never found out, or an earlier version of limpet started it.
     pub user: Option<Arc<ContainerUser>>,
@@ -93,7 +93,7 @@ pub struct Instance {
     pub sandbox: Option<String>,
     /// How often all containers of its pod had been restarted before its start.
     pub pod_restarts: u32,
-    /// Its exit asked for a restart of all containers before its own was edited.
+    /// Its exit required a restart of all containers before the container was edited.
     pub asked_before_edit: bool,
     /// It was ended for a newer version of itself: that one starts, whatever the restart policy.
     pub replaced: bool,
@@ -113,7 +113,7 @@ impl Instance {
         matches!(self.life, Life::Running { .. })
     }
 
-    /// Whether it runs and its `postStart` hook is over.
+    /// Whether it runs and its `postStart` hook has ended.
     pub fn is_up(&self) -> bool {
         self.is_running() && self.post_start == PostStart::Done
     }
@@ -192,7 +192,7 @@ pub struct ContainerSlot {
     pub instance: Option<Instance>,
     /// The previous one, exited; kept for `--previous`.
     pub previous: Option<Instance>,
-    /// Older ones whose records are to be removed.
+    /// Older ones whose records must be removed.
     pub stale: Vec<Instance>,
     /// Its image.
     pub image: ImageState,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
-/// How long after a SIGKILL that ended nothing the next one follows.
+/// The interval between SIGKILLs to a container that does not end.
 pub const KILL_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 /// The phases of a stop, in their order.
 ///
@@ -27,7 +27,7 @@ pub struct Stopping {
     pub phase: StopPhase,
     /// When it began; the grace period counts from then.
     pub began: Instant,
-    /// When the grace period is over. Only ever brought forward.
+    /// The end of the grace period. It only ever becomes earlier.
     pub grace_over: Instant,
     /// When its hook was over, or was given up; `None`: there was none, or it runs.
     pub hook_over: Option<Instant>,

@@ -32,7 +32,7 @@ pub struct VolumesState {
     pub writing: Option<VolumesVersion>,
     /// Why they could not be updated.
     pub retry: Option<RetryState>,
-    /// When drivers are called again that want to publish their volumes again and again.
+    /// When drivers with `requiresRepublish` are called again.
     pub republish_at: Option<Instant>,
 }
 
@@ -43,7 +43,7 @@ impl PodState {
         known.then(|| VolumesVersion { fingerprint: self.record.fingerprint, objects: Arc::clone(&self.objects) })
     }
 
-    /// When its volumes are to be updated, unless they are being written: at once if they are outdated, by `now`, or when drivers
+    /// When its volumes must be updated, unless they are being written: at once if they are outdated, by `now`, or when drivers
     /// publish theirs again; `None`: not as they are.
     pub fn volumes_due(&self, now: Instant) -> Option<Instant> {
         if self.volumes.writing.is_some() {
@@ -83,7 +83,7 @@ mod tests {
     use limpet_model::pod::PodRecord;
     use limpet_model::source::SourceKind;
 
-    /// A running pod with a volume of a driver that wants to publish it again and again, or not.
+    /// A running pod with a volume of a driver with or without `requiresRepublish`.
     fn pod(republish: bool) -> PodState {
         let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web", "uid": "u-1"}, "spec": {
             "containers": [{"name": "main", "image": "app:1"}],

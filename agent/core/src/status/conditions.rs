@@ -56,7 +56,8 @@ pub(super) fn of_pod(
     .collect()
 }
 
-/// Whether it is missing to the initialization of the pod. In one that is deleted no init container runs again for another sandbox.
+/// Whether it is missing to the initialization of the pod. In one that is deleted no init container runs again for
+/// another sandbox.
 fn is_incomplete(pod: &PodState, slot: &ContainerSlot) -> bool {
     match slot.role {
         Role::Init if pod.ending.is_some() => !slot.has_completed(),
@@ -93,7 +94,7 @@ fn sandboxed(sandbox: &SandboxState, ended: bool) -> ConditionState {
     ConditionState { holds: false, reason: Some("PodSandboxNotReady".to_owned()), message: Some(message.to_owned()) }
 }
 
-/// Whether all containers of a pod that has a rule for that are being ended to be started anew.
+/// Whether all containers of a pod with a rule for it are being ended in order to start again.
 fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<ConditionState> {
     let holds = ended.is_none() && restart_all::is_ending_all(pod);
     let message = restart_all::cause(pod).filter(|_| holds);
@@ -122,7 +123,7 @@ fn deferred(pod: &PodState) -> Option<ConditionState> {
     Some(ConditionState { holds: true, reason: Some("Deferred".to_owned()), message: Some(message) })
 }
 
-/// What is to be said of the resizes that are due or in progress; the first that cannot be done comes first.
+/// The condition about resizes that are due or in progress; the first infeasible one takes precedence.
 fn resizing(pod: &PodState) -> Option<ConditionState> {
     let resizes: Vec<&Resize> = pod.containers.iter().filter_map(ContainerSlot::resize).collect();
     let failed = resizes.iter().find_map(|resize| resize.retry.as_ref()).or(pod.cgroup.retry.as_ref());

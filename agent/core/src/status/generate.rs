@@ -1,4 +1,4 @@
-//! The Kubernetes status of a pod, from what its worker knows: phase, container statuses, and the
+//! The Kubernetes status of a pod, from its worker's state: phase, container statuses, and the
 //! conditions of [`super::conditions`].
 //!
 //! Pure; kubelet's rules (docs/kubelet.md). The previous status is used only to keep `startTime` and the
@@ -141,7 +141,7 @@ fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: 
     let ready = match slot.role {
         Role::Init => slot.has_completed() && !restart_all::is_superseded(pod, slot),
         Role::Sidecar | Role::Main => slot.is_ready(),
-        // Nothing asks whether it is ready; kubelet leaves it so.
+        // Its readiness is not used; kubelet leaves it so.
         Role::Ephemeral => false,
     };
     // A waiting container reports its last exit as `lastState`; a terminated one reports it as `state`.
@@ -178,7 +178,7 @@ fn user(user: &ContainerUser) -> k8s::ContainerUser {
     k8s::ContainerUser { linux: Some(linux) }
 }
 
-/// What it has, while it is to have other resources.
+/// Its present resources during a resize.
 fn resources_until_resized(slot: &ContainerSlot) -> Option<ResourceRequirements> {
     let from = slot.resize().map(|resize| &resize.from).or_else(|| slot.restarts_for_resize())?;
     Some(from.container(&slot.name)?.resources.clone().unwrap_or_default())
@@ -242,7 +242,7 @@ fn state(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> Con
     }
 }
 
-/// A container is not shown as running before its `postStart` hook is over, nor while it is stopped because that has failed.
+/// A container is not shown as running before its `postStart` hook has ended, nor while it is stopped because that has failed.
 fn waits_for_hook(instance: &Instance) -> ContainerState {
     let (reason, message) = match &instance.post_start {
         PostStart::Failed(message) => ("PostStartHookError", Some(message.to_string())),

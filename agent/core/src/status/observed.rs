@@ -18,7 +18,7 @@ use super::resources::with_resources;
 use super::retired::{ConsumerId, DroppedStatus, Retired};
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 
-/// What the agent knows of one container beyond the fields of the Pod API.
+/// The state of one container beyond the fields of the Pod API.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ObservedContainer {
     /// The container's id in containerd, without `containerd://`.
@@ -178,7 +178,7 @@ impl Observed {
     }
 }
 
-/// Takes the last status of every pod that goes while it is registered. Dropping it ends that.
+/// Receives the last status of every pod that is removed while it is registered. Dropping it unregisters it.
 #[derive(Debug)]
 pub struct Consumer {
     observed: Observed,
@@ -191,7 +191,7 @@ impl Consumer {
         pods.retired.awaited_by(self.id)
     }
 
-    /// It has taken that version. The status goes once every consumer has.
+    /// Acknowledges that version. The status is dropped once every consumer has.
     pub fn acknowledge(&self, version: u64) {
         self.observed.change(|next| next.retired.acknowledge(self.id, version));
     }

@@ -13,7 +13,7 @@ use limpet_model::pod::qos::{CPU, MEMORY};
 
 use crate::state::PodState;
 
-/// The status with `resources` and `allocatedResources` of the pod and of every container. What is to be resized has its own
+/// The status with `resources` and `allocatedResources` of the pod and of every container. What is being resized has its own
 /// in `resources` already: those it has now. A pod that the node has refused has none.
 pub fn with_resources(record: &PodRecord, status: &PodStatus) -> PodStatus {
     let mut status = status.clone();
@@ -27,14 +27,14 @@ pub fn with_resources(record: &PodRecord, status: &PodStatus) -> PodStatus {
     status
 }
 
-/// What the pod has while its cgroup has other limits than it is to have; `None`: what it is to have.
+/// The pod's present resources while its cgroup has other limits than desired; `None`: the desired ones.
 pub(super) fn while_resized(pod: &PodState) -> Option<ResourceRequirements> {
     let spec = pod.record.spec();
     let set = pod.cgroup.set.filter(|set| *set != pod_limits(spec))?;
     Some(with_limits(pod_resources(spec), &set))
 }
 
-/// The resources with those that the cgroup's limits tell (kubelet's `convertToAPIPodLevelResourcesStatus`).
+/// The resources with those that follow from the cgroup's limits (kubelet's `convertToAPIPodLevelResourcesStatus`).
 fn with_limits(mut resources: ResourceRequirements, set: &CgroupLimits) -> ResourceRequirements {
     let requests = resources.requests.get_or_insert_default();
     let requested = limpet_model::pod::qos::amount(Some(requests), CPU);

@@ -1,6 +1,6 @@
 //! The last statuses of pods that are gone, for the consumers that have not taken them yet. Pure and bounded.
 //!
-//! A consumer that is registered when a pod goes acknowledges it by its version; the last acknowledgement removes it. A
+//! A consumer that is registered when a pod is removed acknowledges it by its version; the last acknowledgement removes it. A
 //! consumer that leaves acknowledges everything. Without consumers nothing is kept.
 
 use std::sync::Arc;
@@ -35,17 +35,17 @@ pub struct Retired {
     next_consumer: u64,
 }
 
-/// A status that was dropped before everyone had taken it.
+/// A status that was dropped before every consumer had acknowledged it.
 #[derive(Debug, Clone)]
 pub struct DroppedStatus {
     /// The pod.
     pub pod: Arc<ObservedPod>,
-    /// The names of the consumers that had not taken it.
+    /// The names of the consumers that had not acknowledged it.
     pub consumers: Vec<&'static str>,
 }
 
 impl Retired {
-    /// Registers a consumer under a name for people. It is asked for what is retired from now on.
+    /// Registers a consumer under a name for people. It must acknowledge what is retired from now on.
     pub fn register(&mut self, name: &'static str) -> ConsumerId {
         let id = ConsumerId(self.next_consumer);
         self.next_consumer += 1;

@@ -35,19 +35,19 @@ pub enum CgroupError {
     /// A cgroup that others make does not exist.
     #[error("there is no cgroup {0}: create it, or correct its name")]
     Missing(PathBuf),
-    /// The processes of a cgroup have more memory in use than they are to have.
+    /// The processes of a cgroup use more memory than its new limit.
     #[error(
         "the processes of cgroup {group} have {in_use} bytes of memory in use, more than the limit of {limit} bytes"
     )]
     MemoryInUse {
         /// The cgroup, from the root of the hierarchy.
         group: PathBuf,
-        /// What they are to have, in bytes.
+        /// The new limit, in bytes.
         limit: u64,
         /// What they have.
         in_use: u64,
     },
-    /// Processes still run in a cgroup that is to be removed.
+    /// Processes still run in the cgroup.
     #[error("remove cgroup {0}: processes still run in it")]
     Busy(PathBuf),
     /// systemd refuses or does not answer.

@@ -77,7 +77,7 @@ impl Hierarchies {
         self.mounted.iter().filter(move |hierarchy| hierarchy.unified == v2)
     }
 
-    /// A group's directory in the hierarchy of `controller`; `None` when there is none.
+    /// A group's directory in the hierarchy of `controller`; `None` without such a hierarchy.
     pub(super) fn path(&self, controller: &str, group: &Path) -> Option<PathBuf> {
         let v2 = self.is_v2();
         let of =

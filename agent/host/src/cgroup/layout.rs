@@ -40,7 +40,7 @@ impl GroupName {
         self.0.iter().map(|level| escape(level)).collect()
     }
 
-    /// The directory, from the root of the hierarchy; slices lie in the slices their name begins with.
+    /// The directory, from the root of the hierarchy; slices are within the slices their name begins with.
     fn directory(&self, driver: CgroupDriver) -> PathBuf {
         match driver {
             CgroupDriver::Cgroupfs => self.0.iter().collect(),

@@ -18,7 +18,7 @@ pub(super) struct GroupLimits {
     pod: Option<CgroupLimits>,
     /// Bytes of memory of a group that is not a pod's.
     memory: Option<u64>,
-    /// The number of processes, or that there is no limit of them.
+    /// The maximum number of processes, or no limit.
     pids: Option<Option<i64>>,
     /// Bytes in huge pages, by the size of one.
     huge_pages: Vec<(u64, u64)>,
@@ -33,14 +33,14 @@ pub(super) struct Setting {
     pub(super) file: Cow<'static, str>,
     /// What to write.
     pub(super) value: String,
-    /// A kernel without the file is no error: the value is its default, or a limit that it may lack.
+    /// A missing file is not an error: the value is the default, or the limit is optional.
     pub(super) optional: bool,
 }
 
 /// A property of a slice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Property {
-    /// A number; `u64::MAX` is no limit.
+    /// A number; `u64::MAX` means no limit.
     Number(&'static str, u64),
     /// A switch.
     Switch(&'static str, bool),

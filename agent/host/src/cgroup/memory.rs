@@ -47,7 +47,7 @@ impl Cgroups {
     }
 }
 
-/// The root of v2 has no count of its own, only statistics.
+/// The root of v2 has no counter, only statistics.
 fn root_in_use(root: &Path) -> Option<u64> {
     let stat = fs::read_to_string(root.join("memory.stat")).ok()?;
     let value = |name: &str| -> Option<u64> {

@@ -1,4 +1,4 @@
-//! An alarm of the cgroup above all pods: they come to what they may have of memory together, or have that much more.
+//! An alarm of the cgroup above all pods: their memory reaches its limit, or has grown by a given amount.
 //!
 //! With cgroup v1 it is the eventfd of a usage threshold (`cgroup.event_control`), which kubelet sets too. cgroup v2 reports
 //! that a group's own limit was met (`memory.events.local`), and nothing below it.
@@ -16,7 +16,7 @@ use super::{CgroupError, Cgroups, blocking};
 use crate::inotify::register;
 use limpet_model::pod::qos::QosClass;
 
-/// So close to its limit a group counts as being there, in bytes.
+/// A group this close to its limit, in bytes, counts as having reached it.
 const LIMIT_TOLERANCE: u64 = 1 << 20;
 
 /// An alarm that rings once.
@@ -27,7 +27,7 @@ pub struct MemoryAlarm {
 }
 
 impl Cgroups {
-    /// Sets an alarm: the pods have `more` bytes more than now, or have come to their limit.
+    /// Sets an alarm: the pods use `more` bytes more than now, or have reached their limit.
     ///
     /// # Errors
     /// The kernel does not count the pods' memory, or, with v2, they have no limit together.
@@ -54,7 +54,7 @@ impl MemoryAlarm {
     /// Resolves when it rings. Cancel safe.
     pub async fn rings(&self) {
         if self.file.ready(self.interest).await.is_err() {
-            // The runtime goes away.
+            // The tokio runtime stops.
             std::future::pending().await
         }
     }
@@ -75,8 +75,8 @@ fn at_limit(group: &Path) -> io::Result<(File, Interest)> {
     Ok((events, Interest::PRIORITY))
 }
 
-/// v1: an eventfd of the moment at which the group has `more` bytes more, or comes to its limit: files that the kernel could drop
-/// count as well.
+/// v1: an eventfd of the moment at which the group has `more` bytes more, or comes to its limit: files that the kernel
+/// could drop count as well.
 fn at_usage(group: &Path, more: u64) -> io::Result<(File, Interest)> {
     let value = |name: &str| -> io::Result<u64> {
         fs::read_to_string(group.join(name))?.trim().parse().map_err(io::Error::other)

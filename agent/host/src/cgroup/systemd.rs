@@ -55,7 +55,7 @@ impl Manager {
         in_time("start", unit, start).await
     }
 
-    /// Moves a process into a scope of its own, in a slice.
+    /// Moves a process into its own scope, in a slice.
     pub(super) async fn scope(&self, unit: &str, slice: &str, pid: u32) -> Result<(), CgroupError> {
         let mut properties = new_unit(unit, &[]);
         properties.push(("Slice", Variant::from(slice.to_owned())));

@@ -76,7 +76,7 @@ async fn all_pods_have_a_limit_together_once_they_use_less() {
     assert_eq!((read(), cgroups.shares("")), ((64 << 20).to_string(), cgroups.in_shares(512)));
     assert_eq!(cgroups.read("", "pids", "pids.max", "pids.max"), "5000");
 
-    // Processes lie in leaves alone, with cgroup v2.
+    // With cgroup v2 processes are only in leaves.
     let level = cgroups.shared.layout.directory(&cgroups.shared.layout.level(QosClass::BestEffort));
     let leaf = cgroups.shared.hierarchies.path("memory", &level.join("podm")).unwrap();
     fs::create_dir(&leaf).unwrap();

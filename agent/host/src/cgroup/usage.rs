@@ -1,4 +1,4 @@
-//! What the node, a pod or a container has used, as the kernel counts it: files of its cgroup, read when somebody asks.
+//! What the node, a pod or a container has used, as the kernel counts it: files of its cgroup, read on request.
 //!
 //! A figure that the kernel does not have is left out, never zero. All figures of a group include the groups below it.
 
@@ -63,11 +63,11 @@ pub struct GroupUsage {
     pub threads: Option<u64>,
     /// How many processes and threads it may have.
     pub threads_limit: Option<u64>,
-    /// How many of its processes the kernel has killed for want of memory.
+    /// The number of its processes that the OOM killer has ended.
     pub oom_kills: Option<u64>,
 }
 
-/// The moment of a reading.
+/// The time of a reading.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SampleTime {
     /// By the node's clock, which may be set.
@@ -271,7 +271,7 @@ impl GroupFiles<'_> {
     fn memory(&self) -> Option<MemoryUsage> {
         let stat = self.text("memory", "memory.stat")?;
         if self.v2 {
-            // The root has no count of its own, only statistics.
+            // The root has no counter, only statistics.
             return parse::memory_v2(self.number("memory", "memory.current"), &stat);
         }
         parse::memory_v1(self.number("memory", "memory.usage_in_bytes")?, &stat)

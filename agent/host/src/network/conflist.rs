@@ -31,7 +31,7 @@ pub(super) struct Conflist {
     pub plugins: Vec<Map<String, Value>>,
 }
 
-/// Why there is no usable configuration.
+/// Why the configuration is not usable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ConfigError {
     #[error("no network config found in {}", .0.display())]
@@ -73,7 +73,7 @@ pub(super) fn load(dir: &Path) -> Result<Conflist, ConfigError> {
     Ok(conflist)
 }
 
-/// Files in the directory, or nothing when there is no such directory.
+/// The files in the directory; empty if the directory does not exist.
 fn names(dir: &Path) -> Result<Vec<String>, ConfigError> {
     let fail = |error: std::io::Error| ConfigError::Read { path: dir.to_owned(), reason: error.to_string() };
     let entries = match std::fs::read_dir(dir) {

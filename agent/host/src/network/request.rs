@@ -26,7 +26,7 @@ pub struct PortMapping {
 }
 
 /// The limits of a pod's traffic, in the form of the `bandwidth` capability: bits per second, and bits at once. A rate of
-/// zero is no limit.
+/// zero means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BandwidthLimits {

@@ -330,7 +330,7 @@ async fn pods_on_a_real_bridge_reach_each_other() {
     std::fs::write(conf_dir.join("10-test.conflist"), config.to_string()).unwrap();
     let network = Network::new(conf_dir.clone(), vec![plugins], dir.path().join("state"));
 
-    // A bridge without an address of its own takes its ports' lowest MAC, and the plugin's CHECK minds; so give it one.
+    // A bridge without an address takes its ports' lowest MAC, which the plugin's CHECK rejects; so it gets one.
     let bridge = ["link", "add", &bridge, "address", "02:00:0a:fe:4d:01", "type", "bridge"];
     assert!(Command::new("ip").args(bridge).status().unwrap().success());
     let uids = [unique_uid(), unique_uid()];

@@ -1,8 +1,9 @@
 //! ID-mapped mounts for a pod with a user namespace (`hostUsers: false`): what is root's on disk is that of the pod's root.
 //!
-//! limpet makes them itself, so that neither runc nor containerd has to know of them: copies of what a container mounts, below
-//! `<sandbox>/mounts/<container>`, which the OCI runtime binds and which are removed when its process has been made; and
-//! `<sandbox>/layers`, a copy of the directory with all layers of images, for the overlays of the pod's containers.
+//! limpet makes them itself, so that neither runc nor containerd needs to support them: copies of what a container
+//! mounts, below `<sandbox>/mounts/<container>`, which the OCI runtime binds and which are removed when its process has
+//! been made; and `<sandbox>/layers`, a copy of the directory with all layers of images, for the overlays of the pod's
+//! containers.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};

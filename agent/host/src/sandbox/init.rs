@@ -7,9 +7,10 @@
 //! Two stages, because a process keeps the executable it has: [`ARGUMENT`] makes the root file system and executes the copy
 //! of the program in it, as [`ISOLATED_ARGUMENT`], which gives up its rights.
 //!
-//! With `hostUsers: false` the namespace has to be made by a process of the pod's user namespace, which may not copy a mount of the
-//! host's. So the first stage makes the root file system, enters the user namespace, starts the second stage as the first process of
-//! a PID namespace, [`USER_NAMESPACE_ARGUMENT`], and reports its pid. The second has a mount namespace of its own: the first's is the host's.
+//! With `hostUsers: false` the namespace has to be made by a process of the pod's user namespace, which may not copy a
+//! mount of the host's. So the first stage makes the root file system, enters the user namespace, starts the second
+//! stage as the first process of a PID namespace, [`USER_NAMESPACE_ARGUMENT`], and reports its pid. The second has its
+//! own mount namespace: the first's is the host's.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
@@ -93,7 +94,8 @@ fn isolate(directory: &Path) -> io::Error {
     }
 }
 
-/// Starts the second stage as the first process of a PID namespace of the pod's user namespace, as its root, and prints its pid.
+/// Starts the second stage as the first process of a PID namespace of the pod's user namespace, as its root, and prints
+/// its pid.
 fn start_among_own_users(directory: &Path) -> io::Result<()> {
     let users = rustix::fs::open(directory.join(USERS), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     protect_from_oom();
@@ -132,8 +134,8 @@ fn released() -> io::Result<()> {
     io::stdin().read_exact(&mut [0])
 }
 
-/// A tmpfs over `directory`, in a mount namespace of its own, with limpet's executable, read-only. `others`: namespaces that are made with
-/// that.
+/// A tmpfs over `directory`, in its own mount namespace, with limpet's executable, read-only. `others`: namespaces that
+/// are made with that.
 fn root_file_system(directory: &Path, others: UnshareFlags) -> io::Result<()> {
     // Taken before the mount namespace is left, in which alone it can be; an upgrade may have removed the file's name.
     let copy = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;

@@ -84,8 +84,8 @@ pub(super) fn make(sandbox: &Sandbox, settings: &NamespaceSettings) -> Result<()
     Ok(())
 }
 
-/// The file system of the IPC namespace's message queues has a label of the agent's, and a policy may let no OCI runtime see it: it
-/// gets that of the pod's files. `path` is made for that, and removed.
+/// The file system of the IPC namespace's message queues has a label of the agent's, and a policy may let no OCI
+/// runtime see it: it gets that of the pod's files. `path` is made for that, and removed.
 fn label_message_queues(path: &Path, label: &str) {
     let label = || {
         std::fs::create_dir(path)?;

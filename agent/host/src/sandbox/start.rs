@@ -58,7 +58,7 @@ async fn isolated(child: &mut Child) -> io::Result<()> {
     };
     stdin.write_all(b"\n").await?;
     let mut answer = String::new();
-    // It closes the pipe once it is isolated, or says why it cannot be.
+    // It closes the pipe once it is isolated, or writes the cause of its failure.
     stdout.read_to_string(&mut answer).await?;
     match answer.as_str() {
         "\n" => Ok(()),
@@ -67,8 +67,8 @@ async fn isolated(child: &mut Child) -> io::Result<()> {
     }
 }
 
-/// Starts an init where the pod shares a PID namespace, as the first process of the one that the calling thread has made for its
-/// children, or of one of the pod's user namespace; and pins that.
+/// Starts an init where the pod shares a PID namespace, as the first process of the one that the calling thread has
+/// made for its children, or of one of the pod's user namespace; and pins that.
 pub(super) fn start(
     runtime: &Handle,
     dir: &Path,

@@ -72,7 +72,7 @@ fn matches(pattern: &str, dotted_name: &str) -> bool {
     }
 }
 
-/// The namespace a sysctl belongs to, among those a pod may have of its own.
+/// The namespace of a sysctl, among those that a pod may have.
 fn namespace(dotted_name: &str) -> Option<&'static str> {
     let ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| dotted_name.starts_with(prefix));
     match dotted_name {

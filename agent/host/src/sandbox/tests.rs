@@ -159,8 +159,8 @@ async fn an_incomplete_sandbox_is_not_found_and_is_created_again() {
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let uid = PodUid::new("uid-4");
     let sandbox = sandboxes.create(&request(&uid)).await.unwrap().sandbox;
-    // As if the agent had crashed before the last pin was bound: a regular file where the namespace should be, and message queues
-    // mounted to be labelled.
+    // As if the agent had crashed before the last pin was bound: a regular file where the namespace should be, and
+    // message queues mounted to be labelled.
     let pin = sandbox.namespaces.network.clone().unwrap();
     let queues = pin.with_file_name(namespaces::MESSAGE_QUEUES);
     std::fs::create_dir(&queues).unwrap();

@@ -1,8 +1,8 @@
 //! A pod's user namespace (`hostUsers: false`): the ids that it is given, and the process that makes it.
 //!
-//! A process with threads cannot make a user namespace, so limpet's executable is started again for it ([`ARGUMENT`]). It makes
-//! the pod's network, IPC and UTS namespaces with it, which belong to the user namespace then, and ends when they are pinned. The
-//! agent maps the ids, enters those three and configures them as it does those of other pods.
+//! A process with threads cannot make a user namespace, so limpet's executable is started again for it ([`ARGUMENT`]).
+//! It makes the pod's network, IPC and UTS namespaces with it, which belong to the user namespace then, and ends when
+//! they are pinned. The agent maps the ids, enters those three and configures them as it does those of other pods.
 //!
 //! The file `ids` of a sandbox has its ids. They are the pod's from before its namespaces are made until they are gone.
 
@@ -49,7 +49,8 @@ pub fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The process that has made a pod's namespaces. Dropped, it ends, and with it what of them is not pinned.
+/// The process that has made a pod's namespaces. When it is dropped, the process ends, and with it the namespaces that
+/// are not pinned.
 #[derive(Debug)]
 pub(super) struct NamespaceHolder(Child);
 
@@ -100,7 +101,7 @@ impl NamespaceHolder {
 impl Drop for NamespaceHolder {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // It ends at once; if it cannot be waited for, nothing is lost but its entry in the table of processes.
+        // It ends at once; if it cannot be waited for, only its entry in the process table remains.
         let _ = self.0.wait();
     }
 }
@@ -114,7 +115,7 @@ pub(super) fn allocate(sandboxes: &Path, dir: &Path, uid: &PodUid) -> Result<IdR
     Ok(ids)
 }
 
-/// The ids of the sandbox in `dir`; `None`: it has none of its own.
+/// The ids of the sandbox in `dir`; `None`: it uses the host's.
 pub(super) fn read(dir: &Path) -> Result<Option<IdRange>, SandboxError> {
     Ok(IDS.read(dir)?.and_then(|text| IdRange::parse(&text)))
 }

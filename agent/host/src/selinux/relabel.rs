@@ -50,7 +50,7 @@ const MAX_LABEL: usize = 4_096;
 /// only read, stays as it is. A symlink as `path` is labelled itself. Blocks.
 ///
 /// # Errors
-/// A file cannot be labelled; `InvalidInput`: the policy does not know the label.
+/// A file cannot be labelled; `InvalidInput`: the policy does not have the label.
 pub fn relabel(path: &Path, label: &str) -> io::Result<()> {
     if SYSTEM_DIRECTORIES.iter().any(|system| Path::new(system) == path) {
         return Err(io::Error::other(
@@ -80,8 +80,8 @@ fn inherit_attribute(attribute: &str, path: &Path, from: &Path) -> io::Result<()
     }
 }
 
-/// Lets containers with plugins reach the sockets in a directory of the agent, with kubelet's label. Nothing is done where SELinux
-/// is off, and a policy that does not know the label leaves the directory as it is. Blocks.
+/// Lets containers with plugins reach the sockets in a directory of the agent, with kubelet's label. Nothing is done
+/// where SELinux is off, and if the policy does not have the label the directory stays as it is. Blocks.
 pub fn open_to_plugins(directory: &Path) {
     if !is_enabled() {
         return;
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// Where SELinux is off an attribute of root's own stands for the label: the kernel has the same rules for both.
+    /// Without SELinux, another attribute of root replaces the label: the kernel has the same rules for both.
     const STAND_IN: &str = "trusted.limpet-test";
 
     fn set(path: &Path, label: &str) {

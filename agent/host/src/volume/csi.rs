@@ -1,6 +1,6 @@
 //! csi: a volume that a CSI driver mounts for one pod.
 //!
-//! The driver is called by the agent; here is where the volume lies, in kubelet's layout, and whether it is mounted: read from
+//! The agent calls the driver; this module has the volume's path, in kubelet's layout, and whether it is mounted: read from
 //! the mount table, since a volume whose server is gone may not answer.
 
 use std::path::{Path, PathBuf};
@@ -19,7 +19,8 @@ pub(super) struct CsiMount {
     pub path: PathBuf,
 }
 
-/// The device of the volume `name`, a PersistentVolume's name, as `volume` of the pod: kubelet's link to where the driver publishes it.
+/// The device of the volume `name`, a PersistentVolume's name, as `volume` of the pod: kubelet's link to where the
+/// driver publishes it.
 pub(super) fn device(pod_dir: &Path, volume: &str, name: &str) -> HostPath {
     let path = pod_dir.join("volumeDevices/kubernetes.io~csi").join(name);
     HostPath { volume: volume.to_owned(), path, kind: HostPathType::BlockDevice, labelled: false }

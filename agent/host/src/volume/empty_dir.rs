@@ -3,7 +3,7 @@
 //! As in kubelet: mode 0777, of a tmpfs 01777, unless `mode` is set; with `fsGroup` the directory belongs to that group, which
 //! may read and write, and files created in it inherit the group by the set-group-id bit. Only the directory itself is
 //! changed, when it is created and empty. An existing one is not touched, so a container's changes to it persist. `sizeLimit`
-//! limits a tmpfs and a hugetlbfs; on disk whoever measures the pod's use of it ends a pod that takes more.
+//! limits a tmpfs and a hugetlbfs; on disk a pod that takes more is ended after its usage is measured.
 
 use std::path::{Path, PathBuf};
 

@@ -12,11 +12,11 @@ use super::empty_dir::EmptyDir;
 /// The largest file that is read.
 const MAX_FILE: u64 = 1 << 20;
 
-/// The text of the file `path` in the emptyDir `volume`; `None`: there is no such file. A symlink is followed within the
+/// The text of the file `path` in the emptyDir `volume`; `None`: the file does not exist. A symlink is followed within the
 /// volume alone, and only a regular file is read: a container has made it.
 ///
 /// # Errors
-/// It cannot be read, or is no text of at most 1 MiB.
+/// It cannot be read, or is not text of at most 1 MiB.
 pub fn read_env_file(pod_dir: &Path, volume: &str, path: &str) -> io::Result<Option<String>> {
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let base = match rustix::fs::openat(CWD, EmptyDir::path(pod_dir, volume), directory, Mode::empty()) {

@@ -53,7 +53,7 @@ pub enum VolumeError {
         /// The key.
         key: String,
     },
-    /// The volume of a claim is not to be had; kubelet's message.
+    /// The volume of a claim is not available; kubelet's message.
     #[error("MountVolume.SetUp failed for volume {volume:?} : {reason}")]
     Claim {
         /// The volume's name.

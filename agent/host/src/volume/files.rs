@@ -41,7 +41,7 @@ pub(super) fn set_mode(path: &Path, mode: u32) -> Result<(), VolumeError> {
 }
 
 /// Sets the file's content to `text` in the same inode, which containers have mounted. With `keep_appended` a file that
-/// continues after `text` is not changed: a container has appended lines of its own.
+/// continues after `text` is not changed: a container has appended its own lines.
 pub(super) fn write_in_place(path: &Path, text: &str, keep_appended: bool) -> Result<(), VolumeError> {
     match read(path)? {
         Some(found) if found == text || (keep_appended && found.starts_with(text)) => return Ok(()),
@@ -54,7 +54,7 @@ pub(super) fn write_in_place(path: &Path, text: &str, keep_appended: bool) -> Re
     file.and_then(write).map_err(VolumeError::io("write", path))
 }
 
-/// The file's text, `None` when there is no file. Invalid UTF-8 is replaced.
+/// The file's text; `None` if it does not exist. Invalid UTF-8 is replaced.
 pub(super) fn read(path: &Path) -> Result<Option<String>, VolumeError> {
     let file = match File::open(path) {
         Ok(file) => file,

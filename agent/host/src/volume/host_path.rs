@@ -23,7 +23,7 @@ pub(super) enum HostPathType {
     BlockDevice,
 }
 
-/// A hostPath to be checked, and created where its type asks for it.
+/// A hostPath, which is checked, and created where its type requires it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostPath {
     pub volume: String,

@@ -24,7 +24,7 @@ pub struct PodHostname {
 /// but its kernel hostname is the host's.
 ///
 /// # Errors
-/// The full name that `setHostnameAsFQDN` asks for is too long for the kernel.
+/// The full name of `setHostnameAsFQDN` is too long for the kernel.
 pub fn pod_hostname(pod: &PodRecord, cluster_domain: &str) -> Result<PodHostname, VolumeError> {
     let spec = pod.spec();
     let given = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());

@@ -1,6 +1,6 @@
 //! `/etc/hosts` in kubelet's format. Pure.
 //!
-//! A pod with a network of its own gets the well-known names, its addresses with its hostname, and its
+//! A pod with its own network gets the well-known names, its addresses with its hostname, and its
 //! `hostAliases`; one with `hostNetwork` gets the node's file and its aliases below. The file is the pod's, shared by
 //! its containers, mounted writable, and not given to a container that mounts `/etc/hosts` itself.
 
@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::HostAlias;
 use super::hostname::PodHostname;
 use limpet_model::sandbox::PodAddresses;
 
-/// The file of a pod with a network of its own.
+/// The file of a pod with its own network.
 pub(super) fn own_network(addresses: &PodAddresses, hostname: &PodHostname, aliases: &[HostAlias]) -> String {
     let mut text = String::from(
         "# Kubernetes-managed hosts file.\n\

@@ -1,11 +1,11 @@
-//! Image volumes: an image's files, mounted read-only once for the whole pod by whoever has the image.
+//! Image volumes: an image's files, mounted read-only once for the whole pod by the image's owner.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{VolumeError, removal};
 
-/// Where the pod's image volumes lie.
+/// The directory of the pod's image volumes.
 fn directory(pod_dir: &Path) -> PathBuf {
     pod_dir.join("volumes/kubernetes.io~image")
 }

@@ -1,7 +1,7 @@
 //! `volumesInUse` of the Node's status: the volumes that a controller must not detach from the node.
 //!
 //! As with kubelet a volume is named there before the node looks whether it is attached, and until it is unstaged or detached:
-//! a controller that wants to detach it sees that it must wait.
+//! a controller waits before it detaches it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

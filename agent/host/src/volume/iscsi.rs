@@ -1,8 +1,8 @@
 //! iscsi: a disk of an iSCSI target, attached and mounted once for the node, and bound into each of its pods.
 //!
-//! The sequence is kubelet's (`pkg/volume/iscsi`): the node's own `iscsiadm` logs in, the kernel is asked for the one disk,
+//! The sequence is kubelet's (`pkg/volume/iscsi`): the node's own `iscsiadm` logs in, the kernel scans for the one disk,
 //! a blank disk gets a file system, and all of it is undone after the last pod. Which sessions there are is read from sysfs,
-//! and what limpet has done is written down ([`record`]), so that an agent that has just started goes on where another one
+//! and what limpet has done is recorded ([`record`]), so that an agent that has just started continues where another one
 //! ended. Tools are child processes with a deadline, and the pods of one target wait for each other alone.
 
 mod attach;
@@ -185,12 +185,12 @@ impl IscsiDisks {
     /// Attaches and mounts the volume for the pod, unless it is.
     pub(super) async fn set_up(&self, mount: &IscsiMount, uid: &PodUid) -> Result<(), VolumeError> {
         let path = mount.path.clone();
-        // A device is looked for each time: its name may be another disk's after a while.
+        // The device is looked up each time: its name may later belong to another disk.
         if !mount.block && on_files(&path, mounted::is_mounted).await? {
             return Ok(());
         }
         let _guard = self.locks.lock(mount.disk.iqn.clone()).await;
-        // First what says that there is a pod to be cleared.
+        // First the record that this pod must be cleaned up.
         let wanted = if mount.block { mount.path.parent().unwrap_or(&path).to_owned() } else { path.clone() };
         on_files(&wanted, |path| files::make_dirs(path, 0o750)).await?;
         self.provide(mount, uid).await.map_err(|reason| mount.failed(reason))
@@ -234,7 +234,7 @@ impl IscsiDisks {
 }
 
 impl Node {
-    /// Runs a tool of the node; `remedy` is for a node without it. A tool that fails is no error.
+    /// Runs a tool of the node; `remedy` is for a node without it. A tool that fails is not an error.
     async fn run(
         &self,
         tool: &str,

@@ -14,9 +14,9 @@ pub struct MeasuredVolume {
     pub name: String,
     /// Its directory on the node.
     pub path: PathBuf,
-    /// It is a file system of its own, which counts by itself; any other has its files counted.
+    /// It is a separate file system, which has its own count; in other volumes the files are counted.
     pub own_file_system: bool,
-    /// It is on the node's disk and goes with the pod: kubelet counts it as the pod's ephemeral storage.
+    /// It is on the node's disk and removed with the pod: kubelet counts it as the pod's ephemeral storage.
     pub ephemeral: bool,
 }
 
@@ -30,7 +30,7 @@ pub(super) fn measured(volume: &Volume, pod_dir: &Path) -> Option<MeasuredVolume
     };
     if let Some(source) = &volume.empty_dir {
         let medium = source.medium.as_deref().unwrap_or_default();
-        // A hugetlbfs does not say what is used of it.
+        // A hugetlbfs does not report its use.
         return Some(measured(EmptyDir::path(pod_dir, &volume.name), medium == "Memory", medium.is_empty()));
     }
     if volume.nfs.is_some() {

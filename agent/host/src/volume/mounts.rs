@@ -128,7 +128,7 @@ fn volume_mount(
     })
 }
 
-/// A volume on the node.
+/// A volume, found on the node.
 struct FoundVolume {
     path: PathBuf,
     /// It is read-only for containers.
@@ -254,7 +254,7 @@ mod tests {
         Ok(mounts.iter().map(row).collect())
     }
 
-    /// What the claim `data` stands for, and one that no pod can have.
+    /// The volume of the claim `data`, and one that no pod can have.
     fn claims(dir: &Path) -> PodObjects {
         let pod = record(json!({"volumes": [
             {"name": "a", "persistentVolumeClaim": {"claimName": "data"}},

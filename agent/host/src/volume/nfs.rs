@@ -126,7 +126,7 @@ impl NfsMount {
     }
 }
 
-/// Unmounts every export of the pod; one whose server does not answer is taken away from whoever still waits for it.
+/// Unmounts every export of the pod; one whose server does not respond is unmounted by force.
 pub(super) async fn unmount_all(pod_dir: &Path) -> Result<(), VolumeError> {
     let directory = directory(pod_dir);
     let find = {
@@ -157,7 +157,7 @@ pub(super) async fn unmount_all(pod_dir: &Path) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// Detaches a mount and has what waits for its server fail.
+/// Detaches a mount; calls that wait for its server fail.
 async fn take_away(path: PathBuf) -> Result<(), VolumeError> {
     let unmount = blocking_calls::run(path.clone(), DEADLINE, {
         let path = path.clone();

@@ -1,4 +1,4 @@
-//! The node's own tools that mount volumes: where they are, and what they say.
+//! The node's own tools that mount volumes: their directories and their output.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use crate::program;
 /// Where tools of the system are beside `PATH`: a service's has no `sbin` everywhere.
 const SYSTEM_DIRS: [&str; 3] = ["/usr/sbin", "/sbin", "/usr/local/sbin"];
 
-/// How much of what a tool says is shown, in bytes.
+/// The maximum length of a tool's output in a message, in bytes.
 const MAX_OUTPUT: usize = 1_024;
 
 /// The directories of `PATH`, then those of the system's tools.
@@ -16,7 +16,7 @@ pub(super) fn tool_dirs() -> Vec<PathBuf> {
     std::env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from)).collect()
 }
 
-/// What a tool that failed has said, in one line.
+/// The output of a failed tool, in one line.
 pub(super) fn said(output: &program::Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();

@@ -1,8 +1,8 @@
 //! How mounts propagate between the node and a container (`mountPropagation`): only from and to a mount that is shared.
 //!
-//! The pod's own volumes are made so for the first container that asks for it; kubelet does it with its whole root directory.
-//! What of the node is private stays so: as with containerd's CRI it is refused, since otherwise nothing would propagate, and
-//! nobody would know.
+//! The pod's own volumes are made shared for the first container that requires it; kubelet does it with its whole root
+//! directory. A private mount of the node stays private: as with containerd's CRI the propagation is refused, since
+//! otherwise it would silently not work.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -13,10 +13,10 @@ use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 use super::{Propagation, VolumeError};
 use crate::mount_table::{self, Mount};
 
-/// Containers of one pod start side by side: a volume is made shared once.
+/// Containers of one pod start concurrently: a volume is made shared once.
 static SHARING_LOCK: Mutex<()> = Mutex::new(());
 
-/// What a mount asks for.
+/// The propagation of a mount.
 pub(super) fn of(wanted: &VolumeMount) -> Propagation {
     match wanted.mount_propagation.as_deref() {
         Some("HostToContainer") => Propagation::HostToContainer,
@@ -25,8 +25,8 @@ pub(super) fn of(wanted: &VolumeMount) -> Propagation {
     }
 }
 
-/// Makes a volume of the pod's own, at `path`, a shared mount if `propagation` needs one. What is removed with the pod takes the
-/// mount along.
+/// Makes a volume of the pod's own, at `path`, a shared mount if `propagation` needs one. What is removed with the pod
+/// takes the mount along.
 pub(super) fn prepare(propagation: Propagation, path: &Path) -> Result<(), VolumeError> {
     if propagation == Propagation::Private {
         return Ok(());
@@ -42,7 +42,7 @@ pub(super) fn prepare(propagation: Propagation, path: &Path) -> Result<(), Volum
         .map_err(|errno| VolumeError::io("make shared", &real)(errno.into()))
 }
 
-/// Whether a mount of the node's `path` can propagate as asked.
+/// Whether a mount of the node's `path` can propagate as required.
 pub(super) fn check(volume: &str, propagation: Propagation, path: &Path) -> Result<(), VolumeError> {
     if propagation == Propagation::Private {
         return Ok(());

@@ -17,7 +17,7 @@ use limpet_model::object::{ObjectKind, PodObjects, SecretBytes, iscsi_secret};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::all_containers;
 
-/// The place of a volume's data.
+/// The source of a volume's data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum VolumeSource {
     /// A path of the node.
@@ -31,7 +31,7 @@ pub(super) enum VolumeSource {
 }
 
 impl VolumeSource {
-    /// The place of `volume`, and whether it is read-only for containers; `None`: it goes with its pod.
+    /// The source of `volume`, and whether it is read-only for containers; `None`: it is removed with its pod.
     pub(super) fn find(
         volume: &Volume,
         pod: &PodRecord,
@@ -41,7 +41,7 @@ impl VolumeSource {
         let usage = Usage::of(pod, &volume.name);
         if let Some(source) = &volume.host_path {
             let mut found = HostPath::of(&volume.name, source)?;
-            // A missing one is waited for, and never made as a directory.
+            // A missing device is waited for, and never created as a directory.
             if usage.device {
                 found.kind = HostPathType::BlockDevice;
             }
@@ -109,7 +109,7 @@ impl VolumeSource {
     }
 }
 
-/// The values of the Secret that the volume's target asks for.
+/// The values of the Secret for the volume's target.
 fn secret(volume: &Volume, objects: &PodObjects) -> Result<BTreeMap<String, SecretBytes>, VolumeError> {
     let Some(name) = iscsi_secret(volume) else { return Ok(BTreeMap::new()) };
     let kind = ObjectKind::Secret;

@@ -17,8 +17,8 @@ use limpet_model::pod::downward::NodeLimits;
 /// A tmpfs's own permissions.
 pub(super) const MODE: u32 = 0o1777;
 
-/// The bytes of a volume in memory (kubelet's `calculateEmptyDirMemorySize`): what the pod may use, or a node's pods together, at
-/// most its own limit.
+/// The bytes of a volume in memory (kubelet's `calculateEmptyDirMemorySize`): what the pod may use, or a node's pods
+/// together, at most its own limit.
 pub(super) fn size(limit: Option<u64>, spec: &PodSpec, node: NodeLimits) -> u64 {
     let of_pod = pod_limits(spec).memory;
     let sizes = [of_pod, Some(node.memory.units())].into_iter().flatten();

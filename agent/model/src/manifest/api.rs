@@ -1,6 +1,6 @@
 //! Pods as an apiserver stores them: the part that a node acts on, and whether this node can run it.
 //!
-//! An apiserver has validated its Pods, and a newer one may know fields that this agent does not: like kubelet, it
+//! An apiserver has validated its Pods, and a newer one may have fields that this agent does not know: like kubelet, it
 //! ignores those. A field that limpet knows and does not act on is refused, as in a manifest.
 
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn desired(pod: &Value) -> Value {
     desired
 }
 
-/// What others say of the pod's readiness gates: type and status of each condition that a gate names.
+/// The conditions of other clients for the pod's readiness gates: type and status of each condition that a gate names.
 fn gate_conditions(pod: &Value) -> Vec<Value> {
     let gates = pod["spec"]["readinessGates"].as_array().map(Vec::as_slice).unwrap_or_default();
     let conditions = pod["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();

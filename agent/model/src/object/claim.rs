@@ -1,5 +1,5 @@
 //! PersistentVolumeClaims as pods use them: the path on this node, the export of a server, the disk of an iSCSI target, or the
-//! volume of a CSI driver that a claim's volume stands for.
+//! volume of a CSI driver behind a claim's volume.
 //!
 //! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Supported
 //! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, `iscsi`, and `csi` with all that its driver needs.
@@ -30,10 +30,10 @@ const MOUNT_OPTIONS: &str = "mountOptions";
 const MODE: &str = "volumeMode";
 /// The entry with the volume of a CSI driver, as JSON.
 const CSI: &str = "csi";
-/// The entry that says why the pod cannot have the volume.
+/// The entry with the reason why the pod cannot have the volume.
 const REFUSED: &str = "refused";
 
-/// What a claim stands for on this node.
+/// The volume of a claim on this node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimedVolume {
     /// Where its data is.
@@ -73,7 +73,7 @@ impl ClaimedSource {
     }
 }
 
-/// A call of a CSI driver that has a Secret of its own.
+/// A call of a CSI driver that has its own Secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CsiCall {
     /// `NodeStageVolume`.
@@ -99,7 +99,7 @@ impl CsiCall {
 }
 
 /// The name of the claim that the volume refers to, if it does. That of an `ephemeral` volume has the pod's name in it; a
-/// driver's volume of the pod's own stands for itself, under a name that no claim can have.
+/// driver's inline volume has an object, too, under a name that no claim can have.
 pub fn name(pod: &PodRecord, volume: &Volume) -> Option<String> {
     if volume.csi.is_some() {
         return Some(format!("csi:{}", volume.name));
@@ -129,7 +129,7 @@ pub fn csi_volumes<'a>(
     })
 }
 
-/// Whether a driver wants to publish a volume of the pod again and again.
+/// Whether a driver of a volume of the pod has `requiresRepublish`.
 pub fn is_republished(pod: &PodRecord, objects: &PodObjects) -> bool {
     csi_volumes(pod, objects).any(|(_, volume, _)| volume.settings.republish)
 }
@@ -271,7 +271,7 @@ pub fn refusal(key: ObjectKey, origin: &str, why: String) -> ObjectRecord {
     ObjectRecord::of_texts(key, origin, [(REFUSED, why)])
 }
 
-/// What a claim's object stands for on the node.
+/// The volume of a claim's object on the node.
 ///
 /// # Errors
 /// Why there is nothing.

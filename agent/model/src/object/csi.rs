@@ -16,7 +16,7 @@ const MAX_HANDLE: usize = 4096;
 const MAX_TOKENS: usize = 32;
 /// The attribute of a volume, or the value of its Secret, with the tokens.
 pub const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
-/// The mode of a volume that goes with its pod.
+/// The mode of a volume that is removed with its pod.
 const EPHEMERAL: &str = "Ephemeral";
 /// The mode of every other one.
 const PERSISTENT: &str = "Persistent";
@@ -41,7 +41,7 @@ pub enum FsGroupPolicy {
 pub struct DriverSettings {
     /// Volumes are attached to the node first, by a VolumeAttachment.
     pub attach: bool,
-    /// The driver is told of the pod.
+    /// The driver gets information about the pod.
     pub pod_info: bool,
     /// `fsGroupPolicy`.
     pub fs_group: FsGroupPolicy,
@@ -56,12 +56,12 @@ pub struct DriverSettings {
     pub republish: bool,
 }
 
-/// A token that a driver wants.
+/// A token that a driver requests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverToken {
     /// Whom it is for; empty: the apiserver.
     pub audience: String,
-    /// How long it is to be valid, in seconds; `None`: as long as the apiserver's tokens are.
+    /// Its requested lifetime in seconds; `None`: the apiserver's default.
     pub lifetime: Option<i64>,
 }
 
@@ -80,10 +80,10 @@ impl Default for DriverSettings {
 }
 
 impl DriverSettings {
-    /// Those of the driver `name`, for a volume that goes with its pod or not.
+    /// Those of the driver `name`, for a volume that is or is not removed with its pod.
     ///
     /// # Errors
-    /// The driver has no such volumes, or wants too much; in words.
+    /// The driver has no such volumes, or requests too much; a message.
     pub fn of(name: &str, driver: Option<&CSIDriver>, ephemeral: bool) -> Result<Self, String> {
         let mode = if ephemeral { EPHEMERAL } else { PERSISTENT };
         let Some(driver) = driver else {
@@ -130,13 +130,13 @@ impl DriverSettings {
 /// A volume of a CSI driver.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CsiVolume {
-    /// The PersistentVolume's name; of a volume that goes with its pod its name there.
+    /// The PersistentVolume's name; of a volume that is removed with its pod its name there.
     pub name: String,
     /// The driver.
     pub driver: String,
     /// The volume's name for the driver.
     pub handle: String,
-    /// It goes with its pod.
+    /// It is removed with its pod.
     pub ephemeral: bool,
     /// Containers get it as a device (`volumeMode: Block`).
     #[serde(default)]
@@ -149,7 +149,7 @@ pub struct CsiVolume {
     pub access_modes: Vec<String>,
     /// `mountOptions`.
     pub mount_options: Vec<String>,
-    /// Nobody may write to it.
+    /// It is read-only.
     pub read_only: bool,
     /// The driver's settings in the cluster.
     pub settings: DriverSettings,
@@ -218,7 +218,7 @@ impl CsiVolume {
         })
     }
 
-    /// The VolumeAttachment that says whether it is attached to the node of that name.
+    /// The VolumeAttachment with the state of its attachment to the node of that name.
     pub fn attachment(&self, node: &str) -> String {
         format!("csi-{}", sha256(&format!("{}{}{node}", self.handle, self.driver)))
     }
@@ -247,7 +247,7 @@ impl CsiVolume {
         attributes
     }
 
-    /// Whether its files are to be given to the pod's `fsGroup` by the node; kubelet's rule.
+    /// Whether the node gives its files to the pod's `fsGroup`; kubelet's rule.
     pub fn takes_fs_group(&self, read_only: bool) -> bool {
         let of_one_node = || {
             self.ephemeral || self.access_modes.iter().any(|mode| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod")
@@ -271,7 +271,7 @@ pub fn staging_directory(handle: &str) -> String {
     sha256(handle)
 }
 
-/// Refuses what would not be a directory of its own, or too much for a request.
+/// Refuses names that would not be a directory, or would be too long for a request.
 fn check(driver: &str, handle: &str) -> Result<(), String> {
     let plain = driver.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
     if driver.is_empty() || driver.starts_with('.') || !plain {

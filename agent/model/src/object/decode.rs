@@ -32,7 +32,7 @@ const REQUIRED_KEYS: [(&str, &[&str], bool); 5] = [
     ("kubernetes.io/tls", &["tls.crt", "tls.key"], true),
 ];
 
-/// Decodes a ConfigMap or Secret: the object, if there is no error, and all faults.
+/// Decodes a ConfigMap or Secret: the object, unless it has an error, and all faults.
 pub fn decode(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<ObjectRecord>, Vec<Fault>) {
     let (record, faults) = read(value, kind, origin);
     (record, faults.finish())
@@ -81,7 +81,7 @@ pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<F
 /// count, and a Secret that holds a token is one like others.
 ///
 /// # Errors
-/// It is none of that kind.
+/// It is not of that kind.
 pub fn from_apiserver(object: &Value, kind: ObjectKind, origin: &str) -> Result<ObjectRecord, Vec<Fault>> {
     let mut value = object.clone();
     let metadata = &object["metadata"];

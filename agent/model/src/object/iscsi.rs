@@ -31,9 +31,9 @@ pub struct IscsiVolume {
     pub options: Vec<String>,
     /// It is read-only.
     pub read_only: bool,
-    /// Discovery asks for CHAP.
+    /// Discovery requires CHAP.
     pub chap_discovery: bool,
-    /// The session asks for CHAP.
+    /// The session requires CHAP.
     pub chap_session: bool,
     /// Containers get it as a block device.
     pub block: bool,

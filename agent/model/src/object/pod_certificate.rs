@@ -1,9 +1,9 @@
-//! The certificates of pods: which one a projection of kind `podCertificate` asks for, the PodCertificateRequest that a signer
+//! The certificates of pods: which one a projection of kind `podCertificate` requires, the PodCertificateRequest that a signer
 //! answers, and the issued one as an object of its pod.
 //!
-//! kubelet's rules (`pkg/kubelet/podcertificate`): the node makes the key, a request is made for each projection, a denied or failed
-//! one is final, and another one is made at the time that the signer has set. kubelet forgets keys when it ends; here they are kept, sealed like
-//! a Secret, for a start without an apiserver.
+//! kubelet's rules (`pkg/kubelet/podcertificate`): the node makes the key, a request is made for each projection, a
+//! denied or failed one is final, and another one is made at the time that the signer has set. kubelet forgets keys
+//! when it ends; here they are kept, sealed like a Secret, for a start without an apiserver.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -19,7 +19,7 @@ use crate::pod::PodRecord;
 const KEY: &str = "key";
 /// The key of the certificates, in PEM.
 const CHAIN: &str = "chain";
-/// The keys of two times, in RFC 3339: when it expires, and when another one is to be asked for.
+/// The keys of two times, in RFC 3339: its expiry, and when a new one is requested.
 const EXPIRY: &str = "expires";
 const RENEWAL: &str = "renewal";
 /// The key of why there will be none.
@@ -64,7 +64,7 @@ impl PodCertificateDemand {
     }
 }
 
-/// Who asks for a certificate.
+/// The requester of a certificate.
 #[derive(Debug, Clone, Copy)]
 pub struct Requester<'a> {
     /// The pod.
@@ -118,7 +118,7 @@ pub enum Answer {
     Issued {
         /// In PEM: the leaf first.
         chain: String,
-        /// When another one is to be asked for.
+        /// When a new one is requested.
         renewal: Timestamp,
         /// When it expires.
         expires: Timestamp,
@@ -151,7 +151,7 @@ fn issued(status: &Value) -> Option<Answer> {
     let time = |field: &str| status[field].as_str()?.parse::<Timestamp>().ok();
     let blocks = pem::parse_many(status["certificateChain"].as_str()?).ok()?;
     let encoding = EncodeConfig::new().set_line_ending(LineEnding::LF);
-    // What stands between the blocks, and their headers, are left out.
+    // The text between the blocks, and their headers, are left out.
     let block = |block: Pem| pem::encode_config(&Pem::new(CERTIFICATE, block.into_contents()), encoding);
     let chain: String = blocks.into_iter().map(block).collect();
     Some(Answer::Issued { chain, renewal: time("beginRefreshAt")?, expires: time("notAfter")? })
@@ -192,7 +192,7 @@ pub(super) fn is_secret(entry: &str) -> bool {
     entry == KEY
 }
 
-/// When another one is to be asked for; `None`: never, it was refused. A time that has passed when it cannot be read.
+/// When a new one is requested; `None`: never, it was refused. A time that has passed when it cannot be read.
 pub fn renewal(record: &ObjectRecord) -> Option<Timestamp> {
     (!record.data.contains_key(REFUSED)).then(|| time(record, RENEWAL).unwrap_or(Timestamp::UNIX_EPOCH))
 }

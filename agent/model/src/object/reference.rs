@@ -10,7 +10,8 @@ use crate::object::trust_bundle::TrustBundleDemand;
 use crate::object::{ObjectKey, ObjectKind, claim, runtime_class, service};
 use crate::pod::PodRecord;
 
-/// Every object the pod uses: environment, volumes, pull secrets, runtime class. All but the apiserver's own Service are in its namespace.
+/// Every object the pod uses: environment, volumes, pull secrets, runtime class. All but the apiserver's own Service
+/// are in its namespace.
 pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     let mut found = BTreeSet::new();
     let mut add = |kind, name: &str| {
@@ -85,7 +86,7 @@ fn of_container(container: &Container, add: &mut impl FnMut(ObjectKind, &str)) {
     }
 }
 
-/// The Secret that the volume's iSCSI target asks for.
+/// The Secret for the volume's iSCSI target.
 pub fn iscsi_secret(volume: &Volume) -> Option<&str> {
     let disk = volume.iscsi.as_ref()?;
     let has_chap = disk.chap_auth_discovery == Some(true) || disk.chap_auth_session == Some(true);

@@ -1,6 +1,6 @@
-//! RuntimeClasses of a cluster: the handler that the `runtimeClassName` of an API pod stands for.
+//! RuntimeClasses of a cluster: the handler of the `runtimeClassName` of an API pod.
 //!
-//! kubelet's rule (`pkg/kubelet/runtimeclass`). Which runtime a handler is, the node's configuration says. A pod of another
+//! kubelet's rule (`pkg/kubelet/runtimeclass`). The node's configuration maps handlers to runtimes. A pod of another
 //! source names the node's runtime class itself, so that it needs no apiserver.
 
 use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
@@ -16,7 +16,7 @@ pub fn reference(pod: &PodRecord) -> Option<ObjectKey> {
     Some(ObjectKey::new(ObjectKind::RuntimeClass, pod.key.namespace(), name))
 }
 
-/// The pod's `runtimeClassName`; an empty one is none.
+/// The pod's `runtimeClassName`; an empty one counts as absent.
 pub fn class_name(pod: &PodRecord) -> Option<&str> {
     pod.spec().runtime_class_name.as_deref().filter(|name| !name.is_empty())
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
-/// A value of a Secret or ConfigMap. Printing it shows nothing; the memory is erased when the last clone goes.
+/// A value of a Secret or ConfigMap. Printing it shows nothing; the memory is erased when the last clone is dropped.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct SecretBytes(Arc<Zeroizing<Vec<u8>>>);
 

@@ -30,7 +30,7 @@ pub fn record<'a>(key: ObjectKey, origin: &str, services: impl IntoIterator<Item
     ObjectRecord::of_texts(key, origin, variables(services))
 }
 
-/// The variables of these Services. One without an address of its own has none.
+/// The variables of these Services. A headless one has none.
 fn variables<'a>(services: impl IntoIterator<Item = &'a Service>) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     for service in services {

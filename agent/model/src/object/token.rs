@@ -1,4 +1,4 @@
-//! The tokens of service accounts: which one a projected volume asks for, and the issued one as an object of its pod.
+//! The tokens of service accounts: which one a projected volume requires, and the issued one as an object of its pod.
 //!
 //! A token is bound to one pod, so its name holds all that a request for it needs. Like a Secret it is written into
 //! volumes, replaced there when a new one is issued, and kept on disk for a start without an apiserver.
@@ -18,21 +18,21 @@ const ISSUED: &str = "issued";
 /// Kubernetes' lifetime of a token whose projection names none, in seconds.
 pub(super) const DEFAULT_LIFETIME: i64 = 3_600;
 
-/// A token to ask for.
+/// A token to request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenDemand {
     /// The service account's name.
     pub service_account: String,
     /// The pod that it is bound to.
     pub pod_uid: String,
-    /// How long it is to be valid, in seconds.
+    /// Its requested lifetime in seconds.
     pub lifetime: i64,
     /// Whom it is for; `None`: the apiserver.
     pub audience: Option<String>,
 }
 
 impl TokenDemand {
-    /// What the projection of `pod` asks for.
+    /// The token that the projection of `pod` requires.
     pub fn of(pod: &PodRecord, projection: &ServiceAccountTokenProjection) -> Self {
         let account = pod.spec().service_account_name.as_deref().filter(|name| !name.is_empty());
         Self {
@@ -77,7 +77,7 @@ pub fn expiry(record: &ObjectRecord) -> Option<Timestamp> {
     time(record, EXPIRY)
 }
 
-/// When another one is to be asked for: after four fifths of its life, and a day at the latest, as kubelet does. A time
+/// When a new one is requested: after four fifths of its life, and a day at the latest, as kubelet does. A time
 /// that has passed when its data cannot be read.
 pub fn renewal(record: &ObjectRecord) -> Timestamp {
     let (Some(issued), Some(expires)) = (time(record, ISSUED), time(record, EXPIRY)) else {

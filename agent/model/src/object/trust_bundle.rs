@@ -1,8 +1,8 @@
-//! ClusterTrustBundles: which ones a projected volume asks for, and their certificates as an object of its pod.
+//! ClusterTrustBundles: which ones a projected volume requires, and their certificates as an object of its pod.
 //!
-//! kubelet's rules (`pkg/kubelet/clustertrustbundle`): one bundle by its name, or all of a signer that a label selector matches,
-//! as one file of certificates without duplicates. kubelet shuffles them at each start; here they are sorted, so that a file
-//! changes only with its certificates.
+//! kubelet's rules (`pkg/kubelet/clustertrustbundle`): one bundle by its name, or all of a signer that a label selector
+//! matches, as one file of certificates without duplicates. kubelet shuffles them at each start; here they are sorted,
+//! so that a file changes only with its certificates.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ const ANCHORS: &str = "anchors";
 /// The type of a block with a certificate.
 const CERTIFICATE: &str = "CERTIFICATE";
 
-/// Which bundles a projection asks for.
+/// The bundles that a projection requires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TrustBundleDemand {
     /// The bundle of that name.
@@ -32,7 +32,7 @@ pub enum TrustBundleDemand {
 }
 
 impl TrustBundleDemand {
-    /// What the projection asks for; `None`: of a signer without a selector no bundle counts.
+    /// The bundles that the projection requires; `None`: for a signer without a selector no bundle counts.
     pub fn of(projection: &ClusterTrustBundleProjection) -> Option<Self> {
         match (&projection.name, &projection.signer_name) {
             (Some(name), _) => Some(Self::Named(name.clone())),

@@ -1,4 +1,4 @@
-//! The version of a pod with the resources of an earlier one: what runs while the node has no room for those it asks for.
+//! The version of a pod with the resources of an earlier one: what runs while the node has no room for the requested ones.
 
 use std::sync::Arc;
 

@@ -4,22 +4,22 @@ use k8s_openapi::api::core::v1::{AppArmorProfile, Container, PodSpec};
 
 use super::qos::all_containers;
 
-/// The container's profile, else its pod's; `None`: the Pod says nothing.
+/// The container's profile, else its pod's; `None`: the Pod has none.
 pub fn profile_of<'a>(pod: &'a PodSpec, container: &'a Container) -> Option<&'a AppArmorProfile> {
     let own = container.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
     own.or_else(|| pod.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref()))
 }
 
-/// What the Pod's containers ask of the host.
+/// What the Pod's containers require of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AppArmorNeeds<'a> {
-    /// A profile is named for a container of it, be it the default one: kubelet asks for AppArmor then.
+    /// A profile is named for a container of it, be it the default one: kubelet requires AppArmor then.
     pub host: bool,
     /// The profiles that must be loaded.
     pub loaded: Vec<&'a str>,
 }
 
-/// What `pod` asks of the host. Privileged containers get no profile, and count as others do.
+/// What `pod` requires of the host. Privileged containers get no profile, and count as others do.
 pub fn needs(pod: &PodSpec) -> AppArmorNeeds<'_> {
     let profiles = all_containers(pod).filter_map(|container| profile_of(pod, container));
     let mut needs = AppArmorNeeds::default();

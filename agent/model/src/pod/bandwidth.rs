@@ -19,7 +19,7 @@ pub struct Bandwidth {
     pub egress: Option<u64>,
 }
 
-/// The limits that annotations ask for; `None`: there are none.
+/// The limits in annotations; `None`: the pod has none.
 pub fn bandwidth(annotations: &BTreeMap<String, String>) -> Option<Bandwidth> {
     let [ingress, egress] = ANNOTATIONS.map(|key| annotations.get(key).and_then(|text| rate(text)));
     (ingress.is_some() || egress.is_some()).then_some(Bandwidth { ingress, egress })

@@ -89,7 +89,7 @@ pub fn pod_limits(spec: &PodSpec) -> CgroupLimits {
 }
 
 /// What limits a container's use of a resource: its own limit, else that of its pod (kubelet's `getCPULimit` and
-/// `getMemoryLimit`); zero is no limit.
+/// `getMemoryLimit`); zero means no limit.
 pub fn effective_limit(pod: &PodSpec, container: &Container, name: &str) -> Amount {
     let own = container.resources.as_ref().map(|resources| limit(resources, name)).unwrap_or_default();
     match &pod.resources {

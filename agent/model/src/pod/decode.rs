@@ -65,7 +65,7 @@ fn type_message(message: &str) -> String {
     }
 }
 
-/// Removes the value at `steps`. False if there is none.
+/// Removes the value at `steps`. False if it does not exist.
 fn clear(value: &mut Value, steps: &[Step]) -> bool {
     let Some((last, around)) = steps.split_last() else { return false };
     let parent = around.iter().try_fold(value, |value, step| match (step, value) {

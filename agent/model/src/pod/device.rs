@@ -1,4 +1,4 @@
-//! The devices of the node that a pod asks for: extended resources, as in `limits: {example.com/modem: 1}`.
+//! The devices of the node that a pod requests: extended resources, as in `limits: {example.com/modem: 1}`.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub fn is_extended_resource(name: &str) -> bool {
     is_device(name) && !name.starts_with("requests.") && is_qualified_name(name)
 }
 
-/// The devices that the container asks for, and how many of each; at least one.
+/// The devices that the container requests, and how many of each; at least one.
 pub fn devices(container: &Container) -> impl Iterator<Item = (&str, i64)> {
     let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
     limits.filter(|(name, _)| is_device(name)).filter_map(|(name, amount)| {
@@ -27,7 +27,7 @@ pub fn devices(container: &Container) -> impl Iterator<Item = (&str, i64)> {
 }
 
 /// The devices that the pod needs at once, and how many of each: init containers run one by one, beside the sidecars
-/// before them, and what they have goes to the containers after them.
+/// before them, and what they have is passed on to the containers after them.
 pub fn pod_devices(spec: &PodSpec) -> BTreeMap<&str, i64> {
     let (mut lasting, mut most) = (BTreeMap::new(), BTreeMap::new());
     let add = |needed: &mut BTreeMap<_, i64>, name, count| {

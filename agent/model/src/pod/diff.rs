@@ -48,7 +48,7 @@ pub enum Part<'a> {
     Spec(&'static str),
     /// Its source requests its deletion, or changed that request.
     Deletion,
-    /// The status its source knows.
+    /// The status at its source.
     Status,
     /// Its origin: a renamed file, another URL.
     Origin,

@@ -6,7 +6,7 @@ use crate::pod::PodRecord;
 use crate::pod::qos::{all_containers, limit, request};
 use crate::pod::quantity::{Amount, parse};
 
-/// The limits of a container that has none: what of the node is for pods, its allocatable resources.
+/// The limits of a container without limits: the node's allocatable resources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeLimits {
     /// Processors.
@@ -48,7 +48,7 @@ pub fn metadata_field(pod: &PodRecord, path: &str) -> Option<String> {
 }
 
 /// A request or limit of a container (`resourceFieldRef`); an absent limit is that of the node. Without a container
-/// name in the selector, `own` is used. `None`: there is no such container or resource.
+/// name in the selector, `own` is used. `None`: the container or the resource does not exist.
 pub fn resource_field(
     pod: &PodRecord,
     own: Option<&Container>,

@@ -1,7 +1,7 @@
 //! The fields that differ between two versions of a manifest as authored, for `diff` output.
 //!
 //! List items are identified by Kubernetes' merge keys (a container by its name), so that an item that was moved or
-//! added is no change of the items after it.
+//! added does not change the items after it.
 
 use std::collections::BTreeSet;
 use std::sync::LazyLock;

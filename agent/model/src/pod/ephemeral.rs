@@ -31,7 +31,7 @@ pub fn read(container: &Value) -> Result<EphemeralContainer, Vec<Fault>> {
     Ok(read)
 }
 
-/// An ephemeral container as it is recorded on itself; fields of a newer version are ignored. `None`: it is none.
+/// An ephemeral container from its own record; fields of a newer version are ignored. `None`: it is not one.
 pub fn restore(recorded: &Value) -> Option<EphemeralContainer> {
     let pod = json!({ "spec": { "containers": [], "ephemeralContainers": [recorded] } });
     let mut read = decode::from_value(&pod).ok()?.spec?.ephemeral_containers?.pop()?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub const MAX_FAULTS: usize = 100;
 /// The most bytes of a fault's path, and of its message: a manifest chooses the names in them.
 const MAX_TEXT: usize = 512;
-/// How the message of the fault ends that stands for those beyond.
+/// The end of the message of the fault that represents those beyond the limit.
 const NOT_SHOWN: &str = " more faults are not shown";
 
 /// Whether a fault rejects the manifest or only warns.
@@ -16,7 +16,7 @@ const NOT_SHOWN: &str = " more faults are not shown";
 pub enum Severity {
     /// The manifest is rejected.
     Error,
-    /// The manifest is accepted; the author should know.
+    /// The manifest is accepted; the fault is shown to its author.
     Warning,
 }
 
@@ -84,7 +84,7 @@ impl Fault {
         Self { reason, ..self }
     }
 
-    /// How many faults it stands for.
+    /// The number of faults that it represents.
     pub fn count(&self) -> usize {
         let more = self.message.strip_suffix(NOT_SHOWN).filter(|_| self.path.is_empty());
         more.and_then(|more| more.parse().ok()).unwrap_or(1)

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, UsedIf};
 
-/// The parts of the page: a heading, the path its fields lie below, and what is left to a part of its own.
+/// The parts of the page: a heading, the path above its fields, and the fields that have a separate part.
 const PARTS: &[(&str, &str)] = &[
     ("Pod", "spec"),
     ("Containers and init containers", "spec.C"),
@@ -19,7 +19,7 @@ const PARTS: &[(&str, &str)] = &[
 ];
 
 const WORKS: &str = "works";
-/// Works, and warns where there is no apiserver.
+/// Works, and warns without an apiserver.
 const GATES: &str = "spec.readinessGates";
 /// Works but for one combination.
 const USERS: &str = "spec.hostUsers";

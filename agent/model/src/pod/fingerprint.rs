@@ -22,7 +22,7 @@ pub(crate) fn canonical(manifest: &Value) -> Vec<u8> {
     without(manifest, |steps| *steps == ["status"])
 }
 
-/// The canonical form of `manifest` without the fields for which `is_left_out` is true, given their steps; `*` stands
+/// The canonical form of `manifest` without the fields for which `is_left_out` is true, given their steps; `*` means
 /// for an item of a list.
 fn without(manifest: &Value, is_left_out: impl Fn(&[&str]) -> bool) -> Vec<u8> {
     let mut text = Vec::with_capacity(1024);
@@ -85,7 +85,7 @@ pub(crate) fn immutable(manifest: &Value) -> Fingerprint {
     hash(&without(manifest, is_in_place))
 }
 
-/// Whether the field at `steps` can change in place; `*` stands for an item of a list.
+/// Whether the field at `steps` can change in place; `*` means an item of a list.
 pub(super) fn is_in_place(steps: &[&str]) -> bool {
     match steps {
         ["status", ..] => true,

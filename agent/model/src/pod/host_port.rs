@@ -1,4 +1,4 @@
-//! The ports of the node that a pod asks for (`hostPort`), and which of them two pods cannot both have.
+//! The ports of the node that a pod requests (`hostPort`), and which of them two pods cannot both have.
 //!
 //! As kubelet counts them: of regular containers and sidecars. With `hostNetwork` every declared port is one, by default.
 
@@ -11,7 +11,7 @@ use crate::pod::Role;
 /// kubelet's reason for a pod whose ports another one has.
 pub const NODE_PORTS: &str = "NodePorts";
 
-/// The address that stands for every address of the node.
+/// The address that means every address of the node.
 const ANY_ADDRESS: &str = "0.0.0.0";
 
 /// A port of the node.
@@ -59,7 +59,7 @@ pub fn served_ports(spec: &PodSpec) -> impl Iterator<Item = &ContainerPort> {
     spec.containers.iter().chain(inits).flat_map(|container| container.ports.iter().flatten())
 }
 
-/// The ports of the node that a pod asks for.
+/// The ports of the node that a pod requests.
 pub fn host_ports(spec: &PodSpec) -> Vec<HostPort> {
     served_ports(spec).filter_map(HostPort::of).collect()
 }

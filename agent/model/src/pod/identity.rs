@@ -1,4 +1,5 @@
-//! The identity of a manifest's pod: key, UID, and the fields the node sets (`applyDefaults` in kubelet's `pkg/kubelet/config/common.go`).
+//! The identity of a manifest's pod: key, UID, and the fields the node sets (`applyDefaults` in kubelet's
+//! `pkg/kubelet/config/common.go`).
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 use sha2::{Digest, Sha256};

@@ -86,7 +86,7 @@ pub fn request(resources: &ResourceRequirements, name: &str) -> Amount {
     }
 }
 
-/// The limit of a resource; zero is no limit.
+/// The limit of a resource; zero means no limit.
 pub fn limit(resources: &ResourceRequirements, name: &str) -> Amount {
     amount(resources.limits.as_ref(), name)
 }

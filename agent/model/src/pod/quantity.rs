@@ -35,7 +35,7 @@ pub enum QuantityError {
     /// The text does not follow the grammar. The message is Kubernetes' own.
     #[error("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$', got {0:?}")]
     Format(String),
-    /// The suffix is none of Kubernetes'.
+    /// The suffix is not one of Kubernetes'.
     #[error("unable to parse quantity's suffix in {0:?}: use m, k, M, G, T, P, E or Ki, Mi, Gi, Ti, Pi, Ei")]
     Suffix(String),
     /// More digits than an amount of anything needs.

@@ -71,7 +71,7 @@ impl PodRecord {
     }
 
     /// Whether `other` can be reached without terminating the pod. A UID set in the manifest stays when the pod changes,
-    /// so the fingerprint decides as well; so does the QoS class, since a pod's cgroup lies in that of its class, the huge
+    /// so the fingerprint decides as well; so does the QoS class, since a pod's cgroup is in that of its class, the huge
     /// pages, which its cgroup and volumes are made with, resources of the pod that do not change in place, and edits of
     /// containers that cannot be replaced alone.
     pub fn is_same_incarnation(&self, other: &Self) -> bool {
@@ -93,7 +93,7 @@ impl PodRecord {
         self.pod.metadata.deletion_timestamp.is_some()
     }
 
-    /// Whether its source knows that it has ended for good: of the apiserver's pods a phase that was reported once.
+    /// Whether its source has it as ended for good: for pods of the apiserver, a final phase that was reported.
     pub fn is_over(&self) -> bool {
         let phase = self.pod.status.as_ref().and_then(|status| status.phase.as_deref());
         phase.is_some_and(is_terminal_phase)

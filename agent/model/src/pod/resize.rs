@@ -1,8 +1,9 @@
 //! Which edits of a container's resources are carried out while it runs, without a restart.
 //!
-//! The rules of the API's `resize` subresource: requests and limits of cpu and memory may change and be added, none may be
-//! removed, and the same holds for the pod's own. A container that has its limits from its pod follows the pod's. Where `resizePolicy` asks for a restart, or anything
-//! else differs, the container is replaced. That follows from the manifests alone.
+//! The rules of the API's `resize` subresource: requests and limits of cpu and memory may change and be added, none may
+//! be removed, and the same holds for the pod's own. A container that has its limits from its pod follows the pod's.
+//! Where `resizePolicy` requires a restart, or anything else differs, the container is replaced. That follows from the
+//! manifests alone.
 
 use std::collections::BTreeMap;
 

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 use crate::pod::{Fault, PodRecord};
 use crate::source::SourceKind;
 
-/// What pods may ask for.
+/// What pods may contain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SecurityLevel {
     /// Everything.
@@ -88,7 +88,7 @@ pub fn check(record: &PodRecord, level: SecurityLevel) -> Option<Fault> {
     })
 }
 
-/// Of `restricted` all that `baseline` forbids, but for what a check of its own replaces.
+/// All of `baseline` applies to `restricted`, too, except for checks that a stricter one replaces.
 fn violations(record: &PodRecord, level: SecurityLevel) -> Vec<Violation> {
     let of = |checks: &[fn(&PodRecord) -> Option<Violation>]| -> Vec<Violation> {
         checks.iter().filter_map(|check| check(record)).collect()

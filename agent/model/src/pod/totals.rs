@@ -9,7 +9,7 @@ use crate::pod::huge_pages::HUGE_PAGES;
 use crate::pod::qos::{CPU, MEMORY};
 use crate::pod::quantity::{self, Amount};
 
-/// Whether a pod can have this resource of its own, in `spec.resources`.
+/// Whether a pod can have this resource in `spec.resources`.
 pub(super) fn is_of_pods(name: &str) -> bool {
     name == CPU || name == MEMORY || name.starts_with(HUGE_PAGES)
 }

@@ -11,18 +11,18 @@ use crate::pod::quantity;
 use crate::pod::{Fault, Reason};
 use crate::source::SourceKind;
 
-/// When a field counts as used. `null`, an empty text or list never counts.
+/// The condition under which a field counts as used. `null`, an empty text or list never counts.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum UsedIf {
     /// With any value.
     Always,
-    /// Unless it is an empty map, which asks for nothing.
+    /// Unless it is an empty map, which has no effect.
     Filled,
-    /// Unless it is one of these; `<size>` at the end stands for a quantity.
+    /// Unless it is one of these; `<size>` at the end means a quantity.
     Unless(&'static [&'static str]),
 }
 
-/// The end of a text in [`UsedIf::Unless`] that stands for a quantity.
+/// The end of a text in [`UsedIf::Unless`] that means a quantity.
 const SIZE_PLACEHOLDER: &str = "<size>";
 
 use UsedIf::{Always, Filled, Unless};
@@ -33,7 +33,7 @@ const MIGRATED: &str = "Kubernetes serves it by a CSI driver; use csi or a claim
 const NO_CLAIMS: &str = "limpet does not support ResourceClaims yet; use a device plugin";
 const REMOVED: &str = "Kubernetes has removed it";
 
-/// Fields limpet does not act on, and why. `C` stands for every container and init container.
+/// Fields that limpet does not implement, and why. `C` means every container and init container.
 pub(super) const REFUSED: &[(&str, UsedIf, &str)] = &[
     // Life
     ("spec.C.livenessProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
@@ -146,7 +146,7 @@ fn no_effect(path: String) -> Fault {
     Fault::warning(path, "has no effect on a node without an apiserver").because(Reason::NoEffect)
 }
 
-/// As with kubelet, nobody can set the conditions of such a pod: its mirror's do not count.
+/// As with kubelet, the conditions of such a pod cannot be set: those of its mirror do not count.
 fn never_ready(path: String) -> Fault {
     Fault::warning(path, "name conditions that others set at an apiserver: this pod runs and is never ready")
         .with_remedy("remove the field, or create this Pod through an apiserver")

@@ -1,9 +1,10 @@
 //! Parses YAML and JSON as kubelet does, with the position of every field.
 //!
 //! JSON is YAML. Octal `0644`, `yes` and `on`, merge keys, numbers as map keys are read as by `sigs.k8s.io/yaml`; a
-//! duplicate key, of which kubelet uses the last, is an error here. `\'` in double quotes, which YAML does not have, is `'` as there. Size, depth and aliases are limited. If one document
-//! is not YAML, the others are still read: a line that begins with `---` separates two documents whatever precedes it.
-//! Positions are found by a second parse, and only for a file that has a fault.
+//! duplicate key, of which kubelet uses the last, is an error here. `\'` in double quotes, which YAML does not have, is
+//! `'` as there. Size, depth and aliases are limited. If one document is not YAML, the others are still read: a line
+//! that begins with `---` separates two documents whatever precedes it. Positions are found by a second parse, and only
+//! for a file that has a fault.
 
 mod escaped_quotes;
 mod positions;

@@ -1,4 +1,4 @@
-//! Credentials of a pod's service account: what kubelet's `tokenAttributes` asks for (KEP 4412).
+//! Credentials of a pod's service account: what kubelet's `tokenAttributes` configures (KEP 4412).
 //!
 //! A provider that has them gets a token of the service account whose pod needs the image, and annotations of that
 //! account; its answers are cached for that account alone.
@@ -92,7 +92,7 @@ pub struct PullAccount {
 pub(super) struct Identity<'a> {
     account: &'a PullAccount,
     uid: String,
-    /// The annotations that the provider asks for.
+    /// The annotations that the provider requires.
     pub(super) annotations: BTreeMap<String, String>,
     attributes: &'a TokenAttributes,
 }

@@ -1,4 +1,4 @@
-//! Which images a provider is asked about, what it may answer, and how long that holds.
+//! The images that a provider is called for, its valid answers, and how long they are cached.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;

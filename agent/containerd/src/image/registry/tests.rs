@@ -1,4 +1,4 @@
-//! Registries, mirrors and token servers that ask for more than they should get.
+//! Registries, mirrors and token servers that request more than they should get.
 #![allow(clippy::unwrap_used)]
 
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ fn session(hosts: &str, auths: &[(&str, &str)]) -> (Session, tempfile::TempDir) 
 const PASSWORD: &str = r#"{"auth": "bGltcGV0OnMzY3JldA=="}"#;
 const TOKEN: &str = r#"{"identitytoken": "r3fresh"}"#;
 
-/// A server that wants a password.
+/// A server that requires a password.
 fn closed(seen: &Seen) -> Answer {
     match seen.authorization.as_deref() {
         Some(LOGIN) => MANIFEST.into_response(),
@@ -113,7 +113,7 @@ async fn a_mirror_gets_its_own_credentials_and_none_of_the_registrys() {
     let (session_of, _dir) = session(&hosts, &[("registry.example", PASSWORD), (&mirror.address, PASSWORD)]);
     session_of.manifest("1").await.unwrap();
     assert_eq!((mirror.credentials().len(), registry.credentials().len()), (1, 1));
-    // A table for the server's own address is no mirror.
+    // A table for the server's own address is not a mirror.
     let hosts = format!("server = \"http://{0}\"\n[host.\"http://{0}\"]\n", registry.address);
     let (session_of, _dir) = session(&hosts, &[("registry.example", PASSWORD)]);
     session_of.manifest("1").await.unwrap();

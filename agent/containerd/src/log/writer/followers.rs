@@ -22,7 +22,8 @@ pub(super) struct Followers {
 }
 
 impl Followers {
-    /// Listens in the directory of a container's terminal. Logging does not depend on it: without a socket nobody attaches.
+    /// Listens in the directory of a container's terminal. Logging does not depend on it: without a socket clients
+    /// cannot attach.
     pub(super) fn listen(directory: &Path) -> Self {
         Self { listener: bind(directory).ok(), clients: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! The files of CDI devices: JSON and YAML below `/etc/cdi` and `/var/run/cdi`, read anew at each start of a container
+//! The files of CDI devices: JSON and YAML below `/etc/cdi` and `/var/run/cdi`, read at each start of a container
 //! that has such devices, as vendors write them at any time.
 
 use std::collections::BTreeMap;

@@ -100,7 +100,7 @@ fn what_was_started_before_the_exit_was_known_is_ended_too() {
     assert!(actions(&pod, now).is_empty(), "its start is waited for");
     put(&mut pod, OTHER, 0, None, now);
     assert_eq!(actions(&pod, now), [killed(OTHER, now)]);
-    // One that began after the exit goes on.
+    // One that began after the exit continues.
     put(&mut pod, OTHER, 0, Some(137), now);
     put(&mut pod, 0, 1, Some(0), now);
     put(&mut pod, SIDECAR, 1, None, now);

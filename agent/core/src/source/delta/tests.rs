@@ -115,7 +115,7 @@ fn text(change: &PodChange) -> String {
 }
 
 proptest! {
-    /// A source's snapshots name what a comparison finds, and readers of either come to the same result.
+    /// A source's snapshots name the keys that a comparison finds, and readers of either get the same result.
     #[test]
     fn named_edits_are_what_a_comparison_finds(
         // Edits up to each snapshot, and whether the merge takes it or misses it.

@@ -381,7 +381,7 @@ fn a_resize_is_in_progress_with_what_the_container_has_until_it_is_done() {
     assert_eq!((condition(&pod), shown(&pod)), (failed, Some("1".into())));
     pod.update(record("1"));
     assert_eq!((condition(&pod), shown(&pod)), (None, None), "an edit back");
-    // Where the policy asks for a restart, until the successor runs.
+    // Where the policy requires a restart, until the successor runs.
     pod.update(restarting("3"));
     assert_eq!((condition(&pod), shown(&pod)), (Some(("True".into(), None, None)), Some("1".into())));
     let exit = Exit { code: 0, reason: "Completed".into(), message: String::new(), finished_at: Timestamp::UNIX_EPOCH };

@@ -18,7 +18,7 @@ use crate::volume::node_tools::said;
 pub(super) const CALL_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a login may take, within which iscsid gives up by itself.
 const LOGIN_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a target may take to answer the kernel, which asks for a disk or has what is written to it written down.
+/// How long a target may take to answer the kernel, which scans for a disk or flushes its writes.
 pub(super) const TARGET_DEADLINE: Duration = Duration::from_secs(120);
 /// How long the kernel may take to find the disk.
 const DISK_DEADLINE: Duration = Duration::from_secs(30);
@@ -88,7 +88,7 @@ impl IscsiDisks {
         if !std::mem::replace(has_interface, true) {
             self.prepare_interface(disk).await?;
         }
-        // Before the login: a session that limpet does not know of would stay.
+        // Before the login: an unrecorded session would stay.
         record.logged_in.retain(|known| *known != portal);
         record.logged_in.push(portal);
         self.save(record).await?;

@@ -37,12 +37,12 @@ pub(in super::super) struct Chap {
     pub values: BTreeMap<String, SecretBytes>,
 }
 
-/// What a call that fails means.
+/// The consequence of a failed call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OnFailure {
-    /// Nothing.
+    /// None: the sequence continues.
     Ignore,
-    /// The login fails at this; then this call is made.
+    /// The login fails with this message, after this call.
     Abort(String, Option<Vec<String>>),
 }
 

@@ -121,7 +121,7 @@ impl IscsiDisks {
         }
     }
 
-    /// Ends the session, unless somebody has found a use for another disk of it. Returns whether it has ended.
+    /// Ends the session, unless another disk of it is in use. Returns whether it has ended.
     async fn log_out(&self, session: &Session, portal: SocketAddr) -> Result<bool, String> {
         for (_, name) in session.disks() {
             let device = self.node.dev.join(&name);
@@ -135,7 +135,7 @@ impl IscsiDisks {
         Ok(true)
     }
 
-    /// Makes a call that finds nothing to do where it was made before; these exit codes are no failure either.
+    /// Makes a call that may have been made before; these exit codes are not failures either.
     async fn undo(&self, call: &[String], passes: &[i32]) -> Result<(), String> {
         let output = self.iscsiadm(call, CALL_DEADLINE).await?;
         match output.success || output.code.is_some_and(|code| NOTHING_FOUND.contains(&code) || passes.contains(&code))

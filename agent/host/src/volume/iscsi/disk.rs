@@ -24,7 +24,7 @@ pub(super) struct Disk {
     pub own: Option<OwnInterface>,
 }
 
-/// An interface that is made for one volume, with an initiator's name of its own.
+/// An interface for one volume, with its own initiator name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OwnInterface {
     /// The interface whose settings it has.

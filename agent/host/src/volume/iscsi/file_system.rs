@@ -1,4 +1,4 @@
-//! A disk's file system: made where there is none, checked, and mounted, as by kubelet's `FormatAndMount`.
+//! A disk's file system: created on a blank disk, checked, and mounted, as by kubelet's `FormatAndMount`.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -22,7 +22,7 @@ const EDGE_DEADLINE: Duration = Duration::from_secs(60);
 /// How long a mount may take, which may begin with the journal.
 const MOUNT_DEADLINE: Duration = Duration::from_secs(60);
 
-/// `blkid`: there is nothing that it knows.
+/// `blkid`: it has found nothing.
 const BLKID_NOTHING_FOUND: i32 = 2;
 /// `fsck`: errors were corrected, and the machine of a root file system should be started again. Anything else is a failure.
 const FSCK_CORRECTED: i32 = 1 | 2;
@@ -66,7 +66,7 @@ impl IscsiDisks {
                     self.check(device, &found).await?;
                 }
             }
-            // The mount says what it is not.
+            // The mount reports the mismatch.
             Content::Other => {}
         }
         let options = options(&mount.options, mount.read_only);
@@ -90,7 +90,7 @@ impl IscsiDisks {
         }
     }
 
-    /// Has what can be repaired repaired. A disk whose check has not come to an end is not to be written to.
+    /// Checks and repairs the file system. A disk whose check has not finished must not be written to.
     async fn check(&self, device: &Path, fs_type: &str) -> Result<(), String> {
         let shown = device.display();
         let checker = program::find(&format!("fsck.{fs_type}"), &self.node.tools).await.map_err(text)?;
@@ -122,7 +122,7 @@ impl IscsiDisks {
     }
 }
 
-/// What came of a check; `has_checker`: there is one for this file system.
+/// The result of a check; `has_checker`: a checker exists for this file system.
 fn checked_well(output: &Output, has_checker: bool, device: &Path) -> Result<(), String> {
     let (shown, said) = (device.display(), said_of([&output.stdout[..], &output.stderr[..]].concat()));
     match output.code {
@@ -163,7 +163,7 @@ fn unwritten(device: &Path) -> io::Result<bool> {
     Ok(true)
 }
 
-/// What `blkid` says of a disk; `None`: it has failed.
+/// What `blkid` finds on a disk; `None`: it has failed.
 fn content(looked: &Output) -> Option<Content> {
     // It exits with the same code where a disk cannot be read.
     let complains = !looked.stderr.trim_ascii().is_empty();
@@ -207,7 +207,7 @@ fn said_of(stderr: Vec<u8>) -> String {
     said(&Output { success: false, code: None, stdout: Vec::new(), stderr })
 }
 
-/// Refuses a pod that wants to write where another one has had the disk mounted read-only.
+/// Refuses to mount the disk writable while another pod has it mounted read-only.
 pub(super) fn check_access(path: &Path, wants_write: bool) -> Result<Result<(), String>, VolumeError> {
     if !wants_write {
         return Ok(Ok(()));

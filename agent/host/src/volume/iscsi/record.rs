@@ -1,5 +1,5 @@
 //! What is written down of the disks that pods have on this node, before anything is done for them: any agent finds
-//! there what is to be undone.
+//! there what must be undone.
 //!
 //! | path in `plugins/kubernetes.io/iscsi/iface-<interface>/<portal>-<iqn>-lun-<lun>` | what |
 //! |---|---|
@@ -31,7 +31,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub(super) struct Record {
     /// The disk.
     pub disk: Disk,
-    /// Where limpet has logged in to its target; a session at another portal is somebody else's.
+    /// Where limpet has logged in to its target; a session at another portal is not limpet's.
     pub logged_in: Vec<SocketAddr>,
     /// The run of the kernel in which it has.
     pub boot: String,
@@ -40,10 +40,10 @@ pub(super) struct Record {
     pub unique_names: BTreeSet<String>,
 }
 
-/// What is to be done at a portal when the last pod gives the disk back.
+/// The steps at a portal when the last pod releases the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DetachPlan {
-    /// The disk is taken away from the kernel.
+    /// The disk is deleted from the kernel.
     pub delete: bool,
     /// The session ends.
     pub log_out: bool,
@@ -85,7 +85,7 @@ pub(super) fn begin(disks: &Path, disk: &Disk, name: String, uid: &PodUid) -> Re
         || Record { disk: disk.clone(), logged_in: Vec::new(), boot: boot.clone(), unique_names: BTreeSet::new() };
     let mut record = read(&directory).unwrap_or_else(fresh);
     if record.boot != boot {
-        // Sessions end with the kernel: what is there now is somebody else's.
+        // Sessions end with the kernel: those of now are not limpet's.
         record = Record { unique_names: record.unique_names, ..fresh() };
     }
     record.unique_names.insert(name);

@@ -1,4 +1,4 @@
-//! The kernel's iSCSI sessions and their disks, from sysfs: it knows of every session, whoever has made it.
+//! The kernel's iSCSI sessions and their disks, from sysfs, which has every session, including those of others.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ pub(super) struct Session {
     pub target: String,
     /// The initiator's interface.
     pub interface: String,
-    /// Its portals: as they were asked for, and as the target has redirected to.
+    /// Its portals: the requested ones, and those that the target has redirected to.
     pub portals: Vec<SocketAddr>,
     /// Its directory in sysfs.
     directory: PathBuf,
@@ -102,7 +102,7 @@ pub(super) fn delete(sys: &Path, disk: &str) -> io::Result<()> {
     }
 }
 
-/// The names in a directory; none where there is no such directory.
+/// The names in a directory; empty if it does not exist.
 fn names(directory: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

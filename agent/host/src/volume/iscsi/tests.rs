@@ -113,7 +113,7 @@ impl Fixture {
     }
 }
 
-/// The words of a call that tell it from others.
+/// The words of a call that distinguish it from others.
 fn brief(calls: &[String]) -> Vec<String> {
     calls.iter().map(|call| call.split_once(' ').unwrap_or_default().1.to_owned()).collect()
 }

@@ -19,7 +19,7 @@ pub(in crate::volume) fn objects(pod: &PodRecord, values: &[Value]) -> PodObject
     PodObjects::of(pod, |key| all.iter().find(|object| object.key == *key).cloned())
 }
 
-/// `path mode text` of every file, and its owner if it is to have one.
+/// `path mode text` of every file, and its owner if one is set.
 fn files(volume: Value) -> Result<Vec<String>, String> {
     let mut volume = volume;
     volume["name"] = "v".into();

@@ -1,5 +1,5 @@
-//! The tokens of the pod's service account that a CSI driver gets with `NodePublishVolume` (`tokenRequests` of its CSIDriver), as
-//! entries of the object of the pod's volume: replaced there before they expire.
+//! The tokens of the pod's service account that a CSI driver gets with `NodePublishVolume` (`tokenRequests` of its
+//! CSIDriver), as entries of the object of the pod's volume: replaced there before they expire.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::pod::PodRecord;
 const TOKEN: &str = "serviceAccountToken/";
 /// What the names of the entries with the times of their expiry begin with; the audience follows.
 const EXPIRY: &str = "serviceAccountTokenExpiry/";
-/// The entry with the time at which others are to be asked for, in RFC 3339.
+/// The entry with the time at which new tokens are requested, in RFC 3339.
 const RENEWAL: &str = "serviceAccountTokenRenewal";
 
 /// A token as it was issued.
@@ -31,7 +31,7 @@ pub struct IssuedToken {
     pub lifetime: i64,
 }
 
-/// What to ask for, for the pod's service account.
+/// The tokens to request for the pod's service account.
 pub fn demand(pod: &PodRecord, wanted: &DriverToken) -> TokenDemand {
     TokenDemand {
         lifetime: wanted.lifetime.unwrap_or(DEFAULT_LIFETIME),
@@ -63,7 +63,7 @@ pub fn for_driver(object: &ObjectRecord) -> Option<String> {
     (!all.is_empty()).then(|| json!(all).to_string())
 }
 
-/// When other tokens are to be asked for; `None`: the driver gets none.
+/// When new tokens are requested; `None`: the driver gets none.
 pub fn renewal(object: &ObjectRecord) -> Option<Timestamp> {
     let entry = object.data.get(RENEWAL)?;
     Some(entry.bytes.expose_text().and_then(|text| text.parse().ok()).unwrap_or(Timestamp::UNIX_EPOCH))

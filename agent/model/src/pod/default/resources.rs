@@ -18,7 +18,7 @@ pub(super) fn requests_from_limits(resources: &mut ResourceRequirements) {
     }
 }
 
-/// If the pod has resources of its own, those it does not name are summed from its containers.
+/// If the pod has its own resources, those it does not name are summed from its containers.
 pub(super) fn of_pod(spec: &mut PodSpec) {
     let Some(own) = &spec.resources else { return };
     let (mut limits, mut requests) = (own.limits.clone().unwrap_or_default(), own.requests.clone().unwrap_or_default());

@@ -11,7 +11,7 @@ const CONTAINERS: &str = "spec.containers";
 /// Lists whose items have the fields of [`CONTAINERS`]; those of ephemeral containers differ in little.
 const ALSO_CONTAINERS: &[&str] = &["spec.ephemeralContainers", "spec.initContainers"];
 
-/// Every path below `spec`, in order of the names. `C` stands for containers and init containers.
+/// Every path below `spec`, in order of the names. `C` means containers and init containers.
 pub(super) fn fields() -> Vec<String> {
     let found = RefCell::new(Vec::new());
     PodSpec::deserialize(Walk { path: "spec".to_owned(), found: &found }).unwrap();

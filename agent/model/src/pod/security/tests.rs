@@ -7,7 +7,7 @@ use super::*;
 use crate::manifest::restore;
 use crate::source::SourceKind;
 
-/// A pod with two containers, an init container and an ephemeral one, all as `restricted` wants them.
+/// A pod with two containers, an init container and an ephemeral one, all as `restricted` requires them.
 fn hardened() -> Value {
     let one = |name: &str| {
         json!({ "name": name, "image": "a:1", "securityContext": {

@@ -160,7 +160,7 @@ impl Faults {
         }
     }
 
-    /// A number that must lie between two others.
+    /// A number that must be between two others.
     #[cfg_attr(test, track_caller)]
     pub(super) fn in_range(&mut self, at: &At<'_>, value: i64, from: i64, to: i64) {
         if !(from..=to).contains(&value) {

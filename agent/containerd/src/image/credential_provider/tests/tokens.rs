@@ -114,7 +114,7 @@ async fn a_pod_without_the_account_or_its_annotation_has_no_credentials_of_the_p
         let provided = providers.credentials(&name("q.io/a"), account.as_ref()).await;
         assert_eq!((provided.entries.len(), provided.failures.len(), calls(dir.path())), (0, 0, 0));
     }
-    // It does without an account: the program is asked without a token.
+    // It does not need an account: the program is called without a token.
     let (providers, dir) = asked(attributes(TokenCache::Token, false), &answer("Image", ""));
     assert_eq!(providers.credentials(&name("q.io/a"), None).await.entries.len(), 1);
     let request = fs::read_to_string(dir.path().join("request")).unwrap();
