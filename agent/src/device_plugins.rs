@@ -225,7 +225,7 @@ impl DevicePlugins {
 
     /// What is recorded on a container that was found when the agent started.
     pub fn found(&self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
-        self.inventory().found(uid, container, allocations);
+        self.inventory().adopt(uid, container, allocations);
     }
 
     /// Assigns the pod the devices that are recorded on its containers.

@@ -152,7 +152,7 @@ impl ImageCollector {
         let of_containers = self.images.of_containers().await?;
         let Some(of_pods) = self.pods.images() else { return Ok(Some(PERIOD)) };
         let needed = |image: &StoredImage| is_named(image, &of_pods) || is_named(image, &of_containers);
-        let mut look = ledger.look(stored, needed, clock::now());
+        let mut look = ledger.update(stored, needed, clock::now());
         self.record_last_uses(&look.images, &look.fallen_out_of_use).await;
         let mut gone = HashSet::new();
         for image in too_old(&look.images, &self.policy) {
@@ -267,7 +267,7 @@ pub async fn prune(images: &Images, pods: &KnownPods) -> Result<Option<Vec<Image
     let of_containers = images.of_containers().await?;
     let Some(of_pods) = pods.images() else { return Ok(None) };
     let needed = |image: &StoredImage| is_named(image, &of_pods) || is_named(image, &of_containers);
-    let look = Ledger::default().look(stored, needed, clock::now());
+    let look = Ledger::default().update(stored, needed, clock::now());
     let policy = ImageGcPolicy { min_age: Duration::ZERO, ..ImageGcPolicy::default() };
     let mut gone = Vec::new();
     for image in to_make_room(&look.images, &policy) {

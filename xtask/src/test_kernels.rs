@@ -222,7 +222,7 @@ fn boot(kernel: &Kernel, image: &Path, programs: &Programs, work: &Path) -> Resu
         println!("kernel {}: it panicked before its first process ran: once more", kernel.name);
         said = console_of(kernel, image, &initrd, work)?;
     }
-    verdict::of(&said, kernel.skips).with_context(|| tail(&said, 60))
+    verdict::check(&said, kernel.skips).with_context(|| tail(&said, 60))
 }
 
 /// The whole console of one boot, until the machine ends by itself.

@@ -114,7 +114,7 @@ impl Credentials {
         let (reads, writes) = (connections(), connections());
         let either = tower::service_fn(move |request: http::Request<Body>| {
             let connections = if request.method() == http::Method::GET { &reads } else { &writes };
-            let (connection, place) = connections.take();
+            let (connection, place) = connections.acquire();
             async move {
                 let answer = connection.request(request).await?;
                 // The place is free once the answer has been read, or is not waited for any more.

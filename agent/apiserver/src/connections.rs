@@ -26,7 +26,7 @@ impl<T: Clone> Connections<T> {
     }
 
     /// The first connection that has a place, and the place.
-    pub(crate) fn take(&self) -> (T, ConnectionSlot) {
+    pub(crate) fn acquire(&self) -> (T, ConnectionSlot) {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         // One of the handles is the list's own.
         let free = made.iter().find(|(_, places)| Arc::strong_count(places) <= MAX_CONCURRENT_REQUESTS);
@@ -49,11 +49,11 @@ mod tests {
     fn a_connection_is_made_when_those_before_it_are_full() {
         let count = AtomicUsize::new(0);
         let connections = Connections::new(move || count.fetch_add(1, Ordering::Relaxed));
-        let mut first: Vec<_> = (0..MAX_CONCURRENT_REQUESTS).map(|_| connections.take()).collect();
+        let mut first: Vec<_> = (0..MAX_CONCURRENT_REQUESTS).map(|_| connections.acquire()).collect();
         assert!(first.iter().all(|(connection, _)| *connection == 0));
-        let second = connections.take();
+        let second = connections.acquire();
         assert_eq!(second.0, 1);
         first.pop();
-        assert_eq!(connections.take().0, 0, "a place is free again");
+        assert_eq!(connections.acquire().0, 0, "a place is free again");
     }
 }

@@ -49,7 +49,7 @@ impl RuntimeError {
     /// The error of `call` on `subject`, by containerd's status.
     pub fn of(call: &'static str, subject: &str, status: Status) -> Self {
         let subject = subject.to_owned();
-        match judged(&status) {
+        match effective_code(&status) {
             Code::Unavailable => Self::Unavailable { call, message: status.message().to_owned() },
             Code::DeadlineExceeded | Code::Cancelled => Self::Deadline { call, subject },
             code => Self::Refused { call, subject, code, message: status.message().to_owned() },
@@ -59,7 +59,7 @@ impl RuntimeError {
 
 /// The code of `status`; [`Code::Unavailable`] when the connection was lost during the call, which containerd may or may
 /// not have executed. tonic uses various codes for that; a status from containerd itself has no source.
-pub fn judged(status: &Status) -> Code {
+pub fn effective_code(status: &Status) -> Code {
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
         if error.is::<tonic::TimeoutExpired>() {

@@ -168,7 +168,7 @@ impl Images {
         let name = ImageName::parse(reference)?;
         let call = |error| ImageError::call(&name.whole, error);
         let store = &self.inner.store;
-        let Some(digest) = self.take(&name).await? else { return Ok(None) };
+        let Some(digest) = self.reserve_name(&name).await? else { return Ok(None) };
         let cached = self.inner.cached(&name.whole).filter(|image| *image.digest == *digest);
         if let Some(image) = cached
             && store.has_snapshot(&image.chain_id).await.map_err(call)?
@@ -193,7 +193,7 @@ impl Images {
     pub async fn is_here(&self, reference: &str) -> Result<bool, ImageError> {
         let name = ImageName::parse(reference)?;
         let Some(digest) = self.target(&name).await? else { return Ok(false) };
-        match self.inner.store.holds(&name.whole, &digest).await {
+        match self.inner.store.is_complete(&name.whole, &digest).await {
             Err(ImageError::Content { .. }) => Ok(false),
             answer => answer,
         }
@@ -310,7 +310,7 @@ impl Inner {
                     return Err(error.with_causes(&provided.failures));
                 }
                 Ok((local, with)) => {
-                    self.reservations.take(&local.digest).await;
+                    self.reservations.reserve(&local.digest).await;
                     self.note_change();
                     tracing::info!(image = name.whole, digest = &*local.digest, size = local.size, "image pulled");
                     return Ok(PulledNow { image: self.remember(local), with });

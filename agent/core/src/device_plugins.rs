@@ -110,7 +110,7 @@ pub struct Choice {
 
 impl Choice {
     /// The ids it gets, of which the plugin prefers some: sorted.
-    pub fn take(self, preferred: &[String]) -> Vec<String> {
+    pub fn pick(self, preferred: &[String]) -> Vec<String> {
         let wanted: Vec<&String> = preferred.iter().filter(|id| self.free.contains(*id)).collect();
         let others = self.free.iter().filter(|id| !wanted.contains(id));
         let mut chosen: BTreeSet<String> = self.reused.iter().cloned().collect();
@@ -232,7 +232,7 @@ impl Inventory {
     }
 
     /// What is recorded on a container that was found when the agent started; the first record of a name counts.
-    pub fn found(&mut self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
+    pub fn adopt(&mut self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
         for allocation in allocations {
             let resources = &mut self.resources;
             let stopped = Resource { gone: true, ..Resource::default() };
@@ -316,13 +316,13 @@ impl Inventory {
 
     /// Reserves these for the container; [`Self::allocated`] or [`Self::withdraw`] follows.
     pub fn reserve(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, ids: Vec<String>) {
-        self.give(key, uid, container, resource, AssignedDevices::Reserved(ids));
+        self.assign(key, uid, container, resource, AssignedDevices::Reserved(ids));
     }
 
     /// The plugin has given them.
     pub fn allocated(&mut self, key: &PodKey, uid: &PodUid, container: &str, allocation: DeviceAllocation) {
         let resource = allocation.resource.clone();
-        self.give(key, uid, container, &resource, AssignedDevices::Allocated(allocation));
+        self.assign(key, uid, container, &resource, AssignedDevices::Allocated(allocation));
     }
 
     /// Frees the container's devices that were reserved but not allocated, and those that it no longer requests.
@@ -343,7 +343,7 @@ impl Inventory {
         })
     }
 
-    fn give(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, given: AssignedDevices) {
+    fn assign(&mut self, key: &PodKey, uid: &PodUid, container: &str, resource: &str, given: AssignedDevices) {
         let new = || PodDevices { key: key.clone(), containers: BTreeMap::new() };
         let pod = self.pods.entry(uid.clone()).or_insert_with(new);
         pod.containers.entry(container.to_owned()).or_default().insert(resource.to_owned(), given);

@@ -56,7 +56,7 @@ mod tests {
         ProcessName { pid, command: "htop".to_owned() }
     }
 
-    fn judged(instance: &Instance, code: i32, counted: bool) -> (String, String) {
+    fn cause_of(instance: &Instance, code: i32, counted: bool) -> (String, String) {
         let mut exit = exit(code);
         exit.reason = "Error".to_owned();
         let message = judge(&mut exit, instance, counted, Instant::now());
@@ -67,26 +67,26 @@ mod tests {
     fn only_exits_caused_by_an_oom_kill_have_the_reason_oom_killed() {
         let expected = |reason: &str, message: &str| (reason.to_owned(), message.to_owned());
         let mut one = running();
-        assert_eq!(judged(&one, 137, true), expected("OOMKilled", ""));
-        assert_eq!(judged(&one, 137, false), expected("Error", ""));
-        assert_eq!(judged(&one, 1, true), expected("Error", ""), "it exited by itself");
+        assert_eq!(cause_of(&one, 137, true), expected("OOMKilled", ""));
+        assert_eq!(cause_of(&one, 137, false), expected("Error", ""));
+        assert_eq!(cause_of(&one, 1, true), expected("Error", ""), "it exited by itself");
         one.oom_victim = Some((process(1), Instant::now()));
-        assert_eq!(judged(&one, 137, false), expected("OOMKilled", ""));
+        assert_eq!(cause_of(&one, 137, false), expected("OOMKilled", ""));
         one.oom_victim = Some((process(7), Instant::now()));
-        assert_eq!(judged(&one, 137, true), expected("OOMKilled", "out of memory: the kernel killed htop (pid 7)"));
+        assert_eq!(cause_of(&one, 137, true), expected("OOMKilled", "out of memory: the kernel killed htop (pid 7)"));
         one.signalled_by = Some(Sender { signal: 9, process: Some(process(8)), uid: 1000 });
-        assert_eq!(judged(&one, 137, true), expected("Error", "killed by signal 9 from htop (pid 8), user id 1000"));
+        assert_eq!(cause_of(&one, 137, true), expected("Error", "killed by signal 9 from htop (pid 8), user id 1000"));
     }
 
     #[test]
     fn the_sender_of_a_signal_is_reported_unless_limpet_requested_the_stop() {
         let mut one = running();
         one.signalled_by = Some(Sender { signal: 15, process: Some(process(8)), uid: 0 });
-        assert_eq!(judged(&one, 143, false).1, "killed by signal 15 from htop (pid 8), user id 0");
-        assert_eq!(judged(&one, 137, false).1, "", "another signal");
+        assert_eq!(cause_of(&one, 143, false).1, "killed by signal 15 from htop (pid 8), user id 0");
+        assert_eq!(cause_of(&one, 137, false).1, "", "another signal");
         let now = Instant::now();
         let stopping = Some(crate::state::Stopping::begin(Duration::ZERO, false, now));
         one.life = Life::Running { pid: 1, process: None, stopping };
-        assert_eq!(judged(&one, 143, false).1, "");
+        assert_eq!(cause_of(&one, 143, false).1, "");
     }
 }

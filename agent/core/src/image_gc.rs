@@ -177,7 +177,7 @@ pub struct ImageUsage {
 
 impl Ledger {
     /// Takes in what was found. `needed`: a known pod or a container needs that image.
-    pub fn look(&mut self, found: Vec<StoredImage>, needed: impl Fn(&StoredImage) -> bool, now: Now) -> ImageUsage {
+    pub fn update(&mut self, found: Vec<StoredImage>, needed: impl Fn(&StoredImage) -> bool, now: Now) -> ImageUsage {
         let mut look = ImageUsage { images: Vec::with_capacity(found.len()), fallen_out_of_use: Vec::new() };
         let mut before = std::mem::take(&mut self.images);
         for image in found {

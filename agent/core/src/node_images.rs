@@ -15,7 +15,7 @@ pub struct NodeImage {
 }
 
 /// The images with their sizes as they are shown: at most so many; `None`: all.
-pub fn shown(images: impl IntoIterator<Item = (StoredImage, u64)>, most: Option<usize>) -> Vec<NodeImage> {
+pub fn node_images(images: impl IntoIterator<Item = (StoredImage, u64)>, most: Option<usize>) -> Vec<NodeImage> {
     let image = |(image, size): (StoredImage, u64)| {
         let names = image.repo_digests().into_iter().chain(image.repo_tags().cloned());
         NodeImage { names: names.take(MAX_NAMES).collect(), size }
@@ -41,13 +41,13 @@ mod tests {
         let busybox = ["docker.io/library/busybox:1.36", "registry:5000/busybox:v1", "sha256:config"];
         let many = ["a/b:1", "a/b:2", "a/b:3", "a/b:4", "a/b:5"];
         let images = || [(image("a", &busybox), 10), (image("b", &many), 30), (image("c", &["x/y@sha256:c"]), 30)];
-        let all = shown(images(), None);
+        let all = node_images(images(), None);
         assert_eq!(all.iter().map(|image| image.size).collect::<Vec<_>>(), [30, 30, 10]);
         assert_eq!(all[0].names, ["a/b@sha256:b", "a/b:1", "a/b:2", "a/b:3", "a/b:4"], "five names");
         assert_eq!(all[1].names, ["x/y@sha256:c"]);
         let digests = ["docker.io/library/busybox@sha256:a", "registry:5000/busybox@sha256:a"];
         assert_eq!(all[2].names, [&digests[..], &busybox[..2]].concat());
-        assert_eq!(shown(images(), Some(1)), all[..1]);
-        assert_eq!(shown([(image("d", &["sha256:config"]), 1)], None), [], "nobody can ask for it by a name");
+        assert_eq!(node_images(images(), Some(1)), all[..1]);
+        assert_eq!(node_images([(image("d", &["sha256:config"]), 1)], None), [], "nobody can ask for it by a name");
     }
 }

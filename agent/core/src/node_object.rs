@@ -389,7 +389,7 @@ pub fn report_due(
     every: Frequencies,
 ) -> Option<Instant> {
     let sent = sent.filter(|sent| sent.uid == seen.uid && says_the_same(&sent.report, report))?;
-    let as_sent = seen.has(&status(node, report, seen, Timestamp::UNIX_EPOCH));
+    let as_sent = seen.matches(&status(node, report, seen, Timestamp::UNIX_EPOCH));
     Some(sent.at + if as_sent { every.report } else { every.report.min(every.correction) })
 }
 

@@ -308,7 +308,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
             return stopped(&mut pod.containers[index], id.as_ref(), phase, result, now);
         }
         Outcome::Probed { index, id, kind, passed } => {
-            probes_of(pod, index, &id).into_iter().for_each(|probes| probes.take(kind, passed));
+            probes_of(pod, index, &id).into_iter().for_each(|probes| probes.apply_result(kind, passed));
         }
         Outcome::ProbesRecorded { index, id, done } => {
             probes_of(pod, index, &id).into_iter().for_each(|probes| probes.recorded(done, now.mono));

@@ -8,8 +8,8 @@ pub mod awaits;
 mod container;
 mod ending;
 mod hooks;
-pub mod over;
 mod probes;
+pub mod recreate;
 mod restart;
 pub mod restart_all;
 
@@ -150,7 +150,7 @@ pub fn is_finished(pod: &PodState) -> bool {
         return false;
     }
     // What ended before this agent knew of it left nothing behind.
-    let over_before = pod.record.is_over() && pod.containers.iter().all(|slot| slot.instance.is_none());
+    let over_before = pod.record.has_ended() && pod.containers.iter().all(|slot| slot.instance.is_none());
     over_before
         || pod.is_failed()
         || init_failed(pod)
@@ -239,7 +239,7 @@ fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
     if restart_all::end_superseded(&mut plan, pod, now) {
         return plan.step();
     }
-    let wanted = wanted(pod);
+    let wanted = containers_to_run(pod);
     prepare(&mut plan, pod, node, now);
     cgroup(&mut plan, pod, now);
     volumes(&mut plan, pod, now);
@@ -281,7 +281,7 @@ fn may_have_lost_shim(pod: &PodState) -> bool {
 
 /// The containers that should have a running instance now: an init container in its turn, sidecars from theirs on, regular
 /// containers once the pod is initialised.
-fn wanted(pod: &PodState) -> Vec<usize> {
+fn containers_to_run(pod: &PodState) -> Vec<usize> {
     let turn = match is_initialized(pod) {
         true => None,
         false => pod.containers.iter().position(|slot| holds_back_next(pod, slot)),
@@ -300,7 +300,7 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
     if pod.ending.is_some() || pod.is_failed() || is_finished(pod) {
         return Vec::new();
     }
-    wanted(pod).into_iter().filter(|index| pod.containers[*index].is_outdated()).collect()
+    containers_to_run(pod).into_iter().filter(|index| pod.containers[*index].is_outdated()).collect()
 }
 
 /// Plans a sandbox when the pod has none and nothing prevents it.

@@ -100,7 +100,7 @@ impl Probe {
     }
 
     /// Takes a result into account; `None`: the probe itself failed.
-    fn take(&mut self, passed: Option<bool>) {
+    fn apply_result(&mut self, passed: Option<bool>) {
         self.in_progress = false;
         let Some(passed) = passed else { return };
         self.run = if self.last == Some(passed) { self.run.saturating_add(1) } else { 1 };
@@ -212,9 +212,9 @@ impl Probes {
     }
 
     /// The result of `kind`; `None`: the probe itself failed.
-    pub fn take(&mut self, kind: ProbeKind, passed: Option<bool>) {
+    pub fn apply_result(&mut self, kind: ProbeKind, passed: Option<bool>) {
         if let Some(probe) = self.get_mut(kind) {
-            probe.take(passed);
+            probe.apply_result(passed);
         }
     }
 

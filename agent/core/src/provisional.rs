@@ -30,7 +30,7 @@ impl Provisional {
     }
 
     /// Notes a running pod of `source`. False: the desired pod of its key takes over at once.
-    pub fn found(&mut self, key: &PodKey, source: SourceKind, desired: &DesiredPods) -> bool {
+    pub fn add(&mut self, key: &PodKey, source: SourceKind, desired: &DesiredPods) -> bool {
         let waits = desired.pods.get(key).is_none_or(|wanted| self.may_claim(source, wanted.source, desired));
         if waits {
             self.found.insert(key.clone(), source);
@@ -55,7 +55,7 @@ impl Provisional {
     }
 
     /// Removes and returns the pods whose source has reported: they are no longer provisional.
-    pub fn settle(&mut self, desired: &DesiredPods) -> Vec<PodKey> {
+    pub fn remove_resolved(&mut self, desired: &DesiredPods) -> Vec<PodKey> {
         let ready = SourceKind::ALL.map(|source| self.is_ready(source, desired));
         self.found.extract_if(.., |_, source| ready[source.index()]).map(|(key, _)| key).collect()
     }
@@ -119,11 +119,11 @@ mod tests {
             let case = format!("found of {found}, ready {ready:?}, wanted by {wanted:?}");
             let desired = desired(ready, *wanted);
             let mut provisional = Provisional::new(vec![File, Http]);
-            assert_eq!(provisional.found(&key, *found, &desired), *first, "{case}");
+            assert_eq!(provisional.add(&key, *found, &desired), *first, "{case}");
             if let Some(record) = desired.pods.get(&key) {
                 assert_eq!(provisional.holds_back(record, &desired), *first, "{case}");
             }
-            provisional.settle(&desired);
+            provisional.remove_resolved(&desired);
             assert_eq!(provisional.contains(&key), *afterwards, "{case}");
         }
     }
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn an_agent_without_sources_terminates_nothing() {
         let mut provisional = Provisional::new(Vec::new());
-        provisional.found(&PodKey::new("default", "web"), File, &DesiredPods::default());
-        assert!(provisional.settle(&DesiredPods::default()).is_empty());
+        provisional.add(&PodKey::new("default", "web"), File, &DesiredPods::default());
+        assert!(provisional.remove_resolved(&DesiredPods::default()).is_empty());
     }
 }

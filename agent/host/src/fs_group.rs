@@ -25,15 +25,15 @@ pub fn set(path: &Path, group: u32, on_root_mismatch: bool) -> io::Result<()> {
     if on_root_mismatch && found.st_gid == group && found.st_mode & DIRECTORY_MODE == DIRECTORY_MODE {
         return Ok(());
     }
-    if !tree::visit_below(&top, &mut |file, found| give(file, found, group))? {
+    if !tree::visit_below(&top, &mut |file, found| set_group(file, found, group))? {
         return Err(io::Error::other(format!("the volume has more than {MAX_DEPTH} directories in one another")));
     }
     // Last: a walk that was cut short is not taken for a whole one.
-    give(&top, &found, group)
+    set_group(&top, &found, group)
 }
 
 /// Changes one file: the group first, since that clears the set-group-id bit.
-fn give(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
+fn set_group(file: &impl AsFd, found: &Stat, group: u32) -> io::Result<()> {
     let kind = FileType::from_raw_mode(found.st_mode);
     if found.st_gid != group {
         rustix::fs::chownat(file, c"", None, Some(Gid::from_raw(group)), AtFlags::EMPTY_PATH)?;

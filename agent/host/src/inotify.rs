@@ -104,7 +104,7 @@ impl Queue {
     }
 
     /// Keeps the path of a watch that [`WatchAdder::add`] made.
-    pub fn keep(&mut self, wd: Wd, path: PathBuf) {
+    pub fn add_path(&mut self, wd: Wd, path: PathBuf) {
         self.paths.insert(wd, path);
     }
 

@@ -21,7 +21,7 @@ struct Facts<'a> {
 }
 
 /// Why no pod can have a user namespace, with a remedy; `None`: each can. `snapshotter`: containerd's, as configured.
-pub fn lacking(snapshotter: &str) -> Option<String> {
+pub fn missing_support(snapshotter: &str) -> Option<String> {
     let uname = rustix::system::uname();
     let most = std::fs::read_to_string("/proc/sys/user/max_user_namespaces").ok();
     judge(&Facts {

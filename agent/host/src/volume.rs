@@ -233,7 +233,7 @@ impl Volumes {
         progress: &Progress,
     ) -> Result<Vec<Mount>, VolumeError> {
         let pod_dir = &self.settings.pod_dir(&pod.uid);
-        mounts::of(mounts::Sources { pod, objects, pod_dir, label }, container, container_id, progress)
+        mounts::container_mounts(mounts::Sources { pod, objects, pod_dir, label }, container, container_id, progress)
     }
 
     /// The block devices of the host that one container gets as its `volumeDevices`. [`Self::prepare`] must have
@@ -248,7 +248,7 @@ impl Volumes {
         container: &Container,
         progress: &Progress,
     ) -> Result<Vec<BlockDevice>, VolumeError> {
-        block_device::of(pod, objects, container, &self.settings.pod_dir(&pod.uid), progress)
+        block_device::container_devices(pod, objects, container, &self.settings.pod_dir(&pod.uid), progress)
     }
 
     /// The mount point of an image volume; [`Self::prepare`] creates the directory.

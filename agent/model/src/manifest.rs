@@ -220,7 +220,7 @@ fn record(
     let written = metadata.uid.as_deref().filter(|uid| !uid.is_empty());
     let uid = written.map_or_else(|| identity::derive_uid(node_name, source, &key, immutable), PodUid::new);
     default::default(&mut pod);
-    identity::settle(&mut pod, &key, &uid, source, node_name);
+    identity::set_node_fields(&mut pod, &key, &uid, source, node_name);
     PodRecord {
         fingerprint: match source {
             SourceKind::Api => fingerprint::hash(&fingerprint::canonical(version)),

@@ -10,13 +10,15 @@ pub fn matches(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, St
     selector.node_selector_terms.iter().any(|term| {
         let expressions = term.match_expressions.as_deref().unwrap_or_default();
         let fields = term.match_fields.as_deref().unwrap_or_default();
-        let has_labels = expressions.iter().all(|wanted| holds(wanted, labels.get(&wanted.key).map(String::as_str)));
-        let has_fields = fields.iter().all(|wanted| wanted.key == "metadata.name" && holds(wanted, Some(name)));
+        let has_labels =
+            expressions.iter().all(|wanted| requirement_holds(wanted, labels.get(&wanted.key).map(String::as_str)));
+        let has_fields =
+            fields.iter().all(|wanted| wanted.key == "metadata.name" && requirement_holds(wanted, Some(name)));
         !(expressions.is_empty() && fields.is_empty()) && has_labels && has_fields
     })
 }
 
-fn holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+fn requirement_holds(wanted: &NodeSelectorRequirement, value: Option<&str>) -> bool {
     let values = wanted.values.as_deref().unwrap_or_default();
     let is_in = || value.is_some_and(|value| values.iter().any(|one| one == value));
     let number = |text: &str| text.parse::<i64>().ok();

@@ -129,7 +129,7 @@ async fn keep(
 /// Keeps the volume named in the Node's status until the pod has run to its end; what is mounted then is named on.
 async fn hold(desired: &Desired, key: &ObjectKey, in_use: InUse) {
     let mut changes = desired.changes();
-    while user(desired, key).is_some_and(|pod| !pod.is_over()) && changes.changed().await.is_ok() {}
+    while user(desired, key).is_some_and(|pod| !pod.has_ended()) && changes.changed().await.is_ok() {}
     drop(in_use);
 }
 

@@ -39,7 +39,7 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
 
 /// The runtime handlers whose pods can have user namespaces.
 fn with_user_namespaces(config: &Config) -> BTreeSet<String> {
-    if user_namespace::lacking(&config.snapshotter).is_some() {
+    if user_namespace::missing_support(&config.snapshotter).is_some() {
         return BTreeSet::new();
     }
     runtime_handlers(config).filter(|(_, shim)| *shim == RUNC_SHIM).map(|(name, _)| name).collect()

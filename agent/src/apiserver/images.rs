@@ -79,6 +79,6 @@ impl NodeImages {
         self.sizes = sizes;
         // One without its parts cannot run.
         let whole = stored.into_iter().filter_map(|image| Some((self.sizes.get(&image.digest).copied()?, image)));
-        Ok(node_images::shown(whole.map(|(size, image)| (image, size)), self.most))
+        Ok(node_images::node_images(whole.map(|(size, image)| (image, size)), self.most))
     }
 }

@@ -92,7 +92,7 @@ impl Keeper {
                 false => sent.as_ref().map(|sent: &SentReport| sent.report.images.clone()).unwrap_or_default(),
             };
             volume_changes.borrow_and_update();
-            let (counts_as_ready, until) = absence.look(state.runtime_ready, Instant::now().into_std());
+            let (counts_as_ready, until) = absence.observe(state.runtime_ready, Instant::now().into_std());
             let report = NodeReport {
                 state: NodeState { runtime_ready: counts_as_ready, ..state },
                 network_problem: problem,

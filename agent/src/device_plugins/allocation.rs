@@ -118,7 +118,7 @@ impl DevicePlugins {
         let ids = {
             let mut inventory = self.inventory();
             let Some(choice) = choose(&inventory)? else { return Ok(()) };
-            let ids = choice.take(&preferred);
+            let ids = choice.pick(&preferred);
             inventory.reserve(key, uid, container, resource, ids.clone());
             ids
         };

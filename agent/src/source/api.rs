@@ -224,7 +224,7 @@ impl ApiSource {
             |pod: &PodRecord| listed.get(&pod.key).is_some_and(|listed| uid_of(listed) == Some(&*pod.uid.to_string()));
         let knows_pods = self.snapshot.pods.values().any(|pod| is_listed(pod));
         // One that has finished has nothing that could end.
-        let lost = self.snapshot.pods.values().filter(|pod| !is_listed(pod) && !pod.is_over());
+        let lost = self.snapshot.pods.values().filter(|pod| !is_listed(pod) && !pod.has_ended());
         let lost = lost.map(|pod| (pod.key.clone(), listed.get(&pod.key).map(|pod| (*pod).clone()))).collect();
         self.held.listed(history, lost, knows_pods);
         self.save_history();

@@ -372,7 +372,7 @@ impl FileSource {
     async fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         self.pulse.set_backend(self.backend());
         let (scanner, actors) = (&self.scanner, std::mem::take(&mut self.actors));
-        if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
+        if let Some(snapshot) = self.view.finish_update(self.ready, self.health.clone()) {
             let restore = |name: &str, saved: &LastGood| restore(scanner, name, Some(saved));
             let snapshot = self.ledger.enter(snapshot, Timestamp::now(), restore, |origin| actors.get(origin).cloned());
             self.persister.put_history(&snapshot.changes);

@@ -245,7 +245,7 @@ impl HttpSource {
     }
 
     fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
-        if let Some(snapshot) = self.view.settle(self.ready, self.health.clone()) {
+        if let Some(snapshot) = self.view.finish_update(self.ready, self.health.clone()) {
             let restore = |_: &str, saved: &LastGood| {
                 self.decoder.restore_all(&saved.manifests, &self.origin, SourceKind::Http, &self.node_name)
             };

@@ -122,11 +122,11 @@ impl DirectoryWatch {
         let before = self.main;
         let old: Vec<Wd> = self.path.drain().map(|(wd, _)| wd).chain(before.map(|(wd, _)| wd)).collect();
         for (wd, directory, decides) in armed.path {
-            self.queue.keep(wd, directory);
+            self.queue.add_path(wd, directory);
             self.path.entry(wd).or_default().extend(decides);
         }
         self.main = armed.main.map(|(wd, directory, id)| {
-            self.queue.keep(wd, directory);
+            self.queue.add_path(wd, directory);
             (wd, id)
         });
         self.place = armed.place;
@@ -179,7 +179,7 @@ impl DirectoryWatch {
         let before = std::mem::take(&mut self.links);
         self.link_ids.clear();
         for (wd, step) in followed.steps {
-            self.queue.keep(wd, step.directory);
+            self.queue.add_path(wd, step.directory);
             self.links.entry(wd).or_default().entry(step.name).or_default().extend(step.dependents);
             self.link_ids.extend(step.id.map(|id| (wd, id)));
         }

@@ -239,7 +239,7 @@ impl Supervisor {
 
     /// Ends what was found running once its source has spoken and does not want it, or hands it to the source that does.
     fn settle_provisional(&mut self) {
-        for key in self.provisional.settle(&self.desired) {
+        for key in self.provisional.remove_resolved(&self.desired) {
             match self.desired.pods.get(&key).cloned() {
                 Some(record) => self.command(&key, command_for(&record)),
                 None => {
@@ -271,7 +271,7 @@ impl Supervisor {
             // Before the first reading of containerd's state it is not known what runs.
             (None, PodCommand::Run(_)) if !self.adopted => {}
             // Nothing of it is here, and it does not run again.
-            (None, PodCommand::Run(record)) if record.is_over() || self.context.reporter.has_refused(&record) => {}
+            (None, PodCommand::Run(record)) if record.has_ended() || self.context.reporter.has_refused(&record) => {}
             (None, PodCommand::Run(record)) => self.start(key, record),
             // It may have been waiting for a place.
             (None, PodCommand::End { .. }) => self.context.reporter.retire(key),

@@ -191,7 +191,7 @@ impl Agent {
 
     /// The source publishes what has changed of `view`.
     pub(crate) fn publish(&self, view: &mut View) {
-        if let Some(snapshot) = view.settle(true, Health::Good) {
+        if let Some(snapshot) = view.finish_update(true, Health::Good) {
             self.slots.publish(SourceKind::File, snapshot);
         }
     }

@@ -126,7 +126,7 @@ impl Scenario {
     fn member(self, member: &Member) -> Value {
         let take = match self {
             Self::Disk => format!("dd if=/dev/zero of=/data/part bs=1M count={} 2> /dev/null", member.takes),
-            Self::Memory | Self::ManifestHog => hold(member.takes),
+            Self::Memory | Self::ManifestHog => allocate(member.takes),
             _ => format!("for i in $(seq {}); do sleep 100000 & done", member.takes),
         };
         let script = format!("trap 'exit 0' TERM; {take}; exec 9> /watch/{}; sleep 100000 & wait $!", member.name);
@@ -153,7 +153,7 @@ impl Scenario {
         let fill = match self {
             Self::Disk => "dd if=/dev/zero of=/data/all bs=1M 2> /dev/null".to_owned(),
             Self::Memory | Self::ManifestHog => {
-                format!("for i in $(seq 50); do {}; sleep 1; done", hold(20))
+                format!("for i in $(seq 50); do {}; sleep 1; done", allocate(20))
             }
             // Shells that wait for a line that never comes: nothing but a process each.
             _ => {
@@ -238,7 +238,7 @@ pub(super) fn threads_max() -> u32 {
 }
 
 /// Takes so many MiB of memory: a reader whose output finds no room.
-fn hold(mib: u32) -> String {
+fn allocate(mib: u32) -> String {
     format!("{{ dd if=/dev/zero bs={mib}M count=1 2> /dev/null | sleep 100000 & }}")
 }
 

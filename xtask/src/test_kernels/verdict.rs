@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 pub(super) type Skip = (&'static str, &'static str);
 
 /// The summary of a run in which every case passed, or was skipped as declared; before it, the figures found out.
-pub(super) fn of(said: &str, declared: &[Skip]) -> Result<String> {
+pub(super) fn check(said: &str, declared: &[Skip]) -> Result<String> {
     let summary = said.lines().find(|line| line.starts_with("kernels: ")).context("it ended early")?;
     let failed: Vec<_> = said.lines().filter(|line| line.contains("FAILED") || line.contains("panicked")).collect();
     let skipped: Vec<_> = said.lines().filter_map(skip).collect();
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn only_declared_skips_pass_and_only_those_that_are_skipped() {
-        let ended = |said: &str, declared: &[Skip]| of(said, declared).map_err(|error| error.to_string());
+        let ended = |said: &str, declared: &[Skip]| check(said, declared).map_err(|error| error.to_string());
         let whole = format!("{SAID}kernels: 1 passed, 0 failed, 1 skipped\n");
         let summary = "  3 of 3 known\nkernels: 1 passed, 0 failed, 1 skipped";
         assert_eq!(ended(&whole, &[("b", "no b")]).unwrap(), summary);

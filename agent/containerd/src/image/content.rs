@@ -176,7 +176,7 @@ impl Store {
                 ingest.write(bytes).await?;
                 match ingest.commit(labels).await? {
                     Completed::Stored => Ok(()),
-                    Completed::Appeared => self.hold(blob, lease).await,
+                    Completed::Appeared => self.protect(blob, lease).await,
                 }
             }
         }
@@ -186,7 +186,7 @@ impl Store {
     ///
     /// # Errors
     /// `Aborted`: it was collected, because its last reference was removed. A retry writes it again.
-    pub(super) async fn hold(&self, blob: Blob<'_>, lease: &str) -> Result<(), CallError> {
+    pub(super) async fn protect(&self, blob: Blob<'_>, lease: &str) -> Result<(), CallError> {
         match self.open(blob, lease).await? {
             Opened::Present => Ok(()),
             Opened::Ingest(_) => {

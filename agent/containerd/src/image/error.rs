@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use tonic::{Code, Status};
 
-use crate::error::judged;
+use crate::error::effective_code;
 use limpet_model::image_name::InvalidImageName;
 
 /// containerd refused or failed a call.
@@ -26,7 +26,12 @@ pub struct CallError {
 impl CallError {
     /// Turns a gRPC status into an error that names the call.
     pub(super) fn new(operation: &'static str, subject: &str, status: &Status) -> Self {
-        Self { operation, subject: subject.to_owned(), code: judged(status), message: status.message().to_owned() }
+        Self {
+            operation,
+            subject: subject.to_owned(),
+            code: effective_code(status),
+            message: status.message().to_owned(),
+        }
     }
 
     /// Another writer holds the ingest; it is released when that stream ends.

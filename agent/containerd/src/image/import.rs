@@ -130,7 +130,7 @@ async fn store_blob(
                     None => Completed::Stored,
                 };
                 if let Completed::Appeared = completed {
-                    store.hold(Blob { digest: &found, size }, lease).await?;
+                    store.protect(Blob { digest: &found, size }, lease).await?;
                 }
                 let layer_type = layer_type.unwrap_or(archive::layer_type(&[]));
                 return Ok(Some(StoredBlob { digest: found, size, layer_type }));

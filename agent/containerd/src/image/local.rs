@@ -138,7 +138,7 @@ impl Store {
     }
 
     /// Whether the image of a record is complete, unpacked or not.
-    pub(super) async fn holds(&self, name: &str, digest: &str) -> Result<bool, ImageError> {
+    pub(super) async fn is_complete(&self, name: &str, digest: &str) -> Result<bool, ImageError> {
         let call = |error| ImageError::call(name, error);
         let Some(resolved) = self.resolve(name, digest).await? else { return Ok(false) };
         Ok(self.has_snapshot(resolved.chain_id()).await.map_err(call)?

@@ -34,7 +34,7 @@ impl Reservations {
     }
 
     /// Takes an image. Returns whether that had to wait for its removal: it may be gone.
-    pub(super) async fn take(&self, digest: &str) -> bool {
+    pub(super) async fn reserve(&self, digest: &str) -> bool {
         let mut waited = false;
         loop {
             let removed = self.removed.notified();
@@ -85,10 +85,10 @@ impl Drop for Removing<'_> {
 
 impl Images {
     /// The digest of a name in containerd, taken for a start: it is not removed by a decision from before.
-    pub(super) async fn take(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
+    pub(super) async fn reserve_name(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
         loop {
             let Some(digest) = self.target(name).await? else { return Ok(None) };
-            if !self.inner.reservations.take(&digest).await {
+            if !self.inner.reservations.reserve(&digest).await {
                 return Ok(Some(digest));
             }
         }
@@ -138,7 +138,7 @@ mod tests {
     async fn an_image_that_a_start_took_after_the_decision_stays() {
         let reservations = Reservations::default();
         let decided = now();
-        assert!(!reservations.take("a").await);
+        assert!(!reservations.reserve("a").await);
         assert!(reservations.remove("a", decided).is_none());
         tokio::time::advance(Duration::from_millis(1)).await;
         assert!(reservations.remove("a", now()).is_some(), "decided after it was taken");
@@ -150,8 +150,8 @@ mod tests {
         let reservations = Arc::new(Reservations::default());
         let removing = reservations.remove("a", now()).unwrap();
         let taking = Arc::clone(&reservations);
-        let start = tokio::spawn(async move { taking.take("a").await });
-        assert!(!reservations.take("b").await, "another image is not held up");
+        let start = tokio::spawn(async move { taking.reserve("a").await });
+        assert!(!reservations.reserve("b").await, "another image is not held up");
         tokio::task::yield_now().await;
         assert!(!start.is_finished());
         drop(removing);
@@ -161,8 +161,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_gone_is_forgotten() {
         let reservations = Reservations::default();
-        reservations.take("a").await;
-        reservations.take("b").await;
+        reservations.reserve("a").await;
+        reservations.reserve("b").await;
         let taken = reservations.taken(|digest| digest == "a");
         assert_eq!(taken.keys().map(|digest| &**digest).collect::<Vec<_>>(), ["a"]);
         assert!(reservations.remove("b", now()).is_some());

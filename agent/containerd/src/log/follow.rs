@@ -47,7 +47,7 @@ impl LogWatch {
 
 /// Waits, after a container's exit, until the log at `path` contains its last line: its writer has exited, or is silent.
 /// A container's exit is reported some milliseconds before its last output is in the file.
-pub async fn settle(path: &Path) {
+pub async fn wait_for_writer(path: &Path) {
     let Ok(mut watch) = LogWatch::new(path).await else {
         if !writer_exited(path).await {
             // Changes of the log are not reported: wait for the silence period instead.

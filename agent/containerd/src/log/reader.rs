@@ -13,7 +13,7 @@ use futures_util::{Stream, TryFutureExt as _};
 use tokio::sync::watch;
 
 use super::entry::LogStream;
-use super::follow::{LogWatch, settle};
+use super::follow::{LogWatch, wait_for_writer};
 use super::paths::{among_generations, generations};
 use super::render::Render;
 use super::start;
@@ -132,7 +132,7 @@ impl Reading {
             changed = watch.changed() => changed.is_ok(),
             // A dropped sender counts as finished. The guard is dropped in the block.
             () = async { drop(finished.wait_for(|finished| *finished).await) } => {
-                settle(&self.path).await;
+                wait_for_writer(&self.path).await;
                 false
             }
         };
@@ -157,7 +157,7 @@ async fn blocking<T: Send + 'static>(
 /// # Errors
 /// When there is no log or it cannot be read.
 pub async fn tail_for_termination_message(path: &Path) -> io::Result<String> {
-    settle(path).await;
+    wait_for_writer(path).await;
     let path = path.to_owned();
     blocking(path.clone(), move || last_bytes(path)).await
 }

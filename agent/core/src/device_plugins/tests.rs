@@ -53,7 +53,7 @@ fn allocate(
     let Some(choice) = inventory.choose(&uid(pod), spec, container, CARD, count)? else {
         return Ok(inventory.of_container(&uid(pod), container).flat_map(|one| one.ids.clone()).collect());
     };
-    let ids = choice.take(&[]);
+    let ids = choice.pick(&[]);
     inventory.allocated(&key(pod), &uid(pod), container, allocation(&ids));
     Ok(ids)
 }
@@ -115,7 +115,7 @@ fn the_plugin_chooses_among_what_is_free() {
     ];
     for (needed, preferred, ids) in cases {
         let preferred: Vec<String> = preferred.iter().map(|id| (*id).to_owned()).collect();
-        assert_eq!(choice(needed).take(&preferred).concat(), ids, "{needed} {preferred:?}");
+        assert_eq!(choice(needed).pick(&preferred).concat(), ids, "{needed} {preferred:?}");
     }
 }
 
@@ -156,8 +156,8 @@ fn a_plugin_that_is_replaced_takes_nothing_with_it() {
 #[test]
 fn what_is_recorded_on_containers_is_theirs_again_once_their_pod_claims_it() {
     let mut inventory = Inventory::default();
-    inventory.found(&uid("p"), "main", &[allocation(&["a".to_owned()])]);
-    inventory.found(&uid("q"), "main", &[allocation(&["b".to_owned()])]);
+    inventory.adopt(&uid("p"), "main", &[allocation(&["a".to_owned()])]);
+    inventory.adopt(&uid("q"), "main", &[allocation(&["b".to_owned()])]);
     let one = spec(&[], &["main"]);
     let early = AllocationError::Unregistered(CARD.to_owned());
     assert_eq!(allocate(&mut inventory, "n", &one, "main", 1), Err(early));

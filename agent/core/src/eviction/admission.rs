@@ -19,7 +19,7 @@ const MEMORY_TAINT: &str = "node.kubernetes.io/memory-pressure";
 /// Refuses a pod that has not begun, as kubelet does, while the node is short of something: one of the apiserver's
 /// fails, so that its controller makes another, and any other waits. kubelet asks once: a pod of the apiserver that was
 /// taken then is not asked again. Returns whether it is refused for another reason than before.
-pub fn settle(pod: &mut PodState, node: NodeState) -> bool {
+pub fn refuse_under_pressure(pod: &mut PodState, node: NodeState) -> bool {
     let is_asked = has_not_begun(pod) && !(pod.admitted && pod.record.source == SourceKind::Api);
     let refused = is_asked.then(|| refusal(&pod.record, node.pressure)).flatten();
     pod.admitted |= refused.is_none();

@@ -310,27 +310,30 @@ fn pods_that_are_not_of_manifests_wait_for_the_end_of_the_pressure() {
     for (source, spec, conditions, refused) in cases {
         let mut pod = PodState::new(record("web", source, spec.clone()), jiff::Timestamp::UNIX_EPOCH);
         let node = short_of(&conditions);
-        assert_eq!(admission::settle(&mut pod, node), refused, "{source} {spec} {conditions:?}");
+        assert_eq!(admission::refuse_under_pressure(&mut pod, node), refused, "{source} {spec} {conditions:?}");
         assert_eq!(admission::waits(&pod), refused);
-        assert!(!admission::settle(&mut pod, node), "said once");
+        assert!(!admission::refuse_under_pressure(&mut pod, node), "said once");
         let waits = plan(&pod, node, Instant::now()) == Step::Wait(None);
         assert_eq!(waits, refused);
         if let (true, Some(verdict)) = (refused, &pod.verdict) {
             let names: Vec<&str> = conditions.iter().map(|one| one.as_str()).collect();
             assert_eq!(verdict.message, format!("The node had condition: [{}]. ", names.join(" ")));
         }
-        assert!(!admission::settle(&mut pod, short_of(&[])) && pod.verdict.is_none(), "over");
+        assert!(!admission::refuse_under_pressure(&mut pod, short_of(&[])) && pod.verdict.is_none(), "over");
     }
     let mut of_cluster = PodState::new(record("web", SourceKind::Api, best_effort()), jiff::Timestamp::UNIX_EPOCH);
-    assert!(admission::settle(&mut of_cluster, short_of(&[Disk])) && of_cluster.is_failed());
+    assert!(admission::refuse_under_pressure(&mut of_cluster, short_of(&[Disk])) && of_cluster.is_failed());
     let message = of_cluster.verdict.as_ref().unwrap().message.as_str();
     assert_eq!(message, "Pod was rejected: The node had condition: [DiskPressure]. ");
-    assert!(!admission::settle(&mut of_cluster, short_of(&[])) && of_cluster.is_failed(), "for good");
+    assert!(!admission::refuse_under_pressure(&mut of_cluster, short_of(&[])) && of_cluster.is_failed(), "for good");
     let mut admitted = PodState::new(record("web", SourceKind::Api, best_effort()), jiff::Timestamp::UNIX_EPOCH);
-    assert!(!admission::settle(&mut admitted, short_of(&[])) && !admission::settle(&mut admitted, short_of(&[Disk])));
+    assert!(
+        !admission::refuse_under_pressure(&mut admitted, short_of(&[]))
+            && !admission::refuse_under_pressure(&mut admitted, short_of(&[Disk]))
+    );
     assert!(!admitted.is_failed() && !admission::waits(&admitted), "it was taken, and waits for something else");
     let mut began = ready(PodState::new(record("web", Push, best_effort()), jiff::Timestamp::UNIX_EPOCH));
-    assert!(!admission::settle(&mut began, short_of(&[Disk])), "it has begun");
+    assert!(!admission::refuse_under_pressure(&mut began, short_of(&[Disk])), "it has begun");
 }
 
 #[test]

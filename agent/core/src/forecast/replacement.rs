@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 use std::time::Instant;
 
 use crate::plan;
-use crate::plan::over::{self, PodEnd};
+use crate::plan::recreate::{self, PodEnd};
 use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, PostStart, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
@@ -35,7 +35,7 @@ pub struct Replacement {
 /// The pod has ended and is recreated.
 pub fn replacement(observed: &ObservedPod, new: Arc<PodRecord>, now: Instant) -> Result<Replacement, PodEnd> {
     let mut pod = state(observed, now);
-    if let Some(over) = over::makes_anew(&pod, &new) {
+    if let Some(over) = recreate::recreation_cause(&pod, &new) {
         return Err(over);
     }
     pod.update(new);

@@ -112,7 +112,7 @@ fn found(digest: &str) -> StoredImage {
 fn looked(ledger: &mut Ledger, start: Now, second: u64, found: Vec<StoredImage>, needed: &[&str]) -> ImageUsage {
     let wall = start.wall + jiff::SignedDuration::from_secs(second as i64);
     let now = Now { mono: start.mono + Duration::from_secs(second), wall };
-    ledger.look(found, |image| needed.contains(&&*image.digest), now)
+    ledger.update(found, |image| needed.contains(&&*image.digest), now)
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_wall_clock_that_jumps_makes_no_image_older() {
     looked(&mut ledger, start, 0, vec![found("a")], &["a"]);
     looked(&mut ledger, start, 10, vec![found("a")], &[]);
     let now = Now { mono: start.mono + Duration::from_secs(20), wall: at(0) };
-    let look = ledger.look(vec![found("a")], |_| false, now);
+    let look = ledger.update(vec![found("a")], |_| false, now);
     assert_eq!(look.images[0].unused_for, Duration::from_secs(10));
 }
 

@@ -16,7 +16,7 @@ pub struct RuntimeAbsence {
 
 impl RuntimeAbsence {
     /// Whether the runtime counts as ready at `now`, and when that ends unless it is back.
-    pub fn look(&mut self, is_ready: bool, now: Instant) -> (bool, Option<Instant>) {
+    pub fn observe(&mut self, is_ready: bool, now: Instant) -> (bool, Option<Instant>) {
         if is_ready {
             *self = Self { counts: true, since: None };
             return (true, None);
@@ -35,13 +35,13 @@ mod tests {
     fn a_runtime_that_is_away_for_a_moment_counts_and_one_that_was_never_there_does_not() {
         let (begun, mut absence) = (Instant::now(), RuntimeAbsence::default());
         let at = |seconds| begun + Duration::from_secs(seconds);
-        assert_eq!(absence.look(false, begun), (false, None), "it has not come up yet");
-        assert_eq!(absence.look(true, at(100)), (true, None));
-        assert_eq!(absence.look(false, at(200)), (true, Some(at(230))));
-        assert_eq!(absence.look(false, at(229)), (true, Some(at(230))));
-        assert_eq!(absence.look(true, at(229)), (true, None));
-        assert_eq!(absence.look(false, at(300)), (true, Some(at(330))));
-        assert_eq!(absence.look(false, at(330)), (false, None));
-        assert_eq!(absence.look(false, at(331)), (false, None));
+        assert_eq!(absence.observe(false, begun), (false, None), "it has not come up yet");
+        assert_eq!(absence.observe(true, at(100)), (true, None));
+        assert_eq!(absence.observe(false, at(200)), (true, Some(at(230))));
+        assert_eq!(absence.observe(false, at(229)), (true, Some(at(230))));
+        assert_eq!(absence.observe(true, at(229)), (true, None));
+        assert_eq!(absence.observe(false, at(300)), (true, Some(at(330))));
+        assert_eq!(absence.observe(false, at(330)), (false, None));
+        assert_eq!(absence.observe(false, at(331)), (false, None));
     }
 }

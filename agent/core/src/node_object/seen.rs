@@ -106,7 +106,7 @@ impl SeenNode {
 
     /// Whether it has the contents of `status`: conditions, amounts, addresses and volumes. What others add is not
     /// looked at, nor what changes with a boot alone.
-    pub(super) fn has(&self, status: &Value) -> bool {
+    pub(super) fn matches(&self, status: &Value) -> bool {
         let conditions = status["conditions"].as_array().into_iter().flatten().all(|condition| {
             let known = condition["type"].as_str().and_then(|name| self.conditions.get(name));
             known.is_some_and(|(known, _)| condition["status"] == known.as_str())
@@ -131,7 +131,7 @@ impl SeenNode {
 
     /// Whether `status` has nothing new but times of conditions.
     pub(super) fn has_all(&self, status: &Value) -> bool {
-        self.has(status) && self.has_images(status) && self.of_agent == digest(status, &OF_AGENT)
+        self.matches(status) && self.has_images(status) && self.of_agent == digest(status, &OF_AGENT)
     }
 
     /// The resources among its amounts that are huge pages.

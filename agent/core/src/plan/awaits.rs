@@ -5,7 +5,7 @@ use std::fmt;
 
 use k8s_openapi::api::core::v1::Container;
 
-use super::wanted;
+use super::containers_to_run;
 use crate::node_state::NodeState;
 use crate::state::{CONFIG_ERROR, ContainerSlot, PodState, SandboxState};
 use limpet_model::object::{ObjectKey, in_environment, of_sandbox, pull_secrets};
@@ -83,7 +83,8 @@ pub fn addresses(pod: &PodState, node: NodeState) -> Vec<(&ContainerSlot, Awaite
     if pod.ending.is_some() || !node.runtime_ready || !matches!(pod.sandbox, SandboxState::Ready(_)) {
         return Vec::new();
     }
-    let slots = wanted(pod).into_iter().map(|index| &pod.containers[index]).filter(|slot| !slot.is_running());
+    let slots =
+        containers_to_run(pod).into_iter().map(|index| &pod.containers[index]).filter(|slot| !slot.is_running());
     slots.filter_map(|slot| Some((slot, address(pod, pod.container_spec(&slot.name)?, node)?))).collect()
 }
 

@@ -182,7 +182,7 @@ fn a_sidecar_with_another_image_is_stopped_by_itself() {
     let mut edited = pod.record.pod.clone();
     edited.spec.as_mut().unwrap().init_containers.as_mut().unwrap()[0].image = Some("app:2".into());
     let edited = version(edited);
-    assert!(over::takes_in_place(&pod, &edited));
+    assert!(recreate::takes_in_place(&pod, &edited));
     pod.update(edited);
     pod.containers[0].image = crate::fixtures::image();
     assert_eq!(stops(&mut pod, now), [(0, StopPhase::Signal, GRACE)]);

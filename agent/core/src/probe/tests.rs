@@ -67,11 +67,11 @@ fn failures_count_once_there_are_as_many_in_a_row_as_the_threshold() {
     let mut probes = probes(&[Readiness], &spec(1, 3));
     for _ in 0..2 {
         for _ in 0..3 {
-            probes.take(Readiness, Some(true));
+            probes.apply_result(Readiness, Some(true));
             assert!(probes.is_ready());
         }
         for failures in 1..6 {
-            probes.take(Readiness, Some(false));
+            probes.apply_result(Readiness, Some(false));
             assert_eq!(probes.is_ready(), failures < 3, "{failures}");
         }
     }
@@ -82,10 +82,10 @@ fn successes_count_once_there_are_as_many_in_a_row_as_the_threshold() {
     let mut probes = probes(&[Readiness], &spec(3, 1));
     for _ in 0..2 {
         for successes in 1..6 {
-            probes.take(Readiness, Some(true));
+            probes.apply_result(Readiness, Some(true));
             assert_eq!(probes.is_ready(), successes >= 3, "{successes}");
         }
-        probes.take(Readiness, Some(false));
+        probes.apply_result(Readiness, Some(false));
         assert!(!probes.is_ready());
     }
 }
@@ -94,9 +94,9 @@ fn successes_count_once_there_are_as_many_in_a_row_as_the_threshold() {
 fn a_failure_in_between_begins_the_count_anew_and_an_error_does_not() {
     let mut probes = probes(&[Liveness], &spec(1, 3));
     let results = [Some(false), Some(false), Some(true), Some(false), None, Some(false), None];
-    results.into_iter().for_each(|result| probes.take(Liveness, result));
+    results.into_iter().for_each(|result| probes.apply_result(Liveness, result));
     assert_eq!(probes.failed(), None);
-    probes.take(Liveness, Some(false));
+    probes.apply_result(Liveness, Some(false));
     assert_eq!(probes.failed(), Some((Liveness, None)));
 }
 
@@ -105,7 +105,7 @@ fn a_verdict_on_its_life_puts_the_probe_on_hold_and_readiness_goes_on() {
     for kind in [Liveness, Startup] {
         let grace = v1::Probe { termination_grace_period_seconds: Some(7), ..spec(1, 1) };
         let mut probes = probes(&[kind, Readiness], &grace);
-        probes.take(kind, Some(false));
+        probes.apply_result(kind, Some(false));
         assert_eq!(probes.failed(), Some((kind, Some(SECOND * 7))));
         let goes_on: &[ProbeKind] = if kind == Liveness { &[Readiness] } else { &[] };
         assert_eq!(kinds(&probes, false), goes_on);
@@ -116,12 +116,12 @@ fn a_verdict_on_its_life_puts_the_probe_on_hold_and_readiness_goes_on() {
 fn the_startup_probe_holds_back_the_others_and_ends_once_it_has_succeeded() {
     let mut probes = probes(&ProbeKind::ALL, &spec(1, 2));
     assert_eq!(kinds(&probes, false), [Startup]);
-    probes.take(Startup, Some(false));
+    probes.apply_result(Startup, Some(false));
     assert_eq!((kinds(&probes, false), probes.is_started()), (vec![Startup], false));
-    probes.take(Startup, Some(true));
+    probes.apply_result(Startup, Some(true));
     assert_eq!((kinds(&probes, false), probes.is_started()), (vec![Liveness, Readiness], true));
     assert!(!probes.is_ready());
-    probes.take(Readiness, Some(true));
+    probes.apply_result(Readiness, Some(true));
     assert!(probes.is_ready());
 }
 
@@ -138,7 +138,7 @@ fn a_probe_in_progress_is_not_due() {
     let next = Instant::now() + SECOND;
     probes.run(Liveness, next);
     assert_eq!(kinds(&probes, false), [Readiness]);
-    probes.take(Liveness, None);
+    probes.apply_result(Liveness, None);
     assert_eq!(probes.due(false).find(|(kind, _)| *kind == Liveness), Some((Liveness, next)));
 }
 
@@ -178,9 +178,9 @@ fn what_changed_is_recorded_once() {
     let now = Instant::now();
     let mut probes = probes(&[Liveness, Readiness], &spec(1, 1));
     assert_eq!(probes.unrecorded(), None, "nothing has happened");
-    probes.take(Liveness, Some(true));
+    probes.apply_result(Liveness, Some(true));
     assert_eq!(probes.unrecorded(), None);
-    probes.take(Readiness, Some(true));
+    probes.apply_result(Readiness, Some(true));
     let ready = ProbeRecord { ready: true, ..ProbeRecord::default() };
     assert_eq!(probes.unrecorded(), Some((ready, None)));
     probes.record(ready);
@@ -189,9 +189,9 @@ fn what_changed_is_recorded_once() {
     assert_eq!(probes.unrecorded(), Some((ready, Some(now + RECORD_RETRY_DELAY))));
     probes.record(ready);
     probes.recorded(true, now);
-    probes.take(Readiness, Some(true));
+    probes.apply_result(Readiness, Some(true));
     assert_eq!(probes.unrecorded(), None, "the same result");
-    probes.take(Liveness, Some(false));
+    probes.apply_result(Liveness, Some(false));
     assert_eq!(probes.unrecorded(), Some((ProbeRecord { failed: Some(Liveness), ..ready }, None)));
 }
 

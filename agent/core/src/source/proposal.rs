@@ -57,7 +57,7 @@ pub fn propose(now: &Snapshots, proposals: Vec<Proposal>, whole: bool) -> Propos
 /// key, whichever file holds them.
 fn files(now: &SourceSnapshot, files: Vec<Proposal>, whole: bool) -> (Arc<SourceSnapshot>, Vec<Rejection>) {
     let mut view = View::of(now);
-    view.settle(now.ready, now.health.clone());
+    view.finish_update(now.ready, now.health.clone());
     let names: Vec<Arc<str>> = files.iter().map(|file| Arc::clone(&file.name)).collect();
     if whole {
         let gone: Vec<Arc<str>> = view.names().filter(|name| !names.contains(name)).cloned().collect();
@@ -70,7 +70,7 @@ fn files(now: &SourceSnapshot, files: Vec<Proposal>, whole: bool) -> (Arc<Source
         };
         view.accept(&name, manifest, || moved);
     }
-    view.settle(now.ready, now.health.clone());
+    view.finish_update(now.ready, now.health.clone());
     let snapshot = view.snapshot();
     let rejected = names.iter().filter_map(|name| snapshot.rejected.get(name)).map(|rejection| (**rejection).clone());
     let rejected = rejected.collect();

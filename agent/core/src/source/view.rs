@@ -50,7 +50,7 @@ impl Contents {
         }
     }
 
-    fn holds(&self, claim: &Claim) -> bool {
+    fn contains(&self, claim: &Claim) -> bool {
         match claim {
             Claim::Pod(key) => self.pods.contains_key(key),
             Claim::Object(key) => self.objects.contains_key(key),
@@ -225,7 +225,7 @@ impl View {
     }
 
     /// The snapshot after all updates; `None` if it is unchanged.
-    pub fn settle(&mut self, ready: bool, health: Health) -> Option<Arc<SourceSnapshot>> {
+    pub fn finish_update(&mut self, ready: bool, health: Health) -> Option<Arc<SourceSnapshot>> {
         let mut changed = self.snapshot.ready != ready || self.snapshot.health != health;
         self.snapshot.ready = ready;
         self.snapshot.health = health;
@@ -259,7 +259,7 @@ impl View {
             None => self.files.remove(name),
         };
         for claim in old.iter().flat_map(|entry| entry.contents.claims()) {
-            let still = self.files.get(name).is_some_and(|entry| entry.contents.holds(&claim));
+            let still = self.files.get(name).is_some_and(|entry| entry.contents.contains(&claim));
             if !still && let Some(claimants) = self.claims.get_mut(&claim) {
                 claimants.remove(name);
             }

@@ -46,7 +46,7 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
         list.push(container_status(pod, slot, node, now));
     }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
-    if is_over(pod) {
+    if is_final(pod) {
         let last_init = pod.containers.iter().rfind(|slot| matches!(slot.role, Role::Init | Role::Sidecar));
         let ends_with_sidecar = last_init.is_some_and(|slot| slot.role == Role::Sidecar);
         never_ran::set(&mut init_statuses, &mut main_statuses, ends_with_sidecar);
@@ -99,7 +99,7 @@ fn phase(pod: &PodState) -> String {
     }
     let mains: Vec<&ContainerSlot> = pod.containers.iter().filter(|slot| slot.role == Role::Main).collect();
     let exit = |slot: &&ContainerSlot| slot.instance.as_ref().and_then(Instance::exit).map(|exit| exit.code);
-    if is_over(pod) {
+    if is_final(pod) {
         // Whatever its policy, nothing of it runs again.
         let succeeded = mains.iter().all(|slot| exit(slot) == Some(0));
         return if succeeded { "Succeeded" } else { "Failed" }.to_owned();
@@ -121,7 +121,7 @@ fn phase(pod: &PodState) -> String {
 }
 
 /// Whether this is its last status: it is deleted, and nothing of it is left.
-fn is_over(pod: &PodState) -> bool {
+fn is_final(pod: &PodState) -> bool {
     pod.ending.is_some() && matches!(pod.sandbox, SandboxState::Gone)
 }
 

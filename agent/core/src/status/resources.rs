@@ -39,19 +39,19 @@ fn with_limits(mut resources: ResourceRequirements, set: &CgroupLimits) -> Resou
     let requests = resources.requests.get_or_insert_default();
     let requested = limpet_model::pod::qos::amount(Some(requests), CPU);
     if cpu_shares(requested.milli()) != set.cpu_shares {
-        put(requests, CPU, Some(format!("{}m", set.cpu_shares.saturating_mul(1_000).div_ceil(1_024))));
+        set_amount(requests, CPU, Some(format!("{}m", set.cpu_shares.saturating_mul(1_000).div_ceil(1_024))));
     }
     let limits = resources.limits.get_or_insert_default();
-    put(
+    set_amount(
         limits,
         CPU,
         set.cpu_quota.map(|quota| format!("{}m", quota.unsigned_abs().saturating_mul(1_000) / CPU_PERIOD)),
     );
-    put(limits, MEMORY, set.memory.map(|bytes| bytes.to_string()));
+    set_amount(limits, MEMORY, set.memory.map(|bytes| bytes.to_string()));
     resources
 }
 
-fn put(amounts: &mut BTreeMap<String, Quantity>, name: &str, amount: Option<String>) {
+fn set_amount(amounts: &mut BTreeMap<String, Quantity>, name: &str, amount: Option<String>) {
     match amount {
         Some(amount) => drop(amounts.insert(name.to_owned(), Quantity(amount))),
         None => drop(amounts.remove(name)),

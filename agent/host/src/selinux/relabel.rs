@@ -101,15 +101,15 @@ impl Walk<'_> {
     /// What is too deep keeps its labels: what a container makes never stops its restart.
     fn all(&self, path: &Path) -> io::Result<()> {
         let (top, found) = tree::file(path)?;
-        let has_labels = self.give(&top)?;
+        let has_labels = self.set_label(&top)?;
         if has_labels && FileType::from_raw_mode(found.st_mode) == FileType::Directory {
-            tree::visit_below(&top, &mut |file, _| self.give(file).map(drop))?;
+            tree::visit_below(&top, &mut |file, _| self.set_label(file).map(drop))?;
         }
         Ok(())
     }
 
     /// Labels one file. `false`: its file system has no labels, or takes none.
-    fn give(&self, file: &impl AsFd) -> io::Result<bool> {
+    fn set_label(&self, file: &impl AsFd) -> io::Result<bool> {
         // A descriptor that is a path alone has no attributes, and the path to it leads to the file itself, symlink or not.
         let itself = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         let mut buffer = [0; MAX_LABEL];

@@ -22,7 +22,7 @@ pub struct BlockDevice {
 }
 
 /// Checks and lists the container's block devices.
-pub(super) fn of(
+pub(super) fn container_devices(
     pod: &PodRecord,
     objects: &PodObjects,
     container: &Container,
@@ -81,7 +81,7 @@ mod tests {
         let spec = json!({"volumeMode": mode, "local": {"path": at}, "claimRef": {"uid": "u"}});
         let volume = serde_json::from_value(json!({"metadata": {"name": "pv"}, "spec": spec})).unwrap();
         let objects = PodObjects::of(&pod, |key| claim::record(key.clone(), "", &claim, &volume).ok().map(Arc::new));
-        let found = of(&pod, &objects, &pod.spec().containers[0], Path::new("/pod"), &Progress::new(at));
+        let found = container_devices(&pod, &objects, &pod.spec().containers[0], Path::new("/pod"), &Progress::new(at));
         found.map_err(|error| error.to_string())
     }
 

@@ -160,12 +160,12 @@ impl IscsiDisks {
     /// Has those in use that are written down.
     pub(super) async fn find_in_use(&self) -> Result<(), VolumeError> {
         let records = on_files(&self.directory, record::all).await?;
-        records.iter().for_each(|record| self.hold(record));
+        records.iter().for_each(|record| self.mark_in_use(record));
         Ok(())
     }
 
     /// The disk is in use from now on, until [`Self::release`].
-    fn hold(&self, record: &Record) {
+    fn mark_in_use(&self, record: &Record) {
         let uses = record.unique_names.iter().map(|name| self.in_use.begin(name.clone())).collect();
         // What it is replaced by is in use already.
         let replaced = self.held().insert(record.disk.directory(&self.directory), uses);
@@ -200,7 +200,7 @@ impl IscsiDisks {
         let (disk, name, uid) = (mount.disk.clone(), mount.unique_name.clone(), uid.clone());
         let begin = move |disks: &Path| record::begin(disks, &disk, name, &uid);
         let mut record = on_files(&self.directory, begin).await.map_err(text)?;
-        self.hold(&record);
+        self.mark_in_use(&record);
         if mount.block {
             let device = self.attach(mount, &mut record).await?;
             return on_files(&mount.path, move |path| link(&device, path)).await.map_err(text);

@@ -41,7 +41,7 @@ impl Sources<'_> {
 
 /// Creates the container's own files (termination message, subPaths), and its hostPaths that are missing again, labels what is
 /// its pod's alone, and lists its mounts.
-pub(super) fn of(
+pub(super) fn container_mounts(
     sources: Sources<'_>,
     container: &Container,
     container_id: &str,
@@ -94,7 +94,7 @@ fn volume_mount(
         .iter()
         .find(|volume| volume.name == wanted.name)
         .ok_or_else(|| VolumeError::NoSuchVolume { container: container.name.clone(), volume: wanted.name.clone() })?;
-    let propagation = propagation::of(wanted);
+    let propagation = propagation::propagation_of(wanted);
     let FoundVolume { path, only_read, labelled } = find(sources, volume, propagation, progress)?;
     let sub_path = wanted.sub_path.as_deref().unwrap_or_default();
     let read_only_below = matches!(wanted.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"));
@@ -246,7 +246,7 @@ mod tests {
         let container: Container = serde_json::from_value(container).unwrap();
         let objects = claims(dir.path());
         let sources = Sources { pod: &pod, objects: &objects, pod_dir: dir.path(), label: None };
-        let mounts = of(sources, &container, "id", &Progress::new(dir.path()))?;
+        let mounts = container_mounts(sources, &container, "id", &Progress::new(dir.path()))?;
         let text = |path: &Path| path.strip_prefix(dir.path()).unwrap_or(path).display().to_string();
         let row = |mount: &Mount| {
             (text(&mount.container_path), text(&mount.host_path), if mount.read_only { "ro" } else { "rw" })
@@ -342,7 +342,7 @@ mod tests {
             let container: Container = serde_json::from_value(mount).unwrap();
             let objects = claims(dir.path());
             let sources = Sources { pod: &pod, objects: &objects, pod_dir: dir.path(), label: None };
-            let mounted = of(sources, &container, "id", &Progress::new(dir.path()));
+            let mounted = container_mounts(sources, &container, "id", &Progress::new(dir.path()));
             assert_eq!((mounted.is_ok(), path.exists()), (made, made), "{kind:?} {mounted:?}");
             std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         }

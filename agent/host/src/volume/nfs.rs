@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use tokio::process::Command;
 
-use super::node_tools::{said, tool_dirs};
+use super::node_tools::{output_text, tool_dirs};
 use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::{self as blocking_calls, DEADLINE};
 use crate::program;
@@ -108,7 +108,7 @@ impl NfsMount {
         }
         match program::run(command, b"", MOUNT_DEADLINE).await {
             Ok(output) if output.success => Ok(()),
-            Ok(output) => Err(failed(said(&output))),
+            Ok(output) => Err(failed(output_text(&output))),
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 Err(failed(format!("no answer from the server for {} s", MOUNT_DEADLINE.as_secs())))
             }
@@ -146,7 +146,7 @@ pub(super) async fn unmount_all(pod_dir: &Path) -> Result<(), VolumeError> {
         match program::run(command, b"", UNMOUNT_DEADLINE).await {
             Ok(output) if output.success => {}
             Ok(output) => {
-                tracing::debug!(path = %path.display(), output = said(&output), "unmounting an NFS export failed; it is detached")
+                tracing::debug!(path = %path.display(), output = output_text(&output), "unmounting an NFS export failed; it is detached")
             }
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "the NFS server does not respond; the export is unmounted by force");

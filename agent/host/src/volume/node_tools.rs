@@ -17,7 +17,7 @@ pub(super) fn tool_dirs() -> Vec<PathBuf> {
 }
 
 /// The output of a failed tool, in one line.
-pub(super) fn said(output: &program::Output) -> String {
+pub(super) fn output_text(output: &program::Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let mut line = if lines.is_empty() { "it failed and said nothing".to_owned() } else { lines.join("; ") };
@@ -35,7 +35,7 @@ mod tests {
     fn what_a_tool_says_is_one_bounded_line() {
         let of = |text: &str| {
             let stderr = text.as_bytes().to_vec();
-            said(&program::Output { success: false, code: Some(1), stdout: Vec::new(), stderr })
+            output_text(&program::Output { success: false, code: Some(1), stdout: Vec::new(), stderr })
         };
         assert_eq!(of("mount.nfs: a\n\n  b\n"), "mount.nfs: a; b");
         assert_eq!(of(" \n"), "it failed and said nothing");

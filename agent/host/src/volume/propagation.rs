@@ -17,7 +17,7 @@ use crate::mount_table::{self, Mount};
 static SHARING_LOCK: Mutex<()> = Mutex::new(());
 
 /// The propagation of a mount.
-pub(super) fn of(wanted: &VolumeMount) -> Propagation {
+pub(super) fn propagation_of(wanted: &VolumeMount) -> Propagation {
     match wanted.mount_propagation.as_deref() {
         Some("HostToContainer") => Propagation::HostToContainer,
         Some("Bidirectional") => Propagation::Bidirectional,
@@ -34,7 +34,9 @@ pub(super) fn prepare(propagation: Propagation, path: &Path) -> Result<(), Volum
     // It guards no data.
     let _guard = SHARING_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let (real, source) = source(path)?;
-    let Some(source) = source.filter(|source| lacking(propagation, source).is_some()) else { return Ok(()) };
+    let Some(source) = source.filter(|source| missing_propagation(propagation, source).is_some()) else {
+        return Ok(());
+    };
     if source.point != real {
         mount_bind(&real, &real).map_err(|errno| VolumeError::io("bind onto itself", &real)(errno.into()))?;
     }
@@ -49,7 +51,7 @@ pub(super) fn check(volume: &str, propagation: Propagation, path: &Path) -> Resu
     }
     let (_, source) = source(path)?;
     let Some(source) = source else { return Ok(()) };
-    let Some(lacking) = lacking(propagation, &source) else { return Ok(()) };
+    let Some(lacking) = missing_propagation(propagation, &source) else { return Ok(()) };
     let point = source.point.display();
     let reason = format!(
         "mountPropagation {lacking} needs a shared mount, and {point} is none; mount --make-rshared {point} changes that"
@@ -66,7 +68,7 @@ fn source(path: &Path) -> Result<(PathBuf, Option<Mount>), VolumeError> {
 }
 
 /// The propagation that a mount cannot have.
-fn lacking(propagation: Propagation, source: &Mount) -> Option<&'static str> {
+fn missing_propagation(propagation: Propagation, source: &Mount) -> Option<&'static str> {
     let is = |kind: &str| source.propagation.iter().any(|one| one.starts_with(kind));
     match propagation {
         Propagation::Bidirectional if !is("shared:") => Some("Bidirectional"),
@@ -127,7 +129,7 @@ mod tests {
             let line =
                 format!("22 27 0:21 / /data rw {fields}{}- ext4 disk rw\n", if fields.is_empty() { "" } else { " " });
             let mounts = mount_table::parse(line.as_bytes());
-            let found = lacking(propagation, &mounts[0]);
+            let found = missing_propagation(propagation, &mounts[0]);
             assert_eq!(found.is_none(), wanted, "{propagation:?} {fields}: {found:?}");
         }
     }

@@ -100,10 +100,10 @@ mod tests {
         let mut later = stored();
         later["metadata"]["resourceVersion"] = json!("18");
         later["status"] = json!({"phase": "Pending", "podIP": "10.0.0.2"});
-        assert!(read(&later, "edge1").unwrap() == pod && !pod.is_over());
+        assert!(read(&later, "edge1").unwrap() == pod && !pod.has_ended());
         later["status"] = json!({"phase": "Failed"});
         let over = read(&later, "edge1").unwrap();
-        assert!(over.is_over() && over.fingerprint == pod.fingerprint && over.is_same_incarnation(&pod));
+        assert!(over.has_ended() && over.fingerprint == pod.fingerprint && over.is_same_incarnation(&pod));
         later["spec"]["containers"][0]["image"] = json!("app:2");
         let edited = read(&later, "edge1").unwrap();
         assert!(edited.fingerprint != pod.fingerprint && edited.is_same_incarnation(&pod));

@@ -23,7 +23,7 @@ impl PodRecord {
         // Both were read as JSON when they were accepted.
         let read = |record: &Self| serde_json::from_slice::<Value>(&record.manifest).unwrap_or_default();
         let mut manifest = read(self);
-        keep(&mut manifest, &read(before));
+        keep_resources(&mut manifest, &read(before));
         let text = canonical(&manifest);
         record.fingerprint = hash(&text);
         record.manifest = Arc::from(text);
@@ -32,7 +32,7 @@ impl PodRecord {
 }
 
 /// Writes the resources of `before` into `manifest`.
-fn keep(manifest: &mut Value, before: &Value) {
+fn keep_resources(manifest: &mut Value, before: &Value) {
     let Some(spec) = manifest.get_mut("spec").and_then(Value::as_object_mut) else { return };
     // In the canonical form null is an absent key.
     spec.insert("resources".to_owned(), before["spec"]["resources"].clone());

@@ -35,7 +35,7 @@ pub fn derive_uid(node_name: &str, source: SourceKind, key: &PodKey, immutable: 
 }
 
 /// Sets the fields of the pod that the node owns.
-pub fn settle(pod: &mut Pod, key: &PodKey, uid: &PodUid, source: SourceKind, node_name: &str) {
+pub fn set_node_fields(pod: &mut Pod, key: &PodKey, uid: &PodUid, source: SourceKind, node_name: &str) {
     let metadata = &mut pod.metadata;
     metadata.name = Some(key.name().to_owned());
     metadata.namespace = Some(key.namespace().to_owned());

@@ -94,7 +94,7 @@ impl PodRecord {
     }
 
     /// Whether its source has it as ended for good: for pods of the apiserver, a final phase that was reported.
-    pub fn is_over(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         let phase = self.pod.status.as_ref().and_then(|status| status.phase.as_deref());
         phase.is_some_and(is_terminal_phase)
     }

@@ -154,7 +154,7 @@ pub(super) async fn keep_tokens(
     while let Some(at) = tokens::renewal(&object) {
         sleep_until(at).await;
         link.online().await;
-        let Some(pod) = user(desired, key).filter(|pod| !pod.is_over()) else { return };
+        let Some(pod) = user(desired, key).filter(|pod| !pod.has_ended()) else { return };
         let Ok(ClaimedVolume { source: ClaimedSource::Csi(volume), .. }) = claim::source(&object) else { return };
         match with_tokens(link, &pod, &volume, &object).await {
             Ok(renewed) => {

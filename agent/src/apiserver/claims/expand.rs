@@ -54,7 +54,7 @@ pub(super) async fn follow(
             continue;
         }
         link.online().await;
-        let Some(pod) = user(desired, key).filter(|pod| !pod.is_over()) else { return };
+        let Some(pod) = user(desired, key).filter(|pod| !pod.has_ended()) else { return };
         if volume.read_only || claim::is_read_only(&pod, &key.name) {
             return;
         }

@@ -42,7 +42,7 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
         },
         inotify(number("/proc/sys/fs/inotify/max_user_instances"), number("/proc/sys/fs/inotify/max_user_watches")),
         disk(&config.root_dir),
-        user_namespaces(user_namespace::lacking(&config.snapshotter)),
+        user_namespaces(user_namespace::missing_support(&config.snapshotter)),
     ]
 }
 

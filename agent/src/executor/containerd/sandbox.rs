@@ -161,7 +161,7 @@ impl ContainerdExecutor {
         }
         let lacking = match class.filter(|class| class.runtime != RUNC_SHIM) {
             Some(class) => Some(format!("its runtime class has {}; it needs {RUNC_SHIM}", class.runtime)),
-            None => user_namespace::lacking(&self.config.snapshotter),
+            None => user_namespace::missing_support(&self.config.snapshotter),
         };
         lacking.map_or(Ok(()), |why| Err(format!("can't set `spec.hostUsers: false`: {why}")))
     }

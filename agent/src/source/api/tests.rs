@@ -118,7 +118,7 @@ async fn what_has_finished_elsewhere_does_not_run_and_what_finished_here_stays()
     // The end of a predecessor is none of the successor's.
     let (first, second) = (vec!["shop/job u-1".to_owned()], vec!["shop/job u-2".to_owned()]);
     assert_eq!(seen, [vec![], first.clone(), first, second]);
-    let over: Vec<bool> = all.iter().filter_map(|snapshot| Some(snapshot.pods.values().next()?.is_over())).collect();
+    let over: Vec<bool> = all.iter().filter_map(|snapshot| Some(snapshot.pods.values().next()?.has_ended())).collect();
     assert_eq!(over, [false, true, false]);
 }
 
@@ -130,7 +130,7 @@ async fn what_has_finished_is_known_as_finished_after_a_restart() {
     let over = pod("job", "u-1", json!({"status": {"phase": "Failed"}}));
     published(root.path(), vec![Update::Stored(job()), Update::Stored(over)]).await;
     let again = published(root.path(), Vec::new()).await;
-    assert!(again[0].pods.values().next().unwrap().is_over());
+    assert!(again[0].pods.values().next().unwrap().has_ended());
 }
 
 #[tokio::test]

@@ -51,7 +51,7 @@ fn check_manifest(manifest: Manifest) {
     let mut view = View::default();
     view.accept(&origin, before, Contents::default);
     view.accept(&origin, manifest, Contents::default);
-    let snapshot = view.settle(true, Health::Good).unwrap_or_default();
+    let snapshot = view.finish_update(true, Health::Good).unwrap_or_default();
     assert_eq!(rejected, !snapshot.rejected.is_empty(), "{:?}", snapshot.rejected);
     for key in &known {
         assert!(snapshot.pods.contains_key(key) || !unknown && !named.contains(key), "{key} ended by a refusal");

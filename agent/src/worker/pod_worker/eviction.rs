@@ -135,7 +135,7 @@ impl PodWorker {
             self.begin_anew(record, now);
         }
         if let Some(pod) = &mut self.current
-            && admission::settle(pod, node)
+            && admission::refuse_under_pressure(pod, node)
         {
             self.context.reporter.report_refusal(pod);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use limpet_core::plan::over;
+use limpet_core::plan::recreate;
 use limpet_core::state::{Now, OngoingAction, PodState};
 use limpet_model::container::{ContainerId, FoundContainer};
 use limpet_model::pod::{PodRecord, PodUid};
@@ -83,7 +83,7 @@ impl PodWorker {
     pub(super) fn settle(&mut self, now: Now) {
         let others = !self.others.is_empty();
         match (&mut self.current, &self.next) {
-            (Some(pod), Some(next)) if !others && pod.ending.is_none() && over::takes_in_place(pod, next) => {
+            (Some(pod), Some(next)) if !others && pod.ending.is_none() && recreate::takes_in_place(pod, next) => {
                 let next = Arc::clone(next);
                 self.next = None;
                 self.take_in_place(next);

@@ -112,7 +112,7 @@ impl Supervisor {
         // The one that is wanted comes last: everything else of the key ends first.
         incarnations.sort_by_key(|pod| desired.as_ref().is_some_and(|wanted| wanted.uid == pod.record.uid));
         if let Some(source) = incarnations.last().map(|pod| pod.record.source)
-            && self.provisional.found(&key, source, &self.desired)
+            && self.provisional.add(&key, source, &self.desired)
         {
             desired = None;
         }

@@ -129,7 +129,7 @@ proptest! {
             for (name, edit) in edits {
                 apply(&mut view, &mut health, &Arc::from(name), &edit);
             }
-            let Some(after) = view.settle(true, health.clone()) else { continue };
+            let Some(after) = view.finish_update(true, health.clone()) else { continue };
             let found = compare(&before, &after);
             if before.revision.is_some() {
                 let named = between(&before, &after);

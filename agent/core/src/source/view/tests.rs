@@ -67,7 +67,7 @@ fn effective_pods_after_a_file_changed() {
         let mut view = View::default();
         for version in *versions {
             take(&mut view, "f", *version);
-            view.settle(true, Health::Good);
+            view.finish_update(true, Health::Good);
         }
         assert_eq!(shape(&view.snapshot), *expected, "{case}");
     }
@@ -79,17 +79,17 @@ fn two_claims_are_settled_by_file_name_and_never_by_time() {
     take(&mut view, "b", (&[("x", 2)], false));
     take(&mut view, "a", (&[("x", 1)], false));
     take(&mut view, "c", (&[("x", 3), ("y", 3)], false));
-    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 1", "y 3", "!b", "!c"]);
+    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 1", "y 3", "!b", "!c"]);
     assert_eq!(rivals(&view.snapshot), ["b: x 2", "c: x 3"]);
     view.set_vanishing(&Arc::from("a"), true);
-    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 2", "y 3", "!c"]);
+    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 2", "y 3", "!c"]);
     assert_eq!(rivals(&view.snapshot), ["c: x 3"]);
     view.remove(&Arc::from("a"));
-    assert!(view.settle(true, Health::Good).is_none());
+    assert!(view.finish_update(true, Health::Good).is_none());
     view.remove(&Arc::from("b"));
-    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 3", "y 3"]);
+    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 3", "y 3"]);
     view.remove(&Arc::from("c"));
-    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), Vec::<String>::new());
+    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), Vec::<String>::new());
     assert_eq!((view.pods(), view.snapshot.rivals.len()), (0, 0));
 }
 
@@ -97,19 +97,19 @@ fn two_claims_are_settled_by_file_name_and_never_by_time() {
 fn a_vanishing_file_keeps_keys_no_other_file_claims() {
     let mut view = View::default();
     take(&mut view, "a", (&[("x", 1)], false));
-    view.settle(true, Health::Good);
+    view.finish_update(true, Health::Good);
     view.set_vanishing(&Arc::from("a"), true);
-    assert!(view.settle(true, Health::Good).is_none());
+    assert!(view.finish_update(true, Health::Good).is_none());
 }
 
 #[test]
 fn reading_unchanged_content_changes_nothing() {
     let mut view = View::default();
     take(&mut view, "a", (&[("x", 1)], true));
-    let first = view.settle(true, Health::Good).unwrap();
+    let first = view.finish_update(true, Health::Good).unwrap();
     take(&mut view, "a", (&[("x", 1)], true));
-    assert!(view.settle(true, Health::Good).is_none());
-    let second = view.settle(true, Health::Unavailable("why".into())).unwrap();
+    assert!(view.finish_update(true, Health::Good).is_none());
+    let second = view.finish_update(true, Health::Unavailable("why".into())).unwrap();
     assert!(first.pods.ptr_eq(&second.pods));
 }
 
@@ -122,7 +122,7 @@ fn a_file_broken_since_before_the_start_gets_its_pods_from_the_store() {
         Contents { pods: BTreeMap::from([(pod.key.clone(), pod)]), ..Contents::default() }
     };
     view.accept(&Arc::from("a"), broken, || kept("x", "a"));
-    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 1", "!a x"]);
+    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 1", "!a x"]);
     assert_eq!(view.contents("a").unwrap().manifests(), [Arc::from(&b"x 1"[..])]);
     view.accept(&Arc::from("b"), Manifest::default(), || kept("y", "b"));
     assert!(view.contents("b").is_none());
@@ -151,7 +151,7 @@ fn take_objects(view: &mut View, name: &str, objects: Vec<Arc<ObjectRecord>>, br
         Manifest { objects, faults, unknown_object_refused: broken, ..Manifest::default() },
         Contents::default,
     );
-    view.settle(true, Health::Good);
+    view.finish_update(true, Health::Good);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn objects_are_claimed_kept_and_removed_as_pods_are() {
     assert_eq!(objects(&view), ["x=a", "y=new", "!a", "!b"], "a broken document keeps its last good version");
     assert_eq!(view.contents("a").unwrap().manifests().len(), 2);
     view.remove(&Arc::from("a"));
-    view.settle(true, Health::Good);
+    view.finish_update(true, Health::Good);
     assert_eq!(objects(&view), ["x=b"]);
     let before = Arc::clone(view.snapshot.objects.values().next().unwrap());
     take_objects(&mut view, "b", vec![map("x", "b", false)], false);
@@ -193,7 +193,7 @@ fn immutable_objects_keep_their_data() {
 fn a_rejected_document_keeps_its_last_good_pod_and_a_missing_one_is_removed() {
     let mut view = View::default();
     take(&mut view, "a", (&[("x", 1), ("y", 1), ("z", 1)], false));
-    view.settle(true, Health::Good);
+    view.finish_update(true, Health::Good);
     let rejected = [PodKey::new("default", "y")].into();
     let faults = vec![Fault::error("spec", "broken")];
     view.accept(
@@ -201,5 +201,5 @@ fn a_rejected_document_keeps_its_last_good_pod_and_a_missing_one_is_removed() {
         Manifest { pods: vec![pod("x", 2, "a")], faults, refused: rejected, ..Manifest::default() },
         Contents::default,
     );
-    assert_eq!(shape(&view.settle(true, Health::Good).unwrap()), ["x 2", "y 1", "!a y"]);
+    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 2", "y 1", "!a y"]);
 }

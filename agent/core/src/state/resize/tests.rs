@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fixtures::{READY, exit, instance, now, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
-use crate::plan::over::{PodEnd, makes_anew};
+use crate::plan::recreate::{PodEnd, recreation_cause};
 use crate::plan::{Action, KillCause, Step, plan};
 use crate::state::{Now, StopPhase};
 
@@ -227,6 +227,6 @@ fn what_has_finished_for_good_is_made_anew_for_resources_and_what_runs_is_not() 
         }
         let next = one(policy, "app:1", resources("2"));
         assert!(pod.record.is_same_incarnation(&next), "{policy}");
-        assert_eq!(makes_anew(&pod, &next), expected, "{policy} {code:?}");
+        assert_eq!(recreation_cause(&pod, &next), expected, "{policy} {code:?}");
     }
 }

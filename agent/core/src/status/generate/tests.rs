@@ -291,7 +291,7 @@ fn readiness_and_start_of_containers_are_those_of_their_probes() {
     let plain = (Some(true), true);
     assert_eq!(seen(&pod), (plain, (Some(false), false), unready.clone()));
     let take = |pod: &mut PodState, kind, passed| {
-        pod.containers[1].instance.as_mut().unwrap().probes.as_mut().unwrap().take(kind, Some(passed));
+        pod.containers[1].instance.as_mut().unwrap().probes.as_mut().unwrap().apply_result(kind, Some(passed));
     };
     take(&mut pod, ProbeKind::Startup, true);
     assert_eq!(seen(&pod), (plain, (Some(true), false), unready.clone()));

@@ -12,7 +12,7 @@ use super::{ISCSIADM, IscsiDisks, IscsiMount, PACKAGES, on_files, text};
 use crate::blocking::DEADLINE;
 use crate::path_watch::PathWatch;
 use crate::program::Output;
-use crate::volume::node_tools::said;
+use crate::volume::node_tools::output_text;
 
 /// How long one call of `iscsiadm` may take.
 pub(super) const CALL_DEADLINE: Duration = Duration::from_secs(30);
@@ -135,18 +135,18 @@ impl IscsiDisks {
         let model = disk.own.as_ref().map_or(&disk.interface, |own| &own.model);
         let shown = self.iscsiadm(&commands::show_interface(model), CALL_DEADLINE).await?;
         if !shown.success {
-            return Err(format!("iscsi: could not read iface {model}: {}", said(&shown)));
+            return Err(format!("iscsi: could not read iface {model}: {}", output_text(&shown)));
         }
         let Some(own) = &disk.own else { return Ok(()) };
         let made = self.iscsiadm(&commands::new_interface(&disk.interface), CALL_DEADLINE).await?;
         if !made.success && made.code != Some(SESSION_EXISTS) {
-            return Err(format!("iscsi: failed to create new iface {}: {}", disk.interface, said(&made)));
+            return Err(format!("iscsi: failed to create new iface {}: {}", disk.interface, output_text(&made)));
         }
         let shown = String::from_utf8_lossy(&shown.stdout);
         for call in commands::clone_interface(&disk.interface, &shown, &own.initiator) {
             let updated = self.iscsiadm(&call, CALL_DEADLINE).await?;
             if !updated.success {
-                return Err(format!("iscsi: failed to update iface {}: {}", disk.interface, said(&updated)));
+                return Err(format!("iscsi: failed to update iface {}: {}", disk.interface, output_text(&updated)));
             }
         }
         Ok(())
@@ -164,7 +164,7 @@ impl IscsiDisks {
                     made |= is_login && output.success;
                     continue;
                 }
-                Ok(output) => said(&output),
+                Ok(output) => output_text(&output),
                 Err(reason) => reason,
             };
             match on_failure {

@@ -15,7 +15,7 @@ use super::record::{self, Record};
 use super::sessions::{self, Session};
 use super::{IscsiDisks, on_files, text};
 use crate::blocking::DEADLINE;
-use crate::volume::node_tools::said;
+use crate::volume::node_tools::output_text;
 use crate::volume::{VolumeError, mounted, removal, sub_path};
 
 /// How long a disk may take to write what is left and be unmounted.
@@ -83,7 +83,7 @@ impl IscsiDisks {
         let output = self.node.run("umount", "install util-linux", &[&path], UNMOUNT_DEADLINE).await?;
         match output.success || !on_files(&path, mounted::is_mounted).await.map_err(text)? {
             true => Ok(()),
-            false => Err(said(&output)),
+            false => Err(output_text(&output)),
         }
     }
 
@@ -101,7 +101,7 @@ impl IscsiDisks {
                 .run("multipath", "install multipath-tools", &["-f".as_ref(), device.as_os_str()], CALL_DEADLINE)
                 .await?;
             if !flushed.success {
-                return Err(format!("multipath -f {}: {}", device.display(), said(&flushed)));
+                return Err(format!("multipath -f {}: {}", device.display(), output_text(&flushed)));
             }
         }
         self.check_free(&name).await?;
@@ -141,7 +141,7 @@ impl IscsiDisks {
         match output.success || output.code.is_some_and(|code| NOTHING_FOUND.contains(&code) || passes.contains(&code))
         {
             true => Ok(()),
-            false => Err(said(&output)),
+            false => Err(output_text(&output)),
         }
     }
 }

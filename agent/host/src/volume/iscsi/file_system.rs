@@ -10,7 +10,7 @@ use super::{IscsiDisks, IscsiMount, RunError, text};
 use crate::mount_table;
 use crate::program::{self, Output};
 use crate::volume::VolumeError;
-use crate::volume::node_tools::said;
+use crate::volume::node_tools::output_text;
 
 const BLKID_DEADLINE: Duration = Duration::from_secs(30);
 /// How long the making or the checking of a file system may take: hours, for a large disk behind a slow network.
@@ -46,8 +46,8 @@ impl IscsiDisks {
         let read_only = mount.read_only || mount.options.iter().any(|option| option == "ro");
         let arguments = call(&["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export"], &[device]);
         let looked = self.node.run("blkid", "install util-linux", &arguments, BLKID_DEADLINE).await?;
-        let content =
-            content(&looked).ok_or_else(|| format!("failed to get disk format of disk {shown}: {}", said(&looked)))?;
+        let content = content(&looked)
+            .ok_or_else(|| format!("failed to get disk format of disk {shown}: {}", output_text(&looked)))?;
         match content {
             Content::Blank if read_only => {
                 return Err(format!(
@@ -74,7 +74,7 @@ impl IscsiDisks {
         let mounted = self.node.run("mount", "install util-linux", &arguments, MOUNT_DEADLINE).await?;
         match mounted.success {
             true => Ok(()),
-            false => Err(said(&mounted)),
+            false => Err(output_text(&mounted)),
         }
     }
 
@@ -86,7 +86,7 @@ impl IscsiDisks {
         let made = self.node.run(&tool, remedy, &arguments, REPAIR_DEADLINE).await?;
         match made.success {
             true => Ok(()),
-            false => Err(format!("format of disk {} failed: {}", device.display(), said(&made))),
+            false => Err(format!("format of disk {} failed: {}", device.display(), output_text(&made))),
         }
     }
 
@@ -204,7 +204,7 @@ fn options(options: &[String], read_only: bool) -> String {
 }
 
 fn said_of(stderr: Vec<u8>) -> String {
-    said(&Output { success: false, code: None, stdout: Vec::new(), stderr })
+    output_text(&Output { success: false, code: None, stdout: Vec::new(), stderr })
 }
 
 /// Refuses to mount the disk writable while another pod has it mounted read-only.

@@ -31,12 +31,12 @@ impl fmt::Display for PodEnd {
 
 /// Whether `pod` can become `next` without being terminated.
 pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
-    pod.record.is_same_incarnation(next) && makes_anew(pod, next).is_none()
+    pod.record.is_same_incarnation(next) && recreation_cause(pod, next).is_none()
 }
 
 /// Why a pod is recreated for `next`: image or resources of a container differ, and the pod has ended, or the container has
 /// finished for good.
-pub fn makes_anew(pod: &PodState, next: &PodRecord) -> Option<PodEnd> {
+pub fn recreation_cause(pod: &PodState, next: &PodRecord) -> Option<PodEnd> {
     // Pods of the apiserver are identified by their UID: one that has ended stays so, and ignores edits.
     if next.source == SourceKind::Api {
         return None;
@@ -102,9 +102,9 @@ mod tests {
             ("crashed", exited("OnFailure", 1), None),
         ];
         for (case, pod, over) in cases {
-            assert_eq!(makes_anew(&pod, &edited(&pod, "image")), over, "{case}");
+            assert_eq!(recreation_cause(&pod, &edited(&pod, "image")), over, "{case}");
             let of_api = PodRecord { source: SourceKind::Api, ..(*edited(&pod, "image")).clone() };
-            assert_eq!(makes_anew(&pod, &of_api), None, "{case}");
+            assert_eq!(recreation_cause(&pod, &of_api), None, "{case}");
             for field in ["", "labels", "deadline"] {
                 assert!(takes_in_place(&pod, &edited(&pod, field)), "{case}: {field}");
             }
