@@ -39,9 +39,9 @@ impl Machine {
         };
         let id = field("ID").unwrap_or_default();
         if id != "debian" && id != "ubuntu" {
-            bail!("setup knows Debian and Ubuntu, and this is {id:?}; install containerd 1.7 or newer by hand");
+            bail!("setup supports Debian and Ubuntu, and this is {id:?}; install containerd 1.7 or newer yourself");
         }
-        let codename = field("VERSION_CODENAME").context("/etc/os-release names no VERSION_CODENAME")?;
+        let codename = field("VERSION_CODENAME").context("/etc/os-release has no VERSION_CODENAME")?;
         let archive = sources(root)?.iter().find_map(|text| archive_of(text, &codename));
         let archive = archive.with_context(|| format!("no source in /etc/apt offers {codename}"))?;
         Ok(Self { name: field("PRETTY_NAME").unwrap_or_else(|| id.clone()), id, codename, archive })
@@ -150,7 +150,7 @@ pub(crate) fn unpack_beside(machine: &Machine, suites: &[String], packages: &[&s
 }
 
 /// Unpacks into `target` what `package` of `suite` depends on, as far as the names begin with one of `prefixes`: a package
-/// that stands for the newest of its kind holds nothing itself.
+/// that depends on the newest of its kind is empty itself.
 pub(crate) fn unpack_dependencies(
     machine: &Machine,
     suite: &str,
@@ -183,7 +183,7 @@ fn fetch_dependencies(machine: &Machine, suite: &str, package: &str, prefixes: &
         seen += 1;
     }
     if packages.is_empty() {
-        bail!("{package} of {suite} depends on nothing that begins with {}", prefixes.join(" or "));
+        bail!("{package} of {suite} has no dependency that begins with {}", prefixes.join(" or "));
     }
     let names: Vec<_> = packages.iter().map(String::as_str).collect();
     private_apt(work, &[&["download"], names.as_slice()].concat())?;
@@ -199,7 +199,7 @@ fn fetch_and_unpack(machine: &Machine, suites: &[String], packages: &[&str], wor
     for entry in fs::read_dir(work.join("debs"))? {
         let deb = entry?.path();
         let name = deb.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let target = unpacked_name(&name).with_context(|| format!("an odd package name: {name}"))?;
+        let target = unpacked_name(&name).with_context(|| format!("unexpected package name: {name}"))?;
         let (partial, target) = (work.join(&target), tools::cache_dir().join(target));
         process::checked(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&partial))?;
         if !target.exists() {

@@ -116,7 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
         command.env(hollow::NODES_VARIABLE, arguments.nodes.to_string());
         if let Some(kubelet) = &kubelet {
-            ensure!(kubelet.is_file(), "{} is no kubelet", kubelet.display());
+            ensure!(kubelet.is_file(), "{} is not a kubelet", kubelet.display());
             command.env(contender::KUBELET_VARIABLE, kubelet.canonicalize()?);
         }
         cargo::run(&mut command)?;
@@ -125,7 +125,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn pressure(arguments: &Arguments) -> Result<()> {
-    ensure!(arguments.emulated, "pressure fills disks and takes all memory: add --emulated, for a machine of its own");
+    ensure!(
+        arguments.emulated,
+        "pressure fills disks and uses all memory: add --emulated, which runs it in a virtual machine"
+    );
     bench_pressure::run(&bench_pressure::Options {
         scenarios: arguments.scenario.clone(),
         dist: arguments.dist,

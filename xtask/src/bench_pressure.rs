@@ -306,7 +306,7 @@ fn background(guest: &mut Guest, command: &str) -> Result<()> {
 fn write_payload(files: &Path, payload: &Path, cluster: &Cluster, limpet: &Path, kubelet: Option<&Path>) -> Result<()> {
     fs::copy(limpet, files.join("limpet"))?;
     if let Some(kubelet) = kubelet {
-        ensure!(kubelet.is_file(), "{} is no kubelet", kubelet.display());
+        ensure!(kubelet.is_file(), "{} is not a kubelet", kubelet.display());
         fs::copy(kubelet, files.join("kubelet"))?;
     }
     fs::create_dir_all(files.join("deploy"))?;
@@ -326,7 +326,7 @@ fn write_payload(files: &Path, payload: &Path, cluster: &Cluster, limpet: &Path,
     image::write_oci_archive(&more.iter().collect::<Vec<_>>(), &files.join("more.tar"))?;
     write_credentials(files, cluster)?;
     vm::write_payload(files, payload)?;
-    fs::remove_dir_all(files).context("remove what is in the payload now")
+    fs::remove_dir_all(files).context("clear the payload directory")
 }
 
 /// The node's kubeconfig, with its certificate beside it.
@@ -341,7 +341,7 @@ fn write_credentials(files: &Path, cluster: &Cluster) -> Result<()> {
     ];
     for (pointer, name) in parts {
         let named = kubeconfig.pointer_mut(pointer).with_context(|| format!("no {pointer} in {}", path.display()))?;
-        let from = named.as_str().context("a file's name is no text")?.to_owned();
+        let from = named.as_str().context("a file name is not UTF-8")?.to_owned();
         fs::copy(&from, files.join(name)).with_context(|| from.clone())?;
         *named = json!(format!("/payload/{name}"));
     }

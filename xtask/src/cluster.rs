@@ -154,7 +154,7 @@ fn say(cluster: &Cluster, node: Option<&Node>, took: Duration) -> Result<()> {
     println!("    export KUBECONFIG={}", cluster.kubeconfig()?.display());
     if let Some(node) = node {
         println!("    kubectl create deployment web --image={} --replicas=2 -- sleep 100000", image::V1);
-        println!("\nThe node is {}; everything of it lies below {}.", node.name(), node.node.dir().display());
+        println!("\nThe node is {}; all its files are below {}.", node.name(), node.node.dir().display());
         if node.kubelet.is_none() {
             println!("    limpet --socket {} pods", node.node.agent.settings().socket().display());
         }

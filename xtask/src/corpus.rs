@@ -54,9 +54,9 @@ fn record(work: &std::path::Path) -> Result<()> {
         answers.cases.insert(case.id.clone(), answer);
     }
     answers.write()?;
-    println!("{} manifests judged by kube-apiserver {}", cases.len(), answers.version);
+    println!("{} manifests checked by kube-apiserver {}", cases.len(), answers.version);
     if !surprises.is_empty() {
-        println!("not as their author thought:\n  {}", surprises.join("\n  "));
+        println!("not as their authors expected:\n  {}", surprises.join("\n  "));
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ fn only_authored(pod: &Value) -> Value {
 /// The fields a refusal names, sorted; none where the manifest could not be decoded.
 fn refused_fields(status: &Value) -> Result<Vec<String>> {
     if status["kind"] != "Status" {
-        bail!("an odd answer: {status}");
+        bail!("unexpected answer: {status}");
     }
     let causes = status["details"]["causes"].as_array().into_iter().flatten();
     let mut fields: Vec<String> = causes.filter_map(|cause| cause["field"].as_str()).map(str::to_owned).collect();
@@ -86,6 +86,6 @@ fn refused_fields(status: &Value) -> Result<Vec<String>> {
     fields.dedup();
     match status["reason"].as_str() {
         Some("Invalid" | "BadRequest") => Ok(fields),
-        _ => bail!("an odd refusal: {status}"),
+        _ => bail!("unexpected refusal: {status}"),
     }
 }

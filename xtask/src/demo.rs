@@ -41,7 +41,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let shown = demo.show(node).and_then(|node| demo.step("take it all down", || node.finish()));
     demo.report(shown.is_ok());
     if shown.is_err() && wait::interrupted() {
-        bail!("interrupted; what was made has been taken down");
+        bail!("interrupted; everything was removed");
     }
     shown
 }
@@ -73,7 +73,7 @@ impl Demo {
     }
 
     fn act(&mut self, node: &mut TestNode) -> Result<()> {
-        println!("    everything lies below {}", node.dir().display());
+        println!("    all files are below {}", node.dir().display());
         self.step("put the demo image into the agent's images directory", || save_images(node))?;
         self.step("start the agent", || node.agent.start())?;
         self.step("drop in a manifest of two containers", || {
@@ -147,9 +147,9 @@ fn edit_image(node: &TestNode, before: &Value) -> Result<()> {
         container_id(pod, "web").is_ok_and(|id| id != old) && container(pod, "web")["state"]["running"].is_object()
     })?;
     let version = node.exec("demo", "web", &["cat", "/version"])?;
-    ensure!(version == "2\n", "web is of version {version:?}");
+    ensure!(version == "2\n", "web has version {version:?}");
     ensure!(container_id(&after, "clock")? == container_id(before, "clock")?, "clock was restarted");
-    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the pod was made again");
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "the pod was recreated");
     println!("    web is now container {}…", short(&container_id(&after, "web")?));
     println!("    clock is still container {}…, and the pod keeps its UID", short(&container_id(&after, "clock")?));
     Ok(())

@@ -168,10 +168,10 @@ pub(crate) fn obstacle() -> Option<String> {
 
 /// Builds, and compares with what is committed.
 pub(crate) fn compare() -> Result<()> {
-    let toolchain = Toolchain::found().context("the toolchain has gone")?;
+    let toolchain = Toolchain::found().context("the toolchain is missing")?;
     let (built, committed) = (fs::read(toolchain.build()?)?, fs::read(workspace_dir().join(OBJECT))?);
     if built != committed {
-        bail!("{OBJECT} is not what its sources give; run: cargo xtask build-ebpf");
+        bail!("{OBJECT} differs from a build of its sources; run: cargo xtask build-ebpf");
     }
     Ok(())
 }

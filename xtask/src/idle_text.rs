@@ -14,7 +14,7 @@ mod tracer {
     use std::time::Duration;
 
     pub(super) fn executed(_pid: u32, _functions: &[u64], _periods: &[Duration]) -> anyhow::Result<Vec<Vec<u64>>> {
-        anyhow::bail!("this is recorded on x86-64 alone; the script is for all architectures")
+        anyhow::bail!("recording works on x86-64 only; the script is for all architectures")
     }
 }
 
@@ -76,7 +76,7 @@ fn record(cluster: &Cluster, node: &Node, functions: &[u64]) -> Result<Vec<Vec<u
         cluster.list(PODS_PATH).is_ok_and(|pods| pods.iter().all(is_running))
     })?;
     wait::pass(SETTLE_TIME)?;
-    println!("{:?} of idleness are recorded.", PERIODS.iter().sum::<Duration>());
+    println!("{:?} of idle time are recorded.", PERIODS.iter().sum::<Duration>());
     tracer::executed(node.limpet()?, functions, &PERIODS)
 }
 

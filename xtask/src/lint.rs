@@ -69,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if !failed.is_empty() {
         bail!("lint failed: {}", failed.join(", "));
     }
-    eprintln!("lint: all well");
+    eprintln!("lint: passed");
     Ok(())
 }
 

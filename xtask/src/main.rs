@@ -42,20 +42,20 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Task {
-    /// Fetch what limpet needs to be built and tried: containerd, runc, CNI plugins, a registry, protoc.
+    /// Install what building and testing limpet needs: containerd, runc, CNI plugins, a registry, protoc.
     ///
     /// What the machine has is used; what it lacks is installed by apt, or unpacked into ~/.cache/limpet where an
     /// installation could disturb what is there. Run as root on Debian or Ubuntu. Does nothing when nothing is missing.
     Setup(setup::Arguments),
-    /// Show the way of a pod on a real containerd: create, edit, restart, logs, delete. Cleans up after itself.
+    /// Show the life of a pod on a real containerd: create, edit, restart, logs, delete. Cleans up after itself.
     Demo(demo::Arguments),
-    /// Record limpet ui on a real agent as the picture of the README: docs/ui.svg.
+    /// Record limpet ui on a real agent for the picture in the README: docs/ui.svg.
     RecordUi,
     /// Build the executable for nodes: static, so that it runs on any Linux of this architecture. Takes minutes.
     Dist(dist::Arguments),
-    /// Record which functions an idle agent runs, which the executable for nodes has side by side: xtask/src/idle_text.ld.
+    /// Record the functions that an idle agent runs, which the linker puts side by side: xtask/src/idle_text.ld.
     ///
-    /// Takes some 20 minutes. Of use before a release; what is not recorded still runs, and takes some more memory.
+    /// Takes some 20 minutes. Useful before a release; without a new record the agent only takes some more memory.
     IdleText,
     /// Set up, build, and run all tests except the nightly ones.
     Test(test::Arguments),
@@ -68,14 +68,14 @@ enum Task {
     /// Run Kubernetes' conformance specs of a node and of a cluster against limpet and against kubelet, and compare:
     /// docs/conformance.md and docs/conformance-cluster.md. Takes hours.
     Conformance(conformance::Arguments),
-    /// Build the BPF programs and put the object in its place; sets up what that needs but the nightly compiler itself.
+    /// Build the BPF programs and install the object in agent-ebpf; sets up all requirements except the nightly compiler.
     BuildEbpf,
-    /// Build the kube-apiserver whose Pod API limpet has, and fetch its etcd: into ~/.cache/limpet, once. Needs Go.
+    /// Build the kube-apiserver with limpet's version of the Pod API, and download its etcd: into ~/.cache/limpet, once. Needs Go.
     Apiserver,
-    /// Bring up a Kubernetes cluster on loopback, with a node if wanted, print its kubeconfig, and remove all of it at Ctrl-C.
+    /// Start a Kubernetes cluster on loopback, with an optional node, print its kubeconfig, and remove all of it at Ctrl-C.
     ///
     /// etcd, kube-apiserver, kube-controller-manager and kube-scheduler, with RBAC, the node authorizer, NodeRestriction, the
-    /// aggregation layer, and certificates as kubeadm makes them. What has to be built is built once, into ~/.cache/limpet.
+    /// aggregation layer, and certificates as kubeadm makes them. Missing programs are built once, into ~/.cache/limpet.
     Cluster(cluster::Arguments),
     /// Build the kubelet that `bench --kubelet` runs beside limpet: into ~/.cache/limpet, once. Needs Go.
     Kubelet,
@@ -89,7 +89,7 @@ enum Task {
     Simulate(simulate::Arguments),
     /// Check format, lints, documentation, licences, unused dependencies and cycles between modules; any warning is an error.
     Lint(lint::Arguments),
-    /// Measure: reading and merging beside the plain way, and starts and restarts of containers end to end.
+    /// Measure reading and merging against a simple implementation, and starts and restarts of containers end to end.
     Bench(bench::Arguments),
 }
 
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
         Task::Setup(arguments) => setup::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::RecordUi => record_ui::run(),
-        Task::Dist(arguments) => dist::run(&arguments).map(say_where),
+        Task::Dist(arguments) => dist::run(&arguments).map(print_path),
         Task::IdleText => idle_text::run(),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),
@@ -106,11 +106,11 @@ fn main() -> ExitCode {
         Task::Nightly(arguments) => nightly::run(&arguments),
         Task::Conformance(arguments) => conformance::run(&arguments),
         Task::BuildEbpf => ebpf::build(),
-        Task::Apiserver => kubernetes::apiserver().map(say_where),
+        Task::Apiserver => kubernetes::apiserver().map(print_path),
         Task::Cluster(arguments) => cluster::run(&arguments),
-        Task::Kubelet => kubernetes::kubelet().map(say_where),
-        Task::Kubectl => kubernetes::kubectls().map(|programs| programs.into_iter().for_each(say_where)),
-        Task::Crictl => go_program::CRICTL.ready().map(say_where),
+        Task::Kubelet => kubernetes::kubelet().map(print_path),
+        Task::Kubectl => kubernetes::kubectls().map(|programs| programs.into_iter().for_each(print_path)),
+        Task::Crictl => go_program::CRICTL.ready().map(print_path),
         Task::Corpus => corpus::run(),
         Task::Simulate(arguments) => simulate::run(&arguments),
         Task::Lint(arguments) => lint::run(&arguments),
@@ -125,6 +125,6 @@ fn main() -> ExitCode {
     }
 }
 
-fn say_where(program: PathBuf) {
+fn print_path(program: PathBuf) {
     println!("{}", program.display());
 }

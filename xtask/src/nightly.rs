@@ -152,12 +152,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         };
         ended.push((part.name(), start.elapsed(), passed));
     }
-    println!("==> the night");
+    println!("==> results of the night");
     for (name, took, passed) in &ended {
         println!("{}", line(name, *took, *passed));
     }
     let failed: Vec<_> = ended.iter().filter(|(.., passed)| !passed).map(|(name, ..)| name.as_str()).collect();
-    ensure!(failed.is_empty(), "failed: {}; one alone: cargo xtask nightly {}", failed.join(", "), failed[0]);
+    ensure!(failed.is_empty(), "failed: {}; to repeat one part: cargo xtask nightly {}", failed.join(", "), failed[0]);
     Ok(())
 }
 

@@ -154,7 +154,7 @@ fn fetch_all(install: &[&str], wanted: &[Beside], containerd_one: bool) -> Resul
         None => Ok(()),
         Some(Beside::ContainerdTwo) => bail!("{} has no containerd 2 for this machine", machine.name),
         Some(beside) => {
-            bail!("{} was fetched, but what limpet needs of it is not there or does not run", beside.package())
+            bail!("{} was downloaded, but its programs are missing or do not run", beside.package())
         }
     }
 }

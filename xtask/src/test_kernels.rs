@@ -219,7 +219,7 @@ fn boot(kernel: &Kernel, image: &Path, programs: &Programs, work: &Path) -> Resu
             break;
         }
         // The emulation's: it sometimes runs code that the kernel is just patching.
-        println!("kernel {}: it panicked before its first process ran: once more", kernel.name);
+        println!("kernel {}: it panicked before its first process ran; retrying", kernel.name);
         said = console_of(kernel, image, &initrd, work)?;
     }
     verdict::check(&said, kernel.skips).with_context(|| tail(&said, 60))

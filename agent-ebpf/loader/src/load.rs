@@ -306,7 +306,7 @@ impl Loaded {
     /// Loads and attaches a detached program again: kernels before 5.14 attach a loaded program only once.
     ///
     /// # Errors
-    /// There is no such program, or the kernel refuses.
+    /// The program does not exist, or the kernel refuses it.
     pub fn attach_again(&mut self, kernel: &Kernel, name: &str) -> Result<(), String> {
         let program = PROGRAMS.iter().find(|program| program.name == name).ok_or("no such program")?;
         let ebpf = self.ebpf.as_mut().ok_or("the programs are not kept without a guard")?;

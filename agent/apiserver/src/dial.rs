@@ -1,6 +1,6 @@
 //! Connections to a server behind a link that may swallow packets. The kernel repeats the first packet of a connection ever
 //! more rarely, and gives up late: a link that is open again would not be noticed for seconds. So a connection that is not
-//! there soon is asked for a second time beside the first, and a third; the first one that is there counts.
+//! established soon is opened a second time beside the first, and a third; the first one that is established counts.
 
 use std::io;
 use std::sync::Arc;

@@ -163,7 +163,7 @@ impl Images {
     /// The image, if it is in containerd and complete; unpacks it when its content exists but its snapshot does not.
     ///
     /// # Errors
-    /// `InvalidName`; `Runtime` while containerd does not answer; `DiskFull` when it is to be unpacked.
+    /// `InvalidName`; `Runtime` while containerd does not answer; `DiskFull` while it is unpacked.
     pub async fn find(&self, reference: &str) -> Result<Option<Arc<LocalImage>>, ImageError> {
         let name = ImageName::parse(reference)?;
         let call = |error| ImageError::call(&name.whole, error);

@@ -14,7 +14,7 @@ pub struct Validity {
 /// What the node names itself by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Identity {
-    /// By nothing: there is no kubeconfig yet.
+    /// Not at all: there is no kubeconfig yet.
     None,
     /// By credentials that this agent does not renew: a token, or a program that prints one.
     Other,

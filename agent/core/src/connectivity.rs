@@ -23,7 +23,7 @@ pub const MAX_REQUESTED_DELAY: Duration = Duration::from_secs(300);
 /// The limit of doubling: far beyond every other limit.
 const MAX_DOUBLINGS: u32 = 16;
 
-/// Why there is no connection.
+/// Why the connection is missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// No answer: no route, no name, a closed port, a link that swallows packets.
@@ -153,9 +153,9 @@ pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u6
     }
 }
 
-/// What is left of a pause after a try that took so long. In the first hour in which nothing answers, tries begin as
-/// often where each waits for an answer in vain as where it fails at once; a quarter of the pause stays, which is
-/// spread. All other pauses stay whole: a server that is slow, or that asks for a pause, is to have it.
+/// The rest of a pause after an attempt of the duration `took`. While nothing answers, attempts begin equally often
+/// whether each times out or fails at once: their duration is subtracted, down to a quarter of the pause, which keeps
+/// nodes spread. Other pauses are not shortened: a server that is slow, or that requests a pause, gets it.
 pub fn rest_of_pause(pause: Duration, longest: Duration, asked: Option<Duration>, took: Duration) -> Duration {
     if asked.is_some() || longest > MAX_DELAY_IF_UNREACHABLE {
         pause

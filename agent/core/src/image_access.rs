@@ -167,7 +167,7 @@ pub fn access(policy: &VerificationPolicy, image: &str, record: Option<&PulledIm
     ImageAccess::Holders(holders.collect())
 }
 
-/// The credential of a pod that makes it one of the `holders`; `None`: it is none. One that is not among them is to be
+/// The credential of a pod that makes it one of the `holders`; `None`: it is not one. One that is not among them must be
 /// remembered: a Secret with a new password, or another Secret with a known one.
 pub fn holder<'a>(holders: &[PullCredential], pod: &'a [PullCredential]) -> Option<&'a PullCredential> {
     pod.iter().find(|own| {

@@ -379,7 +379,7 @@ pub struct Frequencies {
     pub correction: Duration,
 }
 
-/// When the status is to be sent: at once (`None`) when it says something new or the Node is another one, soon when
+/// When the status is sent: at once (`None`) if it differs or the Node is another one, soon when
 /// another client has changed it, as a cluster does that has lost the node's lease or that was restored.
 pub fn report_due(
     node: &NodeDescription,

@@ -1,6 +1,6 @@
 //! The state of the node that decisions depend on, as it is at one moment. One task publishes it; every worker watches it.
 //!
-//! A field is here only if something measures it. A further one needs no more than a field and its writer: whoever watches
+//! A field is here only if something measures it. A new one needs only a field and its writer: the component that watches
 //! is woken by any change.
 
 use crate::probe::ProbeGrid;

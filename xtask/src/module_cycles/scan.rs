@@ -51,7 +51,7 @@ pub(super) struct Import {
 /// Reads the text of the file of `module`.
 pub(super) fn scan(text: &str, module: &[String]) -> Result<Scanned> {
     let tokens: TokenStream = text.parse().map_err(|error: proc_macro2::LexError| {
-        anyhow!("line {}: no Rust token: {error}", error.span().start().line)
+        anyhow!("line {}: not a Rust token: {error}", error.span().start().line)
     })?;
     let mut scanned = Scanned::default();
     scanned.tokens(tokens, module);

@@ -75,7 +75,7 @@ fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
     })
 }
 
-/// Whether the pod was ended for a pressure that is over, for a critical pod, or because it exceeded a limit of its
+/// Whether the pod was ended for a pressure that has ended, for a critical pod, or because it exceeded a limit of its
 /// own, and nothing is left of it: it runs again, once there is room. One of the apiserver's does not: it is reported
 /// as failed, and its controller has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
