@@ -313,7 +313,7 @@ async fn of_two_files_that_define_a_pod_the_first_name_wins() {
     bench.write("a.yaml", "pod a 1");
     let snapshot = bench.until_pods(&["a 1 @ a.yaml"]).await;
     assert_eq!(snapshot.rejected.keys().map(|name| &**name).collect::<Vec<_>>(), ["b.yaml"]);
-    assert!(snapshot.rejected["b.yaml"].faults[0].to_string().contains("defined in a.yaml already"));
+    assert!(snapshot.rejected["b.yaml"].faults[0].to_string().contains("already defined in a.yaml"));
     fs::remove_file(bench.directory.join("a.yaml")).unwrap();
     let snapshot = bench.until_pods(&["a 2 @ b.yaml"]).await;
     assert!(snapshot.rejected.is_empty());
