@@ -174,8 +174,8 @@ fn fetch_dependencies(machine: &Machine, suite: &str, package: &str, prefixes: &
     let (mut packages, mut seen) = (Vec::new(), 0);
     let mut of = package.to_owned();
     loop {
-        let said = process::checked(private(work, "apt-cache").args(["depends", "--important", &of]))?;
-        let names = said.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let output = process::checked(private(work, "apt-cache").args(["depends", "--important", &of]))?;
+        let names = output.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
         let names = names.filter(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)));
         packages.extend(names.map(str::to_owned));
         let Some(next) = packages.get(seen) else { break };

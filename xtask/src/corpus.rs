@@ -39,17 +39,17 @@ fn record(work: &std::path::Path) -> Result<()> {
     for case in &cases {
         let mut pod = manifest.clone();
         corpus::apply(&mut pod, &case.patch);
-        let said = server.judge(&pod).with_context(|| case.id.clone())?;
-        let answer = match authored(&said) {
+        let output = server.judge(&pod).with_context(|| case.id.clone())?;
+        let answer = match authored(&output) {
             Some(object) => {
                 let mut expected = answers.base.clone();
                 corpus::apply(&mut expected, &case.patch);
                 Answer::Object(corpus::difference(&only_authored(&expected), &object))
             }
-            None => Answer::Refused(refused_fields(&said).with_context(|| case.id.clone())?),
+            None => Answer::Refused(refused_fields(&output).with_context(|| case.id.clone())?),
         };
         if matches!(answer, Answer::Object(_)) != case.good {
-            surprises.push(format!("{}: {}", case.id, said["message"].as_str().unwrap_or("accepted")));
+            surprises.push(format!("{}: {}", case.id, output["message"].as_str().unwrap_or("accepted")));
         }
         answers.cases.insert(case.id.clone(), answer);
     }
@@ -62,8 +62,8 @@ fn record(work: &std::path::Path) -> Result<()> {
 }
 
 /// An accepted Pod without what the server adds; `None` when it was refused.
-fn authored(said: &Value) -> Option<Value> {
-    (said["kind"] == "Pod").then(|| only_authored(said))
+fn authored(output: &Value) -> Option<Value> {
+    (output["kind"] == "Pod").then(|| only_authored(output))
 }
 
 fn only_authored(pod: &Value) -> Value {

@@ -83,15 +83,15 @@ fn linked(command: &mut Command, options: &[&str]) -> Result<PathBuf> {
 
 /// The target this machine's compiler builds for by itself; named, it keeps the flags from build scripts.
 fn host() -> Result<String> {
-    let said = process::checked(Command::new("rustc").arg("-vV"))?;
-    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    let output = process::checked(Command::new("rustc").arg("-vV"))?;
+    let host = output.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("rustc -vV prints no host")?.to_owned())
 }
 
 /// The version of the libc that is linked.
 fn glibc() -> Result<(u32, u32)> {
-    let said = process::checked(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
-    let version = said.trim().strip_prefix("glibc ").and_then(|version| version.split_once('.'));
-    let (major, minor) = version.with_context(|| format!("getconf GNU_LIBC_VERSION prints {said}"))?;
+    let output = process::checked(Command::new("getconf").arg("GNU_LIBC_VERSION"))?;
+    let version = output.trim().strip_prefix("glibc ").and_then(|version| version.split_once('.'));
+    let (major, minor) = version.with_context(|| format!("getconf GNU_LIBC_VERSION prints {output}"))?;
     Ok((major.parse()?, minor.parse()?))
 }

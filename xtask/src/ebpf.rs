@@ -38,13 +38,13 @@ struct Toolchain {
 impl Toolchain {
     /// What is there; none where the compiler or the source of `core` is missing.
     fn found() -> Option<Self> {
-        let said = process::checked(rustup().args(["rustc", "-vV"])).ok()?;
-        let field = |key: &str| said.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned);
+        let output = process::checked(rustup().args(["rustc", "-vV"])).ok()?;
+        let field = |key: &str| output.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned);
         let llvm = field("LLVM version: ")?;
         let sysroot = PathBuf::from(process::checked(rustup().args(["rustc", "--print", "sysroot"])).ok()?.trim());
         let own = sysroot.join("lib/rustlib/src/rust/library");
         Some(Self {
-            compiler: said.lines().next()?.to_owned(),
+            compiler: output.lines().next()?.to_owned(),
             llvm: llvm.split('.').next()?.to_owned(),
             library: Some(own).filter(|path| path.is_dir()).or_else(tools::rust_library)?,
             sysroot,

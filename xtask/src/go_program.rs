@@ -114,9 +114,9 @@ impl GoProgram {
             return Ok(());
         }
         let name = format!("{}@v{}", self.module, self.version);
-        let said = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
-        let said: Value = serde_json::from_str(&said).context("go mod download")?;
-        let source = said["Dir"].as_str().map(Path::new).context("go mod download printed no Dir")?;
+        let output = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
+        let output: Value = serde_json::from_str(&output).context("go mod download")?;
+        let source = output["Dir"].as_str().map(Path::new).context("go mod download printed no Dir")?;
         for file in self.files {
             let (from, to) = (source.join(file), dir.join(Path::new(file).file_name().unwrap_or_default()));
             let text = fs::read(&from).with_context(|| format!("{}", from.display()))?;

@@ -131,9 +131,9 @@ fn build(main: Main, name: &str, version: &str, dir: &Path, program: &Path) -> R
 /// for others are released as v0.
 fn write_module(version: &str, work: &Path) -> Result<()> {
     let name = format!("k8s.io/kubernetes@v{version}");
-    let said = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
-    let said: Value = serde_json::from_str(&said).context("go mod download")?;
-    let path = |key: &str| said[key].as_str().map(PathBuf::from).with_context(|| format!("go list printed no {key}"));
+    let output = process::checked(go(work, &["mod", "download", "-json", &name]).env("GOFLAGS", ""))?;
+    let output: Value = serde_json::from_str(&output).context("go mod download")?;
+    let path = |key: &str| output[key].as_str().map(PathBuf::from).with_context(|| format!("go list printed no {key}"));
     let staging = version.split_once('.').map(|(_, rest)| format!("v0.{rest}")).unwrap_or_default();
     let module: String = fs::read_to_string(path("GoMod")?)?
         .lines()

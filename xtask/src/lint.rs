@@ -120,8 +120,9 @@ fn advisories_at_hand(deny: &Path) -> Result<bool> {
 fn installed((name, version): (&str, &str)) -> Result<PathBuf> {
     let root = tools::cache_dir().join("cargo-tools");
     let own = root.join("bin").join(name);
-    let is_it =
-        |path: &PathBuf| process::checked(Command::new(path).arg("--version")).is_ok_and(|said| said.contains(version));
+    let is_it = |path: &PathBuf| {
+        process::checked(Command::new(path).arg("--version")).is_ok_and(|output| output.contains(version))
+    };
     if let Some(found) = [Some(own.clone()), tools::on_path(name)].into_iter().flatten().find(is_it) {
         return Ok(found);
     }

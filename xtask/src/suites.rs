@@ -103,10 +103,10 @@ fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
     }
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let status = command.status().with_context(|| suite.path.display().to_string())?;
-    let said = fs::read(&log).with_context(|| log.display().to_string())?;
+    let output = fs::read(&log).with_context(|| log.display().to_string())?;
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "     Running {} ({})", suite.name, suite.path.display())?;
-    stdout.write_all(&said)?;
+    stdout.write_all(&output)?;
     ensure!(status.success(), "test failed, to rerun pass `-p limpet-tests --test {}`", suite.name);
     Ok(())
 }

@@ -213,16 +213,16 @@ fn boot(kernel: &Kernel, image: &Path, programs: &Programs, work: &Path) -> Resu
     let initrd = work.join("initrd");
     let modules = kernel.modules.iter().map(|module| module_of(image, module)).collect::<Result<Vec<_>>>()?;
     write_initrd(programs, &modules, &work.join("root"), &initrd)?;
-    let mut said = console_of(kernel, image, &initrd, work)?;
+    let mut console = console_of(kernel, image, &initrd, work)?;
     for _ in 1..MAX_BOOTS {
-        if !said.contains("Kernel panic") || said.contains(BOOTED_MARKER) {
+        if !console.contains("Kernel panic") || console.contains(BOOTED_MARKER) {
             break;
         }
         // The emulation's: it sometimes runs code that the kernel is just patching.
         println!("kernel {}: it panicked before its first process ran; retrying", kernel.name);
-        said = console_of(kernel, image, &initrd, work)?;
+        console = console_of(kernel, image, &initrd, work)?;
     }
-    verdict::check(&said, kernel.skips).with_context(|| tail(&said, 60))
+    verdict::check(&console, kernel.skips).with_context(|| tail(&console, 60))
 }
 
 /// The whole console of one boot, until the machine ends by itself.
@@ -236,9 +236,9 @@ fn console_of(kernel: &Kernel, image: &Path, initrd: &Path, work: &Path) -> Resu
     command.arg("-append").arg(format!("console=ttyS0 panic=1 quiet {}", kernel.options));
     let mut emulator = Daemon::start(&mut command, &log)?;
     let ended = emulator.wait(wait::patient(MACHINE_TIMEOUT));
-    let said = String::from_utf8_lossy(&fs::read(&log)?).replace('\r', "");
-    ended.with_context(|| format!("it did not end within {MACHINE_TIMEOUT:?}\n{}", tail(&said, 30)))?;
-    Ok(said)
+    let console = String::from_utf8_lossy(&fs::read(&log)?).replace('\r', "");
+    ended.with_context(|| format!("it did not end within {MACHINE_TIMEOUT:?}\n{}", tail(&console, 30)))?;
+    Ok(console)
 }
 
 /// A file system in memory with the test as its first process.
@@ -274,6 +274,6 @@ fn write_initrd(programs: &Programs, modules: &[PathBuf], root: &Path, initrd: &
 
 /// What a program is linked with: the absolute paths in each line of `ldd`.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let said = process::checked(Command::new("ldd").arg(program))?;
-    Ok(said.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
+    let console = process::checked(Command::new("ldd").arg(program))?;
+    Ok(console.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }

@@ -294,12 +294,12 @@ fn read(head: &Parts, body: &[u8]) -> Result<Value, String> {
 
 /// The server's message for a request that it refused. A proxy may answer instead, in another format.
 fn refusal(status: http::StatusCode, document: Result<Value, String>, body: &[u8]) -> RequestError {
-    let said =
+    let output =
         document.ok().and_then(|document| serde_json::from_value::<Status>(document).ok()).unwrap_or_else(|| {
             let text = String::from_utf8_lossy(body);
             Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
         });
-    RequestError::refused(&said)
+    RequestError::refused(&output)
 }
 
 impl std::fmt::Debug for Client {
@@ -350,11 +350,14 @@ mod tests {
 
     #[tokio::test]
     async fn requests_are_in_the_name_of_whom_the_kubeconfig_or_the_node_says() {
-        let said = headers("{token: t, as: ada, as-groups: [lab]}", |credentials| credentials).await;
-        assert!(said.contains("impersonate-user: ada\r\n") && said.contains("impersonate-group: lab\r\n"), "{said}");
-        let said = headers("{token: t}", |credentials| credentials.as_node("edge1")).await;
-        assert!(said.contains("impersonate-user: system:node:edge1\r\n"), "{said}");
-        assert!(said.contains("impersonate-group: system:nodes\r\n") && said.contains("bearer t"), "{said}");
+        let output = headers("{token: t, as: ada, as-groups: [lab]}", |credentials| credentials).await;
+        assert!(
+            output.contains("impersonate-user: ada\r\n") && output.contains("impersonate-group: lab\r\n"),
+            "{output}"
+        );
+        let output = headers("{token: t}", |credentials| credentials.as_node("edge1")).await;
+        assert!(output.contains("impersonate-user: system:node:edge1\r\n"), "{output}");
+        assert!(output.contains("impersonate-group: system:nodes\r\n") && output.contains("bearer t"), "{output}");
         assert!(!headers("{token: t}", |credentials| credentials).await.contains("impersonate"));
     }
 

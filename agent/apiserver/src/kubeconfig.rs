@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_file_field_and_remedy() {
+    fn faults_are_reported_with_file_field_and_remedy() {
         let table = [
             ("edge\n", "edge\n", "https://192.0.2.1:6443"),
             (
@@ -302,8 +302,11 @@ mod tests {
     #[test]
     fn what_is_no_kubeconfig_is_named_without_its_content() {
         assert_eq!(outcome(WHOLE), "https://192.0.2.1:6443");
-        let said = outcome("current-context: [secret-token\n");
-        assert!(said.starts_with("kubeconfig: is not a kubeconfig: ") && !said.contains("secret-token"), "{said}");
+        let output = outcome("current-context: [secret-token\n");
+        assert!(
+            output.starts_with("kubeconfig: is not a kubeconfig: ") && !output.contains("secret-token"),
+            "{output}"
+        );
         let missing = check(Path::new("/nowhere/kubeconfig")).unwrap_err().to_string();
         assert!(missing.starts_with("/nowhere/kubeconfig: there is no such file; "), "{missing}");
     }

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_that_somebody_else_changed_is_corrected_but_not_one_of_a_pod_that_is_over() {
+    fn a_status_that_another_client_changed_is_corrected_but_not_one_of_a_pod_that_has_ended() {
         let own = pod("u-1");
         let known = Acknowledged { status: Some(reported(&own, "17")), ..Acknowledged::default() };
         let stored = |version: &str, status: Value| {

@@ -363,7 +363,7 @@ pub fn cordon_event(name: &str, unschedulable: bool) -> NodeEvent {
 pub struct SentReport {
     /// The UID of the Node it was sent for.
     pub uid: String,
-    /// What it said.
+    /// Its contents.
     pub report: NodeReport,
     /// When.
     pub at: Instant,

@@ -52,8 +52,8 @@ fn a_container_waits_for_the_address_it_refers_to_and_says_so() {
         let status = generate(&pod, on_network(&[]), "BestEffort", now(), None);
         let state = status.container_statuses.unwrap()[0].state.clone().unwrap().waiting.unwrap();
         let message = format!("waits for the node to have an address: env V1 refers to {field}");
-        let said = [("CreateContainerConfigError", Some(message)), ("ContainerCreating", None)];
-        assert_eq!((state.reason.as_deref().unwrap(), state.message), said[usize::from(!waits)], "{field}");
+        let output = [("CreateContainerConfigError", Some(message)), ("ContainerCreating", None)];
+        assert_eq!((state.reason.as_deref().unwrap(), state.message), output[usize::from(!waits)], "{field}");
         let reported: Vec<&str> =
             awaits::addresses(&pod, on_network(&[])).iter().map(|(slot, _)| slot.name.as_str()).collect();
         assert_eq!(reported, if waits { vec!["main"] } else { vec![] }, "{field}");

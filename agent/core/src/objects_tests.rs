@@ -83,8 +83,8 @@ fn each_part_of_a_pod_waits_for_its_own_objects_alone() {
     let now = fixtures_now();
     let mut in_environment = ready(unreported(json!({})));
     assert_eq!(planned(&in_environment, now), [Action::Start(2)]);
-    let said = "ContainerCreating waits for ConfigMap default/m: the source http has not reported it yet";
-    assert_eq!(message(&in_environment, 0), said);
+    let output = "ContainerCreating waits for ConfigMap default/m: the source http has not reported it yet";
+    assert_eq!(message(&in_environment, 0), output);
     // One object is known not to exist: an optional reference waits for nothing any more.
     let state = |key: &ObjectKey| match key.kind {
         ObjectKind::ConfigMap => ObjectState::Absent,

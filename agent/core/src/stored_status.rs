@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_wrote_over_a_reported_status_is_found() {
+    fn what_another_client_wrote_over_a_reported_status_is_found() {
         let pod = observed(json!({"metadata": {"name": "web", "uid": "u-1"}}));
         let mut newer = (*pod).clone();
         newer.status.phase = Some("Failed".to_owned());

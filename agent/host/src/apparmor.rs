@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parser_is_given_the_profile_and_its_complaint_is_told() {
+    fn a_parser_is_given_the_profile_and_its_complaint_is_reported() {
         let directory = tempfile::tempdir().unwrap();
         let parser = |script: &str| {
             use std::os::unix::fs::PermissionsExt as _;

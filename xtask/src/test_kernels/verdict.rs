@@ -6,11 +6,11 @@ use anyhow::{Context as _, Result, ensure};
 pub(super) type Skip = (&'static str, &'static str);
 
 /// The summary of a run in which every case passed, or was skipped as declared; before it, the figures found out.
-pub(super) fn check(said: &str, declared: &[Skip]) -> Result<String> {
-    let summary = said.lines().find(|line| line.starts_with("kernels: ")).context("it ended early")?;
-    let failed: Vec<_> = said.lines().filter(|line| line.contains("FAILED") || line.contains("panicked")).collect();
-    let skipped: Vec<_> = said.lines().filter_map(skip).collect();
-    let (passed, expected) = (cases(said) - skipped.len(), format!(" 0 failed, {} skipped", declared.len()));
+pub(super) fn check(output: &str, declared: &[Skip]) -> Result<String> {
+    let summary = output.lines().find(|line| line.starts_with("kernels: ")).context("it ended early")?;
+    let failed: Vec<_> = output.lines().filter(|line| line.contains("FAILED") || line.contains("panicked")).collect();
+    let skipped: Vec<_> = output.lines().filter_map(skip).collect();
+    let (passed, expected) = (cases(output) - skipped.len(), format!(" 0 failed, {} skipped", declared.len()));
     ensure!(failed.is_empty(), "{summary}\n{}", failed.join("\n"));
     for (name, reason) in &skipped {
         let known = declared.iter().any(|(case, part)| case == name && reason.contains(part));
@@ -25,12 +25,12 @@ pub(super) fn check(said: &str, declared: &[Skip]) -> Result<String> {
         summary == format!("kernels: {passed} passed,{expected}"),
         "{summary}, and here {passed} passed,{expected}"
     );
-    let figures = said.lines().filter(|line| line.contains(" known"));
+    let figures = output.lines().filter(|line| line.contains(" known"));
     Ok(figures.chain([summary]).collect::<Vec<_>>().join("\n"))
 }
 
-fn cases(said: &str) -> usize {
-    said.lines().filter(|line| line.starts_with("test ") && line.contains(" ... ")).count()
+fn cases(output: &str) -> usize {
+    output.lines().filter(|line| line.starts_with("test ") && line.contains(" ... ")).count()
 }
 
 /// The skipped case in a line, and the reason.
@@ -47,11 +47,11 @@ mod tests {
 
     #[test]
     fn only_declared_skips_pass_and_only_those_that_are_skipped() {
-        let ended = |said: &str, declared: &[Skip]| check(said, declared).map_err(|error| error.to_string());
+        let ended = |output: &str, declared: &[Skip]| check(output, declared).map_err(|error| error.to_string());
         let whole = format!("{SAID}kernels: 1 passed, 0 failed, 1 skipped\n");
         let summary = "  3 of 3 known\nkernels: 1 passed, 0 failed, 1 skipped";
         assert_eq!(ended(&whole, &[("b", "no b")]).unwrap(), summary);
-        for (said, declared, why) in [
+        for (output, declared, why) in [
             (SAID.to_owned(), [("b", "no b")].as_slice(), "ended early"),
             (whole.clone(), &[], "\"b\" was skipped, which is not declared"),
             (whole.clone(), &[("b", "no c")], "\"b\" was skipped, which is not declared"),
@@ -59,7 +59,7 @@ mod tests {
             (whole.replace("1 passed", "2 passed"), &[("b", "no b")], "and here 1 passed"),
             (whole.replace("ok (1 s)", "FAILED: x"), &[("b", "no b")], "FAILED: x"),
         ] {
-            let error = ended(&said, declared).unwrap_err();
+            let error = ended(&output, declared).unwrap_err();
             assert!(error.contains(why), "{error}: not {why}");
         }
     }

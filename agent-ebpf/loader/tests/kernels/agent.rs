@@ -21,13 +21,13 @@ pub(crate) fn names() -> Result<Vec<String>, String> {
     let listed = run(&[PART, "--list", "--format=terse"])?;
     let text = String::from_utf8_lossy(&listed.stdout).into_owned();
     let names: Vec<_> = text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect();
-    if names.is_empty() { Err(format!("no test is listed: {}", said(&listed))) } else { Ok(names) }
+    if names.is_empty() { Err(format!("no test is listed: {}", output_of(&listed))) } else { Ok(names) }
 }
 
 /// Runs one of them.
 pub(crate) fn test(name: &str) -> CaseResult {
     let ended = run(&[name, "--exact", "--include-ignored", "--nocapture", "--test-threads=1"])?;
-    let text = said(&ended);
+    let text = output_of(&ended);
     // Figures, for the reader of the console.
     text.lines().filter(|line| line.contains(" known")).for_each(|line| println!("  {line}"));
     if !ended.status.success() || !text.contains("test result: ok. 1 passed;") {
@@ -42,6 +42,6 @@ fn run(arguments: &[&str]) -> Result<Output, String> {
     tests.args(arguments).env("PATH", "/bin").env("TMPDIR", machine::directory()).output().map_err(to_text)
 }
 
-fn said(output: &Output) -> String {
+fn output_of(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }

@@ -214,7 +214,7 @@ fn complaint(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     match text.char_indices().nth(MAX_COMPLAINT) {
-        _ if text.is_empty() => "it said nothing".to_owned(),
+        _ if text.is_empty() => "it printed no error".to_owned(),
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
     }

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_before_the_key_is_told_with_its_line() {
+    fn a_fault_before_the_key_is_reported_with_its_line() {
         let cases = [
             ("A='1'\nB", 2, "it has no \"=\""),
             ("='1'", 1, "it has no name before \"=\""),

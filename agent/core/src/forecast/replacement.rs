@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_over_is_made_anew_for_an_image_alone() {
+    fn a_pod_that_has_ended_is_recreated_for_an_image_alone() {
         let mut failed = observed("Always", ["0", "1", "1"]);
         (failed.status.phase, failed.status.reason) = (Some("Failed".into()), Some("DeadlineExceeded".into()));
         let finished = observed("Never", ["0", "0", "0"]);

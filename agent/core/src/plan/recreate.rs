@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_makes_a_pod_anew_that_is_over_and_other_edits_do_not() {
+    fn an_image_recreates_a_pod_that_has_ended_and_other_edits_do_not() {
         let mut failed = exited("Always", 0);
         failed.fail(PodVerdict::deadline_exceeded());
         let mut waiting = pod("Always", &[], &["a"]);

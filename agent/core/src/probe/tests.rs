@@ -91,7 +91,7 @@ fn successes_count_once_there_are_as_many_in_a_row_as_the_threshold() {
 }
 
 #[test]
-fn a_failure_in_between_begins_the_count_anew_and_an_error_does_not() {
+fn a_failure_in_between_restarts_the_count_and_an_error_does_not() {
     let mut probes = probes(&[Liveness], &spec(1, 3));
     let results = [Some(false), Some(false), Some(true), Some(false), None, Some(false), None];
     results.into_iter().for_each(|result| probes.apply_result(Liveness, result));

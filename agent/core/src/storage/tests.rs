@@ -40,7 +40,7 @@ fn only_what_has_a_limit_is_measured() {
 }
 
 #[test]
-fn too_much_is_told_in_kubelets_words_and_order() {
+fn too_much_is_reported_in_kubelets_words_and_order() {
     const MI: u64 = 1 << 20;
     let volumes = json!([{ "name": "v", "emptyDir": { "sizeLimit": "2Mi" } }, { "name": "w", "emptyDir": {} }]);
     let two = spec(volumes.clone(), json!([limited("a", "1Mi"), limited("b", "3Mi")]));

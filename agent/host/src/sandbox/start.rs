@@ -96,11 +96,11 @@ pub(super) fn start(
 /// The pid of the init that `child` has started, a line that it prints, or why it could not.
 async fn reported_pid(child: &mut Child) -> io::Result<u32> {
     let stdout = child.stdout.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
-    let mut said = String::new();
-    BufReader::new(stdout.take(MAX_REPORT)).read_line(&mut said).await?;
-    match said.trim() {
+    let mut output = String::new();
+    BufReader::new(stdout.take(MAX_REPORT)).read_line(&mut output).await?;
+    match output.trim() {
         "" => Err(io::ErrorKind::BrokenPipe.into()),
-        said => said.parse().map_err(|_| io::Error::other(said.to_owned())),
+        output => output.parse().map_err(|_| io::Error::other(output.to_owned())),
     }
 }
 

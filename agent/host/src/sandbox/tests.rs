@@ -57,7 +57,7 @@ fn inside(sandbox: &Sandbox, command: &[&str]) -> String {
 }
 
 /// Whether a user without rights, and without groups, can list `path`.
-fn seen_by_nobody(path: &Path) -> bool {
+fn is_unused(path: &Path) -> bool {
     use std::os::unix::process::CommandExt as _;
     Command::new("ls").arg(path).uid(65_534).gid(65_534).output().unwrap().status.success()
 }
@@ -77,7 +77,7 @@ async fn no_other_user_of_the_node_reaches_a_pods_shared_memory() {
     let sandboxes = Sandboxes::open(run.0.path()).await.unwrap();
     let sandbox = sandboxes.create(&request(&uid)).await.unwrap().sandbox;
     assert_eq!(std::fs::metadata(&sandbox.shm).unwrap().permissions().mode() & 0o7777, 0o1777);
-    assert!(!seen_by_nobody(&sandbox.shm));
+    assert!(!is_unused(&sandbox.shm));
     sandboxes.remove(&uid).await.unwrap();
 }
 

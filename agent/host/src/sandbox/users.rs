@@ -36,11 +36,11 @@ pub fn invoked() -> bool {
 pub fn main() -> ExitCode {
     let all = UnshareFlags::NEWUSER | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
     let made = unshare_namespaces(all).map_err(io::Error::from);
-    let said = match &made {
+    let output = match &made {
         Ok(()) => "\n".to_owned(),
         Err(error) => error.raw_os_error().unwrap_or_default().to_string(),
     };
-    let reported = io::stdout().write_all(said.as_bytes()).and_then(|()| io::stdout().flush());
+    let reported = io::stdout().write_all(output.as_bytes()).and_then(|()| io::stdout().flush());
     if made.is_err() || reported.is_err() {
         return ExitCode::FAILURE;
     }
@@ -60,9 +60,9 @@ impl NamespaceHolder {
         let mut command = Command::new("/proc/self/exe");
         command.arg(ARGUMENT).env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut holder = Self(command.spawn()?);
-        let mut said = [0; 16];
-        let length = holder.0.stdout.as_mut().map_or(Ok(0), |pipe| pipe.read(&mut said))?;
-        match said.get(..length).unwrap_or_default() {
+        let mut output = [0; 16];
+        let length = holder.0.stdout.as_mut().map_or(Ok(0), |pipe| pipe.read(&mut output))?;
+        match output.get(..length).unwrap_or_default() {
             b"\n" => Ok(holder),
             b"" => Err(io::ErrorKind::UnexpectedEof.into()),
             errno => {

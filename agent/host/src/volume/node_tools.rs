@@ -18,9 +18,9 @@ pub(super) fn tool_dirs() -> Vec<PathBuf> {
 
 /// The output of a failed tool, in one line.
 pub(super) fn output_text(output: &program::Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr);
-    let lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let mut line = if lines.is_empty() { "it failed and said nothing".to_owned() } else { lines.join("; ") };
+    let text = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let mut line = if lines.is_empty() { "it failed without output".to_owned() } else { lines.join("; ") };
     while line.len() > MAX_OUTPUT {
         line.pop();
     }
@@ -38,7 +38,7 @@ mod tests {
             output_text(&program::Output { success: false, code: Some(1), stdout: Vec::new(), stderr })
         };
         assert_eq!(of("mount.nfs: a\n\n  b\n"), "mount.nfs: a; b");
-        assert_eq!(of(" \n"), "it failed and said nothing");
+        assert_eq!(of(" \n"), "it failed without output");
         assert!(of(&"\u{e4}".repeat(MAX_OUTPUT)).len() <= MAX_OUTPUT);
     }
 }

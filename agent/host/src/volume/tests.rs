@@ -347,17 +347,17 @@ async fn a_node_without_a_resolver_file_runs_pods() {
     std::fs::remove_file(node.dir.path().join("resolv.conf")).unwrap();
     let spec = json!({"dnsPolicy": "Default"});
     let pods = [Arc::new(record(spec.clone()))];
-    let said = || std::fs::read_to_string(node.pod_dir().join("etc-resolv.conf")).unwrap();
+    let resolv_conf = || std::fs::read_to_string(node.pod_dir().join("etc-resolv.conf")).unwrap();
     node.prepare(spec.clone()).await.unwrap();
-    assert_eq!(said(), "");
+    assert_eq!(resolv_conf(), "");
     // It appears, and is missing again for a short time: no pod loses its nameservers because of that.
     std::fs::write(node.dir.path().join("resolv.conf"), "nameserver 10.0.0.7\n").unwrap();
     node.volumes.rewrite_resolv_conf(&pods).await;
-    assert_eq!(said(), "nameserver 10.0.0.7\n");
+    assert_eq!(resolv_conf(), "nameserver 10.0.0.7\n");
     std::fs::remove_file(node.dir.path().join("resolv.conf")).unwrap();
     node.volumes.rewrite_resolv_conf(&pods).await;
     node.prepare(spec).await.unwrap();
-    assert_eq!(said(), "nameserver 10.0.0.7\n");
+    assert_eq!(resolv_conf(), "nameserver 10.0.0.7\n");
 }
 
 #[tokio::test]

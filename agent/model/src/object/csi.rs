@@ -373,13 +373,13 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_is_told_of_the_pod_where_it_asks_for_it() {
+    fn a_driver_gets_the_pod_where_it_requires_it() {
         let pod = crate::fixtures::record_of_spec(json!({"containers": [], "serviceAccountName": "robot"}));
-        let told = |pod_info: bool| {
+        let pod_context = |pod_info: bool| {
             volume(json!({}), Some(&driver(json!({"podInfoOnMount": pod_info})))).unwrap().attributes_for(&pod)
         };
-        assert!(told(false).is_empty());
-        assert_eq!(told(true)["csi.storage.k8s.io/pod.namespace"], "shop");
-        assert_eq!(told(true)["csi.storage.k8s.io/ephemeral"], "false");
+        assert!(pod_context(false).is_empty());
+        assert_eq!(pod_context(true)["csi.storage.k8s.io/pod.namespace"], "shop");
+        assert_eq!(pod_context(true)["csi.storage.k8s.io/ephemeral"], "false");
     }
 }

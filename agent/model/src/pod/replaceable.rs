@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_the_apiserver_keeps_its_uid_and_is_never_made_anew() {
+    fn a_pod_of_the_apiserver_keeps_its_uid_and_is_never_recreated() {
         let of_api = |images| PodRecord { source: SourceKind::Api, ..record(Some("Never"), images) };
         let (old, new) = (of_api(["a", "a", "a"]), of_api(["b", "b", "b"]));
         assert!(obstacles(&old, &new).is_empty() && old.is_same_incarnation(&new));

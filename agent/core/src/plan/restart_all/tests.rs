@@ -67,7 +67,7 @@ fn killed(index: usize, now: Instant) -> Action {
 }
 
 #[test]
-fn all_are_ended_without_grace_and_then_start_anew_in_their_order() {
+fn all_are_ended_without_grace_and_then_start_again_in_their_order() {
     let now = Instant::now();
     let later = now + Duration::from_secs(300);
     let mut pod = exited(42, now);

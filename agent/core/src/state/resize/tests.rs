@@ -206,7 +206,7 @@ fn a_found_container_of_another_version_is_resized_though_the_pods_cgroup_is_not
 }
 
 #[test]
-fn what_has_finished_for_good_is_made_anew_for_resources_and_what_runs_is_not() {
+fn what_has_finished_for_good_is_recreated_for_resources_and_what_runs_is_not() {
     let resources = |cpu: &str| json!({ "requests": { "cpu": cpu } });
     for (policy, code, expected) in [
         ("Never", None, None),

@@ -124,23 +124,23 @@ impl IscsiDisks {
 
 /// The result of a check; `has_checker`: a checker exists for this file system.
 fn checked_well(output: &Output, has_checker: bool, device: &Path) -> Result<(), String> {
-    let (shown, said) = (device.display(), said_of([&output.stdout[..], &output.stderr[..]].concat()));
+    let (shown, text) = (device.display(), first_lines([&output.stdout[..], &output.stderr[..]].concat()));
     match output.code {
         Some(code) if code & !FSCK_CORRECTED == 0 => {
             if code != 0 {
-                tracing::info!(%shown, code, said, "fsck corrected errors on a disk");
+                tracing::info!(%shown, code, output = text, "fsck corrected errors on a disk");
             }
             Ok(())
         }
         Some(_) if !has_checker => {
-            tracing::warn!(%shown, said, "mounting an iSCSI disk without a file system check");
+            tracing::warn!(%shown, output = text, "mounting an iSCSI disk without a file system check");
             Ok(())
         }
         Some(code) if code & FSCK_UNCORRECTED != 0 => {
-            Err(format!("'fsck' found errors on device {shown} but could not correct them: {said}"))
+            Err(format!("'fsck' found errors on device {shown} but could not correct them: {text}"))
         }
-        Some(code) => Err(format!("'fsck' of device {shown} failed with {code}: {said}")),
-        None => Err(format!("'fsck' of device {shown} was ended by a signal: {said}")),
+        Some(code) => Err(format!("'fsck' of device {shown} failed with {code}: {text}")),
+        None => Err(format!("'fsck' of device {shown} was ended by a signal: {text}")),
     }
 }
 
@@ -203,7 +203,7 @@ fn options(options: &[String], read_only: bool) -> String {
     options.join(",")
 }
 
-fn said_of(stderr: Vec<u8>) -> String {
+fn first_lines(stderr: Vec<u8>) -> String {
     output_text(&Output { success: false, code: None, stdout: Vec::new(), stderr })
 }
 

@@ -148,7 +148,7 @@ async fn a_disk_is_attached_once_and_given_back_after_its_last_pod() {
 }
 
 #[tokio::test]
-async fn a_session_of_somebody_else_is_used_and_left() {
+async fn a_session_of_another_client_is_used_and_left() {
     let node = Fixture::new();
     sessions::tests::put(&node.at("sys"), 1, "default", PORTAL.parse().unwrap(), &[(0, "sda")]);
     fs::write(node.at("dev/sda"), "").unwrap();

@@ -45,7 +45,7 @@ fn with(changes: &[(&str, Value)]) -> PodRecord {
     record(&manifest)
 }
 
-fn said(record: &PodRecord, level: SecurityLevel) -> String {
+fn output(record: &PodRecord, level: SecurityLevel) -> String {
     let found = violations(record, level);
     found.into_iter().map(|one| format!("{} ({})", one.reason, one.detail)).collect::<Vec<_>>().join(", ")
 }
@@ -158,14 +158,14 @@ fn baseline_forbids_what_the_standard_names() {
     for (changes, expected) in cases {
         let changes: Vec<(&str, Value)> = changes.iter().map(|(at, value)| (at.as_str(), value.clone())).collect();
         let record = with(&changes);
-        assert_eq!(said(&record, Baseline), expected, "{changes:?}");
+        assert_eq!(output(&record, Baseline), expected, "{changes:?}");
         assert!(!violations(&record, Restricted).is_empty(), "{expected}: restricted is stricter");
         assert_eq!(check(&record, Privileged), None);
     }
     let own_users =
         with(&[("/spec/hostUsers", json!(false)), ("/spec/containers/0/securityContext/procMount", json!("Unmasked"))]);
-    assert_eq!(said(&own_users, Baseline), "", "root in it is not root on the node");
-    assert!(said(&own_users, Restricted).starts_with("procMount ("), "here it counts all the same");
+    assert_eq!(output(&own_users, Baseline), "", "root in it is not root on the node");
+    assert!(output(&own_users, Restricted).starts_with("procMount ("), "here it counts all the same");
 }
 
 #[test]
@@ -216,11 +216,11 @@ fn restricted_forbids_more() {
         ),
     ];
     for (pointer, value, expected) in cases {
-        assert_eq!(said(&with(&[(pointer, value)]), Restricted), expected);
+        assert_eq!(output(&with(&[(pointer, value)]), Restricted), expected);
     }
     let root = [
         ("/spec/hostUsers", json!(false)),
         ("/spec/securityContext", json!({ "runAsUser": 0, "seccompProfile": { "type": "Localhost" } })),
     ];
-    assert_eq!(said(&with(&root), Restricted), "", "root in it is not root on the node");
+    assert_eq!(output(&with(&root), Restricted), "", "root in it is not root on the node");
 }

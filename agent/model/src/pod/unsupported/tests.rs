@@ -83,7 +83,7 @@ fn bandwidth_is_a_rate_and_needs_a_network_of_its_own() {
 }
 
 #[test]
-fn readiness_gates_are_a_warning_where_nobody_sets_their_conditions() {
+fn readiness_gates_are_a_warning_where_no_client_sets_their_conditions() {
     let manifest = json!({"spec": {"readinessGates": [{"conditionType": "example.com/dns"}]}});
     let of = |source| -> Vec<(Severity, String)> {
         check(&manifest, source).into_iter().map(|fault| (fault.severity, fault.path)).collect()
