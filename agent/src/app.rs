@@ -243,7 +243,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
         async move { health.is_alive().await }
     };
     shared.tasks.spawn(service::watchdog(alive, stop.clone()));
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), socket = %config.socket().display(), "limpet runs");
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), socket = %config.socket().display(), "limpet started");
     service::ready();
 
     stop.cancelled().await;
@@ -270,7 +270,7 @@ async fn guard(shared: &Shared, cgroups: &Cgroups, observer: &Arc<dyn WatchObser
         }
         Err(refusal) if shared.config.guard.required => return Err(refusal.into()),
         Err(refusal) => {
-            tracing::error!("THE MANIFESTS ARE NOT GUARDED: {refusal}");
+            tracing::error!("the manifest guard is not active: {refusal}");
             shared.events.emit(None, None, EventType::Warning, "ManifestGuardMissing", refusal.to_string());
         }
     }
@@ -280,7 +280,7 @@ async fn guard(shared: &Shared, cgroups: &Cgroups, observer: &Arc<dyn WatchObser
 async fn drain(tasks: &TaskTracker) {
     tasks.close();
     if tokio::time::timeout(DRAIN, tasks.wait()).await.is_err() {
-        tracing::warn!(tasks = tasks.len(), "stopped before everything was put down");
+        tracing::warn!(tasks = tasks.len(), "stop timed out; some tasks were still running");
     }
 }
 

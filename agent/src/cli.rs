@@ -115,7 +115,7 @@ enum Command {
     Delete(delete::DeleteArgs),
     /// Show how the agent, its connection to a cluster and the node's credentials are doing, and what needs attention
     Status(status::StatusArgs),
-    /// Take a cluster as it is that was restored from a backup or replaced
+    /// Accept a restored or replaced cluster: end the pods it does not have
     Cluster(cluster::ClusterArgs),
     /// Check manifests without an agent
     Validate(validate::ValidateArgs),
@@ -130,7 +130,7 @@ enum Command {
     Images(images::ImagesArgs),
     /// Show or remove the manifest guard
     Guard(guard::GuardArgs),
-    /// Run many nodes in this process whose containers are numbers, to see what a cluster of them costs
+    /// Simulate many nodes in one process
     #[command(hide = true)]
     HollowNode(hollow_node::HollowNodeArgs),
     /// Print the versions of this command and of the agent

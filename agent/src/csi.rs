@@ -37,7 +37,7 @@ pub type RegistrationId = u64;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegisterError {
     /// It speaks no version 1.
-    #[error("none of the versions {0:?} of CSI is supported; limpet speaks 1.x")]
+    #[error("none of the versions {0:?} of CSI is supported; limpet supports 1.x")]
     Version(String),
     /// Its name is none of CSI.
     #[error("{0:?} is not the name of a CSI driver: letters, digits, - and ., at most 63 characters")]
@@ -171,7 +171,7 @@ impl CsiDrivers {
             known.report.gone.insert(name.clone());
             name
         };
-        tracing::warn!(driver = name, "CSI driver is gone: its socket was removed");
+        tracing::warn!(driver = name, "CSI driver deregistered: its socket was removed");
         self.changes.send_modify(|changes| *changes += 1);
     }
 

@@ -48,7 +48,7 @@ pub enum RegisterError {
     #[error("the ResourceName {0:?} is invalid")]
     Name(String),
     /// `devices` of the LimpetConfiguration names it.
-    #[error("the resource {0} is one of devices in the LimpetConfiguration; name one of the two otherwise")]
+    #[error("the resource {0} is also defined in devices of the LimpetConfiguration; rename one of the two")]
     InTable(String),
     /// The socket's name leads out of the directory.
     #[error("the endpoint {0:?} is not the name of a socket in the directory of device plugins")]
@@ -209,7 +209,7 @@ impl DevicePlugins {
         let text = names.iter().map(|name| format!("{name}\n")).collect::<String>();
         let written = tokio::task::spawn_blocking(move || private_file::write(&path, &text));
         if let Ok(Err(error)) = written.await {
-            tracing::warn!(%error, "the names of the device plugins' resources are not kept");
+            tracing::warn!(%error, "saving the names of the device plugins' resources failed");
         }
     }
 

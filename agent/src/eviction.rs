@@ -114,7 +114,7 @@ impl Evictor {
                 }
                 () = rings_if_set(memory.pods_alarm.as_ref()), if due.is_some() => {
                     (memory.pods_alarm, memory.alarmed) = (None, true);
-                    tracing::debug!("all pods together have used up what was left of memory");
+                    tracing::debug!("the pods have used up the available memory");
                     due = earlier(due, Some(soon(memory.memory_lasts)));
                     continue;
                 }
@@ -160,7 +160,7 @@ impl Evictor {
         memory.pods_alarm = if std::mem::take(&mut memory.alarmed) { None } else { self.set_alarm(&measured).await };
         let pause = self.policy.pause(&measured.seen);
         let memory_available = measured.seen.get(&Signal::MemoryAvailable).map(|memory| memory.available);
-        tracing::debug!(memory_available, again_in = ?pause, "the node was measured");
+        tracing::debug!(memory_available, again_in = ?pause, "node resources measured");
         earlier(Some(now + pause), finding.next.map(Instant::from_std))
     }
 
@@ -168,7 +168,7 @@ impl Evictor {
     async fn set_alarm(&self, measured: &Measured) -> Option<MemoryAlarm> {
         let left = self.policy.memory_left(&measured.seen).filter(|left| *left > 0)?;
         let alarm = self.meter.cgroups.memory_alarm(left).await;
-        alarm.inspect_err(|error| tracing::debug!(%error, "no alarm of the pods' memory")).ok()
+        alarm.inspect_err(|error| tracing::debug!(%error, "cannot register a notification for the pods' memory")).ok()
     }
 
     /// Publishes the node's conditions, and reports those that changed, in kubelet's words.
@@ -191,7 +191,7 @@ impl Evictor {
                 (Pressure::Pid, true) => ("NodeHasInsufficientPID", true),
                 (Pressure::Pid, false) => ("NodeHasSufficientPID", false),
             };
-            tracing::warn!(%condition, holds, "a condition of the node changed");
+            tracing::warn!(%condition, holds, "a node condition changed");
             self.events.emit(None, None, EventType::Normal, reason, format!("Node status is now: {reason}"));
         }
     }
@@ -216,11 +216,11 @@ impl Evictor {
         if due && measured.images_take(signal) {
             memory.pruned = Some(Instant::now());
             if let Err(error) = image_gc::prune(&self.executor.images, &self.pods).await {
-                tracing::warn!(%error, "images are not removed to make room");
+                tracing::warn!(%error, "removing images to free disk space failed");
             }
             measured = self.meter.measure().await;
             if !self.policy.needs_more(&measured.seen) {
-                tracing::info!(signal = signal.as_str(), "there is room again, without the end of a pod");
+                tracing::info!(signal = signal.as_str(), "enough resources reclaimed without evicting a pod");
                 return false;
             }
         }
@@ -233,7 +233,7 @@ impl Evictor {
                 tracing::warn!(
                     signal = signal.as_str(),
                     pods = running.len(),
-                    "no pod can be ended to reclaim {resource}"
+                    "no pod can be evicted to reclaim {resource}"
                 );
             }
             return false;
@@ -250,7 +250,7 @@ impl Evictor {
             // It ended by itself, or by another command.
             Ok(Err(_)) => return false,
             Ok(Ok(())) => {}
-            Err(_) => tracing::warn!(pod = %pod.record.key, "an evicted pod has not ended in time"),
+            Err(_) => tracing::warn!(pod = %pod.record.key, "an evicted pod did not end in time"),
         }
         self.metrics.evicted(signal);
         true

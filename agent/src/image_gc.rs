@@ -46,13 +46,13 @@ pub struct KnownPods {
 }
 
 impl KnownPods {
-    /// The normalised names of the images they need; `None` until every source has spoken.
+    /// The normalized names of the images they need; `None` until every source has spoken.
     fn images(&self) -> Option<HashSet<String>> {
         let mut images = HashSet::new();
         self.every(|record| images.extend(normalized_images(record))).then_some(images)
     }
 
-    /// The pods that need each image, by its normalised name.
+    /// The pods that need each image, by its normalized name.
     pub fn users(&self) -> BTreeMap<String, BTreeSet<PodKey>> {
         let mut users: BTreeMap<String, BTreeSet<PodKey>> = BTreeMap::new();
         self.every(|record| {
@@ -166,7 +166,7 @@ impl ImageCollector {
         let room = self.make_room(&mut look.images, directory, decided, all).await?;
         if let Room::Short { before, freed } = room {
             let message = before.stays_short(freed);
-            tracing::warn!(disk = %directory.display(), message, "the disk of images stays short of room");
+            tracing::warn!(disk = %directory.display(), message, "the image file system is still above its threshold");
             self.events.emit(None, None, EventType::Warning, "FreeDiskSpaceFailed", message);
         }
         Ok(next_look(&look.images, &self.policy, matches!(room, Room::Short { .. })))
@@ -191,7 +191,7 @@ impl ImageCollector {
         for image in images.iter().filter(|image| ended.contains(&image.digest)) {
             let Some(name) = image.names.first() else { continue };
             if let Err(error) = self.images.record_last_use(name, image.last_used).await {
-                tracing::debug!(image = name, %error, "its last use is not written down");
+                tracing::debug!(image = name, %error, "recording an image's last use failed");
             }
         }
     }
@@ -216,7 +216,7 @@ impl ImageCollector {
         let (wanted, mut available) = (goal.saturating_sub(before.available), before.available);
         tracing::info!(
             disk = %directory.display(), used_percent = before.used_percent(), high = self.policy.high_percent,
-            bytes = wanted, full = all, "the disk of images needs room"
+            bytes = wanted, full = all, "the image file system is above its threshold; removing unused images"
         );
         let (mut gone, mut failed) = (HashSet::new(), None);
         for image in to_make_room(images, &self.policy) {
@@ -272,7 +272,7 @@ pub async fn prune(images: &Images, pods: &KnownPods) -> Result<Option<Vec<Image
     let mut gone = Vec::new();
     for image in to_make_room(&look.images, &policy) {
         if images.remove(&image.digest, &image.names, decided).await? {
-            tracing::info!(names = ?image.names, digest = &*image.digest, "image removed: nothing needs it");
+            tracing::info!(names = ?image.names, digest = &*image.digest, "unneeded image removed");
             gone.push(image.clone());
         }
     }

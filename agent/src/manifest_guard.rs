@@ -43,16 +43,20 @@ pub enum ArmError {
         source: io::Error,
     },
     /// The kernel loads no programs.
-    #[error("manifestGuard: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it")]
+    #[error(
+        "manifestGuard: loading its BPF programs failed: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it"
+    )]
     Load(#[from] LoadError),
     /// The kernel rejects some of the guard's programs.
-    #[error("manifestGuard: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it")]
+    #[error(
+        "manifestGuard: arming it failed: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it"
+    )]
     Arm(#[from] GuardError),
     /// The thread that arms it failed, or waits for a file system.
     #[error("manifestGuard: arming failed: {0}")]
     Failed(#[source] io::Error),
     /// Its events cannot be read.
-    #[error("manifestGuard: events: {0}")]
+    #[error("manifestGuard: opening its events failed: {0}")]
     Events(#[source] io::Error),
 }
 
@@ -128,7 +132,7 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
     for path in of_the_host(config) {
         match guarded_from_pods(&path) {
             Ok(found) => guarded.extend(found),
-            Err(error) => tracing::info!(path = %path.display(), %error, "not guarded from pods"),
+            Err(error) => tracing::info!(path = %path.display(), %error, "a directory cannot be guarded against pods"),
         }
     }
     Ok(guarded)
@@ -186,7 +190,9 @@ pub async fn report_attempts(mut armed: Armed, reporter: AttemptReporter, stop: 
             Ok(Event::Refused { change, .. }) if change.actor.pid == std::process::id() => {}
             Ok(Event::Refused { change, refused, attempts }) => armed.report(&change, refused, attempts, &reporter),
             Ok(_) => {}
-            Err(error) => return tracing::warn!(%error, "attempts against the guard are no longer reported"),
+            Err(error) => {
+                return tracing::warn!(%error, "reading the guard's events failed; attempts against it are no longer reported");
+            }
         }
         // A ring that never runs empty must not keep the runtime's thread.
         tokio::task::coop::consume_budget().await;

@@ -84,7 +84,7 @@ pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationT
         let mut watch = match make(&directory).await {
             Ok(watch) => watch,
             Err(error) => {
-                return tracing::error!(path = %directory.display(), %error, "plugins there are not registered");
+                return tracing::error!(path = %directory.display(), %error, "reading the plugin directory failed; its plugins are not registered");
             }
         };
         loop {
@@ -99,7 +99,7 @@ pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationT
                 known.entry(path).or_insert_with_key(|path| (seen, Registering::begin(plugins, path.clone())));
             }
             if let Err(error) = watch.changed().await {
-                return tracing::error!(path = %directory.display(), %error, "plugins there are registered no longer");
+                return tracing::error!(path = %directory.display(), %error, "reading the plugin directory failed; new plugins are no longer registered");
             }
         }
     };

@@ -40,7 +40,7 @@ struct Inner {
 struct State {
     /// By digest, with the number of the change that it is from.
     pulled: BTreeMap<Arc<str>, (u64, PulledImage)>,
-    /// By the image's normalised name.
+    /// By the image's normalized name.
     intents: BTreeMap<Arc<str>, Intent>,
     changes: u64,
 }
@@ -134,7 +134,7 @@ impl PullRecords {
         if let Err(error) = loaded.await {
             tracing::error!(
                 error = error_chain(&error),
-                "what images were pulled with cannot be read: they count as preloaded"
+                "the records of image pulls cannot be read; all images count as preloaded"
             );
         }
     }
@@ -146,7 +146,7 @@ impl PullRecords {
         access(policy, reference, record, state.intents.contains_key(name))
     }
 
-    /// Announces a pull of an image, by its normalised name.
+    /// Announces a pull of an image, by its normalized name.
     ///
     /// # Errors
     /// It cannot be written down.
@@ -218,7 +218,7 @@ impl PullRecords {
             }
             contents.mark_unchanged();
             if let Err(error) = self.forget_gone(&images).await {
-                tracing::debug!(%error, "records of images that are gone stay for now");
+                tracing::debug!(%error, "deleting the records of removed images failed; retried later");
             }
         }
     }
@@ -258,7 +258,7 @@ impl PullRecords {
 
     async fn save(&self, image: Option<Arc<str>>, digest: Option<Arc<str>>) {
         if let Err(error) = self.write(image, digest).await {
-            tracing::error!(error = error_chain(&error), "what an image was pulled with is not kept on disk");
+            tracing::error!(error = error_chain(&error), "saving a pull record failed");
         }
     }
 
@@ -288,7 +288,7 @@ impl PullRecords {
 /// Runs `work` on the blocking pool. A panic there is reported, and counts as nothing written.
 async fn blocking(work: impl FnOnce() -> Result<(), StoreError> + Send + 'static) -> Result<(), StoreError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
-        tracing::error!(%error, "the database was left");
+        tracing::error!(%error, "saving a pull record panicked");
         Ok(())
     })
 }

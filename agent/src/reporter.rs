@@ -120,7 +120,7 @@ impl Reporter {
     /// The deadline of the pod has passed.
     pub fn report_deadline(&self, pod: &PodState, verdict: &PodVerdict) {
         let PodVerdict { reason, message, .. } = verdict;
-        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, %reason, message, "the node ends the pod");
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, %reason, message, "the node terminates the pod");
         let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
         self.events.emit(key, None, EventType::Normal, "DeadlineExceeded", message.clone());
     }
@@ -186,7 +186,7 @@ impl Reporter {
 
     fn report_overdue(&self, overdue: Option<DroppedStatus>) {
         if let Some(DroppedStatus { pod, consumers }) = overdue {
-            tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, ?consumers, "a last status was dropped before it was taken");
+            tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, ?consumers, "a final status was dropped before every consumer had read it");
         }
     }
 
@@ -227,7 +227,7 @@ impl Reporter {
     ) {
         let key = Some((pod.record.key.clone(), pod.record.uid.clone()));
         if !self.events.has(key.as_ref(), &message) {
-            tracing::warn!(pod = %pod.record.key, message, "pod waits");
+            tracing::warn!(pod = %pod.record.key, message, "pod is waiting");
             self.events.emit(key, field_path(pod, container), EventType::Warning, reason, message);
         }
     }
@@ -267,7 +267,7 @@ impl Reporter {
         if new > 0 {
             let message =
                 format!("Memory limit reached: {new} processes of container {} were killed; it runs on", slot.name);
-            tracing::warn!(pod = %pod.record.key, container = slot.name, kills = new, "out of memory, and runs on");
+            tracing::warn!(pod = %pod.record.key, container = slot.name, kills = new, "a process was OOM-killed; the container keeps running");
             self.event(pod, Some(&slot.name), EventType::Warning, "OOMKilling", message);
         }
     }
@@ -347,7 +347,7 @@ impl Reporter {
     pub fn runtime_ready(&self, containers: usize, adopted: usize) {
         self.connected(true);
         let socket = self.runtime_endpoint.display();
-        tracing::info!(%socket, containers, adopted, "containerd is there");
+        tracing::info!(%socket, containers, adopted, "connected to containerd");
     }
 
     fn connected(&self, connected: bool) {
@@ -366,7 +366,7 @@ impl Reporter {
     pub fn runtime_absent(&self) {
         self.connected(false);
         let socket = self.runtime_endpoint.display();
-        tracing::warn!(%socket, "containerd is not there, waiting for it; see: limpet doctor");
+        tracing::warn!(%socket, "containerd is not reachable, waiting for it; see: limpet doctor");
     }
 
     /// Emits an event of the pod.

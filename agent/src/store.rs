@@ -75,7 +75,7 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// A Secret is among the changes, and the key that it is to be encrypted with cannot be had.
-    #[error("a Secret cannot be kept: the key of secretEncryptionKey cannot be had")]
+    #[error("a Secret cannot be saved: the key of secretEncryptionKey is not available")]
     Locked,
     /// Reading or writing failed: disk full, I/O error.
     #[error("cannot {operation} {path}")]
@@ -275,7 +275,7 @@ impl Store {
             if let Err(error) =
                 self.attempt(state, &|database: &Database| changes.write(database, source, &self.sealer))?
             {
-                tracing::error!(%source, %error, "cannot save again what the damaged database had");
+                tracing::error!(%source, %error, "saving a record of the damaged database in the new one failed");
                 return Ok(());
             }
         }

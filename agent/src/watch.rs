@@ -133,7 +133,7 @@ impl DirectoryWatch {
     ) -> io::Result<Self> {
         let mounts = File::open("/proc/self/mountinfo")
             .and_then(|file| inotify::register(file, Interest::PRIORITY.add(Interest::ERROR)))
-            .inspect_err(|error| tracing::warn!(%error, "mount changes cannot be watched: /proc/self/mountinfo"))
+            .inspect_err(|error| tracing::warn!(%error, "watching mount changes in /proc/self/mountinfo failed"))
             .ok();
         let mut watch = Self {
             directory: std::path::absolute(directory)?,

@@ -104,7 +104,7 @@ fn a_container_without_a_terminal_shows_its_lines(node: &mut TestNode) -> Result
     node.wait_running("lines")?;
     node.wait_logged("lines", "main", "before")?;
     let refused = node.agent.cli(&["attach", "-i", "lines"])?;
-    ensure!(refused.stderr.contains("container main has no stdin; set it in its manifest"), "{refused:?}");
+    ensure!(refused.stderr.contains("container main has no stdin; set stdin: true in its manifest"), "{refused:?}");
     let mut client = Terminal::piped(node.agent.cli_command(&["attach", "lines"])?, &shown(node, "lines"))?;
     client.end_input();
     // An attachment begins with what comes after it: there is no line to wait for before it has begun.

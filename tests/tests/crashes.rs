@@ -130,9 +130,9 @@ fn a_second_agent_is_refused_by_name(node: &mut TestNode) -> Result<()> {
 fn containerd_may_come_after_the_agent(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     wait::until_true(wait::SOON, "a report of the missing containerd", || {
-        node.agent.log().contains("containerd is not there, waiting for it")
+        node.agent.log().contains("containerd is not reachable, waiting for it")
     })?;
-    ensure!(!node.agent.log().contains("containerd is there"), "{}", node.agent.log());
+    ensure!(!node.agent.log().contains("connected to containerd"), "{}", node.agent.log());
     node.containerd.start()?;
     node.import_demo_images()?;
     node.wait_running("web").map(drop)
@@ -293,7 +293,8 @@ fn the_logs_of_an_orphan_go_before_its_last_trace(node: &mut TestNode) -> Result
     // A mount keeps the directory from being removed.
     rustix::mount::mount("none", &logs, c"tmpfs", rustix::mount::MountFlags::empty(), None)?;
     let started = node.agent.start();
-    let seen = wait::until_true(wait::SOON, "logs that stay", || node.agent.log().contains("logs are left behind"));
+    let seen =
+        wait::until_true(wait::SOON, "logs that stay", || node.agent.log().contains("removing leftover logs failed"));
     let there = pod_dir.exists();
     unmount(&logs, UnmountFlags::DETACH)?;
     started.and(seen)?;

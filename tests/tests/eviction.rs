@@ -264,7 +264,7 @@ fn all_pods_are_kept_within_what_is_not_reserved(node: &mut TestNode) -> Result<
     // More than all may have: the kernel reports it, long before memory would be measured again.
     let before = node.agent.log_size();
     push(node, &simple("greedy", &hog(300)))?;
-    let alarm = "all pods together have used up what was left of memory";
+    let alarm = "the pods have used up the available memory";
     wait::until_true(wait::SOON, alarm, || node.agent.log_from(before).contains(alarm))
 }
 
@@ -286,7 +286,7 @@ fn memory_is_measured_more_often_the_less_is_left(node: &mut TestNode) -> Result
     node.wait_running("web")?;
     let measured = |log: &str| -> Option<(u64, u64)> {
         let mut lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let line = lines.find(|line| line["message"] == "the node was measured")?;
+        let line = lines.find(|line| line["message"] == "node resources measured")?;
         let pause = line["again_in"].as_str()?.strip_suffix('s')?.parse::<f64>().ok()?;
         Some((line["memory_available"].as_u64()?, pause as u64))
     };

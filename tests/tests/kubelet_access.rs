@@ -394,7 +394,7 @@ fn the_nodes_own_logs_and_the_agents_own_pages(node: &mut TestNode) -> Result<()
     let before = node.agent.log_size();
     ensure!(ask("PUT", "/debug/flags/v", "4")?.0 == 200 && ask("PUT", "/debug/flags/v", "high")?.0 == 400, "verbosity");
     ensure!(ask("GET", "/statusz", "")?.1.contains("Binary version: limpet"), "statusz");
-    ensure!(node.agent.log_from(before).contains("the verbosity of the log is changed"), "not logged");
+    ensure!(node.agent.log_from(before).contains("log verbosity changed"), "not logged");
     ensure!(ask("GET", "/flagz", "")?.1.contains("\nconfig=/"), "flagz");
     ensure!(ask("GET", "/debug/pprof/threadcreate", "")?.1.contains("limpet"), "threads");
     ensure!(ask("GET", "/debug/pprof/heap", "")?.0 == 501, "heap");

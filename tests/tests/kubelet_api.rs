@@ -96,7 +96,7 @@ fn callers_by_their_certificates(node: &mut TestNode) -> Result<()> {
     let ports = format!("/portForward/default/{}", node.full_name("web"));
     for path in ["/pods", &logs, &ports, "/metrics", "/metrics/resource", "/stats/summary", "/healthz", "/none"] {
         let (status, body) = get(&url(path), None)?;
-        ensure!(status == 401 && body.contains("a client certificate is needed"), "{path}: {status}: {body}");
+        ensure!(status == 401 && body.contains("a client certificate issued by"), "{path}: {status}: {body}");
         let (status, body) = get(&url(path), Some(&other_node))?;
         ensure!(status == 403 && body.contains("serverAllowedNames does not list it"), "{path}: {status}: {body}");
         ensure!(get(&url(path), Some(&stranger)).is_err(), "{path}: an unknown authority's certificate got an answer");

@@ -220,7 +220,7 @@ fn a_support_bundle_explains_the_node_and_holds_no_secret(node: &mut TestNode) -
 
     node.agent.kill();
     let down = bundle(node, "down.tar.gz", &[])?;
-    has(&down, "CONTENTS", "", "missing: what the agent knows: pods, events")?;
+    has(&down, "CONTENTS", "", "missing: the agent's state: pods, events")?;
     has(&down, "logs/containers/", "main/0.log", "a plain line")?;
     has(&down, "machine/cgroups", ".txt", "pids.max")?;
     node.agent.start()

@@ -309,6 +309,8 @@ fn readiness_outlives_the_agent_and_containerd(node: &mut TestNode) -> Result<()
     node.containerd.kill();
     wait::until_true(wait::SOON, "containerd is missed", || node.agent.log_from(log).contains("containerd gone"))?;
     node.containerd.start()?;
-    wait::until_true(wait::SOON, "containerd is back", || node.agent.log_from(log).contains("containerd is there"))?;
+    wait::until_true(wait::SOON, "containerd is back", || {
+        node.agent.log_from(log).contains("connected to containerd")
+    })?;
     same(node)
 }

@@ -346,7 +346,7 @@ fn a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded(node: &mut Tes
     node.apply(&simple("web", IDLE))?;
     node.wait_running("web")?;
     let log = node.agent.log();
-    ensure!(log.contains("THE MANIFESTS ARE NOT GUARDED"), "{log}");
+    ensure!(log.contains("the manifest guard is not active"), "{log}");
     let events = node.agent.cli(&["events"])?.success()?;
     ensure!(events.contains("ManifestGuardMissing"), "{events}");
     let status = node.agent.cli(&["guard", "status"])?;

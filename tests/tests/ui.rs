@@ -101,7 +101,7 @@ fn the_screen_shows_pods_logs_events_and_usage_and_goes_with_a_key(node: &mut Te
 
     node.agent.kill();
     ui.wait_screen(SIZE, "that the agent is away", |text| {
-        text.contains("limpet is away since") && text.contains(&web)
+        text.contains("limpet is down since") && text.contains(&web)
     })?;
     node.agent.start()?;
     ui.wait_screen(SIZE, "that it is back", |text| !text.contains("away") && text.lines().any(is_ready))?;

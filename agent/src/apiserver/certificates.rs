@@ -59,7 +59,7 @@ enum CertificateError {
     #[error("CertificateSigningRequest {name} was refused: {reason}")]
     Refused { name: String, reason: String },
     /// Nobody has approved it.
-    #[error("CertificateSigningRequest {name} is not answered yet; approve it: kubectl certificate approve {name}")]
+    #[error("CertificateSigningRequest {name} is pending; approve it: kubectl certificate approve {name}")]
     Unanswered { name: String },
 }
 
@@ -241,7 +241,7 @@ impl Keeper {
         let Err(error) = asked else {
             *failures = 0;
             let file = self.files.current();
-            tracing::info!(file = %file.display(), "the node has a new certificate");
+            tracing::info!(file = %file.display(), "the node's certificate was renewed");
             return true;
         };
         *failures += 1;
@@ -256,7 +256,7 @@ impl Keeper {
         };
         if *failures == 1 || !matches!(error, CertificateError::Request(_)) {
             let purpose = self.purpose.file_name();
-            tracing::warn!(purpose, error = error_chain(&error), "the node has no new certificate");
+            tracing::warn!(purpose, error = error_chain(&error), "renewing the node's certificate failed");
         }
         self.link.pause(*failures, asked).await;
         false
@@ -288,7 +288,7 @@ impl Keeper {
         }
         tracing::info!(
             name,
-            "asked for a certificate; unless the cluster approves it by itself: kubectl certificate approve {name}"
+            "certificate requested; if the cluster does not approve it automatically: kubectl certificate approve {name}"
         );
         let answered = tokio::time::timeout(PATIENCE, answer(requester, &name)).await;
         let answer = answered.map_err(|_| CertificateError::Unanswered { name: name.clone() })??;

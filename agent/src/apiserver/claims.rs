@@ -94,7 +94,7 @@ pub(super) async fn resolve(
             }
             Err(error) => {
                 if failures == 0 {
-                    tracing::warn!(claim = %key, %error, "the claim's volume cannot be read");
+                    tracing::warn!(claim = %key, %error, "reading the claim's volume failed");
                 }
                 error.retry_after()
             }

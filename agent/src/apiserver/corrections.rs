@@ -38,7 +38,7 @@ impl Corrections {
     /// The step of that pod was done at `now`.
     pub(super) fn done(&mut self, key: &PodKey, step: &Step, now: Instant) {
         if matches!(step, Step::Correct { .. }) {
-            tracing::debug!(pod = %key, "corrected a status that somebody else had changed");
+            tracing::debug!(pod = %key, "corrected a pod status that another client had changed");
             self.made.insert(key.clone(), now);
         }
     }

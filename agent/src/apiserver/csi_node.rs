@@ -30,7 +30,7 @@ pub(super) async fn keep(link: Link, node: String, drivers: Arc<CsiDrivers>, mut
                 Err(error) => {
                     failures += 1;
                     if failures == 1 && !error.is_conflict() {
-                        tracing::warn!(%error, "the cluster does not know of the node's CSI drivers yet");
+                        tracing::warn!(%error, "reporting the node's CSI drivers failed");
                     }
                     link.pause(failures, error.retry_after()).await;
                     continue;

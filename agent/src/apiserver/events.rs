@@ -66,7 +66,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
                 Ok(()) => {}
                 // The server's rules refuse it, or its namespace is not there: the local event has to do.
                 Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 409 | 422)) => {
-                    tracing::debug!(event = name, %error, "an event is not posted");
+                    tracing::debug!(event = name, %error, "posting an event failed");
                 }
                 Err(error) if error.code() == Some(BUSY) => {
                     limited.insert(namespace);

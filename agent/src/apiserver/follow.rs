@@ -126,7 +126,7 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
                 None
             }
             Err(error) => {
-                tracing::debug!(resource = what.resource.kind(), %error, "not followed");
+                tracing::debug!(resource = what.resource.kind(), %error, "watching a resource failed");
                 if what.leads.is_some() {
                     link.leader_failed(error);
                 }

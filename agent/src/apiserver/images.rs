@@ -59,7 +59,7 @@ impl NodeImages {
             match self.read().await {
                 Ok(shown) => self.shown = shown,
                 // The next change or report looks again.
-                Err(error) => tracing::debug!(%error, "the images of the node are not known"),
+                Err(error) => tracing::debug!(%error, "listing the node's images failed"),
             }
         }
         self.shown.clone()

@@ -68,7 +68,7 @@ impl Lease {
                         tracing::warn!(
                             now,
                             before = pods_version,
-                            "the apiserver has lost its last writes; everything is listed again"
+                            "the apiserver has lost its last writes; all resources are listed again"
                         );
                         self.link.begin_anew();
                     }
@@ -89,7 +89,7 @@ impl Lease {
                     conflicts = 0;
                     failures += 1;
                     if failures == 1 {
-                        tracing::warn!(%error, "the node's lease is not renewed");
+                        tracing::warn!(%error, "renewing the node's lease failed");
                     }
                     // A link that swallows packets: a watch does not notice. One that is slow has brought something else.
                     if matches!(error, RequestError::Deadline(_)) && self.link.received_count() == received_count {

@@ -321,12 +321,12 @@ impl Link {
         match state {
             Connectivity::Connecting => {}
             Connectivity::Online { .. } => {
-                tracing::info!(server, "the apiserver answers");
+                tracing::info!(server, "connected to the apiserver");
                 let message = format!("The apiserver {server} answers");
                 self.0.events.emit(None, None, EventType::Normal, "ApiserverConnected", message);
             }
             Connectivity::Offline { cause, message, .. } => {
-                tracing::warn!(server, %cause, error = message, "no connection to the apiserver; pods run on");
+                tracing::warn!(server, %cause, error = message, "no connection to the apiserver; pods keep running");
                 // At the start it is no news.
                 if was_online {
                     let message = format!("No connection to the apiserver {server}: {cause}");

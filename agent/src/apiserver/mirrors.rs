@@ -293,13 +293,13 @@ impl Mirrors {
         }
         let of = wanted.map(|wanted| wanted.record.fingerprint);
         self.retries.failed((key, step), of, error, Instant::now(), fastrand::u64(..));
-        tracing::debug!(pod = %key, ?step, %error, "not done at the apiserver");
+        tracing::debug!(pod = %key, ?step, %error, "request for the mirror pod failed");
         let Some(wanted) = wanted.filter(|_| matches!(step, Step::Create | Step::Replace { .. })) else { return };
         let message = format!("The apiserver does not show the pod, which runs all the same: {error}");
         if self.link.view().refused.get(key) == Some(&message) {
             return;
         }
-        tracing::warn!(pod = %key, %error, "the apiserver does not show the pod");
+        tracing::warn!(pod = %key, %error, "the apiserver does not have the mirror pod");
         let record = &wanted.record;
         let pod = Some((key.clone(), record.uid.clone()));
         self.events.emit(pod, None, EventType::Warning, "FailedMirrorPod", message.clone());
@@ -324,7 +324,7 @@ async fn perform(
         // The next pass makes another one, unless the Node is being deleted.
         (Step::Delete { uid } | Step::Replace { uid, .. }, ..) => {
             if let Step::Replace { why, .. } = step {
-                tracing::info!(pod = %key, why, "the mirror pod is deleted, because it is not what it has to be");
+                tracing::info!(pod = %key, why, "the mirror pod differs from its pod and is deleted");
             }
             match link.send(Request::delete_now(pod, uid)).await {
                 Err(error) if !error.is_not_found() => Err(error),
@@ -339,7 +339,7 @@ async fn perform(
                 Err(error) if error.is_not_found() => Ok(Done::Deleted(uid.clone())),
                 // The same status would be refused again; the next one may not be.
                 Err(error) if matches!(error.code(), Some(400 | 422)) => {
-                    tracing::warn!(pod = %key, %error, "the apiserver does not take a status");
+                    tracing::warn!(pod = %key, %error, "the apiserver rejected the pod status");
                     Ok(reported(StoredStatus::default()))
                 }
                 Err(error) => Err(error),

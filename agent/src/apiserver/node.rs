@@ -109,7 +109,7 @@ impl Keeper {
                 Err(error) => {
                     failures += 1;
                     if failures == 1 {
-                        tracing::warn!(%error, "the Node object is not up to date");
+                        tracing::warn!(%error, "updating the Node object failed");
                     }
                     self.link.pause(failures, error.retry_after()).await;
                     self.link.online().await;

@@ -257,13 +257,13 @@ impl Pods {
             Err(_) if !self.link.is_online() => {}
             // The same status would be refused again; the next one may not be.
             Err(error) if matches!(error.code(), Some(400 | 422)) && !matches!(step, Step::Delete { .. }) => {
-                tracing::warn!(pod = %key, %error, "the apiserver does not take a status");
+                tracing::warn!(pod = %key, %error, "the apiserver rejected the pod status");
                 self.settled(key, step, report, StoredStatus::default());
             }
             Err(error) => {
                 let failures = self.retries.get(&key).map_or(1, |(failures, _)| failures.saturating_add(1));
                 if failures == 1 {
-                    tracing::warn!(pod = %key, %error, "the apiserver does not take what is reported of the pod");
+                    tracing::warn!(pod = %key, %error, "the apiserver rejected a report about the pod");
                 }
                 let pause = match error.code() {
                     Some(400 | 403 | 413 | 422) => mirror::refusal_pause(failures, fastrand::u64(..)),

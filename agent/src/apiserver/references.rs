@@ -122,7 +122,7 @@ async fn follow_object(
                 Ok(object) => _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await,
                 Err(faults) => {
                     let reason = faults.first().map(ToString::to_string).unwrap_or_default();
-                    tracing::warn!(object = %key, reason, "not usable; its last version counts");
+                    tracing::warn!(object = %key, reason, "an object cannot be used; its last version stays in effect");
                 }
             }
         }
@@ -186,7 +186,7 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
                 Update::Deleted(deleted) => _ = bundles.remove(&name(&deleted)),
             }
             if bundles.values().map(String::len).sum::<usize>() > MAX_BUNDLES {
-                tracing::warn!(object = %key, "larger than {} MiB; its last version counts", MAX_BUNDLES >> 20);
+                tracing::warn!(object = %key, "an object is larger than {} MiB; its last version stays in effect", MAX_BUNDLES >> 20);
                 continue;
             }
             let texts = bundles.values().map(String::as_str);
@@ -248,7 +248,7 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
                 failures += 1;
                 if failures == 1 {
                     let account = &demand.service_account;
-                    tracing::warn!(%pod, account, %error, "no token for the pod's service account");
+                    tracing::warn!(%pod, account, %error, "requesting a token for the pod's service account failed");
                 }
                 link.pause(failures, error.retry_after()).await;
             }

@@ -59,7 +59,7 @@ impl UnsentEvents {
                 *self.written() = events.clone();
                 events.into_iter().for_each(|event| _ = self.events.record(event));
             }
-            Err(error) => tracing::warn!(%error, "unsent events of before cannot be read"),
+            Err(error) => tracing::warn!(%error, "reading the saved unsent events failed"),
         }
     }
 
@@ -100,7 +100,7 @@ impl UnsentEvents {
         let saved = tokio::task::spawn_blocking(move || write(&path, items)).await;
         match saved.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(()) => *self.written() = unsent,
-            Err(error) => tracing::warn!(%error, "unsent events cannot be kept"),
+            Err(error) => tracing::warn!(%error, "saving unsent events failed"),
         }
     }
 

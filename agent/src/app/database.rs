@@ -29,12 +29,12 @@ async fn sealer(config: &Config) -> Sealer {
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);
     match Sealer::open(key, credentials.as_deref()).await {
         Ok(sealer) => {
-            tracing::info!(%key, "Secrets are kept encrypted");
+            tracing::info!(%key, "Secrets are saved encrypted");
             sealer
         }
         Err(error) => {
             let error = error_chain(&error);
-            tracing::error!(%key, error, "SECRETS ARE NEITHER READ FROM DISK NOR WRITTEN");
+            tracing::error!(%key, error, "Secrets are neither loaded from disk nor saved: the encryption key is unavailable");
             Sealer::Locked
         }
     }

@@ -115,7 +115,7 @@ pub async fn run(nodes: HollowNodes) -> Result<(), AppError> {
     for number in (0..count).take_while(|_| !stop.is_cancelled()) {
         start(&common, number, &format!("{prefix}-{number}"), &dir).await?;
     }
-    tracing::info!(count, "hollow nodes run");
+    tracing::info!(count, "hollow nodes started");
     stop.cancelled().await;
     drain(&common.tasks).await;
     signals.abort();

@@ -58,7 +58,7 @@ pub(super) fn start_cri(shared: &Shared, state: CriState) {
     let Some(path) = shared.config.cri_socket() else { return };
     match server::bind(&path) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_cri(listener, state, shared.stop.clone()))),
-        Err(error) => tracing::error!(error = error_chain(&error), "CRI is not served"),
+        Err(error) => tracing::error!(error = error_chain(&error), "serving CRI failed"),
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) fn start_cri(shared: &Shared, state: CriState) {
 pub(super) fn start_pod_resources(shared: &Shared, state: ServerState) {
     match server::bind(&shared.config.pod_resources_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pod_resources(listener, state, shared.stop.clone()))),
-        Err(error) => tracing::error!(error = error_chain(&error), "PodResources is not served"),
+        Err(error) => tracing::error!(error = error_chain(&error), "serving PodResources failed"),
     }
 }
 
@@ -74,7 +74,7 @@ pub(super) fn start_pod_resources(shared: &Shared, state: ServerState) {
 pub(super) fn start_pods_api(shared: &Shared, state: ServerState) {
     match server::bind(&shared.config.pods_api_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pods_api(listener, state, shared.stop.clone()))),
-        Err(error) => tracing::error!(error = error_chain(&error), "the Pods API is not served"),
+        Err(error) => tracing::error!(error = error_chain(&error), "serving the Pods API failed"),
     }
 }
 
@@ -122,14 +122,14 @@ async fn listen(
     loop {
         let error = match TcpListener::bind(address).await {
             Ok(listener) => {
-                tracing::info!(%address, "{name} is served");
+                tracing::info!(%address, "serving {name}");
                 return Some(listener);
             }
             Err(error) => error,
         };
         if reported != Some(error.kind()) {
             reported = Some(error.kind());
-            tracing::warn!(%address, %error, "{name} cannot be served yet");
+            tracing::warn!(%address, %error, "{name} cannot be served yet; trying again");
         }
         tokio::select! {
             () = stop.cancelled() => return None,

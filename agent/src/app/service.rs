@@ -65,14 +65,14 @@ async fn ping<F: Future<Output = bool>>(
         if alive().await {
             pong();
         } else {
-            warn!("the agent's loop does not answer; systemd's watchdog is not notified");
+            warn!("the agent's main loop does not respond; systemd's watchdog is not notified");
         }
     }
 }
 
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
-        warn!(%error, "systemd cannot be notified of the agent's state");
+        warn!(%error, "notifying systemd of the agent's state failed");
     }
 }
 

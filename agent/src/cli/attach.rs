@@ -51,7 +51,7 @@ pub(super) async fn run(client: &SocketClient, args: AttachArgs, screen: Screen)
     let is_terminal = std::io::stdin().is_terminal();
     let tty = takes_terminal(&args, spec, is_terminal).map_err(CliError::Target)?;
     if args.tty && !tty {
-        screen.remark("-t has no effect: it takes -i, a terminal as standard input, and a container with one")?;
+        screen.remark("-t has no effect: it needs -i, a terminal on standard input, and a container with tty: true")?;
     }
     connect(client, (&pod.key(), name), args.stdin, tty, screen).await
 }
@@ -80,7 +80,7 @@ pub(super) async fn connect(
 fn takes_terminal(args: &AttachArgs, container: &Container, is_terminal: bool) -> Result<bool, String> {
     if args.stdin && container.stdin != Some(true) {
         let name = &container.name;
-        return Err(format!("container {name} has no stdin; set it in its manifest, or leave -i out"));
+        return Err(format!("container {name} has no stdin; set stdin: true in its manifest, or omit -i"));
     }
     Ok(args.tty && args.stdin && container.tty == Some(true) && is_terminal)
 }

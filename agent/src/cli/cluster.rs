@@ -14,7 +14,7 @@ pub(super) struct ClusterArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Take a cluster as it is that was restored from a backup or replaced: pods that it does not have end
+    /// Accept a restored or replaced cluster: end the pods it does not have
     Accept,
 }
 

@@ -65,7 +65,11 @@ pub(super) async fn run(client: &SocketClient, args: CpArgs, screen: Screen) -> 
     let pod = match (&from, &to) {
         (Location::Container { pod, .. }, Location::Local(_) | Location::Stream)
         | (Location::Local(_) | Location::Stream, Location::Container { pod, .. }) => pod,
-        _ => return Err(CliError::Usage("one of FROM and TO is to be POD:PATH, the other one a path here".to_owned())),
+        _ => {
+            return Err(CliError::Usage(
+                "one of FROM and TO must be POD:PATH, the other a path on this machine".to_owned(),
+            ));
+        }
     };
     let root = open_root(client, pod, &args).await?;
     let mut progress = Progress::new(screen);

@@ -28,7 +28,7 @@ pub(super) fn run(args: &GuardArgs, screen: Screen) -> Result<u8, CliError> {
     match args.action {
         Action::Status => status(screen),
         Action::Off => {
-            let was = limpet_bpf::disarm(Path::new(PINS)).map_err(failed("take the guard away"))?;
+            let was = limpet_bpf::disarm(Path::new(PINS)).map_err(failed("remove the guard"))?;
             screen.print(if was { "the guard is off\n" } else { "there was no guard\n" })?;
             Ok(0)
         }

@@ -56,7 +56,8 @@ pub(super) struct HollowNodeArgs {
 pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
     let last = format!("{}-{}", args.name_prefix, args.count - 1);
     if !is_dns_subdomain(&last) {
-        let message = format!("--name-prefix: {last:?} is no name of a Node: lower case letters, digits, - and .");
+        let message =
+            format!("--name-prefix: {last:?} is not a valid Node name; use lower case letters, digits, - and .");
         return Err(CliError::Usage(message));
     }
     let flags = RunFlags {
@@ -76,8 +77,8 @@ pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
     logging::init(config.verbosity);
     let credentials = Credentials::read(&args.kubeconfig, None).map_err(|error| CliError::Usage(error.to_string()))?;
     if credentials.runs_program() {
-        let message = "--kubeconfig: users[].user.exec would run once for each node and hold up the others; \
-                       name a certificate or a token instead";
+        let message = "--kubeconfig: users[].user.exec would run once for each node and delay the others; \
+                       use a certificate or a token instead";
         return Err(CliError::Usage(message.to_owned()));
     }
     allow_files(args.count)?;
@@ -119,7 +120,7 @@ fn block_on(nodes: HollowNodes) -> Result<u8, CliError> {
 
 fn remove(dir: &Path) {
     if let Err(error) = std::fs::remove_dir_all(dir) {
-        tracing::warn!(dir = %dir.display(), %error, "the databases are not removed");
+        tracing::warn!(dir = %dir.display(), %error, "removing the databases failed");
     }
 }
 

@@ -49,7 +49,7 @@ pub struct LogsArgs {
 /// A positive duration.
 fn duration(text: &str) -> Result<SignedDuration, String> {
     let duration: SignedDuration = text.parse().map_err(|_| "expected a duration such as 30s, 5m or 2h".to_owned())?;
-    if duration.is_positive() { Ok(duration) } else { Err("expected more than nothing".to_owned()) }
+    if duration.is_positive() { Ok(duration) } else { Err("expected a duration above zero".to_owned()) }
 }
 
 /// Prints the log to stdout as it arrives.

@@ -81,13 +81,13 @@ pub(super) async fn run(
         (Err(source), None) => return Err(source.into()),
     };
     if let Err(message) = agent {
-        screen.remark(&format!("{message}\nthe archive holds what the machine alone tells"))?;
+        screen.remark(&format!("{message}\nthe archive contains only what is readable without the agent"))?;
     }
     if lacks > 0 {
-        screen.remark(&format!("{lacks} parts could not be had; CONTENTS in the archive says which and why"))?;
+        screen.remark(&format!("{lacks} parts are missing; CONTENTS in the archive lists them with the reasons"))?;
     }
     if !args.no_logs {
-        screen.remark("it holds the ends of the containers' logs: look through them before you pass it on")?;
+        screen.remark("the archive contains the ends of the containers' logs: review them before sharing it")?;
     }
     if let Some(path) = path {
         screen.print(&format!("{}\n", path.display()))?;
@@ -134,7 +134,7 @@ async fn write(
     let configuration = match reached {
         Ok(()) => agent::add(&mut archive, client, !args.no_logs).await?,
         Err(message) => {
-            archive.lacks("what the agent knows: pods, events, history, sources, images, metrics", message);
+            archive.lacks("the agent's state: pods, events, history, sources, images, metrics", message);
             None
         }
     };

@@ -19,8 +19,8 @@ pub(super) fn numbered(number: i64) -> Result<NamedGroup, String> {
     }
     const REMEDY: &str = "name some of 23 (CurveP256), 24 (CurveP384), 29 (X25519)";
     Err(match OTHERS.iter().find(|(known, _)| *known == number) {
-        Some((_, name)) => format!("{number} ({name}) is not spoken; {REMEDY}"),
-        None => format!("{number} is no key exchange of Go's; {REMEDY}"),
+        Some((_, name)) => format!("{number} ({name}) is not supported; {REMEDY}"),
+        None => format!("{number} is not a key exchange of Go; {REMEDY}"),
     })
 }
 
@@ -32,9 +32,9 @@ mod tests {
     #[test]
     fn numbers_are_gos() {
         assert_eq!(numbered(29), Ok(NamedGroup::X25519));
-        assert!(numbered(4588).unwrap_err().starts_with("4588 (X25519MLKEM768) is not spoken; "));
+        assert!(numbered(4588).unwrap_err().starts_with("4588 (X25519MLKEM768) is not supported; "));
         for none in [0, -1, 1, 30, 65_536, i64::MAX] {
-            assert!(numbered(none).unwrap_err().starts_with(&format!("{none} is no key exchange of Go's; ")));
+            assert!(numbered(none).unwrap_err().starts_with(&format!("{none} is not a key exchange of Go; ")));
         }
         let provider = rustls::crypto::ring::default_provider();
         let is_there = |group: NamedGroup| provider.kx_groups.iter().any(|own| own.name() == group);

@@ -38,25 +38,25 @@ pub struct RunFlags {
     /// How often the URL is requested [default: 20s]
     #[arg(long, value_name = "DURATION")]
     pub http_check_frequency: Option<String>,
-    /// Kubeconfig of the cluster that this node is to be part of; without it the node is in none
+    /// Kubeconfig of the cluster that this node joins; without it the node is in no cluster
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Kubeconfig with which the node asks for a certificate of its own while it has none; --kubeconfig is written then
+    /// Kubeconfig with which the node requests its first certificate; --kubeconfig is then written
     #[arg(long, value_name = "FILE")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// Whether the node asks for its next certificate before the present one expires [default: false]
+    /// Whether the node requests its next certificate before the current one expires [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub rotate_certificates: Option<bool>,
-    /// Whether the node makes its own Node object [default: true]
+    /// Whether the node creates its own Node object [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub register_node: Option<bool>,
     /// The node's address, or one of each family, the primary one first; without it, those of the default route's interface
     #[arg(long, value_name = "ADDRESSES")]
     pub node_ip: Option<String>,
-    /// What names this machine at its provider: the providerID that the node registers with
+    /// Identifier of this machine at its provider: the providerID that the node registers with
     #[arg(long, value_name = "ID")]
     pub provider_id: Option<String>,
-    /// external: a cloud controller of the cluster decides the node's addresses and takes its first taint off
+    /// external: a cloud controller of the cluster sets the node's addresses and removes its first taint
     #[arg(long, value_name = "NAME")]
     pub cloud_provider: Option<String>,
     /// Labels the node registers with: key=value[,key=value...]; may be repeated
@@ -65,13 +65,13 @@ pub struct RunFlags {
     /// Taints the node registers with: key[=value]:effect[,key[=value]:effect...]; may be repeated
     #[arg(long, value_name = "TAINTS", value_delimiter = ',')]
     pub register_with_taints: Vec<String>,
-    /// What is kept for containerd and this agent: cpu=200m,memory=150Mi,ephemeral-storage=1Gi
+    /// Resources reserved for containerd and this agent: cpu=200m,memory=150Mi,ephemeral-storage=1Gi
     #[arg(long, value_name = "RESOURCES", value_delimiter = ',')]
     pub kube_reserved: Vec<String>,
-    /// What is kept for everything else on the node
+    /// Resources reserved for everything else on the node
     #[arg(long, value_name = "RESOURCES", value_delimiter = ',')]
     pub system_reserved: Vec<String>,
-    /// CredentialProviderConfig: a file, or a directory of them, that names programs which give credentials for images
+    /// CredentialProviderConfig: a file or a directory of files that name programs which provide credentials for images
     #[arg(long, value_name = "PATH")]
     pub image_credential_provider_config: Option<PathBuf>,
     /// Directory of these programs

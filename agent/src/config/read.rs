@@ -153,7 +153,7 @@ impl Judge {
             let Some(key) = keys.iter().find(|key| key.name == entry.key) else {
                 let mut fault = Fault::error(path, "no such key");
                 if let Some(kind) = kind_with(&entry.key).filter(|_| parent.is_empty()) {
-                    fault = fault.with_remedy(format!("it belongs to {kind}"));
+                    fault = fault.with_remedy(format!("it belongs in {kind}"));
                 } else if let Some(similar) = most_similar(&entry.key, keys) {
                     fault = fault.with_remedy(format!("did you mean {similar}?"));
                 }

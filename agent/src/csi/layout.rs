@@ -195,7 +195,9 @@ impl Layout {
                 match (data, is_devices) {
                     (Ok(data), true) => found.extend(named(&path, data, true)),
                     (Ok(data), false) => found.extend(data),
-                    (Err(error), _) => tracing::warn!(path = %path.display(), %error, "not known whether it is staged"),
+                    (Err(error), _) => {
+                        tracing::warn!(path = %path.display(), %error, "checking whether a volume is staged failed")
+                    }
                 }
             }
         }

@@ -235,7 +235,7 @@ impl CsiVolumes {
         tracing::info!(%uid, driver = data.driver, volume = data.handle, "volume unpublished");
         // The pod has given it back; the rest is between the node and the driver.
         if let Err(error) = self.unstage(&driver, data).await {
-            tracing::warn!(%error, "a volume that no pod has stays staged for now");
+            tracing::warn!(%error, "unstaging an unused volume failed; retried later");
             self.unstage_later(data);
         }
         Ok(())

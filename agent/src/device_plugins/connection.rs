@@ -156,7 +156,7 @@ pub(super) async fn follow(
     plugins.connections().remove(&id);
     if plugins.inventory().disconnected(&connection.resource, id, Instant::now()) {
         let Connection { resource, socket, .. } = connection;
-        tracing::warn!(resource, socket = %socket.display(), why, "device plugin is gone");
+        tracing::warn!(resource, socket = %socket.display(), why, "device plugin disconnected");
         plugins.changed();
     }
 }
@@ -176,12 +176,17 @@ async fn listen(
             Ok(Some(list)) => {
                 let devices: BTreeMap<_, _> = list.devices.into_iter().map(device).collect();
                 let healthy = devices.values().filter(|device| device.healthy).count();
-                tracing::info!(resource = connection.resource, devices = devices.len(), healthy, "device plugin lists");
+                tracing::info!(
+                    resource = connection.resource,
+                    devices = devices.len(),
+                    healthy,
+                    "device plugin reported its devices"
+                );
                 if plugins.inventory().listed(&connection.resource, id, devices) {
                     plugins.changed();
                 }
             }
-            Ok(None) => return "its list has ended".to_owned(),
+            Ok(None) => return "it closed the stream of its devices".to_owned(),
             Err(status) => return status_message(&status),
         }
     }

@@ -31,7 +31,7 @@ pub fn clear(directory: &Path) -> io::Result<()> {
             continue;
         }
         if let Err(error) = std::fs::remove_file(entry.path()) {
-            tracing::warn!(path = %entry.path().display(), %error, "an old socket of a device plugin stays");
+            tracing::warn!(path = %entry.path().display(), %error, "removing an old socket of a device plugin failed");
         }
     }
     Ok(())

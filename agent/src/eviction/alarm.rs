@@ -27,7 +27,7 @@ impl Alarm {
         match set(pressure) {
             Ok(file) => Self(Some(file)),
             Err(error) => {
-                tracing::info!(pressure, %error, "the kernel does not report pressure: it is measured at intervals alone");
+                tracing::info!(pressure, %error, "the kernel does not report pressure; it is measured at intervals only");
                 Self(None)
             }
         }

@@ -107,7 +107,7 @@ pub fn pids() -> Option<Observation> {
 
 async fn space(path: &Path) -> Option<Space> {
     let space = file_system::space_of(path.to_owned()).await;
-    space.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "a disk is not measured")).ok()
+    space.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "measuring a file system failed")).ok()
 }
 
 #[cfg(test)]

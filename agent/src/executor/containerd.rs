@@ -136,7 +136,7 @@ impl ContainerdExecutor {
                 self.signal(pod, instance, instance.stop_signal.number(), false).await
             }
             StopPhase::Kill => {
-                tracing::info!(pod = %pod.record.key, container = slot.name, "grace is over, SIGKILL");
+                tracing::info!(pod = %pod.record.key, container = slot.name, "the grace period has expired; sending SIGKILL");
                 let again = slot.stopping().is_some_and(|before| before.phase == StopPhase::Kill);
                 match self.signal(pod, instance, SIGKILL, true).await {
                     Ok(None) if again => self.exit_without_event(pod, instance, SIGKILL).await,
@@ -207,7 +207,7 @@ impl ContainerdExecutor {
     /// runtime and shim are not killed.
     pub(super) async fn clear_cgroup(&self, pod: &PodState, id: &ContainerId) {
         if let Err(error) = self.cgroups.clear_container(&pod.record.uid, id.as_str()).await {
-            tracing::debug!(container = %id, %error, "the cgroup of a container without a task stays until its pod ends");
+            tracing::debug!(container = %id, %error, "cannot remove the cgroup of a container without a task; it is removed with its pod");
         }
     }
 
@@ -224,7 +224,7 @@ impl ContainerdExecutor {
         let state = ended_state(pod, instance.started_at, &exit);
         if let Err(error) = self.containers.write_state(&instance.id, &state).await {
             // Its task still exists and reports the same until the exit is written at the reaping.
-            tracing::debug!(pod = %pod.record.key, %error, "an end is not written down yet");
+            tracing::debug!(pod = %pod.record.key, %error, "an exit could not be recorded yet");
         }
         exit
     }
@@ -253,7 +253,7 @@ impl ContainerdExecutor {
     async fn termination_message(&self, pod: &PodState, slot: &ContainerSlot, instance: &Instance) -> String {
         let read = self.volumes.termination_message(&pod.record.uid, &slot.name, instance.id.as_str()).await;
         read.unwrap_or_else(|error| {
-            tracing::debug!(pod = %pod.record.key, container = slot.name, %error, "no termination message");
+            tracing::debug!(pod = %pod.record.key, container = slot.name, %error, "the termination message cannot be read");
             String::new()
         })
     }
@@ -267,14 +267,14 @@ impl ContainerdExecutor {
                     let (uid, name) = (&pod.record.uid, pod.containers[index].name.clone());
                     let removed = self.volumes.remove_termination_log(uid, &name, instance.id.as_str());
                     if let Err(error) = removed.await {
-                        tracing::warn!(pod = %pod.record.key, %error, "an old termination message stays");
+                        tracing::warn!(pod = %pod.record.key, %error, "removing an old termination message failed");
                     }
                     let (record, attempt, id) = (Arc::clone(&pod.record), instance.attempt, instance.id.clone());
                     self.on_logs(uid, move |logs| logs.remove_attempt(&record, &name, attempt, id.as_str())).await;
                     ids.push(instance.id.clone());
                 }
                 Err(error) => {
-                    tracing::warn!(pod = %pod.record.key, %error, "an old container record stays for now");
+                    tracing::warn!(pod = %pod.record.key, %error, "removing an old container record failed; retried later");
                     break;
                 }
             }
@@ -285,7 +285,7 @@ impl ContainerdExecutor {
     /// Runs `work` on the logs of a pod, on a blocking thread. Old logs only take up space: a failure is logged.
     async fn on_logs(&self, uid: &PodUid, work: impl FnOnce(&LogPaths) + Send + 'static) {
         if let Err(error) = self.try_on_logs(uid, work).await {
-            tracing::warn!(%uid, %error, "the pod's logs stay as they are for now");
+            tracing::warn!(%uid, %error, "updating the pod's logs failed; retried later");
         }
     }
 
@@ -303,7 +303,7 @@ impl ContainerdExecutor {
     async fn remove_never_ran(&self, index: usize, id: ContainerId) -> Outcome {
         let removed = self.containers.remove_never_ran(&id).await;
         if let Err(error) = &removed {
-            tracing::warn!(container = %id, %error, "a container that never ran stays for now");
+            tracing::warn!(container = %id, %error, "removing a container that never ran failed; retried later");
         }
         Outcome::Discarded { index, id, gone: removed.is_ok() }
     }
@@ -323,7 +323,7 @@ impl ContainerdExecutor {
             self.find_devices(&found);
         }
         for (id, reason) in unreadable {
-            tracing::error!(container = %id, reason, "a container of limpet's that cannot be read; left alone");
+            tracing::error!(container = %id, reason, "a container of limpet cannot be read and is left alone");
         }
         Ok(found)
     }
@@ -343,7 +343,7 @@ impl ContainerdExecutor {
     async fn judge_snapshotter(&self) {
         let judged = match snapshotter::plugins(&self.client).await {
             Ok(plugins) => snapshotter::judge(&plugins, &self.config.snapshotter),
-            Err(error) => return tracing::debug!(%error, "containerd does not list its plugins"),
+            Err(error) => return tracing::debug!(%error, "containerd's plugins cannot be listed"),
         };
         if let Err(fault) = judged {
             let message = format!("no container can start with containerd's snapshotter {fault}. {}", fault.remedy());
@@ -370,7 +370,7 @@ fn ended_state(pod: &PodState, started_at: Option<Timestamp>, exit: &Exit) -> Co
     ContainerState { started_at, exit: Some(exit.clone()), verdict }
 }
 
-/// The normalised name of a container's image.
+/// The normalized name of a container's image.
 fn image_name(container: &Container) -> Option<String> {
     normalize(container.image.as_deref()?).ok()
 }

@@ -175,7 +175,7 @@ impl Following {
         }
         for pid in wanted.keys().filter(|pid| !self.known.contains_key(pid)) {
             if let Err(error) = self.loaded.follow_process(*pid) {
-                tracing::debug!(%error, pid, "process is not followed");
+                tracing::debug!(%error, pid, "a process cannot be watched");
             }
         }
         self.known = wanted;

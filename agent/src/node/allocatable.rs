@@ -41,7 +41,7 @@ impl Enforcement {
         }
         if let Some(what) = capacity.reserved_whole() {
             // Another try would change nothing, and with a limit of nothing no pod could run.
-            let remedy = format!("kubeReserved and systemReserved name all {what} of the node: reserve less");
+            let remedy = format!("kubeReserved and systemReserved leave no {what} for pods: reserve less");
             return self.report_failure(failed, &remedy);
         }
         self.report("Updated Node Allocatable limit across pods".to_owned());

@@ -36,7 +36,9 @@ pub enum StartError {
     #[error(transparent)]
     Name(#[from] NameError),
     /// The user is not root.
-    #[error("limpet run needs root: it mounts, makes namespaces and cgroups, and calls containerd (user id {uid})")]
+    #[error(
+        "limpet run needs root, to mount, to create namespaces and cgroups, and to call containerd (user id {uid}); use sudo"
+    )]
     NotRoot {
         /// The user ID.
         uid: u32,
@@ -109,7 +111,7 @@ struct Lock(File);
 impl Drop for Lock {
     fn drop(&mut self) {
         if let Err(error) = flock(&self.0, FlockOperation::Unlock) {
-            tracing::debug!(%error, "the lock is released when the last process that has it open exits");
+            tracing::debug!(%error, "releasing the lock failed; it is released when the last process that has it open exits");
         }
     }
 }

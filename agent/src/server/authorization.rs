@@ -115,18 +115,16 @@ pub(super) enum Refusal {
     #[error("only root may use limpet's socket")]
     OtherUser,
     /// It could be a process of a pod.
-    #[error(
-        "limpet cannot see which process this is, or whether it belongs to a pod: it has exited, or /proc cannot be read"
-    )]
+    #[error("limpet cannot identify this process or its pod: it has exited, or /proc cannot be read")]
     Unknown,
     /// The loopback listener serves health and metrics.
-    #[error("this address serves health and metrics alone")]
+    #[error("this address serves only health and metrics")]
     Anonymous,
     /// The read-only port serves what can be read without harm.
-    #[error("readOnlyPort serves pods, figures, health and metrics alone")]
+    #[error("readOnlyPort serves only pods, usage, health and metrics")]
     ReadOnly,
     /// Neither a client certificate nor a token.
-    #[error("a client certificate is needed, of an authority in authentication.x509.clientCAFile{}", or_token(*.tokens))]
+    #[error("a client certificate issued by an authority in authentication.x509.clientCAFile is required{}", or_token(*.tokens))]
     Unauthenticated {
         /// A token would do as well.
         tokens: bool,
@@ -135,7 +133,7 @@ pub(super) enum Refusal {
     #[error("this token is not valid")]
     InvalidToken,
     /// The apiserver has not decided whose token it is.
-    #[error("the apiserver has not decided whose token this is: it cannot be reached, or it refused; try again")]
+    #[error("the apiserver has not reviewed this token: it cannot be reached, or it refused; try again")]
     TokenNotReviewed,
     /// A user whom the configuration does not admit.
     #[error("this user is not admitted: authorization.mode is Webhook, and serverAllowedNames does not list it")]
@@ -163,7 +161,7 @@ pub(super) enum Refusal {
 }
 
 fn or_token(tokens: bool) -> &'static str {
-    if tokens { ", or a token of the cluster's" } else { "" }
+    if tokens { ", or a token of the cluster" } else { "" }
 }
 
 impl Refusal {

@@ -123,7 +123,7 @@ impl CallerLookup {
         match peer.cgroups() {
             Ok(cgroups) => self.origin_in(&cgroups),
             Err(error) => {
-                tracing::debug!(%error, pid = peer.pid, "a process on the local socket is not known");
+                tracing::debug!(%error, pid = peer.pid, "a process on the local socket cannot be identified");
                 Origin::Unknown
             }
         }

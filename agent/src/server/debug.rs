@@ -113,7 +113,7 @@ async fn set_verbosity(State(state): State<DebugState>, body: String) -> (Status
     let set = text.parse::<u8>().ok().filter(|level| *level <= 10).ok_or_else(|| "it is 0 to 10".to_owned());
     match set.and_then(|level| (state.set_verbosity)(level)) {
         Ok(()) => {
-            tracing::info!(verbosity = text, "the verbosity of the log is changed");
+            tracing::info!(verbosity = text, "log verbosity changed");
             (StatusCode::OK, format!("successfully set klog.logging.verbosity to {text}"))
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("failed set klog.logging.verbosity {text}: {error}")),

@@ -41,7 +41,7 @@ impl Gate {
                 }
                 Ok(None) => refusal = refusal.or(Some(Refusal::InvalidToken)),
                 Err(error) => {
-                    tracing::debug!(%error, "a token is not reviewed");
+                    tracing::debug!(%error, "reviewing a token failed");
                     refusal = Some(Refusal::TokenNotReviewed);
                 }
             }
@@ -63,7 +63,7 @@ impl Gate {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::debug!(%error, user = user.name, verb, subresource = name, "an access is not reviewed");
+                    tracing::debug!(%error, user = user.name, verb, subresource = name, "reviewing an access failed");
                     return Err(Refusal::AccessNotReviewed { user: user.name.clone(), verb, subresource: name });
                 }
             }

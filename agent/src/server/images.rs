@@ -33,7 +33,7 @@ pub struct ImagesState {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageDocument {
-    /// Its names, normalised.
+    /// Its names, normalized.
     pub names: Vec<String>,
     /// What they resolve to.
     pub digest: String,
@@ -78,7 +78,7 @@ pub struct ImageRequest {
 /// What a pull or an import brought, or what was removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageNames {
-    /// The images' names, normalised.
+    /// The images' names, normalized.
     pub images: Vec<String>,
 }
 

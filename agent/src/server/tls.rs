@@ -37,22 +37,22 @@ enum TlsError {
     #[error("cannot read {}: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     /// A file holds no certificate or key.
-    #[error("{}: {source}", path.display())]
+    #[error("parse {}: {source}", path.display())]
     Pem { path: PathBuf, source: rustls::pki_types::pem::Error },
     /// The authorities cannot be used.
-    #[error("clientCAFile {}: {source}", path.display())]
+    #[error("use the authorities in clientCAFile {}: {source}", path.display())]
     Authorities { path: PathBuf, source: rustls::server::VerifierBuilderError },
     /// The authorities hold a certificate that is none.
-    #[error("clientCAFile {}: {source}", path.display())]
+    #[error("parse a certificate in clientCAFile {}: {source}", path.display())]
     Authority { path: PathBuf, source: rustls::Error },
     /// Certificate and key do not go together, or are of no known kind.
-    #[error("the certificate of the node: {0}")]
+    #[error("read the node's certificate: {0}")]
     Certificate(rustls::Error),
     /// `serverTLSBootstrap`, and nobody has approved the request.
     #[error("the node has no certificate yet; approve its request: kubectl get csr, kubectl certificate approve NAME")]
     NotIssued,
     /// No certificate could be made.
-    #[error("a self-signed certificate cannot be made: {0}")]
+    #[error("create a self-signed certificate: {0}")]
     SelfSigned(#[from] SelfSignedError),
 }
 
@@ -121,7 +121,7 @@ impl Tls {
     fn report(&self, cause: String) -> io::Error {
         let mut reported = self.reported.lock().unwrap_or_else(PoisonError::into_inner);
         if reported.as_ref() != Some(&cause) {
-            tracing::error!(port = self.settings.port, error = cause, "kubelet's API cannot be served");
+            tracing::error!(port = self.settings.port, error = cause, "serving kubelet's API failed");
             *reported = Some(cause.clone());
         }
         io::Error::other(cause)

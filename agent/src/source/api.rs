@@ -137,7 +137,7 @@ impl ApiSource {
         self.snapshot.ready = loaded.complete;
         let (pods, objects) = (self.snapshot.pods.len(), self.snapshot.objects.len());
         if pods > 0 {
-            tracing::info!(pods, objects, "pods of the apiserver restored");
+            tracing::info!(pods, objects, "pods of the apiserver restored from disk");
         }
     }
 
@@ -196,7 +196,7 @@ impl ApiSource {
         let is_gone = |key: &&PodKey| !listed.contains(*key) && !self.held.holds(key);
         let gone: Vec<PodKey> = self.snapshot.pods.keys().filter(is_gone).cloned().collect();
         for key in gone {
-            tracing::info!(pod = %key, "the apiserver does not have the pod any more");
+            tracing::info!(pod = %key, "the apiserver no longer has the pod");
             self.remove(&key, |_| true);
         }
         let names: BTreeSet<String> = listed.iter().map(PodKey::to_string).collect();
@@ -212,7 +212,7 @@ impl ApiSource {
     }
 
     fn went_back(&mut self, broken: HistoryBreak) {
-        tracing::warn!(reason = %broken, "the apiserver is asked for everything anew");
+        tracing::warn!(reason = %broken, "the cluster's history changed; all pods are listed again");
         self.held.went_back(broken);
         self.save_history();
     }
@@ -235,7 +235,7 @@ impl ApiSource {
     fn accept_cluster(&mut self) -> Vec<PodKey> {
         let held = self.held.accept();
         for (key, successor) in &held {
-            tracing::info!(pod = %key, "the cluster is accepted as it is: the pod ends");
+            tracing::info!(pod = %key, "cluster state accepted; the pod is terminated");
             self.remove(key, |_| true);
             successor.iter().for_each(|pod| _ = self.stored(pod));
         }

@@ -137,7 +137,7 @@ impl Stored for PulledImage {
     }
 }
 
-/// A pull of an image, by its normalised name, of which it is not known how it ended. No content.
+/// A pull of an image, by its normalized name, of which it is not known how it ended. No content.
 impl Stored for PullIntent {
     type Key = &'static str;
     const TABLE: &'static str = "pull-intents";

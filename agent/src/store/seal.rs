@@ -61,7 +61,7 @@ impl fmt::Display for KeyLocation {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The unit passes no credentials.
-    #[error("no credential {0:?}: limpet was started without credentials; add LoadCredentialEncrypted={0} to its unit")]
+    #[error("no credential {0:?}: limpet was started without it; add LoadCredentialEncrypted={0} to its unit")]
     NoCredentials(String),
     /// It cannot be read.
     #[error("cannot read the key {path}")]
@@ -84,7 +84,7 @@ pub enum KeyError {
         reason: String,
     },
     /// It is none.
-    #[error("{0} is no key: it must have 32 random bytes, or 64 hexadecimal digits (openssl rand -hex 32)")]
+    #[error("{0} is not a key: it must have 32 random bytes, or 64 hexadecimal digits (openssl rand -hex 32)")]
     Form(PathBuf),
 }
 
@@ -169,7 +169,7 @@ impl Sealer {
         let before = record.manifests.len();
         record.manifests = record.manifests.into_iter().filter_map(open).collect();
         if record.manifests.len() < before {
-            tracing::error!("a Secret that is kept encrypted cannot be read without the key that it was written with");
+            tracing::error!("a saved Secret cannot be decrypted: restore the key that it was encrypted with");
         }
         record
     }

@@ -169,7 +169,7 @@ impl DirectoryWatch {
                 read_again
             }
             Err(error) => {
-                tracing::warn!(%error, "targets of symlinked manifests are watched as before");
+                tracing::warn!(%error, "updating the watches of symlinked manifests failed; the earlier ones stay");
                 false
             }
         }
@@ -255,7 +255,7 @@ fn follow(adder: &WatchAdder, directory: &Path, names: &[OsString], progress: &P
             }
             Err(error) if error.kind() == ErrorKind::StorageFull => followed.failure = Some(error),
             Err(error) => {
-                tracing::warn!(%error, directory = %directory.display(), "target of a symlinked manifest is not watched");
+                tracing::warn!(%error, directory = %directory.display(), "watching the target of a symlinked manifest failed");
             }
         }
     }

@@ -72,7 +72,7 @@ pub struct Messages {
     pub signals: BTreeMap<ContainerId, Sender>,
     /// The objects that the desired version refers to, as they are now.
     pub objects: Option<Arc<PodObjects>>,
-    /// Images that have come by archives, by their normalised names, since the agent runs.
+    /// Images that have come by archives, by their normalized names, since the agent runs.
     pub images: Option<Arc<HashSet<String>>>,
     /// The node is short of what the pod takes: the newest order for each incarnation.
     pub evictions: BTreeMap<PodUid, EvictionOrder>,

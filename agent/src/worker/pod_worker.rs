@@ -225,7 +225,7 @@ impl PodWorker {
         self.probes.abort_all();
         let finish = async { while self.jobs.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN, finish).await.is_err() {
-            tracing::warn!(pod = %self.key, actions = self.jobs.len(), "stopped with actions under way");
+            tracing::warn!(pod = %self.key, actions = self.jobs.len(), "the pod's worker stopped before its actions had ended");
         }
     }
 
@@ -351,8 +351,8 @@ impl PodWorker {
         move |call| {
             let of = container.as_deref().map(|name| format!(" of container {name}")).unwrap_or_default();
             let seconds = HANGS_AFTER.as_secs();
-            let message = format!("{call}{of} has had no answer for more than {seconds} s: what is called hangs");
-            tracing::warn!(pod = %key, message, "an action waits");
+            let message = format!("{call}{of} has not returned for more than {seconds} s: it hangs");
+            tracing::warn!(pod = %key, message, "an action is taking long");
             inbox.put(|messages| messages.hanging = Some(message));
         }
     }

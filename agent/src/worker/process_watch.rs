@@ -96,10 +96,10 @@ fn look_for_end(
     async move {
         let ended = match process {
             Some(process) => process.ended().await,
-            None => Err(std::io::Error::other("there is no hold on it")),
+            None => Err(std::io::Error::other("the process has no pidfd")),
         };
         if let Err(error) = ended {
-            tracing::debug!(container = %key.0, %error, "its exit is left to containerd to report");
+            tracing::debug!(container = %key.0, %error, "watching the container's process failed; containerd reports its exit");
             std::future::pending::<()>().await;
         }
         tokio::time::sleep(EXIT_EVENT_TIMEOUT).await;
@@ -122,7 +122,7 @@ fn look_for_end(
 fn report_hang(inbox: &Inbox, container: &str) {
     let seconds = EXIT_EVENT_TIMEOUT.as_secs();
     let message = format!(
-        "the process of container {container} has ended, and its shim has not said so for more than {seconds} s: it hangs"
+        "the process of container {container} has ended, but its shim has not reported that for more than {seconds} s: the shim hangs"
     );
     inbox.put(|messages| messages.hanging = Some(message));
 }

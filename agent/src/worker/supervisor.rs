@@ -212,7 +212,7 @@ impl Supervisor {
     /// Hands a wanted pod to its worker, unless what was found running under its key may come first.
     fn want(&mut self, record: &Arc<PodRecord>) {
         if self.provisional.holds_back(record, &self.desired) {
-            tracing::info!(pod = %record.key, source = %record.source, "waits: what runs came of a source not heard yet");
+            tracing::info!(pod = %record.key, source = %record.source, "pod is not started: a pod of another source still runs under this name, and that source has not reported yet");
         } else if record.is_deleting() && self.adopted && !self.workers.contains_key(&record.key) {
             self.tear_down_remains(record);
         } else {
@@ -243,7 +243,7 @@ impl Supervisor {
             match self.desired.pods.get(&key).cloned() {
                 Some(record) => self.command(&key, command_for(&record)),
                 None => {
-                    tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest went while the agent was not there");
+                    tracing::info!(pod = %key, "SyncLoop REMOVE: its manifest was removed while the agent was not running");
                     self.command(&key, PodCommand::End { grace: None });
                 }
             }
@@ -297,7 +297,7 @@ impl Supervisor {
         let owner = self.routes.get(&ContainerId::pod_digits(&record.uid));
         match owner.filter(|owner| *owner != key && self.workers.contains_key(*owner)) {
             Some(owner) => {
-                tracing::info!(pod = %key, uid = %record.uid, before = %owner, "waits for the pod that had its uid");
+                tracing::info!(pod = %key, uid = %record.uid, before = %owner, "pod is not started: the pod with the same UID has not ended yet");
                 true
             }
             None => self.cleanup.is_removing(&record.uid),

@@ -92,7 +92,7 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     node.agent.terminate()?;
     node.agent.start()?;
     wait::until_true(wait::SOON, "the second agent's request", || {
-        node.agent.log_from(size).contains("asked for a certificate")
+        node.agent.log_from(size).contains("certificate requested")
     })?;
     let names: Vec<_> = pending(&cluster, CLIENT)?.into_iter().map(|one| one["metadata"]["name"].clone()).collect();
     ensure!(names == [request["metadata"]["name"].clone()], "{names:?}");
@@ -129,7 +129,9 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     node.agent.terminate()?;
     let size = node.agent.log_size();
     node.agent.start()?;
-    wait::until_true(wait::SOON, "the connection", || node.agent.log_from(size).contains("the apiserver answers"))?;
+    wait::until_true(wait::SOON, "the connection", || {
+        node.agent.log_from(size).contains("connected to the apiserver")
+    })?;
     ensure!(pending(&cluster, CLIENT)?.is_empty() && pending(&cluster, SERVING)?.is_empty(), "asked once more");
 
     // As after a power cut between the certificate and the kubeconfig that names it.

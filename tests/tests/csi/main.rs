@@ -347,15 +347,15 @@ fn a_driver_that_is_away_is_waited_for(node: &mut TestNode) -> Result<()> {
     driver.volume("data")?;
     wait_reported(node, &cluster, "web")?;
     drop(driver);
-    wait::until_true(wait::SOON, "the driver's end", || node.agent.log().contains("CSI driver is gone"))?;
+    wait::until_true(wait::SOON, "the driver's end", || node.agent.log().contains("CSI driver deregistered"))?;
     cluster.delete(&path(node, "web"))?;
     node.wait_event("UnmountVolume.TearDown failed")?;
     ensure!(!mounted(node)?.is_empty(), "the volume was taken away without its driver");
     // The next agent knows of it as well: the pod stays for as long as its volume is there, though nothing else of it is.
     let mark = node.mark()?;
     restart(node)?;
-    node.wait_log_since(&mark, &["a volume stays mounted for now"])?;
-    node.wait_log_since(&mark, &["the apiserver answers"])?;
+    node.wait_log_since(&mark, &["unmounting a volume failed; retried later"])?;
+    node.wait_log_since(&mark, &["connected to the apiserver"])?;
     ensure!(cluster.get(&path(node, "web"))?.is_some(), "the pod went before its volume");
     let driver = Driver::start(node, &name, Behaviour { stages: true, ..Behaviour::default() })?;
     wait_deleted(node, &cluster, "web")?;

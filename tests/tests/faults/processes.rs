@@ -105,7 +105,8 @@ pub(crate) fn a_shim_that_does_not_tell_of_an_end_is_named(node: &mut TestNode) 
     signal_pid(shim, Signal::STOP);
     signal_pid(task.pid, Signal::KILL);
     let table = || rig.node.agent.cli(&["pods"])?.success();
-    let reported = || table().is_ok_and(|text| text.contains("container main has ended, and its shim has not said so"));
+    let reported =
+        || table().is_ok_and(|text| text.contains("container main has ended, but its shim has not reported that"));
     wait::until_true(wait::SOON, "a report of the shim", reported).with_context(|| format!("{:?}", table()))?;
     signal_pid(shim, Signal::CONT);
     silent.lenient = true;

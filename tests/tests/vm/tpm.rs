@@ -51,8 +51,9 @@ pub(crate) fn secrets_are_for_one_tpm(machine: &Machine) -> Result<()> {
     let mut guest = machine.boot_with_tpm(Some(guest.power_cut()), "another")?;
     running(&mut guest, "stays")?;
     guest.until(SOON, "the reason", "journalctl -u limpet -b --no-pager -o cat", |log| {
-        (log.contains("SECRETS ARE NEITHER READ FROM DISK NOR WRITTEN") && log.contains("systemd-creds cannot decrypt"))
-            .then_some(())
+        (log.contains("Secrets are neither loaded from disk nor saved: the encryption key is unavailable")
+            && log.contains("systemd-creds cannot decrypt"))
+        .then_some(())
     })?;
     // What is on the disk is encrypted: unencrypted it would be read all the same.
     guest.until(SOON, "the pod to wait for its Secret", "limpet events", |events| {

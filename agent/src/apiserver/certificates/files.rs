@@ -26,17 +26,17 @@ const KEPT: usize = 2;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
     /// A file could not be read or written.
-    #[error("{}: {source}", path.display())]
+    #[error("read or write {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
     /// No key could be made, or the one there is cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("read or create the key {}: {source}", path.display())]
     Key { path: PathBuf, source: rcgen::Error },
     /// What was issued is not for this node's key.
-    #[error("the certificate that was issued is none, or is not of this node's key")]
+    #[error("the issued certificate is invalid or does not match this node's key")]
     Foreign,
     /// By the node's clock, what was issued is of no use.
     #[error(
-        "the certificate that was issued ended at {not_after}, by the clock of this node; set the clock, or raise the cluster's signing duration"
+        "the issued certificate expired at {not_after} by this node's clock; set the clock, or raise the cluster's signing duration"
     )]
     Over { not_after: Timestamp },
 }

@@ -84,7 +84,7 @@ pub(super) fn verdict(request: &Value) -> Verdict {
     };
     match BASE64_STANDARD.decode(encoded).map(String::from_utf8) {
         Ok(Ok(pem)) => Verdict::Issued(pem),
-        _ => Verdict::Refused("the certificate that was issued is not PEM".to_owned()),
+        _ => Verdict::Refused("the issued certificate is not PEM".to_owned()),
     }
 }
 
@@ -112,7 +112,7 @@ mod tests {
                 refused("Denied: No not here"),
             ),
             (json!({"conditions": [{"type": "Failed"}]}), refused("Failed:")),
-            (json!({"certificate": "!"}), refused("the certificate that was issued is not PEM")),
+            (json!({"certificate": "!"}), refused("the issued certificate is not PEM")),
         ];
         for (status, expected) in table {
             assert_eq!(verdict(&json!({ "status": status })), expected, "{status}");

@@ -166,7 +166,7 @@ pub(super) async fn keep_tokens(
             Err(error) => {
                 failures += 1;
                 if failures == 1 {
-                    tracing::warn!(pod = %pod.key, driver = volume.driver, %error, "no new token for a CSI driver");
+                    tracing::warn!(pod = %pod.key, driver = volume.driver, %error, "requesting a new token for a CSI driver failed");
                 }
                 link.pause(failures, error.retry_after()).await;
             }

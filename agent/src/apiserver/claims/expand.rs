@@ -61,7 +61,9 @@ pub(super) async fn follow(
         match Box::pin(expander.look(&pod, &mut known)).await {
             Ok(true) => {}
             Ok(false) => return,
-            Err(error) => tracing::debug!(claim = %key, %error, "not known whether the volume is to be expanded"),
+            Err(error) => {
+                tracing::debug!(claim = %key, %error, "checking whether the volume has to be expanded failed")
+            }
         }
     }
 }

@@ -101,7 +101,7 @@ pub(super) async fn keep(
             Err(error) => {
                 failures += 1;
                 if failures == 1 {
-                    tracing::warn!(pod = %pod.key, signer = projection.signer_name, %error, "no certificate for the pod");
+                    tracing::warn!(pod = %pod.key, signer = projection.signer_name, %error, "requesting a certificate for the pod failed");
                 }
                 link.pause(failures, error.pause(failures)).await;
             }

@@ -37,7 +37,7 @@ impl Location {
                 (Ok(pod), inside @ [_, ..]) if !pod.is_empty() => {
                     Ok(Self::Container { pod: pod.to_owned(), path: OsStr::from_bytes(inside).into() })
                 }
-                _ => Err(format!("{}: expected POD:PATH, or ./PATH for a path here", argument.display())),
+                _ => Err(format!("{}: expected POD:PATH, or ./PATH for a path on this machine", argument.display())),
             },
         }
     }
@@ -51,7 +51,8 @@ mod tests {
     fn a_colon_makes_a_pods_path() {
         let inside = |pod: &str, path: &str| Ok(Location::Container { pod: pod.to_owned(), path: path.into() });
         let local = |path: &str| Ok(Location::Local(path.into()));
-        let fault = |argument: &str| Err(format!("{argument}: expected POD:PATH, or ./PATH for a path here"));
+        let fault =
+            |argument: &str| Err(format!("{argument}: expected POD:PATH, or ./PATH for a path on this machine"));
         for (argument, expected) in [
             ("web:/etc/app", inside("web", "/etc/app")),
             ("a/web:x:y", inside("a/web", "x:y")),

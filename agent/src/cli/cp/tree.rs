@@ -166,7 +166,7 @@ fn copy_at(
 
 fn why_not(kind: FileType) -> &'static str {
     match kind {
-        FileType::Symlink => "a symlink of a container may lead anywhere",
+        FileType::Symlink => "a symlink in a container may point anywhere",
         _ => "it is a device, a socket or a FIFO",
     }
 }

@@ -67,7 +67,7 @@ fn judge_fanotify(named: io::Result<Arc<Actor>>) -> Finding {
             Finding::ok(FANOTIFY, format!("names the process that writes a file: {actor}"))
         }
         (Some(pid), None) if pid == std::process::id() => {
-            let text = "names the number of a process that writes a file, and no more";
+            let text = "names only the pid of a process that writes a file";
             Finding::degraded(FANOTIFY, text, "Use Linux 5.15 or newer")
         }
         _ => {
@@ -159,7 +159,7 @@ mod tests {
         let own = std::process::id();
         for (named, level, part) in [
             (actor(own, Some("limpet")), Level::Ok, "limpet"),
-            (actor(own, None), Level::Degraded, "no more"),
+            (actor(own, None), Level::Degraded, "only the pid"),
             (actor(own + 1, Some("limpet")), Level::Degraded, "this process wrote"),
             (Err(io::ErrorKind::PermissionDenied.into()), Level::Degraded, "is unknown"),
         ] {
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_programs_are_a_fault_only_where_they_are_asked_for() {
+    fn refused_programs_are_a_fault_only_where_they_are_configured() {
         let refused = || Err(Unnamed::Refused("fsnotify refused: EPERM".to_owned()));
         for (wanted, named, level) in [
             (ManifestWatch::Auto, Ok(std::process::id()), Level::Ok),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_asked_for_is_off() {
+    async fn what_is_not_configured_is_off() {
         assert_eq!(fanotify(ManifestWatch::Inotify, None).await.text, "off (manifestWatch: inotify)");
         let mut error = LoadError::NotBuilt;
         let finding = programs(ManifestWatch::Fanotify, Err(&mut error)).await;

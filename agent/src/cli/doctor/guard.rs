@@ -51,7 +51,7 @@ fn not_asked_for(pinned: &GuardState) -> Finding {
         GuardState::Off => Finding::ok(GUARD, "off"),
         GuardState::Pinned { mode, .. } => {
             let text = format!("off, and an earlier one is still on ({mode})");
-            Finding::degraded(GUARD, text, "Take it away: limpet guard off")
+            Finding::degraded(GUARD, text, "Remove it: limpet guard off")
         }
     }
 }

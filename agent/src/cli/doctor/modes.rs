@@ -41,7 +41,7 @@ pub(super) fn examine(config: &Config, config_file: Option<&Path>) -> Vec<Findin
 fn judge(place: &Place, metadata: &Metadata) -> Option<Finding> {
     let (path, mode) = (place.path.display(), metadata.mode() & 0o777);
     if metadata.uid() != 0 {
-        let text = format!("{path} belongs to user {}, who can change what runs as root", metadata.uid());
+        let text = format!("{path} belongs to user {}, who can change files that root uses", metadata.uid());
         return Some(Finding::degraded(place.what, text, format!("Run: chown root {path}")));
     }
     let remedy = format!("Run: chmod {:04o} {path}", place.mode);

@@ -122,8 +122,8 @@ fn manifests(path: Option<&Path>, url: bool) -> Finding {
 /// A database that was damaged and set aside.
 fn damaged(path: &Path) -> Finding {
     let text = format!("was damaged and is set aside as {}; its intact records were salvaged", path.display());
-    let remedy = "Look at the disk. Once the pods are as they should be, remove the file: pushed pods that limpet does not \
-                  know any more end then at its next start";
+    let remedy = "Check the disk. Once the pods are as they should be, remove the file: at its next start limpet then ends \
+                  applied pods that it no longer knows";
     Finding::degraded("database", text, remedy)
 }
 
@@ -131,7 +131,7 @@ fn others(other: Option<OtherAgent>, ignored: bool) -> Finding {
     match other {
         Some(other) if ignored => {
             let text = format!("{other}; ignoreOtherAgents is set, so both will run");
-            Finding::degraded("other agents", text, "See that each has a containerd of its own")
+            Finding::degraded("other agents", text, "Make sure that each has its own containerd")
         }
         None => Finding::ok("other agents", "none runs here"),
         Some(other) => {

@@ -25,13 +25,17 @@ pub(super) fn examine(config: &Config) -> Vec<Finding> {
 fn thresholds(policy: &EvictionPolicy, seen: &Observations) -> Finding {
     if policy.thresholds.is_empty() {
         let remedy = "Set evictionHard";
-        return Finding::degraded("eviction", "no threshold is set: the kernel ends what it likes", remedy);
+        return Finding::degraded(
+            "eviction",
+            "no threshold is set: under memory pressure the OOM killer chooses what ends",
+            remedy,
+        );
     }
     let met: Vec<String> = policy.met(seen).map(|signal| signal.as_str().to_owned()).collect();
     if met.is_empty() {
         return Finding::ok("eviction", "neither the disk of the root directory nor process ids are short");
     }
-    let text = format!("{} below its threshold: pods end, and not all start", met.join(" and "));
+    let text = format!("{} below its threshold: pods are evicted and new ones may be refused", met.join(" and "));
     Finding::degraded("eviction", text, "Free some, or lower the threshold")
 }
 
@@ -41,7 +45,7 @@ fn memory(alarm: std::io::Result<()>) -> Finding {
         Ok(()) => Finding::ok(name, format!("{} reports when memory is short", alarm::MEMORY)),
         Err(error) => {
             let text = format!(
-                "{}: {error}; memory is looked at every 10 to 60 s while pods run, and may run out between",
+                "{}: {error}; memory is measured every 10 to 60 s while pods run, and may run out in between",
                 alarm::MEMORY
             );
             Finding::degraded(name, text, "Use a kernel with CONFIG_PSI, and psi=1 on its command line")

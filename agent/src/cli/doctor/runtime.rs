@@ -82,7 +82,7 @@ async fn plugins(client: &Client, wanted: &str) -> Vec<Finding> {
     match tokio::time::timeout(TIMEOUT, snapshotter::plugins(client)).await {
         Ok(Ok(plugins)) => vec![judge_snapshotter(&plugins, wanted), judge_cri(&plugins)],
         Ok(Err(status)) => vec![Finding::degraded("snapshotter", status.message().to_owned(), "")],
-        Err(_) => vec![Finding::degraded("snapshotter", "containerd does not list its plugins", "")],
+        Err(_) => vec![Finding::degraded("snapshotter", "containerd's plugins cannot be listed", "")],
     }
 }
 

@@ -12,8 +12,8 @@ pub(super) async fn examine(config: &Config) -> Option<Finding> {
 }
 
 fn finding(key: &KeyLocation, failure: Option<&KeyError>) -> Finding {
-    let remedy = "What is on disk is neither read nor written, and pods wait for Secrets that no file and no apiserver \
-                  brings. Bring the key back, or make another one, and restart limpet";
+    let remedy = "Secrets are neither loaded from disk nor saved: pods that need them wait, unless a file or an apiserver \
+                  provides them. Restore the key, or create a new one, and restart limpet";
     match failure {
         None => Finding::ok("secretEncryptionKey", key.to_string()),
         Some(failure) => Finding::degraded("secretEncryptionKey", error_chain(failure), remedy),

@@ -26,7 +26,7 @@ pub(super) async fn run(client: &SocketClient, image: String, screen: Screen) ->
             Ok(Some(PullEvent::Pulled(names))) => break Ok(names),
             Ok(Some(PullEvent::Failed(message))) => break Err(CliError::Refused { status: 500, message }),
             Ok(None) => {
-                let message = "limpet stopped; the next pull goes on where this one ended".to_owned();
+                let message = "limpet stopped; the next pull resumes where this one ended".to_owned();
                 break Err(CliError::Connection { socket: client.socket().to_owned(), message });
             }
             Err(error) => break Err(error),

@@ -22,11 +22,12 @@ pub(super) fn points(
 ) -> Vec<String> {
     let mut points = Vec::new();
     if !status.containerd {
-        points
-            .push("containerd is not connected; pods run on, none starts. See: systemctl status containerd".to_owned());
+        points.push(
+            "containerd is not connected; pods keep running, none starts. See: systemctl status containerd".to_owned(),
+        );
     }
     if let Some(apiserver) = status.apiserver.as_ref().filter(|apiserver| apiserver.state == "offline") {
-        points.push(format!("the apiserver is {}; pods run on", state(apiserver, now).0));
+        points.push(format!("the apiserver is {}; pods keep running", state(apiserver, now).0));
     }
     points.extend(status.certificates.iter().filter_map(|held| certificate(held, now)));
     if let Some(Time(at)) = status.tokens.first_expiry.as_ref().filter(|Time(at)| *at < now) {
@@ -59,7 +60,7 @@ fn of_source(source: &SourceDocument, now: Timestamp, points: &mut Vec<String>) 
     let kind = &source.source;
     // Of the apiserver's the connection says it.
     if source.health == "unavailable" && kind != SourceKind::Api.as_str() {
-        points.push(format!("source {kind} cannot be read: {}; its pods run on", sources::state(source, now).0));
+        points.push(format!("source {kind} cannot be read: {}; its pods keep running", sources::state(source, now).0));
     }
     match source.rejected.len() {
         0 => {}
@@ -79,7 +80,9 @@ fn of_pods(pods: &PodCounts, points: &mut Vec<String>) {
     for pod in pods.failing.iter().take(NAMED) {
         points.push(format!("pod {}/{}: {}, see: limpet describe {}", pod.namespace, pod.name, pod.status, pod.name));
     }
-    if let Some(more) = pods.failing.len().checked_sub(NAMED).filter(|more| *more > 0) {
-        points.push(format!("and {more} more pods, see: limpet pods"));
+    match pods.failing.len().saturating_sub(NAMED) {
+        0 => {}
+        1 => points.push("and 1 more pod, see: limpet pods".to_owned()),
+        more => points.push(format!("and {more} more pods, see: limpet pods")),
     }
 }

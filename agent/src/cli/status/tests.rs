@@ -111,8 +111,8 @@ fn a_node_that_is_not_well_says_all_of_it_and_what_needs_attention() {
          Conditions:       DiskPressure\n\
          \n\
          Needs attention:\n\
-         \x20 containerd is not connected; pods run on, none starts. See: systemctl status containerd\n\
-         \x20 the apiserver is offline since 6h: certificate expired: Unauthorized (401); pods run on\n\
+         \x20 containerd is not connected; pods keep running, none starts. See: systemctl status containerd\n\
+         \x20 the apiserver is offline since 6h: certificate expired: Unauthorized (401); pods keep running\n\
          \x20 the client certificate expired 6h ago\n\
          \x20 the serving certificate expires in 22d and is not renewed\n\
          \x20 the node has DiskPressure; see: limpet events\n\

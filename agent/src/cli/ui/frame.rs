@@ -70,7 +70,7 @@ fn page(ui: &Ui) -> &Page {
 
 fn title(ui: &Ui) -> String {
     if let Link::Away(since, _) = &ui.link {
-        return ui.screen.paint(Tone::Bad, &format!("limpet is away since {since:.0}; its pods keep running"));
+        return ui.screen.paint(Tone::Bad, &format!("limpet is down since {since:.0}; its pods keep running"));
     }
     let filter = if ui.filter.is_empty() { String::new() } else { format!("  /{}", printable(&ui.filter)) };
     let pod = |(namespace, name): &(String, String)| printable(&format!("{namespace}/{name}"));

@@ -54,7 +54,7 @@ pub(super) fn require() -> Result<(), CliError> {
         return Ok(());
     }
     Err(CliError::Usage(
-        "limpet ui needs a terminal; for files and pipes use: limpet pods -w, limpet events -w, limpet logs -f"
+        "limpet ui needs a terminal; for files and pipes, use: limpet pods -w, limpet events -w, limpet logs -f"
             .to_owned(),
     ))
 }

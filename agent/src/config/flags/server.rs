@@ -21,7 +21,7 @@ pub struct ServerFlags {
     /// Port of kubelet's API; 0 for none [default: 10250]
     #[arg(long, value_name = "PORT")]
     pub port: Option<u16>,
-    /// Port of what everybody may read; 0 for none [default: 0]
+    /// Read-only port, without authentication; 0 for none [default: 0]
     #[arg(long, value_name = "PORT")]
     pub read_only_port: Option<u16>,
     /// Port of the health routes; 0 for none [default: 10248]
@@ -30,25 +30,25 @@ pub struct ServerFlags {
     /// Address of --healthz-port [default: 127.0.0.1]
     #[arg(long, value_name = "IP")]
     pub healthz_bind_address: Option<IpAddr>,
-    /// Authorities of client certificates
+    /// File of the authorities that issue client certificates
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
-    /// Whether callers without a certificate and a token are system:anonymous [default: false]
+    /// Whether callers without a certificate or a token are admitted as system:anonymous [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub anonymous_auth: Option<bool>,
-    /// Whether the apiserver is asked whose a bearer token is [default: true]
+    /// Whether the apiserver reviews bearer tokens [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub authentication_token_webhook: Option<bool>,
-    /// How long its answer is remembered [default: 2m]
+    /// How long the result of a token review is cached [default: 2m]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub authentication_token_webhook_cache_ttl: Option<Duration>,
-    /// AlwaysAllow, or Webhook: the apiserver is asked [default: Webhook]
+    /// AlwaysAllow, or Webhook: the apiserver decides [default: Webhook]
     #[arg(long, value_name = "MODE")]
     pub authorization_mode: Option<String>,
-    /// How long it is remembered that something is allowed [default: 5m]
+    /// How long an allowed access is cached [default: 5m]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub authorization_webhook_cache_authorized_ttl: Option<Duration>,
-    /// How long it is remembered that something is not allowed [default: 30s]
+    /// How long a denied access is cached [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub authorization_webhook_cache_unauthorized_ttl: Option<Duration>,
     /// Certificate of the node
@@ -57,10 +57,10 @@ pub struct ServerFlags {
     /// Its key
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Where certificates lie that nobody has written there: self-signed or asked for [default: pki in --root-dir]
+    /// Directory for self-signed and issued certificates [default: pki in --root-dir]
     #[arg(long, value_name = "DIR")]
     pub cert_dir: Option<PathBuf>,
-    /// Whether the node asks the apiserver for the certificate that its own API shows [default: false]
+    /// Whether the node requests its serving certificate from the apiserver [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub rotate_server_certificates: Option<bool>,
     /// VersionTLS12 or VersionTLS13 [default: VersionTLS12]
@@ -69,10 +69,10 @@ pub struct ServerFlags {
     /// Cipher suites of TLS 1.2, by Go's names [default: all that are safe]
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
-    /// How long exec, attach and port-forward may carry nothing; 0 for as long as they like [default: 4h]
+    /// How long exec, attach and port-forward may be idle; 0 for no limit [default: 4h]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub streaming_connection_idle_timeout: Option<Duration>,
-    /// Whether logs, commands and what looks into the agent are served [default: true]
+    /// Whether debugging routes (logs, exec, pprof) are served [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub enable_debugging_handlers: Option<bool>,
 }

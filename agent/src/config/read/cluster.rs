@@ -93,7 +93,7 @@ impl Judge {
             Some(Duration::ZERO) => None,
             Some(every) if every >= Duration::from_secs(1) => Some((every, at)),
             Some(_) => {
-                self.warn(Some(at), key, format!("{text:?} is less than 1s, which counts"));
+                self.warn(Some(at), key, format!("{text:?} is less than 1s; 1s is used"));
                 Some((Duration::from_secs(1), at))
             }
             None => {
@@ -110,7 +110,7 @@ impl Judge {
         for one in text.split(',').map(str::trim) {
             match one.parse::<IpAddr>() {
                 Ok(ip) if ip.is_unspecified() && text.contains(',') => {
-                    return self.error(at, key, format!("{ip} is no address: it has to be alone"));
+                    return self.error(at, key, format!("{ip} is not allowed together with other addresses"));
                 }
                 Ok(ip) if !ip.is_loopback() && !ip.is_multicast() => all.push(ip),
                 _ => return self.error(at, key, format!("{one:?} is not an address of a node")),
@@ -134,7 +134,7 @@ impl Judge {
             None | Some("") => {}
             Some("external") => cluster.external_cloud = true,
             Some(name) => {
-                let message = format!("{name:?} is not there; use external, or leave the flag out");
+                let message = format!("{name:?} is not supported; use external, or omit the flag");
                 self.error(None, "--cloud-provider", message);
             }
         }
@@ -183,7 +183,7 @@ impl Judge {
         let bootstrap = given(&flags.bootstrap_kubeconfig);
         let Some(path) = given(&flags.kubeconfig) else {
             if bootstrap.is_some() {
-                self.error(None, "--bootstrap-kubeconfig", "needs --kubeconfig: the file that is written with it");
+                self.error(None, "--bootstrap-kubeconfig", "needs --kubeconfig: the file that it writes");
             }
             if cluster.external_cloud {
                 self.warn(None, "--cloud-provider", "has no effect without --kubeconfig");
@@ -220,7 +220,7 @@ fn new_taint(key: &str, value: &str, effect: &str) -> Result<NodeTaint, String> 
         return Err(format!("{value:?} is not the value of a taint"));
     }
     if !NodeTaint::EFFECTS.contains(&effect) {
-        return Err(format!("{effect:?} is none of {}", NodeTaint::EFFECTS.join(", ")));
+        return Err(format!("{effect:?} is unknown; use one of {}", NodeTaint::EFFECTS.join(", ")));
     }
     Ok(NodeTaint { key: key.to_owned(), value: value.to_owned(), effect: effect.to_owned() })
 }
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!((cluster.kubeconfig, &*cluster.server), (Some(missing.clone()), "https://192.0.2.1:6443"));
         assert_eq!((cluster.bootstrap_kubeconfig, cluster.rotate_certificates), (Some(bootstrap), true));
         let faults = load_text(&text, &[&of_bootstrap]).0.err().unwrap_or_default();
-        let expected = "flags: --bootstrap-kubeconfig: needs --kubeconfig: the file that is written with it";
+        let expected = "flags: --bootstrap-kubeconfig: needs --kubeconfig: the file that it writes";
         assert_eq!(faults, [expected]);
         let faults = load_text(&text, &["--bootstrap-kubeconfig=/nowhere/b", &of_node]).0.err().unwrap_or_default();
         let expected = "flags: --bootstrap-kubeconfig: /nowhere/b: there is no such file; write one (kubeadm and k3s do), or start without --kubeconfig";
@@ -355,12 +355,12 @@ mod tests {
     fn an_unspecified_address_names_a_family_and_is_alone() {
         let read = |flag: &str| load_text(KUBELET_HEAD, &[flag]).0.map(|config| config.node_ip.to_string());
         assert_eq!((read("--node-ip=::"), read("--node-ip=0.0.0.0")), (Ok("::".into()), Ok("0.0.0.0".into())));
-        let error = "flags: --node-ip: :: is no address: it has to be alone".to_owned();
+        let error = "flags: --node-ip: :: is not allowed together with other addresses".to_owned();
         assert_eq!(read("--node-ip=::,192.0.2.1"), Err(vec![error]));
     }
 
     #[test]
-    fn mistakes_are_told_with_their_remedy() {
+    fn mistakes_are_reported_with_their_remedy() {
         let text = format!(
             "{KUBELET_HEAD}nodeLeaseDurationSeconds: 2\nnodeStatusReportFrequency: soon\nnodeStatusMaxImages: -2\n\
              registerWithTaints: [{{key: a, effect: Never}}]\n"
@@ -377,9 +377,9 @@ mod tests {
             "config.yaml:3:27: nodeLeaseDurationSeconds: must be 4 or more",
             "config.yaml:4:28: nodeStatusReportFrequency: \"soon\" is not a duration such as 5m",
             "config.yaml:5:22: nodeStatusMaxImages: must be -1, for all of them, or more",
-            "config.yaml:6:22: registerWithTaints: \"Never\" is none of NoSchedule, PreferNoSchedule, NoExecute",
-            "flags: --register-with-taints: \"x\": \"\" is none of NoSchedule, PreferNoSchedule, NoExecute",
-            "flags: --cloud-provider: \"aws\" is not there; use external, or leave the flag out",
+            "config.yaml:6:22: registerWithTaints: \"Never\" is unknown; use one of NoSchedule, PreferNoSchedule, NoExecute",
+            "flags: --register-with-taints: \"x\": \"\" is unknown; use one of NoSchedule, PreferNoSchedule, NoExecute",
+            "flags: --cloud-provider: \"aws\" is not supported; use external, or omit the flag",
             "flags: --node-ip: \"::1\" is not an address of a node",
             "flags: --node-labels: \"a b\" is not a label such as site=lab",
             "flags: --kubeconfig: /nowhere/kubeconfig: there is no such file; write one (kubeadm and k3s do), or start without --kubeconfig",

@@ -89,7 +89,7 @@ impl Judge {
             self.keys(provider.entries, CREDENTIAL_PROVIDER, &path);
             if let Some(provider) = self.credential_provider(provider, at, &path, directory) {
                 if !names.insert(provider.name.clone()) {
-                    self.error(Some(at), &format!("{path}.name"), format!("{:?} is there already", provider.name));
+                    self.error(Some(at), &format!("{path}.name"), format!("{:?} is already defined", provider.name));
                 }
                 config.credential_providers.push(provider);
             }
@@ -111,7 +111,7 @@ impl Judge {
         }
         let (version, version_at) = map.text("apiVersion").unwrap_or(("", at));
         if !REQUEST_VERSIONS.contains(&version) {
-            let message = format!("{version:?} is none of {}", REQUEST_VERSIONS.join(", "));
+            let message = format!("{version:?} is unknown; use one of {}", REQUEST_VERSIONS.join(", "));
             self.error(Some(version_at), &field("apiVersion"), message);
         }
         let images = map.texts("matchImages");
@@ -212,7 +212,7 @@ impl Judge {
                 self.error(Some(at), path, format!("{text:?} is not the key of an annotation"));
             }
             if keys.iter().any(|known| known == text) {
-                self.error(Some(at), path, format!("{text:?} is there already"));
+                self.error(Some(at), path, format!("{text:?} is already listed"));
             }
             keys.push(text.to_owned());
         }

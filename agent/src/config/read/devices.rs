@@ -18,7 +18,7 @@ impl Judge {
         for Entry { key, position, node } in map.map(KEY) {
             let path = format!("{KEY}.{key}");
             if !is_device(key) {
-                let message = "is no extended resource; name it with a domain, as example.com/modem";
+                let message = "is not an extended resource; name it with a domain, as example.com/modem";
                 self.error(Some(*position), &path, message);
                 continue;
             }
@@ -57,7 +57,7 @@ impl Judge {
                 ("permissions", Value::Text(text)) => {
                     device.permissions.clone_from(text);
                     let known = !text.is_empty() && text.chars().all(|letter| "rwm".contains(letter));
-                    (!known).then(|| format!("{text:?} is not made of r, w and m"))
+                    (!known).then(|| format!("{text:?} may contain only r, w and m"))
                 }
                 (known, other) if FIELDS.contains(&known) => Some(format!("has a wrong type: {}", other.kind())),
                 _ => Some(format!("unknown key; a device has {}", FIELDS.join(", "))),

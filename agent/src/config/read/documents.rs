@@ -159,7 +159,7 @@ impl Judge {
                 self.error(Some(at), "maxParallelImagePulls", format!("{most} is not 1 or more"));
             }
             (Some((most, at)), true) if most > 1 => {
-                let message = format!("{most} cannot be while serializeImagePulls is true");
+                let message = format!("{most} is not possible while serializeImagePulls is true");
                 self.error(Some(at), "maxParallelImagePulls", message);
             }
             (Some((most, _)), false) => config.max_parallel_pulls = usize::try_from(most).unwrap_or(usize::MAX),
@@ -177,7 +177,7 @@ impl Judge {
                 "containers" => Some(GuardMode::Containers),
                 "strict" => Some(GuardMode::Strict),
                 _ => {
-                    let message = format!("{mode:?} is none of off, audit, containers, strict");
+                    let message = format!("{mode:?} is unknown; use one of off, audit, containers, strict");
                     return self.error(Some(at), "manifestGuard", message);
                 }
             };
@@ -200,7 +200,7 @@ impl Judge {
             self.warn(
                 None,
                 "manifestGuardExecutables",
-                "and manifestGuardCgroups have an effect with manifestGuard: strict only",
+                "and manifestGuardCgroups only have an effect with manifestGuard: strict",
             );
         }
     }
@@ -219,7 +219,7 @@ impl Judge {
             return Some(KeyLocation::Encrypted(path.into()));
         }
         let message = format!(
-            "{text:?} is neither an absolute path, nor systemd-creds: and one, nor credential: and the name of a systemd credential"
+            "{text:?} is not a key; use an absolute path, systemd-creds: and a path, or credential: and the name of a systemd credential"
         );
         self.error(Some(at), "secretEncryptionKey", message);
         None
@@ -255,7 +255,11 @@ impl Judge {
             match ManifestWatch::ALL.into_iter().find(|watch| watch.as_str() == name) {
                 Some(watch) => config.manifest_watch = watch,
                 None => {
-                    self.error(Some(at), "manifestWatch", format!("{name:?} is none of auto, inotify, fanotify, ebpf"));
+                    self.error(
+                        Some(at),
+                        "manifestWatch",
+                        format!("{name:?} is unknown; use one of auto, inotify, fanotify, ebpf"),
+                    );
                 }
             }
         }

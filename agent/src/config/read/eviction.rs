@@ -128,7 +128,7 @@ impl Judge {
                 self.error(
                     Some(entry.position),
                     &path,
-                    format!("is no eviction signal; there are {}", known.join(", ")),
+                    format!("is not an eviction signal; use one of {}", known.join(", ")),
                 );
                 continue;
             };

@@ -71,7 +71,7 @@ fn mistakes_name_key_and_remedy() {
     let cases = [
         (
             "evictionHard: {memory.free: 1Mi}",
-            "config.yaml:3:16: evictionHard.memory.free: is no eviction signal; there are memory.available, ",
+            "config.yaml:3:16: evictionHard.memory.free: is not an eviction signal; use one of memory.available, ",
         ),
         (
             "evictionHard: {memory.available: lots}",

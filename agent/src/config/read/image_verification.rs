@@ -24,7 +24,7 @@ impl Judge {
             "AlwaysVerify" => VerificationPolicy::AlwaysVerify,
             other => {
                 let message = format!(
-                    "{other:?} is none of NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages, AlwaysVerify"
+                    "{other:?} is unknown; use one of NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages, AlwaysVerify"
                 );
                 return self.error(named.map(|(_, at)| at), POLICY, message);
             }

@@ -18,7 +18,7 @@ impl Judge {
             let path = format!("{KEY}.{key}");
             let Some((_, source)) = SOURCES.iter().find(|(name, _)| name == key) else {
                 let names = SOURCES.map(|(name, _)| name).join(", ");
-                self.error(Some(*position), &path, format!("is no source of pods; there are {names}"));
+                self.error(Some(*position), &path, format!("is not a source; use {names}"));
                 continue;
             };
             let level = match &node.value {
@@ -29,7 +29,7 @@ impl Judge {
                 Some(level) => config.pod_security = config.pod_security.with(*source, level),
                 None => {
                     let names = SecurityLevel::NAMES.join(", ");
-                    self.error(Some(node.position), &path, format!("is no level; there are {names}"));
+                    self.error(Some(node.position), &path, format!("is not a level; use {names}"));
                 }
             }
         }

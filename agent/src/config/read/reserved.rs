@@ -40,11 +40,11 @@ impl Judge {
             || [PODS, NONE].into_iter().chain([SYSTEM, KUBE].into_iter().flat_map(|[all, part, _]| [all, part]));
         for (index, (name, at)) in names.iter().enumerate() {
             if names[..index].iter().any(|(before, _)| before == name) {
-                self.error(Some(*at), ENFORCE, format!("{name:?} is there twice"));
+                self.error(Some(*at), ENFORCE, format!("{name:?} is listed twice"));
             } else if *name == NONE && names.len() > 1 {
-                self.error(Some(*at), ENFORCE, "\"none\" has to be alone");
+                self.error(Some(*at), ENFORCE, "\"none\" cannot be combined with others");
             } else if !valid().any(|known| known == *name) {
-                let message = format!("{name:?} is none of {}", valid().collect::<Vec<_>>().join(", "));
+                let message = format!("{name:?} is unknown; use one of {}", valid().collect::<Vec<_>>().join(", "));
                 self.error(Some(*at), ENFORCE, message);
             }
         }
@@ -61,7 +61,7 @@ impl Judge {
         let named = |wanted: &str| names.iter().find(|(name, _)| *name == wanted);
         let (name, at) = named(all).or(named(part))?;
         if let (Some(_), Some((_, at))) = (named(all), named(part)) {
-            self.error(Some(*at), ENFORCE, format!("{part:?} beside {all:?}: name one of them"));
+            self.error(Some(*at), ENFORCE, format!("{part:?} and {all:?} exclude each other; use one of them"));
         }
         match map.text(key).filter(|(group, _)| !group.is_empty()) {
             Some((group, _)) => Some(ReservedCgroup { group: group.into(), compressible_only: *name == part }),
@@ -157,11 +157,14 @@ mod tests {
             assert_eq!(read(list).0.map(|config| config.limit_all_pods), Ok(limited), "{list}");
         }
         for (list, error) in [
-            ("[pods, none]", "\"none\" has to be alone"),
-            ("[pods, pods]", "\"pods\" is there twice"),
-            ("[qos]", "\"qos\" is none of pods, none, system-reserved, "),
+            ("[pods, none]", "\"none\" cannot be combined with others"),
+            ("[pods, pods]", "\"pods\" is listed twice"),
+            ("[qos]", "\"qos\" is unknown; use one of pods, none, system-reserved, "),
             ("[kube-reserved]", "\"kube-reserved\" needs kubeReservedCgroup, the cgroup to limit"),
-            ("[system-reserved, system-reserved-compressible]", "-compressible\" beside \"system-reserved\": name one"),
+            (
+                "[system-reserved, system-reserved-compressible]",
+                "-compressible\" and \"system-reserved\" exclude each other; use one",
+            ),
         ] {
             let errors = read(list).0.map(drop).map_err(|errors| format!("{errors:?}").replace("\\\"", "\""));
             assert!(errors.as_ref().is_err_and(|errors| errors.contains(error)), "{list}: {errors:?}");

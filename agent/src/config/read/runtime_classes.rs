@@ -78,7 +78,7 @@ fn set(class: &mut RuntimeClass, key: &str, value: &Value) -> Result<(), String>
 
 fn file(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    if path.is_absolute() { Ok(path) } else { Err(format!("{text:?} is no absolute path")) }
+    if path.is_absolute() { Ok(path) } else { Err(format!("{text:?} is not an absolute path")) }
 }
 
 pub(super) fn cdi_device(node: &Node) -> Result<String, String> {
@@ -86,7 +86,7 @@ pub(super) fn cdi_device(node: &Node) -> Result<String, String> {
     let parts = text.split_once('=').and_then(|(kind, name)| Some((kind.split_once('/')?, name)));
     let is_device =
         parts.is_some_and(|((vendor, class), name)| [vendor, class, name].iter().all(|part| !part.is_empty()));
-    if is_device { Ok(text.clone()) } else { Err(format!("{text:?} is no CDI device; write vendor.com/class=name")) }
+    if is_device { Ok(text.clone()) } else { Err(format!("{text:?} is not a CDI device; write vendor.com/class=name")) }
 }
 
 /// Why the field cannot be set for the class's runtime.

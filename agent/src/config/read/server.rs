@@ -102,7 +102,7 @@ impl Judge {
                 Some(Named::Spoken(suite)) => suites.push(suite),
                 Some(Named::OfTls13) => {}
                 Some(Named::Old) => old.push(name),
-                None => self.error(at, key, format!("{name:?} is no cipher suite of Go's")),
+                None => self.error(at, key, format!("{name:?} is not a cipher suite of Go")),
             }
         }
         let Some(at) = first else { return };
@@ -110,10 +110,10 @@ impl Judge {
             self.error(
                 at,
                 key,
-                format!("none of {} is spoken; name an ECDHE suite with GCM or CHACHA20", old.join(", ")),
+                format!("none of {} is supported; name an ECDHE suite with GCM or CHACHA20", old.join(", ")),
             );
         } else if !old.is_empty() {
-            self.warn(at, key, format!("{} are not spoken: they are not safe", old.join(", ")));
+            self.warn(at, key, format!("{} are not supported: they are not secure", old.join(", ")));
         }
         server.cipher_suites = suites;
     }
@@ -123,7 +123,7 @@ impl Judge {
         for (number, at) in map.ints(KEY) {
             match numbered(number) {
                 Ok(group) if server.key_exchanges.contains(&group) => {
-                    self.error(Some(at), KEY, format!("{number} is there twice"));
+                    self.error(Some(at), KEY, format!("{number} is listed twice"));
                 }
                 Ok(group) => server.key_exchanges.push(group),
                 Err(mistake) => self.error(Some(at), KEY, mistake),
@@ -203,8 +203,8 @@ impl Judge {
         let CertificateParts { certificate, key } = std::mem::take(&mut self.certificate);
         match (certificate, key) {
             (Some((certificate, _)), Some((key, _))) => server.certificate = Some((certificate, key)),
-            (Some((_, at)), None) => self.error(at, "tlsCertFile", "needs tlsPrivateKeyFile beside it"),
-            (None, Some((_, at))) => self.error(at, "tlsPrivateKeyFile", "needs tlsCertFile beside it"),
+            (Some((_, at)), None) => self.error(at, "tlsCertFile", "needs tlsPrivateKeyFile too"),
+            (None, Some((_, at))) => self.error(at, "tlsPrivateKeyFile", "needs tlsCertFile too"),
             (None, None) => {}
         }
     }
@@ -249,7 +249,11 @@ impl Judge {
     /// What both documents say together.
     pub(super) fn server_as_a_whole(&mut self, server: &ServerSettings) {
         if self.tokens_wanted && !server.reviews {
-            self.warn(None, "authentication.webhook", "has no effect without --kubeconfig: no token is taken");
+            self.warn(
+                None,
+                "authentication.webhook",
+                "has no effect without --kubeconfig: no bearer token is accepted",
+            );
         }
         if server.certificate_by_request && !server.reviews {
             self.error(
@@ -259,7 +263,7 @@ impl Judge {
             );
         }
         if server.certificate_by_request && server.certificate.is_some() {
-            self.warn(None, "tlsCertFile", "is not used: serverTLSBootstrap asks the apiserver for a certificate");
+            self.warn(None, "tlsCertFile", "is not used: with serverTLSBootstrap the apiserver issues the certificate");
         }
         if server.api().is_none() {
             return;
@@ -270,7 +274,7 @@ impl Judge {
             self.warn(
                 None,
                 "authorization.mode",
-                "is Webhook, and without --kubeconfig there is no apiserver to ask: kubelet's API is refused to everybody; list names in serverAllowedNames, or set AlwaysAllow",
+                "is Webhook, and without --kubeconfig there is no apiserver that could decide: kubelet's API refuses every caller; list names in serverAllowedNames, or set AlwaysAllow",
             );
         }
         if server.anonymous && server.mode == AuthorizationMode::AlwaysAllow {

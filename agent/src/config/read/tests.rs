@@ -299,10 +299,10 @@ fn all_errors_are_reported_at_once_with_their_positions() {
         "config.yaml:7:3: clusterDNS: expected a list of texts, found a whole number",
         "config.yaml:8:16: clusterDomain: expected text, found true or false",
         "config.yaml:11:3: authentication.webhok: no such key; did you mean webhook?",
-        "config.yaml:20:1: staticPodPath: no such key; it belongs to KubeletConfiguration",
+        "config.yaml:20:1: staticPodPath: no such key; it belongs in KubeletConfiguration",
         "config.yaml:12:15: cgroupDriver: \"systemdd\" is neither cgroupfs nor systemd",
         "config.yaml:9:22: containerLogMaxSize: \"10MB\" is not a size such as 10Mi",
-        "config.yaml:13:24: maxParallelImagePulls: 4 cannot be while serializeImagePulls is true",
+        "config.yaml:13:24: maxParallelImagePulls: 4 is not possible while serializeImagePulls is true",
         "config.yaml:19:15: runDirectory: \"run\" is not an absolute path",
         "config.yaml:21:14: snapshotter: blockfile is not supported: its snapshots need loop devices; use overlayfs, native, \
          btrfs or devmapper",

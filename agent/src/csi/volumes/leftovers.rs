@@ -78,13 +78,13 @@ impl CsiVolumes {
     async fn clear(&self, left: Leftovers) {
         let staged = left.staged.into_iter().map(|(key, data)| async move {
             if let Err(error) = self.unstage_unused(&data).await {
-                tracing::warn!(%error, "a volume that no pod has stays staged for now");
+                tracing::warn!(%error, "unstaging an unused volume failed; retried later");
                 self.leftovers().staged.insert(key, data);
             }
         });
         let pods = left.pods.into_iter().map(|uid| async move {
             if let Err(error) = self.tear_down(&uid).await {
-                tracing::warn!(%uid, %error, "the volumes of a pod that is gone stay for now");
+                tracing::warn!(%uid, %error, "unpublishing the volumes of a removed pod failed; retried later");
                 self.leftovers().pods.insert(uid);
             }
         });
@@ -105,7 +105,7 @@ impl CsiVolumes {
             io::Result::Ok(found.map(|data| (layout.is_used(&data).unwrap_or(true), data)).collect())
         });
         let found: Vec<(bool, VolumeData)> = found.await.and_then(|found| found).unwrap_or_else(|error| {
-            tracing::warn!(%error, "volumes that were staged before are not looked for");
+            tracing::warn!(%error, "searching for volumes staged earlier failed");
             Vec::new()
         });
         join_all(found.into_iter().map(|(used, data)| async move {

@@ -42,7 +42,7 @@ impl CsiVolumes {
         let usage = match tokio::time::timeout(PATIENCE, driver.stats(&data.handle, &target)).await {
             Ok(Ok(usage)) => usage,
             Ok(Err(error)) => {
-                tracing::debug!(pod = %pod.key, driver = data.driver, %error, "no figures of a volume");
+                tracing::debug!(pod = %pod.key, driver = data.driver, %error, "reading a volume's usage failed");
                 return Vec::new();
             }
             Err(_) => return Vec::new(),

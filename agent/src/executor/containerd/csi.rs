@@ -85,7 +85,7 @@ impl ContainerdExecutor {
         let torn_down = self.unmount_csi(&pod.record.uid).await;
         if let Err(failure) = &torn_down {
             let message = pod.objects.redact(failure.message.clone());
-            tracing::warn!(pod = %pod.record.key, message, "a volume stays mounted for now");
+            tracing::warn!(pod = %pod.record.key, message, "unmounting a volume failed; retried later");
             self.reporter.event(pod, None, EventType::Warning, failure.reason, message);
         }
         torn_down

@@ -43,7 +43,7 @@ pub struct Executed {
 #[derive(Debug, thiserror::Error)]
 pub enum HandlerError {
     /// The time set for it has passed.
-    #[error("no result within its time")]
+    #[error("no result before the timeout")]
     TimedOut,
     /// The command was not run, or its exit is not known.
     #[error(transparent)]

@@ -59,7 +59,7 @@ impl ContainerdExecutor {
         match self.run_hook(pod, slot, id, |hooks| hooks.pre_stop.as_ref(), Some(deadline)).await {
             Ok(()) | Err(HookFailure::Ended) => {}
             Err(HookFailure::Late) => {
-                tracing::info!(pod = %pod.record.key, container = slot.name, "the grace period is over before the preStop hook");
+                tracing::info!(pod = %pod.record.key, container = slot.name, "the grace period expired before the preStop hook returned");
             }
             Err(HookFailure::Unknown(message) | HookFailure::Failed(message)) => {
                 self.report_hook(pod, slot, "FailedPreStopHook", "PreStopHook failed", &message);

@@ -83,7 +83,7 @@ impl ContainerdExecutor {
     pub(super) async fn forget_unwanted_pulls(&self, wanted: &HashSet<String>) -> bool {
         let forgotten = self.images.forget_unwanted(|image| wanted.contains(image)).await;
         forgotten.unwrap_or_else(|error| {
-            tracing::debug!(%error, "unfinished pulls stay for now");
+            tracing::debug!(%error, "removing unfinished pulls failed; retried later");
             false
         })
     }
@@ -129,7 +129,7 @@ impl ContainerdExecutor {
     fn image_failure(&self, pod: &PodState, slot: &ContainerSlot, image: &str, error: &ImageError) -> Failure {
         let message = format!("Failed to pull image \"{image}\": {error}");
         self.reporter.event(pod, Some(&slot.name), EventType::Warning, "Failed", message.clone());
-        tracing::warn!(pod = %pod.record.key, container = slot.name, image, %error, "image is not to be had");
+        tracing::warn!(pod = %pod.record.key, container = slot.name, image, %error, "image is not available");
         if error.is_invalid_name() {
             return Failure { reason: "InvalidImageName", message, transient: false };
         }

@@ -17,10 +17,10 @@ impl ContainerdExecutor {
             Ok(true) => {}
             Ok(false) => tracing::info!(
                 pod = %pod.record.key, image = reference,
-                "the image is here, and none of the pod's credentials is known to have pulled it"
+                "the image is present, but not known to have been pulled with any of the pod's credentials"
             ),
             Err(error) => tracing::warn!(
-                pod = %pod.record.key, image = reference, %error, "it is not known whether the pod may use the image"
+                pod = %pod.record.key, image = reference, %error, "checking whether the pod may use the image failed"
             ),
         }
         may.unwrap_or(false)

@@ -155,7 +155,7 @@ impl ContainerdExecutor {
         tracing::info!(pod = %pod.record.key, container = slot.name, started, ready, ?failed, "probe results changed");
         let written = self.containers.write_probes(id, &record).await;
         if let Err(error) = &written {
-            tracing::warn!(pod = %pod.record.key, container = slot.name, %error, "the results of its probes are not written down");
+            tracing::warn!(pod = %pod.record.key, container = slot.name, %error, "saving the container's probe results failed");
         }
         Outcome::ProbesRecorded { index, id: id.clone(), done: written.is_ok() }
     }

@@ -54,7 +54,7 @@ impl ContainerdExecutor {
         let prepared = self.timed("run_podsandbox", self.make_sandbox(pod)).await;
         if let Err(failure) = &prepared {
             self.reporter.metrics.pod_start_failed();
-            tracing::warn!(pod = %pod.record.key, reason = failure.reason, message = failure.message, "no sandbox");
+            tracing::warn!(pod = %pod.record.key, reason = failure.reason, message = failure.message, "creating the pod's sandbox failed");
             self.reporter.event(pod, None, EventType::Warning, failure.reason, failure.message.clone());
         }
         prepared.map(Arc::new)
@@ -112,7 +112,7 @@ impl ContainerdExecutor {
             }
             Err(error) => {
                 let failure = mount_failure(error);
-                tracing::warn!(pod = %pod.record.key, message = failure.message, "volumes stay as they were");
+                tracing::warn!(pod = %pod.record.key, message = failure.message, "updating the pod's volumes failed");
                 self.reporter.event(pod, None, EventType::Warning, failure.reason, failure.message.clone());
                 Err(failure)
             }
@@ -130,7 +130,7 @@ impl ContainerdExecutor {
         };
         updated.map_err(|(error, transient)| {
             let message = format!("unable to set the limits of the pod's cgroup: {error}");
-            tracing::warn!(pod = %pod.record.key, message, "the pod's cgroup stays as it was");
+            tracing::warn!(pod = %pod.record.key, message, "updating the pod's cgroup failed");
             self.reporter.event(pod, None, EventType::Warning, FAILED_POD_CGROUP, message.clone());
             Failure { reason: FAILED_POD_CGROUP, message, transient }
         })
@@ -217,14 +217,14 @@ impl ContainerdExecutor {
         let sandbox = sandbox_of(pod)?;
         match self.sandboxes.is_whole(&pod.record.uid, &sandbox.sandbox).await {
             Ok(false) => {
-                tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, "the pins of its namespaces are gone");
+                tracing::warn!(pod = %pod.record.key, uid = %pod.record.uid, "the pins of the pod's namespaces are missing; its sandbox is recreated");
                 let message = "Pod sandbox changed, it will be killed and re-created.".to_owned();
                 self.reporter.event(pod, None, EventType::Normal, "SandboxChanged", message);
                 Some(sandbox)
             }
             Ok(true) => None,
             Err(error) => {
-                tracing::warn!(pod = %pod.record.key, %error, "whether its sandbox is whole is not known");
+                tracing::warn!(pod = %pod.record.key, %error, "checking the pod's sandbox failed");
                 None
             }
         }
@@ -243,7 +243,7 @@ impl ContainerdExecutor {
         let given_back = self.volumes.give_back_disks(&pod.record.uid).await;
         given_back.map_err(|error| {
             let message = pod.objects.redact(format!("UnmountVolume.TearDown failed: {error}"));
-            tracing::warn!(pod = %pod.record.key, message, "a disk stays attached for now");
+            tracing::warn!(pod = %pod.record.key, message, "detaching a disk failed; retried later");
             self.reporter.event(pod, None, EventType::Warning, FAILED_UNMOUNT, message.clone());
             Failure { reason: FAILED_UNMOUNT, message, transient: false }
         })
@@ -325,10 +325,10 @@ impl ContainerdExecutor {
 
     /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile.
     pub(super) async fn clear(&self, uid: &PodUid) {
-        tracing::info!(%uid, "clearing what a pod that is gone left behind");
+        tracing::info!(%uid, "removing leftovers of a pod that no longer exists");
         orphan_processes::end_shims(ContainerId::pod_digits(uid)).await;
         if let Err(failure) = self.release(uid).await {
-            tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
+            tracing::warn!(%uid, message = failure.message, "removing leftovers failed; retried later");
             return;
         }
         let mut given_back = self.remove_image_volumes(uid).await;
@@ -336,17 +336,17 @@ impl ContainerdExecutor {
             given_back = self.unmount_orphan(uid).await;
         }
         if let Err(failure) = given_back {
-            tracing::warn!(%uid, message = failure.message, "left behind, and stays for now");
+            tracing::warn!(%uid, message = failure.message, "removing leftovers failed; retried later");
             return;
         }
         let pod = uid.clone();
         let removed = self.try_on_logs(uid, move |logs| logs.remove_logs_of(&pod)).await;
         if let Err(error) = removed.and_then(|removed| removed) {
-            tracing::warn!(%uid, %error, "logs are left behind, and stay for now");
+            tracing::warn!(%uid, %error, "removing leftover logs failed; retried later");
             return;
         }
         if let Err(error) = self.volumes.remove(uid).await {
-            tracing::warn!(%uid, %error, "left behind, and stays for now");
+            tracing::warn!(%uid, %error, "removing leftovers failed; retried later");
         }
     }
 }

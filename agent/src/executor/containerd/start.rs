@@ -85,9 +85,9 @@ impl ContainerdExecutor {
                 let slot = &pod.containers[index];
                 let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
                 if let Err(error) = self.containers.remove_never_ran(&id).await {
-                    tracing::debug!(%error, container = %id, "what was made of it is left to the pod's end");
+                    tracing::debug!(%error, container = %id, "leftovers of the failed start are removed with the pod");
                 }
-                tracing::warn!(pod = %pod.record.key, container = slot.name, "containerd does not let go of its id, trying the next attempt's");
+                tracing::warn!(pod = %pod.record.key, container = slot.name, "the container id is still in use in containerd; using the next attempt number");
                 Outcome::IdTaken { index, failure }
             }
             result => Outcome::Started { index, result },
@@ -221,7 +221,7 @@ impl ContainerdExecutor {
             released = self.containers.release(lease).await;
         }
         if let Err(error) = released {
-            tracing::debug!(%error, "a start's lease is left to the next sweep");
+            tracing::debug!(%error, "cannot delete the lease of a start; the next sweep deletes it");
         }
     }
 
@@ -327,14 +327,14 @@ impl ContainerdExecutor {
         let first = self.containers.create_task(&start.id, rootfs.clone(), streams).await;
         match first {
             Err(RuntimeError::Refused { message, .. }) if is_lost_mount(&message) => {
-                tracing::debug!(container = %start.id, message, "task is created once more");
+                tracing::debug!(container = %start.id, message, "the task is created again");
                 self.containers.delete_task(&start.id).await.map_err(run_error)?;
                 self.containers.create_task(&start.id, rootfs, streams).await.map_err(run_error)
             }
             // A shim that was broken off in the middle of a start may never answer again. With nothing else of the pod
             // below it (its containers start side by side), it is ended: the next start is to have another one.
             Err(error @ RuntimeError::Deadline { .. }) => {
-                tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "a shim without other work is ended");
+                tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "the container did not start; ending its shim, which serves no other container");
                 let digits = ContainerId::pod_digits(&start.pod.record.uid);
                 orphan_processes::end_idle_shims(digits, start.id.as_str().to_owned()).await;
                 Err(run_error(error))
@@ -350,7 +350,7 @@ impl ContainerdExecutor {
         let process = process::open(pid);
         let state = ContainerState { started_at: Some(now), ..ContainerState::default() };
         if let Err(error) = self.containers.write_state(&start.id, &state).await {
-            tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its start is not written down");
+            tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "recording the container's start failed");
         }
         let name = start.slot.name.as_str();
         tracing::info!(
@@ -396,7 +396,7 @@ impl ContainerdExecutor {
         let exit = Exit { code: START_ERROR_CODE, reason: START_ERROR.to_owned(), message, finished_at: now.wall };
         let state = ended_state(start.pod, Some(now.wall), &exit);
         if let Err(error) = self.containers.write_state(&start.id, &state).await {
-            tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "its end is not written down");
+            tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "recording the container's exit failed");
         }
         let mut instance =
             self.instance(start, Some(now.wall), Life::Running { pid: 0, process: None, stopping: None });

@@ -93,7 +93,11 @@ impl ContainerdExecutor {
 
     async fn layer_of(&self, pod: &PodKey, id: &ContainerId) -> Option<DiskUsage> {
         let measured = self.containers.layer_usage(id).await;
-        measured.inspect_err(|error| tracing::debug!(%pod, container = %id, %error, "its layer is not measured")).ok()
+        measured
+            .inspect_err(
+                |error| tracing::debug!(%pod, container = %id, %error, "measuring the container's layer failed"),
+            )
+            .ok()
     }
 
     async fn walk(&self, pod: &PodKey, path: PathBuf) -> Option<Walk> {
@@ -102,7 +106,7 @@ impl ContainerdExecutor {
             disk_usage(&path, Instant::now() + WALK)
         });
         let walked = walked.await.and_then(|walk| walk);
-        walked.inspect_err(|error| tracing::debug!(%pod, %error, "a directory of it is not measured")).ok()
+        walked.inspect_err(|error| tracing::debug!(%pod, %error, "measuring a directory of the pod failed")).ok()
     }
 }
 
@@ -118,7 +122,8 @@ impl MeasureDisks for ContainerdExecutor {
     fn images(&self, apart: HashSet<String>) -> BoxFuture<'_, Option<ImageDisk>> {
         Box::pin(async move {
             let used = self.containers.layers_usage(&apart).await;
-            let used = used.inspect_err(|error| tracing::debug!(%error, "what layers take is not measured")).ok()?;
+            let used =
+                used.inspect_err(|error| tracing::debug!(%error, "measuring the size of image layers failed")).ok()?;
             let space = match self.images.directory().await {
                 Ok(directory) => file_system::space_of(directory).await.ok(),
                 Err(_) => None,

@@ -168,7 +168,7 @@ async fn feed(
     let Some(input) = once else { return left };
     input.point.end_input();
     if let Err(error) = control.close_stdin().await {
-        tracing::warn!(%error, "a container's input stays open");
+        tracing::warn!(%error, "closing a container's input failed");
     }
     if left {
         while client.next().await.is_some() {}

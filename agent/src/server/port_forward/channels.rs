@@ -90,7 +90,7 @@ pub(super) async fn serve(
         () = &mut writer => return drop(timeout(CLOSE_TIMEOUT, reader).await),
         () = &mut reader => return,
         () = idle.expired() => return,
-        () = target.ended(&state.observed) => tracing::debug!(pod = %target.key, "forwarding ends with its pod"),
+        () = target.ended(&state.observed) => tracing::debug!(pod = %target.key, "port forwarding ended: its pod has ended"),
         () = state.stop.cancelled() => {}
     }
     forwards.shutdown().await;

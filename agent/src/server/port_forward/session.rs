@@ -22,7 +22,7 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, state: PortForwardSta
     tokio::select! {
         () = &mut driver => return,
         () = pair_up(&mut streams, &state, &target) => {}
-        () = target.ended(&state.observed) => tracing::debug!(pod = %target.key, "forwarding ends with its pod"),
+        () = target.ended(&state.observed) => tracing::debug!(pod = %target.key, "port forwarding ended: its pod has ended"),
         () = state.stop.cancelled() => {}
     }
     let close = async { tokio::join!(streams.close(), driver) };

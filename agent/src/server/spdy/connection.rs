@@ -226,7 +226,7 @@ async fn read(mut reader: impl AsyncRead + Unpin, mut streams: Streams, mut open
                     streams.receive(frame).await;
                 }
                 Ok(None) => break,
-                Err(error) => return tracing::debug!(%error, "a SPDY connection ends"),
+                Err(error) => return tracing::debug!(%error, "a SPDY connection ended"),
             }
         }
     }

@@ -68,7 +68,7 @@ impl SpdyUpgrade {
         tokio::spawn(async move {
             match self.on.await {
                 Ok(upgraded) => serve(TokioIo::new(upgraded)).await,
-                Err(error) => tracing::debug!(%error, "a client has not waited for its SPDY connection"),
+                Err(error) => tracing::debug!(%error, "a client closed its connection before the upgrade to SPDY"),
             }
         });
         let headers = [

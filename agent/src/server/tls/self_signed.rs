@@ -13,7 +13,7 @@ pub(super) enum SelfSignedError {
     #[error(transparent)]
     Make(#[from] rcgen::Error),
     /// It could not be written.
-    #[error("{}: {source}", path.display())]
+    #[error("write {}: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
 

@@ -42,7 +42,7 @@ impl Held {
     /// What [`Held::mark`] has returned in an earlier run.
     pub(super) fn restore(mark: &str) -> Self {
         let kept = serde_json::from_str(mark).unwrap_or_else(|error| {
-            tracing::warn!(%error, "what was known of the cluster cannot be read");
+            tracing::warn!(%error, "the saved state of the cluster cannot be read");
             Kept::default()
         });
         Self { kept, ..Self::default() }
@@ -72,7 +72,7 @@ impl Held {
         if self.pods.keys().ne(lost.keys()) {
             let pods: Vec<String> = lost.keys().map(ToString::to_string).collect();
             let pods = pods.join(", ");
-            tracing::warn!(reason = %broken, pods, "pods that the apiserver does not have run on: limpet cluster accept ends them");
+            tracing::warn!(reason = %broken, pods, "pods that the apiserver does not have keep running; to end them: limpet cluster accept");
         }
         (self.kept.broken, self.pods) = (Some(broken), lost);
     }

@@ -85,7 +85,7 @@ async fn a_key_is_32_bytes_or_64_digits_that_its_owner_alone_can_read() {
     let digits = format!("{}\n", "07".repeat(KEY));
     assert_eq!(opened(digits.as_bytes(), 0o400).await.unwrap().opened(sealed.clone()), record());
     for wrong in [&[7; KEY - 1][..], &[7; KEY + 1], "0g".repeat(KEY).as_bytes(), "07".repeat(KEY + 1).as_bytes(), b""] {
-        assert!(opened(wrong, 0o600).await.unwrap_err().contains("is no key"), "{wrong:?}");
+        assert!(opened(wrong, 0o600).await.unwrap_err().contains("is not a key"), "{wrong:?}");
     }
     assert!(opened(&[7; KEY], 0o640).await.unwrap_err().contains("chmod 600"));
     let credential = KeyLocation::Credential("key".to_owned());

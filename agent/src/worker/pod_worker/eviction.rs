@@ -106,7 +106,7 @@ impl PodWorker {
     /// Has other pods end so that this one can start. It is woken when what they had is free.
     pub(super) fn preempt(&mut self, victims: &[Arc<PodRecord>]) {
         for victim in victims {
-            tracing::info!(pod = %self.key, victim = %victim.key, "a pod ends in order to admit a critical one");
+            tracing::info!(pod = %self.key, victim = %victim.key, "a pod is terminated to admit a critical pod");
         }
         self.orders.victims.extend(victims.iter().cloned());
     }

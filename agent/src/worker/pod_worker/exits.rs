@@ -32,7 +32,7 @@ impl PodWorker {
             // Its shim hangs, and may go on.
             Ok(Some(_)) => {}
             // containerd's return brings the whole state.
-            Err(error) => tracing::debug!(container = %id, %error, "how it is is not known"),
+            Err(error) => tracing::debug!(container = %id, %error, "reading the container's state failed"),
         }
     }
 

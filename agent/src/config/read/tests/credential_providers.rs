@@ -104,7 +104,7 @@ fn token_attributes_that_kubelet_refuses_are_refused() {
             "tokenAttributes: needs the apiVersion credentialprovider.kubelet.k8s.io/v1",
         ),
         (with(&format!("{required}: ['a b']")), "\"a b\" is not the key of an annotation"),
-        (with(&format!("{optional}: [a, a]")), "optionalServiceAccountAnnotationKeys: \"a\" is there already"),
+        (with(&format!("{optional}: [a, a]")), "optionalServiceAccountAnnotationKeys: \"a\" is already listed"),
         (with(&format!("{required}: [a], {optional}: [a]")), "the annotation \"a\" is both required and optional"),
         (
             edited("true", &format!("false, {required}: [a]")),
@@ -129,7 +129,7 @@ fn the_files_of_a_directory_are_read_in_the_order_of_their_names() {
     };
     assert_eq!(names(&files), Ok(vec!["first".to_owned(), "second".to_owned()]));
     let error = names(&[("c/1.yaml", &*first), ("c/2.yaml", &first)]).unwrap_err();
-    assert!(error.contains("c/2.yaml:4:3: providers[0].name: \"first\" is there already"), "{error}");
+    assert!(error.contains("c/2.yaml:4:3: providers[0].name: \"first\" is already defined"), "{error}");
     let error = names(&[("c/notes.txt", "")]).unwrap_err();
     assert!(error.contains("has no .json, .yaml or .yml file"), "{error}");
 }
@@ -149,7 +149,10 @@ fn what_kubelet_refuses_is_refused() {
     let table = [
         (edited("name: ecr", "name: ../ecr"), "providers[0].name: \"../ecr\" is not the name of a file"),
         (edited("name: ecr", "name: ''"), "providers[0].name: \"\" is not the name of a file"),
-        (edited(V1, "v1"), "providers[0].apiVersion: \"v1\" is none of credentialprovider.kubelet.k8s.io/v1,"),
+        (
+            edited(V1, "v1"),
+            "providers[0].apiVersion: \"v1\" is unknown; use one of credentialprovider.kubelet.k8s.io/v1,",
+        ),
         (edited("12h", "-12h"), "providers[0].defaultCacheDuration: must be a duration"),
         (edited("  defaultCacheDuration: 12h\n", ""), "providers[0].defaultCacheDuration: must be a duration"),
         (edited("'*.ecr.example.com', 'q.io:5000/team'", ""), "providers[0].matchImages: at least one is required"),

@@ -56,7 +56,7 @@ fn the_verification_of_images_is_checked_as_in_kubelet() {
     for (text, expected) in [
         (
             "Sometimes\n",
-            "\"Sometimes\" is none of NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages, AlwaysVerify",
+            "\"Sometimes\" is unknown; use one of NeverVerify, NeverVerifyPreloadedImages, NeverVerifyAllowlistedImages, AlwaysVerify",
         ),
         (
             "NeverVerify\npreloadedImagesVerificationAllowlist: [q.io/a]\n",

@@ -12,14 +12,14 @@ fn a_wrong_device_is_an_error_with_its_place() {
     let (config, _, _) = load_text(&text, &[]);
     let message = config.unwrap_err().join("\n");
     for part in [
-        "devices.modem: is no extended resource",
+        "devices.modem: is not an extended resource",
         "devices.x.io/none.paths: is missing",
         "devices.x.io/text: expected a map",
         "devices.x.io/out.paths: must be paths below /dev",
         "devices.x.io/up.paths: must be paths below /dev",
-        "devices.x.io/all.permissions: \"all\" is not made of",
+        "devices.x.io/all.permissions: \"all\" may contain only r, w and m",
         "devices.x.io/key.path: unknown key",
-        "devices.x.io/cdi.cdi: \"gpu\" is no CDI device; write vendor.com/class=name",
+        "devices.x.io/cdi.cdi: \"gpu\" is not a CDI device; write vendor.com/class=name",
     ] {
         assert!(message.contains(part), "{part}: {message}");
     }
@@ -37,13 +37,13 @@ fn a_wrong_runtime_class_is_an_error_with_its_place() {
     for part in [
         "\"Bad Name\" is not the name of a runtime class",
         "runtimeClasses.text: expected a map, found text",
-        "runtimeClasses.a.binary: \"crun\" is no absolute path",
+        "runtimeClasses.a.binary: \"crun\" is not an absolute path",
         "runtimeClasses.b.binary: expected text",
         "runtimeClasses.c.path: unknown key; a runtime class has runtime, binary, config, noPivotRoot",
         "runtimeClasses.d.config: io.containerd.runc.v2 has no configuration file",
         "runtimeClasses.e.binary: only io.containerd.runc.v2 takes it",
         "runtimeClasses.f.noPivotRoot: expected true or false",
-        "runtimeClasses.f.devices: \"gpu\" is no CDI device; write vendor.com/class=name",
+        "runtimeClasses.f.devices: \"gpu\" is not a CDI device; write vendor.com/class=name",
         "runtimeClasses.g.devices: expected a list",
         "runtimeClasses.h.noNewKeyring: only io.containerd.runc.v2 takes it",
     ] {
@@ -59,7 +59,7 @@ fn an_invalid_guard_setting_is_an_error() {
     for mode in ["on", "everybody"] {
         let text = format!("{LIMPET_HEAD}manifestGuard: {mode}\n");
         let faults = load_text(&text, &[]).0.unwrap_err();
-        assert!(faults[0].contains("none of off, audit, containers, strict"), "{faults:?}");
+        assert!(faults[0].contains("use one of off, audit, containers, strict"), "{faults:?}");
     }
     let text = format!("{LIMPET_HEAD}manifestGuard: strict\nmanifestGuardCgroups: [system.slice]\n");
     let faults = load_text(&text, &[]).0.unwrap_err();
@@ -68,7 +68,10 @@ fn an_invalid_guard_setting_is_an_error() {
     let text = format!("{LIMPET_HEAD}manifestGuard: containers\nmanifestGuardExecutables: [/bin/a]\n");
     let (config, warnings, _) = load_text(&text, &["--pod-manifest-path=/m"]);
     assert_eq!(config.unwrap().guard.mode, Some(GuardMode::Containers));
-    assert!(warnings.len() == 1 && warnings[0].contains("manifestGuard: strict only"), "{warnings:?}");
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("only have an effect with manifestGuard: strict"),
+        "{warnings:?}"
+    );
 }
 
 #[test]
@@ -80,7 +83,7 @@ fn the_key_of_secrets_is_a_file_or_a_credential() {
     assert_eq!(encrypted, Some(KeyLocation::Encrypted("/etc/limpet/secret.cred".into())));
     for wrong in ["key", "systemd-creds:secret.cred", "'credential:'", "credential:a/b", "credential:..", "''"] {
         let faults = read(wrong).unwrap_err();
-        assert!(faults[0].contains("secretEncryptionKey") && faults[0].contains("neither"), "{wrong}: {faults:?}");
+        assert!(faults[0].contains("secretEncryptionKey") && faults[0].contains("is not a key"), "{wrong}: {faults:?}");
     }
 }
 
@@ -90,9 +93,9 @@ fn a_wrong_source_or_level_of_pod_security_is_an_error_with_its_place() {
         load_text(&format!("{LIMPET_HEAD}podSecurity:\n  http: baseline\n  file: strict\n  push: 1\n"), &[]);
     let message = config.unwrap_err().join("\n");
     for part in [
-        "podSecurity.http: is no source of pods; there are file, push, url, apiserver",
-        "podSecurity.file: is no level; there are privileged, baseline, restricted",
-        "podSecurity.push: is no level",
+        "podSecurity.http: is not a source; use file, push, url, apiserver",
+        "podSecurity.file: is not a level; use privileged, baseline, restricted",
+        "podSecurity.push: is not a level",
     ] {
         assert!(message.contains(part), "{part}: {message}");
     }

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_server_that_cannot_be_is_an_error_and_one_that_admits_nobody_a_warning() {
+fn an_impossible_server_is_an_error_and_one_that_admits_no_caller_a_warning() {
     let text = format!(
         "{KUBELET_HEAD}staticPodPath: /m\nport: 70000\naddress: everywhere\ntlsCertFile: /a.crt\ntlsMinVersion: VersionTLS14\n\
          authorization:\n  mode: RBAC\n---\n{LIMPET_HEAD}serverAllowedNames: ['group:']\n"
@@ -14,18 +14,19 @@ fn a_server_that_cannot_be_is_an_error_and_one_that_admits_nobody_a_warning() {
         "config.yaml:7:16: tlsMinVersion: \"VersionTLS14\" is neither VersionTLS12 nor VersionTLS13",
         "config.yaml:9:9: authorization.mode: \"RBAC\" is neither AlwaysAllow nor Webhook",
         "config.yaml:13:22: serverAllowedNames: a name is empty",
-        "config.yaml:6:14: tlsCertFile: needs tlsPrivateKeyFile beside it",
+        "config.yaml:6:14: tlsCertFile: needs tlsPrivateKeyFile too",
     ];
     assert_eq!(load_text(&text, &[]).0.unwrap_err(), expected);
     let text = format!("{KUBELET_HEAD}staticPodPath: /m\nauthentication: {{x509: {{clientCAFile: /ca.crt}}}}\n");
-    let expected = "config.yaml: authorization.mode: is Webhook, and without --kubeconfig there is no apiserver to ask: \
-                    kubelet's API is refused to everybody; list names in serverAllowedNames, or set AlwaysAllow";
+    let expected = "config.yaml: authorization.mode: is Webhook, and without --kubeconfig there is no apiserver that could \
+                    decide: kubelet's API refuses every caller; list names in serverAllowedNames, or set AlwaysAllow";
     assert_eq!(load_text(&text, &[]).1, [expected]);
     let text =
         format!("{KUBELET_HEAD}staticPodPath: /m\nauthentication: {{webhook: {{enabled: true, cacheTTL: soon}}}}\n");
     let expected = "config.yaml:4:53: authentication.webhook.cacheTTL: \"soon\" is not a duration such as 2m";
     assert_eq!(load_text(&text, &[]).0.unwrap_err(), [expected]);
-    let expected = "config.yaml: authentication.webhook: has no effect without --kubeconfig: no token is taken";
+    let expected =
+        "config.yaml: authentication.webhook: has no effect without --kubeconfig: no bearer token is accepted";
     assert_eq!(load_text(&text.replace("soon", "0s"), &[]).1, [expected]);
     let text = format!("{KUBELET_HEAD}staticPodPath: /m\nserverTLSBootstrap: true\n");
     let expected =
@@ -83,7 +84,7 @@ fn flags_of_the_server_win_over_the_file() {
     let expected = [
         "flags: --authorization-mode: \"RBAC\" is neither AlwaysAllow nor Webhook",
         "flags: --tls-min-version: \"1\" is neither VersionTLS12 nor VersionTLS13",
-        "flags: --tls-cipher-suites: none of TLS_RSA_WITH_AES_128_CBC_SHA is spoken; name an ECDHE suite with GCM or CHACHA20",
+        "flags: --tls-cipher-suites: none of TLS_RSA_WITH_AES_128_CBC_SHA is supported; name an ECDHE suite with GCM or CHACHA20",
     ];
     assert_eq!(load_text(&text.replace("tlsCertFile: /a.crt\n", ""), &wrong).0.unwrap_err(), expected);
 }

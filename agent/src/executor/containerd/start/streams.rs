@@ -50,7 +50,7 @@ impl ContainerdExecutor {
         let (id, attempt) = (start.id.clone(), start.attempt);
         self.on_logs(&start.pod.record.uid, move |logs| {
             if let Err(error) = logs.create_link(&record, &name, id.as_str(), attempt) {
-                tracing::warn!(pod = %record.key, container = name, %error, "no log link");
+                tracing::warn!(pod = %record.key, container = name, %error, "linking the container's log failed");
             }
         })
         .await;

@@ -65,6 +65,6 @@ pub(super) async fn remove_copies(start: &Start<'_>) {
         None => Ok(()),
     });
     if let Ok(Err(error)) = removed.await {
-        tracing::debug!(%error, "copies of a container's mounts are left to the end of its pod");
+        tracing::debug!(%error, "copies of a container's mounts are removed with its pod");
     }
 }

@@ -194,7 +194,7 @@ async fn any_certificate_will_do() {
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_recognised() {
+async fn a_server_without_tls_is_recognized() {
     let server = Server::start(vec!["HTTP/1.1 400 Bad Request\r\n\r\n".to_owned(), ok("plain")], None).await;
     let wanted = get(&action("HTTPS", server.port, "/", &[("Authorization", "secret")]), Purpose::Lifecycle);
     let getter = HttpGetter::default();
