@@ -44,7 +44,7 @@ use crate::device_plugins::DevicePlugins;
 use crate::source::api;
 use crate::status::event::Events;
 pub use facts::describe;
-use follow::{Followed, follow};
+use follow::{WatchTarget, follow};
 use limpet_apiserver::{Resource, Selector};
 use limpet_core::admission::Selectable;
 use limpet_core::merge::Desired;
@@ -56,14 +56,14 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
 pub use outbox::Unsent;
-use references::pod_certificates::Asking;
+use references::pod_certificates::CertificateContext;
 pub use reviews::{Access, ReviewError, Reviews, User};
 pub(crate) use runtime::Containerd;
 pub use runtime::{HollowRuntime, NodeRuntime, RuntimeError};
 use unsent_events::UnsentEvents;
 
 /// How many updates of a watch may wait for those who compare; then the watch waits.
-const UPDATES: usize = 16;
+const UPDATE_QUEUE_LEN: usize = 16;
 
 /// What the tasks read of the agent.
 #[derive(Debug)]
@@ -114,11 +114,11 @@ pub async fn run(
     let name = description.name.clone();
     let unsent = UnsentEvents::new(link.clone(), name.clone(), inputs.events.clone(), inputs.unsent_events);
     unsent.load().await;
-    let (of_node, node_updates) = mpsc::channel(UPDATES);
-    let (of_pods, all_pods) = mpsc::channel(UPDATES);
-    let (of_mirrors, mirror_updates) = mpsc::channel(UPDATES);
-    let (of_own, own_updates) = mpsc::channel(UPDATES);
-    let (seen, seen_by_others) = watch::channel(node::Seen::Unknown);
+    let (of_node, node_updates) = mpsc::channel(UPDATE_QUEUE_LEN);
+    let (of_pods, all_pods) = mpsc::channel(UPDATE_QUEUE_LEN);
+    let (of_mirrors, mirror_updates) = mpsc::channel(UPDATE_QUEUE_LEN);
+    let (of_own, own_updates) = mpsc::channel(UPDATE_QUEUE_LEN);
+    let (seen, seen_by_others) = watch::channel(node::NodeFromApiserver::Unknown);
     let lease = Arc::new(lease::Lease {
         link: link.clone(),
         name: name.clone(),
@@ -128,10 +128,10 @@ pub async fn run(
         version: AtomicU64::default(),
     });
     let leads = Some(Arc::clone(&lease));
-    let follow_node = Followed { resource: Resource::Nodes, selector: Selector::of_name(&name), leads };
+    let follow_node = WatchTarget { resource: Resource::Nodes, selector: Selector::of_name(&name), leads };
     let of_node_name = Selector::of_fields(format!("spec.nodeName={name}"));
-    let follow_pods = Followed { resource: Resource::AllPods, selector: of_node_name, leads: None };
-    let keeper = node::Keeper {
+    let follow_pods = WatchTarget { resource: Resource::AllPods, selector: of_node_name, leads: None };
+    let keeper = node::NodeReporter {
         link: link.clone(),
         register: inputs.config.cluster.register,
         every: inputs.config.cluster.frequencies,
@@ -154,7 +154,8 @@ pub async fn run(
         volumes: inputs.csi_volumes,
         events: inputs.events.clone(),
     };
-    let asking = Asking { node_name: name.clone(), node: seen_by_others.clone(), events: inputs.events.clone() };
+    let asking =
+        CertificateContext { node_name: name.clone(), node: seen_by_others.clone(), events: inputs.events.clone() };
     let references = references::fetch(link.clone(), inputs.desired.clone(), inputs.source, attachments, asking);
     let mirrors = mirrors::Mirrors::new(
         link.clone(),

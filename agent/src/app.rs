@@ -28,10 +28,10 @@ use tokio_util::task::TaskTracker;
 use crate::apiserver::Link;
 use crate::config::{Config, DebugHandlers, RunFlags};
 use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
-use crate::debug;
 use crate::device_plugins::DevicePlugins;
+use crate::ephemeral_containers;
 use crate::executor::containerd::ContainerdExecutor;
-use crate::executor::containerd::compose::{Backends, Parts};
+use crate::executor::containerd::compose::{Backends, ExecutorParts};
 use crate::image_gc::{ImageCollector, KnownPods};
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
 use crate::node::NodeLock;
@@ -41,8 +41,8 @@ use crate::reporter::Reporter;
 use crate::server::Health;
 use crate::server::cluster::ClusterState;
 use crate::server::cri::CriState;
-use crate::server::debug::{DebugState, SetVerbosity};
 use crate::server::debug_container::DebugContainerState;
+use crate::server::diagnostics::{DiagnosticsState, SetVerbosity};
 use crate::server::diff::{DiffState, HasImage};
 use crate::server::exec::{AttachState, ExecState};
 use crate::server::images::ImagesState;
@@ -80,7 +80,7 @@ use sources::start_sources;
 use supervision::{node_claims, supervise};
 
 /// How long the tasks may take to put down what they are doing.
-const DRAIN: Duration = Duration::from_secs(15);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long arming the guard may take: it loads BPF programs and tries each rule, on a slow processor for seconds.
 const GUARD_DEADLINE: Duration = Duration::from_secs(60);
 
@@ -102,7 +102,7 @@ pub struct Prepared {
 }
 
 /// What several parts share.
-struct Shared {
+struct SharedParts {
     config: Arc<Config>,
     backends: Backends,
     capacity: Capacity,
@@ -169,7 +169,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     let (evictor, shortages) = evictor(&shared, &executor, &sources);
-    let (debug_orders, debug) = debug::channel();
+    let (debug_orders, debug) = ephemeral_containers::channel();
     let node_state = supervise(&shared, &executor, &sources, heartbeat, offer, shortages, debug);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
     let accepted = api_updates.clone();
@@ -218,7 +218,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
             stop: stop.clone(),
         },
         ports: PortForwardState::new(observed.clone(), executor.sandboxes.clone(), idle, stop.clone()),
-        debug: DebugState { started, flags: Arc::new(flags.values()), set_verbosity },
+        diagnostics: DiagnosticsState { started, flags: Arc::new(flags.values()), set_verbosity },
     };
     let exec = streams.exec.clone();
     let on_network = server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug);
@@ -255,7 +255,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
 }
 
 /// Arms the guard before anything is read; without it, when it is demanded, nothing starts.
-async fn guard(shared: &Shared, cgroups: &Cgroups, observer: &Arc<dyn WatchObserver>) -> Result<(), AppError> {
+async fn guard(shared: &SharedParts, cgroups: &Cgroups, observer: &Arc<dyn WatchObserver>) -> Result<(), AppError> {
     let (config, pods) = (Arc::clone(&shared.config), cgroups.pods_directory());
     let arming = blocking::run(config.root_dir.clone(), GUARD_DEADLINE, move |_| manifest_guard::arm(&config, pods));
     match arming.await.unwrap_or_else(|error| Err(ArmError::Failed(error))) {
@@ -279,7 +279,7 @@ async fn guard(shared: &Shared, cgroups: &Cgroups, observer: &Arc<dyn WatchObser
 
 async fn drain(tasks: &TaskTracker) {
     tasks.close();
-    if tokio::time::timeout(DRAIN, tasks.wait()).await.is_err() {
+    if tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
         tracing::warn!(tasks = tasks.len(), "stop timed out; some tasks were still running");
     }
 }
@@ -290,7 +290,7 @@ async fn shared(
     node_network: watch::Receiver<NodeNetwork>,
     health: Health,
     stop: CancellationToken,
-) -> Shared {
+) -> SharedParts {
     let capacity = Capacity::measure(&config, node).await;
     let tasks = TaskTracker::new();
     let table = config.devices.keys().cloned().collect();
@@ -298,7 +298,7 @@ async fn shared(
     let csi_drivers = Arc::new(CsiDrivers::new(config.plugin_dir()));
     let volumes_in_use = VolumesInUse::default();
     let (events, metrics) = (Events::default(), Metrics::new(&node.name));
-    Shared {
+    SharedParts {
         claims: Arc::new(node_claims(&config, node, &capacity, &device_plugins)),
         device_plugins,
         csi: Arc::new(CsiVolumes::new(
@@ -327,7 +327,7 @@ async fn shared(
 }
 
 /// Measures what the node and its pods use, for whoever asks.
-fn meter(shared: &Shared, executor: &Arc<ContainerdExecutor>) -> Meter {
+fn meter(shared: &SharedParts, executor: &Arc<ContainerdExecutor>) -> Meter {
     let (config, measure) = (&shared.config, Arc::clone(executor) as Arc<dyn MeasureDisks>);
     let claims = ClaimMeter::new(Arc::clone(&measure), config.volume_stats_period);
     let disks = DiskMeter::new(measure, config.volume_stats_period, shared.tasks.clone(), shared.stop.clone());
@@ -343,8 +343,8 @@ fn has_image(images: Images) -> Arc<HasImage> {
 }
 
 /// The executor, over what the other parts use as well.
-async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor, AppError> {
-    let parts = Parts {
+async fn executor(shared: &SharedParts, node: NodeFacts) -> Result<ContainerdExecutor, AppError> {
+    let parts = ExecutorParts {
         config: Arc::clone(&shared.config),
         reporter: Arc::new(reporter(shared, &node)),
         node,
@@ -359,7 +359,7 @@ async fn executor(shared: &Shared, node: NodeFacts) -> Result<ContainerdExecutor
 }
 
 /// Makes room for images when there is a reason to.
-fn collect_images(shared: &Shared, images: &Images, pods: &Arc<KnownPods>) -> ImagesState {
+fn collect_images(shared: &SharedParts, images: &Images, pods: &Arc<KnownPods>) -> ImagesState {
     let collector = ImageCollector {
         images: images.clone(),
         policy: shared.config.image_gc,
@@ -372,14 +372,14 @@ fn collect_images(shared: &Shared, images: &Images, pods: &Arc<KnownPods>) -> Im
 }
 
 /// The node's own network and the pods': a change of either may be what a pod is waiting for.
-fn follow_networks(shared: &Shared, follower: NetworkFollower) {
+fn follow_networks(shared: &SharedParts, follower: NetworkFollower) {
     let (network, count, stop) = (shared.backends.network.clone(), follower.counter(), shared.stop.clone());
     shared.tasks.spawn(async move { network.watch(stop, count).await });
     shared.tasks.spawn(follower.run(shared.stop.clone()));
 }
 
 /// Follows the archives of images, and the node's resolv.conf.
-fn watch_node_files(shared: &Shared, images: &Images) {
+fn watch_node_files(shared: &SharedParts, images: &Images) {
     let stop = &shared.stop;
     let (images, watching) = (images.clone(), stop.clone());
     shared.tasks.spawn(async move { images.import_archives(watching).await });
@@ -405,7 +405,7 @@ fn watch_node_files(shared: &Shared, images: &Images) {
 }
 
 /// Where the core reports what happens.
-fn reporter(shared: &Shared, node: &NodeFacts) -> Reporter {
+fn reporter(shared: &SharedParts, node: &NodeFacts) -> Reporter {
     Reporter {
         runtime_endpoint: shared.config.runtime_endpoint.clone(),
         node_name: node.name.clone(),

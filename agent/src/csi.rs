@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 pub use self::driver::{CallError, Driver};
-pub use self::volumes::{CsiError, CsiVolumes, ExpandError, Wanted};
+pub use self::volumes::{CsiError, CsiVolumes, ExpandError, VolumeRequest};
 use limpet_core::csi_node::{DriverInfo, DriverReport};
 pub use limpet_host::volume::{InUse, VolumesInUse};
 use limpet_model::pod::{is_label_value, is_qualified_name};
@@ -44,7 +44,7 @@ pub enum RegisterError {
     Name(String),
     /// Another one has its name.
     #[error("CSI driver {name} is registered already, at {socket}", socket = socket.display())]
-    Known {
+    DriverTable {
         /// Its name.
         name: String,
         /// The other one's socket.
@@ -75,7 +75,7 @@ pub enum RegisterError {
 
 /// The drivers, and those that have gone since the agent started.
 #[derive(Debug, Default)]
-struct Known {
+struct DriverTable {
     next: RegistrationId,
     registered: BTreeMap<String, (RegistrationId, Arc<Driver>)>,
     report: DriverReport,
@@ -84,7 +84,7 @@ struct Known {
 /// All CSI drivers of the node.
 #[derive(Debug, Default)]
 pub struct CsiDrivers {
-    known: Mutex<Known>,
+    known: Mutex<DriverTable>,
     /// Counts registrations, and their ends.
     changes: watch::Sender<u64>,
     /// Where they register, for messages; `None`: nowhere.
@@ -97,7 +97,7 @@ impl CsiDrivers {
         Self { directory: directory.map(|path| path.join("plugins_registry")), ..Self::default() }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, DriverTable> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,7 +152,9 @@ impl CsiDrivers {
     fn is_free(&self, name: &str) -> Result<(), RegisterError> {
         let known = self.known();
         match known.registered.get(name) {
-            Some((_, other)) => Err(RegisterError::Known { name: name.to_owned(), socket: other.socket().to_owned() }),
+            Some((_, other)) => {
+                Err(RegisterError::DriverTable { name: name.to_owned(), socket: other.socket().to_owned() })
+            }
             None if known.registered.len() >= MAX_DRIVERS => Err(RegisterError::TooMany),
             None => Ok(()),
         }

@@ -31,11 +31,11 @@ use limpet_model::verdict::{EVICTED, Eviction, PodVerdict};
 use meter::{Measured, NodeMeter};
 
 /// What happens within this time is one look.
-const SETTLE: Duration = Duration::from_secs(1);
+const MEASURE_DELAY: Duration = Duration::from_secs(1);
 /// An attempt that ended no pod is followed by a pause of so many times its duration, within [`CHECK_INTERVALS`].
-const FRUITLESS: u32 = 20;
+const FRUITLESS_PAUSE_FACTOR: u32 = 20;
 /// How long the end of a pod may take beyond its grace period, as kubelet waits.
-const CLEANUP: Duration = Duration::from_secs(30);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The task that keeps the node from running out of memory, disk and process ids.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub struct Evictor {
 
 /// What it remembers between two looks.
 #[derive(Default)]
-struct Memory {
+struct LoopState {
     watch: ThresholdTracker,
     memory_alarm: Alarm,
     disk_alarm: Alarm,
@@ -85,7 +85,7 @@ impl Evictor {
             self.pressure.send_replace(NodePressure::from_iter([]));
             return;
         }
-        let mut memory = Memory::default();
+        let mut memory = LoopState::default();
         if self.policy.watches(Pressure::Memory) {
             memory.memory_alarm = Alarm::open(alarm::MEMORY);
         }
@@ -93,9 +93,9 @@ impl Evictor {
             memory.disk_alarm = Alarm::open(alarm::DISKS);
         }
         let mut changes = self.pods.observed.changes();
-        let (mut due, mut last) = (Some(Instant::now() + SETTLE), None::<Instant>);
+        let (mut due, mut last) = (Some(Instant::now() + MEASURE_DELAY), None::<Instant>);
         loop {
-            let soon = |pause| last.map_or(Instant::now(), |last| last + pause).max(Instant::now() + SETTLE);
+            let soon = |pause| last.map_or(Instant::now(), |last| last + pause).max(Instant::now() + MEASURE_DELAY);
             tokio::select! {
                 () = stop.cancelled() => return,
                 true = changes.next() => {
@@ -104,7 +104,7 @@ impl Evictor {
                     continue;
                 }
                 () = memory.memory_alarm.rings() => {
-                    due = earlier(due, Some(soon(SETTLE)));
+                    due = earlier(due, Some(soon(MEASURE_DELAY)));
                     continue;
                 }
                 // Processes may wait for a slow disk for hours, with room enough.
@@ -129,7 +129,7 @@ impl Evictor {
     }
 
     /// One look. Returns when to look again although nothing happens.
-    async fn look(&mut self, memory: &mut Memory) -> Option<Instant> {
+    async fn look(&mut self, memory: &mut LoopState) -> Option<Instant> {
         let measured = self.meter.measure().await;
         memory.disks_last = self.policy.pause_of_busy(Pressure::Disk, &measured.seen);
         memory.memory_lasts = self.policy.pause_of_busy(Pressure::Memory, &measured.seen);
@@ -146,9 +146,9 @@ impl Evictor {
         if let Some(threshold) = finding.starved.filter(|_| due) {
             let first = memory.reported.replace(threshold.signal) != Some(threshold.signal);
             if self.reclaim(&threshold, measured.clone(), memory, first).await {
-                return Some(Instant::now() + SETTLE);
+                return Some(Instant::now() + MEASURE_DELAY);
             }
-            let pause = (now.elapsed() * FRUITLESS).clamp(CHECK_INTERVALS.0, CHECK_INTERVALS.1);
+            let pause = (now.elapsed() * FRUITLESS_PAUSE_FACTOR).clamp(CHECK_INTERVALS.0, CHECK_INTERVALS.1);
             memory.fruitless_until = Some(Instant::now() + pause);
         }
         let observed = self.pods.observed.load();
@@ -202,7 +202,7 @@ impl Evictor {
         &mut self,
         threshold: &Threshold,
         mut measured: Measured,
-        memory: &mut Memory,
+        memory: &mut LoopState,
         first: bool,
     ) -> bool {
         let (signal, resource) = (threshold.signal, threshold.signal.resource());
@@ -246,7 +246,7 @@ impl Evictor {
         if self.orders.send(EvictionOrder { key, uid, verdict, done }).await.is_err() {
             return false;
         }
-        match tokio::time::timeout(Duration::from_secs(grace_seconds) + CLEANUP, ended).await {
+        match tokio::time::timeout(Duration::from_secs(grace_seconds) + CLEANUP_TIMEOUT, ended).await {
             // It ended by itself, or by another command.
             Ok(Err(_)) => return false,
             Ok(Ok(())) => {}

@@ -28,9 +28,9 @@ use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
 /// What happens within this time is one look: the containers of a pod that ends, the pulls of one that starts.
-const SETTLE: Duration = Duration::from_secs(1);
+const COLLECTION_DELAY: Duration = Duration::from_secs(1);
 /// The first look when nothing happens before it, as kubelet's; and the pause after one that was not possible.
-const PERIOD: Duration = Duration::from_secs(300);
+const COLLECTION_INTERVAL: Duration = Duration::from_secs(300);
 
 /// The pods that are known: those that are wanted, that lose their name to another, and that run.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ impl ImageCollector {
             return;
         }
         let (mut ledger, mut directory) = (Ledger::default(), None);
-        let mut next = Some(Instant::now() + PERIOD);
+        let mut next = Some(Instant::now() + COLLECTION_INTERVAL);
         let mut by_measurement = Instant::now();
         loop {
             tokio::select! {
@@ -118,13 +118,13 @@ impl ImageCollector {
                     if now < by_measurement || !self.is_short(&mut directory).await {
                         continue;
                     }
-                    by_measurement = now + PERIOD;
+                    by_measurement = now + COLLECTION_INTERVAL;
                 }
                 () = at(next) => {}
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(SETTLE) => {}
+                () = tokio::time::sleep(COLLECTION_DELAY) => {}
             }
             let looked = tokio::select! {
                 () = stop.cancelled() => return,
@@ -135,7 +135,7 @@ impl ImageCollector {
                 Err(error) => {
                     tracing::warn!(%error, "image garbage collection failed");
                     self.events.emit(None, None, EventType::Warning, "ImageGCFailed", error.to_string());
-                    Some(Instant::now() + PERIOD)
+                    Some(Instant::now() + COLLECTION_INTERVAL)
                 }
             };
         }
@@ -150,7 +150,7 @@ impl ImageCollector {
         let decided = Instant::now().into_std();
         let stored = self.images.stored().await?;
         let of_containers = self.images.of_containers().await?;
-        let Some(of_pods) = self.pods.images() else { return Ok(Some(PERIOD)) };
+        let Some(of_pods) = self.pods.images() else { return Ok(Some(COLLECTION_INTERVAL)) };
         let needed = |image: &StoredImage| is_named(image, &of_pods) || is_named(image, &of_containers);
         let mut look = ledger.update(stored, needed, clock::now());
         self.record_last_uses(&look.images, &look.fallen_out_of_use).await;

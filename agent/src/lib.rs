@@ -11,8 +11,8 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod csi;
-pub mod debug;
 pub mod device_plugins;
+pub mod ephemeral_containers;
 pub mod fuzz;
 
 pub mod eviction;

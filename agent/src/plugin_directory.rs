@@ -24,7 +24,7 @@ use limpet_node_api::plugin_registration::{InfoRequest, PluginInfo, Registration
 const DEVICE_PLUGIN: &str = "DevicePlugin";
 const CSI_PLUGIN: &str = "CSIPlugin";
 /// How long a call may take; kubelet gives one second, and ten for the connection.
-const DEADLINE: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pauses before a socket that does not answer is tried again; after them only another event brings another try.
 const PAUSES: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(8), Duration::from_secs(30)];
@@ -32,7 +32,7 @@ const PAUSES: [Duration; 4] =
 const MAX_SOCKETS: usize = 256;
 
 /// A socket as it was seen: inode and time of its making, in nanoseconds.
-type Seen = (u64, i64, i64);
+type SocketIdentity = (u64, i64, i64);
 
 /// Where plugins are registered.
 #[derive(Debug, Clone)]
@@ -80,7 +80,7 @@ impl Registries {
 /// Registers the plugins of `directory` until `stop`.
 pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationToken) {
     let following = async {
-        let mut known: BTreeMap<PathBuf, (Seen, Registering)> = BTreeMap::new();
+        let mut known: BTreeMap<PathBuf, (SocketIdentity, Registering)> = BTreeMap::new();
         let mut watch = match make(&directory).await {
             Ok(watch) => watch,
             Err(error) => {
@@ -119,7 +119,7 @@ async fn make(directory: &Path) -> std::io::Result<PathWatch> {
 }
 
 /// The sockets in a directory; hidden ones are being made. Blocks.
-fn sockets(directory: &Path) -> BTreeMap<PathBuf, Seen> {
+fn sockets(directory: &Path) -> BTreeMap<PathBuf, SocketIdentity> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let shown = entries.filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
     let socket = |entry: std::fs::DirEntry| {
@@ -168,7 +168,7 @@ impl Drop for Registering {
 /// Calls `GetInfo` at `path`, registers the plugin, and notifies it. After an error another attempt is made.
 async fn register(plugins: &Registries, path: &Path, registered: &OnceLock<Registered>) -> Result<(), String> {
     let channel =
-        tokio::time::timeout(DEADLINE, connect(path.to_owned())).await.map_err(|_| "no answer".to_owned())??;
+        tokio::time::timeout(CALL_TIMEOUT, connect(path.to_owned())).await.map_err(|_| "no answer".to_owned())??;
     let mut client = RegistrationClient::new(channel);
     let info = within(client.get_info(InfoRequest {})).await?;
     let name = info.name.clone();
@@ -195,6 +195,6 @@ async fn register(plugins: &Registries, path: &Path, registered: &OnceLock<Regis
 }
 
 async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, String> {
-    let answer = tokio::time::timeout(DEADLINE, call).await.map_err(|_| "no answer".to_owned())?;
+    let answer = tokio::time::timeout(CALL_TIMEOUT, call).await.map_err(|_| "no answer".to_owned())?;
     answer.map(tonic::Response::into_inner).map_err(|status| status_message(&status))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::store::{Changes, Held, Store, StoreError};
+use crate::store::{Changes, SavedCopy, Store, StoreError};
 use limpet_containerd::image::{ImageError, Images};
 use limpet_core::image_access::{ImageAccess, PullIntent, PulledImage, VerificationPolicy, access};
 use limpet_model::error_chain::error_chain;
@@ -19,7 +19,7 @@ use limpet_model::source::SourceKind;
 /// The keys of both types have no source in them.
 const SOURCE: SourceKind = SourceKind::File;
 /// What happens to the images within this time is looked at once.
-const SETTLE: Duration = Duration::from_secs(1);
+const SWEEP_DELAY: Duration = Duration::from_secs(1);
 
 /// The records of the node. Clones share them.
 #[derive(Debug, Clone, Default)]
@@ -81,7 +81,7 @@ impl State {
     }
 }
 
-impl Held for Inner {
+impl SavedCopy for Inner {
     fn everything(&self) -> Changes {
         let state = self.state();
         let mut changes = Changes::default();
@@ -214,7 +214,7 @@ impl PullRecords {
             }
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(SETTLE) => {}
+                () = tokio::time::sleep(SWEEP_DELAY) => {}
             }
             contents.mark_unchanged();
             if let Err(error) = self.forget_gone(&images).await {

@@ -42,7 +42,7 @@ use table::Table;
 pub use table::{Address, Stored};
 
 /// The page cache in bytes. The database is read once at the start and rarely written.
-const CACHE: usize = 256 << 10;
+const PAGE_CACHE_SIZE: usize = 256 << 10;
 
 /// Why the database could not be used. All errors are worth a retry at the next change.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +100,7 @@ pub struct SetAside {
 }
 
 /// Holds in memory what was saved of one source.
-pub trait Held: Debug + Send + Sync {
+pub trait SavedCopy: Debug + Send + Sync {
     /// All of it, to save it again. Called with the database locked: it must neither wait nor use the store.
     fn everything(&self) -> Changes;
 }
@@ -143,7 +143,7 @@ struct State {
     database: Option<Database>,
     /// A damaged database was replaced, and what is held in memory is not written again yet.
     rewrite: bool,
-    held: Vec<(SourceKind, Weak<dyn Held>)>,
+    held: Vec<(SourceKind, Weak<dyn SavedCopy>)>,
 }
 
 impl Store {
@@ -192,7 +192,7 @@ impl Store {
     }
 
     /// Asks `held` for what to write again when a damaged database is replaced, until `held` is dropped.
-    pub fn register<H: Held + 'static>(&self, source: SourceKind, held: &Arc<H>) {
+    pub fn register<H: SavedCopy + 'static>(&self, source: SourceKind, held: &Arc<H>) {
         let held: Weak<H> = Arc::downgrade(held);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.held.retain(|(_, held)| held.strong_count() > 0);
@@ -362,7 +362,7 @@ fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreErr
 
 fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     let file = private_file(path).map_err(|error| DatabaseError::Storage(StorageError::Io(error)))?;
-    quarantine::guarded(path, || Database::builder().set_cache_size(CACHE).create_file(file))
+    quarantine::guarded(path, || Database::builder().set_cache_size(PAGE_CACHE_SIZE).create_file(file))
 }
 
 /// The database holds Secrets: only the agent's user may read it, even if an earlier version created it readable.

@@ -14,7 +14,7 @@ pub mod supervisor;
 use std::sync::Arc;
 
 use crate::executor::Executor;
-use crate::lifecycle::followed::Followed;
+use crate::lifecycle::watched_processes::WatchedProcesses;
 use crate::reporter::Reporter;
 use inbox::EvictionOrder;
 use limpet_core::probe::ProbeGrid;
@@ -31,7 +31,7 @@ pub struct WorkerContext {
     /// The moments at which probes run.
     pub probe_grid: ProbeGrid,
     /// The processes that BPF programs report on.
-    pub followed: Arc<Followed>,
+    pub followed: Arc<WatchedProcesses>,
     /// Which pod has what of the node.
     pub node_claims: Arc<NodeClaims>,
     /// To the supervisor: pods that have to end so that another one can start.

@@ -16,7 +16,7 @@ use crate::manifest::{shell, with};
 use crate::wait;
 
 /// Generous: reached on failure only.
-const LIMIT: Duration = Duration::from_secs(300);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What happened to the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Life {
     }
 
     fn next(&self, expected: Sign) -> Result<Instant> {
-        let seen = self.signs.recv_timeout(wait::patient(LIMIT));
+        let seen = self.signs.recv_timeout(wait::patient(WAIT_TIMEOUT));
         match seen.with_context(|| format!("waited in vain for {expected:?} of {}", self.dir.display()))? {
             (sign, at) if sign == expected => Ok(at),
             (sign, _) => bail!("{}: {expected:?} was to come, not {sign:?}", self.dir.display()),

@@ -89,12 +89,12 @@ pub struct TestNode {
     pub agent: Agent,
     /// Its pod network, when it has one.
     pub cni: Option<Cni>,
-    place: Place,
+    place: NodeLocation,
 }
 
 /// The names from which all a node leaves on the machine can be found again.
 #[derive(Debug, Clone)]
-struct Place {
+struct NodeLocation {
     name: String,
     dir: PathBuf,
 }
@@ -103,7 +103,7 @@ struct Place {
 const PREFIX: &str = "limpet-test-";
 const PARENT: &str = "/var/tmp";
 
-impl Place {
+impl NodeLocation {
     fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::SeqCst);
@@ -132,7 +132,7 @@ impl Place {
 impl TestNode {
     /// A node with everything running and the demo images present.
     pub fn boot(options: &NodeOptions) -> Result<Self> {
-        let place = Place::new();
+        let place = NodeLocation::new();
         let dir = place.dir.clone();
         let guard = Guard(Some(place.clone()));
         fs::create_dir_all(dir.join("cni-none")).with_context(|| format!("{}", dir.display()))?;
@@ -390,7 +390,7 @@ impl Drop for TestNode {
 }
 
 /// Takes down what a failed boot has made so far.
-struct Guard(Option<Place>);
+struct Guard(Option<NodeLocation>);
 
 impl Guard {
     fn disarm(mut self) {

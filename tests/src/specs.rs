@@ -21,7 +21,7 @@ const SKIP_VARIABLE: &str = "LIMPET_CONFORMANCE_SKIP";
 /// After that long what is left of the specs is not run: `4h`.
 const LIMIT_VARIABLE: &str = "LIMPET_CONFORMANCE_LIMIT";
 /// The longest that all specs together may take.
-const NIGHT: Duration = Duration::from_secs(4 * 3600);
+const SUITE_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 /// Most of its time a spec waits.
 const PROCESSES: &str = "--procs=8";
 /// What the specs use of an applet that Debian's busybox lacks: the time of the day with milliseconds.
@@ -80,7 +80,7 @@ impl Specs<'_> {
         fs::create_dir_all(&reports)?;
         let log = reports.join(format!("{}.log", self.report));
         fs::remove_file(&log).ok();
-        Daemon::start(&mut starter, &log)?.wait(NIGHT)?;
+        Daemon::start(&mut starter, &log)?.wait(SUITE_TIMEOUT)?;
         let found = fs::read(dir.join(&report)).with_context(|| process::tail(&read(&log), 60))?;
         fs::write(reports.join(&report), &found)?;
         let found: Value = serde_json::from_slice(&found)?;

@@ -29,7 +29,7 @@ pub const EMULATOR: &str = "qemu-system-x86_64";
 /// The emulator of a TPM.
 pub const TPM_EMULATOR: &str = "swtpm";
 /// The memory of a machine that needs no more than usual, in MiB.
-pub const MEMORY: u32 = 1_536;
+pub const DEFAULT_MEMORY_MIB: u32 = 1_536;
 /// This machine's loopback, as a guest with a network card sees it.
 pub const LOOPBACK: &str = "10.0.2.2";
 /// What a machine's memory is called on its disk.
@@ -37,7 +37,7 @@ const KEPT: &str = "kept";
 /// What the guest's shell says first.
 const GREETING: &str = "ready";
 /// How long an emulated machine may take to boot, and any one command.
-const PATIENCE: Duration = Duration::from_secs(300);
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The directory of the image, when there is one.
 pub fn image() -> Option<PathBuf> {
@@ -96,7 +96,7 @@ pub struct Boot<'a> {
 impl<'a> Boot<'a> {
     /// A machine with nothing special.
     pub fn new(image: &'a Path, payload: &'a Path, dir: &'a Path) -> Self {
-        Self { image, payload, dir, clock: None, memory: MEMORY, kernel: "", network: false, tpm: None }
+        Self { image, payload, dir, clock: None, memory: DEFAULT_MEMORY_MIB, kernel: "", network: false, tpm: None }
     }
 }
 
@@ -121,7 +121,7 @@ impl Monitor {
 
     fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).with_context(|| format!("{}", socket.display()))?;
-        stream.set_read_timeout(Some(wait::patient(PATIENCE)))?;
+        stream.set_read_timeout(Some(wait::patient(COMMAND_TIMEOUT)))?;
         let mut monitor = Self { stream };
         monitor.answer()?;
         Ok(monitor)
@@ -209,7 +209,7 @@ impl Guest {
                 Some(Err(anyhow!("{EMULATOR} ended, {ended}: {}", qemu.log())))
             })
         })??;
-        stream.set_read_timeout(Some(wait::patient(PATIENCE)))?;
+        stream.set_read_timeout(Some(wait::patient(COMMAND_TIMEOUT)))?;
         Ok(Self { qemu, _tpm: tpm, control: BufReader::new(stream), console, monitor, disk })
     }
 
@@ -268,7 +268,7 @@ impl Guest {
 
     /// Waits until the guest has shut itself down.
     pub fn wait_off(mut self) -> Result<Disk> {
-        let ended = self.qemu.wait(PATIENCE).with_context(|| self.console())?;
+        let ended = self.qemu.wait(COMMAND_TIMEOUT).with_context(|| self.console())?;
         ensure!(ended.success(), "{EMULATOR}: {ended}: {}", self.qemu.log());
         Ok(self.disk)
     }
@@ -286,7 +286,7 @@ impl Guest {
             Ok(0) => bail!("the machine ended\n{}", self.console()),
             Ok(_) => Ok(line.trim_end().to_owned()),
             Err(error) => Err(error)
-                .with_context(|| format!("no answer within {:?}\n{}", wait::patient(PATIENCE), self.console())),
+                .with_context(|| format!("no answer within {:?}\n{}", wait::patient(COMMAND_TIMEOUT), self.console())),
         }
     }
 }

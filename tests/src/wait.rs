@@ -12,7 +12,7 @@ pub const SOON: Duration = Duration::from_secs(60);
 const PATIENCE_VARIABLE: &str = "LIMPET_TEST_PATIENCE";
 
 /// How often the observation is made.
-const STEP: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -64,7 +64,7 @@ fn watch<T>(
         if start.elapsed() > limit {
             bail!("waited {limit:?} in vain for {what}");
         }
-        std::thread::sleep(STEP);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 

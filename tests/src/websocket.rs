@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 /// How long a client waits for what is to come.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const READ_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The protocol of commands, in its newest version.
 pub const COMMANDS: &str = "v5.channel.k8s.io";
@@ -25,7 +25,7 @@ impl WebSocket {
     /// Asks the local socket for `path` in the protocol of commands.
     pub fn open(socket: &Path, path: &str) -> Result<Self> {
         let stream = UnixStream::connect(socket).with_context(|| format!("{}", socket.display()))?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
         Self::over(stream, path, COMMANDS)
     }
 
@@ -64,7 +64,7 @@ impl WebSocket {
     pub fn receive(&mut self) -> Result<Option<(u8, Vec<u8>)>> {
         let start = Instant::now();
         loop {
-            ensure!(start.elapsed() < TIMEOUT, "nothing but pings came");
+            ensure!(start.elapsed() < READ_TIMEOUT, "nothing but pings came");
             let mut head = [0; 2];
             match self.0.read_exact(&mut head) {
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),

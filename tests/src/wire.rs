@@ -51,9 +51,9 @@ struct Counters {
 }
 
 /// When Linux sends bytes on a connection again where the way is short, and how far apart the last of these moments are.
-const AGAIN: Duration = Duration::from_millis(200);
-/// See [`AGAIN`].
-const AGAIN_LATEST: Duration = Duration::from_secs(120);
+const RETRANSMISSION_TIMEOUT: Duration = Duration::from_millis(200);
+/// See [`RETRANSMISSION_TIMEOUT`].
+const MAX_RETRANSMISSION_PAUSE: Duration = Duration::from_secs(120);
 /// How many connections may wait to be accepted.
 const BACKLOG: i32 = 1_024;
 /// Longer than the kernel takes for a connection on loopback that it takes.
@@ -180,10 +180,10 @@ async fn carry(mut client: TcpStream, port: u16, counters: &Counters, state: wat
 /// Waits while everything is swallowed: until the first of the moments after that at which TCP sends again, each twice as far
 /// away as the one before.
 async fn pass(state: &watch::Receiver<State>) {
-    let mut pause = AGAIN;
+    let mut pause = RETRANSMISSION_TIMEOUT;
     while *state.borrow() == State::Swallowing {
         tokio::time::sleep(pause).await;
-        pause = AGAIN_LATEST.min(pause * 2);
+        pause = MAX_RETRANSMISSION_PAUSE.min(pause * 2);
     }
 }
 

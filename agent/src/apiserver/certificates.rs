@@ -21,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::link::{self, Link};
-use super::node::Seen;
+use super::node::NodeFromApiserver;
 use crate::config::{ClusterSettings, Config};
 use crate::private_file;
 use files::{Contents, FileError, Files};
@@ -38,7 +38,7 @@ use node_names::NodeNames;
 use signing_request::{Purpose, Verdict, verdict};
 
 /// How long a request is watched before its answer is looked up again: a human may have to approve it.
-const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const APPROVAL_WATCH_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// Why there is no new certificate.
 #[derive(Debug, thiserror::Error)]
@@ -100,9 +100,9 @@ pub(super) async fn keep(
     config: Arc<Config>,
     node: String,
     network: watch::Receiver<NodeNetwork>,
-    seen: watch::Receiver<Seen>,
+    seen: watch::Receiver<NodeFromApiserver>,
 ) {
-    let keeper = |purpose| Keeper {
+    let keeper = |purpose| CertificateRotation {
         link: link.clone(),
         files: Files::new(config.pki_dir(), purpose),
         purpose,
@@ -124,7 +124,7 @@ pub(super) async fn keep(
 }
 
 /// Keeps one certificate.
-struct Keeper {
+struct CertificateRotation {
     link: Link,
     files: Files,
     purpose: Purpose,
@@ -133,7 +133,7 @@ struct Keeper {
     chance: u64,
 }
 
-impl Keeper {
+impl CertificateRotation {
     async fn keep_client(self, settings: &ClusterSettings) {
         let Some(kubeconfig) = settings.kubeconfig.clone() else { return };
         let (mut failures, mut issued) = (0, None);
@@ -290,7 +290,7 @@ impl Keeper {
             name,
             "certificate requested; if the cluster does not approve it automatically: kubectl certificate approve {name}"
         );
-        let answered = tokio::time::timeout(PATIENCE, answer(requester, &name)).await;
+        let answered = tokio::time::timeout(APPROVAL_WATCH_TIMEOUT, answer(requester, &name)).await;
         let answer = answered.map_err(|_| CertificateError::Unanswered { name: name.clone() })??;
         let files = self.files.clone();
         let keep = move |_: &_| match answer {
@@ -308,7 +308,7 @@ impl Keeper {
 async fn wait(at: Option<Timestamp>) {
     if wall_clock::until(at).await.is_err() {
         // No timer to be had: as kubelet, which looks at the clock at times.
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(APPROVAL_WATCH_TIMEOUT).await;
     }
 }
 
@@ -352,8 +352,8 @@ impl Requester {
         let selector = Selector::of_name(name);
         let (resource, from) = (Resource::CertificateSigningRequests, WatchFrom::Version(version));
         match self {
-            Self::Bootstrap(client) => client.watch(resource, &selector, from, PATIENCE).await,
-            Self::Node(link) => link.watch(resource, &selector, from, PATIENCE).await,
+            Self::Bootstrap(client) => client.watch(resource, &selector, from, APPROVAL_WATCH_TIMEOUT).await,
+            Self::Node(link) => link.watch(resource, &selector, from, APPROVAL_WATCH_TIMEOUT).await,
         }
     }
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
 use super::link::Link;
-use super::node::Seen;
+use super::node::NodeFromApiserver;
 use crate::csi::{CsiVolumes, InUse, VolumesInUse};
 use crate::source::api;
 use crate::status::event::Events;
@@ -33,7 +33,7 @@ use limpet_model::source::SourceKind;
 #[derive(Debug, Clone)]
 pub(super) struct Attachments {
     /// The Node, with the volumes that a controller has attached to it.
-    pub(super) seen: watch::Receiver<Seen>,
+    pub(super) seen: watch::Receiver<NodeFromApiserver>,
     /// The volumes that it must not detach.
     pub(super) in_use: VolumesInUse,
     /// What drivers have mounted.
@@ -43,14 +43,14 @@ pub(super) struct Attachments {
 }
 
 /// What a look has brought.
-struct Looked {
+struct ClaimLookup {
     /// The object of the claim; `None`: there is no such claim.
     object: Option<ObjectRecord>,
     /// The volume that a controller has to attach to the node, by its name in the Node's status.
     attaching: Option<String>,
 }
 
-impl Looked {
+impl ClaimLookup {
     fn refused(key: &ObjectKey, why: String) -> Self {
         Self { object: Some(claim::refusal(key.clone(), ORIGIN, why)), attaching: None }
     }
@@ -76,7 +76,7 @@ pub(super) async fn resolve(
         link.online().await;
         let Some(pod) = user(desired, key) else { return };
         let asked = match Box::pin(look_up(link, key, &pod, &attachments, &mut in_use)).await {
-            Ok(Looked { object, attaching }) => {
+            Ok(ClaimLookup { object, attaching }) => {
                 let object = object.map(Arc::new);
                 let _ = source.send(api::Update::Object(key.clone(), object.clone())).await;
                 if let Some(found) = object.filter(|object| claim::source(object).is_ok()) {
@@ -134,7 +134,7 @@ async fn hold(desired: &Desired, key: &ObjectKey, in_use: InUse) {
 }
 
 /// Whether a controller has attached the volume, after the node reported that it uses it.
-fn is_attached(seen: &Seen, name: &str) -> bool {
+fn is_attached(seen: &NodeFromApiserver, name: &str) -> bool {
     seen.node().is_some_and(|node| node.volumes_in_use.contains(name) && node.volumes_attached.contains(name))
 }
 
@@ -152,28 +152,28 @@ async fn look_up(
     pod: &PodRecord,
     attachments: &Attachments,
     in_use: &mut Option<InUse>,
-) -> Result<Looked, RequestError> {
+) -> Result<ClaimLookup, RequestError> {
     let name = claim::of_object(&key.name);
     let volumes = pod.spec().volumes.iter().flatten();
     let mut users = volumes.filter(|volume| claim::name(pod, volume).as_deref() == Some(name));
-    let Some(user) = users.next() else { return Ok(Looked { object: None, attaching: None }) };
+    let Some(user) = users.next() else { return Ok(ClaimLookup { object: None, attaching: None }) };
     if let Some(inline) = &user.csi {
         return csi::inline(link, key, pod, &user.name, inline).await;
     }
     let resource = Resource::PersistentVolumeClaim(key.namespace.to_string(), name.to_owned());
     let claim: PersistentVolumeClaim = match link.send(Request::get(resource)).await {
         Ok(value) => decoded(value)?,
-        Err(error) if error.is_not_found() => return Ok(Looked { object: None, attaching: None }),
+        Err(error) if error.is_not_found() => return Ok(ClaimLookup { object: None, attaching: None }),
         Err(error) => return Err(error),
     };
     let volume: PersistentVolume = match claim::volume_name(&claim, pod, user) {
         Ok(name) => decoded(link.send(Request::get(Resource::PersistentVolume(name))).await?)?,
-        Err(why) => return Ok(Looked::refused(key, why)),
+        Err(why) => return Ok(ClaimLookup::refused(key, why)),
     };
     if !is_for_node(link, &volume, pod).await? {
         let volume = volume.metadata.name.unwrap_or_default();
         let why = format!("PV {volume} is not for this node: no matching NodeSelectorTerms");
-        return Ok(Looked::refused(key, why));
+        return Ok(ClaimLookup::refused(key, why));
     }
     if volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some()) {
         return csi::persistent(link, key, pod, (&claim, &volume), attachments, in_use).await;
@@ -182,7 +182,10 @@ async fn look_up(
         return iscsi::persistent(link, key, (&claim, &volume), attachments, in_use).await;
     }
     let found = claim::record(key.clone(), ORIGIN, &claim, &volume);
-    Ok(found.map_or_else(|why| Looked::refused(key, why), |object| Looked { object: Some(object), attaching: None }))
+    Ok(found.map_or_else(
+        |why| ClaimLookup::refused(key, why),
+        |object| ClaimLookup { object: Some(object), attaching: None },
+    ))
 }
 
 /// Whether the volume's node affinity, if it has one, names the pod's node.

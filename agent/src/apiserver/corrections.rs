@@ -10,7 +10,7 @@ use limpet_core::mirror::Step;
 use limpet_model::pod::PodKey;
 
 /// Between two of one pod: as often as kubelet compares.
-const PACE: Duration = Duration::from_secs(10);
+const MIN_CORRECTION_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The corrections of late.
 #[derive(Debug, Default)]
@@ -23,14 +23,14 @@ pub(super) struct Corrections {
 impl Corrections {
     /// A comparison of all pods begins at `now`.
     pub(super) fn begin(&mut self, now: Instant) {
-        self.made.retain(|_, at| now < *at + PACE);
+        self.made.retain(|_, at| now < *at + MIN_CORRECTION_INTERVAL);
         self.next = None;
     }
 
     /// Whether the step of that pod has to wait.
     pub(super) fn holds(&mut self, key: &PodKey, step: &Step) -> bool {
         let Some(at) = self.made.get(key).filter(|_| matches!(step, Step::Correct { .. })) else { return false };
-        let due = *at + PACE;
+        let due = *at + MIN_CORRECTION_INTERVAL;
         self.next = Some(self.next.map_or(due, |next| next.min(due)));
         true
     }
@@ -65,7 +65,7 @@ mod tests {
         corrections.begin(begun + Duration::from_secs(1));
         assert!(corrections.holds(&key, &correct) && !corrections.holds(&key, &report));
         assert!(!corrections.holds(&other, &correct));
-        let due = begun + PACE;
+        let due = begun + MIN_CORRECTION_INTERVAL;
         assert_eq!(corrections.next(), Some(due));
         corrections.begin(due);
         assert!(!corrections.holds(&key, &correct));

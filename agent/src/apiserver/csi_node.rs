@@ -6,7 +6,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::link::Link;
-use super::node::Seen;
+use super::node::NodeFromApiserver;
 use crate::csi::CsiDrivers;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -16,7 +16,12 @@ use limpet_core::csi_node::{Step, step};
 const MAX_STEPS: usize = 6;
 
 /// Keeps both up to date, for as long as the agent runs.
-pub(super) async fn keep(link: Link, node: String, drivers: Arc<CsiDrivers>, mut seen: watch::Receiver<Seen>) {
+pub(super) async fn keep(
+    link: Link,
+    node: String,
+    drivers: Arc<CsiDrivers>,
+    mut seen: watch::Receiver<NodeFromApiserver>,
+) {
     let (mut changes, mut beginnings) = (drivers.subscribe(), link.beginnings());
     let mut failures = 0;
     loop {
@@ -51,7 +56,7 @@ async fn report_to(
     name: &str,
     uid: &str,
     drivers: &CsiDrivers,
-    seen: &watch::Receiver<Seen>,
+    seen: &watch::Receiver<NodeFromApiserver>,
 ) -> Result<(), RequestError> {
     let report = drivers.report();
     let (patch, hidden) = match seen.borrow().node() {

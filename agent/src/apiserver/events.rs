@@ -20,12 +20,12 @@ use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 
 /// The most events that are posted at once, and the pause that follows: a burst is spread.
-const BATCH: usize = 25;
-const PAUSE: Duration = Duration::from_secs(1);
+const POST_BATCH_SIZE: usize = 25;
+const POST_BATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// How long events wait after an outage for statuses and mirrors, of which one may be refused for long.
 const STATUSES_FIRST: Duration = Duration::from_secs(10);
 /// An apiserver keeps events for an hour.
-const KEPT: SignedDuration = SignedDuration::from_hours(1);
+const EVENT_LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 
 /// Posts what happens, for as long as the agent runs.
 pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: &UnsentEvents) {
@@ -45,11 +45,11 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
             posted.retain(|name, _| all.iter().any(|event| *name == event.name(&node_name)));
             due(&all, &posted, &node_name, Timestamp::now())
         };
-        let more = news.len() > BATCH;
+        let more = news.len() > POST_BATCH_SIZE;
         let mut failed = None;
         // An apiserver may limit the events of a namespace (admission EventRateLimit): those of others go on.
         let mut limited = BTreeSet::new();
-        for event in news.into_iter().take(BATCH) {
+        for event in news.into_iter().take(POST_BATCH_SIZE) {
             let namespace = event.pod.as_ref().map(|(key, _)| key.namespace().to_owned());
             if limited.contains(&namespace) {
                 continue;
@@ -86,13 +86,13 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
                 failures += 1;
                 link.pause(failures, error.retry_after()).await;
             }
-            None if more => tokio::time::sleep(PAUSE).await,
+            None if more => tokio::time::sleep(POST_BATCH_INTERVAL).await,
             None => {
                 failures = 0;
                 unsent.all_posted().await;
                 changed.await;
                 // What happens together is posted together.
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(POST_BATCH_INTERVAL).await;
             }
         }
     }
@@ -101,7 +101,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
 /// The events that the server does not have, or not with their count.
 pub(super) fn due<'a>(all: &'a [Event], posted: &BTreeMap<String, u32>, node: &str, now: Timestamp) -> Vec<&'a Event> {
     let is_due = |event: &&Event| {
-        now.duration_since(event.last_seen) < KEPT
+        now.duration_since(event.last_seen) < EVENT_LIFETIME
             && posted.get(&event.name(node)).is_none_or(|count| *count < event.count)
     };
     all.iter().filter(is_due).collect()

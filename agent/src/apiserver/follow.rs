@@ -16,17 +16,17 @@ use limpet_apiserver::watch::{Change, Watch};
 use limpet_apiserver::{Request, RequestError, Resource, Selector, WatchFrom};
 
 /// The server ends a watch after this long, and up to twice of it, as client-go asks for.
-const LIMIT: Duration = Duration::from_secs(300);
+const WATCH_TIMEOUT: Duration = Duration::from_secs(300);
 /// The same of one object, as kubelet asks for with ConfigMaps and Secrets: a node has many such watches.
-const LIMIT_OF_ONE: Duration = Duration::from_secs(1800);
+const SINGLE_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
 /// A server that does not end it is left so much later.
-const OVERDUE: Duration = Duration::from_secs(30);
+const WATCH_TIMEOUT_MARGIN: Duration = Duration::from_secs(30);
 /// A watch that ended sooner counts as a failure, so that a server that ends each at once is not asked without pause.
-const SHORTEST: Duration = Duration::from_secs(1);
+const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 
 /// What is followed.
 #[derive(Debug)]
-pub(super) struct Followed {
+pub(super) struct WatchTarget {
     /// What to list and watch.
     pub(super) resource: Resource,
     /// Which of them.
@@ -38,7 +38,7 @@ pub(super) struct Followed {
 /// What has come of a streaming list, by UID.
 type Listing = BTreeMap<String, Value>;
 
-impl Followed {
+impl WatchTarget {
     /// Whether its list may be the beginning of its watch. Of one object a list and a watch without bookmarks are less; and what
     /// leads looks at the lease between the two.
     fn may_stream(&self) -> bool {
@@ -47,8 +47,8 @@ impl Followed {
 
     fn shortest_limit(&self) -> Duration {
         match self.leads.is_none() && self.selector.is_of_one() {
-            true => LIMIT_OF_ONE,
-            false => LIMIT,
+            true => SINGLE_WATCH_TIMEOUT,
+            false => WATCH_TIMEOUT,
         }
     }
 }
@@ -97,7 +97,7 @@ impl Start {
 }
 
 /// Sends every update; ends once the receiver is dropped.
-pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Update>) {
+pub(super) async fn follow(link: Link, what: WatchTarget, updates: mpsc::Sender<Update>) {
     let (mut failures, mut start, mut unanswered) = (0_u32, Start::Newest, false);
     let mut beginnings = link.beginnings();
     while !updates.is_closed() {
@@ -113,7 +113,7 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
         if beginnings.has_changed().unwrap_or(false) {
             continue;
         }
-        let lasted = watched.is_some_and(|watched| watched >= SHORTEST);
+        let lasted = watched.is_some_and(|watched| watched >= MIN_WATCH_DURATION);
         let asked = match &ended {
             Ok(()) if lasted => {
                 (failures, unanswered) = (0, false);
@@ -148,7 +148,7 @@ pub(super) async fn follow(link: Link, what: Followed, updates: mpsc::Sender<Upd
 /// answer that was waited for in vain took long, too, and is a failure like others.
 fn failures_after(failures: u32, watched: Option<Duration>) -> u32 {
     match watched {
-        Some(watched) if watched >= SHORTEST => 1,
+        Some(watched) if watched >= MIN_WATCH_DURATION => 1,
         _ => failures.saturating_add(1),
     }
 }
@@ -156,7 +156,7 @@ fn failures_after(failures: u32, watched: Option<Duration>) -> u32 {
 /// Begins a watch and passes on what it brings until the server or the connection ends it; and for how long it watched.
 async fn session(
     link: &Link,
-    what: &Followed,
+    what: &WatchTarget,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
 ) -> (Result<(), RequestError>, Option<Duration>) {
@@ -190,7 +190,7 @@ async fn session(
 /// that have come belong into what is returned beside it.
 async fn begin(
     link: &Link,
-    what: &Followed,
+    what: &WatchTarget,
     updates: &mpsc::Sender<Update>,
     (start, streams): (&mut Start, bool),
     limit: Duration,
@@ -241,14 +241,14 @@ fn lacks_streaming_lists(error: &RequestError) -> bool {
 
 /// Passes on what the watch brings until the server or the connection ends it. `list`: what has come of a streaming list.
 async fn pass_on(
-    (link, what, mut beginnings): (&Link, &Followed, watch::Receiver<u64>),
+    (link, what, mut beginnings): (&Link, &WatchTarget, watch::Receiver<u64>),
     (mut watch, mut list): (Watch, Option<Listing>),
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
     limit: Duration,
 ) -> Result<(), RequestError> {
     let mut lost = std::pin::pin!(link.lost());
-    let mut overdue = std::pin::pin!(tokio::time::sleep(limit + OVERDUE));
+    let mut overdue = std::pin::pin!(tokio::time::sleep(limit + WATCH_TIMEOUT_MARGIN));
     loop {
         let change = tokio::select! {
             biased;
@@ -283,7 +283,7 @@ async fn pass_on(
 }
 
 /// Notes how far the Pods have come.
-fn reached(link: &Link, what: &Followed, version: &str) {
+fn reached(link: &Link, what: &WatchTarget, version: &str) {
     if what.resource == Resource::AllPods {
         link.pods_reached(version.parse().unwrap_or_default());
     }
@@ -292,7 +292,7 @@ fn reached(link: &Link, what: &Followed, version: &str) {
 /// Sends what a list brings, and returns its version, from which on the next session watches.
 async fn list(
     link: &Link,
-    what: &Followed,
+    what: &WatchTarget,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
     request: Request,
@@ -312,7 +312,7 @@ async fn list(
 }
 
 /// The server has answered. The first answer to what leads counts once the lease was looked at.
-async fn answered(link: &Link, what: &Followed) -> Result<(), RequestError> {
+async fn answered(link: &Link, what: &WatchTarget) -> Result<(), RequestError> {
     if let Some(lease) = &what.leads {
         // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known. What
         // leads may have listed, for its version was forgotten, while others still have theirs.
@@ -330,7 +330,8 @@ mod tests {
 
     #[test]
     fn a_session_without_a_watch_is_one_more_failure_and_a_watch_that_lasted_ends_the_row() {
-        let table = [(0, None, 1), (3, None, 4), (3, Some(SHORTEST / 2), 4), (3, Some(SHORTEST), 1)];
+        let table =
+            [(0, None, 1), (3, None, 4), (3, Some(MIN_WATCH_DURATION / 2), 4), (3, Some(MIN_WATCH_DURATION), 1)];
         for (failures, watched, expected) in table {
             assert_eq!(failures_after(failures, watched), expected, "{failures} {watched:?}");
         }

@@ -12,7 +12,7 @@ use super::runtime::{NodeRuntime, RuntimeError};
 use limpet_core::node_images::{self, NodeImage};
 
 /// What comes within this time, as the pulls of one pod, is one report.
-const SETTLE: Duration = Duration::from_secs(2);
+const REPORT_DELAY: Duration = Duration::from_secs(2);
 
 /// The images of the node.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ impl NodeImages {
             if self.contents.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
-            self.due = Some(Instant::now() + SETTLE);
+            self.due = Some(Instant::now() + REPORT_DELAY);
         }
         if let Some(due) = self.due {
             tokio::time::sleep_until(due).await;

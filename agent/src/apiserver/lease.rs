@@ -14,7 +14,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::link::{BUSY, Link};
-use super::node::Seen;
+use super::node::NodeFromApiserver;
 use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -46,7 +46,7 @@ pub(super) struct Lease {
 
 impl Lease {
     /// Renews it for as long as there is a Node.
-    pub(super) async fn renew(self: Arc<Self>, mut seen: watch::Receiver<Seen>) {
+    pub(super) async fn renew(self: Arc<Self>, mut seen: watch::Receiver<NodeFromApiserver>) {
         let (mut failures, mut conflicts, mut tracked) = (0, 0, false);
         let mut lost_writes = LostWrites::default();
         loop {

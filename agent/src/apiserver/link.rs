@@ -28,12 +28,12 @@ use limpet_core::connectivity::{Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::blocking;
 use limpet_model::pod::PodKey;
+use request_scheduler::RequestScheduler;
 pub(super) use requests::BUSY;
-use turns::Turns;
 
 mod pauses;
+mod request_scheduler;
 mod requests;
-mod turns;
 
 /// What others are shown of the cluster.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,12 +62,12 @@ enum Origin {
     /// They were read before, for several nodes.
     Read(Box<Credentials>),
     /// Nowhere: this client is used, of a simulated cluster.
-    Given(Client),
+    Fixed(Client),
 }
 
 /// The connection. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Link(Arc<Shared>);
+pub struct Link(Arc<LinkState>);
 
 /// How long the program of a kubeconfig may take. It runs twice: for a certificate, and for a token.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(60);
@@ -76,7 +76,7 @@ const PROGRAM_DEADLINE: Duration = Duration::from_secs(60);
 const NEVER: i64 = i64::MIN;
 
 #[derive(Debug)]
-struct Shared {
+struct LinkState {
     origin: Origin,
     client: Mutex<Option<Client>>,
     /// When the certificate of the last client is valid; `None`: it had none.
@@ -94,7 +94,7 @@ struct Shared {
     streams_lists: AtomicBool,
     /// The version that the list of Pods and what followed it have come to; 0: none.
     pods_version: AtomicU64,
-    turns: Turns,
+    scheduler: RequestScheduler,
     outbox: Outbox,
     node_network: watch::Receiver<NodeNetwork>,
     metrics: Metrics,
@@ -122,7 +122,7 @@ impl Link {
         metrics: Metrics,
         events: Events,
     ) -> Self {
-        Self::of(Origin::Given(client), config, node_network, metrics, events)
+        Self::of(Origin::Fixed(client), config, node_network, metrics, events)
     }
 
     /// A connection by credentials that were read before, which is not made yet.
@@ -153,7 +153,7 @@ impl Link {
         });
         let (client, identity, (credentials, _)) = (Mutex::default(), Mutex::default(), watch::channel(0));
         let (beginnings, _) = watch::channel(0);
-        Self(Arc::new(Shared {
+        Self(Arc::new(LinkState {
             origin,
             client,
             identity,
@@ -164,7 +164,7 @@ impl Link {
             answered: AtomicI64::new(NEVER),
             streams_lists: AtomicBool::new(true),
             pods_version: AtomicU64::new(0),
-            turns: Turns::default(),
+            scheduler: RequestScheduler::default(),
             outbox: Outbox::default(),
             node_network,
             metrics,
@@ -278,7 +278,7 @@ impl Link {
             None => Cause::Unreachable,
         });
         if known.is_none() && cause != Cause::ServerError {
-            self.0.turns.lost(self.0.turns.connection());
+            self.0.scheduler.lost(self.0.scheduler.connection());
         }
         self.failed(cause, error);
     }
@@ -357,7 +357,7 @@ impl Link {
             Origin::Read(credentials) => {
                 Opened { client: credentials.client()?, identity: None, runs_program: credentials.runs_program() }
             }
-            Origin::Given(client) => Opened { client: client.clone(), identity: None, runs_program: false },
+            Origin::Fixed(client) => Opened { client: client.clone(), identity: None, runs_program: false },
         };
         self.0.runs_program.store(runs_program, Ordering::Relaxed);
         *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;

@@ -18,7 +18,7 @@ use super::corrections::Corrections;
 use super::follow::Update;
 use super::in_flight::{InFlight, until};
 use super::link::Link;
-use super::node::Seen;
+use super::node::NodeFromApiserver;
 use crate::status::event::{EventType, Events};
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
@@ -32,7 +32,7 @@ use limpet_model::source::SourceKind;
 type Planned = (PodKey, Step, Option<DesiredMirror>, Option<i64>);
 
 /// What a step has brought.
-enum Done {
+enum StepResult {
     /// There is this mirror now.
     Created(Mirror),
     /// The mirror of that UID is gone.
@@ -45,7 +45,7 @@ enum Done {
 struct Ended {
     step: Step,
     wanted: Option<DesiredMirror>,
-    result: Result<Done, RequestError>,
+    result: Result<StepResult, RequestError>,
 }
 
 /// Keeps the mirror pods.
@@ -57,7 +57,7 @@ pub(super) struct Mirrors {
     desired: Desired,
     sources: Vec<SourceKind>,
     events: Events,
-    node: watch::Receiver<Seen>,
+    node: watch::Receiver<NodeFromApiserver>,
     /// What the apiserver has, once it has been listed.
     found: Option<BTreeMap<PodKey, Mirror>>,
     known: BTreeMap<PodKey, Acknowledged>,
@@ -71,7 +71,7 @@ impl Mirrors {
         node_name: String,
         (observed, desired, sources): (Observed, Desired, Vec<SourceKind>),
         events: Events,
-        node: watch::Receiver<Seen>,
+        node: watch::Receiver<NodeFromApiserver>,
     ) -> Self {
         Self {
             link,
@@ -260,11 +260,11 @@ impl Mirrors {
         steps
     }
 
-    fn done(&mut self, key: &PodKey, done: Done) {
+    fn done(&mut self, key: &PodKey, done: StepResult) {
         self.retries.succeeded(key);
         let known = self.known.entry(key.clone()).or_default();
         match done {
-            Done::Created(mirror) => {
+            StepResult::Created(mirror) => {
                 known.admitted = Some(mirror.clone());
                 self.observed.set_mirror(key, Some(&mirror.uid));
                 // What the watch has brought of it is newer.
@@ -273,12 +273,12 @@ impl Mirrors {
                     found.insert(key.clone(), mirror);
                 }
             }
-            Done::Deleted(uid) => {
+            StepResult::Deleted(uid) => {
                 known.deleted = Some(uid.clone());
                 self.gone(key, &uid);
                 return;
             }
-            Done::Reported(reported) => known.status = Some(reported),
+            StepResult::Reported(reported) => known.status = Some(reported),
         }
         if self.link.view().refused.contains_key(key) {
             self.link.show(|view| drop(view.refused.remove(key)));
@@ -316,7 +316,7 @@ async fn perform(
     wanted: Option<&DesiredMirror>,
     generation: Option<i64>,
     (node_name, node_uid): (&str, &str),
-) -> Result<Done, RequestError> {
+) -> Result<StepResult, RequestError> {
     let (namespace, name) = (key.namespace().to_owned(), key.name().to_owned());
     let pod = Resource::Pod(namespace.clone(), name.clone());
     let observed = wanted.and_then(|wanted| wanted.observed.as_ref());
@@ -328,15 +328,16 @@ async fn perform(
             }
             match link.send(Request::delete_now(pod, uid)).await {
                 Err(error) if !error.is_not_found() => Err(error),
-                _ => Ok(Done::Deleted(uid.clone())),
+                _ => Ok(StepResult::Deleted(uid.clone())),
             }
         }
         (Step::Report { uid } | Step::Correct { uid }, _, Some(observed)) => {
             let patch = mirror::status_patch(observed, uid, generation);
-            let reported = |stored| Done::Reported(Reported { uid: uid.clone(), pod: Arc::clone(observed), stored });
+            let reported =
+                |stored| StepResult::Reported(Reported { uid: uid.clone(), pod: Arc::clone(observed), stored });
             match link.report_status(namespace, name, patch).await {
                 Ok(stored) => Ok(reported(stored)),
-                Err(error) if error.is_not_found() => Ok(Done::Deleted(uid.clone())),
+                Err(error) if error.is_not_found() => Ok(StepResult::Deleted(uid.clone())),
                 // The same status would be refused again; the next one may not be.
                 Err(error) if matches!(error.code(), Some(400 | 422)) => {
                     tracing::warn!(pod = %key, %error, "the apiserver rejected the pod status");
@@ -362,7 +363,7 @@ async fn perform(
             };
             let mirror = Mirror::read(&created).map(|(_, mirror)| mirror);
             mirror
-                .map(Done::Created)
+                .map(StepResult::Created)
                 .ok_or_else(|| RequestError::Unreadable("a mirror pod without its annotation".to_owned()))
         }
         // A step is of a pod that is there: nothing comes here.

@@ -22,7 +22,7 @@ use limpet_host::network::NetworkStatus;
 
 /// What the apiserver has of the Node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) enum Seen {
+pub(super) enum NodeFromApiserver {
     /// It was not asked yet.
     #[default]
     Unknown,
@@ -32,13 +32,13 @@ pub(super) enum Seen {
     Present(Box<SeenNode>),
 }
 
-impl From<Option<SeenNode>> for Seen {
+impl From<Option<SeenNode>> for NodeFromApiserver {
     fn from(node: Option<SeenNode>) -> Self {
         node.map_or(Self::Absent, |node| Self::Present(Box::new(node)))
     }
 }
 
-impl Seen {
+impl NodeFromApiserver {
     /// The Node, if there is one.
     pub(super) fn node(&self) -> Option<&SeenNode> {
         match self {
@@ -50,14 +50,14 @@ impl Seen {
 
 /// Keeps the Node object.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct NodeReporter {
     pub(super) link: Link,
     /// `--register-node`.
     pub(super) register: bool,
     pub(super) every: Frequencies,
     pub(super) description: NodeDescription,
     /// For the others.
-    pub(super) seen: watch::Sender<Seen>,
+    pub(super) seen: watch::Sender<NodeFromApiserver>,
     pub(super) selectable: watch::Sender<Selectable>,
     pub(super) node_state: watch::Receiver<NodeState>,
     pub(super) network: watch::Receiver<NetworkStatus>,
@@ -68,7 +68,7 @@ pub(super) struct Keeper {
     pub(super) images: NodeImages,
 }
 
-impl Keeper {
+impl NodeReporter {
     /// Keeps it until the sender of updates is dropped.
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         self.events.emit(None, None, EventType::Normal, "Starting", "Starting limpet.".to_owned());
@@ -147,10 +147,10 @@ impl Keeper {
             Update::Stored(node) => SeenNode::read(&node).into(),
             Update::Deleted(_) => {
                 tracing::warn!("the Node object was deleted");
-                Seen::Absent
+                NodeFromApiserver::Absent
             }
         };
-        if let Seen::Present(node) = &seen {
+        if let NodeFromApiserver::Present(node) = &seen {
             let before = self.seen.borrow().node().is_some_and(|before| before.unschedulable);
             if before != node.unschedulable {
                 let event = node_object::cordon_event(&self.description.name, node.unschedulable);
@@ -174,10 +174,10 @@ impl Keeper {
         }
         let seen = self.seen.borrow().clone();
         let node = match seen {
-            Seen::Unknown => return Ok(None),
-            Seen::Absent if !self.register => return Ok(None),
-            Seen::Absent => return self.create(report, sent).await,
-            Seen::Present(node) => node,
+            NodeFromApiserver::Unknown => return Ok(None),
+            NodeFromApiserver::Absent if !self.register => return Ok(None),
+            NodeFromApiserver::Absent => return self.create(report, sent).await,
+            NodeFromApiserver::Present(node) => node,
         };
         let name = &self.description.name;
         if let Some(due) = node_object::report_due(&self.description, sent.as_ref(), &node, report, self.every) {
@@ -197,7 +197,7 @@ impl Keeper {
             Ok(_) => Ok(Some(self.sent(Some(&node), &node.uid, report, sent))),
             // The watch has not reported it.
             Err(error) if error.is_not_found() => {
-                self.seen.send_replace(Seen::Absent);
+                self.seen.send_replace(NodeFromApiserver::Absent);
                 Ok(Some(Instant::now()))
             }
             Err(error) => Err(error),

@@ -18,9 +18,9 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use self::pod_certificates::Asking;
+use self::pod_certificates::CertificateContext;
 use super::claims;
-use super::follow::{Followed, Update, follow};
+use super::follow::{Update, WatchTarget, follow};
 use super::link::Link;
 use super::service_accounts::token_request;
 use crate::source::api;
@@ -33,9 +33,9 @@ use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver, 
 use limpet_model::source::SourceKind;
 
 /// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
-const LONGEST: Duration = Duration::from_secs(600);
+const MAX_RENEWAL_SLEEP: Duration = Duration::from_secs(600);
 /// The shortest time between two tokens, whatever the clocks say.
-pub(super) const SHORTEST: Duration = Duration::from_secs(60);
+pub(super) const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How many bytes the trust bundles of one projection may have together; an apiserver has at most 1 MiB in each.
 const MAX_BUNDLES: usize = 8 << 20;
@@ -46,7 +46,7 @@ pub(super) async fn fetch(
     desired: Desired,
     source: mpsc::Sender<api::Update>,
     attachments: claims::Attachments,
-    asking: Asking,
+    asking: CertificateContext,
 ) {
     let mut changes = desired.changes();
     let mut tasks = JoinSet::new();
@@ -102,7 +102,7 @@ async fn follow_object(
     source: &mpsc::Sender<api::Update>,
 ) {
     let resource = resource(key.namespace.to_string());
-    let followed = Followed { resource, selector: Selector::of_name(&key.name), leads: None };
+    let followed = WatchTarget { resource, selector: Selector::of_name(&key.name), leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let hand_on = async {
         while let Some(update) = updates.recv().await {
@@ -139,7 +139,7 @@ async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api:
         service::KUBERNETES => Selector::of_name(&key.name),
         _ => Selector::default(),
     };
-    let followed = Followed { resource: Resource::Services(key.namespace.to_string()), selector, leads: None };
+    let followed = WatchTarget { resource: Resource::Services(key.namespace.to_string()), selector, leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let hand_on = async {
         let mut services: BTreeMap<String, Service> = BTreeMap::new();
@@ -171,7 +171,7 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
             Selector { fields: format!("spec.signerName={signer}"), labels }
         }
     };
-    let followed = Followed { resource: Resource::ClusterTrustBundles, selector, leads: None };
+    let followed = WatchTarget { resource: Resource::ClusterTrustBundles, selector, leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let pass_on = async {
         let mut bundles: BTreeMap<String, String> = BTreeMap::new();
@@ -201,7 +201,7 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
 /// again. An apiserver refuses to change a handler; of a class that was deleted and created with another one, the new one counts.
 async fn follow_runtime_class(link: Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
     let selector = Selector::of_name(&key.name);
-    let followed = Followed { resource: Resource::RuntimeClasses, selector, leads: None };
+    let followed = WatchTarget { resource: Resource::RuntimeClasses, selector, leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let pass_on = async {
         let mut is_known = desired.load().objects[SourceKind::Api.index()].contains_key(key);
@@ -242,7 +242,7 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
                 let token = Arc::new(token);
                 newest = Some(Arc::clone(&token));
                 let _ = source.send(api::Update::Object(key.clone(), Some(token))).await;
-                tokio::time::sleep(SHORTEST).await;
+                tokio::time::sleep(MIN_RENEWAL_INTERVAL).await;
             }
             Err(error) => {
                 failures += 1;
@@ -260,7 +260,7 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
 pub(super) async fn sleep_until(at: Timestamp) {
     let left = || u64::try_from(at.as_second().saturating_sub(Timestamp::now().as_second())).ok();
     while let Some(left) = left().filter(|left| *left > 0) {
-        tokio::time::sleep(LONGEST.min(Duration::from_secs(left))).await;
+        tokio::time::sleep(MAX_RENEWAL_SLEEP.min(Duration::from_secs(left))).await;
     }
 }
 

@@ -65,7 +65,7 @@ impl ReviewError {
 
 /// Who decides.
 pub trait Reviews: Send + Sync {
-    /// The user of a token; `None`: the token is nobody's.
+    /// The user of a token; `None`: it is nobody's.
     fn token<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<Option<User>, ReviewError>>;
 
     /// Whether the user may do that.

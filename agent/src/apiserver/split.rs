@@ -12,7 +12,7 @@ use limpet_core::mirror::MIRROR_ANNOTATION;
 use limpet_model::object::service::KUBERNETES;
 
 /// How often the apiserver is asked for its own Service while it has none: for some seconds.
-const ATTEMPTS: u32 = 4;
+const MAX_SERVICE_READS: u32 = 4;
 
 /// Who receives which Pods.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
     }
 }
 
-/// The UID of the cluster's own Service; empty where the apiserver refuses it, or has none [`ATTEMPTS`] times. Waits for an
+/// The UID of the cluster's own Service; empty where the apiserver refuses it, or has none [`MAX_SERVICE_READS`] times. Waits for an
 /// answer: without it a list of a recreated cluster would end pods.
 async fn service_uid(link: &Link) -> String {
     let mut failures = 0;
@@ -66,7 +66,7 @@ async fn service_uid(link: &Link) -> String {
             Ok(service) => return service["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
             Err(error) if error.code() == Some(403) => return String::new(),
             // An apiserver makes the Service shortly after its start.
-            Err(error) if error.is_not_found() && failures >= ATTEMPTS => return String::new(),
+            Err(error) if error.is_not_found() && failures >= MAX_SERVICE_READS => return String::new(),
             Err(error) => {
                 failures += 1;
                 tracing::debug!(%error, "cannot read the UID of Service default/kubernetes yet");

@@ -17,12 +17,12 @@ use serde::{Deserialize, Serialize};
 use super::events::due;
 use super::link::Link;
 use crate::private_file;
-use crate::status::event::{CAPACITY, Event, Events, MAX_MESSAGE};
+use crate::status::event::{Event, Events, MAX_EVENTS, MAX_MESSAGE};
 
 /// How long events may be in memory alone.
-const EVERY: Duration = Duration::from_secs(600);
+const SAVE_INTERVAL: Duration = Duration::from_secs(600);
 /// No file of ours is larger.
-const MAX_BYTES: u64 = (CAPACITY * (MAX_MESSAGE + 2_048)) as u64;
+const MAX_BYTES: u64 = (MAX_EVENTS * (MAX_MESSAGE + 2_048)) as u64;
 
 /// The file, as kubectl reads it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ impl UnsentEvents {
             changed.await;
             // From before they are saved: none is missed in between.
             changed = self.events.changed();
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(SAVE_INTERVAL).await;
             if !self.link.is_online() {
                 self.save().await;
             }
@@ -118,7 +118,7 @@ fn read(path: &Path) -> io::Result<Vec<Event>> {
         Err(error) => return Err(error),
     };
     let list: EventList = serde_json::from_slice(&text)?;
-    Ok(list.items.into_iter().take(CAPACITY).filter_map(Event::from_kubernetes).collect())
+    Ok(list.items.into_iter().take(MAX_EVENTS).filter_map(Event::from_kubernetes).collect())
 }
 
 /// Blocks.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
-use super::Shared;
+use super::SharedParts;
 use crate::apiserver::{self, Containerd, Link};
 use crate::source::api;
 use crate::worker::node_claims::NodeClaims;
@@ -17,7 +17,7 @@ use limpet_model::source::SourceKind;
 
 /// Starts the connection to the cluster of the kubeconfig, if there is one. Nothing waits for it.
 pub(super) fn join_cluster(
-    shared: &Shared,
+    shared: &SharedParts,
     facts: NodeFacts,
     sources: Vec<SourceKind>,
     node_state: watch::Receiver<NodeState>,

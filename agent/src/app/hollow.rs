@@ -20,12 +20,12 @@ use crate::apiserver::{self, HollowRuntime, Link, NodeRuntime};
 use crate::clock;
 use crate::config::Config;
 use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
-use crate::debug;
 use crate::device_plugins::DevicePlugins;
+use crate::ephemeral_containers;
 use crate::executor::fake::FakeExecutor;
 use crate::executor::fake::world::{POD_ADDRESSES, World, live};
-use crate::lifecycle::followed::Followed;
 use crate::lifecycle::memory;
+use crate::lifecycle::watched_processes::WatchedProcesses;
 use crate::merge_loop;
 use crate::node::capacity::Capacity;
 use crate::node::network::NetworkFollower;
@@ -50,7 +50,7 @@ use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
 
 /// How many there can be: as many as their pods' networks have room in 10.0.0.0/8.
-pub const MOST: u32 = (1 << 24) / POD_ADDRESSES;
+pub const MAX_HOLLOW_NODES: u32 = (1 << 24) / POD_ADDRESSES;
 /// Where the addresses of their pods begin.
 const POD_NETWORKS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
 
@@ -63,7 +63,7 @@ pub struct HollowNodes {
     pub credentials: Credentials,
     /// This machine; each node has its own name instead.
     pub facts: NodeFacts,
-    /// How many, [`MOST`] at most.
+    /// How many, [`MAX_HOLLOW_NODES`] at most.
     pub count: u32,
     /// Their names are `<prefix>-0`, `<prefix>-1` and so on.
     pub prefix: String,
@@ -79,7 +79,7 @@ struct Common {
     capacity: Capacity,
     runtime: Arc<dyn NodeRuntime>,
     device_plugins: Arc<DevicePlugins>,
-    followed: Arc<Followed>,
+    followed: Arc<WatchedProcesses>,
     node_network: watch::Receiver<NodeNetwork>,
     network: watch::Receiver<NetworkStatus>,
     stop: CancellationToken,
@@ -149,7 +149,7 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         health,
         device_plugins: Arc::clone(&common.device_plugins),
     };
-    let network = Ipv4Addr::from_bits(POD_NETWORKS.to_bits() + number.min(MOST - 1) * POD_ADDRESSES);
+    let network = Ipv4Addr::from_bits(POD_NETWORKS.to_bits() + number.min(MAX_HOLLOW_NODES - 1) * POD_ADDRESSES);
     let world = Arc::new(Mutex::new(World::calm(u64::from(number), network)));
     let (node_state, selectable) = supervise(common, &facts, world, reporter, (&slots, &desired), heartbeat);
     let link = Link::by(
@@ -235,7 +235,7 @@ fn supervise(
     // Nobody loads images, presses the node or debugs its pods; the senders live as long as the supervisor.
     let (archives, images) = watch::channel(Arc::default());
     let (unpressed, pressure) = watch::channel(NodePressure::from_iter([]));
-    let (debugs, debug) = debug::channel();
+    let (debugs, debug) = ephemeral_containers::channel();
     let intake = Intake {
         merged,
         lifecycle,

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::Shared;
+use super::SharedParts;
 use crate::device_plugins::registration;
 use crate::plugin_directory::{self, Registries};
 use crate::server::cri::CriState;
@@ -22,7 +22,7 @@ use limpet_model::error_chain::error_chain;
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 
 /// Serves kubelet's API, its read-only port and its health port, where they are configured.
-pub(super) fn start_listeners(shared: &Shared, state: &ServerState, kubelet: KubeletRoutes) {
+pub(super) fn start_listeners(shared: &SharedParts, state: &ServerState, kubelet: KubeletRoutes) {
     let settings = &shared.config.server;
     if let Some(address) = settings.api() {
         let (listening, stop) = (listening(shared, "port", address), shared.stop.clone());
@@ -54,7 +54,7 @@ pub(super) fn start_listeners(shared: &Shared, state: &ServerState, kubelet: Kub
 }
 
 /// Serves CRI, unless it is switched off or its socket cannot be had.
-pub(super) fn start_cri(shared: &Shared, state: CriState) {
+pub(super) fn start_cri(shared: &SharedParts, state: CriState) {
     let Some(path) = shared.config.cri_socket() else { return };
     match server::bind(&path) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_cri(listener, state, shared.stop.clone()))),
@@ -63,7 +63,7 @@ pub(super) fn start_cri(shared: &Shared, state: CriState) {
 }
 
 /// Serves kubelet's PodResources, unless its socket cannot be had.
-pub(super) fn start_pod_resources(shared: &Shared, state: ServerState) {
+pub(super) fn start_pod_resources(shared: &SharedParts, state: ServerState) {
     match server::bind(&shared.config.pod_resources_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pod_resources(listener, state, shared.stop.clone()))),
         Err(error) => tracing::error!(error = error_chain(&error), "serving PodResources failed"),
@@ -71,7 +71,7 @@ pub(super) fn start_pod_resources(shared: &Shared, state: ServerState) {
 }
 
 /// Serves kubelet's Pods API, unless its socket cannot be had.
-pub(super) fn start_pods_api(shared: &Shared, state: ServerState) {
+pub(super) fn start_pods_api(shared: &SharedParts, state: ServerState) {
     match server::bind(&shared.config.pods_api_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pods_api(listener, state, shared.stop.clone()))),
         Err(error) => tracing::error!(error = error_chain(&error), "serving the Pods API failed"),
@@ -80,7 +80,7 @@ pub(super) fn start_pods_api(shared: &Shared, state: ServerState) {
 
 /// Serves the registration of device plugins and follows the directory of plugins, unless that is switched off. Sockets of
 /// an earlier life go first, so that plugins register again.
-pub(super) fn start_device_plugins(shared: &Shared, state: &ServerState) {
+pub(super) fn start_device_plugins(shared: &SharedParts, state: &ServerState) {
     let plugins = &shared.device_plugins;
     shared.tasks.spawn(Arc::clone(plugins).run());
     let (csi, stop) = (Arc::clone(&shared.csi), shared.stop.clone());
@@ -104,7 +104,7 @@ pub(super) fn start_device_plugins(shared: &Shared, state: &ServerState) {
 
 /// Listens at `address`, which the key `name` asks for, once it can be had. `None`: the agent stops.
 fn listening(
-    shared: &Shared,
+    shared: &SharedParts,
     name: &'static str,
     address: SocketAddr,
 ) -> impl Future<Output = Option<TcpListener>> + use<> {

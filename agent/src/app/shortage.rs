@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
-use super::Shared;
+use super::SharedParts;
 use super::published::Published;
 use crate::eviction::Evictor;
 use crate::eviction::meter::NodeMeter;
@@ -16,7 +16,7 @@ use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
 
 /// How many pods may be about to be ended at once.
-const EVICTIONS: usize = 64;
+const EVICTION_QUEUE_LEN: usize = 64;
 
 /// The shortages of the node that the supervisor acts on.
 pub(super) struct Shortages {
@@ -27,7 +27,7 @@ pub(super) struct Shortages {
 }
 
 /// Keeps all pods together within what of the node is not reserved, and the node's own processes within what is.
-pub(super) fn enforce_allocatable(shared: &Shared, executor: &ContainerdExecutor) {
+pub(super) fn enforce_allocatable(shared: &SharedParts, executor: &ContainerdExecutor) {
     let (cgroups, events, stop) = (executor.cgroups.clone(), shared.events.clone(), shared.stop.clone());
     let enforcement = Enforcement { cgroups, events, stop };
     shared.tasks.spawn(enforcement.clone().of_all_pods(shared.capacity.clone()));
@@ -36,12 +36,12 @@ pub(super) fn enforce_allocatable(shared: &Shared, executor: &ContainerdExecutor
 
 /// What watches the node's memory and disks, and where it reports to the supervisor.
 pub(super) fn evictor(
-    shared: &Shared,
+    shared: &SharedParts,
     executor: &Arc<ContainerdExecutor>,
     sources: &[Arc<Published>],
 ) -> (Evictor, Shortages) {
     let (pressure, conditions) = watch::channel(NodePressure::UNKNOWN);
-    let (orders, evictions) = mpsc::channel(EVICTIONS);
+    let (orders, evictions) = mpsc::channel(EVICTION_QUEUE_LEN);
     let pods = KnownPods {
         desired: shared.desired.clone(),
         slots: Arc::clone(&shared.slots),

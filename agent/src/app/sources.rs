@@ -7,7 +7,7 @@ use limpet_model::source::SourceKind;
 use tokio::sync::mpsc;
 
 use super::published::Published;
-use super::{DECODER, Shared};
+use super::{DECODER, SharedParts};
 use crate::attribution::Feed;
 use crate::source::Pulse;
 use crate::source::api::{self, ApiSource};
@@ -18,7 +18,7 @@ use crate::store::Store;
 
 /// Starts the configured sources. Also returns the way to that of the apiserver, if the node is in a cluster.
 pub(super) fn start_sources(
-    shared: &Shared,
+    shared: &SharedParts,
     node_name: &str,
     store: &Arc<Store>,
     pushed: push::Inbox,
@@ -67,7 +67,7 @@ pub(super) fn start_sources(
 }
 
 /// A source's way into the merge.
-fn published(shared: &Shared, kind: SourceKind, place: &str, backend: &str, pulse: Arc<Pulse>) -> Arc<Published> {
+fn published(shared: &SharedParts, kind: SourceKind, place: &str, backend: &str, pulse: Arc<Pulse>) -> Arc<Published> {
     Arc::new(Published {
         kind,
         place: Arc::from(place),

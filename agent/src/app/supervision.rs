@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
 
-use super::Shared;
+use super::SharedParts;
 use super::published::Published;
 use super::shortage::Shortages;
 use crate::attribution::Feed;
 use crate::clock;
 use crate::config::Config;
-use crate::debug::DebugOrder;
 use crate::device_plugins::DevicePlugins;
+use crate::ephemeral_containers::DebugOrder;
 use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::lifecycle;
-use crate::lifecycle::followed::Followed;
+use crate::lifecycle::watched_processes::WatchedProcesses;
 use crate::merge_loop;
 use crate::node::capacity::Capacity;
 use crate::node::facts::architecture;
@@ -53,7 +53,7 @@ pub(super) fn node_claims(
 
 /// Starts the core: merge, lifecycle, supervisor.
 pub(super) fn supervise(
-    shared: &Shared,
+    shared: &SharedParts,
     executor: &Arc<ContainerdExecutor>,
     sources: &[Arc<Published>],
     heartbeat: Heartbeat,
@@ -61,7 +61,7 @@ pub(super) fn supervise(
     Shortages { pressure, orders, evictions }: Shortages,
     debug: mpsc::Receiver<DebugOrder>,
 ) -> watch::Receiver<NodeState> {
-    let followed: Arc<Followed> = Arc::default();
+    let followed: Arc<WatchedProcesses> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
     let (lifecycle_events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;

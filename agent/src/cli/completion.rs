@@ -17,7 +17,7 @@ use super::screen::Screen;
 use crate::server::document::PodNames;
 
 /// How long completion may take.
-const TIMEOUT: Duration = Duration::from_millis(400);
+const COMPLETION_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Arguments of `limpet completion`.
 #[derive(Debug, clap::Args)]
@@ -79,7 +79,7 @@ fn names() -> Vec<PodNames> {
     let socket = std::env::var_os("LIMPET_SOCKET").map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from);
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return Vec::new() };
     let client = SocketClient::new(&socket);
-    let asked = async { tokio::time::timeout(TIMEOUT, client.get_json("/limpet/v1/names")).await };
+    let asked = async { tokio::time::timeout(COMPLETION_TIMEOUT, client.get_json("/limpet/v1/names")).await };
     runtime.block_on(asked).ok().and_then(Result::ok).unwrap_or_default()
 }
 

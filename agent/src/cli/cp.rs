@@ -28,7 +28,7 @@ use super::target::{container, find};
 use crate::server::document::DescribeDocument;
 
 /// How often progress is drawn.
-const REDRAW: Duration = Duration::from_millis(500);
+const REDRAW_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Arguments of `limpet cp`.
 #[derive(Debug, clap::Args)]
@@ -177,7 +177,7 @@ impl Progress {
 impl Report for Progress {
     fn bytes(&mut self, name: &OsStr, count: u64) {
         self.bytes += count;
-        if self.shows && self.drawn.elapsed() >= REDRAW {
+        if self.shows && self.drawn.elapsed() >= REDRAW_INTERVAL {
             self.drawn = Instant::now();
             let name: String = printable(&name.to_string_lossy()).chars().take(50).collect();
             // As above.

@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::error::CliError;
 use super::run::logging;
-use crate::app::hollow::{self, HollowNodes, MOST};
+use crate::app::hollow::{self, HollowNodes, MAX_HOLLOW_NODES};
 use crate::config::{self, RunFlags};
 use crate::lifecycle::memory;
 use crate::node;
@@ -30,7 +30,7 @@ pub(super) struct HollowNodeArgs {
     #[arg(long, value_name = "FILE")]
     kubeconfig: PathBuf,
     /// How many nodes
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST)))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HOLLOW_NODES)))]
     count: u32,
     /// The nodes are PREFIX-0, PREFIX-1 and so on
     #[arg(long, value_name = "PREFIX", default_value = "hollow-node")]

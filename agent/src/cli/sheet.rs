@@ -9,7 +9,7 @@ use crate::cli::age;
 use crate::cli::screen::printable;
 
 /// The column of values, relative to the label's indentation.
-const VALUE: usize = 18;
+const VALUE_COLUMN: usize = 18;
 
 #[derive(Debug)]
 pub(super) struct Sheet {
@@ -40,9 +40,9 @@ impl Sheet {
     /// The same; `value` is printable and may be coloured.
     pub(super) fn painted(&mut self, label: &str, value: &str) {
         let label = format!("{}:", printable(label));
-        let line = format!("{:indent$}{label:<VALUE$}{value}", "", indent = self.indent);
+        let line = format!("{:indent$}{label:<VALUE_COLUMN$}{value}", "", indent = self.indent);
         // A label as long as the column still gets a space.
-        let line = if label.len() >= VALUE { line.replacen(&label, &format!("{label} "), 1) } else { line };
+        let line = if label.len() >= VALUE_COLUMN { line.replacen(&label, &format!("{label} "), 1) } else { line };
         self.text.push_str(line.trim_end());
         self.text.push('\n');
     }
@@ -67,7 +67,7 @@ impl Sheet {
         for (key, value) in pairs {
             let pair = format!("{key}{separator}{value}");
             if label.is_empty() {
-                let column = self.indent + VALUE;
+                let column = self.indent + VALUE_COLUMN;
                 self.text.push_str(&format!("{:column$}{}\n", "", printable(&pair)));
             } else {
                 self.field(label, &pair);

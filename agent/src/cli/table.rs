@@ -3,7 +3,7 @@
 use super::screen::{Screen, Tone, printable};
 
 /// Spaces between columns.
-const GAP: usize = 3;
+const COLUMN_GAP: usize = 3;
 
 /// One cell.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Table {
         for (cell, width) in cells.iter().zip(&self.widths).take(last) {
             text.push_str(&screen.paint(cell.tone, &cell.text));
             // The width of the text without its colour codes.
-            text.extend(std::iter::repeat_n(' ', width + GAP - cell.text.chars().count()));
+            text.extend(std::iter::repeat_n(' ', width + COLUMN_GAP - cell.text.chars().count()));
         }
         if let Some(cell) = cells.get(last) {
             text.push_str(&screen.paint(cell.tone, &cell.text));

@@ -18,9 +18,9 @@ use crate::server::usage::{PodUsageDocument, Reading, UsageDocument};
 use crate::usage::rates::rate;
 
 /// Between the two readings of one table.
-pub(super) const APART: Duration = Duration::from_secs(1);
+pub(super) const READING_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two tables of a watch.
-pub(super) const REFRESH: Duration = Duration::from_secs(2);
+pub(super) const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// Clears a terminal, and goes to its first line.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
@@ -66,7 +66,7 @@ enum Column {
 pub(super) async fn run(client: &SocketClient, args: TopArgs, screen: Screen) -> Result<u8, CliError> {
     let clear = if args.watch && args.output.is_none() && io::stdout().is_terminal() { CLEAR } else { "" };
     let mut before = read(client).await?;
-    let mut pause = APART;
+    let mut pause = READING_INTERVAL;
     loop {
         tokio::time::sleep(pause).await;
         let after = read(client).await?;
@@ -82,7 +82,7 @@ pub(super) async fn run(client: &SocketClient, args: TopArgs, screen: Screen) ->
         if !args.watch {
             return Ok(0);
         }
-        (before, pause) = (after, REFRESH);
+        (before, pause) = (after, REFRESH_INTERVAL);
     }
 }
 
@@ -272,11 +272,11 @@ mod tests {
     #[test]
     fn the_document_is_metrics_servers() {
         let (before, after) = (document(0, &[]), document(1_000_000_000, &[("default", "web", 500, 20)]));
-        let first = metrics(&rows(&before, &after, None), &after, APART);
+        let first = metrics(&rows(&before, &after, None), &after, READING_INTERVAL);
         let unknown = json!({ "name": "main", "usage": { "memory": "20971520" } });
         assert_eq!(first["items"][0]["containers"], json!([unknown]));
         let later = document(2_000_000_000, &[("default", "web", 2_000_000_500, 20)]);
-        let second = metrics(&rows(&after, &later, None), &later, APART);
+        let second = metrics(&rows(&after, &later, None), &later, READING_INTERVAL);
         assert_eq!(second["kind"], "PodMetricsList");
         let pod = &second["items"][0];
         assert_eq!(pod["metadata"], json!({ "name": "web", "namespace": "default" }));

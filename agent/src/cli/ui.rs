@@ -48,13 +48,13 @@ and nothing while nothing happens. TERM=vt100 and vt220 get neither colours nor 
 pub(super) struct UiArgs {}
 
 /// Between two screens that nobody asked for with a key.
-const PAUSE: Duration = Duration::from_millis(500);
+const MIN_REDRAW_INTERVAL: Duration = Duration::from_millis(500);
 /// For how long Escape may be the beginning of another key: at 9,600 baud a byte takes a millisecond.
-const ESCAPE: Duration = Duration::from_millis(100);
+const ESCAPE_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long to wait for the agent's first response before a screen is shown without it.
-const FIRST: Duration = Duration::from_millis(500);
+const FIRST_RESPONSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long a shell may take to stop this process.
-const STOP: Duration = Duration::from_millis(50);
+const SUSPEND_TIMEOUT: Duration = Duration::from_millis(50);
 
 pub(super) async fn run(client: &SocketClient, _args: UiArgs, screen: Screen) -> Result<u8, CliError> {
     terminal::require()?;
@@ -71,7 +71,7 @@ pub(super) async fn run(client: &SocketClient, _args: UiArgs, screen: Screen) ->
         feeds,
         writer: Writer::start()?,
         shown: None,
-        due: Some(Instant::now() + FIRST),
+        due: Some(Instant::now() + FIRST_RESPONSE_TIMEOUT),
         free: Instant::now(),
         keys: Keys::default(),
     };
@@ -145,7 +145,7 @@ impl Shell {
                     // The terminal is gone.
                     None => Some(Order::Quit),
                 },
-                () = sleep(ESCAPE), if escape => {
+                () = sleep(ESCAPE_TIMEOUT), if escape => {
                     self.due = Some(Instant::now());
                     self.keys.end().and_then(|key| self.ui.key(key))
                 }
@@ -207,7 +207,7 @@ impl Shell {
         let frame = frame::frame(&mut self.ui);
         self.writer.send(paint::bytes(self.shown.as_ref(), &frame));
         self.shown = Some(frame);
-        (self.due, self.free) = (None, Instant::now() + PAUSE);
+        (self.due, self.free) = (None, Instant::now() + MIN_REDRAW_INTERVAL);
     }
 
     /// Draws a screen from scratch.
@@ -220,7 +220,7 @@ impl Shell {
     async fn finish(&mut self) {
         if self.writer.is_busy() {
             // A terminal that is stopped or gone accepts no output.
-            let _ = tokio::time::timeout(PAUSE, self.writer.done()).await;
+            let _ = tokio::time::timeout(MIN_REDRAW_INTERVAL, self.writer.done()).await;
         }
     }
 
@@ -231,7 +231,7 @@ impl Shell {
         kill_process(getpid(), SignalNumber::TSTP).map_err(|error| system("suspend", error.into()))?;
         tokio::select! {
             _ = signals.resumed.recv() => {}
-            () = sleep(STOP) => {}
+            () = sleep(SUSPEND_TIMEOUT) => {}
         }
         full.fill()?;
         self.ui.size = columns_and_lines(variable);

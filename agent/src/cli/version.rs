@@ -10,7 +10,7 @@ use super::output::DocumentFormat;
 use super::screen::Screen;
 
 /// The timeout of the agent's response.
-const TIMEOUT: Duration = Duration::from_secs(2);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Arguments of `limpet version`.
 #[derive(Debug, clap::Args)]
@@ -21,7 +21,7 @@ pub(super) struct VersionArgs {
 }
 
 pub(super) async fn run(client: &SocketClient, args: VersionArgs, screen: Screen) -> Result<u8, CliError> {
-    let asked = tokio::time::timeout(TIMEOUT, client.get_json::<Value>("/limpet/v1/version")).await;
+    let asked = tokio::time::timeout(RESPONSE_TIMEOUT, client.get_json::<Value>("/limpet/v1/version")).await;
     let agent = asked.ok().and_then(Result::ok).and_then(|document| document["version"].as_str().map(str::to_owned));
     let here = env!("CARGO_PKG_VERSION");
     let text = match args.output {

@@ -36,7 +36,7 @@ const MIN_SIMILARITY: f64 = 0.8;
 /// # Errors
 /// The file cannot be read, or there are errors in it or in the flags: all of them are returned.
 pub fn load(flags: &RunFlags) -> Result<(Config, Vec<ConfigWarning>), ConfigError> {
-    let mut judge = Judge {
+    let mut judge = ConfigDiagnostics {
         origin: Arc::from("flags"),
         origins: Vec::new(),
         faults: Vec::new(),
@@ -79,7 +79,7 @@ fn read_capped(path: &Path) -> std::io::Result<String> {
 }
 
 /// Collects errors and warnings.
-struct Judge {
+struct ConfigDiagnostics {
     /// What is read now.
     origin: Arc<str>,
     /// All origins; `Position::origin` is an index into them.
@@ -92,7 +92,7 @@ struct Judge {
     certificate: CertificateParts,
 }
 
-impl Judge {
+impl ConfigDiagnostics {
     fn error(&mut self, position: Option<Position>, path: &str, message: impl Into<String>) {
         self.push(position, Fault::error(path, message));
     }

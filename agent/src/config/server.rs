@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustls::{CipherSuite, NamedGroup};
 
 /// kubelet's default for `port`.
-const PORT: u16 = 10_250;
+const DEFAULT_PORT: u16 = 10_250;
 /// kubelet's default for `healthzPort`.
 const HEALTHZ_PORT: u16 = 10_248;
 
@@ -110,7 +110,7 @@ impl Default for ServerSettings {
         Self {
             enabled: true,
             address: Ipv4Addr::UNSPECIFIED.into(),
-            port: PORT,
+            port: DEFAULT_PORT,
             read_only_port: 0,
             healthz_address: Ipv4Addr::LOCALHOST.into(),
             healthz_port: HEALTHZ_PORT,

@@ -13,7 +13,7 @@ use crate::source::http::{Address, HttpSettings};
 use limpet_model::go_duration;
 
 /// kubelet's `httpCheckFrequency`.
-const FREQUENCY: Duration = Duration::from_secs(20);
+const DEFAULT_FREQUENCY: Duration = Duration::from_secs(20);
 
 /// The origin of a setting: the key or flag, and its position in the file.
 pub(super) type SettingOrigin = (&'static str, Option<Position>);
@@ -125,7 +125,7 @@ impl UrlParts {
         let settings = address.map(|address| HttpSettings {
             address,
             headers,
-            frequency: frequency.unwrap_or(FREQUENCY),
+            frequency: frequency.unwrap_or(DEFAULT_FREQUENCY),
             ca_file: self.ca_file,
             client_files,
         });

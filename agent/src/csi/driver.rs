@@ -21,7 +21,7 @@ use limpet_node_api::csi::{
 };
 
 /// How long a driver may take for a call: kubelet's deadline.
-const CALL: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// The largest answer that is read, in bytes.
 const MAX_ANSWER: usize = 1 << 20;
 
@@ -77,7 +77,7 @@ impl Driver {
     /// # Errors
     /// It does not answer, or refuses; in words.
     pub(super) async fn open(name: &str, socket: PathBuf) -> Result<(Self, DriverInfo), String> {
-        let connected = tokio::time::timeout(CALL, connect(socket.clone())).await;
+        let connected = tokio::time::timeout(CALL_TIMEOUT, connect(socket.clone())).await;
         let channel = connected.map_err(|_| "no answer".to_owned())??;
         let mut client = NodeClient::new(channel).max_decoding_message_size(MAX_ANSWER);
         let info = within("NodeGetInfo", client.node_get_info(NodeGetInfoRequest {})).await;
@@ -243,9 +243,9 @@ async fn within<T>(
     call: &'static str,
     answer: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, CallError> {
-    let answer = tokio::time::timeout(CALL, answer)
+    let answer = tokio::time::timeout(CALL_TIMEOUT, answer)
         .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {} s", CALL.as_secs()))));
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {} s", CALL_TIMEOUT.as_secs()))));
     answer.map(tonic::Response::into_inner).map_err(|status| CallError { call, status })
 }
 

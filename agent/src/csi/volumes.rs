@@ -7,7 +7,7 @@
 mod expand;
 mod leftovers;
 mod stats;
-mod wanted;
+mod volume_request;
 
 use std::collections::HashMap;
 use std::io;
@@ -30,8 +30,8 @@ use limpet_host::fs_group;
 use limpet_host::keyed_lock::KeyedLock;
 use limpet_model::object::csi::CsiVolume;
 use limpet_model::pod::{PodRecord, PodUid};
-pub use wanted::Wanted;
-use wanted::fs_group_of;
+pub use volume_request::VolumeRequest;
+use volume_request::fs_group_of;
 
 /// How long the files of a volume may take to be given to a group.
 const FS_GROUP_DEADLINE: Duration = Duration::from_secs(600);
@@ -126,7 +126,7 @@ impl CsiVolumes {
     ///
     /// # Errors
     /// The driver is not there, refuses, or does not answer.
-    pub async fn set_up(&self, pod: &PodRecord, wanted: &Wanted<'_>) -> Result<(), CsiError> {
+    pub async fn set_up(&self, pod: &PodRecord, wanted: &VolumeRequest<'_>) -> Result<(), CsiError> {
         let volume = wanted.volume;
         let mut data = self.data(volume);
         data.set_pod_volume(wanted.name);
@@ -150,7 +150,7 @@ impl CsiVolumes {
     ///
     /// # Errors
     /// The driver is not there, refuses, or does not answer: what was published stays.
-    pub async fn republish(&self, pod: &PodRecord, wanted: &Wanted<'_>) -> Result<(), CsiError> {
+    pub async fn republish(&self, pod: &PodRecord, wanted: &VolumeRequest<'_>) -> Result<(), CsiError> {
         let data = self.data(wanted.volume);
         let _guard = self.locks.lock(key(&data)).await;
         if !self.is_published(&data, &pod.uid).await? {
@@ -165,7 +165,7 @@ impl CsiVolumes {
     async fn publish(
         &self,
         pod: &PodRecord,
-        wanted: &Wanted<'_>,
+        wanted: &VolumeRequest<'_>,
         driver: &Driver,
         data: &VolumeData,
     ) -> Result<(), CsiError> {

@@ -20,10 +20,10 @@ use limpet_node_api::device_plugin::{
 };
 
 /// How long a plugin may take to answer when it registers.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it may take to prepare devices, which may mean to reset or to program them: kubelet's deadline of
 /// `PreStartContainer`.
-const CALL: Duration = Duration::from_secs(30);
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// kubelet's word for a device that can be used.
 const HEALTHY: &str = "Healthy";
 
@@ -50,8 +50,8 @@ impl Connection {
                 .map_err(|status| format!("failed to get device plugin options: {}", status_message(&status)))?;
             Ok((client, options.into_inner()))
         };
-        let opened = tokio::time::timeout(CONNECT, opening).await;
-        let opened = opened.unwrap_or_else(|_| Err(format!("no answer within {} s", CONNECT.as_secs())));
+        let opened = tokio::time::timeout(CONNECT_TIMEOUT, opening).await;
+        let opened = opened.unwrap_or_else(|_| Err(format!("no answer within {} s", CONNECT_TIMEOUT.as_secs())));
         let unreachable = |message| RegisterError::Unreachable { path: socket.clone(), message };
         let (client, options) = opened.map_err(unreachable)?;
         let end = CancellationToken::new();
@@ -113,9 +113,9 @@ impl Connection {
 
 /// The response to a call, or an error at its deadline.
 async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
-    match tokio::time::timeout(CALL, call).await {
+    match tokio::time::timeout(CALL_TIMEOUT, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(Status::deadline_exceeded(format!("no answer within {} s", CALL.as_secs()))),
+        Err(_) => Err(Status::deadline_exceeded(format!("no answer within {} s", CALL_TIMEOUT.as_secs()))),
     }
 }
 

@@ -31,7 +31,7 @@ use crate::reporter::Reporter;
 use world::World;
 
 /// How long a call that hangs is waited for: containerd's deadline (`runtimeRequestTimeout`).
-const DEADLINE: Duration = Duration::from_secs(120);
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What becomes of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ impl FakeExecutor {
             Fault::LostAnswer => Ok(false),
             Fault::Before => Err(failure(self.world().draw_transient())),
             Fault::Hang => {
-                tokio::time::sleep(DEADLINE).await;
+                tokio::time::sleep(CALL_TIMEOUT).await;
                 Err(failure(true))
             }
         }

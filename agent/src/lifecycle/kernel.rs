@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendError;
 use tokio_util::sync::CancellationToken;
 
-use super::followed::{Changes, Followed};
+use super::watched_processes::{Changes, WatchedProcesses};
 use super::{kernel_types, memory};
 use crate::attribution::Feed;
 use limpet_attribution::bpf_feed::{self, FeedEnd};
@@ -21,11 +21,11 @@ use limpet_model::process::Sender;
 use limpet_model::process::container_in_cgroups;
 
 /// Events that are handled in a row, before anything else has its turn.
-const BATCH: usize = 1_024;
+const MAX_EVENT_BATCH: usize = 1_024;
 /// Sends kernel events of `followed` until `stop`. Returns at once where the BPF programs do not work. If `feeds` is given,
 /// it receives a feed of who changes manifests.
 pub async fn run(
-    followed: Arc<Followed>,
+    followed: Arc<WatchedProcesses>,
     events: mpsc::Sender<LifecycleEvent>,
     feeds: Option<mpsc::Sender<Feed>>,
     stop: CancellationToken,
@@ -73,7 +73,7 @@ pub async fn run(
 }
 
 /// Resolves once containers run and the burst of their starts is over.
-async fn first_containers(followed: &Followed, changes: &mut Changes) {
+async fn first_containers(followed: &WatchedProcesses, changes: &mut Changes) {
     changes.settled().await;
     while followed.is_empty() {
         changes.settled().await;
@@ -108,7 +108,7 @@ async fn directories_changed(writes: Option<&mut FeedEnd>) {
 
 struct Following {
     loaded: Loaded,
-    followed: Arc<Followed>,
+    followed: Arc<WatchedProcesses>,
     changes: Changes,
     /// The processes that the programs follow.
     known: HashMap<u32, ContainerId>,
@@ -141,7 +141,7 @@ impl Following {
     /// The receiver is gone.
     async fn handle(&mut self, event: Event, kernel_events: &mut Events) -> Result<(), SendError<LifecycleEvent>> {
         self.account(false);
-        let (mut queued, mut left) = (Some(event), BATCH);
+        let (mut queued, mut left) = (Some(event), MAX_EVENT_BATCH);
         while let Some(event) = queued {
             if let Event::Write(change) = event {
                 if let Some(writes) = &mut self.writes {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use nix::libc;
 use tokio_util::sync::CancellationToken;
 
-use super::followed::Followed;
+use super::watched_processes::WatchedProcesses;
 
 /// Bytes from which an allocation gets a mapping of its own, which `free` unmaps. More than the chunks of an image pull.
 #[cfg(target_env = "gnu")]
@@ -83,7 +83,7 @@ fn trim() {
 
 /// Returns memory to the kernel after each burst of container starts or exits, and again once what follows it is over, until
 /// `stop`.
-pub async fn release_after_bursts(followed: Arc<Followed>, stop: CancellationToken) {
+pub async fn release_after_bursts(followed: Arc<WatchedProcesses>, stop: CancellationToken) {
     let (mut bursts, mut pauses) = (followed.changes(), followed.changes());
     let after_bursts = async {
         loop {

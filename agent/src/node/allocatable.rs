@@ -12,7 +12,7 @@ use crate::status::event::{EventType, Events};
 use limpet_host::cgroup::{AllPodsLimits, Cgroups, ReservedLimits};
 
 /// kubelet's pause between two tries. Eviction ends pods meanwhile, where they have more memory in use.
-const AGAIN: Duration = Duration::from_secs(60);
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Sets limits, and reports it in kubelet's words.
 #[derive(Debug, Clone)]
@@ -73,7 +73,7 @@ impl Enforcement {
             self.report_failure(failed, &failure.to_string());
             tokio::select! {
                 () = self.stop.cancelled() => return false,
-                () = tokio::time::sleep(AGAIN) => {}
+                () = tokio::time::sleep(RETRY_INTERVAL) => {}
             }
         }
     }

@@ -13,7 +13,7 @@ use limpet_host::node_network::{Links, NetworkChanges, addresses, links};
 use limpet_model::node::NodeAddresses;
 
 /// One event of the network is a burst of the kernel's reports.
-const BURST: Duration = Duration::from_millis(100);
+const BURST_DURATION: Duration = Duration::from_millis(100);
 
 /// The node's network and the way to publish its changes.
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl NetworkFollower {
                 return error;
             }
             // What comes from here on is reported once more.
-            tokio::time::sleep(BURST).await;
+            tokio::time::sleep(BURST_DURATION).await;
         }
     }
 

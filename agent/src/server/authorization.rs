@@ -11,7 +11,7 @@ use axum::http::{Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 
 use super::caller::{Caller, Origin};
-use super::connection::Place;
+use super::connection::ConnectionSlot;
 use super::gate::NetworkClient;
 use super::status_error::StatusError;
 use crate::apiserver::User;
@@ -257,7 +257,7 @@ async fn admit_from_network(
     request: &mut Request,
 ) -> Result<(), Response> {
     let decision = client.admit(permission, request).await;
-    let place = request.extensions().get::<Place>();
+    let place = request.extensions().get::<ConnectionSlot>();
     match decision {
         Ok(()) => {
             place.inspect(|place| place.prove());

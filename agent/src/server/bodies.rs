@@ -22,9 +22,9 @@ pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The turns of a listener's requests with a body; an extension of each request.
 #[derive(Clone)]
-pub(super) struct Turns(Arc<Semaphore>);
+pub(super) struct BodyPermits(Arc<Semaphore>);
 
-impl Default for Turns {
+impl Default for BodyPermits {
     fn default() -> Self {
         Self(Arc::new(Semaphore::new(MAX_BODIES)))
     }
@@ -35,7 +35,7 @@ pub(super) async fn bounded(request: Request, next: Next) -> Response {
     if request.body().is_end_stream() {
         return next.run(request).await;
     }
-    let turns = request.extensions().get::<Turns>().cloned().unwrap_or_default();
+    let turns = request.extensions().get::<BodyPermits>().cloned().unwrap_or_default();
     let Ok(Ok(_turn)) = timeout(BODY_TIMEOUT, turns.0.acquire()).await else {
         let message = format!("{MAX_BODIES} other requests with a body are being handled; try again");
         return (StatusCode::SERVICE_UNAVAILABLE, message).into_response();

@@ -35,7 +35,7 @@ use authority::LocalAuthority;
 use deadline::Deadline;
 use limpet_host::peer::Peer;
 use limpet_host::tcp::{self, Delivery};
-pub(super) use place::{OpenStreams, Place};
+pub(super) use place::{ConnectionSlot, OpenStreams};
 use place::{Places, is_refused};
 use source::Source;
 
@@ -48,9 +48,9 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client that was not admitted to anything may read nothing of its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection from the network is silent before the kernel asks whether its client is still there.
-const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 /// How long open connections may take to finish once the agent stops.
-const GRACE: Duration = Duration::from_millis(500);
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
@@ -146,7 +146,7 @@ impl Listener for Secure {
         let (stream, address) = self.listener.accept().await?;
         // A stream that is followed for days and whose client is gone without a word ends.
         set_socket_keepalive(&stream, true)?;
-        set_tcp_keepidle(&stream, KEEPALIVE)?;
+        set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
         set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
         set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
         let tls = Arc::clone(&self.tls);
@@ -211,7 +211,7 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
 /// The routes as one connection has them.
 struct Served {
     caller: Caller,
-    place: Place,
+    place: ConnectionSlot,
     places: Places,
     app: Router,
 }
@@ -270,7 +270,7 @@ async fn grpc(
     }
 }
 
-/// Runs a connection to its end. After `stop` it has [`GRACE`] for what is under way: a watch never ends by itself.
+/// Runs a connection to its end. After `stop` it has [`SHUTDOWN_GRACE`] for what is under way: a watch never ends by itself.
 async fn finish<C: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<&mut C>,
     shut_down: fn(Pin<&mut C>),
@@ -280,7 +280,7 @@ async fn finish<C: Future<Output = hyper::Result<()>>>(
         result = connection.as_mut() => result,
         () = stop.cancelled() => {
             shut_down(connection.as_mut());
-            timeout(GRACE, connection).await.unwrap_or(Ok(()))
+            timeout(SHUTDOWN_GRACE, connection).await.unwrap_or(Ok(()))
         }
     }
 }

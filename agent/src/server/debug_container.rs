@@ -11,7 +11,7 @@ use super::authorization::Permission::Write;
 use super::pods::json;
 use super::routes::Routes;
 use super::status_error::StatusError;
-use crate::debug::{DebugError, DebugOrder};
+use crate::ephemeral_containers::{DebugError, DebugOrder};
 use limpet_model::pod::{PodKey, ephemeral};
 
 /// The limit of a request body.

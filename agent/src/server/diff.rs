@@ -35,7 +35,7 @@ use limpet_model::source::SourceKind;
 /// The limit of a request body: a whole directory of manifests.
 const MAX_BODY: usize = 64 << 20;
 /// How long reading and comparing may take: thousands of manifests on a slow processor.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DIFF_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long containerd may take to report which images are present.
 const IMAGE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -89,7 +89,7 @@ async fn answer(
     let comparing = state.clone();
     // A subject of its own: it need not wait for the source's reading, nor the source for it.
     let subject = state.manifest_path.clone().unwrap_or_default().join("limpet diff");
-    let found = match blocking::run(subject, DEADLINE, move |_| compare(&comparing)).await {
+    let found = match blocking::run(subject, DIFF_TIMEOUT, move |_| compare(&comparing)).await {
         Ok(Ok(found)) => found,
         Ok(Err(message)) => return (StatusCode::BAD_REQUEST, message).into_response(),
         Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),

@@ -2,7 +2,7 @@
 
 use super::authorization::Permission::Nodes;
 use super::authorization::Subresource::{Configz, Healthz, Log, Metrics, Pods, Proxy, Stats};
-use super::debug::{self, DebugState};
+use super::diagnostics::{self, DiagnosticsState};
 use super::exec::{self, AttachState, ExecState};
 use super::logs::{self, LogState};
 use super::node_logs::{self, NodeLogState};
@@ -27,7 +27,7 @@ pub struct StreamStates {
     /// `/portForward`.
     pub ports: PortForwardState,
     /// What the agent says of itself.
-    pub debug: DebugState,
+    pub diagnostics: DiagnosticsState,
 }
 
 /// All of kubelet's routes that limpet has, as far as `handlers` turns them on.
@@ -41,27 +41,27 @@ pub fn routes(state: ServerState, streams: StreamStates, handlers: &DebugHandler
 
 /// What `enableDebuggingHandlers` turns on, and the keys beside it.
 fn debugging(state: ServerState, streams: StreamStates, handlers: &DebugHandlers) -> Routes {
-    let own = debug::checkpoints().get("/configz", Nodes(Configz), configz::configz).with_state(state);
-    let StreamStates { logs, exec, attach, ports, debug } = streams;
+    let own = diagnostics::checkpoints().get("/configz", Nodes(Configz), configz::configz).with_state(state);
+    let StreamStates { logs, exec, attach, ports, diagnostics } = streams;
     let streams = logs::routes(logs)
         .merge(exec::routes(exec.clone()))
         .merge(run::routes(exec))
         .merge(exec::attach_routes(attach))
         .merge(port_forward::routes(ports));
-    let off = |path: &str, permission, why| debug::disabled(Routes::default(), path, permission, why);
+    let off = |path: &str, permission, why| diagnostics::disabled(Routes::default(), path, permission, why);
     let node_logs = match handlers.system_logs {
         true => node_logs::routes(NodeLogState::new(LOG_DIRECTORY.into(), handlers.system_log_query)),
         false => off("/logs/", Nodes(Log), "logs endpoint is disabled."),
     };
     let profiles = match handlers.profiling {
-        true => debug::profiles(),
+        true => diagnostics::profiles(),
         false => off("/debug/pprof/", Nodes(Proxy), "profiling endpoint is disabled."),
     };
     let flags = match handlers.flags {
-        true => debug::flags(debug.clone()),
-        false => Routes::default().any("/debug/flags/v", Nodes(Proxy), debug::flags_disabled),
+        true => diagnostics::flags(diagnostics.clone()),
+        false => Routes::default().any("/debug/flags/v", Nodes(Proxy), diagnostics::flags_disabled),
     };
-    own.merge(streams).merge(node_logs).merge(profiles).merge(flags).merge(debug::pages(debug))
+    own.merge(streams).merge(node_logs).merge(profiles).merge(flags).merge(diagnostics::pages(diagnostics))
 }
 
 /// kubelet's answer where `enableDebuggingHandlers` is false.
@@ -69,9 +69,9 @@ fn without_debugging() -> Routes {
     const WHY: &str = "Debug endpoints are disabled.";
     let proxied = ["/run/", "/exec/", "/attach/", "/portForward/", "/containerLogs/", "/debug/pprof/"];
     let routes =
-        proxied.iter().fold(Routes::default(), |routes, path| debug::disabled(routes, path, Nodes(Proxy), WHY));
-    let routes = debug::disabled(routes, "/runningpods/", Nodes(Pods), WHY);
-    debug::disabled(routes, "/logs/", Nodes(Log), WHY)
+        proxied.iter().fold(Routes::default(), |routes, path| diagnostics::disabled(routes, path, Nodes(Proxy), WHY));
+    let routes = diagnostics::disabled(routes, "/runningpods/", Nodes(Pods), WHY);
+    diagnostics::disabled(routes, "/logs/", Nodes(Log), WHY)
 }
 
 /// The directory of the node's logs.

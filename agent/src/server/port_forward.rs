@@ -189,7 +189,7 @@ impl Target {
 }
 
 /// A session's place among those that may run at once.
-type Place = OwnedSemaphorePermit;
+type SessionPermit = OwnedSemaphorePermit;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -22,7 +22,7 @@ const MAX_REVIEWS: usize = 8;
 /// How long a review may take, its turn included.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long nobody is asked after the apiserver could not be reached.
-const PAUSE: Duration = Duration::from_secs(2);
+const UNREACHABLE_PAUSE: Duration = Duration::from_secs(2);
 
 /// A hash, keyed by this process.
 type Key = [u8; 32];
@@ -35,12 +35,12 @@ pub(super) struct Reviewer {
     allowed_lifetime: Duration,
     denied_lifetime: Duration,
     turns: Semaphore,
-    memory: Mutex<Memory>,
+    memory: Mutex<ReviewCache>,
 }
 
-struct Memory {
+struct ReviewCache {
     users: Expiring<Key, Arc<User>>,
-    nobody: Expiring<Key, ()>,
+    invalid_tokens: Expiring<Key, ()>,
     access: Expiring<Key, bool>,
     unreachable: Option<Instant>,
 }
@@ -48,9 +48,9 @@ struct Memory {
 impl Reviewer {
     /// Remembers as long as `settings` say.
     pub(super) fn new(reviews: Arc<dyn Reviews>, settings: &ServerSettings) -> Self {
-        let memory = Memory {
+        let memory = ReviewCache {
             users: Expiring::new(MAX_REMEMBERED),
-            nobody: Expiring::new(MAX_REMEMBERED),
+            invalid_tokens: Expiring::new(MAX_REMEMBERED),
             access: Expiring::new(MAX_REMEMBERED),
             unreachable: None,
         };
@@ -71,15 +71,15 @@ impl Reviewer {
     /// The apiserver has not decided, and nothing is remembered.
     pub(super) async fn user(&self, token: &str) -> Result<Option<Arc<User>>, ReviewError> {
         let key = self.hash(token.as_bytes());
-        let remembered = |memory: &mut Memory| {
+        let remembered = |memory: &mut ReviewCache| {
             let now = Instant::now();
             let user = memory.users.get(&key, now).map(Some);
-            user.or_else(|| memory.nobody.get(&key, now).map(|()| None))
+            user.or_else(|| memory.invalid_tokens.get(&key, now).map(|()| None))
         };
         let asked = async || Ok(self.reviews.token(token).await?.map(Arc::new));
-        let keep = |memory: &mut Memory, user: &Option<Arc<User>>| match user {
+        let keep = |memory: &mut ReviewCache, user: &Option<Arc<User>>| match user {
             Some(user) => memory.users.insert(key, Arc::clone(user), Instant::now(), self.token_lifetime),
-            None => memory.nobody.insert(key, (), Instant::now(), self.token_lifetime),
+            None => memory.invalid_tokens.insert(key, (), Instant::now(), self.token_lifetime),
         };
         self.review(remembered, asked, keep).await
     }
@@ -91,8 +91,8 @@ impl Reviewer {
     pub(super) async fn is_allowed(&self, user: &User, access: Access<'_>) -> Result<bool, ReviewError> {
         // Both are structs of texts, lists and maps with texts as keys: that is JSON.
         let key = self.hash(&serde_json::to_vec(&(user, access)).unwrap_or_default());
-        let remembered = |memory: &mut Memory| memory.access.get(&key, Instant::now());
-        let keep = |memory: &mut Memory, allowed: &bool| {
+        let remembered = |memory: &mut ReviewCache| memory.access.get(&key, Instant::now());
+        let keep = |memory: &mut ReviewCache, allowed: &bool| {
             let lifetime = if *allowed { self.allowed_lifetime } else { self.denied_lifetime };
             memory.access.insert(key, *allowed, Instant::now(), lifetime);
         };
@@ -102,9 +102,9 @@ impl Reviewer {
     /// What is remembered, or else what is answered in time and then remembered.
     async fn review<T>(
         &self,
-        remembered: impl Fn(&mut Memory) -> Option<T>,
+        remembered: impl Fn(&mut ReviewCache) -> Option<T>,
         asked: impl AsyncFnOnce() -> Result<T, ReviewError>,
-        keep: impl FnOnce(&mut Memory, &T),
+        keep: impl FnOnce(&mut ReviewCache, &T),
     ) -> Result<T, ReviewError> {
         if let Some(known) = remembered(&mut self.memory()) {
             return Ok(known);
@@ -121,7 +121,7 @@ impl Reviewer {
                 if let Some(known) = remembered(&mut memory) {
                     return Ok(known);
                 }
-                if memory.unreachable.is_some_and(|since| since.elapsed() < PAUSE) {
+                if memory.unreachable.is_some_and(|since| since.elapsed() < UNREACHABLE_PAUSE) {
                     return Err(ReviewError::Offline);
                 }
             }
@@ -140,7 +140,7 @@ impl Reviewer {
         timeout_at(end, turn).await.unwrap_or(Err(ReviewError::Busy))
     }
 
-    fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
+    fn memory(&self) -> std::sync::MutexGuard<'_, ReviewCache> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

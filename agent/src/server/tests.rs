@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::{Event as KubeEvent, Pod};
 use serde_json::{Value, json};
 
 use super::cluster::ClusterState;
-use super::debug::DebugState;
 use super::debug_container::DebugContainerState;
+use super::diagnostics::DiagnosticsState;
 use super::diff::DiffState;
 use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use super::exec::{AttachState, ExecState};
@@ -136,7 +136,7 @@ fn stream_states(state: &ServerState) -> StreamStates {
         exec: ExecState::observed(client.clone(), "/nonexistent".into(), observed.clone(), None, stop.clone()),
         attach: AttachState { client, attach_dir: "/nonexistent".into(), observed, idle: None, stop },
         ports: no_networks(state),
-        debug: DebugState {
+        diagnostics: DiagnosticsState {
             started: Timestamp::UNIX_EPOCH,
             flags: Arc::new(json!({ "port": 10_250, "kubeconfig": null })),
             set_verbosity: Arc::new(|level| if level == 9 { Err("no".to_owned()) } else { Ok(()) }),
@@ -164,7 +164,7 @@ fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
             sources: Vec::new(),
         }),
     };
-    let debug = DebugContainerState { orders: crate::debug::channel().0 };
+    let debug = DebugContainerState { orders: crate::ephemeral_containers::channel().0 };
     (kubelet, local::routes(state.clone(), diff, images, debug, ClusterState { source: None }))
 }
 

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::Pulse;
 use super::persist::Persister;
 use crate::store::Store;
-use held::Held;
+use held::HeldPods;
 use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, Renewal};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::delta::Edits;
@@ -34,7 +34,7 @@ use limpet_model::source::SourceKind;
 const HISTORY: &str = "cluster";
 
 /// How many updates may wait; then those who send them do.
-const INBOX: usize = 16;
+const UPDATE_QUEUE_LEN: usize = 16;
 
 /// What is new at the apiserver.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub enum Update {
 
 /// A channel for updates.
 pub fn channel() -> (mpsc::Sender<Update>, mpsc::Receiver<Update>) {
-    mpsc::channel(INBOX)
+    mpsc::channel(UPDATE_QUEUE_LEN)
 }
 
 /// The source, ready to run.
@@ -72,7 +72,7 @@ pub struct ApiSource {
     persister: Persister,
     pulse: Arc<Pulse>,
     snapshot: SourceSnapshot,
-    held: Held,
+    held: HeldPods,
     /// What differs from the last published snapshot.
     edits: Edits,
 }
@@ -83,7 +83,7 @@ impl ApiSource {
         let pulse: Arc<Pulse> = Arc::default();
         let persister = Persister::new(store, SourceKind::Api, Arc::clone(&pulse));
         let snapshot = SourceSnapshot { absent: Some(OrdSet::new()), ..SourceSnapshot::default() };
-        let (held, edits) = (Held::default(), Edits::default());
+        let (held, edits) = (HeldPods::default(), Edits::default());
         Self { node_name: Arc::from(node_name), decoder, persister, pulse, snapshot, held, edits }
     }
 
@@ -123,7 +123,7 @@ impl ApiSource {
         let Some(loaded) = self.persister.load(|store| store.load::<LastGood>(SourceKind::Api)).await else { return };
         for (name, saved) in loaded.records {
             if &*name == HISTORY {
-                self.held = Held::restore(&saved.mark);
+                self.held = HeldPods::restore(&saved.mark);
             }
             let mut restored = self.decoder.restore_all(&saved.manifests, ORIGIN, SourceKind::Api, &self.node_name);
             restored.pods.values_mut().for_each(|pod| end_as(pod, &saved.mark));

@@ -9,7 +9,7 @@ use tokio::task::{JoinError, JoinHandle};
 use tracing::error;
 
 use crate::source::Pulse;
-use crate::store::{Changes, Held, Store, StoreError};
+use crate::store::{Changes, SavedCopy, Store, StoreError};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
 use limpet_core::source::view::Contents;
@@ -50,7 +50,7 @@ impl Accepted {
     }
 }
 
-impl Held for Accepted {
+impl SavedCopy for Accepted {
     fn everything(&self) -> Changes {
         let (files, directory) = {
             let accepted = self.lock();

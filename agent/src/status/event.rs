@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 /// The most distinct events stored; the oldest is dropped first.
-pub const CAPACITY: usize = 1_000;
+pub const MAX_EVENTS: usize = 1_000;
 /// An apiserver's limit for the message of an event, in bytes; a longer one is cut.
 pub const MAX_MESSAGE: usize = 1_024;
 
@@ -200,7 +200,7 @@ impl Events {
             }
             None => event,
         };
-        if ring.len() == CAPACITY {
+        if ring.len() == MAX_EVENTS {
             ring.pop_front();
         }
         let count = event.count;
@@ -289,10 +289,10 @@ mod tests {
     #[test]
     fn the_oldest_event_is_dropped_when_the_ring_is_full() {
         let events = Events::default();
-        for number in 0..=CAPACITY {
+        for number in 0..=MAX_EVENTS {
             emit(&events, &number.to_string());
         }
         let stored = events.snapshot();
-        assert_eq!((stored.len(), stored[0].message.as_str()), (CAPACITY, "1"));
+        assert_eq!((stored.len(), stored[0].message.as_str()), (MAX_EVENTS, "1"));
     }
 }

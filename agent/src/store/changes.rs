@@ -34,7 +34,7 @@ impl Changes {
     /// Adds to the history; drops the oldest changes beyond the limit.
     pub fn remember(&mut self, changes: &[Arc<ManifestChange>]) {
         self.history.extend(changes.iter().filter(|change| change.pod.is_some()).cloned());
-        let excess = self.history.len().saturating_sub(history::MOST);
+        let excess = self.history.len().saturating_sub(history::MAX_CHANGES);
         self.history.drain(..excess);
     }
 

@@ -18,9 +18,9 @@ const NEXT: &str = "history";
 /// Changes stored per pod.
 pub(super) const MOST_OF_POD: usize = 20;
 /// Changes stored for all pods, removed ones included: about 1 MB.
-pub(super) const MOST: usize = 2_000;
+pub(super) const MAX_CHANGES: usize = 2_000;
 /// How many are removed at once beyond the limit, so that not every change has to search for the oldest.
-const SWEEP: usize = MOST / 10;
+const SWEEP_SIZE: usize = MAX_CHANGES / 10;
 
 /// The changes of one pod, oldest first. Unreadable entries are skipped.
 pub(super) fn of(database: &Database, pod: &str) -> Result<Vec<ManifestChange>, redb::Error> {
@@ -79,7 +79,7 @@ pub(super) fn write(transaction: &WriteTransaction, changes: &[Arc<ManifestChang
             table.remove((pod, *number))?;
         }
     }
-    if table.len()? > MOST as u64 {
+    if table.len()? > MAX_CHANGES as u64 {
         let mut all = Vec::new();
         for entry in table.iter()? {
             let (key, _) = entry?;
@@ -87,7 +87,7 @@ pub(super) fn write(transaction: &WriteTransaction, changes: &[Arc<ManifestChang
             all.push((number, pod.to_owned()));
         }
         all.sort_unstable();
-        for (number, pod) in &all[..all.len() + SWEEP - MOST] {
+        for (number, pod) in &all[..all.len() + SWEEP_SIZE - MAX_CHANGES] {
             table.remove((pod.as_str(), *number))?;
         }
     }

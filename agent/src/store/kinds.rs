@@ -18,7 +18,7 @@ pub(super) const TABLES: [Table; 4] =
     [Table::of::<LastGood>(), Table::of::<DirectoryId>(), Table::of::<PulledImage>(), Table::of::<PullIntent>()];
 
 /// The type of record whose number a salvage reports.
-pub(super) const COUNTED: u8 = LastGood::TAG;
+pub(super) const COUNTED_TAG: u8 = LastGood::TAG;
 
 /// The last good version of a file, a URL or a push. Content: time, mark, each manifest with its length.
 impl Stored for LastGood {

@@ -10,9 +10,9 @@ use limpet_model::source::SourceKind;
 
 /// The start of every record; the last byte is the format version.
 pub(super) const MAGIC: [u8; 8] = *b"limpetG\x02";
-const LENGTH: usize = 4;
-const CHECKSUM: usize = 16;
-const HEAD: usize = MAGIC.len() + LENGTH + CHECKSUM;
+const LENGTH_SIZE: usize = 4;
+const CHECKSUM_SIZE: usize = 16;
+const HEAD_SIZE: usize = MAGIC.len() + LENGTH_SIZE + CHECKSUM_SIZE;
 
 /// One decoded record, or one to encode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +40,10 @@ impl<'a> Record<'a> {
     /// Decodes the record at the start of `bytes`; `None` when it is damaged, truncated or of another format version.
     pub(super) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let rest = bytes.strip_prefix(&MAGIC)?;
-        let (length, rest) = rest.split_first_chunk::<LENGTH>()?;
-        let (checksum, rest) = rest.split_at_checked(CHECKSUM)?;
+        let (length, rest) = rest.split_first_chunk::<LENGTH_SIZE>()?;
+        let (checksum, rest) = rest.split_at_checked(CHECKSUM_SIZE)?;
         let body = rest.get(..usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
-        if Sha256::digest(body)[..CHECKSUM] != *checksum {
+        if Sha256::digest(body)[..CHECKSUM_SIZE] != *checksum {
             return None;
         }
         let (sequence, mut body) = body.split_first_chunk::<8>()?;
@@ -56,10 +56,10 @@ impl<'a> Record<'a> {
 
 /// Adds the header to `body`.
 pub(super) fn sign(body: &[u8]) -> Vec<u8> {
-    let mut record = Vec::with_capacity(HEAD + body.len());
+    let mut record = Vec::with_capacity(HEAD_SIZE + body.len());
     record.extend_from_slice(&MAGIC);
     record.extend_from_slice(&length(body));
-    record.extend_from_slice(&Sha256::digest(body)[..CHECKSUM]);
+    record.extend_from_slice(&Sha256::digest(body)[..CHECKSUM_SIZE]);
     record.extend_from_slice(body);
     record
 }
@@ -72,14 +72,14 @@ pub(super) fn put(body: &mut Vec<u8>, bytes: &[u8]) {
 
 /// Takes what [`put`] appended from the start of `body`.
 pub(super) fn take<'a>(body: &mut &'a [u8]) -> Option<&'a [u8]> {
-    let (length, rest) = body.split_first_chunk::<LENGTH>()?;
+    let (length, rest) = body.split_first_chunk::<LENGTH_SIZE>()?;
     let (taken, rest) = rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
     *body = rest;
     Some(taken)
 }
 
 /// Fits: all content comes from files and responses of at most 10 MiB.
-fn length(bytes: &[u8]) -> [u8; LENGTH] {
+fn length(bytes: &[u8]) -> [u8; LENGTH_SIZE] {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes()
 }
 

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::kinds::COUNTED;
+use super::kinds::COUNTED_TAG;
 use super::record::{MAGIC, Record};
 use super::table::{Table, start_sequence};
 use super::{StoreError, open_database, open_error, quarantine};
@@ -81,7 +81,7 @@ fn fill(path: &Path, records: &Records<'_>) -> Result<usize, StoreError> {
         start_sequence(&transaction, sequence)?;
         for (table, record) in records.values().filter(|(table, record)| record.tag == table.tag) {
             (table.insert)(&transaction, record)?;
-            count += usize::from(record.tag == COUNTED);
+            count += usize::from(record.tag == COUNTED_TAG);
         }
         transaction.commit()?;
         Ok(())

@@ -30,9 +30,9 @@ use limpet_model::object::ObjectKind;
 /// How a sealed manifest begins; no manifest does.
 const SEALED: &[u8] = b"limpet-sealed-1\0";
 /// Bytes of a key.
-const KEY: usize = 32;
+const KEY_SIZE: usize = 32;
 /// A key in hexadecimal digits has twice as many.
-const HEX: usize = 2 * KEY;
+const HEX_KEY_SIZE: usize = 2 * KEY_SIZE;
 /// A slow TPM takes some seconds; pods do not wait longer for one that does not answer.
 const TPM_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -134,7 +134,7 @@ impl Sealer {
         Ok(Self::of(&secret))
     }
 
-    fn of(secret: &[u8; KEY]) -> Self {
+    fn of(secret: &[u8; KEY_SIZE]) -> Self {
         let secret = hmac::Key::new(HMAC_SHA256, secret);
         let derived = |purpose: &str| hmac::sign(&secret, purpose.as_bytes());
         let Ok(encryption) = UnboundKey::new(&CHACHA20_POLY1305, derived("encryption").as_ref()) else {
@@ -239,18 +239,18 @@ async fn decrypted(path: &Path) -> Result<Zeroizing<Vec<u8>>, KeyError> {
 fn read(path: &Path) -> std::io::Result<(u32, Zeroizing<Vec<u8>>)> {
     let file = File::open(path)?;
     let mode = file.metadata()?.permissions().mode();
-    let mut bytes = Zeroizing::new(Vec::with_capacity(HEX + 3));
-    file.take(HEX as u64 + 3).read_to_end(&mut bytes)?;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(HEX_KEY_SIZE + 3));
+    file.take(HEX_KEY_SIZE as u64 + 3).read_to_end(&mut bytes)?;
     Ok((mode, bytes))
 }
 
-fn parsed(bytes: &[u8]) -> Option<Zeroizing<[u8; KEY]>> {
-    if let Ok(key) = <[u8; KEY]>::try_from(bytes) {
+fn parsed(bytes: &[u8]) -> Option<Zeroizing<[u8; KEY_SIZE]>> {
+    if let Ok(key) = <[u8; KEY_SIZE]>::try_from(bytes) {
         return Some(Zeroizing::new(key));
     }
     let text = std::str::from_utf8(bytes).ok()?.trim_end();
-    let mut key = Zeroizing::new([0; KEY]);
-    if text.len() != HEX || !text.is_ascii() {
+    let mut key = Zeroizing::new([0; KEY_SIZE]);
+    if text.len() != HEX_KEY_SIZE || !text.is_ascii() {
         return None;
     }
     for (byte, digits) in key.iter_mut().zip(text.as_bytes().chunks_exact(2)) {

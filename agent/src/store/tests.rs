@@ -342,10 +342,12 @@ fn history_is_limited_per_pod_and_in_total() {
     let kept = touched(&store, "web");
     assert_eq!((kept.len(), kept[0].as_str()), (history::MOST_OF_POD, "30"));
     for round in 0..3 {
-        apply((0..history::MOST / 2).map(|pod| change(&format!("default/p{round}-{pod}"), Edited, "x")).collect());
+        apply(
+            (0..history::MAX_CHANGES / 2).map(|pod| change(&format!("default/p{round}-{pod}"), Edited, "x")).collect(),
+        );
     }
     assert!(kept.len() > touched(&store, "web").len(), "the oldest of all go first");
-    let last = format!("p2-{}", history::MOST / 2 - 1);
+    let last = format!("p2-{}", history::MAX_CHANGES / 2 - 1);
     assert_eq!(touched(&store, &last).len(), 1);
     assert!(touched(&store, "p0-0").is_empty());
 }

@@ -1,7 +1,7 @@
 //! What images and pods take on disk: measured when somebody asks, and no pod more often than each `volumeStatsAggPeriod`.
 //!
 //! Finding out means walking directories, so one task measures for everybody who asks meanwhile, and what it finds is kept
-//! with its time until the next measurement. It has as long as the walks of its pods may take; who asks waits [`PATIENCE`]
+//! with its time until the next measurement. It has as long as the walks of its pods may take; who asks waits [`MEASURE_TIMEOUT`]
 //! and then gets what is known.
 
 use std::collections::{BTreeMap, HashSet};
@@ -21,7 +21,7 @@ use limpet_host::file_system::Space;
 use limpet_model::pod::PodUid;
 
 /// How long a request waits for a measurement.
-const PATIENCE: Duration = Duration::from_secs(3);
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// What a pod takes on disk.
 #[derive(Debug, Clone, Default)]
@@ -122,10 +122,10 @@ pub struct Disks {
 
 /// Measures disks for whoever asks. Clones share the last measurements.
 #[derive(Debug, Clone)]
-pub struct DiskMeter(Arc<Shared>);
+pub struct DiskMeter(Arc<MeterState>);
 
 #[derive(Debug)]
-struct Shared {
+struct MeterState {
     measure: Arc<dyn MeasureDisks>,
     /// How old a measurement may get.
     period: Duration,
@@ -139,7 +139,7 @@ struct Shared {
 impl DiskMeter {
     /// A meter that has measured nothing yet. Its measurements are tasks of `tasks`, which `stop` ends.
     pub fn new(measure: Arc<dyn MeasureDisks>, period: Duration, tasks: TaskTracker, stop: CancellationToken) -> Self {
-        Self(Arc::new(Shared { measure, period, last: Mutex::default(), turn: Arc::default(), tasks, stop }))
+        Self(Arc::new(MeterState { measure, period, last: Mutex::default(), turn: Arc::default(), tasks, stop }))
     }
 
     /// What is known of these pods and of the images, after a measurement of what is older than the period.
@@ -157,7 +157,7 @@ impl DiskMeter {
             }
         }
         // What takes longer goes on, for the next request.
-        let _ = tokio::time::timeout(PATIENCE, shared.turn.lock()).await;
+        let _ = tokio::time::timeout(MEASURE_TIMEOUT, shared.turn.lock()).await;
         self.last().clone()
     }
 

@@ -7,7 +7,7 @@ use super::NodeUsage;
 use limpet_host::cgroup::usage::GroupUsage;
 
 /// Readings that are closer together count as one: the kernel's counters are not exact to the millisecond.
-const SHORTEST: Duration = Duration::from_millis(250);
+const MIN_READING_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Nanoseconds of CPU time in each second, on all cores, by the group's path.
 pub type NanoCores = BTreeMap<String, u64>;
@@ -43,7 +43,7 @@ impl Rates {
 fn next(last: Option<&Sample>, uptime: Duration, total: u64) -> Sample {
     let Some(last) = last else { return Sample { uptime, total, rate: None } };
     let elapsed = uptime.saturating_sub(last.uptime);
-    if elapsed < SHORTEST {
+    if elapsed < MIN_READING_INTERVAL {
         return *last;
     }
     Sample { uptime, total, rate: rate(last.total, total, elapsed) }

@@ -58,7 +58,7 @@ impl Armed {
 
 /// What was watched on the way of symlinked files.
 #[derive(Debug, Default)]
-struct Followed {
+struct SymlinkWatches {
     steps: Vec<(Wd, Step)>,
     failure: Option<io::Error>,
 }
@@ -175,7 +175,7 @@ impl DirectoryWatch {
         }
     }
 
-    fn apply_followed(&mut self, followed: Followed) -> bool {
+    fn apply_followed(&mut self, followed: SymlinkWatches) -> bool {
         let before = std::mem::take(&mut self.links);
         self.link_ids.clear();
         for (wd, step) in followed.steps {
@@ -237,7 +237,7 @@ fn arm_trail(adder: &WatchAdder, trail: &Trail) -> Armed {
 }
 
 /// Watches on the way of the symlinks `names` in `directory`. Blocks.
-fn follow(adder: &WatchAdder, directory: &Path, names: &[OsString], progress: &Progress) -> Followed {
+fn follow(adder: &WatchAdder, directory: &Path, names: &[OsString], progress: &Progress) -> SymlinkWatches {
     let mut steps: BTreeMap<(PathBuf, OsString), BTreeSet<OsString>> = BTreeMap::new();
     for name in names {
         progress.at(&directory.join(name));
@@ -245,7 +245,7 @@ fn follow(adder: &WatchAdder, directory: &Path, names: &[OsString], progress: &P
             steps.entry((step.directory, step.name)).or_default().insert(name.to_owned());
         }
     }
-    let mut followed = Followed::default();
+    let mut followed = SymlinkWatches::default();
     for ((directory, name), dependents) in steps {
         progress.at(&directory);
         match adder.add(&directory, NAMES | ITSELF) {

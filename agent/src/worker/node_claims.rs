@@ -3,7 +3,7 @@
 //! and starts once there is; one of the apiserver fails, so that its controller makes another one. A pod that was found
 //! running has its claims without a check.
 
-mod given;
+mod allocations;
 mod hold;
 mod permits;
 mod places;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device_plugins::DevicePlugins;
-use given::{Given, Purpose, Room, one_place};
+use allocations::{Allocations, Purpose, Room, one_place};
 use limpet_core::admission::{self, OUT_OF, PendingResize, Refusal, Selectable};
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::host_port::{HostPort, NODE_PORTS, host_ports};
@@ -26,7 +26,7 @@ use tokio::sync::{Notify, watch};
 
 pub use hold::{Hold, Refused, uses_node};
 pub use places::Entry;
-use places::Place;
+use places::PodSlot;
 pub use resizes::NoRoom;
 
 /// What only one pod can have.
@@ -140,7 +140,7 @@ pub struct NodeClaims {
     selectable: Mutex<Selectable>,
     /// Whether it comes from the Node object.
     object_seen: AtomicBool,
-    given: Mutex<Given>,
+    given: Mutex<Allocations>,
     /// Notified when a pod without a worker may have a place.
     place_freed: Notify,
     /// Changes of the devices of plugins, which may be what such a pod waits for.
@@ -208,7 +208,7 @@ impl NodeClaims {
         self.selectable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn given(&self) -> MutexGuard<'_, Given> {
+    fn given(&self) -> MutexGuard<'_, Allocations> {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -290,7 +290,7 @@ impl NodeClaims {
     }
 
     /// Whether the others leave what the pod wants, and the node is one for it: in kubelet's order, which names one reason.
-    fn check(&self, given: &Given, key: &PodKey, wanted: &Claims, check: Check) -> Result<(), Refused> {
+    fn check(&self, given: &Allocations, key: &PodKey, wanted: &Claims, check: Check) -> Result<(), Refused> {
         let refused = |refusal| Refused::of(refusal, &wanted.record);
         let others = || given.claims.iter().filter(|(other, _)| *other != key);
         if check.devices

@@ -3,7 +3,7 @@
 //! Actions run beside the loop, so a pull or a hanging call never delays a newer command; a command never cuts an
 //! action but a pull in half.
 
-mod debug;
+mod ephemeral_containers;
 mod eviction;
 mod exits;
 mod messages;
@@ -37,7 +37,7 @@ use oom_kills::UnjudgedKills;
 /// How long an action may wait for one call before it is reported.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// How long actions under way may take once the agent stops.
-const DRAIN: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// One pod's task.
 #[derive(Debug)]
@@ -224,7 +224,7 @@ impl PodWorker {
         self.abort_pulls();
         self.probes.abort_all();
         let finish = async { while self.jobs.join_next().await.is_some() {} };
-        if tokio::time::timeout(DRAIN, finish).await.is_err() {
+        if tokio::time::timeout(DRAIN_TIMEOUT, finish).await.is_err() {
             tracing::warn!(pod = %self.key, actions = self.jobs.len(), "the pod's worker stopped before its actions had ended");
         }
     }

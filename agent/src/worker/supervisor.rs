@@ -18,7 +18,7 @@ use super::WorkerContext;
 use super::inbox::{EvictionOrder, Inbox, PodCommand};
 use super::node_claims::Entry;
 use super::pod_worker::{PodWorker, WorkEnded};
-use crate::debug::{DebugError, DebugOrder};
+use crate::ephemeral_containers::{DebugError, DebugOrder};
 use crate::server::Heartbeat;
 use cleanup::Cleanup;
 use limpet_core::admission::may_preempt;

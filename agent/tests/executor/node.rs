@@ -12,7 +12,7 @@ use limpet::config::{self, RunFlags};
 use limpet::csi::{CsiVolumes, VolumesInUse};
 use limpet::executor::Executor;
 use limpet::executor::containerd::ContainerdExecutor;
-use limpet::executor::containerd::compose::{Backends, Parts};
+use limpet::executor::containerd::compose::{Backends, ExecutorParts};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{Behaviour, World};
 use limpet::node;
@@ -156,7 +156,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
         device_plugins: Arc::default(),
     };
     let csi = CsiVolumes::new(Arc::default(), VolumesInUse::default(), &facts.name, &config.root_dir, None);
-    let parts = Parts {
+    let parts = ExecutorParts {
         csi: Arc::new(csi),
         node_network: NetworkFollower::new(config.node_ip).subscribe(),
         config: Arc::new(config),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use limpet::apiserver::{self, HollowRuntime, Link, Unsent};
 use limpet::config::Config;
 use limpet::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
-use limpet::debug::{self, DebugOrder};
+use limpet::ephemeral_containers::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{World, live};
 use limpet::merge_loop;
@@ -122,7 +122,7 @@ impl Agent {
         let (addresses, node_network) = watch::channel(node_network);
         let (pressure, conditions) = watch::channel(NodePressure::from_iter([]));
         let (orders, evictions) = mpsc::channel(1);
-        let (debugs, debug) = debug::channel();
+        let (debugs, debug) = ephemeral_containers::channel();
         let (observed, occurrences, metrics) = (Observed::default(), Events::default(), Metrics::new(NODE));
         let mut sources = vec![SourceKind::File];
         let member = membership.map(|membership| {

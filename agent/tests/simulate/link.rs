@@ -25,9 +25,9 @@ use crate::run::Report;
 use crate::server::{Backup, Line, PODS, Server};
 
 /// After the last fault: longer than it takes until a dead connection is noticed, with the longest pause and deadline.
-const SETTLE: Duration = Duration::from_secs(200);
+const SETTLE_TIME: Duration = Duration::from_secs(200);
 /// At most so many pods of each side.
-const MANY: usize = 3;
+const MAX_PODS_PER_SIDE: usize = 3;
 
 pub(crate) fn run(seed: u64, trace: bool) -> Report {
     // What the agent spreads over time comes from here.
@@ -140,7 +140,7 @@ impl Node {
 
     /// The apiserver binds a pod to the node.
     fn bind(&mut self) {
-        if self.bound().len() >= MANY {
+        if self.bound().len() >= MAX_PODS_PER_SIDE {
             return;
         }
         self.made += 1;
@@ -187,7 +187,7 @@ impl Node {
     }
 
     fn create_own(&mut self) {
-        if self.files.len() >= MANY {
+        if self.files.len() >= MAX_PODS_PER_SIDE {
             return;
         }
         self.made += 1;
@@ -373,7 +373,7 @@ impl Node {
         self.server.set_faults(0, Duration::ZERO);
         self.server.set_expired(false);
         self.server.set_line(Line::Open);
-        self.pass(SETTLE).await;
+        self.pass(SETTLE_TIME).await;
         if self.restored {
             self.check_held();
             self.note("the cluster is accepted".to_owned());

@@ -27,11 +27,11 @@ const EVERYDAY: Range<u64> = 0..10_000;
 /// What it tries of lines.
 const EVERYDAY_LINKS: Range<u64> = 0..500;
 /// One seed in so many runs twice more: its steps have to be the same.
-const REPEATED: u64 = 64;
+const REPEAT_EVERY: u64 = 64;
 /// Failures after which no further seed is tried.
-const ENOUGH: usize = 5;
+const MAX_FAILURES: usize = 5;
 /// A run of minutes of virtual time takes a fraction of a second: one that takes this long goes round without waiting.
-const ENDLESS: Duration = Duration::from_secs(60);
+const RUN_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -94,8 +94,8 @@ fn one(run: Run, seed: u64, trace: bool) -> ExitCode {
 fn bounded(run: Run, seed: u64, trace: bool) -> Report {
     let (over, watched) = mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
-        if watched.recv_timeout(ENDLESS) == Err(RecvTimeoutError::Timeout) {
-            println!("seed {seed}: no end after {} s: a task runs without waiting", ENDLESS.as_secs());
+        if watched.recv_timeout(RUN_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
+            println!("seed {seed}: no end after {} s: a task runs without waiting", RUN_TIMEOUT.as_secs());
             println!("test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out");
             std::process::exit(1);
         }
@@ -112,14 +112,14 @@ fn many((run, repeats): (Run, bool), seeds: Range<u64>) -> ExitCode {
     let (next, failed, begun) = (AtomicU64::new(seeds.start), AtomicUsize::new(0), Instant::now());
     let (starts, seconds) = (AtomicU64::new(0), AtomicU64::new(0));
     let work = || {
-        while failed.load(Ordering::Relaxed) < ENOUGH {
+        while failed.load(Ordering::Relaxed) < MAX_FAILURES {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= seeds.end {
                 return;
             }
             let mut report = bounded(run, seed, false);
             let steps = || bounded(run, seed, true).trace;
-            if repeats && seed % REPEATED == 0 && steps() != steps() {
+            if repeats && seed % REPEAT_EVERY == 0 && steps() != steps() {
                 report.violations.push("two runs differ".to_owned());
             }
             starts.fetch_add(report.starts, Ordering::Relaxed);

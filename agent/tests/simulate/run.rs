@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use limpet::debug::DebugOrder;
+use limpet::ephemeral_containers::DebugOrder;
 use limpet::executor::fake::world::World;
 use limpet::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodeNetwork;
@@ -26,7 +26,7 @@ use crate::manifests::Made;
 use crate::places;
 
 /// After the last fault: longer than the longest back-off, deadline and grace together.
-const SETTLE: Duration = Duration::from_secs(1_800);
+const SETTLE_TIME: Duration = Duration::from_secs(1_800);
 
 /// What came of a run.
 #[derive(Debug, Default)]
@@ -336,9 +336,9 @@ impl Node {
         self.publish_network();
         self.short = false;
         self.publish_pressure();
-        self.pass(SETTLE / 2).await;
+        self.pass(SETTLE_TIME / 2).await;
         let before = self.effort();
-        self.pass(SETTLE / 2).await;
+        self.pass(SETTLE_TIME / 2).await;
         self.check_effort(before);
         self.check();
     }

@@ -14,10 +14,10 @@ use limpet_tests::measure::{self, Durations};
 const PODS: usize = 50;
 
 /// How often is asked. Each question costs the agent time, and so the measurement.
-const STEP: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Reached on failure only.
-const LIMIT: Duration = Duration::from_secs(120);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> Result<()> {
     let runs = measure::setting(measure::RUNS_VARIABLE, 50)?;
@@ -71,7 +71,7 @@ fn restart(contender: &mut dyn Contender) -> Result<(Duration, Duration)> {
                 return Ok((first, now));
             }
         }
-        ensure!(start.elapsed() < LIMIT, "{} does not find its pods again", contender.name());
-        thread::sleep(STEP);
+        ensure!(start.elapsed() < WAIT_TIMEOUT, "{} does not find its pods again", contender.name());
+        thread::sleep(POLL_INTERVAL);
     }
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::scene::{Pod, Scene, Took, after, all_after, is_running, kill, runs, until, wait_runs};
 
 /// How long the link is away before it comes back: longer than any of the contenders needs to notice.
-const OUTAGE: Duration = Duration::from_secs(60);
+const OUTAGE_DURATION: Duration = Duration::from_secs(60);
 /// How many pods have another status then.
 const PODS: usize = 5;
 
@@ -67,7 +67,7 @@ pub(crate) fn link_comes_back(scene: &Scene<'_>, _: &mut dyn Contender) -> Resul
     for pod in &pods {
         kill(pod, "1")?;
     }
-    scene.pass(OUTAGE)?;
+    scene.pass(OUTAGE_DURATION)?;
     pods.iter().try_for_each(|pod| wait_runs(pod, "1"))?;
     take_for_lost(scene)?;
     let restarted =
@@ -102,7 +102,7 @@ pub(crate) fn replaced_pod(scene: &Scene<'_>, _: &mut dyn Contender) -> Result<V
     scene.wire.swallow()?;
     scene.cluster.delete(&format!("{path}?gracePeriodSeconds=0"))?;
     scene.create(&pod, "2")?;
-    scene.pass(OUTAGE)?;
+    scene.pass(OUTAGE_DURATION)?;
     let cause = Instant::now();
     scene.wire.join();
     let [started, ended] = all_after(cause, [&|| runs(&pod, "2"), &|| !runs(&pod, "1")])?;

@@ -18,7 +18,7 @@ use limpet_tests::contender::{Contender, Stage};
 use limpet_tests::measure;
 use limpet_tests::wire::Wire;
 
-use self::scene::{PODS, Place, Scene, Took, until};
+use self::scene::{ContenderInfo, PODS, Scene, Took, until};
 use self::table::Table;
 
 /// A run takes three minutes: the default of `--runs`, 50, would take hours.
@@ -103,7 +103,7 @@ struct Bench {
 impl Bench {
     fn measure(&mut self, contender: &mut dyn Contender, containerd: &Containerd, runs: usize) -> Result<()> {
         self.wire.join();
-        let place = Place::of(contender);
+        let place = ContenderInfo::of(contender);
         contender.start()?;
         for run in 0..runs {
             println!("{}, run {}", contender.name(), run + 1);
@@ -117,7 +117,7 @@ impl Bench {
         if scene.at(&path).is_some() { self.cluster.delete(&path) } else { Ok(()) }
     }
 
-    fn run(&mut self, contender: &mut dyn Contender, place: &Place, run: usize) -> Result<()> {
+    fn run(&mut self, contender: &mut dyn Contender, place: &ContenderInfo, run: usize) -> Result<()> {
         self.wait_ready(place, run)?;
         self.sound(contender.name(), place, run)?;
         for Broken(whats, act) in BROKEN {
@@ -131,7 +131,7 @@ impl Bench {
     }
 
     /// Limpet's one after the other. A kubelet's all at once: they take minutes and are of its timers, not of the machine.
-    fn sound(&mut self, who: &'static str, place: &Place, run: usize) -> Result<()> {
+    fn sound(&mut self, who: &'static str, place: &ContenderInfo, run: usize) -> Result<()> {
         let chosen: Vec<_> = SOUND.iter().filter(|Sound(whats, _)| !self.table.is_hopeless(who, whats)).collect();
         let scene = self.scene(place, run);
         let took: Vec<_> = if who == "limpet" {
@@ -149,7 +149,7 @@ impl Bench {
     }
 
     /// A kubelet makes its Node at its start alone.
-    fn node(&mut self, contender: &mut dyn Contender, place: &Place, run: usize) -> Result<()> {
+    fn node(&mut self, contender: &mut dyn Contender, place: &ContenderInfo, run: usize) -> Result<()> {
         let (Sound(whats, act), who) = (NODE, contender.name());
         if self.table.is_hopeless(who, whats) {
             return Ok(());
@@ -163,12 +163,12 @@ impl Bench {
         Ok(())
     }
 
-    fn wait_ready(&self, place: &Place, run: usize) -> Result<()> {
+    fn wait_ready(&self, place: &ContenderInfo, run: usize) -> Result<()> {
         let scene = self.scene(place, run);
         until("a node that is ready", || scene.is_ready())
     }
 
-    fn scene<'a>(&'a self, place: &'a Place, run: usize) -> Scene<'a> {
+    fn scene<'a>(&'a self, place: &'a ContenderInfo, run: usize) -> Scene<'a> {
         Scene { cluster: &self.cluster, wire: &self.wire, place, run }
     }
 

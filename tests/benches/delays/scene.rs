@@ -15,23 +15,23 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// A wait that has taken so long is in vain.
-pub(crate) const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// More than anything takes that is not measured.
-const PATIENCE: Duration = Duration::from_secs(300);
+const SETUP_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often is looked.
-const LOOK: Duration = Duration::from_millis(20);
-/// What passes before a cause is so much longer in the next run, up to [`SPREAD`]: causes meet what the contenders repeat at any
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// What passes before a cause is so much longer in the next run, up to [`MAX_DELAY`]: causes meet what the contenders repeat at any
 /// point of its period.
-const LONGER: Duration = Duration::from_millis(2_700);
-/// See [`LONGER`].
-const SPREAD: Duration = Duration::from_secs(12);
+const DELAY_STEP: Duration = Duration::from_millis(2_700);
+/// See [`DELAY_STEP`].
+const MAX_DELAY: Duration = Duration::from_secs(12);
 /// Where the pods of the apiserver are.
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
 /// Where the ConfigMaps are.
 pub(crate) const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// How long something took; `None`: it had not happened after [`LIMIT`].
+/// How long something took; `None`: it had not happened after [`WAIT_TIMEOUT`].
 pub(crate) type Took = Option<Duration>;
 
 /// One run with one contender.
@@ -39,20 +39,20 @@ pub(crate) type Took = Option<Duration>;
 pub(crate) struct Scene<'a> {
     pub(crate) cluster: &'a Cluster,
     pub(crate) wire: &'a Wire,
-    pub(crate) place: &'a Place,
+    pub(crate) place: &'a ContenderInfo,
     /// Makes names of this run new.
     pub(crate) run: usize,
 }
 
 /// What of a contender does not change.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ContenderInfo {
     who: &'static str,
     node: String,
     manifests: PathBuf,
 }
 
-impl Place {
+impl ContenderInfo {
     pub(crate) fn of(contender: &dyn Contender) -> Self {
         Self { who: contender.name(), node: contender.node_name().to_owned(), manifests: contender.manifests() }
     }
@@ -69,7 +69,7 @@ pub(crate) struct Pod {
 impl Scene<'_> {
     /// Lets at least `time` pass, in each run another.
     pub(crate) fn pass(&self, time: Duration) -> Result<()> {
-        let more = LONGER.saturating_mul(self.run as u32).as_millis() % SPREAD.as_millis();
+        let more = DELAY_STEP.saturating_mul(self.run as u32).as_millis() % MAX_DELAY.as_millis();
         wait::pass(time + Duration::from_millis(more as u64))
     }
 
@@ -222,11 +222,11 @@ pub(crate) fn after(cause: Instant, fact: impl Fn() -> bool) -> Result<Took> {
 /// The same of several facts at once.
 pub(crate) fn all_after<const N: usize>(cause: Instant, facts: [&dyn Fn() -> bool; N]) -> Result<[Took; N]> {
     let mut took = [None; N];
-    while took.contains(&None) && cause.elapsed() < LIMIT {
+    while took.contains(&None) && cause.elapsed() < WAIT_TIMEOUT {
         for (took, fact) in took.iter_mut().zip(facts).filter(|(took, _)| took.is_none()) {
             *took = fact().then(|| cause.elapsed());
         }
-        wait::pass(LOOK)?;
+        wait::pass(POLL_INTERVAL)?;
     }
     Ok(took)
 }
@@ -235,10 +235,10 @@ pub(crate) fn all_after<const N: usize>(cause: Instant, facts: [&dyn Fn() -> boo
 pub(crate) fn until(what: &str, fact: impl Fn() -> bool) -> Result<()> {
     let begun = Instant::now();
     while !fact() {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > SETUP_TIMEOUT {
             bail!("{what}: waited in vain");
         }
-        wait::pass(LOOK)?;
+        wait::pass(POLL_INTERVAL)?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::scene::{MAPS, Scene, Took, after, processes, runs, until, wait_runs};
 
 /// How long before its cause nothing has happened: what a start brings with it is over, and retries have begun to be rare.
-const STILL: Duration = Duration::from_secs(10);
+const QUIET_TIME: Duration = Duration::from_secs(10);
 
 /// The mirror pod of a static pod is deleted by hand.
 pub(crate) fn deleted_mirror(scene: &Scene<'_>) -> Result<Vec<Took>> {
@@ -31,7 +31,7 @@ pub(crate) fn missing_namespace(scene: &Scene<'_>) -> Result<Vec<Took>> {
     let pod = scene.pod_in(&namespace, "early");
     scene.apply(&pod, "1")?;
     wait_runs(&pod, "1")?;
-    scene.pass(STILL)?;
+    scene.pass(QUIET_TIME)?;
     let cause = Instant::now();
     let object = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": namespace } });
     scene.cluster.create("/api/v1/namespaces", &object)?;
@@ -70,7 +70,7 @@ pub(crate) fn changed_config_map(scene: &Scene<'_>) -> Result<Vec<Took>> {
         processes(&pod, "1").into_iter().any(|pid| file(pid).is_ok_and(|text| text == value))
     };
     until("the first value", || has("day"))?;
-    scene.pass(STILL)?;
+    scene.pass(QUIET_TIME)?;
     let cause = Instant::now();
     scene.cluster.patch(&format!("{MAPS}/{map}"), &json!({ "data": { "mode": "night" } }))?;
     let took = after(cause, || has("night"))?;
@@ -88,7 +88,7 @@ pub(crate) fn missing_config_map(scene: &Scene<'_>) -> Result<Vec<Took>> {
     let path = scene.path(&pod);
     let waits = |found: Value| found["status"]["containerStatuses"][0]["state"]["waiting"].is_object();
     until("a pod that waits", || scene.at(&path).is_some_and(waits))?;
-    scene.pass(STILL)?;
+    scene.pass(QUIET_TIME)?;
     let cause = Instant::now();
     scene.cluster.create(MAPS, &config_map(&map, "day"))?;
     let took = after(cause, || runs(&pod, "1"))?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use limpet_tests::measure;
 use serde_json::{Value, json};
 
-use super::scene::{LIMIT, Took};
+use super::scene::{Took, WAIT_TIMEOUT};
 
 /// All runs of one contender in one respect.
 #[derive(Debug)]
@@ -87,5 +87,5 @@ fn seconds(took: Duration) -> String {
 }
 
 fn in_vain() -> String {
-    format!("not in {} s", LIMIT.as_secs())
+    format!("not in {} s", WAIT_TIMEOUT.as_secs())
 }

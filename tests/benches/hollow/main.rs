@@ -18,13 +18,13 @@ const PODS: usize = 5;
 /// After so many seconds the node ends its last pod: during the outage.
 const DEADLINE: u64 = 60;
 /// How long the apiserver is away after that.
-const OUTAGE: Duration = Duration::from_secs(30);
+const OUTAGE_DURATION: Duration = Duration::from_secs(30);
 /// What belongs to a start still ends.
-const SETTLING: Duration = Duration::from_secs(15);
+const SETTLE_TIME: Duration = Duration::from_secs(15);
 /// How often the apiserver is asked how far the nodes are; each time costs it the listing of all pods.
-const LOOK: Duration = Duration::from_secs(2);
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// More than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(900);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(900);
 const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
 
 fn main() -> Result<()> {
@@ -74,14 +74,14 @@ impl Bench {
         let begun = self.mark(hollow, cluster)?;
         until(|| Ok(hollow.ready(cluster, "")? == self.count))?;
         self.row("join", begun, hollow, cluster)?;
-        thread::sleep(SETTLING);
+        thread::sleep(SETTLE_TIME);
         self.memory("joined", hollow);
 
         let begun = self.mark(hollow, cluster)?;
         self.create(cluster, 0..PODS, None)?;
         until(|| Ok(states(cluster)?.get("Running") == Some(&(self.count * PODS))))?;
         self.row("start of the pods", begun, hollow, cluster)?;
-        thread::sleep(SETTLING);
+        thread::sleep(SETTLE_TIME);
         self.memory("with their pods", hollow);
 
         let begun = self.mark(hollow, cluster)?;
@@ -91,7 +91,7 @@ impl Bench {
         self.create(cluster, PODS..PODS + 1, Some(DEADLINE))?;
         until(|| Ok(states(cluster)?.get("Running").copied().unwrap_or(0) >= self.count * PODS))?;
         cluster.kill();
-        thread::sleep(Duration::from_secs(DEADLINE) + OUTAGE);
+        thread::sleep(Duration::from_secs(DEADLINE) + OUTAGE_DURATION);
         self.memory("at the end of the outage", hollow);
         self.come_back(hollow, cluster)?;
         self.memory("after the outage", hollow);
@@ -189,9 +189,9 @@ impl Bench {
 fn until(mut fact: impl FnMut() -> Result<bool>) -> Result<()> {
     let begun = Instant::now();
     while !fact()? {
-        ensure!(begun.elapsed() < PATIENCE, "waited in vain");
+        ensure!(begun.elapsed() < WAIT_TIMEOUT, "waited in vain");
         ensure!(!wait::interrupted(), "interrupted");
-        thread::sleep(LOOK);
+        thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 const PODS: [usize; 3] = [0, 10, 50];
 
 /// After the last pod is ready, what belongs to its start still ends.
-const SETTLING: Duration = Duration::from_secs(15);
+const SETTLE_TIME: Duration = Duration::from_secs(15);
 
 fn main() -> Result<()> {
     let window = Duration::from_secs(measure::setting(measure::SECONDS_VARIABLE, 60)? as u64);
@@ -68,7 +68,7 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
             (running..pods).try_for_each(|number| apply(contender, &simple(&format!("idle-{number}"), IDLE)))?;
             running = pods;
             wait_ready(contender, pods)?;
-            pass(SETTLING)?;
+            pass(SETTLE_TIME)?;
             let kinds = processes(contender, containerd, &dir)?;
             let before: Vec<_> = kinds.iter().map(|(_, pids)| Footprint::of_all(pids)).collect();
             pass(window)?;

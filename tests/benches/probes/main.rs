@@ -25,7 +25,7 @@ const KIB_OF_PROBE: usize = 4;
 /// Every probe's period.
 const PERIOD_SECONDS: u32 = 10;
 /// After the last pod is ready, what belongs to its start still ends.
-const SETTLING: Duration = Duration::from_secs(15);
+const SETTLE_TIME: Duration = Duration::from_secs(15);
 
 fn main() -> Result<()> {
     let window = Duration::from_secs(measure::setting(measure::SECONDS_VARIABLE, 60)? as u64);
@@ -107,7 +107,7 @@ fn measure_all(stage: &mut Stage, window: Duration) -> Result<Vec<Row>> {
             contender.start()?;
             (0..PODS).try_for_each(|number| apply(contender, &probed(number, handler, &servers)))?;
             wait_ready(contender, PODS)?;
-            pass(SETTLING)?;
+            pass(SETTLE_TIME)?;
             let kinds = processes(contender, containerd, &dir)?;
             let before: Vec<_> = kinds.iter().map(|(_, pids)| (Footprint::of_all(pids), processor(pids))).collect();
             pass(window)?;

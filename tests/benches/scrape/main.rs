@@ -29,7 +29,7 @@ const SCRAPES: usize = 250;
 const PODS: usize = 50;
 
 /// After the last pod is ready, and after the last scrape, what belongs to them still ends.
-const SETTLING: Duration = Duration::from_secs(15);
+const SETTLE_TIME: Duration = Duration::from_secs(15);
 
 fn main() -> Result<()> {
     let mut stage = Stage::set()?;
@@ -62,13 +62,13 @@ fn measure_all(stage: &mut Stage) -> Result<(Durations, Vec<Growth>)> {
         contender.start()?;
         (0..PODS).try_for_each(|number| apply(contender, &simple(&format!("idle-{number}"), IDLE)))?;
         wait_ready(contender, PODS)?;
-        wait::pass(SETTLING)?;
+        wait::pass(SETTLE_TIME)?;
         let pid = contender.pid().with_context(|| format!("{} does not run", contender.name()))?;
         let before = Footprint::of(pid).private;
         for page in PAGES {
             durations.add("50 pods", page, contender.name(), &scrape(contender, page)?);
         }
-        wait::pass(SETTLING)?;
+        wait::pass(SETTLE_TIME)?;
         memory.push((contender.name(), before, Footprint::of(pid).private));
         if contender.name() == "kubelet" {
             record(contender)?;

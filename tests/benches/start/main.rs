@@ -19,10 +19,10 @@ use self::cycle::{Network, START, STEPS, Steps};
 use self::floor::Floor;
 
 /// How many runs a turn has.
-const TURN: usize = 10;
+const RUNS_PER_TURN: usize = 10;
 
 /// How many pods a crowd has.
-const CROWD: usize = 20;
+const CROWD_SIZE: usize = 20;
 
 fn main() -> Result<()> {
     let runs = measure::setting(measure::RUNS_VARIABLE, 50)?;
@@ -37,13 +37,14 @@ fn main() -> Result<()> {
 
 fn measure_all(stage: &mut Stage, runs: usize) -> Result<Durations> {
     let dir = stage.node.dir().join("lives");
-    let lives: Vec<_> = (0..CROWD).map(|number| Life::new(&dir.join(number.to_string()))).collect::<Result<_>>()?;
+    let lives: Vec<_> =
+        (0..CROWD_SIZE).map(|number| Life::new(&dir.join(number.to_string()))).collect::<Result<_>>()?;
     let mut bench =
         Bench { floor: Floor::connect(&stage.node, &lives[0])?, lives, durations: Durations::default(), cycles: 0 };
     let (mut contenders, containerd) = stage.parts();
     let mut left = runs;
     while left > 0 {
-        let turn = left.min(TURN);
+        let turn = left.min(RUNS_PER_TURN);
         for contender in &mut contenders {
             contender.start()?;
             bench.turn(&**contender, containerd, turn)?;
@@ -53,7 +54,7 @@ fn measure_all(stage: &mut Stage, runs: usize) -> Result<Durations> {
     }
     for contender in &mut contenders {
         contender.start()?;
-        bench.crowds(&**contender, containerd, runs.div_ceil(CROWD))?;
+        bench.crowds(&**contender, containerd, runs.div_ceil(CROWD_SIZE))?;
         contender.stop()?;
     }
     Ok(bench.durations)
@@ -90,9 +91,9 @@ impl Bench {
     /// Many pods at once.
     fn crowds(&mut self, contender: &dyn Contender, containerd: &Containerd, rounds: usize) -> Result<()> {
         for network in Network::ALL {
-            let section = format!("{}, {CROWD} at once", network.name());
+            let section = format!("{}, {CROWD_SIZE} at once", network.name());
             for _ in 0..rounds {
-                let steps = self.cycle(contender, containerd, network, CROWD)?;
+                let steps = self.cycle(contender, containerd, network, CROWD_SIZE)?;
                 self.note(&section, contender, &steps);
             }
         }

@@ -24,13 +24,13 @@ use table::Row;
 /// Pods that lie idle, and change while there is no connection.
 const PODS: usize = 50;
 /// Pods that come and go.
-const CHANGES: usize = 10;
+const CHANGING_PODS: usize = 10;
 /// After the last change what belongs to it still ends.
-const SETTLING: Duration = Duration::from_secs(60);
+const SETTLE_TIME: Duration = Duration::from_secs(60);
 /// More than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(300);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often the cluster is asked how things are.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
 const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
@@ -91,7 +91,7 @@ impl Bench {
 
         self.idle(contender)?;
         self.changes(contender)?;
-        wait::pass(SETTLING)?;
+        wait::pass(SETTLE_TIME)?;
         self.offline(contender, containerd)?;
 
         self.cluster.delete(PODS_PATH)?;
@@ -107,12 +107,12 @@ impl Bench {
         let begun = Instant::now();
         loop {
             self.audit.requests()?;
-            wait::pass(SETTLING)?;
+            wait::pass(SETTLE_TIME)?;
             let requests = self.audit.requests()?;
             if requests.keys().all(|what| what.ends_with(" leases")) {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < 2 * PATIENCE, "no idle minute: {requests:?}");
+            ensure!(begun.elapsed() < 2 * WAIT_TIMEOUT, "no idle minute: {requests:?}");
         }
     }
 
@@ -138,7 +138,7 @@ impl Bench {
 
     /// Pods come, and go.
     fn changes(&mut self, contender: &dyn Contender) -> Result<()> {
-        let names: Vec<_> = (0..CHANGES).map(|number| format!("change-{number}")).collect();
+        let names: Vec<_> = (0..CHANGING_PODS).map(|number| format!("change-{number}")).collect();
         let begun = self.mark(contender)?;
         self.run_pods(contender, &names)?;
         self.change(contender, "a pod's start", &begun)?;
@@ -150,7 +150,7 @@ impl Bench {
 
     fn change(&mut self, contender: &dyn Contender, what: &str, begun: &Mark) -> Result<()> {
         let (requests, traffic) = self.since(begun)?;
-        let each = |count: u64| count as f64 / CHANGES as f64;
+        let each = |count: u64| count as f64 / CHANGING_PODS as f64;
         let total: u64 = requests.values().sum();
         self.add(contender, &format!("{what}: requests"), each(total), json!(requests));
         self.add(contender, &format!("{what}: kB"), each(traffic.bytes()) / 1e3, json!(null));
@@ -170,7 +170,7 @@ impl Bench {
         let restarted =
             || workloads(containerd).is_ok_and(|now| now.len() == PODS && now.iter().all(|pid| !before.contains(pid)));
         until("the restart of all containers", restarted)?;
-        wait::pass(SETTLING)?;
+        wait::pass(SETTLE_TIME)?;
         let back = Instant::now();
         self.wire.join();
         let told = |pods: &[Value]| pods.len() == PODS && ready(pods) == PODS && restarts(pods).all(|count| count == 1);
@@ -276,8 +276,8 @@ fn restarts(pods: &[Value]) -> impl Iterator<Item = u64> {
 fn until(what: &str, fact: impl Fn() -> bool) -> Result<()> {
     let begun = Instant::now();
     while !fact() {
-        ensure!(begun.elapsed() < PATIENCE, "{what}: waited in vain");
-        wait::pass(LOOK)?;
+        ensure!(begun.elapsed() < WAIT_TIMEOUT, "{what}: waited in vain");
+        wait::pass(POLL_INTERVAL)?;
     }
     Ok(())
 }

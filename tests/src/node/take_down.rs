@@ -9,15 +9,15 @@ use anyhow::{Context as _, Result};
 use rustix::mount::UnmountFlags;
 use rustix::process::Signal;
 
-use super::{PARENT, Place};
+use super::{NodeLocation, PARENT};
 use crate::containerd::NAMESPACE;
 use crate::{cni, process, wait};
 
 /// How long the kernel gets to end processes and to release what they held.
-const PATIENCE: Duration = Duration::from_secs(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Ends and removes everything of the node; returns what would not go.
-pub(super) fn take_down(place: &Place) -> Vec<String> {
+pub(super) fn take_down(place: &NodeLocation) -> Vec<String> {
     let mut left = Vec::new();
     left.extend(end_processes(place));
     remove_shared_state(&place.dir);
@@ -34,7 +34,7 @@ pub(super) fn take_down(place: &Place) -> Vec<String> {
 pub(crate) fn sweep() {
     let entries = fs::read_dir(PARENT).into_iter().flatten().flatten();
     for name in entries.filter_map(|entry| entry.file_name().into_string().ok()) {
-        let place = Place::named(&name);
+        let place = NodeLocation::named(&name);
         if place.owner().is_some_and(|owner| !process::is_alive(owner)) {
             take_down(&place);
         }
@@ -45,7 +45,7 @@ pub(crate) fn sweep() {
 const PROGRAMS: [&str; 6] = ["containerd", "ctr", "docker-registry", "limpet", "peer-kubelet", "runc"];
 
 /// The node's processes are those in its cgroups and those of its programs that name its directory.
-fn end_processes(place: &Place) -> Option<String> {
+fn end_processes(place: &NodeLocation) -> Option<String> {
     let find = || {
         let in_cgroups = cgroups_below(&place.name).into_iter().flat_map(|dir| {
             let text = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
@@ -60,7 +60,7 @@ fn end_processes(place: &Place) -> Option<String> {
         pids.retain(|pid| *pid != std::process::id() && process::is_alive(*pid));
         pids
     };
-    let gone = wait::until_clean(PATIENCE, "processes to end", || {
+    let gone = wait::until_clean(RELEASE_TIMEOUT, "processes to end", || {
         let pids = find();
         pids.iter().for_each(|pid| process::signal_pid(*pid, Signal::KILL));
         pids.is_empty()
@@ -139,7 +139,7 @@ pub fn cgroups_below(name: &str) -> Vec<PathBuf> {
 }
 
 /// The network is found by its name alone, so that it can be removed after its maker has died.
-fn remove_network(place: &Place) -> Option<String> {
+fn remove_network(place: &NodeLocation) -> Option<String> {
     cni::remove_bridge(&place.bridge());
     cni::remove_cached_answers(&place.bridge());
     cni::bridge_exists(&place.bridge()).then(|| place.bridge())
@@ -154,7 +154,7 @@ fn remove_cgroups(name: &str) -> Option<String> {
     if cgroup_dirs(&slice(name)).iter().any(|dir| dir.is_dir()) {
         process::output("systemctl", &["stop", &slice(name)]).ok();
     }
-    let gone = wait::until_clean(PATIENCE, "cgroups to empty", || {
+    let gone = wait::until_clean(RELEASE_TIMEOUT, "cgroups to empty", || {
         cgroups_below(name).iter().rev().for_each(|dir| drop(fs::remove_dir(dir)));
         cgroups_below(name).is_empty()
     });

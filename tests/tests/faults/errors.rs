@@ -14,12 +14,12 @@ use crate::subject::{Kind, PHASES, Phase, Subject};
 /// What the agent waits for an answer: long enough for the start of many containers, short enough for a test.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Pods at once.
-const LANES: usize = 12;
+const CONCURRENT_PODS: usize = 12;
 
 pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()> {
     let mut rig = Rig::new(node, Some(request_timeout(TIMEOUT)))?;
     let mut subjects = Vec::new();
-    for lane in 0..LANES {
+    for lane in 0..CONCURRENT_PODS {
         subjects.push(Subject::new(rig.node, &format!("lane-{lane}"), Kind::Lasting, 100 + lane as u32)?);
     }
     let asked_for = fault::asked_for()?;
@@ -39,7 +39,7 @@ pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()
     let mut missed = Vec::new();
     while left.iter().any(|(_, faults)| !faults.is_empty()) {
         for (phase, faults) in &mut left {
-            let mut now: Vec<Option<Fault>> = (0..LANES).map(|_| faults.pop()).collect();
+            let mut now: Vec<Option<Fault>> = (0..CONCURRENT_PODS).map(|_| faults.pop()).collect();
             let names: Vec<String> = now.iter().flatten().map(ToString::to_string).collect();
             eprintln!("{}: {}", phase.name(), names.join(" "));
             let repeat = || format!("one of these; to repeat one alone: {FAULT_VARIABLE}='…' of {}", names.join(" "));

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::PODS;
 
 /// How long the two may need to agree: longer than any pause between attempts.
-const LIMIT: Duration = Duration::from_secs(120);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The container ids of some pods, with how often each was restarted.
 #[derive(Debug, PartialEq)]
@@ -44,7 +44,7 @@ impl Running {
 /// Waits until the cluster's view is the node's: it is ready, its lease is renewed, its pods and their statuses are the
 /// same, and nothing is unsent. `pods`: how many there are to be.
 pub(crate) fn wait_agreement(node: &TestNode, cluster: &Cluster, pods: usize) -> Result<()> {
-    wait::until_none(LIMIT, "a difference between the cluster and the node", || {
+    wait::until_none(AGREEMENT_TIMEOUT, "a difference between the cluster and the node", || {
         let mut found = differences(node, cluster)?;
         let count = node.pods()?.len();
         if count != pods {

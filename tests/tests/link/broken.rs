@@ -16,9 +16,9 @@ use super::relay::Way;
 use super::{create, join, path, wait_offline};
 
 /// How long it may take until a connection that is dead is noticed and another one has brought what was missed.
-const NOTICED: Duration = Duration::from_secs(120);
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(120);
 /// How often connections are reset.
-const RESETS: usize = 40;
+const RESET_COUNT: usize = 40;
 
 /// A pod that another value of the variable makes another one.
 fn edited(name: &str, value: &str) -> Value {
@@ -49,7 +49,9 @@ fn bystanders(node: &TestNode, cluster: &Cluster) -> Result<Running> {
 
 fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
     let path = path(node, pod);
-    wait::until_true(NOTICED, &format!("the end of {path}"), || cluster.get(&path).is_ok_and(|found| found.is_none()))
+    wait::until_true(RECOVERY_TIMEOUT, &format!("the end of {path}"), || {
+        cluster.get(&path).is_ok_and(|found| found.is_none())
+    })
 }
 
 pub(crate) fn a_line_that_swallows_packets_delays_nothing_on_the_node(node: &mut TestNode) -> Result<()> {
@@ -157,7 +159,7 @@ pub(crate) fn a_single_connection_that_is_dead_is_noticed(node: &mut TestNode) -
         line.at_node(&["iptables", "-A", "INPUT", "-p", "tcp", "--dport", port, "-j", "DROP"])?;
         let (start, name) = (Instant::now(), format!("during-{port}"));
         create(node, &cluster, &simple(&name, IDLE))?;
-        wait::until(NOTICED, &format!("the pod that was bound while connection {port} was dead"), || {
+        wait::until(RECOVERY_TIMEOUT, &format!("the pod that was bound while connection {port} was dead"), || {
             node.pod(&name).filter(|pod| pod["status"]["phase"] == "Running")
         })?;
         println!("connection {port} dead: the new pod runs after {:?}", start.elapsed());
@@ -170,7 +172,7 @@ pub(crate) fn connections_that_are_reset_are_made_again(node: &mut TestNode) -> 
     let (cluster, line) = join(node)?;
     let running = bystanders(node, &cluster)?;
     let port = cluster.port().to_string();
-    for round in 0..RESETS {
+    for round in 0..RESET_COUNT {
         let rule = ["OUTPUT", "-p", "tcp", "--dport", &port, "-j", "REJECT", "--reject-with", "tcp-reset"];
         line.at_node(&[&["iptables", "-A"][..], &rule].concat())?;
         let name = format!("round-{round}");
@@ -183,7 +185,7 @@ pub(crate) fn connections_that_are_reset_are_made_again(node: &mut TestNode) -> 
         }
         line.at_node(&[&["iptables", "-D"][..], &rule].concat())?;
     }
-    for round in (0..RESETS).step_by(4) {
+    for round in (0..RESET_COUNT).step_by(4) {
         wait_deleted(node, &cluster, &format!("round-{round}"))?;
     }
     wait_agreement(node, &cluster, 3)?;

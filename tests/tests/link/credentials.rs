@@ -11,13 +11,13 @@ use super::agreement::{Running, wait_agreement};
 use super::{create, join, lay, path, wait_offline, wait_ready, write_credentials};
 
 /// How long the first certificate is valid.
-const VALID: Duration = Duration::from_secs(75);
+const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(75);
 /// How far the clock jumps: longer than a token lives.
 const JUMP: &str = "+5h";
 
 pub(crate) fn a_certificate_that_expires_while_the_node_is_away_ends_no_pod(node: &mut TestNode) -> Result<()> {
     let (cluster, line) = lay(node)?;
-    let expires = SystemTime::now() + VALID;
+    let expires = SystemTime::now() + CERTIFICATE_LIFETIME;
     cluster.shorten_credentials(node.name(), expires)?;
     node.agent.start()?;
     wait_ready(node, &cluster)?;
@@ -28,7 +28,9 @@ pub(crate) fn a_certificate_that_expires_while_the_node_is_away_ends_no_pod(node
 
     line.cut();
     create(node, &cluster, &simple("missed", IDLE))?;
-    wait::until_true(VALID * 2, "the end of the certificate", || SystemTime::now() > expires + Duration::from_secs(1))?;
+    wait::until_true(CERTIFICATE_LIFETIME * 2, "the end of the certificate", || {
+        SystemTime::now() > expires + Duration::from_secs(1)
+    })?;
     line.heal();
     wait_offline(node, "certificate expired")?;
     node.apply(&simple("own", IDLE))?;

@@ -13,11 +13,11 @@ use super::line::Line;
 use super::relay::Way;
 use super::{create, join, path};
 
-const FLAPS: u32 = 1_000;
+const FLAP_COUNT: u32 = 1_000;
 /// How long the line is as it is, in milliseconds.
 const HOLDS: std::ops::Range<u64> = 50..200;
 /// The pods come and go in turns of so many flaps.
-const TURN: u32 = 10;
+const FLAPS_PER_TURN: u32 = 10;
 const SEED: u64 = 1_000;
 
 /// How the line is away: silently, in one direction, or so that the node's kernel sees it.
@@ -86,18 +86,18 @@ pub(crate) fn a_thousand_flaps_lose_nothing(node: &mut TestNode) -> Result<()> {
     wait_agreement(node, &cluster, 2)?;
     let (mut rng, mut turns) = (fastrand::Rng::with_seed(SEED), Turns::default());
     let agent = node.agent.pid();
-    for flap in 0..FLAPS {
+    for flap in 0..FLAP_COUNT {
         take_away(&line, &mut rng)?;
         // The fault itself is one that lasts.
         std::thread::sleep(Duration::from_millis(rng.u64(HOLDS)));
         bring_back(&line)?;
         std::thread::sleep(Duration::from_millis(rng.u64(HOLDS)));
-        if flap % TURN == 0 {
+        if flap % FLAPS_PER_TURN == 0 {
             turns.next(node, &cluster, &mut rng)?;
         }
         ensure!(!wait::interrupted(), "interrupted");
     }
-    println!("after {FLAPS} flaps: {turns:?}");
+    println!("after {FLAP_COUNT} flaps: {turns:?}");
     for name in turns.bound.iter().chain(&turns.own) {
         node.wait_running(name)?;
     }

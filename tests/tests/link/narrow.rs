@@ -14,12 +14,12 @@ use super::{create, join, lay, path};
 
 const BYTES_PER_SECOND: u64 = 64_000 / 8;
 const THERE_AND_BACK: Duration = Duration::from_millis(600);
-const LOSS: u32 = 5;
+const LOSS_PERCENT: u32 = 5;
 /// What the machine's own requests take over such a line, at the worst.
 const A_WHILE: Duration = Duration::from_secs(300);
 
 fn narrow(line: &Line) {
-    line.narrow(BYTES_PER_SECOND, THERE_AND_BACK, LOSS);
+    line.narrow(BYTES_PER_SECOND, THERE_AND_BACK, LOSS_PERCENT);
 }
 
 pub(crate) fn a_node_joins_and_works_over_64_kbit_s(node: &mut TestNode) -> Result<()> {

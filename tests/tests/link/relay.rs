@@ -18,11 +18,11 @@ use nix::sys::socket::{
 use nix::sys::time::{TimeVal, TimeValLike as _};
 
 /// How long a reader waits for a frame until it looks whether it is to end.
-const PATIENCE: i64 = 100;
+const READ_TIMEOUT_MS: i64 = 100;
 /// The longest frame that a device without segmentation offload sends, with room.
-const LONGEST: usize = 1 << 16;
+const MAX_FRAME: usize = 1 << 16;
 /// What waits before a rate: more is lost, as in the buffer of a modem.
-const BUFFER: u64 = 48 << 10;
+const QUEUE_BYTES: u64 = 48 << 10;
 
 /// What becomes of the frames that go one way.
 #[derive(Debug, Clone, Copy, Default)]
@@ -80,7 +80,7 @@ pub(crate) fn open(device: &str) -> Result<OwnedFd> {
     let mut all = getifaddrs()?.filter(|one| one.interface_name == device);
     let address = all.find_map(|one| one.address?.as_link_addr().copied()).with_context(|| format!("no {device}"))?;
     bind(socket.as_raw_fd(), &address).with_context(|| format!("bind to {device}"))?;
-    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(PATIENCE))?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(READ_TIMEOUT_MS))?;
     Ok(socket)
 }
 
@@ -91,7 +91,7 @@ fn read(
     frames: &Sender<(Instant, Vec<u8>)>,
     mut rng: fastrand::Rng,
 ) {
-    let (mut buffer, mut free) = (vec![0; LONGEST], Instant::now());
+    let (mut buffer, mut free) = (vec![0; MAX_FRAME], Instant::now());
     while !stop.load(Ordering::SeqCst) {
         // A device that is down, or no frame: both are waited for.
         let Ok(length) = recv(from.as_raw_fd(), &mut buffer, MsgFlags::empty()) else { continue };
@@ -103,7 +103,7 @@ fn read(
         free = free.max(now);
         if let Some(rate) = way.rate {
             let waiting = (free - now).as_millis() as u64 * rate / 1_000;
-            if waiting > BUFFER {
+            if waiting > QUEUE_BYTES {
                 continue;
             }
             free += Duration::from_micros(length as u64 * 1_000_000 / rate);

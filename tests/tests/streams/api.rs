@@ -16,7 +16,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 /// The protocol of forwarded ports as channels.
 const PORTS: &str = "v4.channel.k8s.io";
 /// How long a client waits for what is to come.
-const TIMEOUT: Duration = Duration::from_secs(180);
+const READ_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A node's API.
 pub(crate) struct Api {
@@ -69,7 +69,7 @@ impl Api {
 
     /// A TLS connection over that TCP connection.
     pub(crate) fn over(&self, tcp: TcpStream) -> Result<(StreamOwned<ClientConnection, TcpStream>, Below)> {
-        tcp.set_read_timeout(Some(TIMEOUT))?;
+        tcp.set_read_timeout(Some(READ_TIMEOUT))?;
         let below = Below(tcp.try_clone()?);
         let client = ClientConnection::new(Arc::clone(&self.config), ServerName::try_from("localhost")?)?;
         Ok((StreamOwned::new(client, tcp), below))

@@ -18,10 +18,10 @@ use super::api::{Api, Below};
 use super::{STREAM_ALLOWANCE, agent, commands, exec, start_server};
 
 /// Clients that may forward ports at once.
-const FORWARDS: usize = 64;
+const MAX_FORWARDS: usize = 64;
 /// How long it may take until a client that is gone is noticed: at the latest 30 s until something is sent to it, 102 s
 /// until that was repeated often enough, and 30 s until that is looked at.
-const GONE: Duration = Duration::from_secs(180);
+const LOST_CLIENT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Connects to a port of loopback.
 fn connect(port: u16) -> Result<TcpStream> {
@@ -88,8 +88,8 @@ fn forwards(node: &TestNode, api: &Api) -> Result<Vec<(WebSocket, Below)>> {
         socket.send(0, b"GET /noise HTTP/1.0\r\n")?;
         Ok((socket, below))
     };
-    let all = (0..FORWARDS).map(forward).collect::<Result<Vec<_>>>()?;
-    ensure!(api.forward(connect(api.port())?, &path).is_err(), "more than {FORWARDS} clients forward ports");
+    let all = (0..MAX_FORWARDS).map(forward).collect::<Result<Vec<_>>>()?;
+    ensure!(api.forward(connect(api.port())?, &path).is_err(), "more than {MAX_FORWARDS} clients forward ports");
     Ok(all)
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn connections_that_are_reset_leave_nothing(node: &mut TestNode) -> R
     cut()?;
     wait::until_none(wait::SOON, "anything that was not there before", || left(node, &inventory))?;
     let after = agent(node)?.private;
-    println!("private memory: {before} KiB before, {after} KiB after {FORWARDS} ports and 5 streams were reset");
+    println!("private memory: {before} KiB before, {after} KiB after {MAX_FORWARDS} ports and 5 streams were reset");
     ensure!(after <= before + STREAM_ALLOWANCE, "private memory grew from {before} to {after} KiB");
     goes_on(&mut other)
 }
@@ -201,9 +201,9 @@ pub(crate) fn clients_that_are_gone_without_a_word_are_noticed(node: &mut TestNo
         network.silence(below.port()?)?;
     }
     let start = Instant::now();
-    wait_commands(node, 2, GONE)?;
+    wait_commands(node, 2, LOST_CLIENT_TIMEOUT)?;
     println!("the commands of clients that are gone ended after {} s", start.elapsed().as_secs());
-    wait::until_none(GONE, "anything that was not there before", || left(node, &inventory))?;
+    wait::until_none(LOST_CLIENT_TIMEOUT, "anything that was not there before", || left(node, &inventory))?;
     println!("all that clients had who are gone was free after {} s", start.elapsed().as_secs());
     goes_on(&mut other)?;
     // More than the socket, the pipe and the agent hold.

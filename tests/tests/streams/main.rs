@@ -35,7 +35,7 @@ const ECHO_PORT: u16 = 9001;
 /// ends of the stream, and what the allocator keeps.
 const STREAM_ALLOWANCE: u64 = 2 << 10;
 /// The most that a stream whose client reads nothing holds, in KiB: pieces of 16 KiB on their way.
-const STUCK: u64 = 128;
+const MAX_STUCK_KIB: u64 = 128;
 
 fn main() -> ExitCode {
     let mut cases = vec![
@@ -328,7 +328,10 @@ fn clients_that_are_cut_off_or_read_nothing_leave_nothing(node: &mut TestNode) -
     let meanwhile = agent(node)?.private;
     let count = (streams.len() + downloads.len()) as u64;
     println!("{count} streams that nobody reads: private memory {before} KiB before, {meanwhile} KiB meanwhile");
-    ensure!(meanwhile <= before + STREAM_ALLOWANCE + count * STUCK, "private memory: {before} to {meanwhile} KiB");
+    ensure!(
+        meanwhile <= before + STREAM_ALLOWANCE + count * MAX_STUCK_KIB,
+        "private memory: {before} to {meanwhile} KiB"
+    );
 
     // Killed with what they have not read: connections are reset.
     drop((streams, downloads));

@@ -18,7 +18,7 @@ use crate::pod::{IDLE, SOON, gone, noting, runs, runs_volume};
 /// The machine's only address but those of loopback: its own, on the loopback device.
 const ADDRESS: &str = "192.0.2.1";
 /// How long an emulated machine may take to start a control plane.
-const LONG: Duration = Duration::from_secs(900);
+const CLUSTER_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// What a person does once: an address, kubeadm's files, the images, and limpet, with the manifests, as the node of the cluster.
 const SET_UP: [&str; 4] = [ADDRESS_AT_BOOT, KUBEADM, "limpet images import /payload/control-plane.tar", JOIN];
@@ -104,7 +104,7 @@ fn kubectl(arguments: &str) -> String {
 /// The mirrors of the control plane, once the apiserver shows all as ready, and as restarted so often at least.
 fn mirrors(guest: &mut Guest, restarts: u64) -> Result<Vec<Value>> {
     let command = kubectl("get pods -n kube-system -l tier=control-plane -o json");
-    let found = guest.until(LONG, "the mirrors of the control plane", &command, |output| {
+    let found = guest.until(CLUSTER_TIMEOUT, "the mirrors of the control plane", &command, |output| {
         let list: Value = serde_json::from_str(output).ok()?;
         let pods = list["items"].as_array()?.clone();
         let is_up = |pod: &Value| {
@@ -155,7 +155,7 @@ fn web() -> [Value; 2] {
 
 /// The Deployment's pod, once the apiserver shows it as ready, and its container as restarted so often.
 fn ready_with_restarts(guest: &mut Guest, restarts: u32) -> Result<Value> {
-    guest.until(LONG, "the Deployment's pod", &kubectl("get pods -l app=web -o json"), |output| {
+    guest.until(CLUSTER_TIMEOUT, "the Deployment's pod", &kubectl("get pods -l app=web -o json"), |output| {
         let list: Value = serde_json::from_str(output).ok()?;
         let [pod] = list["items"].as_array()?.as_slice() else { return None };
         let is_ready = cluster::condition(pod, "Ready")["status"] == "True";

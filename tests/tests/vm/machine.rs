@@ -25,7 +25,7 @@ systemctl enable --now limpet";
 /// Where the registry of the machine keeps its images, and the port it takes.
 pub(crate) const REGISTRY: &str = "127.0.0.1:5000";
 /// Bytes of the image that takes a while to pull.
-const LARGE: usize = 48 << 20;
+const LARGE_IMAGE_BYTES: usize = 48 << 20;
 
 /// A running machine whose memory is kept on its disk.
 pub(crate) struct Machine {
@@ -81,7 +81,7 @@ impl Machine {
     /// Boots what was left of `disk`, or the base, with another payload, and memory for a control plane.
     pub(crate) fn boot_with(&self, disk: Option<Disk>, payload: &Path) -> Result<Guest> {
         let disk = disk.map_or_else(|| self.fork(), Ok)?;
-        Guest::boot(disk, &Boot { payload, memory: 2 * vm::MEMORY, ..self.how(None) })
+        Guest::boot(disk, &Boot { payload, memory: 2 * vm::DEFAULT_MEMORY_MIB, ..self.how(None) })
     }
 
     /// Boots what was left of `disk`, or the base, with the TPM of that name.
@@ -118,7 +118,8 @@ fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     image::write_oci_archive(&[&first, &second], &files.join("demo.tar"))?;
     if let Some(program) = tools::registry() {
         fs::copy(program, files.join("docker-registry"))?;
-        let large = image::ImageBuilder::new("large").file("noise", image::noise("large", LARGE), 0o644).build()?;
+        let large =
+            image::ImageBuilder::new("large").file("noise", image::noise("large", LARGE_IMAGE_BYTES), 0o644).build()?;
         registry::store(&files.join("registry"), &large, "large", "1")?;
     }
     for suite in vm::suites() {

@@ -9,7 +9,7 @@ use limpet_tests::{agent, need, wait};
 use crate::machine::Machine;
 
 /// How long a suite may take, emulated.
-const LIMIT: Duration = Duration::from_secs(3_000);
+const SUITE_TIMEOUT: Duration = Duration::from_secs(3_000);
 
 /// `pods` of `…/pods-0123456789abcdef`.
 pub(crate) fn name(path: &Path) -> String {
@@ -26,10 +26,11 @@ pub(crate) fn inside(machine: &Machine, suite: &Path) -> Result<()> {
          /payload/{file} --test-threads=1 --skip hundred --skip twenty > /tmp/suite.log 2>&1; echo $? > /tmp/suite.code",
         need::REQUIRE_VARIABLE,
         agent::PROGRAM_VARIABLE,
-        wait::patient(LIMIT).as_secs(),
+        wait::patient(SUITE_TIMEOUT).as_secs(),
     );
     guest.run(&format!("systemd-run --unit=suite --setenv=HOME=/root bash -c {}", quoted(&run)))?;
-    let code = guest.until(LIMIT, "the suite to end", "cat /tmp/suite.code", |text| text.trim().parse::<i32>().ok())?;
+    let code = guest
+        .until(SUITE_TIMEOUT, "the suite to end", "cat /tmp/suite.code", |text| text.trim().parse::<i32>().ok())?;
     let log = guest.run("tail -n 80 /tmp/suite.log")?;
     ensure!(code == 0, "{file}: exit {code}\n{log}");
     guest.power_cut();

@@ -20,7 +20,7 @@ use crate::private_file::write;
 use limpet_core::certificate::Validity;
 
 /// How many certificates stay: the one in use, and the one before, whose connections may still be open.
-const KEPT: usize = 2;
+const KEPT_CERTIFICATES: usize = 2;
 
 /// What went wrong with the files of a certificate.
 #[derive(Debug, thiserror::Error)]
@@ -165,7 +165,7 @@ impl Files {
         let names = files.filter_map(|file| file.file_name().into_string().ok());
         let mut old: Vec<String> = names.filter(|name| name.starts_with(&begin) && name.ends_with(".pem")).collect();
         old.sort_unstable();
-        for name in old.iter().rev().skip(KEPT) {
+        for name in old.iter().rev().skip(KEPT_CERTIFICATES) {
             let _ = fs::remove_file(self.directory.join(name));
         }
     }

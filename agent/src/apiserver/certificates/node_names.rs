@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tokio::sync::watch;
 
-use crate::apiserver::node::Seen;
+use crate::apiserver::node::NodeFromApiserver;
 use limpet_core::node_state::NodeNetwork;
 
 /// The node's own name and its addresses. With `--cloud-provider=external` the addresses are those that the cloud's controller
@@ -13,7 +13,7 @@ pub(super) struct NodeNames {
     pub(super) node: String,
     pub(super) network: watch::Receiver<NodeNetwork>,
     /// The Node, with an external cloud provider.
-    pub(super) cloud: Option<watch::Receiver<Seen>>,
+    pub(super) cloud: Option<watch::Receiver<NodeFromApiserver>>,
 }
 
 impl NodeNames {

@@ -8,9 +8,9 @@ use k8s_openapi::api::core::v1::{CSIVolumeSource, PersistentVolume, PersistentVo
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use tokio::sync::mpsc;
 
-use super::{Attachments, Looked, decoded, is_attached, user};
+use super::{Attachments, ClaimLookup, decoded, is_attached, user};
 use crate::apiserver::link::Link;
-use crate::apiserver::references::{Issued, SHORTEST, request_token, sleep_until};
+use crate::apiserver::references::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
 use crate::csi::InUse;
 use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -30,18 +30,18 @@ pub(super) async fn persistent(
     (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
     attachments: &Attachments,
     in_use: &mut Option<InUse>,
-) -> Result<Looked, RequestError> {
+) -> Result<ClaimLookup, RequestError> {
     if let Err(why) = claim::check_bound(key, claim, volume) {
-        return Ok(Looked::refused(key, why));
+        return Ok(ClaimLookup::refused(key, why));
     }
     let name = volume.metadata.name.clone().unwrap_or_default();
     let spec = volume.spec.clone().unwrap_or_default();
-    let Some(source) = &spec.csi else { return Ok(Looked::refused(key, format!("PV {name} is not csi"))) };
+    let Some(source) = &spec.csi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not csi"))) };
     let driver = driver(link, &source.driver).await?;
     let mut found = match CsiVolume::persistent(&name, &spec, driver.as_ref()) {
         Some(Ok(found)) => found,
-        Some(Err(why)) => return Ok(Looked::refused(key, why)),
-        None => return Ok(Looked::refused(key, format!("PV {name} is not csi"))),
+        Some(Err(why)) => return Ok(ClaimLookup::refused(key, why)),
+        None => return Ok(ClaimLookup::refused(key, format!("PV {name} is not csi"))),
     };
     if found.settings.attach {
         let unique = found.unique_name();
@@ -54,11 +54,11 @@ pub(super) async fn persistent(
                  the driver's external-attacher do that, by VolumeAttachment {attachment}",
                 found.driver
             );
-            return Ok(Looked { attaching: Some(unique), ..Looked::refused(key, why) });
+            return Ok(ClaimLookup { attaching: Some(unique), ..ClaimLookup::refused(key, why) });
         }
         match attached(link, &attachment, &found).await? {
             Ok(context) => found.publish_context = context,
-            Err(why) => return Ok(Looked::refused(key, why)),
+            Err(why) => return Ok(ClaimLookup::refused(key, why)),
         }
     }
     let calls = [
@@ -69,7 +69,7 @@ pub(super) async fn persistent(
     for (call, field, reference) in calls {
         match secret(link, field, reference.as_ref()).await? {
             Ok(values) => secrets.push((call, values)),
-            Err(why) => return Ok(Looked::refused(key, format!("PV {name}: {why}"))),
+            Err(why) => return Ok(ClaimLookup::refused(key, format!("PV {name}: {why}"))),
         }
     }
     looked(link, key, pod, &found, secrets).await
@@ -82,11 +82,11 @@ pub(super) async fn inline(
     pod: &PodRecord,
     name: &str,
     source: &CSIVolumeSource,
-) -> Result<Looked, RequestError> {
+) -> Result<ClaimLookup, RequestError> {
     let driver = driver(link, &source.driver).await?;
     let found = match CsiVolume::inline(pod, name, source, driver.as_ref()) {
         Ok(found) => found,
-        Err(why) => return Ok(Looked::refused(key, why)),
+        Err(why) => return Ok(ClaimLookup::refused(key, why)),
     };
     let reference = source.node_publish_secret_ref.as_ref().map(|reference| SecretReference {
         name: Some(reference.name.clone()),
@@ -94,7 +94,7 @@ pub(super) async fn inline(
     });
     match secret(link, "nodePublishSecretRef", reference.as_ref()).await? {
         Ok(values) => looked(link, key, pod, &found, vec![(CsiCall::Publish, values)]).await,
-        Err(why) => Ok(Looked::refused(key, why)),
+        Err(why) => Ok(ClaimLookup::refused(key, why)),
     }
 }
 
@@ -105,18 +105,18 @@ async fn looked(
     pod: &PodRecord,
     volume: &CsiVolume,
     secrets: Vec<(CsiCall, BTreeMap<String, SecretBytes>)>,
-) -> Result<Looked, RequestError> {
+) -> Result<ClaimLookup, RequestError> {
     let object = match claim::csi_record(key.clone(), ORIGIN, volume, secrets) {
         Ok(object) => object,
-        Err(why) => return Ok(Looked::refused(key, why)),
+        Err(why) => return Ok(ClaimLookup::refused(key, why)),
     };
     match with_tokens(link, pod, volume, &object).await {
-        Ok(object) => Ok(Looked { object: Some(object), attaching: None }),
+        Ok(object) => Ok(ClaimLookup { object: Some(object), attaching: None }),
         // It is not there, or may not be asked for.
         Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 422)) => {
             let account = pod.spec().service_account_name.as_deref().unwrap_or("default");
             let why = format!("no token of service account {account} for CSI driver {}: {error}", volume.driver);
-            Ok(Looked::refused(key, why))
+            Ok(ClaimLookup::refused(key, why))
         }
         Err(error) => Err(error),
     }
@@ -161,7 +161,7 @@ pub(super) async fn keep_tokens(
                 failures = 0;
                 object = Arc::new(renewed);
                 let _ = source.send(api::Update::Object(key.clone(), Some(Arc::clone(&object)))).await;
-                tokio::time::sleep(SHORTEST).await;
+                tokio::time::sleep(MIN_RENEWAL_INTERVAL).await;
             }
             Err(error) => {
                 failures += 1;

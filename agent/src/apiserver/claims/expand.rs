@@ -25,9 +25,9 @@ use limpet_model::pod::PodRecord;
 use limpet_model::pod::quantity::bytes;
 
 /// The shortest time between two looks at a claim: between two syncs of a pod by kubelet. The longest is half as much more.
-const PERIOD: Duration = Duration::from_secs(60);
+const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// When the first look is due: kubelet expands a volume as it mounts it.
-const FIRST: Duration = Duration::from_secs(5);
+const FIRST_CHECK_DELAY: Duration = Duration::from_secs(5);
 /// kubelet's reason of an expansion that is done.
 const DONE: &str = "FileSystemResizeSuccessful";
 /// kubelet's reason of one that has failed.
@@ -46,10 +46,10 @@ pub(super) async fn follow(
         return;
     }
     let expander = Expander { link, key, attachments, volume: &volume };
-    let (mut known, mut pause) = (None, FIRST);
+    let (mut known, mut pause) = (None, FIRST_CHECK_DELAY);
     loop {
         tokio::time::sleep(pause).await;
-        pause = PERIOD + PERIOD.mul_f64(fastrand::f64() / 2.0);
+        pause = MIN_CHECK_INTERVAL + MIN_CHECK_INTERVAL.mul_f64(fastrand::f64() / 2.0);
         if !attachments.volumes.expands(&volume) {
             continue;
         }

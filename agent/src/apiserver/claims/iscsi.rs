@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, SecretReference};
 
 use super::csi::secret;
-use super::{Attachments, Looked, is_attached};
+use super::{Attachments, ClaimLookup, is_attached};
 use crate::apiserver::link::Link;
 use crate::csi::InUse;
 use limpet_apiserver::RequestError;
@@ -22,13 +22,13 @@ pub(super) async fn persistent(
     (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
     attachments: &Attachments,
     in_use: &mut Option<InUse>,
-) -> Result<Looked, RequestError> {
+) -> Result<ClaimLookup, RequestError> {
     if let Err(why) = claim::check_bound(key, claim, volume) {
-        return Ok(Looked::refused(key, why));
+        return Ok(ClaimLookup::refused(key, why));
     }
     let name = volume.metadata.name.clone().unwrap_or_default();
     let spec = volume.spec.clone().unwrap_or_default();
-    let Some(source) = &spec.iscsi else { return Ok(Looked::refused(key, format!("PV {name} is not iscsi"))) };
+    let Some(source) = &spec.iscsi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not iscsi"))) };
     let found = IscsiVolume::persistent(&name, source, &spec);
     let unique = found.unique_name();
     in_use.get_or_insert_with(|| attachments.in_use.begin(unique.clone()));
@@ -37,7 +37,7 @@ pub(super) async fn persistent(
             "volume {name} is not attached to this node yet: the cluster's attach/detach controller does that, a ReadWriteOnce \
              volume's once no other node has it"
         );
-        return Ok(Looked { attaching: Some(unique), ..Looked::refused(key, why) });
+        return Ok(ClaimLookup { attaching: Some(unique), ..ClaimLookup::refused(key, why) });
     }
     let reference = source.secret_ref.as_ref().filter(|_| found.has_chap()).map(|reference| SecretReference {
         name: reference.name.clone(),
@@ -45,8 +45,11 @@ pub(super) async fn persistent(
     });
     let values: BTreeMap<String, SecretBytes> = match secret(link, "secretRef", reference.as_ref()).await? {
         Ok(values) => values,
-        Err(why) => return Ok(Looked::refused(key, format!("PV {name}: {why}"))),
+        Err(why) => return Ok(ClaimLookup::refused(key, format!("PV {name}: {why}"))),
     };
     let object = claim::iscsi::record(key.clone(), ORIGIN, &found, values);
-    Ok(object.map_or_else(|why| Looked::refused(key, why), |object| Looked { object: Some(object), attaching: None }))
+    Ok(object.map_or_else(
+        |why| ClaimLookup::refused(key, why),
+        |object| ClaimLookup { object: Some(object), attaching: None },
+    ))
 }

@@ -1,7 +1,7 @@
 //! How many events an apiserver gets: client-go's rules (`EventCorrelator` in `tools/record`). Pure: time is an argument.
 //!
-//! Of one object and type there are [`BURST`] at once and then one every [`REFILL`]; what is beyond that is not sent. Of one object,
-//! type and reason there are at most [`DISTINCT`] messages within [`WINDOW`]; the next ones are one event together.
+//! Of one object and type there are [`SPAM_BURST`] at once and then one every [`SPAM_REFILL_INTERVAL`]; what is beyond that is not sent. Of one object,
+//! type and reason there are at most [`MAX_DISTINCT_MESSAGES`] messages within [`AGGREGATION_WINDOW`]; the next ones are one event together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,13 @@ use crate::status::event::{Event, EventType};
 use limpet_model::pod::PodUid;
 
 /// client-go's `defaultSpamBurst`.
-const BURST: u32 = 25;
+const SPAM_BURST: u32 = 25;
 /// The inverse of client-go's `defaultSpamQPS`.
-const REFILL: SignedDuration = SignedDuration::from_secs(300);
+const SPAM_REFILL_INTERVAL: SignedDuration = SignedDuration::from_secs(300);
 /// client-go's `defaultAggregateMaxEvents`: the first message that is combined with others.
-const DISTINCT: usize = 10;
+const MAX_DISTINCT_MESSAGES: usize = 10;
 /// client-go's `defaultAggregateIntervalInSeconds`.
-const WINDOW: SignedDuration = SignedDuration::from_secs(600);
+const AGGREGATION_WINDOW: SignedDuration = SignedDuration::from_secs(600);
 const COMBINED: &str = "(combined from similar events): ";
 
 /// The object that an event is about: a pod, or the node.
@@ -77,7 +77,7 @@ impl EventLimits {
             return Decision::Dropped;
         }
         let similar = self.similar(event, now);
-        if similar.messages.len() < DISTINCT {
+        if similar.messages.len() < MAX_DISTINCT_MESSAGES {
             return Decision::Own;
         }
         let (first_seen, count) = similar.combined.unwrap_or((now, 0));
@@ -88,7 +88,7 @@ impl EventLimits {
     /// The server has what was decided on, or it is not to have it.
     pub(super) fn done(&mut self, event: &Event, decision: &Decision, now: Timestamp) {
         let mut similar = self.similar(event, now);
-        if similar.messages.len() >= DISTINCT {
+        if similar.messages.len() >= MAX_DISTINCT_MESSAGES {
             similar.messages.pop_first();
         }
         let bucket = self.flows.entry(flow(event)).or_insert(Bucket::full(now));
@@ -106,7 +106,7 @@ impl EventLimits {
     fn similar(&self, event: &Event, now: Timestamp) -> Similar {
         let none = || Similar { messages: BTreeSet::new(), last: now, combined: None };
         let mut similar = self.kinds.get(&kind(event)).cloned().unwrap_or_else(none);
-        if now.duration_since(similar.last) > WINDOW {
+        if now.duration_since(similar.last) > AGGREGATION_WINDOW {
             similar.messages.clear();
         }
         similar.messages.insert(event.message.clone());
@@ -117,7 +117,7 @@ impl EventLimits {
 
 impl Bucket {
     fn full(now: Timestamp) -> Self {
-        Self { left: BURST, since: now }
+        Self { left: SPAM_BURST, since: now }
     }
 
     /// With what has come in since.
@@ -127,10 +127,10 @@ impl Bucket {
         if passed < 0 {
             return Self { since: now, ..self };
         }
-        let gained = u32::try_from(passed / REFILL.as_secs()).unwrap_or(u32::MAX);
+        let gained = u32::try_from(passed / SPAM_REFILL_INTERVAL.as_secs()).unwrap_or(u32::MAX);
         match self.left.saturating_add(gained) {
-            left if left >= BURST => Self::full(now),
-            left => Self { left, since: self.since + REFILL * i32::try_from(gained).unwrap_or_default() },
+            left if left >= SPAM_BURST => Self::full(now),
+            left => Self { left, since: self.since + SPAM_REFILL_INTERVAL * i32::try_from(gained).unwrap_or_default() },
         }
     }
 }

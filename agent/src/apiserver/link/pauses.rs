@@ -31,7 +31,7 @@ impl Link {
             () = self.network_changed() => true,
             () = self.credentials_changed() => true,
             // A simulated cluster has a time of its own.
-            () = clock_set(), if !matches!(self.0.origin, Origin::Given(_)) => true,
+            () = clock_set(), if !matches!(self.0.origin, Origin::Fixed(_)) => true,
         }
     }
 

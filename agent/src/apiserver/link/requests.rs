@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::turns::{Need, Turn};
+use super::request_scheduler::{Need, RequestPermit};
 use super::{Link, cause};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::watch::Watch;
@@ -28,8 +28,8 @@ impl Link {
         let sent = async {
             let asked = Instant::now();
             let need = Need::of(&request.resource, request.method == Method::GET);
-            let turn = self.0.turns.take(need).await;
-            let (mut traffic, begun, connection) = (Traffic::default(), Instant::now(), self.0.turns.connection());
+            let turn = self.0.scheduler.take(need).await;
+            let (mut traffic, begun, connection) = (Traffic::default(), Instant::now(), self.0.scheduler.connection());
             let result = match self.client().await {
                 Ok(client) => client.send_counted(request, &mut traffic).await,
                 Err(error) => Err(error),
@@ -71,8 +71,8 @@ impl Link {
         let span = tracing::debug_span!("request", verb = "WATCH", path = resource.path(), selector = selector.fields);
         let begun = async {
             let need = Need::of(&resource, true);
-            let turn = self.0.turns.take(need).await;
-            let connection = self.0.turns.connection();
+            let turn = self.0.scheduler.take(need).await;
+            let connection = self.0.scheduler.connection();
             let result = match self.client().await {
                 Ok(client) => client.watch(resource, selector, from, limit).await,
                 Err(error) => Err(error),
@@ -98,11 +98,11 @@ impl Link {
 
     /// What the result says of how busy the server is. The turn goes to the next request once it is known whether there is still a
     /// connection.
-    fn count_answer<T>(&self, need: Need, turn: Option<&Turn>, result: &Result<T, RequestError>) {
+    fn count_answer<T>(&self, need: Need, turn: Option<&RequestPermit>, result: &Result<T, RequestError>) {
         match result {
-            Ok(_) => turn.into_iter().for_each(Turn::answered),
+            Ok(_) => turn.into_iter().for_each(RequestPermit::answered),
             Err(error) if error.code() == Some(BUSY) => {
-                self.0.turns.busy(need, error.retry_after(), fastrand::u64(..));
+                self.0.scheduler.busy(need, error.retry_after(), fastrand::u64(..));
             }
             Err(_) => {}
         }
@@ -124,7 +124,7 @@ impl Link {
         if let Err(error) = &result
             && let Some(cause) = cause(error)
         {
-            self.0.turns.lost(connection);
+            self.0.scheduler.lost(connection);
             self.failed(cause, error);
         }
         result

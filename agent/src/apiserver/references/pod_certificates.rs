@@ -14,9 +14,9 @@ use tokio::sync::{mpsc, watch};
 use zeroize::Zeroizing;
 
 use super::sleep_until;
-use crate::apiserver::follow::{Followed, Update, follow};
+use crate::apiserver::follow::{Update, WatchTarget, follow};
 use crate::apiserver::link::Link;
-use crate::apiserver::node::Seen;
+use crate::apiserver::node::NodeFromApiserver;
 use crate::source::api;
 use crate::status::event::{EventType, Events};
 use limpet_apiserver::{Request, RequestError, Resource, Selector};
@@ -29,17 +29,17 @@ use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 
 /// kubelet's bound on how long after its time a renewal may be asked for, so that not all nodes ask at once; s.
-const SPREAD: u64 = 300;
+const MAX_RENEWAL_JITTER_SECONDS: u64 = 300;
 /// kubelet's time after which a renewal is overdue.
-const OVERDUE: Duration = Duration::from_secs(600);
+const RENEWAL_OVERDUE_AFTER: Duration = Duration::from_secs(600);
 
 /// What a request needs of the node.
 #[derive(Debug, Clone)]
-pub(in crate::apiserver) struct Asking {
+pub(in crate::apiserver) struct CertificateContext {
     /// The node's name.
     pub(in crate::apiserver) node_name: String,
     /// The Node as the apiserver has it.
-    pub(in crate::apiserver) node: watch::Receiver<Seen>,
+    pub(in crate::apiserver) node: watch::Receiver<NodeFromApiserver>,
     /// Where refusals and delays are reported.
     pub(in crate::apiserver) events: Events,
 }
@@ -74,7 +74,7 @@ pub(super) async fn keep(
     desired: &Desired,
     key: &ObjectKey,
     source: &mpsc::Sender<api::Update>,
-    mut asking: Asking,
+    mut asking: CertificateContext,
 ) {
     let Some(demand) = PodCertificateDemand::from_name(&key.name) else { return };
     let stored = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
@@ -96,7 +96,7 @@ pub(super) async fn keep(
                 let record = Arc::new(record);
                 newest = Some(Arc::clone(&record));
                 let _ = source.send(api::Update::Object(key.clone(), Some(record))).await;
-                tokio::time::sleep(super::SHORTEST).await;
+                tokio::time::sleep(super::MIN_RENEWAL_INTERVAL).await;
             }
             Err(error) => {
                 failures += 1;
@@ -126,7 +126,7 @@ async fn late<T>(
 ) -> Result<T, Failure> {
     let report = async {
         if let Some(record) = issued {
-            let overdue = pod_certificate::renewal(record).and_then(|at| at.checked_add(OVERDUE).ok());
+            let overdue = pod_certificate::renewal(record).and_then(|at| at.checked_add(RENEWAL_OVERDUE_AFTER).ok());
             let times = [
                 (overdue, "CertificateOverdueForRefresh", "PodCertificate refresh overdue"),
                 (pod_certificate::expiry(record), "CertificateExpired", "PodCertificate expired"),
@@ -156,7 +156,7 @@ async fn issue(
     key: &ObjectKey,
     pod: &PodRecord,
     projection: &PodCertificateProjection,
-    asking: &mut Asking,
+    asking: &mut CertificateContext,
 ) -> Result<ObjectRecord, Failure> {
     link.online().await;
     let namespace = || pod.key.namespace().to_owned();
@@ -174,7 +174,7 @@ async fn issue(
     // The node may watch its own requests alone, and has to say so.
     let fields = format!("metadata.name={name},spec.nodeName={}", asking.node_name);
     let resource = Resource::PodCertificateRequests(namespace());
-    let followed = Followed { resource, selector: Selector::of_fields(fields), leads: None };
+    let followed = WatchTarget { resource, selector: Selector::of_fields(fields), leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let answer = tokio::select! {
         answer = answer(&mut updates) => answer?,
@@ -182,7 +182,7 @@ async fn issue(
     };
     Ok(match answer {
         Answer::Issued { chain, renewal, expires } => {
-            let spread = Duration::from_secs(fastrand::u64(..SPREAD));
+            let spread = Duration::from_secs(fastrand::u64(..MAX_RENEWAL_JITTER_SECONDS));
             let renewal = renewal.checked_add(spread).unwrap_or(renewal);
             pod_certificate::record(key.clone(), ORIGIN, pair.serialize_pem(), chain, renewal, expires)
         }

@@ -25,12 +25,12 @@ pub(super) struct ContainerRoot {
 
 /// A name in a directory of the container.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct DirectoryEntry {
     directory: OwnedFd,
     name: OsString,
 }
 
-impl Place {
+impl DirectoryEntry {
     /// As the end of a copy.
     pub(super) fn target(&self) -> Target<'_> {
         Target { directory: self.directory.as_fd(), name: &self.name }
@@ -76,12 +76,14 @@ impl ContainerRoot {
     ///
     /// # Errors
     /// The directory above it does not exist.
-    pub(super) fn place(&self, path: &Path, name: Option<&OsStr>) -> Result<Place, CopyError> {
+    pub(super) fn place(&self, path: &Path, name: Option<&OsStr>) -> Result<DirectoryEntry, CopyError> {
         let whole = self.working.join(path);
         let directory = |path: &Path| self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY);
         match (directory(&whole), whole.parent(), whole.file_name()) {
-            (Ok(directory), ..) => Ok(Place { directory, name: name.unwrap_or(OsStr::new(".")).to_owned() }),
-            (Err(_), Some(parent), Some(last)) => Ok(Place { directory: directory(parent)?, name: last.to_owned() }),
+            (Ok(directory), ..) => Ok(DirectoryEntry { directory, name: name.unwrap_or(OsStr::new(".")).to_owned() }),
+            (Err(_), Some(parent), Some(last)) => {
+                Ok(DirectoryEntry { directory: directory(parent)?, name: last.to_owned() })
+            }
             (Err(error), ..) => Err(error),
         }
     }

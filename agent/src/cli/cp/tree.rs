@@ -17,7 +17,7 @@ use rustix::io::Errno;
 /// How deep directories may nest: each level holds descriptors and a frame of the stack.
 const MAX_DEPTH: usize = 256;
 /// Progress is reported after so many bytes.
-const CHUNK: u64 = 16 << 20;
+const PROGRESS_STEP: u64 = 16 << 20;
 
 /// Why a copy ended early.
 #[derive(Debug)]
@@ -193,7 +193,7 @@ fn child(directory: &Source, name: &OsStr) -> io::Result<Source> {
 
 fn contents(from: &File, mut to: &File, mut copied: impl FnMut(u64)) -> io::Result<()> {
     loop {
-        match io::copy(&mut from.take(CHUNK), &mut to)? {
+        match io::copy(&mut from.take(PROGRESS_STEP), &mut to)? {
             0 => return Ok(()),
             count => copied(count),
         }

@@ -13,7 +13,7 @@ use limpet_model::pod::{Fault, Severity};
 /// The most characters shown of one value.
 const MAX_VALUE: usize = 60;
 /// Spaces between a field and its values.
-const GAP: usize = 3;
+const COLUMN_GAP: usize = 3;
 
 /// Everything that would change.
 pub(super) fn render(document: &DiffDocument, screen: Screen) -> String {
@@ -71,7 +71,7 @@ fn shortened(text: &str) -> String {
 }
 
 fn columns(rows: &[(String, String)]) -> String {
-    let width = rows.iter().map(|(path, _)| path.chars().count()).max().unwrap_or(0) + GAP;
+    let width = rows.iter().map(|(path, _)| path.chars().count()).max().unwrap_or(0) + COLUMN_GAP;
     let line = |(path, values): &(String, String)| {
         let blanks = " ".repeat(width - path.chars().count());
         format!("  {path}{blanks}{values}\n")

@@ -11,19 +11,19 @@ pub(super) fn examine(config: &Config) -> Finding {
     let mounts = mount_table::mounts().unwrap_or_default();
     let manifests = config.manifest_path.as_deref().map(|path| ("manifests", path));
     let state = [("state", config.root_dir.as_path()), ("logs", config.pod_logs_dir.as_path())];
-    let places: Vec<Place> = manifests
+    let places: Vec<CheckedDirectory> = manifests
         .into_iter()
         .chain(state)
         .map(|(what, path)| {
             let there = nearest(path);
-            Place { what, system: name_of(&mounts, &there).to_owned(), hides: hides_changes(&there) }
+            CheckedDirectory { what, system: name_of(&mounts, &there).to_owned(), hides: hides_changes(&there) }
         })
         .collect();
     judge(&places)
 }
 
 /// A checked directory.
-struct Place {
+struct CheckedDirectory {
     what: &'static str,
     /// The name of its file system.
     system: String,
@@ -44,7 +44,7 @@ fn name_of<'a>(mounts: &'a [Mount], path: &Path) -> &'a str {
     around.max_by_key(|mount| mount.point.as_os_str().len()).map_or("unknown", |mount| &mount.file_system)
 }
 
-fn judge(places: &[Place]) -> Finding {
+fn judge(places: &[CheckedDirectory]) -> Finding {
     let name = "file systems";
     let each: Vec<String> = places.iter().map(|place| format!("{} {}", place.what, place.system)).collect();
     // The manifests have a finding of their own.
@@ -83,8 +83,11 @@ mod tests {
 
     #[test]
     fn state_and_logs_that_other_machines_may_change_are_reported() {
-        let place =
-            |what, hides: Option<&'static str>| Place { what, system: hides.unwrap_or("ext4").to_owned(), hides };
+        let place = |what, hides: Option<&'static str>| CheckedDirectory {
+            what,
+            system: hides.unwrap_or("ext4").to_owned(),
+            hides,
+        };
         let local = judge(&[place("manifests", Some("NFS")), place("state", None), place("logs", None)]);
         assert_eq!((local.level, local.text.as_str()), (Level::Ok, "manifests NFS, state ext4, logs ext4"));
         let remote = judge(&[place("state", Some("NFS")), place("logs", None)]);

@@ -10,14 +10,14 @@ use limpet_host::selinux::{self, ContextsError};
 use limpet_model::selinux::ContainerContexts;
 
 /// How many profiles are named.
-const SHOWN: usize = 8;
+const MAX_NAMED_PROFILES: usize = 8;
 /// How deep the seccomp directory is looked through.
-const DEPTH: usize = 4;
+const MAX_SECCOMP_DEPTH: usize = 4;
 
 pub(super) fn examine(config: &Config) -> Vec<Finding> {
     let directory = config.root_dir.join("seccomp");
     let mut names = Vec::new();
-    list(&directory, "", DEPTH, &mut names);
+    list(&directory, "", MAX_SECCOMP_DEPTH, &mut names);
     names.sort();
     let loaded = apparmor::is_enabled().then(|| {
         apparmor::loaded().map(|mut names| {
@@ -51,7 +51,7 @@ fn seccomp(directory: &Path, names: &[String]) -> Finding {
 
 /// The first of the names, and how many more there are.
 fn shown(names: &[String]) -> String {
-    let (first, more) = names.split_at(names.len().min(SHOWN));
+    let (first, more) = names.split_at(names.len().min(MAX_NAMED_PROFILES));
     let first = first.join(", ");
     if more.is_empty() { first } else { format!("{first} and {} more", more.len()) }
 }
@@ -138,7 +138,7 @@ mod tests {
             fs::write(directory.path().join(file), "{}").unwrap();
         }
         let mut names = Vec::new();
-        list(directory.path(), "", DEPTH, &mut names);
+        list(directory.path(), "", MAX_SECCOMP_DEPTH, &mut names);
         names.sort();
         assert_eq!(names, ["audit.json", "team/strict/web.json"]);
         let many: Vec<String> = (0..10).map(|number| format!("{number}.json")).collect();

@@ -22,7 +22,7 @@ use limpet_model::lifecycle::LifecycleEvent;
 /// The oldest containerd that limpet is tested with.
 const CONTAINERD_NEEDED: (u32, u32) = (1, 7);
 /// The timeout of containerd and of programs asked for their version.
-const TIMEOUT: Duration = Duration::from_secs(3);
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 /// The search path for programs if containerd's environment cannot be read.
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -58,11 +58,11 @@ fn remedy(error: &io::Error) -> &'static str {
 
 async fn version(client: &Client) -> Finding {
     let mut service = VersionClient::new(client.channel());
-    match tokio::time::timeout(TIMEOUT, service.version(())).await {
+    match tokio::time::timeout(RUNTIME_TIMEOUT, service.version(())).await {
         Ok(Ok(answer)) => judge_version(&answer.into_inner().version),
         Ok(Err(status)) => Finding::failed("containerd", status.message().to_owned(), "Is that containerd's socket?"),
         Err(_) => {
-            let text = format!("{} does not answer within {} s", client.socket().display(), TIMEOUT.as_secs());
+            let text = format!("{} does not answer within {} s", client.socket().display(), RUNTIME_TIMEOUT.as_secs());
             Finding::failed("containerd", text, "See what it is doing: journalctl -u containerd")
         }
     }
@@ -79,7 +79,7 @@ fn judge_version(version: &str) -> Finding {
 }
 
 async fn plugins(client: &Client, wanted: &str) -> Vec<Finding> {
-    match tokio::time::timeout(TIMEOUT, snapshotter::plugins(client)).await {
+    match tokio::time::timeout(RUNTIME_TIMEOUT, snapshotter::plugins(client)).await {
         Ok(Ok(plugins)) => vec![judge_snapshotter(&plugins, wanted), judge_cri(&plugins)],
         Ok(Err(status)) => vec![Finding::degraded("snapshotter", status.message().to_owned(), "")],
         Err(_) => vec![Finding::degraded("snapshotter", "containerd's plugins cannot be listed", "")],
@@ -109,7 +109,7 @@ async fn events(client: &Client) -> Finding {
     let stop = CancellationToken::new();
     let started = Instant::now();
     let following = tokio::spawn(event_stream::run(client.clone(), sender, stop.clone()));
-    let came = tokio::time::timeout(TIMEOUT, async {
+    let came = tokio::time::timeout(RUNTIME_TIMEOUT, async {
         loop {
             match events.recv().await {
                 Some(LifecycleEvent::Connected) => return true,
@@ -125,8 +125,10 @@ async fn events(client: &Client) -> Finding {
     if came {
         return Finding::ok("events", format!("containerd's stream delivers in {} ms", took.as_millis().max(1)));
     }
-    let text =
-        format!("containerd delivers none within {} s; exits of containers would go unnoticed", TIMEOUT.as_secs());
+    let text = format!(
+        "containerd delivers none within {} s; exits of containers would go unnoticed",
+        RUNTIME_TIMEOUT.as_secs()
+    );
     Finding::failed("events", text, "Restart containerd; its pods keep running")
 }
 
@@ -192,7 +194,7 @@ fn in_path(program: &str, search: &OsString) -> Option<PathBuf> {
 pub(in crate::cli) async fn output_of(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Option<String> {
     let mut command = tokio::process::Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(TIMEOUT, command.output()).await.ok()?.ok()?;
+    let output = tokio::time::timeout(RUNTIME_TIMEOUT, command.output()).await.ok()?.ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 

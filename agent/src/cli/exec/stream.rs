@@ -14,9 +14,9 @@ use crate::cli::error::CliError;
 use crate::server::exec::{Channel, parse_status, size_message};
 
 /// The largest message of input, in bytes.
-const CHUNK: usize = 32 << 10;
+const MAX_INPUT_MESSAGE: usize = 32 << 10;
 /// Messages of input waiting to be sent.
-const QUEUE: usize = 4;
+const INPUT_QUEUE_LEN: usize = 4;
 
 /// Serves `connection` until the command exits; returns its exit code. That of an attachment is 0.
 pub(in crate::cli) async fn run(
@@ -122,9 +122,9 @@ async fn send(
 /// Reads stdin on a thread that lives as long as the process: a read of a terminal cannot be cancelled, and the runtime
 /// would wait for one of its own threads.
 pub(in crate::cli) fn read_stdin() -> io::Result<mpsc::Receiver<Vec<u8>>> {
-    let (to, input) = mpsc::channel(QUEUE);
+    let (to, input) = mpsc::channel(INPUT_QUEUE_LEN);
     std::thread::Builder::new().name("stdin".to_owned()).spawn(move || {
-        let mut buffer = vec![0; CHUNK];
+        let mut buffer = vec![0; MAX_INPUT_MESSAGE];
         while let Ok(count @ 1..) = io::stdin().lock().read(&mut buffer) {
             if to.blocking_send(buffer[..count].to_vec()).is_err() {
                 return;

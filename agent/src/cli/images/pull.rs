@@ -10,7 +10,7 @@ use crate::server::images::{ImageNames, ImageRequest, PullEvent};
 use limpet_containerd::image::PullProgress;
 
 /// The least time between two lines where there is no terminal.
-const PACE: Duration = Duration::from_secs(3);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 /// Clears the line that the cursor is in.
 const CLEAR: &str = "\r\x1b[K";
 
@@ -123,7 +123,7 @@ impl Lines {
             Some((last, _)) if last.is_downloaded() != progress.is_downloaded() => true,
             Some((last, at)) => {
                 let differs = tenths(last) != tenths(progress) || last.unpacked != progress.unpacked;
-                differs && now.duration_since(at) >= PACE
+                differs && now.duration_since(at) >= PROGRESS_INTERVAL
             }
         };
         is_worth.then(|| {

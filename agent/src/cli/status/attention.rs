@@ -11,7 +11,7 @@ use crate::server::status::{CertificateDocument, StatusDocument};
 use limpet_model::source::SourceKind;
 
 /// So many pods are named; the others are counted.
-const NAMED: usize = 10;
+const MAX_NAMED_PODS: usize = 10;
 
 /// All of it, a sentence each, the causes before what follows from them.
 pub(super) fn points(
@@ -77,10 +77,10 @@ fn of_source(source: &SourceDocument, now: Timestamp, points: &mut Vec<String>) 
 }
 
 fn of_pods(pods: &PodCounts, points: &mut Vec<String>) {
-    for pod in pods.failing.iter().take(NAMED) {
+    for pod in pods.failing.iter().take(MAX_NAMED_PODS) {
         points.push(format!("pod {}/{}: {}, see: limpet describe {}", pod.namespace, pod.name, pod.status, pod.name));
     }
-    match pods.failing.len().saturating_sub(NAMED) {
+    match pods.failing.len().saturating_sub(MAX_NAMED_PODS) {
         0 => {}
         1 => points.push("and 1 more pod, see: limpet pods".to_owned()),
         more => points.push(format!("and {more} more pods, see: limpet pods")),

@@ -17,7 +17,7 @@ use crate::cli::{describe, events, pods};
 use crate::server::document::{DescribeDocument, PodNames};
 
 /// How long one document may take.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most bytes of one answer.
 const MAX_ANSWER: usize = 16 << 20;
 /// For tables in files.
@@ -126,8 +126,8 @@ async fn answer(client: &SocketClient, route: &str) -> Result<Vec<u8>, String> {
         }
         Ok(data)
     };
-    match tokio::time::timeout(TIMEOUT, read).await {
+    match tokio::time::timeout(DOCUMENT_TIMEOUT, read).await {
         Ok(answer) => answer.map_err(|error: CliError| error.to_string()),
-        Err(_) => Err(format!("no answer in {} s", TIMEOUT.as_secs())),
+        Err(_) => Err(format!("no answer in {} s", DOCUMENT_TIMEOUT.as_secs())),
     }
 }

@@ -16,11 +16,11 @@ const NO_ENTRIES: &str = "-- No entries --";
 /// The end of the kernel's messages that is taken, in bytes.
 const KERNEL_BYTES: usize = 256 << 10;
 /// The most bytes of one record of `/dev/kmsg`.
-const RECORD: usize = 8 << 10;
+const MAX_KMSG_RECORD: usize = 8 << 10;
 /// Audit records with the arguments of commands: EXECVE and PROCTITLE.
 const WITH_ARGUMENTS: [&str; 2] = ["audit: type=1309", "audit: type=1327"];
 /// The instances of a container whose logs are taken: the newest, and the one before it.
-const INSTANCES: usize = 2;
+const MAX_INSTANCES: usize = 2;
 
 /// Adds the agent's own log, from systemd's journal.
 pub(super) async fn add_agents<W: Write>(archive: &mut Archive<W>) -> io::Result<()> {
@@ -49,7 +49,7 @@ fn kernel_messages() -> io::Result<String> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let mut kmsg = File::options().read(true).custom_flags(flags).open("/dev/kmsg")?;
     let mut records: std::collections::VecDeque<String> = Default::default();
-    let (mut record, mut size) = (vec![0; RECORD], 0);
+    let (mut record, mut size) = (vec![0; MAX_KMSG_RECORD], 0);
     loop {
         match kmsg.read(&mut record) {
             Ok(0) => break,
@@ -109,7 +109,7 @@ fn files(pod_logs: &Path) -> io::Result<Vec<PathBuf>> {
             let mut logs: Vec<(u64, PathBuf)> =
                 logs.filter_map(|log| Some((instance(&log.path())?, log.path()))).collect();
             logs.sort_unstable_by(|one, other| other.cmp(one));
-            found.extend(logs.into_iter().take(INSTANCES).map(|(_, path)| path));
+            found.extend(logs.into_iter().take(MAX_INSTANCES).map(|(_, path)| path));
         }
     }
     found.sort_unstable();

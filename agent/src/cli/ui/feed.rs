@@ -68,7 +68,7 @@ pub(super) struct LogOf {
 
 /// What the screen shows besides the pods. Nothing else is requested.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct Subscriptions {
     pub(super) events: Option<EventsOf>,
     /// With a number that grows when the description has to be read again.
     pub(super) detail: Option<(DetailOf, u64)>,

@@ -12,7 +12,7 @@ use rustix::fs::inotify::WatchFlags;
 use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::feed::{DetailOf, EventsOf, Feed, Figures, LogOf, Wanted};
+use super::feed::{DetailOf, EventsOf, Feed, Figures, LogOf, Subscriptions};
 use super::state::LOG_LINES;
 use super::text::log_line;
 use crate::cli::client::{JsonLines, SocketClient};
@@ -21,11 +21,11 @@ use crate::cli::top;
 use crate::server::document::PodChange;
 
 /// The updates that may be queued. A task with further ones waits.
-const QUEUE: usize = 64;
+const UPDATE_QUEUE_LEN: usize = 64;
 /// The pause between two readings of one description.
-const SETTLE: Duration = Duration::from_millis(500);
+const DESCRIPTION_INTERVAL: Duration = Duration::from_millis(500);
 /// The pause after an unreadable response, or where inotify cannot report that the agent is back.
-const AGAIN: Duration = Duration::from_secs(5);
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// The longest log line; a longer one is cut off.
 const LONGEST_LINE: usize = 8 << 10;
 
@@ -51,14 +51,14 @@ pub(super) struct Feeds {
 impl Feeds {
     /// Follows the pods, first by the stream `pods`; returns the receiver of all updates.
     pub(super) fn start(client: &SocketClient, pods: JsonLines<PodChange>) -> (Self, mpsc::Receiver<Feed>) {
-        let (news, receiver) = mpsc::channel(QUEUE);
+        let (news, receiver) = mpsc::channel(UPDATE_QUEUE_LEN);
         let task = spawn(follow_pods(client.clone(), pods, news.clone()));
         let (client, events, detail, log, usage) = (client.clone(), None, None, None, None);
         (Self { client, news, _pods: task, events, detail, log, usage }, receiver)
     }
 
     /// Follows exactly what `wanted` names.
-    pub(super) fn want(&mut self, wanted: Wanted) {
+    pub(super) fn want(&mut self, wanted: Subscriptions) {
         let (client, news) = (&self.client, &self.news);
         let begin = |of: EventsOf| spawn(follow_events(client.clone(), of, news.clone()));
         replace(&mut self.events, wanted.events, begin);
@@ -120,7 +120,7 @@ async fn follow_pods(
                 Err(error) => error.to_string(),
             };
             news.send(Feed::Away(why)).await.ok()?;
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(RETRY_INTERVAL).await;
         };
     }
 }
@@ -175,7 +175,7 @@ async fn follow_detail(
         let document = client.get_json(&path).await.map(Box::new).map_err(|error| error.to_string());
         news.send(Feed::Detail(of.clone(), document)).await.ok()?;
         changed.changed().await.ok()?;
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(DESCRIPTION_INTERVAL).await;
     }
 }
 
@@ -228,7 +228,7 @@ async fn follow_usage(client: SocketClient, news: mpsc::Sender<Feed>) -> Option<
     loop {
         let (usage, summary) = tokio::join!(top::read(&client), client.get_json("/stats/summary"));
         // The first pause is shorter: CPU usage needs two readings.
-        let pause = if before.is_none() { top::APART } else { top::REFRESH };
+        let pause = if before.is_none() { top::READING_INTERVAL } else { top::REFRESH_INTERVAL };
         let figures = usage.and_then(|after| {
             let first = before.take().unwrap_or_else(|| after.clone());
             before = Some(after.clone());

@@ -10,9 +10,9 @@ use super::text::put;
 use crate::cli::screen::{Tone, printable};
 
 /// On a screen with fewer lines there is neither a title nor a line of keys.
-const LEAST: u16 = 5;
+const MIN_FRAMED_LINES: u16 = 5;
 /// Where a list has its mark of what is selected.
-const MARK: u16 = 2;
+const MARK_WIDTH: u16 = 2;
 
 /// The screen as it is to be now.
 pub(super) fn frame(ui: &mut Ui) -> Frame {
@@ -21,13 +21,13 @@ pub(super) fn frame(ui: &mut Ui) -> Frame {
     let mut cells = Buffer::empty(Rect::new(0, 0, width, height));
     let page = page(ui);
     let mut top = 0;
-    if height >= LEAST {
+    if height >= MIN_FRAMED_LINES {
         put(&mut cells, (0, 0), &title(ui), 0, ui.utf8);
         clock(ui, &mut cells);
         keys(ui, &mut cells);
         top = 1;
     }
-    let (margin, marked) = if ui.views.is_empty() { (MARK, ui.at()) } else { (0, None) };
+    let (margin, marked) = if ui.views.is_empty() { (MARK_WIDTH, ui.at()) } else { (0, None) };
     if let Some(head) = page.head.as_ref().filter(|_| height > 1) {
         put(&mut cells, (margin, top), head, ui.left, ui.utf8);
         top += 1;
@@ -55,7 +55,7 @@ pub(super) fn height(ui: &Ui) -> usize {
 /// How many lines of a page fit.
 pub(super) fn height_of(ui: &Ui, page: &Page) -> usize {
     let lines = ui.size.1;
-    let frame = if lines >= LEAST { 2 } else { 0 };
+    let frame = if lines >= MIN_FRAMED_LINES { 2 } else { 0 };
     let head = u16::from(page.head.is_some() && lines > 1);
     usize::from(lines.saturating_sub(frame + head))
 }

@@ -21,7 +21,7 @@ pub(super) enum Key {
 }
 
 /// The longest sequence that is waited for.
-const LONGEST: usize = 16;
+const MAX_SEQUENCE: usize = 16;
 
 /// Bytes that are not a key yet.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ impl Keys {
         for byte in bytes {
             self.pending.push(*byte);
             match parse(&self.pending) {
-                Parsed::Partial if self.pending.len() < LONGEST => continue,
+                Parsed::Partial if self.pending.len() < MAX_SEQUENCE => continue,
                 Parsed::Key(key) => keys.push(key),
                 Parsed::Two(first, second) => keys.extend([first, second]),
                 Parsed::Partial | Parsed::Unknown => {}
@@ -150,6 +150,6 @@ mod tests {
         assert_eq!(keys.end(), Some(Key::Escape));
         assert_eq!(keys.feed(b"\x1b["), []);
         assert_eq!((keys.end(), keys.is_pending()), (None, false), "half a sequence is no key");
-        assert_eq!(keys.feed(&[b"\x1b[".as_slice(), &[b'1'; 100]].concat()).len(), 100 + 2 - LONGEST, "bounded");
+        assert_eq!(keys.feed(&[b"\x1b[".as_slice(), &[b'1'; 100]].concat()).len(), 100 + 2 - MAX_SEQUENCE, "bounded");
     }
 }

@@ -1,7 +1,7 @@
 //! A container's log on the screen. Pure.
 
 use super::feed::{LogOf, PodId};
-use super::page::{Page, Place};
+use super::page::{Page, ScrollPosition};
 use super::state::LOG_LINES;
 use crate::server::document::PodEntry;
 
@@ -21,7 +21,7 @@ impl LogView {
     pub(super) fn new(epoch: u64, pod: PodId, entry: &PodEntry) -> Option<Self> {
         let container = containers(entry).into_iter().next()?;
         let of = LogOf { epoch, pod, instance: instance(entry, &container), container, previous: false };
-        Some(Self { of, page: Page::new(Place::End), state: FOLLOWING.to_owned() })
+        Some(Self { of, page: Page::new(ScrollPosition::End), state: FOLLOWING.to_owned() })
     }
 
     /// Further lines.
@@ -62,7 +62,7 @@ impl LogView {
     fn open(&mut self, of: LogOf, epoch: u64, entry: Option<&PodEntry>) {
         let instance = entry.and_then(|entry| instance(entry, &of.container)).or(of.instance);
         self.of = LogOf { epoch, instance, ..of };
-        (self.page, self.state) = (Page::new(Place::End), FOLLOWING.to_owned());
+        (self.page, self.state) = (Page::new(ScrollPosition::End), FOLLOWING.to_owned());
     }
 }
 

@@ -4,7 +4,7 @@ use super::keys::Key;
 
 /// The part that is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ScrollPosition {
     /// From this line on.
     From(usize),
     /// The last lines, also when more come.
@@ -19,12 +19,12 @@ pub(super) struct Page {
     /// Printable but for colours.
     pub(super) lines: Vec<String>,
     /// What of them is shown.
-    pub(super) place: Place,
+    pub(super) place: ScrollPosition,
 }
 
 impl Page {
     /// An empty page.
-    pub(super) fn new(place: Place) -> Self {
+    pub(super) fn new(place: ScrollPosition) -> Self {
         Self { head: None, lines: Vec::new(), place }
     }
 
@@ -40,7 +40,7 @@ impl Page {
         self.lines.extend(lines);
         let gone = self.lines.len().saturating_sub(most);
         self.lines.drain(..gone);
-        if let Place::From(first) = &mut self.place {
+        if let ScrollPosition::From(first) = &mut self.place {
             *first = first.saturating_sub(gone);
         }
     }
@@ -49,8 +49,8 @@ impl Page {
     pub(super) fn first(&self, height: usize) -> usize {
         let last = self.lines.len().saturating_sub(height);
         match self.place {
-            Place::From(first) => first.min(last),
-            Place::End => last,
+            ScrollPosition::From(first) => first.min(last),
+            ScrollPosition::End => last,
         }
     }
 
@@ -63,7 +63,7 @@ impl Page {
             Some(Step::Last) => last,
             None => return false,
         };
-        self.place = if follows && to == last { Place::End } else { Place::From(to) };
+        self.place = if follows && to == last { ScrollPosition::End } else { ScrollPosition::From(to) };
         true
     }
 }

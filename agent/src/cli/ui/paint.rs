@@ -9,9 +9,9 @@ use ratatui_core::style::{Color, Modifier};
 /// Clears the screen and goes to its first line.
 pub(super) const CLEAR: &[u8] = b"\x1b[H\x1b[J";
 /// Equal cells up to this number are sent again: moving the cursor takes as many bytes.
-const GAP: u16 = 4;
+const MAX_REWRITTEN_GAP: u16 = 4;
 /// Scrolling has to save so many cells.
-const SAVED: usize = 48;
+const MIN_SCROLL_SAVING: usize = 48;
 
 /// One screen.
 #[derive(Debug, Clone)]
@@ -63,7 +63,7 @@ fn scrolled(before: &Buffer, after: &Frame) -> Option<i32> {
     let unmoved = equal(0);
     let moved = (1..height).flat_map(|lines| [lines, -lines]).map(|lines| (equal(lines), lines));
     let (best, lines) = moved.max_by_key(|(equal, lines)| (*equal, -lines.abs()))?;
-    (best >= unmoved + SAVED).then_some(lines)
+    (best >= unmoved + MIN_SCROLL_SAVING).then_some(lines)
 }
 
 fn shifted(before: &Buffer, body: &Range<u16>, lines: i32) -> Buffer {
@@ -162,7 +162,7 @@ impl Pen {
         let sent_again = |from: u16| -> Option<Vec<u8>> {
             let cells = (from..x).map(|x| &after[(x, y)]);
             let fits = |cell: &&Cell| cell.symbol().is_ascii() && (is_blank(cell) || look(cell) == current);
-            let short = x.checked_sub(from).is_some_and(|gap| gap <= GAP) && !self.is_reversed();
+            let short = x.checked_sub(from).is_some_and(|gap| gap <= MAX_REWRITTEN_GAP) && !self.is_reversed();
             let all = short && cells.clone().all(|cell| fits(&cell));
             all.then(|| cells.flat_map(|cell| cell.symbol().bytes()).collect())
         };

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 
-use super::feed::{DetailOf, EventsOf, Feed, PodId, Wanted};
+use super::feed::{DetailOf, EventsOf, Feed, PodId, Subscriptions};
 use super::keys::Key;
-use super::page::{Page, Place, Step, step};
+use super::page::{Page, ScrollPosition, Step, step};
 use super::{help, log, usage};
 use crate::cli::pods::{self, Listing};
 use crate::cli::screen::Screen;
@@ -15,13 +15,13 @@ use crate::cli::{describe, events};
 use crate::server::document::{PodChange, PodEntry};
 
 /// How many events are kept.
-const EVENTS: usize = 1000;
+const MAX_EVENTS: usize = 1000;
 /// How many lines of a log are kept.
 pub(super) const LOG_LINES: usize = 1000;
 /// A filter is no longer than this.
-const FILTER: usize = 40;
+const MAX_FILTER_LEN: usize = 40;
 /// How far the arrows to the left and right move.
-const ASIDE: usize = 16;
+const SIDE_SCROLL_STEP: usize = 16;
 
 /// What has to be done beyond drawing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Ui {
             epoch: 0,
             pods: BTreeMap::new(),
             listing: None,
-            list: Page::new(Place::From(0)),
+            list: Page::new(ScrollPosition::From(0)),
             ids: Vec::new(),
             selected: None,
             filter: String::new(),
@@ -125,22 +125,22 @@ impl Ui {
     }
 
     /// What the screen needs from the agent.
-    pub(super) fn wanted(&self) -> Wanted {
+    pub(super) fn wanted(&self) -> Subscriptions {
         if self.link != Link::Up {
-            return Wanted::default();
+            return Subscriptions::default();
         }
         let epoch = self.epoch;
         let events = |pod: Option<PodId>| Some(EventsOf { epoch, pod });
         match self.views.last() {
-            Some(View::Detail(pod, _)) => Wanted {
+            Some(View::Detail(pod, _)) => Subscriptions {
                 detail: Some((DetailOf { epoch, pod: pod.clone() }, self.revision)),
                 events: events(Some(pod.clone())),
-                ..Wanted::default()
+                ..Subscriptions::default()
             },
-            Some(View::Log(log)) => Wanted { log: Some(log.of.clone()), ..Wanted::default() },
-            Some(View::Events(_)) => Wanted { events: events(None), ..Wanted::default() },
-            Some(View::Usage(_)) => Wanted { usage: Some(epoch), ..Wanted::default() },
-            Some(View::Help(_)) | None => Wanted::default(),
+            Some(View::Log(log)) => Subscriptions { log: Some(log.of.clone()), ..Subscriptions::default() },
+            Some(View::Events(_)) => Subscriptions { events: events(None), ..Subscriptions::default() },
+            Some(View::Usage(_)) => Subscriptions { usage: Some(epoch), ..Subscriptions::default() },
+            Some(View::Help(_)) | None => Subscriptions::default(),
         }
     }
 
@@ -249,7 +249,7 @@ impl Ui {
         };
         self.events.retain(|one| !same(one));
         self.events.push(event);
-        let gone = self.events.len().saturating_sub(EVENTS);
+        let gone = self.events.len().saturating_sub(MAX_EVENTS);
         self.events.drain(..gone);
         self.stale = true;
     }
@@ -261,21 +261,21 @@ impl Ui {
             Key::Control('z') => return Some(Order::Suspend),
             Key::Control('l') => return Some(Order::Redraw),
             _ if self.typing => self.type_filter(key),
-            Key::Left => self.left = self.left.saturating_sub(ASIDE),
-            Key::Right => self.left = (self.left + ASIDE).min(ASIDE * 64),
+            Key::Left => self.left = self.left.saturating_sub(SIDE_SCROLL_STEP),
+            Key::Right => self.left = (self.left + SIDE_SCROLL_STEP).min(SIDE_SCROLL_STEP * 64),
             Key::Char('q') if self.views.is_empty() => return Some(Order::Quit),
             Key::Char('q') | Key::Escape => self.back(),
             Key::Char('?') if !matches!(self.views.last(), Some(View::Help(_))) => {
-                let mut page = Page::new(Place::From(0));
+                let mut page = Page::new(ScrollPosition::From(0));
                 page.lines = help::lines();
                 self.open(View::Help(page));
             }
             Key::Char('e') if !matches!(self.views.last(), Some(View::Events(_))) => {
                 self.events_of = None;
-                self.open(View::Events(Page::new(Place::End)));
+                self.open(View::Events(Page::new(ScrollPosition::End)));
             }
             Key::Char('u' | 't') if !matches!(self.views.last(), Some(View::Usage(_))) => {
-                self.open(View::Usage(Page::new(Place::From(0))));
+                self.open(View::Usage(Page::new(ScrollPosition::From(0))));
             }
             Key::Char('l') if matches!(self.views.last(), None | Some(View::Detail(..))) => self.open_log(),
             Key::Char('/') if matches!(self.views.last(), None | Some(View::Events(_))) => self.typing = true,
@@ -291,7 +291,7 @@ impl Ui {
             None => match (key, step(key, height)) {
                 (Key::Enter, _) => {
                     if let Some(pod) = self.selected.clone() {
-                        self.open(View::Detail(pod, Page::new(Place::From(0))));
+                        self.open(View::Detail(pod, Page::new(ScrollPosition::From(0))));
                     }
                 }
                 (_, Some(step)) => self.select(step),
@@ -350,7 +350,7 @@ impl Ui {
                 self.filter.clear();
             }
             Key::Backspace => drop(self.filter.pop()),
-            Key::Char(c) if self.filter.chars().count() < FILTER => self.filter.push(c),
+            Key::Char(c) if self.filter.chars().count() < MAX_FILTER_LEN => self.filter.push(c),
             _ => {}
         }
         self.stale = true;
@@ -413,9 +413,9 @@ impl Ui {
         let height = super::frame::height_of(self, &self.list);
         let (Some(at), first) = (self.at(), self.list.first(height)) else { return };
         if at < first {
-            self.list.place = Place::From(at);
+            self.list.place = ScrollPosition::From(at);
         } else if height > 0 && at >= first + height {
-            self.list.place = Place::From(at + 1 - height);
+            self.list.place = ScrollPosition::From(at + 1 - height);
         }
     }
 }

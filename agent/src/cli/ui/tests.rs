@@ -5,7 +5,7 @@ use serde_json::json;
 use super::keys::Key;
 use super::*;
 use crate::server::document::{DescribeDocument, PodEntry};
-use feed::{Figures, Wanted};
+use feed::{Figures, Subscriptions};
 
 const NOW: &str = "2026-01-10T00:00:00Z";
 
@@ -193,15 +193,15 @@ fn the_selected_pod_stays_selected_and_in_sight() {
 #[test]
 fn what_is_not_shown_is_not_asked_for() {
     let mut ui = ui(false, (80, 24), three());
-    assert_eq!(ui.wanted(), Wanted::default());
+    assert_eq!(ui.wanted(), Subscriptions::default());
     for (key, view) in [('e', "events"), ('u', "usage"), ('l', "log")] {
         press(&mut ui, &key.to_string());
-        let Wanted { events, detail, log, usage } = ui.wanted();
+        let Subscriptions { events, detail, log, usage } = ui.wanted();
         let asked = [("events", events.is_some()), ("log", log.is_some()), ("usage", usage.is_some())];
         assert!(asked.into_iter().all(|(name, asked)| asked == (name == view)), "{view}: {asked:?}");
         assert_eq!(detail, None);
         ui.news(Feed::Away("gone".to_owned()), at(NOW));
-        assert_eq!(ui.wanted(), Wanted::default(), "while the agent is away");
+        assert_eq!(ui.wanted(), Subscriptions::default(), "while the agent is away");
         ui.news(Feed::Pod(PodChange::Synced), at(NOW));
         press(&mut ui, "q");
     }

@@ -6,7 +6,7 @@ use ratatui_core::style::{Color, Modifier, Style};
 use crate::cli::screen::printable;
 
 /// A log line is cut off after so many characters.
-const LONGEST: usize = 1024;
+const MAX_LINE_LEN: usize = 1024;
 
 /// Puts a printed line, with the colours of [`crate::cli::screen::Screen::paint`], into a row from `x` on. The first
 /// `left` characters are left out; without `utf8`, what is not ASCII is shown as `?`.
@@ -58,7 +58,7 @@ pub(super) fn log_line(bytes: &[u8]) -> String {
         }
     }
     let line = line.replace('\t', "    ");
-    printable(&line.chars().take(LONGEST).collect::<String>())
+    printable(&line.chars().take(MAX_LINE_LEN).collect::<String>())
 }
 
 #[cfg(test)]
@@ -79,7 +79,7 @@ mod tests {
         ] {
             assert_eq!(log_line(line), shown);
         }
-        assert_eq!(log_line(&vec![b'x'; 1 << 20]).len(), LONGEST);
+        assert_eq!(log_line(&vec![b'x'; 1 << 20]).len(), MAX_LINE_LEN);
     }
 
     #[test]

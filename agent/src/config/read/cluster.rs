@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::super::ClusterSettings;
 use super::super::flags::RunFlags;
 use super::super::tree::{Map, Position};
-use super::Judge;
+use super::ConfigDiagnostics;
 use limpet_apiserver::kubeconfig;
 use limpet_core::node_object::NodeTaint;
 use limpet_model::go_duration;
@@ -44,7 +44,7 @@ fn is_reserved(key: &str) -> bool {
     is_kubernetes && !OWN_LABELS.contains(&key) && !OWN_DOMAINS.iter().any(|parent| is_below(domain, parent))
 }
 
-impl Judge {
+impl ConfigDiagnostics {
     /// Applies the values of KubeletConfiguration.
     pub(super) fn cluster(&mut self, map: &Map<'_>, cluster: &mut ClusterSettings) {
         if let Some((register, _)) = map.bool("registerNode") {

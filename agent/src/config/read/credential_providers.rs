@@ -13,7 +13,7 @@ use super::super::keys::{
     CREDENTIAL_PROVIDER, CREDENTIAL_PROVIDER_CONFIG, CREDENTIAL_PROVIDER_VARIABLE, TOKEN_ATTRIBUTES,
 };
 use super::super::tree::{Map, Node, Position, Value};
-use super::{Judge, read_capped};
+use super::{ConfigDiagnostics, read_capped};
 use limpet_containerd::image::{CredentialProvider, TokenAttributes, TokenCache};
 use limpet_model::go_duration;
 use limpet_model::pod::is_qualified_name;
@@ -34,7 +34,7 @@ const ENDINGS: [&str; 3] = ["json", "yaml", "yml"];
 /// More files than this in a directory are an error.
 const MAX_FILES: usize = 64;
 
-impl Judge {
+impl ConfigDiagnostics {
     /// Applies the two flags, of which none goes without the other, and reads the files.
     pub(super) fn credential_provider_flags(&mut self, flags: &RunFlags, config: &mut Config) {
         let given = |path: &Option<PathBuf>| path.clone().filter(|path| !path.as_os_str().is_empty());

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::super::Config;
 use super::super::tree::{Entry, Map, Position, Value};
-use super::Judge;
+use super::ConfigDiagnostics;
 use super::runtime_classes::cdi_device;
 use limpet_model::node::Device;
 use limpet_model::pod::device::is_device;
@@ -12,7 +12,7 @@ use limpet_model::pod::device::is_device;
 const KEY: &str = "devices";
 const FIELDS: [&str; 4] = ["paths", "cdi", "exclusive", "permissions"];
 
-impl Judge {
+impl ConfigDiagnostics {
     /// Reads the table: a resource's name, then `paths` or `cdi` or both, and `exclusive` and `permissions`, which are optional.
     pub(super) fn devices(&mut self, map: &Map<'_>, config: &mut Config) {
         for Entry { key, position, node } in map.map(KEY) {

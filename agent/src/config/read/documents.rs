@@ -9,7 +9,7 @@ use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
 use super::super::{Config, CriSocket, PluginDirectory, quantity};
-use super::Judge;
+use super::ConfigDiagnostics;
 use crate::config::GuardSettings;
 use limpet_core::backoff;
 use limpet_host::cgroup::CgroupDriver;
@@ -25,7 +25,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// containerd's own calls take milliseconds, starting a container on a slow node a second or two.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Judge {
+impl ConfigDiagnostics {
     /// Applies the values of KubeletConfiguration.
     pub(super) fn kubelet(&mut self, map: &Map<'_>, directory: &Path, config: &mut Config) {
         if let Some((path, _)) = map.text("staticPodPath").filter(|(path, _)| !path.is_empty()) {

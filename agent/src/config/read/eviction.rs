@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::super::quantity;
 use super::super::tree::{Map, Position, Value};
-use super::Judge;
+use super::ConfigDiagnostics;
 use limpet_core::eviction::{Amount, DEFAULT_HARD, EvictionPolicy, Signal, Threshold};
 use limpet_model::go_duration;
 
@@ -17,7 +17,7 @@ const RECLAIM: &str = "evictionMinimumReclaim";
 /// One entry of a map from a signal to a text.
 type Entry<'a> = (Signal, &'a str, Position);
 
-impl Judge {
+impl ConfigDiagnostics {
     pub(super) fn eviction(&mut self, map: &Map<'_>, policy: &mut EvictionPolicy) {
         let hard = self.amounts(map, HARD);
         let soft = self.amounts(map, SOFT);

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::super::tree::Map;
-use super::Judge;
+use super::ConfigDiagnostics;
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_model::go_duration;
 
-impl Judge {
+impl ConfigDiagnostics {
     pub(super) fn image_gc(&mut self, map: &Map<'_>, policy: &mut ImageGcPolicy) {
         let marks = [
             ("imageGCHighThresholdPercent", &mut policy.high_percent),

@@ -1,13 +1,13 @@
 //! Which images on the node are for all pods, with kubelet's checks.
 
 use super::super::tree::Map;
-use super::Judge;
+use super::ConfigDiagnostics;
 use limpet_core::image_access::{Allowlist, VerificationPolicy};
 
 const POLICY: &str = "imagePullCredentialsVerificationPolicy";
 const ALLOWLIST: &str = "preloadedImagesVerificationAllowlist";
 
-impl Judge {
+impl ConfigDiagnostics {
     pub(super) fn image_verification(&mut self, map: &Map<'_>, policy: &mut VerificationPolicy) {
         let mut allowlist = Allowlist::default();
         let patterns = map.texts(ALLOWLIST);

@@ -9,7 +9,7 @@ use super::super::keys::{KUBELET, LIMPET};
 use super::super::kubelet_flags::KubeletFlags;
 use super::super::tree::{Entry, Map, Node, Position, Value, put_over};
 use super::super::{Config, ConfigError, RunFlags};
-use super::{Judge, read_capped};
+use super::{ConfigDiagnostics, read_capped};
 use limpet_core::eviction::{Amount, DEFAULT_HARD};
 
 /// kubelet reads the files of `--config-dir` that end so.
@@ -28,7 +28,7 @@ struct Merged {
     limpet: Option<Vec<Entry>>,
 }
 
-impl Judge {
+impl ConfigDiagnostics {
     /// Reads all layers and applies their values.
     ///
     /// # Errors

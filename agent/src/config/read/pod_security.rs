@@ -5,14 +5,14 @@ use limpet_model::source::SourceKind;
 
 use super::super::Config;
 use super::super::tree::{Entry, Map, Value};
-use super::Judge;
+use super::ConfigDiagnostics;
 
 const KEY: &str = "podSecurity";
 /// The sources as the configuration names them.
 const SOURCES: [(&str, SourceKind); 4] =
     [("file", SourceKind::File), ("push", SourceKind::Push), ("url", SourceKind::Http), ("apiserver", SourceKind::Api)];
 
-impl Judge {
+impl ConfigDiagnostics {
     pub(super) fn pod_security(&mut self, map: &Map<'_>, config: &mut Config) {
         for Entry { key, position, node } in map.map(KEY) {
             let path = format!("{KEY}.{key}");

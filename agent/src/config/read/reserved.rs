@@ -2,7 +2,7 @@
 
 use super::super::tree::{Map, Position, Value};
 use super::super::{Config, Reservation, Reserved, ReservedCgroup, RunFlags};
-use super::Judge;
+use super::ConfigDiagnostics;
 use limpet_model::pod::quantity;
 use limpet_model::pod::requests::Resource;
 
@@ -15,7 +15,7 @@ const KUBE: [&str; 3] = ["kube-reserved", "kube-reserved-compressible", "kubeRes
 /// kubelet's name of process ids.
 const PID: &str = "pid";
 
-impl Judge {
+impl ConfigDiagnostics {
     /// Reads the map `key` of KubeletConfiguration.
     pub(super) fn reserved(&mut self, map: &Map<'_>, key: &'static str) -> Reservation {
         let mut reserved = Reservation::default();

@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use super::super::Config;
 use super::super::tree::{Entry, Map, Node, Value};
-use super::Judge;
+use super::ConfigDiagnostics;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
 use limpet_model::pod::is_dns_subdomain;
 
 const KEY: &str = "runtimeClasses";
 const FIELDS: [&str; 6] = ["runtime", "binary", "config", "noPivotRoot", "noNewKeyring", "devices"];
 
-impl Judge {
+impl ConfigDiagnostics {
     /// Reads the table: a class's name, then its fields, all optional.
     pub(super) fn runtime_classes(&mut self, map: &Map<'_>, config: &mut Config) {
         for entry in map.map(KEY) {

@@ -9,7 +9,7 @@ use super::super::cipher_suites::{Named, named};
 use super::super::curves::numbered;
 use super::super::server::{AuthorizationMode, ServerSettings};
 use super::super::tree::{Map, Position};
-use super::Judge;
+use super::ConfigDiagnostics;
 use limpet_model::go_duration;
 
 /// The node's certificate and its key, and where the file names them.
@@ -22,7 +22,7 @@ pub(super) struct CertificateParts {
 /// What is remembered for longer is asked again all the same.
 const LONGEST_LIFETIME: Duration = Duration::from_secs(86_400);
 
-impl Judge {
+impl ConfigDiagnostics {
     /// Applies the values of KubeletConfiguration.
     pub(super) fn server(&mut self, map: &Map<'_>, directory: &Path, server: &mut ServerSettings) {
         if let Some((on, _)) = map.bool("enableServer") {

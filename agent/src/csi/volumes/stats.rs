@@ -16,7 +16,7 @@ use limpet_node_api::csi::VolumeUsage;
 use limpet_node_api::csi::volume_usage::Unit;
 
 /// How long a driver may take: who asks for figures waits for it.
-const PATIENCE: Duration = Duration::from_secs(3);
+const STATS_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl CsiVolumes {
     /// What drivers report of the pod's volumes. Drivers that report nothing, or do not answer, have none, as with kubelet; nor have
@@ -39,7 +39,7 @@ impl CsiVolumes {
             return Vec::new();
         }
         let target = self.layout.target(data, &pod.uid);
-        let usage = match tokio::time::timeout(PATIENCE, driver.stats(&data.handle, &target)).await {
+        let usage = match tokio::time::timeout(STATS_TIMEOUT, driver.stats(&data.handle, &target)).await {
             Ok(Ok(usage)) => usage,
             Ok(Err(error)) => {
                 tracing::debug!(pod = %pod.key, driver = data.driver, %error, "reading a volume's usage failed");

@@ -71,7 +71,7 @@ impl Backends {
 
 /// What an executor is composed of.
 #[derive(Debug)]
-pub struct Parts {
+pub struct ExecutorParts {
     /// The agent's configuration.
     pub config: Arc<Config>,
     /// What is true of the node.
@@ -97,9 +97,18 @@ impl ContainerdExecutor {
     ///
     /// # Errors
     /// The directory of the sandboxes or the cgroups of the pods cannot be had.
-    pub async fn open(parts: Parts) -> Result<Self, ComposeError> {
-        let Parts { config, node, node_network, executable, backends, device_plugins, csi, reporter, service_accounts } =
-            parts;
+    pub async fn open(parts: ExecutorParts) -> Result<Self, ComposeError> {
+        let ExecutorParts {
+            config,
+            node,
+            node_network,
+            executable,
+            backends,
+            device_plugins,
+            csi,
+            reporter,
+            service_accounts,
+        } = parts;
         let Backends { client, network, volumes } = backends;
         let images = ImagesConfig {
             snapshotter: config.snapshotter.clone(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::ContainerdExecutor;
-use crate::csi::{CsiError, Wanted};
+use crate::csi::{CsiError, VolumeRequest};
 use crate::status::event::EventType;
 use limpet_core::outcome::Failure;
 use limpet_core::state::{FAILED_UNMOUNT, PodState};
@@ -42,8 +42,8 @@ fn volumes<'a>(record: &'a PodRecord, objects: &'a PodObjects) -> BTreeMap<Strin
 }
 
 impl Found<'_> {
-    fn wanted(&self) -> Wanted<'_> {
-        Wanted {
+    fn wanted(&self) -> VolumeRequest<'_> {
+        VolumeRequest {
             name: self.volume,
             volume: &self.csi,
             stage_secret: claim::csi_secret(self.object, CsiCall::Stage),

@@ -18,7 +18,7 @@ use limpet_model::container::ContainerId;
 use limpet_model::probe::{ProbeKind, ProbeRecord};
 
 /// How often a probe without a result is tried, as with kubelet.
-const TRIES: usize = 3;
+const MAX_TRIES: usize = 3;
 
 /// The result of a probe, with the output that people read.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl ContainerdExecutor {
         let mut tries = 1;
         let answer = loop {
             match self.try_probe(pod, container, spec, &id).await {
-                Err(_) if tries < TRIES => tries += 1,
+                Err(_) if tries < MAX_TRIES => tries += 1,
                 answer => break answer,
             }
         };

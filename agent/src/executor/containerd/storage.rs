@@ -23,10 +23,10 @@ use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::verdict::EVICTED;
 
 /// The walk of one directory ends after so long; what it has seen by then counts.
-const WALK: Duration = Duration::from_secs(10);
+const WALK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How much longer than a measurement the pause after it is: it takes a hundredth of the time at most.
-const PAUSES: u32 = 100;
+const PAUSE_FACTOR: u32 = 100;
 
 impl ContainerdExecutor {
     /// Measures the pod and judges it. What cannot be measured counts as nothing.
@@ -56,7 +56,7 @@ impl ContainerdExecutor {
             tracing::warn!(pod = %record.key, uid = %record.uid, message, "pod evicted");
             self.reporter.event(pod, None, EventType::Warning, EVICTED, message);
         }
-        Outcome::StorageMeasured { excess, again: self.config.volume_stats_period.max(began.elapsed() * PAUSES) }
+        Outcome::StorageMeasured { excess, again: self.config.volume_stats_period.max(began.elapsed() * PAUSE_FACTOR) }
     }
 
     /// Measures a pod's containers and the volumes that are its own. What cannot be measured is left out.
@@ -101,9 +101,9 @@ impl ContainerdExecutor {
     }
 
     async fn walk(&self, pod: &PodKey, path: PathBuf) -> Option<Walk> {
-        let walked = blocking::run(path.clone(), DEADLINE.max(WALK * 2), move |progress| {
+        let walked = blocking::run(path.clone(), DEADLINE.max(WALK_TIMEOUT * 2), move |progress| {
             progress.at(&path);
-            disk_usage(&path, Instant::now() + WALK)
+            disk_usage(&path, Instant::now() + WALK_TIMEOUT)
         });
         let walked = walked.await.and_then(|walk| walk);
         walked.inspect_err(|error| tracing::debug!(%pod, %error, "measuring a directory of the pod failed")).ok()

@@ -20,7 +20,7 @@ const AUTHORITY_INDEX: usize = 1;
 /// What a client begins a connection with.
 const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
 /// The length of a frame's head.
-const HEAD: usize = 9;
+const FRAME_HEAD_LEN: usize = 9;
 /// The longest frame that is accepted: h2's default, and the longest header block, too.
 const MAX_FRAME: usize = 16 << 10;
 const HEADERS: u8 = 1;
@@ -135,7 +135,7 @@ impl Frames {
         while !bytes.is_empty() {
             let wanted = match self.state {
                 State::Passing(left) | State::Block(_, left) => left,
-                State::Head => HEAD - self.collected.len(),
+                State::Head => FRAME_HEAD_LEN - self.collected.len(),
             };
             let (now, later) = bytes.split_at(wanted.min(bytes.len()));
             bytes = later;
@@ -169,7 +169,7 @@ impl Frames {
             }
             State::Head => {
                 let head = std::mem::take(&mut self.collected);
-                let [a, b, c, kind, flags, stream @ ..] = <[u8; HEAD]>::try_from(&*head).ok()?;
+                let [a, b, c, kind, flags, stream @ ..] = <[u8; FRAME_HEAD_LEN]>::try_from(&*head).ok()?;
                 let length = u32::from_be_bytes([0, a, b, c]) as usize;
                 let frame = Frame { kind, flags, stream };
                 match kind {

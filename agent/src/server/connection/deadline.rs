@@ -12,7 +12,7 @@ use tokio::time::{Sleep, sleep};
 use limpet_host::tcp::Delivery;
 
 use super::delivery::Deliveries;
-use super::place::Place;
+use super::place::ConnectionSlot;
 
 /// A stream whose writes fail with `TimedOut` once none has made progress for the given time, as long as its client was
 /// not admitted to anything: those who may follow logs may pause them in a pager. Reads wait as long as they like: the
@@ -20,7 +20,7 @@ use super::place::Place;
 pub(super) struct Deadline<S> {
     stream: S,
     timeout: Duration,
-    place: Place,
+    place: ConnectionSlot,
     delivery: Option<fn(&S) -> Delivery>,
     deliveries: Deliveries,
     /// Since a write waits.
@@ -28,7 +28,12 @@ pub(super) struct Deadline<S> {
 }
 
 impl<S> Deadline<S> {
-    pub(super) fn new(stream: S, timeout: Duration, place: Place, delivery: Option<fn(&S) -> Delivery>) -> Self {
+    pub(super) fn new(
+        stream: S,
+        timeout: Duration,
+        place: ConnectionSlot,
+        delivery: Option<fn(&S) -> Delivery>,
+    ) -> Self {
         Self { stream, timeout, place, delivery, deliveries: Deliveries::default(), stalled: None }
     }
 

@@ -11,7 +11,7 @@ use tokio::time::{Instant, Sleep, sleep};
 use limpet_host::tcp::Delivery;
 
 /// How long after something was sent the kernel is asked what has become of it, and how often from then on.
-pub(super) const CHECK: Duration = Duration::from_secs(30);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What is known of what was sent on one connection.
 #[derive(Default)]
@@ -27,7 +27,7 @@ impl Deliveries {
     pub(super) fn sent(&mut self, context: &mut Context<'_>) {
         self.sent = true;
         if self.check.is_none() {
-            let mut check = Box::pin(sleep(CHECK));
+            let mut check = Box::pin(sleep(CHECK_INTERVAL));
             // Its first poll has the task woken when it is time.
             let _ = check.as_mut().poll(context);
             self.check = Some(check);
@@ -44,7 +44,7 @@ impl Deliveries {
                 (Delivery::Lost, _) => return Poll::Ready(()),
                 (Delivery::Acknowledged, false) => self.check = None,
                 (Delivery::Acknowledged, true) | (Delivery::Repeated, _) => {
-                    check.as_mut().reset(Instant::now() + CHECK);
+                    check.as_mut().reset(Instant::now() + CHECK_INTERVAL);
                 }
             }
         }
@@ -83,7 +83,7 @@ mod tests {
         };
         sent(&mut deliveries).await;
         lost(&mut deliveries, delivery).await;
-        assert_eq!((asked.get(), start.elapsed()), (4, 4 * CHECK));
+        assert_eq!((asked.get(), start.elapsed()), (4, 4 * CHECK_INTERVAL));
     }
 
     #[tokio::test(start_paused = true)]
@@ -93,7 +93,7 @@ mod tests {
             asked.set(asked.get() + 1);
             Delivery::Acknowledged
         };
-        let hour = 120 * CHECK;
+        let hour = 120 * CHECK_INTERVAL;
         assert!(timeout(hour, lost(&mut deliveries, delivery)).await.is_err());
         assert_eq!(asked.get(), 0, "nothing was sent");
         sent(&mut deliveries).await;

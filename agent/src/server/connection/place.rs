@@ -11,17 +11,17 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::super::authorization::{Standing, authorize};
-use super::super::bodies::Turns;
+use super::super::bodies::BodyPermits;
 use super::super::caller::{Caller, Origin};
-use super::source::{Kept, Shared, Source};
+use super::source::{PerSourceLimit, SlotPermit, Source};
 
 /// Open connections per listener; further ones wait: of the host in the kernel's accept queue, of a network for
-/// [`TURN`].
+/// [`PLACE_TIMEOUT`].
 pub(super) const MAX_CONNECTIONS: usize = 128;
 /// Open connections of a network whose clients are not known yet; further ones are closed at once.
 pub(super) const MAX_UNKNOWN: usize = 1024;
 /// How long a client of a network that is known waits for its place.
-const TURN: Duration = Duration::from_secs(10);
+const PLACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Open connections of callers who may use nothing; further ones are closed at once.
 pub(super) const MAX_REFUSED: usize = 8;
 /// Open connections of pods that are obeyed: the host always gets in beside them.
@@ -38,44 +38,49 @@ pub(super) const MAX_STREAMS: usize = 256;
 pub(super) struct Places {
     all: Arc<Semaphore>,
     /// The same places, for clients who are nobody in particular.
-    anybody: Shared,
-    unknown: Shared,
-    refused: Shared,
+    anybody: PerSourceLimit,
+    unknown: PerSourceLimit,
+    refused: PerSourceLimit,
     pods: Arc<Semaphore>,
     named: Arc<Semaphore>,
-    unnamed: Shared,
-    pub(super) bodies: Turns,
+    unnamed: PerSourceLimit,
+    pub(super) bodies: BodyPermits,
     pub(super) streams: OpenStreams,
 }
 
 impl Default for Places {
     fn default() -> Self {
         let [all, pods, named] = [MAX_CONNECTIONS, MAX_OF_PODS, MAX_NAMED].map(|most| Arc::new(Semaphore::new(most)));
-        let shared = |most| Shared::new(Arc::new(Semaphore::new(most)), most);
-        let anybody = Shared::new(Arc::clone(&all), MAX_CONNECTIONS);
+        let shared = |most| PerSourceLimit::new(Arc::new(Semaphore::new(most)), most);
+        let anybody = PerSourceLimit::new(Arc::clone(&all), MAX_CONNECTIONS);
         let [unknown, refused, unnamed] = [MAX_UNKNOWN, MAX_REFUSED, MAX_UNNAMED].map(shared);
-        let (bodies, streams) = (Turns::default(), OpenStreams::default());
+        let (bodies, streams) = (BodyPermits::default(), OpenStreams::default());
         Self { all, anybody, unknown, refused, pods, named, unnamed, bodies, streams }
     }
 }
 
 impl Places {
     /// A place for a connection of the host, whose client is yet to be known.
-    pub(super) async fn opening(&self) -> Option<Kept> {
-        Arc::clone(&self.all).acquire_owned().await.ok().map(Kept::from)
+    pub(super) async fn opening(&self) -> Option<SlotPermit> {
+        Arc::clone(&self.all).acquire_owned().await.ok().map(SlotPermit::from)
     }
 
     /// The same for a network; `None`: too many are open, or too many from that source.
-    pub(super) fn unknown(&self, source: Source) -> Option<Kept> {
+    pub(super) fn unknown(&self, source: Source) -> Option<SlotPermit> {
         self.unknown.enter(Some(source))
     }
 
     /// The place of a connection of that caller's, instead of the one it had while it was opened; `None`: too many of its
     /// kind are open.
-    pub(super) async fn of(&self, opening: Option<Kept>, caller: &Caller, source: Option<Source>) -> Option<Place> {
+    pub(super) async fn of(
+        &self,
+        opening: Option<SlotPermit>,
+        caller: &Caller,
+        source: Option<Source>,
+    ) -> Option<ConnectionSlot> {
         let turn = async |places: &Arc<Semaphore>| {
-            let turn = timeout(TURN, Arc::clone(places).acquire_owned()).await;
-            turn.ok().and_then(Result::ok).map(Kept::from)
+            let turn = timeout(PLACE_TIMEOUT, Arc::clone(places).acquire_owned()).await;
+            turn.ok().and_then(Result::ok).map(SlotPermit::from)
         };
         let (held, proven) = match caller {
             Caller::Network(client) => match client.standing() {
@@ -86,7 +91,7 @@ impl Places {
             },
             caller if is_refused(caller) => (self.refused.enter(source), false),
             Caller::Local { origin: Origin::AllowedPod(_), .. } => {
-                (Arc::clone(&self.pods).try_acquire_owned().ok().map(Kept::from), true)
+                (Arc::clone(&self.pods).try_acquire_owned().ok().map(SlotPermit::from), true)
             }
             // It has a token for each connection.
             Caller::Streaming => (turn(&self.all).await, true),
@@ -96,7 +101,7 @@ impl Places {
             Caller::Anonymous | Caller::ReadOnly => (opening, false),
         };
         let held = Mutex::new(Some(held?));
-        Some(Place(Arc::new(Held { held, all: Arc::clone(&self.all), proven: AtomicBool::new(proven) })))
+        Some(ConnectionSlot(Arc::new(SlotState { held, all: Arc::clone(&self.all), proven: AtomicBool::new(proven) })))
     }
 }
 
@@ -110,15 +115,15 @@ pub(super) fn is_refused(caller: &Caller) -> bool {
 
 /// The place of one connection; an extension of each of its requests.
 #[derive(Clone)]
-pub(in crate::server) struct Place(Arc<Held>);
+pub(in crate::server) struct ConnectionSlot(Arc<SlotState>);
 
-struct Held {
-    held: Mutex<Option<Kept>>,
+struct SlotState {
+    held: Mutex<Option<SlotPermit>>,
     all: Arc<Semaphore>,
     proven: AtomicBool,
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Its client is admitted to what it asks for: from now on it has a place among such clients, if there is one.
     pub(in crate::server) fn prove(&self) {
         if self.0.proven.swap(true, Ordering::Relaxed) {
@@ -128,7 +133,7 @@ impl Place {
         if held.is_some()
             && let Ok(better) = Arc::clone(&self.0.all).try_acquire_owned()
         {
-            *held = Some(Kept::from(better));
+            *held = Some(SlotPermit::from(better));
         }
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// The bits of an IPv6 address that say which network it is of; its hosts choose the others.
-const NETWORK: u128 = !0 << 64;
+const NETWORK_MASK: u128 = !0 << 64;
 
 /// An IPv4 address, or the network of an IPv6 address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,7 +17,7 @@ pub(in crate::server) struct Source(IpAddr);
 impl Source {
     pub(super) fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
-            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & NETWORK).into(),
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & NETWORK_MASK).into(),
             address => address,
         })
     }
@@ -28,46 +28,46 @@ type Counts = Arc<Mutex<HashMap<Source, usize>>>;
 
 /// Places of which a source has so many at most.
 #[derive(Clone)]
-pub(super) struct Shared {
+pub(super) struct PerSourceLimit {
     free: Arc<Semaphore>,
     counts: Counts,
     share: usize,
 }
 
-impl Shared {
+impl PerSourceLimit {
     /// Half of these places are for one source.
     pub(super) fn new(free: Arc<Semaphore>, places: usize) -> Self {
         Self { free, counts: Counts::default(), share: places / 2 }
     }
 
     /// A place, if one is free, and one of the source's own where it has one.
-    pub(super) fn enter(&self, source: Option<Source>) -> Option<Kept> {
+    pub(super) fn enter(&self, source: Option<Source>) -> Option<SlotPermit> {
         let permit = Arc::clone(&self.free).try_acquire_owned().ok()?;
-        let Some(source) = source else { return Some(Kept::from(permit)) };
+        let Some(source) = source else { return Some(SlotPermit::from(permit)) };
         let mut counts = lock(&self.counts);
         let count = counts.entry(source).or_default();
         if *count >= self.share {
             return None;
         }
         *count += 1;
-        Some(Kept { _permit: permit, source: Some((source, Arc::clone(&self.counts))) })
+        Some(SlotPermit { _permit: permit, source: Some((source, Arc::clone(&self.counts))) })
     }
 }
 
 /// A place that is held.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct SlotPermit {
     _permit: OwnedSemaphorePermit,
     source: Option<(Source, Counts)>,
 }
 
-impl From<OwnedSemaphorePermit> for Kept {
+impl From<OwnedSemaphorePermit> for SlotPermit {
     fn from(permit: OwnedSemaphorePermit) -> Self {
         Self { _permit: permit, source: None }
     }
 }
 
-impl Drop for Kept {
+impl Drop for SlotPermit {
     fn drop(&mut self) {
         let Some((source, counts)) = self.source.take() else { return };
         let mut counts = lock(&counts);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_source_has_half_of_the_places_and_gives_them_back() {
-        let shared = Shared::new(Arc::new(Semaphore::new(4)), 4);
+        let shared = PerSourceLimit::new(Arc::new(Semaphore::new(4)), 4);
         let [first, second, third] = [1, 2, 3].map(|last| Some(Source::of(IpAddr::from([10, 0, 0, last]))));
         let held = [first, first, second].map(|source| shared.enter(source).unwrap());
         assert!(shared.enter(first).is_none(), "it has its half");

@@ -26,11 +26,11 @@ use super::super::connection::{self, Plain};
 use super::super::kubelet::KubeletRoutes;
 
 /// How long a token is good, as with containerd.
-const LIFETIME: Duration = Duration::from_secs(60);
+const TOKEN_LIFETIME: Duration = Duration::from_secs(60);
 /// Tokens that may be good at once.
 const MAX_TOKENS: usize = 64;
 /// Random bytes of a token.
-const TOKEN: usize = 16;
+const TOKEN_LEN: usize = 16;
 
 /// The server. Clones share it.
 #[derive(Clone)]
@@ -106,7 +106,7 @@ fn target(path: &[String], query: &[(&str, &str)]) -> Uri {
 
 /// What nobody can guess.
 fn random() -> Result<String, Status> {
-    let mut bytes = [0; TOKEN];
+    let mut bytes = [0; TOKEN_LEN];
     let filled = rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes);
     filled.map_err(|_| Status::internal("the kernel gives no random bytes"))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
@@ -119,7 +119,7 @@ struct Tokens(BTreeMap<String, (Uri, Instant)>);
 impl Tokens {
     /// False: there are too many.
     fn add(&mut self, token: String, target: Uri, now: Instant) -> bool {
-        self.0.retain(|_, (_, since)| now.duration_since(*since) < LIFETIME);
+        self.0.retain(|_, (_, since)| now.duration_since(*since) < TOKEN_LIFETIME);
         let has_room = self.0.len() < MAX_TOKENS;
         if has_room {
             self.0.insert(token, (target, now));
@@ -130,7 +130,7 @@ impl Tokens {
     /// What the token is for, once.
     fn take(&mut self, token: &str, now: Instant) -> Option<Uri> {
         let (target, since) = self.0.remove(token)?;
-        (now.duration_since(since) < LIFETIME).then_some(target)
+        (now.duration_since(since) < TOKEN_LIFETIME).then_some(target)
     }
 }
 
@@ -148,17 +148,17 @@ mod tests {
         assert!(tokens.add("a".to_owned(), uri.clone(), now) && tokens.add("b".to_owned(), uri.clone(), now));
         assert_eq!(tokens.take("a", now), Some(uri));
         assert_eq!(tokens.take("a", now), None, "it was used");
-        assert_eq!(tokens.take("b", now + LIFETIME), None, "it is too old");
+        assert_eq!(tokens.take("b", now + TOKEN_LIFETIME), None, "it is too old");
         for number in 0..MAX_TOKENS {
             assert!(tokens.add(number.to_string(), Uri::default(), now));
         }
         assert!(!tokens.add("more".to_owned(), Uri::default(), now), "there are too many");
-        assert!(tokens.add("later".to_owned(), Uri::default(), now + LIFETIME), "the old ones are forgotten");
+        assert!(tokens.add("later".to_owned(), Uri::default(), now + TOKEN_LIFETIME), "the old ones are forgotten");
     }
 
     #[test]
     fn tokens_differ_and_are_long() {
         let (one, other) = (random().unwrap(), random().unwrap());
-        assert!(one != other && one.len() == 2 * TOKEN, "{one} {other}");
+        assert!(one != other && one.len() == 2 * TOKEN_LEN, "{one} {other}");
     }
 }

@@ -21,9 +21,9 @@ use limpet_containerd::client::Client;
 use limpet_containerd::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
 
 /// The most output that is sent at once, in bytes.
-const CHUNK: usize = 16 << 10;
+const MAX_OUTPUT_MESSAGE: usize = 16 << 10;
 /// Messages queued for a slow client; when the queue is full, the process has to wait.
-pub(super) const QUEUE: usize = 1;
+pub(super) const OUTPUT_QUEUE_LEN: usize = 1;
 /// An exited process may have left its output open in child processes: after this long without output, it is not
 /// waited for.
 pub(in crate::server) const OUTPUT_IDLE: Duration = Duration::from_secs(1);
@@ -184,7 +184,7 @@ pub(super) async fn pump(
     messages: &mpsc::Sender<Outgoing>,
     activity: &Activity,
 ) {
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; MAX_OUTPUT_MESSAGE];
     while let Ok(count @ 1..) = stream.read(&mut buffer).await {
         activity.begin();
         if forward {

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::super::spdy::connection::{Handle, Input, Output, Role, Stream, connection};
 use super::super::spdy::frame::Status;
 use super::protocol::Version;
-use super::session::{self, CLOSE_TIMEOUT, Incoming, Outgoing, QUEUE, Session};
+use super::session::{self, CLOSE_TIMEOUT, Incoming, OUTPUT_QUEUE_LEN, Outgoing, Session};
 use super::wire::{Channel, Streams, parse_size};
 
 /// How long a client may take to open its streams, as in kubelet.
@@ -27,7 +27,7 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, session: Session) {
     let mut driver = std::pin::pin!(driver);
     let work = async {
         if let Ok(Some(attached)) = timeout(STREAMS_TIMEOUT, Attached::accept(&mut streams, &session)).await {
-            let (messages, queue) = mpsc::channel(QUEUE);
+            let (messages, queue) = mpsc::channel(OUTPUT_QUEUE_LEN);
             let (client, outputs) = attached.split(session.version).await;
             let session = session::serve(client, messages, write(outputs, queue), session);
             tokio::select! {

@@ -13,7 +13,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::super::channels::Encoding;
 use super::super::idle::Idle;
 use super::protocol::Version;
-use super::session::{self, CLOSE_TIMEOUT, Incoming, Outgoing, QUEUE, Session};
+use super::session::{self, CLOSE_TIMEOUT, Incoming, OUTPUT_QUEUE_LEN, Outgoing, Session};
 use super::wire::{Channel, parse_size};
 
 /// How often an idle connection is pinged, to detect a client that has disappeared.
@@ -23,7 +23,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encoding) {
     let closable = session.version >= Version::V5;
     let (sink, stream) = socket.split();
-    let (messages, queue) = mpsc::channel(QUEUE);
+    let (messages, queue) = mpsc::channel(OUTPUT_QUEUE_LEN);
     // An empty message tells the client that it is connected, as kubelet's does.
     let first = match (session.streams.stdout, session.streams.stderr) {
         (true, _) => Channel::Stdout,

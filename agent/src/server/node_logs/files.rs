@@ -22,7 +22,7 @@ const MAX_ENTRIES: usize = 10_000;
 /// Symlinks that lead from file to file, as in the kernel.
 const MAX_LINKS: usize = 40;
 /// Bytes that are read at once.
-const CHUNK: usize = 32 << 10;
+const READ_SIZE: usize = 32 << 10;
 
 /// What is at a path.
 pub(super) enum Found {
@@ -50,7 +50,7 @@ pub(super) async fn serve(dir: &Path, path: &str) -> Response {
         }
         Ok(Found::File(..)) if is_directory_path => moved(&format!("../{}", escaped(&name))),
         Ok(Found::File(file, size)) => {
-            let stream = ReaderStream::with_capacity(tokio::fs::File::from_std(file).take(size), CHUNK);
+            let stream = ReaderStream::with_capacity(tokio::fs::File::from_std(file).take(size), READ_SIZE);
             ([(header::CONTENT_TYPE, content_type(&name))], Body::from_stream(stream)).into_response()
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => refuse(StatusCode::NOT_FOUND, "404 page not found"),

@@ -17,9 +17,9 @@ use super::query::{Options, Query};
 use limpet_host::blocking;
 
 /// How long an answer may take, as in kubelet.
-const DEADLINE: Duration = Duration::from_secs(30);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes that are read at once.
-const CHUNK: usize = 32 << 10;
+const READ_SIZE: usize = 32 << 10;
 /// Bytes of the list of services that the journal knows.
 const MAX_UNITS: u64 = 1 << 20;
 /// The program.
@@ -36,7 +36,7 @@ pub(super) fn serve(dir: PathBuf, query: Query, turn: OwnedSemaphorePermit) -> R
     tokio::spawn(async move {
         let _turn = turn;
         // Whoever has hung up, or has had its time, has what it has.
-        let _ = timeout(DEADLINE, copy(&dir, query, &out)).await;
+        let _ = timeout(QUERY_TIMEOUT, copy(&dir, query, &out)).await;
     });
     let body = Body::from_stream(futures_util::stream::unfold(pieces, async |mut pieces| {
         let piece = pieces.recv().await?;
@@ -114,7 +114,7 @@ async fn file(dir: &Path, service: String, out: &Out) -> Result<(), Gone> {
 }
 
 async fn pass(mut stream: impl AsyncRead + Unpin, out: &Out) -> Result<(), Gone> {
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; READ_SIZE];
     while let Ok(count @ 1..) = stream.read(&mut buffer).await {
         out.send(Ok(Bytes::copy_from_slice(&buffer[..count]))).await.map_err(|_| Gone)?;
     }

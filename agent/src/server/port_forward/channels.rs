@@ -17,16 +17,16 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::super::channels::Encoding;
 use super::super::idle::Idle;
-use super::{Place, PortForwardState, Target};
+use super::{PortForwardState, SessionPermit, Target};
 use limpet_host::pod_port::PodPortError;
 
 /// The protocols, by name; a client that names none has the first.
 pub(super) const PROTOCOLS: [(&str, Encoding); 2] =
     [("v4.channel.k8s.io", Encoding::Binary), ("v4.base64.channel.k8s.io", Encoding::Base64)];
 /// The most bytes of a pod that are sent at once.
-const CHUNK: usize = 16 << 10;
+const MAX_MESSAGE: usize = 16 << 10;
 /// How often a silent client is pinged, to notice one that has gone.
-const PING: Duration = Duration::from_secs(30);
+const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a client may take to receive the last messages.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -68,7 +68,7 @@ pub(super) async fn serve(
     ports: Vec<u16>,
     state: PortForwardState,
     target: Target,
-    _place: Place,
+    _place: SessionPermit,
 ) {
     let (sink, stream) = socket.split();
     let (messages, queue) = mpsc::channel(1);
@@ -145,7 +145,7 @@ async fn write(
     encoding: Encoding,
     idle: &Idle,
 ) {
-    let mut ping = interval(PING);
+    let mut ping = interval(PING_INTERVAL);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let message = tokio::select! {
@@ -208,7 +208,7 @@ async fn copy(pod: TcpStream, channel: u8, mut input: mpsc::Receiver<Bytes>, mes
     let sent = async {
         // Between pieces no buffer is held.
         while from_pod.readable().await.is_ok() {
-            let mut buffer = BytesMut::with_capacity(CHUNK);
+            let mut buffer = BytesMut::with_capacity(MAX_MESSAGE);
             let next = match from_pod.try_read_buf(&mut buffer) {
                 Ok(1..) => match messages.send((channel, buffer.freeze())).await {
                     Ok(()) => ControlFlow::Continue(()),

@@ -10,13 +10,18 @@ use super::super::spdy::connection::{Handle, Role, Stream, connection};
 use super::super::spdy::frame::Status;
 use super::forward::forward;
 use super::pairs::Pairs;
-use super::{Place, PortForwardState, Target};
+use super::{PortForwardState, SessionPermit, Target};
 
 /// How long a client may take to receive the last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Serves a client over `io`. All its connections end with this call.
-pub(super) async fn serve(io: impl AsyncRead + AsyncWrite, state: PortForwardState, target: Target, _place: Place) {
+pub(super) async fn serve(
+    io: impl AsyncRead + AsyncWrite,
+    state: PortForwardState,
+    target: Target,
+    _place: SessionPermit,
+) {
     let (mut streams, driver) = connection(io, Role::Server, state.idle);
     let mut driver = std::pin::pin!(driver);
     tokio::select! {

@@ -116,7 +116,7 @@ async fn without_the_apiserver_what_is_remembered_counts_and_nothing_else() {
     }
     assert_eq!(apiserver.asked.load(Ordering::Relaxed), 1, "nobody is asked again for a moment");
     apiserver.fail(None);
-    tokio::time::advance(PAUSE).await;
+    tokio::time::advance(UNREACHABLE_PAUSE).await;
     assert_eq!(name(&reviewer, "mallory").await.unwrap(), None, "a failure is not remembered");
     apiserver.fail(Failure::Refuses);
     assert!(reviewer.is_allowed(&anna, access("metrics")).await.is_err());

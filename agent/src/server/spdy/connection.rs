@@ -21,19 +21,19 @@ use super::headers::Headers;
 /// The most streams that are open at once: 128 forwarded connections.
 pub const MAX_STREAMS: usize = 256;
 /// How often a peer is asked for an answer, so that one that has gone is noticed while nothing else is read or written.
-const PING: Duration = Duration::from_secs(30);
+const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// The most bytes of a connection that are received and not yet read.
 const MAX_UNREAD: usize = 256 << 10;
 /// What a piece of data counts at least: it takes memory besides its bytes.
 const MIN_PIECE: usize = 512;
 /// The pieces that a stream can have unread, with its end: all that the connection can.
-const PIECES: usize = MAX_UNREAD / MIN_PIECE + 1;
+const MAX_UNREAD_PIECES: usize = MAX_UNREAD / MIN_PIECE + 1;
 /// Frames that wait for a slow peer; their senders wait with them.
-const FRAMES: usize = 8;
+const FRAME_QUEUE_LEN: usize = 8;
 /// Streams that wait to be taken.
-const ACCEPTED: usize = 8;
+const STREAM_QUEUE_LEN: usize = 8;
 /// The bytes that are read, and written, at once.
-const BUFFER: usize = 32 << 10;
+const BUFFER_SIZE: usize = 32 << 10;
 
 /// Which side of a connection this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub enum Role {
     Client,
 }
 
-/// The connection has ended.
+/// The connection is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the connection has ended")]
 pub struct Ended;
@@ -137,7 +137,7 @@ impl Output {
     /// Sends data; waits while the peer does not read.
     ///
     /// # Errors
-    /// The connection has ended.
+    /// The connection is over.
     pub async fn write(&self, mut data: Bytes) -> Result<(), Ended> {
         while !data.is_empty() {
             let data = data.split_to(data.len().min(MAX_DATA));
@@ -170,8 +170,8 @@ pub fn connection(
     role: Role,
     idle: IdleTimeout,
 ) -> (Handle, impl Future<Output = ()>) {
-    let (frames, queue) = mpsc::channel(FRAMES);
-    let (accept, accepted) = mpsc::channel(ACCEPTED);
+    let (frames, queue) = mpsc::channel(FRAME_QUEUE_LEN);
+    let (accept, accepted) = mpsc::channel(STREAM_QUEUE_LEN);
     let (opens, open) = mpsc::channel(1);
     let handle = Handle { accepted, opens, frames: frames.clone() };
     let pings = frames.clone();
@@ -194,7 +194,7 @@ pub fn connection(
 async fn ping(frames: &mpsc::Sender<Frame>, role: Role) {
     let mut id = if role == Role::Server { 2 } else { 1 };
     loop {
-        sleep(PING).await;
+        sleep(PING_INTERVAL).await;
         // The writer ends only with the connection.
         let _ = frames.send(Frame::Ping(id)).await;
         id = id.wrapping_add(2);
@@ -206,7 +206,7 @@ async fn read(mut reader: impl AsyncRead + Unpin, mut streams: Streams, mut open
     let mut decoder = Decoder::default();
     let mut input = BytesMut::new();
     loop {
-        input.reserve(BUFFER);
+        input.reserve(BUFFER_SIZE);
         let count = tokio::select! {
             count = reader.read_buf(&mut input) => count,
             Some(open) = opens.recv() => {
@@ -242,7 +242,7 @@ async fn write(mut writer: impl AsyncWrite + Unpin, mut queue: mpsc::Receiver<Fr
             used |= frame.is_use();
             last |= matches!(frame, Frame::GoAway { .. });
             encoder.write(&frame, &mut output);
-            next = if output.len() < BUFFER && !last { queue.try_recv().ok() } else { None };
+            next = if output.len() < BUFFER_SIZE && !last { queue.try_recv().ok() } else { None };
         }
         if writer.write_all(&output).await.is_err() || writer.flush().await.is_err() {
             return;
@@ -337,7 +337,7 @@ impl Streams {
     }
 
     fn insert(&mut self, id: u32, headers: Headers) -> Stream {
-        let (pieces, input) = mpsc::channel(PIECES);
+        let (pieces, input) = mpsc::channel(MAX_UNREAD_PIECES);
         let reset = CancellationToken::new();
         self.open.insert(id, Entry { pieces, reset: reset.clone(), ended: false });
         Stream { id, headers, input: Input(input), output: Output { id, frames: self.frames.clone() }, reset }

@@ -12,7 +12,7 @@ pub const MAX_CONTROL: usize = 16 << 10;
 /// The most bytes of data that are handed on, and sent, at once.
 pub const MAX_DATA: usize = 16 << 10;
 /// The bytes before every frame's content.
-const HEAD: usize = 8;
+const HEAD_LEN: usize = 8;
 const VERSION: u16 = 3;
 const CONTROL: u8 = 0x80;
 /// The flag of the last frame of a stream.
@@ -135,7 +135,7 @@ impl Decoder {
         if let Some(partial) = self.data.take() {
             return Ok(self.piece(partial, input));
         }
-        let Some([first, second, third, fourth, flags, length @ ..]) = input.first_chunk::<HEAD>().copied() else {
+        let Some([first, second, third, fourth, flags, length @ ..]) = input.first_chunk::<HEAD_LEN>().copied() else {
             return Ok(None);
         };
         let length = length.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
@@ -144,7 +144,7 @@ impl Decoder {
             if id == 0 {
                 return Err(FrameError::Malformed(0));
             }
-            input.advance(HEAD);
+            input.advance(HEAD_LEN);
             return Ok(self.piece(PartialData { id, left: length, fin: flags & FIN != 0 }, input));
         }
         if u16::from_be_bytes([first & !CONTROL, second]) != VERSION {
@@ -153,10 +153,10 @@ impl Decoder {
         if length > MAX_CONTROL {
             return Err(FrameError::TooLarge(length));
         }
-        if input.len() < HEAD + length {
+        if input.len() < HEAD_LEN + length {
             return Ok(None);
         }
-        input.advance(HEAD);
+        input.advance(HEAD_LEN);
         let content = input.split_to(length);
         self.control(u16::from_be_bytes([third, fourth]), flags, &content).map(Some)
     }
@@ -295,7 +295,7 @@ pub fn check(bytes: &[u8]) {
                     Err(error) => return (frames, data, Some(error)),
                 }
             }
-            assert!(input.len() < HEAD + MAX_CONTROL, "{} bytes wait", input.len());
+            assert!(input.len() < HEAD_LEN + MAX_CONTROL, "{} bytes wait", input.len());
         }
         (frames, data, None)
     };

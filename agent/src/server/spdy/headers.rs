@@ -15,7 +15,7 @@ pub const MAX_BLOCK: usize = 1 << 10;
 /// The most headers of a block.
 pub const MAX_HEADERS: usize = 16;
 /// How far back a compressed block may refer: the largest window of zlib.
-const WINDOW: usize = 32 << 10;
+const WINDOW_SIZE: usize = 32 << 10;
 /// zlib's header: deflate, a window of 32 KiB, a dictionary.
 const ZLIB_HEAD: [u8; 2] = [0x78, 0xbb];
 /// The bit of zlib's second byte that says that the checksum of a dictionary follows.
@@ -112,7 +112,7 @@ impl Default for Inflater {
     fn default() -> Self {
         let mut window: Vec<u8> = dictionary().collect();
         let at = window.len();
-        window.resize(WINDOW, 0);
+        window.resize(WINDOW_SIZE, 0);
         Self { state: Box::default(), window: window.into_boxed_slice(), at, begun: false, over: false }
     }
 }
@@ -141,7 +141,7 @@ impl Inflater {
             let (status, read, written) =
                 decompress(&mut self.state, input, &mut self.window, self.at, TINFL_FLAG_HAS_MORE_INPUT);
             output.extend_from_slice(&self.window[self.at..self.at + written]);
-            self.at = (self.at + written) % WINDOW;
+            self.at = (self.at + written) % WINDOW_SIZE;
             input = &input[read..];
             if output.len() > MAX_BLOCK {
                 return Err(HeaderError::TooLarge);

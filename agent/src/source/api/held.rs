@@ -11,7 +11,7 @@ use limpet_model::pod::PodKey;
 
 /// What of it is kept on disk.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-struct Kept {
+struct SavedHistory {
     known: ClusterHistory,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     broken: Option<HistoryBreak>,
@@ -30,20 +30,20 @@ fn is_zero(version: &u64) -> bool {
 
 /// The history of the cluster that the pods are of, and those that the apiserver of today does not have.
 #[derive(Debug, Default)]
-pub(super) struct Held {
-    kept: Kept,
+pub(super) struct HeldPods {
+    kept: SavedHistory,
     /// As the last list and what followed it were.
     current: ClusterHistory,
     /// Each with the Pod of the same name that the apiserver has, if it has one.
     pods: BTreeMap<PodKey, Option<Value>>,
 }
 
-impl Held {
-    /// What [`Held::mark`] has returned in an earlier run.
+impl HeldPods {
+    /// What [`HeldPods::mark`] has returned in an earlier run.
     pub(super) fn restore(mark: &str) -> Self {
         let kept = serde_json::from_str(mark).unwrap_or_else(|error| {
             tracing::warn!(%error, "the saved state of the cluster cannot be read");
-            Kept::default()
+            SavedHistory::default()
         });
         Self { kept, ..Self::default() }
     }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 /// The first delay after a server was unreachable.
-const FIRST: Duration = Duration::from_secs(1);
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
 /// The longest backoff, unless the frequency is longer.
-const LONGEST: Duration = Duration::from_secs(300);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// The longest delay a server can ask for.
 pub(super) const LONGEST_ASKED: Duration = Duration::from_secs(3_600);
 /// The limit of doubling: far beyond every other limit.
@@ -32,14 +32,14 @@ pub(super) enum ExchangeResult {
 /// The delay after an exchange. `failures` counts consecutive failures, this one included; `dice` is a random number.
 pub(super) fn pause(result: ExchangeResult, failures: u32, frequency: Duration, dice: u64) -> Duration {
     let doubled = |first: Duration| {
-        let longest = LONGEST.max(frequency);
+        let longest = MAX_BACKOFF.max(frequency);
         first.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(longest)
     };
     // A thousandth of 0 to 200.
     let jitter = u32::try_from(dice % 201).unwrap_or(100);
     match result {
         ExchangeResult::Success => frequency * (900 + jitter) / 1_000,
-        ExchangeResult::Unreachable => doubled(FIRST) * (900 + jitter) / 1_000,
+        ExchangeResult::Unreachable => doubled(MIN_BACKOFF) * (900 + jitter) / 1_000,
         ExchangeResult::BadResponse { retry_after: None } => doubled(frequency) * (900 + jitter) / 1_000,
         // Never earlier than the server asked for.
         ExchangeResult::BadResponse { retry_after: Some(asked) } => {

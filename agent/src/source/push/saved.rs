@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use imbl::OrdMap;
 use jiff::Timestamp;
 
-use crate::store::{Changes, Held};
+use crate::store::{Changes, SavedCopy};
 use limpet_core::last_good::LastGood;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
@@ -28,7 +28,7 @@ impl Saved {
     }
 }
 
-impl Held for Saved {
+impl SavedCopy for Saved {
     fn everything(&self) -> Changes {
         let Records { pods, objects } = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let pods = pods.iter().map(|(key, pod)| (key.to_string(), Arc::clone(&pod.manifest)));

@@ -192,8 +192,8 @@ struct Running(Arc<Mutex<State>>);
 struct State {
     /// `None`: the node is in no cluster.
     offline: Option<Offline>,
-    client: Option<Held>,
-    serving: Option<Held>,
+    client: Option<CertificateState>,
+    serving: Option<CertificateState>,
     first_token_expiry: Option<Timestamp>,
 }
 
@@ -207,13 +207,13 @@ struct Offline {
 
 /// A certificate that the node asks for.
 #[derive(Debug, Default)]
-struct Held {
+struct CertificateState {
     until: Option<Timestamp>,
     failures: u64,
 }
 
 impl State {
-    fn of(&mut self, certificate: NodeCertificate) -> &mut Option<Held> {
+    fn of(&mut self, certificate: NodeCertificate) -> &mut Option<CertificateState> {
         match certificate {
             NodeCertificate::Client => &mut self.client,
             NodeCertificate::Serving => &mut self.serving,

@@ -15,7 +15,7 @@ fn record() -> LastGood {
 }
 
 fn sealer(byte: u8) -> Sealer {
-    Sealer::of(&[byte; KEY])
+    Sealer::of(&[byte; KEY_SIZE])
 }
 
 #[test]
@@ -81,13 +81,19 @@ async fn a_key_is_32_bytes_or_64_digits_that_its_owner_alone_can_read() {
         std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         Sealer::open(&KeyLocation::File(path.clone()), None).await.map_err(|error| error.to_string())
     };
-    let sealed = opened(&[7; KEY], 0o600).await.unwrap().sealed(&record()).unwrap().into_owned();
-    let digits = format!("{}\n", "07".repeat(KEY));
+    let sealed = opened(&[7; KEY_SIZE], 0o600).await.unwrap().sealed(&record()).unwrap().into_owned();
+    let digits = format!("{}\n", "07".repeat(KEY_SIZE));
     assert_eq!(opened(digits.as_bytes(), 0o400).await.unwrap().opened(sealed.clone()), record());
-    for wrong in [&[7; KEY - 1][..], &[7; KEY + 1], "0g".repeat(KEY).as_bytes(), "07".repeat(KEY + 1).as_bytes(), b""] {
+    for wrong in [
+        &[7; KEY_SIZE - 1][..],
+        &[7; KEY_SIZE + 1],
+        "0g".repeat(KEY_SIZE).as_bytes(),
+        "07".repeat(KEY_SIZE + 1).as_bytes(),
+        b"",
+    ] {
         assert!(opened(wrong, 0o600).await.unwrap_err().contains("is not a key"), "{wrong:?}");
     }
-    assert!(opened(&[7; KEY], 0o640).await.unwrap_err().contains("chmod 600"));
+    assert!(opened(&[7; KEY_SIZE], 0o640).await.unwrap_err().contains("chmod 600"));
     let credential = KeyLocation::Credential("key".to_owned());
     assert_eq!(
         Sealer::open(&credential, Some(dir.path())).await.unwrap().opened(sealed),

@@ -30,7 +30,7 @@ const FILES: usize = 20;
 /// Writers that write once and exit.
 const AT_ONCE: usize = 200;
 /// Many times the kernel's queue.
-const ENOUGH: usize = 1_000_000;
+const MAX_EVENTS: usize = 1_000_000;
 
 /// A process that writes its own files repeatedly and exits. Fifty of them leave the reader little of an emulated CPU, so
 /// their priority is lower.
@@ -284,7 +284,7 @@ async fn an_endless_writer_does_not_delay_other_changes() {
             }
         }
     });
-    while count.load(Ordering::Relaxed) < ENOUGH {
+    while count.load(Ordering::Relaxed) < MAX_EVENTS {
         next(&mut watch).await;
         assert!(watch.hinted.len() <= 3 && watch.actors().len() <= 3);
     }

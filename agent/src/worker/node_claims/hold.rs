@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{Check, Claims, Entry, NodeClaims, Place, Purpose};
+use super::{Check, Claims, Entry, NodeClaims, PodSlot, Purpose};
 use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal, TAINT_TOLERATION, UNEXPECTED};
 use limpet_core::plan::is_finished;
 use limpet_core::state::{ContainerSlot, PodState, SandboxState};
@@ -62,7 +62,7 @@ impl Drop for Claim {
 #[derive(Debug, Default)]
 pub struct Hold {
     /// Its place among the node's pods.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<PodSlot>,
     pub(super) claim: Option<Claim>,
     /// The version that has all it needs.
     pub(super) settled: Option<Arc<PodRecord>>,
@@ -98,7 +98,7 @@ impl Hold {
     /// The pod has that from now on.
     pub fn begin(&mut self, entry: Option<Entry>) {
         match entry {
-            Some(Entry::Place(place)) => self.place = Some(place),
+            Some(Entry::PodSlot(place)) => self.place = Some(place),
             Some(Entry::Promise(promise)) => self.claim = Some(promise.0),
             None => {}
         }

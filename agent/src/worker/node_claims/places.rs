@@ -12,12 +12,12 @@ use super::{Check, NodeClaims, Purpose, one_place};
 
 /// A pod's place, until this is dropped. More may be taken than there are: by pods that were found running.
 #[derive(Debug)]
-pub struct Place {
+pub struct PodSlot {
     of: Arc<NodeClaims>,
     key: PodKey,
 }
 
-impl Drop for Place {
+impl Drop for PodSlot {
     fn drop(&mut self) {
         // Before the wake-up: who is woken tries to take the place at once.
         let mut given = self.of.given();
@@ -34,7 +34,7 @@ impl Drop for Place {
 #[derive(Debug)]
 pub enum Entry {
     /// It has a place.
-    Place(Place),
+    PodSlot(PodSlot),
     /// The next one that becomes free is kept for it: its worker has lesser pods end.
     Promise(Promise),
 }
@@ -53,7 +53,7 @@ impl NodeClaims {
         let mut given = self.given();
         let Err(refusal) = given.has_place(record, &place, &self.capacity) else {
             given.places.insert(key.clone(), Arc::clone(record));
-            return Ok(Entry::Place(self.place_of(key)));
+            return Ok(Entry::PodSlot(self.place_of(key)));
         };
         let fits = || self.permits(record).is_ok() && self.selects(record).is_ok() && self.tolerates(record).is_ok();
         if !given.outranks_any(record) || !fits() {
@@ -71,12 +71,12 @@ impl NodeClaims {
     /// The place of a pod that was found running, also beyond the number.
     pub fn place_of_running(self: &Arc<Self>, record: &Arc<PodRecord>) -> Entry {
         self.given().places.insert(record.key.clone(), Arc::clone(record));
-        Entry::Place(self.place_of(&record.key))
+        Entry::PodSlot(self.place_of(&record.key))
     }
 
     /// What the pod has been entered with.
-    pub(super) fn place_of(self: &Arc<Self>, key: &PodKey) -> Place {
-        Place { of: Arc::clone(self), key: key.clone() }
+    pub(super) fn place_of(self: &Arc<Self>, key: &PodKey) -> PodSlot {
+        PodSlot { of: Arc::clone(self), key: key.clone() }
     }
 
     /// What a place counts: nothing, where there is any number of them.

@@ -13,7 +13,7 @@ use limpet_model::container::ContainerId;
 use super::PodWorker;
 
 /// A first process that lives so long after the kernel killed something in its container was not the victim.
-const SURVIVED: Duration = Duration::from_secs(2);
+const SURVIVAL_TIME: Duration = Duration::from_secs(2);
 
 /// The counts of running containers that are to be looked at once more.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ struct Look {
 impl UnjudgedKills {
     /// Takes in that `kills` are counted in a container at `now`. A look that is due already stays.
     fn counted(&mut self, id: ContainerId, kills: u64, now: Instant) {
-        self.0.entry(id).or_insert(Look { due: now + SURVIVED, kills });
+        self.0.entry(id).or_insert(Look { due: now + SURVIVAL_TIME, kills });
     }
 
     /// When the next look is due.
@@ -87,13 +87,13 @@ mod tests {
         let id = |name: &str| ContainerId::new(name);
         let (start, mut kills) = (Instant::now(), UnjudgedKills::default());
         kills.counted(id("web"), 0, start);
-        kills.counted(id("web"), 1, start + SURVIVED / 2);
-        kills.counted(id("db"), 3, start + SURVIVED / 2);
-        assert_eq!(kills.next(), Some(start + SURVIVED));
-        assert_eq!(kills.take_due(start + SURVIVED / 2), []);
-        assert_eq!(kills.take_due(start + SURVIVED), [(id("web"), 0)]);
-        assert_eq!(kills.next(), Some(start + SURVIVED / 2 + SURVIVED));
-        assert_eq!(kills.take_due(start + SURVIVED * 2), [(id("db"), 3)]);
+        kills.counted(id("web"), 1, start + SURVIVAL_TIME / 2);
+        kills.counted(id("db"), 3, start + SURVIVAL_TIME / 2);
+        assert_eq!(kills.next(), Some(start + SURVIVAL_TIME));
+        assert_eq!(kills.take_due(start + SURVIVAL_TIME / 2), []);
+        assert_eq!(kills.take_due(start + SURVIVAL_TIME), [(id("web"), 0)]);
+        assert_eq!(kills.next(), Some(start + SURVIVAL_TIME / 2 + SURVIVAL_TIME));
+        assert_eq!(kills.take_due(start + SURVIVAL_TIME * 2), [(id("db"), 3)]);
         assert_eq!(kills.next(), None);
     }
 }

@@ -9,9 +9,9 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::{BoxError, Fate, Server, reset};
 
 /// After this time without an answer a kernel gives a connection up.
-const DEAD: Duration = Duration::from_secs(60);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
 /// An idle watch says so often how far the server is.
-const BOOKMARK: Duration = Duration::from_secs(60);
+const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// One watch.
 pub(super) struct Watching {
@@ -34,7 +34,7 @@ impl Watching {
             return None;
         }
         let mut changed = self.server.changed.subscribe();
-        let bookmark = Instant::now() + BOOKMARK;
+        let bookmark = Instant::now() + BOOKMARK_INTERVAL;
         loop {
             self.server.carried(false).await;
             let found = {
@@ -63,7 +63,7 @@ impl Watching {
                     }
                     // The connection is dead, which the node's kernel finds out.
                     Fate::Swallowed => {
-                        sleep(DEAD).await;
+                        sleep(CONNECTION_TIMEOUT).await;
                         self.over = true;
                         return Some(Err(reset()));
                     }

@@ -17,7 +17,7 @@ use super::{World, is_running, short};
 use crate::executor::fake::FakeExecutor;
 
 /// Longer than any grace period.
-const HANGS: Duration = Duration::from_secs(600);
+const HANG_DURATION: Duration = Duration::from_secs(600);
 
 /// What is known of the hooks of one container.
 #[derive(Debug, Default)]
@@ -102,7 +102,7 @@ pub(in crate::executor::fake) fn hook_allowance(slot: &ContainerSlot) -> Duratio
 impl World {
     fn draw_hook(&mut self) -> Duration {
         match self.rng.u32(0..8) {
-            0 if !self.calm => HANGS,
+            0 if !self.calm => HANG_DURATION,
             1..4 => Duration::from_secs(self.rng.u64(0..12)),
             _ => Duration::from_millis(self.rng.u64(0..500)),
         }

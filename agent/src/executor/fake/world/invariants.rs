@@ -16,7 +16,7 @@ use super::hooks::hook_allowance;
 use super::{Container, World, is_running, short};
 
 /// How late a SIGKILL may be.
-const LATE: Duration = Duration::from_secs(1);
+const MAX_SIGKILL_DELAY: Duration = Duration::from_secs(1);
 
 /// A container's stop, as its pod's grace period has it.
 #[derive(Debug)]
@@ -243,7 +243,8 @@ impl World {
             Some(stop) if now >= stop.may_kill_at => {
                 let first = !std::mem::replace(&mut stop.killed, true);
                 let late = now.saturating_duration_since(stop.must_kill_at);
-                (first && stop.quiet == quiet && late > LATE).then(|| format!("{late:?} after its grace is over"))
+                (first && stop.quiet == quiet && late > MAX_SIGKILL_DELAY)
+                    .then(|| format!("{late:?} after its grace is over"))
             }
             _ => Some("before its grace is over".to_owned()),
         };

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{World, is_running, short};
 
 /// How late the stop of a container whose probe has failed may begin.
-const LATE: Duration = Duration::from_secs(1);
+const MAX_STOP_DELAY: Duration = Duration::from_secs(1);
 
 /// What is known of the probes of one container.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ struct Tally {
 
 /// What comes of one run of a probe.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::executor::fake) struct Drawn {
+pub(in crate::executor::fake) struct ProbeRun {
     pub(in crate::executor::fake) takes: Duration,
     passed: Option<bool>,
     quiet: u32,
@@ -54,7 +54,7 @@ impl World {
         slot: &ContainerSlot,
         id: &ContainerId,
         kind: ProbeKind,
-    ) -> Drawn {
+    ) -> ProbeRun {
         let spec = pod.container_spec(&slot.name).and_then(|container| kind.of(container));
         let seconds = |value: Option<i32>| u64::try_from(value.unwrap_or(1)).unwrap_or(1);
         let (timeout, period) =
@@ -71,7 +71,7 @@ impl World {
         self.note(|| format!("probe {} {kind} {passed:?} takes {takes:?}", short(id)));
         let (life, now) = (self.life, Instant::now());
         let Some(tally) = self.containers.get_mut(id).map(|one| &mut one.probed.kinds[kind as usize]) else {
-            return Drawn { takes, passed: None, quiet: self.quiet };
+            return ProbeRun { takes, passed: None, quiet: self.quiet };
         };
         if tally.life != life {
             *tally = Tally { life, runs: 0, since: Some(now), in_life: 0, ..*tally };
@@ -82,7 +82,7 @@ impl World {
         if u64::from(tally.runs) > most {
             self.violate(format!("{} has had more than {most} {kind} probes", short(id)));
         }
-        Drawn { takes, passed, quiet: self.quiet }
+        ProbeRun { takes, passed, quiet: self.quiet }
     }
 
     /// A probe has run: its result, as the agent sees it.
@@ -92,7 +92,7 @@ impl World {
         slot: &ContainerSlot,
         id: &ContainerId,
         kind: ProbeKind,
-        drawn: Drawn,
+        drawn: ProbeRun,
     ) -> Option<bool> {
         let (now, quiet, connected) = (Instant::now(), self.quiet, self.connected);
         let one = self.containers.get_mut(id).filter(|one| connected && is_running(one))?;
@@ -107,7 +107,7 @@ impl World {
         let reached = |count: u32| !passed && kind.restarts() && threshold.is_some_and(|threshold| count >= threshold);
         tally.failed |= reached(tally.in_row);
         if reached(tally.in_life) && one.stop.is_none() && drawn.quiet == quiet {
-            one.probed.must_stop.get_or_insert((now + LATE, quiet));
+            one.probed.must_stop.get_or_insert((now + MAX_STOP_DELAY, quiet));
         }
         Some(passed)
     }

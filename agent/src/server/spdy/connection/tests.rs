@@ -104,7 +104,7 @@ async fn a_peer_that_is_gone_is_noticed_while_its_data_stands_unread() {
     let chunk = Bytes::from(vec![0; MAX_DATA]);
     while tokio::time::timeout(Duration::from_secs(1), stream.output.write(chunk.clone())).await.is_ok() {}
     peer.abort();
-    tokio::time::timeout(2 * PING, served).await.unwrap().unwrap();
+    tokio::time::timeout(2 * PING_INTERVAL, served).await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use limpet_model::pod::PodRecord;
 
 /// A volume for a pod.
 #[derive(Debug)]
-pub struct Wanted<'a> {
+pub struct VolumeRequest<'a> {
     /// Its name in the pod.
     pub name: &'a str,
     /// The volume.
@@ -24,7 +24,7 @@ pub struct Wanted<'a> {
     pub read_only: bool,
 }
 
-impl Wanted<'_> {
+impl VolumeRequest<'_> {
     /// How its driver is to stage it.
     pub(super) fn for_stage(&self, pod: &PodRecord, driver: &Driver) -> Mounting<'_> {
         Mounting {

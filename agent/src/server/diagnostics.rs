@@ -31,7 +31,7 @@ pub type SetVerbosity = dyn Fn(u8) -> Result<(), String> + Send + Sync;
 
 /// What the agent says of itself.
 #[derive(Clone)]
-pub struct DebugState {
+pub struct DiagnosticsState {
     /// When it started.
     pub started: Timestamp,
     /// Its flags, as they were given, and their values.
@@ -41,12 +41,12 @@ pub struct DebugState {
 }
 
 /// The pages about the agent.
-pub(super) fn pages(state: DebugState) -> Routes {
+pub(super) fn pages(state: DiagnosticsState) -> Routes {
     Routes::default().get("/statusz", Nodes(Statusz), statusz).get("/flagz", Nodes(Flagz), flagz).with_state(state)
 }
 
 /// `/debug/flags/v`.
-pub(super) fn flags(state: DebugState) -> Routes {
+pub(super) fn flags(state: DiagnosticsState) -> Routes {
     let routes = Routes::default().put("/debug/flags/v", Nodes(Proxy), set_verbosity).body_limit(MAX_VERBOSITY);
     let others = async || (StatusCode::NOT_ACCEPTABLE, "unsupported http method");
     routes.get("/debug/flags/v", Nodes(Proxy), others).post("/debug/flags/v", Nodes(Proxy), others).with_state(state)
@@ -63,7 +63,7 @@ pub(super) fn checkpoints() -> Routes<ServerState> {
     Routes::default().post("/checkpoint/{namespace}/{pod}/{container}", Nodes(Checkpoint), checkpoint)
 }
 
-async fn statusz(State(state): State<DebugState>, headers: HeaderMap) -> Response {
+async fn statusz(State(state): State<DiagnosticsState>, headers: HeaderMap) -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let seconds = Timestamp::now().duration_since(state.started).as_secs();
     // As Kubernetes asks for it: the media type, with the kind as a parameter.
@@ -90,7 +90,7 @@ async fn statusz(State(state): State<DebugState>, headers: HeaderMap) -> Respons
     plain(text)
 }
 
-async fn flagz(State(state): State<DebugState>) -> Response {
+async fn flagz(State(state): State<DiagnosticsState>) -> Response {
     let mut text = format!("\nkubelet flagz\n{WARNING}\n\n");
     for (name, value) in state.flags.as_object().into_iter().flatten() {
         let value = match value {
@@ -108,7 +108,7 @@ fn plain(text: String) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
 }
 
-async fn set_verbosity(State(state): State<DebugState>, body: String) -> (StatusCode, String) {
+async fn set_verbosity(State(state): State<DiagnosticsState>, body: String) -> (StatusCode, String) {
     let text = body.trim();
     let set = text.parse::<u8>().ok().filter(|level| *level <= 10).ok_or_else(|| "it is 0 to 10".to_owned());
     match set.and_then(|level| (state.set_verbosity)(level)) {

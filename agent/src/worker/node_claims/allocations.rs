@@ -13,7 +13,7 @@ use super::Claims;
 
 /// What the node has given, and to whom what becomes free goes.
 #[derive(Debug, Default)]
-pub(super) struct Given {
+pub(super) struct Allocations {
     pub(super) claims: BTreeMap<PodKey, Claims>,
     /// The pods that have a place, each in its newest version.
     pub(super) places: BTreeMap<PodKey, Arc<PodRecord>>,
@@ -55,7 +55,7 @@ pub(super) enum Room {
     Short(Refusal),
 }
 
-impl Given {
+impl Allocations {
     /// Whether a place is free for a pod that has nothing yet. Asked for each of the pods that wait for one, which may be
     /// ten thousand.
     pub(super) fn has_place(&self, record: &PodRecord, place: &Requests, capacity: &Requests) -> Result<(), Refusal> {

@@ -5,7 +5,7 @@ use limpet_model::pod::{Fault, PodKey};
 use tokio::sync::{mpsc, oneshot};
 
 /// How many orders may wait for the supervisor; then those who give them do.
-const INBOX: usize = 16;
+const REQUEST_QUEUE_LEN: usize = 16;
 
 /// A container is to be added to a pod.
 #[derive(Debug)]
@@ -38,5 +38,5 @@ fn list(faults: &[Fault]) -> String {
 
 /// A channel for orders.
 pub fn channel() -> (mpsc::Sender<DebugOrder>, mpsc::Receiver<DebugOrder>) {
-    mpsc::channel(INBOX)
+    mpsc::channel(REQUEST_QUEUE_LEN)
 }

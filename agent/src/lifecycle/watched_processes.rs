@@ -11,22 +11,22 @@ use tokio::time::{Instant, timeout_at};
 use limpet_model::container::ContainerId;
 
 /// A burst is over after so long without a change.
-const QUIET: Duration = Duration::from_secs(3);
+const BURST_END: Duration = Duration::from_secs(3);
 /// And at the latest after so long: a container in CrashLoopBackOff must not prolong it forever.
 const MAX_BURST: Duration = Duration::from_secs(60);
 /// A node is idle after so long without a change: what follows a start or an exit, status, events and volumes, is over, too.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE_AFTER: Duration = Duration::from_secs(60);
 /// The same limit for it.
 const MAX_IDLE: Duration = Duration::from_secs(600);
 
 /// The init processes of containers, by pid.
 #[derive(Debug, Default)]
-pub struct Followed {
+pub struct WatchedProcesses {
     processes: Mutex<HashMap<u32, ContainerId>>,
     changed: watch::Sender<()>,
 }
 
-impl Followed {
+impl WatchedProcesses {
     /// Follows a container's init process.
     pub fn add(&self, pid: u32, id: ContainerId) {
         self.lock().insert(pid, id);
@@ -66,7 +66,7 @@ impl Followed {
 pub struct Changes(watch::Receiver<()>);
 
 impl Changes {
-    /// Resolves at the next change; never, once the [`Followed`] is gone. Cancel safe.
+    /// Resolves at the next change; never, once the [`WatchedProcesses`] is gone. Cancel safe.
     pub async fn next(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending().await
@@ -75,13 +75,13 @@ impl Changes {
 
     /// Resolves when the next burst of changes is over. Cancel safe but for the burst that has begun.
     pub async fn settled(&mut self) {
-        self.burst(QUIET, MAX_BURST).await;
+        self.burst(BURST_END, MAX_BURST).await;
     }
 
     /// Resolves when there has been no change for a minute after one, or, where they do not end, after ten of them. Cancel safe
     /// but for the burst that has begun.
     pub async fn idle(&mut self) {
-        self.burst(IDLE, MAX_IDLE).await;
+        self.burst(IDLE_AFTER, MAX_IDLE).await;
     }
 
     async fn burst(&mut self, quiet: Duration, max: Duration) {
@@ -99,7 +99,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_burst_is_over_after_a_quiet_period() {
-        let followed = Followed::default();
+        let followed = WatchedProcesses::default();
         let mut changes = followed.changes();
         changes.next().await;
         let mut burst = std::pin::pin!(changes.burst(Duration::from_millis(1), MAX_BURST));
@@ -111,7 +111,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_container_that_restarts_repeatedly_does_not_prolong_the_burst_forever() {
-        let followed = Followed::default();
+        let followed = WatchedProcesses::default();
         let mut changes = followed.changes();
         let starts = async {
             loop {

@@ -3,7 +3,7 @@
 //! Two agents on one node would stop each other's pods. A second limpet is kept out by file locks, which the kernel
 //! releases however their holder exits; a kubelet is detected by its processes and ports.
 
-mod others;
+mod agent_conflicts;
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, Write};
@@ -18,8 +18,8 @@ use rustix::io::{Errno, retry_on_intr};
 
 use super::NameError;
 use crate::config::{Config, ConfigError};
+pub use agent_conflicts::{OtherAgent, find as other_agent};
 use limpet_host::peer;
-pub use others::{OtherAgent, find as other_agent};
 
 /// The lock file in the root and the run directory.
 const LOCK: &str = "lock";
@@ -127,7 +127,7 @@ pub fn guard(config: &Config) -> Result<NodeLock, StartError> {
         return Err(StartError::NotRoot { uid: uid.as_raw() });
     }
     let lock = lock_node(config)?;
-    if let Some(other) = others::find(&config.cgroup_root) {
+    if let Some(other) = agent_conflicts::find(&config.cgroup_root) {
         if !config.ignore_other_agents {
             return Err(StartError::OtherAgent { other });
         }

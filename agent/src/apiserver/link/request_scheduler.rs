@@ -15,13 +15,13 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 /// How many requests run at a time after a loss of the connection, or a refusal of a busy server.
-const FEWEST: usize = 2;
+const MIN_CONCURRENT_REQUESTS: usize = 2;
 /// The most that run at a time. More would only wait in a busy server, or on a slow link.
-const MOST: usize = 32;
+const MAX_CONCURRENT_REQUESTS: usize = 32;
 /// A request that is answered within this time is followed by one more; of slow ones all that run are.
-const SOON: Duration = Duration::from_millis(250);
+const FAST_RESPONSE: Duration = Duration::from_millis(250);
 /// What runs that long holds up no other: a mirror pod whose creation a webhook looks at, for example.
-const STALL: Duration = Duration::from_secs(1);
+const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a request is for; those that go first come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,7 +43,7 @@ pub(super) enum Need {
 }
 
 /// How many needs there are.
-const NEEDS: usize = Need::Event as usize + 1;
+const NEED_COUNT: usize = Need::Event as usize + 1;
 
 impl Need {
     /// The need of a request.
@@ -70,10 +70,10 @@ impl Need {
 
 /// The turns of one node. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Turns(Arc<Shared>);
+pub(super) struct RequestScheduler(Arc<SchedulerState>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SchedulerState {
     state: Mutex<State>,
     /// Those that wait look again how long.
     changed: Notify,
@@ -89,9 +89,9 @@ struct State {
     given: Option<Instant>,
     /// How many have waited: of one need, the first goes first.
     count: u64,
-    waiting: BTreeMap<(Need, u64), oneshot::Sender<Turn>>,
+    waiting: BTreeMap<(Need, u64), oneshot::Sender<RequestPermit>>,
     /// Until when the server has asked not to be asked, by need.
-    held_until: [Option<Instant>; NEEDS],
+    held_until: [Option<Instant>; NEED_COUNT],
     /// When few were to run at a time last: what had its turn before says nothing about how the server is now.
     few_since: Option<Instant>,
     /// Counts the losses of the connection: requests of one that is lost hold up none of the next.
@@ -102,12 +102,12 @@ impl Default for State {
     fn default() -> Self {
         Self {
             running: 0,
-            limit: FEWEST,
+            limit: MIN_CONCURRENT_REQUESTS,
             slow: 0,
             given: None,
             count: 0,
             waiting: BTreeMap::new(),
-            held_until: [None; NEEDS],
+            held_until: [None; NEED_COUNT],
             few_since: None,
             connection: 0,
         }
@@ -116,16 +116,16 @@ impl Default for State {
 
 /// A request's turn, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
-    turns: Turns,
+pub(super) struct RequestPermit {
+    scheduler: RequestScheduler,
     begun: Instant,
     connection: u64,
 }
 
-impl Turn {
+impl RequestPermit {
     /// The request was answered, and not refused.
     pub(super) fn answered(&self) {
-        let mut state = self.turns.lock();
+        let mut state = self.scheduler.lock();
         if state.few_since.is_none_or(|since| self.begun >= since) {
             state.answered(self.begun.elapsed());
         }
@@ -134,18 +134,18 @@ impl Turn {
 
 impl State {
     fn answered(&mut self, took: Duration) {
-        self.slow += usize::from(took > SOON);
-        if took <= SOON || self.slow >= self.limit {
+        self.slow += usize::from(took > FAST_RESPONSE);
+        if took <= FAST_RESPONSE || self.slow >= self.limit {
             self.allow_one_more();
         }
     }
 
     fn allow_one_more(&mut self) {
-        (self.limit, self.slow) = (MOST.min(self.limit + 1), 0);
+        (self.limit, self.slow) = (MAX_CONCURRENT_REQUESTS.min(self.limit + 1), 0);
     }
 
     fn begin_with_few(&mut self, now: Instant) {
-        (self.limit, self.slow, self.few_since) = (FEWEST, 0, Some(now));
+        (self.limit, self.slow, self.few_since) = (MIN_CONCURRENT_REQUESTS, 0, Some(now));
     }
 
     /// Until when requests of that need are held.
@@ -154,7 +154,7 @@ impl State {
     }
 
     /// The most urgent request that waits, if it may run now.
-    fn next(&mut self, now: Instant) -> Option<oneshot::Sender<Turn>> {
+    fn next(&mut self, now: Instant) -> Option<oneshot::Sender<RequestPermit>> {
         while self.waiting.first_entry().is_some_and(|first| first.get().is_closed()) {
             self.waiting.pop_first();
         }
@@ -163,7 +163,7 @@ impl State {
             // Those after it are less urgent, and held as well.
             return None;
         }
-        if self.running >= self.limit && self.given.is_some_and(|given| now - given >= STALL) {
+        if self.running >= self.limit && self.given.is_some_and(|given| now - given >= STALL_TIMEOUT) {
             self.allow_one_more();
         }
         if self.running >= self.limit {
@@ -174,9 +174,9 @@ impl State {
     }
 }
 
-impl Turns {
+impl RequestScheduler {
     /// Waits for the turn of a request; `None`: it needs none.
-    pub(super) async fn take(&self, need: Need) -> Option<Turn> {
+    pub(super) async fn take(&self, need: Need) -> Option<RequestPermit> {
         if !need.waits() {
             return None;
         }
@@ -185,7 +185,7 @@ impl Turns {
             let changed = self.0.changed.notified();
             self.admit();
             let now = Instant::now();
-            let until = self.lock().held_until(need, now).unwrap_or(now + STALL);
+            let until = self.lock().held_until(need, now).unwrap_or(now + STALL_TIMEOUT);
             tokio::select! {
                 biased;
                 // Who is in the list gets a turn before its sender is dropped.
@@ -196,7 +196,7 @@ impl Turns {
         }
     }
 
-    fn queue(&self, need: Need) -> oneshot::Receiver<Turn> {
+    fn queue(&self, need: Need) -> oneshot::Receiver<RequestPermit> {
         let (give, given) = oneshot::channel();
         let mut state = self.lock();
         state.count += 1;
@@ -251,7 +251,7 @@ impl Turns {
         let (mut returned, now) = (Vec::new(), Instant::now());
         let mut state = self.lock();
         while let Some(waiter) = state.next(now) {
-            let turn = Turn { turns: self.clone(), begun: now, connection: state.connection };
+            let turn = RequestPermit { scheduler: self.clone(), begun: now, connection: state.connection };
             returned.extend(waiter.send(turn).err());
         }
         drop(state);
@@ -263,14 +263,14 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for RequestPermit {
     fn drop(&mut self) {
-        let mut state = self.turns.lock();
+        let mut state = self.scheduler.lock();
         if state.connection == self.connection {
             state.running -= 1;
         }
         drop(state);
-        self.turns.admit();
+        self.scheduler.admit();
     }
 }
 
@@ -285,12 +285,17 @@ mod tests {
     const SLOW: Duration = Duration::from_millis(300);
 
     /// Takes a turn for each need at once, and is answered after `took`. Returns the order in which they had them.
-    fn ask(turns: &Turns, needs: &[Need], took: Duration, tasks: &mut JoinSet<()>) -> Arc<Mutex<Vec<Need>>> {
+    fn ask(
+        scheduler: &RequestScheduler,
+        needs: &[Need],
+        took: Duration,
+        tasks: &mut JoinSet<()>,
+    ) -> Arc<Mutex<Vec<Need>>> {
         let order = Arc::new(Mutex::new(Vec::new()));
         for need in needs.iter().copied() {
-            let (turns, order) = (turns.clone(), Arc::clone(&order));
+            let (scheduler, order) = (scheduler.clone(), Arc::clone(&order));
             tasks.spawn(async move {
-                let turn = turns.take(need).await;
+                let turn = scheduler.take(need).await;
                 order.lock().unwrap().push(need);
                 time::sleep(took).await;
                 turn.unwrap().answered();
@@ -302,11 +307,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_waits_goes_in_order_of_need_two_at_a_time() {
         use Need::{Event, Mirror, Object, Pods, Status};
-        let turns = Turns::default();
-        turns.busy(Pods, Some(Duration::from_secs(3)), 0);
-        assert!(turns.take(Need::Heartbeat).await.is_none());
+        let scheduler = RequestScheduler::default();
+        scheduler.busy(Pods, Some(Duration::from_secs(3)), 0);
+        assert!(scheduler.take(Need::Heartbeat).await.is_none());
         let mut tasks = JoinSet::new();
-        let order = ask(&turns, &[Event, Object, Status, Event, Mirror, Pods], SLOW, &mut tasks);
+        let order = ask(&scheduler, &[Event, Object, Status, Event, Mirror, Pods], SLOW, &mut tasks);
         time::sleep(Duration::from_millis(2_950)).await;
         assert_eq!(*order.lock().unwrap(), [], "the server has asked for a pause");
         time::sleep(Duration::from_millis(100)).await;
@@ -320,12 +325,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pause_that_begins_while_requests_wait_ends_for_them() {
-        let (turns, mut tasks) = (Turns::default(), JoinSet::new());
-        let order = ask(&turns, &[Need::Status; 5], Duration::from_millis(100), &mut tasks);
+        let (scheduler, mut tasks) = (RequestScheduler::default(), JoinSet::new());
+        let order = ask(&scheduler, &[Need::Status; 5], Duration::from_millis(100), &mut tasks);
         time::sleep(Duration::from_millis(50)).await;
-        turns.busy(Need::Status, Some(Duration::from_secs(4)), 0);
+        scheduler.busy(Need::Status, Some(Duration::from_secs(4)), 0);
         let begun = Instant::now();
-        ask(&turns, &[Need::Pods], Duration::ZERO, &mut tasks);
+        ask(&scheduler, &[Need::Pods], Duration::ZERO, &mut tasks);
         time::sleep(Duration::from_secs(2)).await;
         assert_eq!(order.lock().unwrap().len(), 2);
         tasks.join_all().await;
@@ -334,77 +339,77 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_more_urgent_than_what_was_refused_goes_on() {
-        let turns = Turns::default();
-        turns.busy(Need::Event, Some(Duration::from_secs(5)), 0);
+        let scheduler = RequestScheduler::default();
+        scheduler.busy(Need::Event, Some(Duration::from_secs(5)), 0);
         let begun = Instant::now();
-        assert!(turns.take(Need::Status).await.is_some());
+        assert!(scheduler.take(Need::Status).await.is_some());
         assert_eq!(begun.elapsed(), Duration::ZERO);
-        turns.busy(Need::Pods, None, 0);
-        assert!(turns.take(Need::Status).await.is_some());
+        scheduler.busy(Need::Pods, None, 0);
+        assert!(scheduler.take(Need::Status).await.is_some());
         assert!(begun.elapsed() < Duration::from_secs(1), "each need is held as long as it was asked for");
-        assert!(turns.take(Need::Event).await.is_some());
+        assert!(scheduler.take(Need::Event).await.is_some());
         assert_eq!(begun.elapsed(), Duration::from_secs(5));
     }
 
     #[tokio::test(start_paused = true)]
     async fn requests_of_a_lost_connection_hold_up_none_of_the_next() {
-        let (turns, mut hung, mut tasks) = (Turns::default(), JoinSet::new(), JoinSet::new());
-        ask(&turns, &[Need::Pods; FEWEST], Duration::from_secs(10), &mut hung);
+        let (scheduler, mut hung, mut tasks) = (RequestScheduler::default(), JoinSet::new(), JoinSet::new());
+        ask(&scheduler, &[Need::Pods; MIN_CONCURRENT_REQUESTS], Duration::from_secs(10), &mut hung);
         time::sleep(Duration::from_millis(1)).await;
-        turns.lost(0);
-        turns.lost(0);
-        assert_eq!(turns.connection(), 1, "each loss counts once");
+        scheduler.lost(0);
+        scheduler.lost(0);
+        assert_eq!(scheduler.connection(), 1, "each loss counts once");
         let begun = Instant::now();
-        ask(&turns, &[Need::Pods; FEWEST], Duration::ZERO, &mut tasks);
+        ask(&scheduler, &[Need::Pods; MIN_CONCURRENT_REQUESTS], Duration::ZERO, &mut tasks);
         tasks.join_all().await;
         assert_eq!(begun.elapsed(), Duration::ZERO);
         hung.shutdown().await;
-        assert_eq!(turns.lock().running, 0);
+        assert_eq!(scheduler.lock().running, 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_sooner_the_answers_the_more_run_at_a_time() {
         let limit_after = async |answers: usize, took: u64| {
-            let (turns, mut tasks) = (Turns::default(), JoinSet::new());
+            let (scheduler, mut tasks) = (RequestScheduler::default(), JoinSet::new());
             let begun = Instant::now();
-            ask(&turns, &vec![Need::Status; answers], Duration::from_millis(took), &mut tasks);
+            ask(&scheduler, &vec![Need::Status; answers], Duration::from_millis(took), &mut tasks);
             tasks.join_all().await;
-            (turns.lock().limit, begun.elapsed().as_millis())
+            (scheduler.lock().limit, begun.elapsed().as_millis())
         };
         // 2, 4, 8, 16 at a time.
         assert_eq!(limit_after(30, 10).await, (32, 40));
         // 2, 3, 4, 5, 6, 7 and what is left.
         assert_eq!(limit_after(28, 600).await, (8, 4_200));
-        let turns = Turns::default();
-        (0..100).for_each(|_| turns.lock().answered(SOON));
-        assert_eq!(turns.lock().limit, MOST);
-        turns.lost(turns.connection());
-        assert_eq!(turns.lock().limit, FEWEST);
+        let scheduler = RequestScheduler::default();
+        (0..100).for_each(|_| scheduler.lock().answered(FAST_RESPONSE));
+        assert_eq!(scheduler.lock().limit, MAX_CONCURRENT_REQUESTS);
+        scheduler.lost(scheduler.connection());
+        assert_eq!(scheduler.lock().limit, MIN_CONCURRENT_REQUESTS);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_runs_long_holds_up_no_other() {
-        let (turns, mut hung, mut tasks) = (Turns::default(), JoinSet::new(), JoinSet::new());
-        ask(&turns, &[Need::Pods; FEWEST], Duration::from_secs(10), &mut hung);
+        let (scheduler, mut hung, mut tasks) = (RequestScheduler::default(), JoinSet::new(), JoinSet::new());
+        ask(&scheduler, &[Need::Pods; MIN_CONCURRENT_REQUESTS], Duration::from_secs(10), &mut hung);
         time::sleep(Duration::from_millis(1)).await;
         let begun = Instant::now();
-        ask(&turns, &[Need::Status; 3], Duration::from_millis(10), &mut tasks);
+        ask(&scheduler, &[Need::Status; 3], Duration::from_millis(10), &mut tasks);
         tasks.join_all().await;
-        assert!(begun.elapsed() < STALL * 2, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < STALL_TIMEOUT * 2, "{:?}", begun.elapsed());
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_turn_of_one_that_does_not_wait_any_more_goes_to_the_next() {
-        let turns = Turns::default();
-        turns.busy(Need::Pods, None, 0);
+        let scheduler = RequestScheduler::default();
+        scheduler.busy(Need::Pods, None, 0);
         let mut given_up = JoinSet::new();
-        ask(&turns, &[Need::Pods; 5], SLOW, &mut given_up);
+        ask(&scheduler, &[Need::Pods; 5], SLOW, &mut given_up);
         time::sleep(Duration::from_millis(1)).await;
         given_up.shutdown().await;
         let mut tasks = JoinSet::new();
-        let order = ask(&turns, &[Need::Event; 5], SLOW, &mut tasks);
+        let order = ask(&scheduler, &[Need::Event; 5], SLOW, &mut tasks);
         tasks.join_all().await;
         assert_eq!(order.lock().unwrap().len(), 5);
-        assert_eq!(turns.lock().running, 0);
+        assert_eq!(scheduler.lock().running, 0);
     }
 }

@@ -83,7 +83,11 @@ fn a_socket_held_only_by_a_dead_agent_s_child_is_free() {
     let config = config(root.path());
     drop(lock_node(&config).unwrap());
     let mut agent = std::process::Command::new(std::env::current_exe().unwrap());
-    agent.args(["--exact", "--nocapture", "node::guard::tests::a_socket_held_only_by_a_dead_agent_s_child_is_free"]);
+    agent.args([
+        "--exact",
+        "--nocapture",
+        "node::agent_lock::tests::a_socket_held_only_by_a_dead_agent_s_child_is_free",
+    ]);
     let stdout = agent.env(LISTEN, config.socket()).output().unwrap();
     let stdout = String::from_utf8(stdout.stdout).unwrap();
     let child = stdout.split_once("child ").and_then(|(_, rest)| rest.split_whitespace().next()).unwrap();
