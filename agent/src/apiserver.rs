@@ -1,13 +1,19 @@
 //! The agent in a cluster: registers its Node, renews its lease, shows the pods of its own sources as mirror pods, and
 //! learns of the pods that the apiserver has for it.
 //!
-//! Only with `--kubeconfig`; without it nothing of this is made. It is one task beside the others, started last, and no
-//! pod depends on it: what it sends to the apiserver is compared with what the agent observes, so a time without a
-//! connection leaves nothing behind but one more comparison. Decisions are in `limpet_core`: `mirror`, `node_object`,
-//! `connectivity`.
+//! Only with `--kubeconfig`; without it none of this exists. It is one task beside the others, started last, and no pod
+//! depends on it: what the apiserver has is compared with what the agent observes, so a time without a connection leaves
+//! only one more comparison. Decisions are in `limpet_core`: `mirror`, `node_object`, `connectivity`.
 //!
-//! `certificates` asks for what the node names itself by. `follow` reads and watches: this node's Node, and the Pods bound to it. Pods of the apiserver's own go to
-//! [`crate::source::api`], a source like the others, and so does what they refer to (`references`); `pods` reports on them.
+//! - `link` is the connection and sends all requests; `certificates` requests and renews the node's certificates.
+//! - `follow` lists and watches this node's Node and the Pods bound to it; `split` separates mirrors from
+//!   the apiserver's own pods.
+//! - `node`, `lease` and `csi_node` report the node, by what `facts`, `images` and `runtime` read of it.
+//! - `mirrors` shows the pods of the agent's own sources; `pods` reports on the apiserver's own, which go to
+//!   [`crate::source::api`], a source like the others; `corrections` limits how often an
+//!   overwritten status is corrected; `outbox` counts what has not been sent yet.
+//! - `references` and `claims` fetch what the apiserver's pods refer to; `service_accounts` requests tokens.
+//! - `events` and `unsent_events` post the node's events; `reviews` authenticates and authorizes callers.
 
 pub(crate) mod certificates;
 mod claims;

@@ -118,16 +118,16 @@ struct SharedParts {
     observed: Observed,
     metrics: Metrics,
     health: Health,
-    /// The connection to an apiserver, if there is one; not used yet.
+    /// The connection to the apiserver; `None` without `--kubeconfig`.
     link: Option<Link>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
-/// Runs the agent until it is asked to stop. Pods run on.
+/// Runs the agent until a signal stops it. Pods keep running.
 ///
 /// # Errors
-/// What cannot be had at the start: a directory, a socket, the cgroups.
+/// What is not available at the start: a directory, a socket, the cgroups.
 pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let Prepared { config, flags, set_verbosity, node, lock } = prepared;
     let started = Timestamp::now();
@@ -326,7 +326,7 @@ async fn shared(
     }
 }
 
-/// Measures what the node and its pods use, for whoever asks.
+/// Measures what the node and its pods use, on request.
 fn meter(shared: &SharedParts, executor: &Arc<ContainerdExecutor>) -> Meter {
     let (config, measure) = (&shared.config, Arc::clone(executor) as Arc<dyn MeasureDisks>);
     let claims = ClaimMeter::new(Arc::clone(&measure), config.volume_stats_period);

@@ -65,7 +65,7 @@ pub const DEFAULT_SOCKET: &str = "/run/limpet/limpet.sock";
 #[command(name = "limpet", version, arg_required_else_help = true, subcommand_required = true)]
 #[command(after_help = "Exit codes: 0 done, 1 found faults, 2 usage, 3 limpet cannot be reached, 4 not allowed.")]
 pub struct Cli {
-    /// The agent's socket: with run the one it serves, else the one to ask [default: /run/limpet/limpet.sock]
+    /// The agent's socket: with run the one it serves, otherwise the one to connect to [default: /run/limpet/limpet.sock]
     #[arg(long, global = true, env = "LIMPET_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Never use colour (also: NO_COLOR)
@@ -139,8 +139,8 @@ enum Command {
     Completion(completion::CompletionArgs),
 }
 
-/// Parses the process's arguments on a thread of its own. It takes 210 KiB of stack, which end with that thread; an agent would
-/// keep them for years.
+/// Parses the process's arguments on a thread of its own. It takes 210 KiB of stack, which end with that thread; an
+/// agent would keep them for years.
 fn parse() -> Cli {
     std::thread::scope(|scope| {
         let parsed = std::thread::Builder::new().spawn_scoped(scope, parse_here).map(|thread| thread.join());

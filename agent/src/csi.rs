@@ -1,7 +1,8 @@
-//! CSI drivers of the node: they register in `plugins_registry`, report the node's id and topology, and stage and publish volumes.
+//! CSI drivers of the node: they register in `plugins_registry`, report the node's id and topology, and stage and
+//! publish volumes.
 //!
-//! Every call has kubelet's deadline and runs in a task of the driver's registration or of the pod that needs it: a driver
-//! that hangs delays its own pods alone. [`CsiVolumes`] has them mount what pods need and unmount it.
+//! Every call has kubelet's deadline and runs in a task of the driver's registration or of the pod that needs it: a
+//! driver that hangs delays its own pods alone. [`CsiVolumes`] has them mount what pods need and unmount it.
 //! [`limpet_core::csi_node`] decides what is reported to the cluster.
 
 mod driver;
@@ -111,7 +112,7 @@ impl CsiDrivers {
         self.directory.is_some()
     }
 
-    /// Connects to the driver at `socket`, and asks it about the node.
+    /// Connects to the driver at `socket`, and requests its description of the node.
     ///
     /// # Errors
     /// It does not answer within a deadline, or its answer cannot be used.

@@ -1,8 +1,8 @@
-//! kubelet's device plugins, `v1beta1`: they register on a socket, list their devices, and return what a container needs to
-//! use one. Which container has which device is decided by [`limpet_core::device_plugins`].
+//! kubelet's device plugins, `v1beta1`: they register on a socket, list their devices, and return what a container
+//! needs to use one. Which container has which device is decided by [`limpet_core::device_plugins`].
 //!
-//! Every call has a deadline, and runs in a task of the plugin or of the pod that needs it: a plugin that hangs delays its
-//! own pods alone. The socket, [`registration`], and the directory, [`crate::plugin_directory`], lead to
+//! Every call has a deadline, and runs in a task of the plugin or of the pod that needs it: a plugin that hangs delays
+//! its own pods alone. The socket, [`registration`], and the directory, [`crate::plugin_directory`], lead to
 //! [`DevicePlugins::register`].
 
 mod allocation;
@@ -34,8 +34,8 @@ pub use self::allocation::AllocateError;
 const VERSION: &str = "v1beta1";
 /// How many plugins may be connected.
 const MAX_PLUGINS: usize = 256;
-/// The file below the root directory with the names of the resources, one a line: after a restart the Node has none of them
-/// until their plugins are back.
+/// The file below the root directory with the names of the resources, one a line: after a restart the Node has none of
+/// them until their plugins are back.
 const NAMES: &str = "device-plugin-resources";
 
 /// Why a plugin cannot register.
@@ -83,7 +83,8 @@ pub struct DevicePlugins {
 }
 
 impl DevicePlugins {
-    /// No plugin is connected yet. `table` names the resources that no plugin may register; `root_dir` is for what is kept.
+    /// No plugin is connected yet. `table` names the resources that no plugin may register; `root_dir` is for what is
+    /// kept.
     pub fn new(table: BTreeSet<String>, root_dir: &Path, tasks: TaskTracker, stop: CancellationToken) -> Self {
         let names = root_dir.join(NAMES);
         let known = std::fs::read_to_string(&names).unwrap_or_default();
@@ -171,8 +172,8 @@ impl DevicePlugins {
         }
     }
 
-    /// Forgets the devices of plugins that have been gone for too long, and keeps the names of the resources on disk, until the
-    /// agent stops.
+    /// Forgets the devices of plugins that have been gone for too long, and keeps the names of the resources on disk,
+    /// until the agent stops.
     pub async fn run(self: Arc<Self>) {
         let mut changes = self.subscribe();
         let mut kept: BTreeSet<String> = self.inventory().counts().into_keys().collect();

@@ -64,8 +64,8 @@ struct LoopState {
     watch: ThresholdTracker,
     memory_alarm: Alarm,
     disk_alarm: Alarm,
-    /// Of the memory that all pods have. Each look sets it again, but for one that it has caused: page cache at the limit would
-    /// have it ring without end.
+    /// Of the memory that all pods have. Each look sets it again, but for one that it has caused: page cache at the
+    /// limit would have it ring without end.
     pods_alarm: Option<MemoryAlarm>,
     alarmed: bool,
     /// How long what was left of disks and of memory lasts at the least.
@@ -196,8 +196,8 @@ impl Evictor {
         }
     }
 
-    /// Gives the node back what it is short of: images that nothing needs, and if that is not enough, a pod. Returns whether
-    /// a pod was ended. `first`: of this shortage it is the first try.
+    /// Gives the node back what it is short of: images that nothing needs, and if that is not enough, a pod. Returns
+    /// whether a pod was ended. `first`: of this shortage it is the first try.
     async fn reclaim(
         &mut self,
         threshold: &Threshold,

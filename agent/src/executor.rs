@@ -1,4 +1,5 @@
-//! What pod workers and the supervisor have done for them: containers, sandboxes, images, volumes.
+//! The operations that pod workers and the supervisor need from the runtime: on containers, sandboxes, images and
+//! volumes.
 //!
 //! [`Executor`] names the verbs and no runtime; [`containerd`] is the implementation on containerd and the host, [`fake`]
 //! one in memory, on which the simulator runs. An executor has no policy: an action comes with the state it was planned
@@ -25,8 +26,8 @@ use tokio::sync::watch;
 #[error("{0}")]
 pub struct ExecutorError(pub String);
 
-/// The verbs of pod workers and of the supervisor. Every method may be called again after a failure or a lost answer: what
-/// was done already is found and taken over, never done twice.
+/// The verbs of pod workers and of the supervisor. Every method may be called again after a failure or a lost answer:
+/// what was done already is found and taken over, never done twice.
 pub trait Executor: fmt::Debug + Send + Sync {
     /// This moment, as decisions are given it.
     fn now(&self) -> Now;
@@ -77,6 +78,6 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// Whether a pull was broken off or still runs.
     fn has_unfinished_pulls(&self) -> bool;
 
-    /// Releases what broken-off pulls of images that no pod wants left; returns whether that is all of it.
+    /// Releases what interrupted pulls of images that no pod needs left; returns whether that is all of it.
     fn forget_pulls(self: Arc<Self>, wanted: HashSet<String>) -> BoxFuture<'static, bool>;
 }

@@ -1,9 +1,9 @@
-//! Image garbage collection: looks at the image store when something came to it or was released, and removes what
+//! Image garbage collection: checks the image store when something came to it or was released, and removes what
 //! [`limpet_core::image_gc`] picks.
 //!
-//! It sleeps until then: a pull, an import, the end of a pod or of a container, an age that an image reaches; where a pod's use
-//! of the disk is measured, or the disk for eviction, it measures the disk at that moment, too. Each look reads the pods last, and a start that takes
-//! an image after that keeps it.
+//! It sleeps until then: a pull, an import, the end of a pod or of a container, an age that an image reaches; where a
+//! pod's use of the disk is measured, or the disk for eviction, it measures the disk at that moment, too. Each look
+//! reads the pods last, and a start that takes an image after that keeps it.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ const COLLECTION_INTERVAL: Duration = Duration::from_secs(300);
 /// The pods that are known: those that are wanted, that lose their name to another, and that run.
 #[derive(Debug)]
 pub struct KnownPods {
-    /// What the sources ask for, their last good versions included.
+    /// The pods of the sources, their last good versions included.
     pub desired: Desired,
     /// What the sources hold.
     pub slots: Arc<Slots>,
@@ -172,7 +172,7 @@ impl ImageCollector {
         Ok(next_look(&look.images, &self.policy, matches!(room, Room::Short { .. })))
     }
 
-    /// Where images lie, asked for once.
+    /// The directory of images, read once.
     async fn directory<'a>(&self, known: &'a mut Option<PathBuf>) -> Result<&'a Path, ImageError> {
         match known {
             Some(directory) => Ok(directory),
@@ -196,8 +196,8 @@ impl ImageCollector {
         }
     }
 
-    /// Removes images one by one until the disk has room; `all` that may go when an image found none, as kubelet does then.
-    /// Those that went leave `images`.
+    /// Removes images one by one until the disk has room; `all` that may go when an image found none, as kubelet does
+    /// then. Those that went leave `images`.
     async fn make_room(
         &self,
         images: &mut Vec<Image>,
@@ -228,7 +228,7 @@ impl ImageCollector {
                     gone.insert(Arc::clone(&image.digest));
                 }
                 Ok(false) => continue,
-                // As kubelet: the others are tried all the same.
+                // As kubelet: the others are tried nevertheless.
                 Err(error) => failed = Some(error),
             }
             available = space(directory).await?.available;

@@ -78,7 +78,7 @@ pub struct AttemptReporter {
     pub observer: Arc<dyn WatchObserver>,
 }
 
-/// Arms the guard that `config` asks for; `pods` is the v2 cgroup above all pods, if any. Blocks for some tenths of a
+/// Arms the guard that `config` selects; `pods` is the v2 cgroup above all pods, if any. Blocks for some tenths of a
 /// second. Must be called within a tokio runtime.
 ///
 /// # Errors

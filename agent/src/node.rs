@@ -1,5 +1,6 @@
-//! The node: its name, determined once; its facts; its addresses; what of it is for pods; the lock that makes this agent
-//! the only one; the agent's capabilities; its resolver.
+//! The node. `name` determines its name once; `facts` and `capacity` read the machine; `network` watches its addresses;
+//! `allocatable` limits what pods get; `agent_lock` makes this agent the only one; `capabilities` drops the agent's
+//! unneeded capabilities; `name_service` resolves names without the C library.
 
 pub mod agent_lock;
 pub mod allocatable;

@@ -1,5 +1,6 @@
-//! `plugins_registry`: sockets of plugins that wait for `GetInfo` of `pluginregistration.v1`. A device plugin and a CSI driver are
-//! registered for as long as the socket is there; a plugin of another type gets an error: limpet does not support it.
+//! `plugins_registry`: sockets of plugins that wait for `GetInfo` of `pluginregistration.v1`. A device plugin and a CSI
+//! driver are registered for as long as the socket is there; a plugin of another type gets an error: limpet does not
+//! support it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -129,7 +130,8 @@ fn sockets(directory: &Path) -> BTreeMap<PathBuf, SocketIdentity> {
     shown.filter_map(socket).take(MAX_SOCKETS).collect()
 }
 
-/// A socket that is being called, or whose plugin is registered. It is dropped when the socket is gone, and deregisters it.
+/// A socket that is being called, or whose plugin is registered. It is dropped when the socket is gone, and deregisters
+/// it.
 struct Registering {
     _task: JoinSet<()>,
     plugins: Registries,

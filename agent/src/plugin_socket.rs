@@ -9,7 +9,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 /// A channel to a socket. It connects once, here, and again by itself where the plugin has been restarted at that path.
 ///
 /// # Errors
-/// Nobody listens; in words.
+/// What is reported when no process listens.
 pub async fn connect(socket: PathBuf) -> Result<Channel, String> {
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();

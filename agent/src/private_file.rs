@@ -1,4 +1,4 @@
-//! Files that are nobody else's business: keys above all.
+//! Files readable by root only, such as keys.
 
 use std::fs;
 use std::io::{self, Write as _};

@@ -1,7 +1,9 @@
-//! What images were pulled with, as far as it decides who may use them: in memory, and in the database for the next start.
+//! What images were pulled with, as far as it decides who may use them: in memory, and in the database for the next
+//! start.
 //!
-//! A pull with credentials of a pod is announced before it begins. One that ends without an answer (a crash, a newer version of
-//! its pod) leaves its intent, so that what it may have brought does not pass for preloaded. A record lasts as long as its image.
+//! A pull with credentials of a pod is announced before it begins. One that ends without an answer (a crash, a newer
+//! version of its pod) leaves its intent, so that what it may have brought does not pass for preloaded. A record lasts
+//! as long as its image.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,7 +20,7 @@ use limpet_model::source::SourceKind;
 
 /// The keys of both types have no source in them.
 const SOURCE: SourceKind = SourceKind::File;
-/// What happens to the images within this time is looked at once.
+/// What happens to the images within this time is checked once.
 const SWEEP_DELAY: Duration = Duration::from_secs(1);
 
 /// The records of the node. Clones share them.
@@ -115,7 +117,8 @@ impl Drop for AnnouncedPull {
 }
 
 impl PullRecords {
-    /// Reads what an earlier agent has recorded; logs an error if it cannot be read: what is here passes for preloaded then.
+    /// Reads what an earlier agent has recorded; logs an error if it cannot be read: what is here passes for preloaded
+    /// then.
     pub async fn load(&self, store: &Arc<Store>) {
         let (inner, store) = (Arc::clone(&self.inner), Arc::clone(store));
         // Set once: the agent has one database.
@@ -164,7 +167,8 @@ impl PullRecords {
         }
     }
 
-    /// A pull brought an image of this digest: remembers for `reference` what it was pulled with. `pull`: if it was announced.
+    /// A pull brought an image of this digest: remembers for `reference` what it was pulled with. `pull`: if it was
+    /// announced.
     pub async fn succeeded(&self, pull: Option<AnnouncedPull>, reference: &str, digest: &str, with: PullCredential) {
         let is_new = self.add(digest, Some((reference, with)));
         match pull {

@@ -132,7 +132,7 @@ impl Reporter {
         self.event(pod, None, EventType::Warning, reason.clone(), message.clone());
     }
 
-    /// What the pod was ended for is over: it runs again.
+    /// The reason why the pod was ended no longer applies: it runs again.
     pub fn report_eviction_over(&self, pod: &PodState) {
         let eviction = pod.verdict.as_ref().and_then(|verdict| verdict.eviction);
         let message = match eviction.map(|eviction| eviction.pressure.as_str()) {

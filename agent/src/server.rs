@@ -163,7 +163,7 @@ pub enum ServerError {
 /// Opens the local socket at `path`, mode 0600, and replaces the socket of an earlier agent. [`crate::node::guard()`]
 /// has made sure that no other agent still serves it.
 ///
-/// The new socket is created under another name and renamed over the old one, so that nobody but root can ever connect.
+/// The new socket is created under another name and renamed over the old one, so that only root can ever connect.
 /// Must be called within a tokio runtime.
 pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
     let failed = |step| move |source| ServerError::Socket { step, path: path.to_owned(), source };

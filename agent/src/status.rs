@@ -1,4 +1,4 @@
-//! Observed state published to users: events, metrics, and rejected manifests.
+//! What the agent reports besides the status of pods (`limpet_core::status`): events, metrics and rejected manifests.
 
 pub mod event;
 pub mod metrics;

@@ -10,8 +10,9 @@
 //! redb: one file, no C, checksummed pages and an atomic commit; one process writes it a few times a day. Every record
 //! has its own checksum too, because redb verifies its pages only after an unclean shutdown.
 //!
-//! Calls block (a write waits for the disk): call them from `spawn_blocking`. They have no deadline: a write that was given
-//! up might be done after its source had the answer that it was not, and one that hangs holds up no more than its own source.
+//! Calls block (a write waits for the disk): call them from `spawn_blocking`. They have no deadline: a write that was
+//! given up might be done after its source had the answer that it was not, and one that hangs holds up no more than its
+//! own source.
 
 mod changes;
 mod history;
@@ -74,7 +75,7 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
-    /// A Secret is among the changes, and the key that it is to be encrypted with cannot be had.
+    /// A Secret is among the changes, and the key to encrypt it with is not available.
     #[error("a Secret cannot be saved: the key of secretEncryptionKey is not available")]
     Locked,
     /// Reading or writing failed: disk full, I/O error.

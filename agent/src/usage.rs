@@ -1,4 +1,4 @@
-//! What the node, its pods and their containers use: read from the kernel when somebody asks, and at no other time.
+//! What the node, its pods and their containers use: read from the kernel on request, and at no other time.
 //!
 //! Nothing is sampled. What is kept between two requests is each group's last reading ([`rates`]), because CPU use is a
 //! difference of two, and the last measurement of each pod's disk ([`disks`]), because that is dear.
@@ -100,7 +100,7 @@ pub trait ReadUsage: fmt::Debug + Send + Sync {
     fn read(&self, pods: Arc<ObservedPods>, depth: Depth) -> BoxFuture<'_, io::Result<NodeUsage>>;
 }
 
-/// Measures usage for whoever asks. Clones share the last readings.
+/// Measures usage on request. Clones share the last readings.
 #[derive(Debug, Clone)]
 pub struct Meter {
     reader: Arc<dyn ReadUsage>,

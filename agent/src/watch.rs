@@ -1,8 +1,8 @@
 //! Directory change notification from the kernel.
 //!
-//! In: the path of one directory, and the names in it that are symlinks. Out: [`WatchEvent`]s. An event asks for a read,
+//! In: the path of one directory, and the names in it that are symlinks. Out: [`WatchEvent`]s. An event requests a read,
 //! it never carries content: the kernel merges, reorders and loses events, so the reader stats the names and lists the
-//! directory when asked to rescan. The path may be missing, replaced, mounted over or reached through symlinks; the
+//! directory for a rescan. The path may be missing, replaced, mounted over or reached through symlinks; the
 //! watch always covers what the path resolves to now.
 //!
 //! inotify needs no privilege and works on every kernel, so it alone decides. The [`Attributor`] adds who made a change.
@@ -198,8 +198,8 @@ impl DirectoryWatch {
         }
     }
 
-    /// Whether the path certainly leads where it led to. Mounts change often elsewhere: runc mounts its own executable for each
-    /// command that it runs in a container.
+    /// Whether the path certainly leads where it led to. Mounts change often elsewhere: runc mounts its own executable
+    /// for each command that it runs in a container.
     fn leads_where_it_did(&self) -> bool {
         self.place.is_some() && DirectoryIdentity::of_cached(&self.directory) == self.place
     }

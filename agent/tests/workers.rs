@@ -139,7 +139,7 @@ impl Node {
         self.agent.as_ref().unwrap().pressure.send_replace(conditions.iter().copied().collect());
     }
 
-    /// Has a pod ended for want of disk; the result says when nothing is left of it.
+    /// Has a pod ended for lack of disk; the result says when nothing is left of it.
     async fn evict(&self, name: &str) -> oneshot::Receiver<()> {
         let agent = self.agent.as_ref().unwrap();
         let observed = agent.observed.load();
@@ -376,7 +376,7 @@ async fn a_pod_waits_until_the_port_that_another_has_is_free() {
     node.pass(SECOND * 10).await;
     assert_eq!((node.starts(), node.reason("second").as_deref()), (2, Some("NodePorts")));
 
-    // An edit gives it away, and another edit takes it back in vain.
+    // An edit gives it away, and another edit takes it back without success.
     node.write_listening("first", 82);
     node.pass(SECOND * 10).await;
     assert_eq!((node.starts(), node.reason("second")), (4, None));

@@ -288,7 +288,7 @@ impl Agent {
         &self.settings
     }
 
-    /// Changes the settings and writes the file anew; the next start reads it.
+    /// Changes the settings and writes the file again; the next start reads it.
     pub fn reconfigure(&mut self, change: impl FnOnce(&mut Settings)) -> Result<()> {
         change(&mut self.settings);
         self.settings.write()
@@ -304,8 +304,8 @@ impl Agent {
         self.first_on_path = Some(directory.to_owned());
     }
 
-    /// Gives it a clock of its own from its next start on, or sets that clock while it runs, in libfaketime's words: `+5h`, or
-    /// `@1970-01-02 00:00:00`. Monotonic time is as it is. Of a dynamic executable.
+    /// Gives it a clock of its own from its next start on, or sets that clock while it runs, in libfaketime's words:
+    /// `+5h`, or `@1970-01-02 00:00:00`. Monotonic time is as it is. Of a dynamic executable.
     pub fn set_clock(&mut self, time: &str) -> Result<()> {
         self.has_own_clock = true;
         let file = self.clock_file();

@@ -1,5 +1,5 @@
-//! Hollow nodes: a process that runs many nodes of a cluster, the pods that the cluster has for them, and what of that the
-//! apiserver shows.
+//! Hollow nodes: a process that runs many nodes of a cluster, the pods that the cluster has for them, and what of that
+//! the apiserver shows.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -75,7 +75,7 @@ fn cached(path: &str) -> String {
     format!("{path}?resourceVersion=0")
 }
 
-/// A pod bound to the node of that number. `deadline`: after how many seconds its node ends it; `None`: it runs on.
+/// A pod bound to the node of that number. `deadline`: after how many seconds its node ends it; `None`: it keeps running.
 pub fn bound_pod(node: usize, number: usize, deadline: Option<u64>) -> Value {
     let container = json!({
         "name": "main", "image": "registry.k8s.io/pause:3.10",

@@ -1,5 +1,5 @@
-//! Kubernetes' own specs, unchanged: the images that they run, made here of busybox and of Kubernetes' agnhost under the names
-//! they ask for, and ginkgo, which runs them. Its reports go to `target/conformance`.
+//! Kubernetes' own specs, unchanged: the images that they run, made here of busybox and of Kubernetes' agnhost under
+//! the names they ask for, and ginkgo, which runs them. Its reports go to `target/conformance`.
 
 use std::fs;
 use std::path::Path;

@@ -33,7 +33,7 @@ impl Case {
         Self { name, test, options: NodeOptions::default() }
     }
 
-    /// Changes the node it runs on.
+    /// Changes the node that it runs on.
     pub fn on(mut self, change: impl FnOnce(&mut NodeOptions)) -> Self {
         change(&mut self.options);
         self

@@ -1,8 +1,8 @@
 //! A whole machine under QEMU's emulation: Debian with systemd and cgroup v2, which reboots and loses power for real.
 //!
-//! `cargo xtask test-vm` makes the image and names its directory in [`IMAGE_VARIABLE`]. A [`Disk`] is a layer of its own
-//! over that image; a [`Guest`] is one boot of it, or takes up a memory kept there. Commands reach the guest through its second
-//! serial port, where a shell answers each base64 line with an exit code and base64 output.
+//! `cargo xtask test-vm` makes the image and names its directory in [`IMAGE_VARIABLE`]. A [`Disk`] is a layer of its
+//! own over that image; a [`Guest`] is one boot of it, or takes up a memory kept there. Commands reach the guest
+//! through its second serial port, where a shell answers each base64 line with an exit code and base64 output.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};

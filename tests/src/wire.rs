@@ -98,9 +98,10 @@ impl Wire {
         self.open_as(State::Cut);
     }
 
-    /// Carries nothing any more, until it is [joined](Self::join): connections stay open, new ones are not made, and neither end
-    /// learns of it. What was sent meanwhile arrives after that, when TCP sends it once more. Other than on a line that is dead,
-    /// the kernel acknowledges what is sent on connections that are there. A few connections of its own are counted afterwards.
+    /// Carries nothing any more, until it is [joined](Self::join): connections stay open, new ones are not made, and
+    /// neither end learns of it. What was sent meanwhile arrives after that, when TCP sends it once more. Other than on
+    /// a line that is dead, the kernel acknowledges what is sent on connections that are there. A few connections of
+    /// its own are counted afterwards.
     pub fn swallow(&self) -> Result<()> {
         self.state.send_replace(State::Swallowing);
         // The kernel does not answer the first packet of a connection when there is no place for it.
@@ -177,8 +178,8 @@ async fn carry(mut client: TcpStream, port: u16, counters: &Counters, state: wat
     }
 }
 
-/// Waits while everything is swallowed: until the first of the moments after that at which TCP sends again, each twice as far
-/// away as the one before.
+/// Waits while everything is swallowed: until the first of the moments after that at which TCP sends again, each twice
+/// as far away as the one before.
 async fn pass(state: &watch::Receiver<State>) {
     let mut pause = RETRANSMISSION_TIMEOUT;
     while *state.borrow() == State::Swallowing {

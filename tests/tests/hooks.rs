@@ -133,7 +133,8 @@ fn hooks_of_every_kind(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A server with a certificate of its own, below `dir`, which has the documents `post` and `pre` there. It logs their names.
+/// A server with a certificate of its own, below `dir`, which has the documents `post` and `pre` there. It logs their
+/// names.
 fn https_server(dir: &Path, port: u16) -> Result<Daemon> {
     let site = dir.join("site");
     fs::create_dir(&site)?;
@@ -245,7 +246,7 @@ fn a_pre_stop_that_hangs_ends_with_the_grace(node: &mut TestNode) -> Result<()> 
     node.remove("web")?;
     node.wait_gone("web")?;
     ensure!(diary(node) == ["start main", "TERM main"], "{:?}", diary(node));
-    // And one whose container ignores its signal as well: it goes on until that is killed, as under kubelet.
+    // And one whose container ignores its signal as well: it continues until that is killed, as under kubelet.
     let hooks =
         json!({ "preStop": exec(&format!("{}; {}; exec sleep 100000", until("term"), note("hook after TERM"))) });
     let ignores = "trap 'touch /shared/term' TERM; while :; do sleep 0.1; done";

@@ -128,7 +128,7 @@ fn the_least_recently_used_goes_and_what_is_needed_or_pinned_stays(node: &mut Te
     ensure!(has(node, "first"), "more went than had to");
     wait_counted(node, "kubelet_image_garbage_collected_total{reason=\"space\"} 2")?;
 
-    // What is left is needed: the disk stays short, and every pod runs on.
+    // What is left is needed: the disk stays short, and every pod keeps running.
     images.run(node, "fifth")?;
     wait_gone(node, "first")?;
     fs::write(node.containerd.root().join("filler"), vec![1; 12 << 20])?;

@@ -1,4 +1,4 @@
-//! The life of a pod: it comes up, is looked at, edited and deleted, beside others.
+//! The life of a pod: it starts, is read, edited and deleted, next to others.
 
 use std::fs;
 use std::process::ExitCode;

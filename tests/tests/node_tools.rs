@@ -1,4 +1,5 @@
-//! What helps on the node itself: the support bundle, which says everything and gives no secret away, and copies of files.
+//! What helps on the node itself: the support bundle, which says everything and gives no secret away, and copies of
+//! files.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

@@ -52,7 +52,7 @@ fn containerd_2(node: &mut TestNode) -> Result<()> {
     life(node)
 }
 
-/// A pod with an address is looked at, edited, restarted, adopted and deleted.
+/// A pod with an address is read, edited, restarted, adopted and deleted.
 fn life(node: &mut TestNode) -> Result<()> {
     let web = |image: Value| {
         let script = "echo hello $(cat /version); trap 'exit 0' TERM; read -r _ < /stop/now & wait $!; exit 1";

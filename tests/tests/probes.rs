@@ -1,5 +1,5 @@
-//! Probes: every handler by each of the three, what their results do to a container, and that no restart of the agent or of
-//! containerd loses what they came to.
+//! Probes: every handler by each of the three, what their results do to a container, and that no restart of the agent
+//! or of containerd loses what they came to.
 
 use std::fs;
 use std::process::{Command, ExitCode};
@@ -28,7 +28,8 @@ fn main() -> ExitCode {
     ])
 }
 
-/// A pod whose container runs `script` with `probe` as all three: liveness has patience for 5 failures, readiness for one.
+/// A pod whose container runs `script` with `probe` as all three: liveness has patience for 5 failures, readiness for
+/// one.
 fn probed(name: &str, script: &str, probe: &Value) -> Value {
     let of = |failures: u32| {
         with(json!({ "periodSeconds": 1, "failureThreshold": failures, "timeoutSeconds": 10 }), probe.clone())

@@ -204,7 +204,7 @@ fn who_changed_a_manifest_is_told(node: &mut TestNode) -> Result<()> {
         need::kernel_lacks("who did it, for want of fanotify");
         return Ok(());
     }
-    // A process that has ended before it is looked at may have left no more than its number.
+    // A process that has ended before it is checked may have left no more than its number.
     for (change, pid) in changes.iter().zip([created, relabelled, broken]) {
         ensure!(change["actor"]["pid"] == json!(pid), "{change} is not by {pid}");
     }
@@ -333,7 +333,8 @@ fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// The guard itself is tested in other kernels (`cargo xtask test-kernels`): here it can be had nowhere, for want of a cgroup.
+/// The guard itself is tested in other kernels (`cargo xtask test-kernels`): here it can be had nowhere, for lack of a
+/// cgroup.
 fn a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded(node: &mut TestNode) -> Result<()> {
     let guard = "manifestGuard: strict\nmanifestGuardCgroups: [/sys/fs/cgroup/nowhere]";
     node.agent.reconfigure(|settings| settings.limpet.push(guard.to_owned()))?;

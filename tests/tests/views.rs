@@ -1,7 +1,7 @@
 //! A container under limpet finds what it finds under a real kubelet, and its pod's status says the same.
 //!
-//! `tests/views` holds the pods and what kubelet 1.37.1 gave for each on this kind of machine; `cargo xtask nightly views` runs
-//! kubelet again and writes that file anew.
+//! `tests/views` holds the pods and what kubelet 1.37.1 gave for each on this kind of machine; `cargo xtask nightly
+//! views` runs kubelet again and writes that file again.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -109,8 +109,8 @@ fn a_pod_under_limpet_is_as_under_kubelet(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// Every fifth pod of the corpus, in the long form every one; with `LIMPET_TEST_VIEWS=text` those whose name contains the text.
-/// With each comes the pod that has to run before it.
+/// Every fifth pod of the corpus, in the long form every one; with `LIMPET_TEST_VIEWS=text` those whose name contains
+/// the text. With each comes the pod that has to run before it.
 fn chosen() -> Result<Vec<Case>> {
     let part = std::env::var("LIMPET_TEST_VIEWS").ok();
     let step = if suite::is_long() || part.is_some() { 1 } else { 5 };

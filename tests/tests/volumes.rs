@@ -170,7 +170,7 @@ fn a_mount_is_read_only_with_all_below_it(node: &mut TestNode) -> Result<()> {
     let expected = json!([shown("/plain", "Disabled"), shown("/all", "Enabled"), shown("/part", "Enabled")]);
     ensure!(*status == expected, "{status}");
 
-    // A restart of the container makes the mounts anew; the end of the pod leaves the node's own.
+    // A restart of the container makes the mounts again; the end of the pod leaves the node's own.
     // The command may end with the container that it ends.
     node.exec("web", "main", &["/bin/kill", "1"]).ok();
     node.wait_pod("web", "restarted once", |pod| {

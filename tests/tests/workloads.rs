@@ -1,5 +1,6 @@
-//! The controllers of a whole cluster on limpet's node: Deployments, StatefulSets with volumes, DaemonSets, Jobs and CronJobs; and what
-//! `kubectl cordon`, `drain` and `taint` do to it; and the certificates that its controllers sign for nodes.
+//! The controllers of a whole cluster on limpet's node: Deployments, StatefulSets with volumes, DaemonSets, Jobs and
+//! CronJobs; and what `kubectl cordon`, `drain` and `taint` do to it; and the certificates that its controllers sign
+//! for nodes.
 
 use std::process::ExitCode;
 use std::time::Duration;

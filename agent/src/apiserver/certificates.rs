@@ -1,5 +1,5 @@
 //! The node's certificates, as kubelet has them: the one by which it names itself to the apiserver, and the one that its
-//! own API shows. Each is asked for with a CertificateSigningRequest, by the bootstrap kubeconfig's credentials at first,
+//! own API shows. Each is requested with a CertificateSigningRequest, by the bootstrap kubeconfig's credentials at first,
 //! and again in time before it expires.
 //!
 //! When is decided in [`limpet_core::certificate`]. Nothing waits for a certificate: pods run without.
@@ -58,7 +58,7 @@ enum CertificateError {
     /// The signer, or a person.
     #[error("CertificateSigningRequest {name} was refused: {reason}")]
     Refused { name: String, reason: String },
-    /// Nobody has approved it.
+    /// It has not been approved.
     #[error("CertificateSigningRequest {name} is pending; approve it: kubectl certificate approve {name}")]
     Unanswered { name: String },
 }
@@ -73,8 +73,8 @@ pub(crate) fn serving_certificate(directory: &Path) -> PathBuf {
     Files::new(directory.to_owned(), Purpose::Serving).current()
 }
 
-/// Whether the certificate that this agent has got counts instead of the kubeconfig's own: unless there is none, or it has expired
-/// and that of the kubeconfig is valid, as for client-go. Blocks.
+/// Whether the certificate that this agent has got counts instead of the kubeconfig's own: unless there is none, or it
+/// has expired and that of the kubeconfig is valid, as for client-go. Blocks.
 pub(super) fn supersedes(certificate: &Path, kubeconfig: &Path, now: Timestamp) -> bool {
     validity(certificate).is_some_and(|held| {
         held.not_after >= now || !identity(kubeconfig, None).is_some_and(|own| own.not_after >= now)
@@ -206,7 +206,7 @@ impl CertificateRotation {
                 asked = obtain => if self.asked(asked, &mut failures).await {
                     issued = Some(Timestamp::now());
                 },
-                // What is asked for may be wrong by now.
+                // The request may be outdated by now.
                 () = node_names.changed_from(&names) => {}
             }
         }
@@ -217,7 +217,8 @@ impl CertificateRotation {
         self.link.metrics().certificate_held(self.purpose.metric(), held.map(|held| held.not_after));
     }
 
-    /// How the node names itself now. Without a kubeconfig there is nothing yet: a power cut may have come between the two files.
+    /// How the node names itself now. Without a kubeconfig there is nothing yet: a power cut may have come between the
+    /// two files.
     async fn identity(&self, kubeconfig: PathBuf) -> Identity {
         let current = self.files.current();
         let look = move |_: &_| match kubeconfig::certificate(&kubeconfig) {
@@ -246,7 +247,7 @@ impl CertificateRotation {
         };
         *failures += 1;
         self.link.metrics().renewal_failed(self.purpose.metric());
-        // What was refused is not asked for again at once.
+        // What was refused is not requested again at once.
         let asked = match &error {
             CertificateError::Request(error) => error.retry_after(),
             CertificateError::Refused { .. } | CertificateError::File(FileError::Over { .. }) => {
@@ -307,7 +308,7 @@ impl CertificateRotation {
 /// Waits until then, or until the clock is set.
 async fn wait(at: Option<Timestamp>) {
     if wall_clock::until(at).await.is_err() {
-        // No timer to be had: as kubelet, which looks at the clock at times.
+        // No timer is available: the clock is checked at intervals, as by kubelet.
         tokio::time::sleep(APPROVAL_WATCH_TIMEOUT).await;
     }
 }
@@ -358,7 +359,7 @@ impl Requester {
     }
 }
 
-/// The name of the request: the same for the same key and names, so that nothing is asked for twice.
+/// The name of the request: the same for the same key and names, so that nothing is requested twice.
 fn request_name(key: &KeyPair, names: &BTreeSet<String>, requester: &Requester) -> String {
     let mut digest = Sha256::new();
     digest.update(key.subject_public_key_info());

@@ -1,9 +1,10 @@
-//! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to; what else a CSI driver or an iSCSI
-//! target needs is read by `csi` and `iscsi`.
+//! Reads the PersistentVolumeClaims of the apiserver's pods, and the volumes they are bound to; what else a CSI driver
+//! or an iSCSI target needs is read by `csi` and `iscsi`.
 //!
-//! A node may read those of its pods by name and may not watch them, so a claim that is not bound yet is asked for again.
-//! One that was is not: as long as the pod refers to it, it stays bound to its volume. For the same reason a volume that has
-//! to be attached is awaited in the Node's status, which is watched, and its VolumeAttachment is read then, as by kubelet.
+//! A node may read those of its pods by name and may not watch them, so a claim that is not bound yet is read again.
+//! One that was is not: as long as the pod refers to it, it stays bound to its volume. For the same reason a volume
+//! that has to be attached is awaited in the Node's status, which is watched, and its VolumeAttachment is read then, as
+//! by kubelet.
 
 mod csi;
 mod expand;
@@ -56,7 +57,7 @@ impl ClaimLookup {
     }
 }
 
-/// Reads the claim until what it stands for is known.
+/// Reads the claim until its volume is known.
 pub(super) async fn resolve(
     link: &Link,
     desired: &Desired,
@@ -107,7 +108,8 @@ pub(super) async fn resolve(
     keep(link, desired, key, source, found, &attachments, in_use).await;
 }
 
-/// Keeps the volume named in the Node's status, its driver's tokens valid, and has it expanded, for as long as the pod needs it.
+/// Keeps the volume named in the Node's status, its driver's tokens valid, and has it expanded, for as long as the pod
+/// needs it.
 async fn keep(
     link: &Link,
     desired: &Desired,
@@ -145,7 +147,7 @@ fn user(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
     desired.pods.get(pods.get(key)?.get_min()?).cloned()
 }
 
-/// What the claim, or the volume of the pod's own, stands for now.
+/// What the claim, or the volume of the pod's own, currently refers to.
 async fn look_up(
     link: &Link,
     key: &ObjectKey,

@@ -1,5 +1,6 @@
-//! Paces the corrections of statuses that somebody else writes over: at once, and then at kubelet's pace. Otherwise a writer that
-//! writes again at once, as kube-controller-manager does while it takes the node for lost, would be answered without end.
+//! Limits the rate of corrections of statuses that another client overwrites: at once, and then as often as kubelet.
+//! Otherwise a writer that writes again at once, as kube-controller-manager does while it takes the node for lost,
+//! would be answered without end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Tells the cluster of the node's CSI drivers: the CSINode object, and the Node's annotation and labels.
+//! Reports the node's CSI drivers to the cluster: the CSINode object, and the Node's annotation and labels.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Posts the node's events to the apiserver: each once, and its count when it happens again.
 //!
-//! The agent merges and bounds its events itself; this compares them with what was posted, within client-go's [`limits`]. Events
-//! that the server would drop for their age are left out.
+//! The agent merges and bounds its events itself; this compares them with what was posted, within client-go's
+//! [`limits`]. Events that the server would drop for their age are left out.
 
 mod limits;
 
@@ -33,7 +33,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
     loop {
         if !link.is_online() {
             link.online().await;
-            // Once the time is over, they are posted beside what is left.
+            // Once the time has passed, they are posted with what is left.
             let _ = timeout(STATUSES_FIRST, link.outbox().nothing_differs()).await;
         }
         // It sees every change from here on, also one during the requests below.
@@ -47,7 +47,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
         };
         let more = news.len() > POST_BATCH_SIZE;
         let mut failed = None;
-        // An apiserver may limit the events of a namespace (admission EventRateLimit): those of others go on.
+        // An apiserver may limit the events of a namespace (admission EventRateLimit): those of others continue.
         let mut limited = BTreeSet::new();
         for event in news.into_iter().take(POST_BATCH_SIZE) {
             let namespace = event.pod.as_ref().map(|(key, _)| key.namespace().to_owned());

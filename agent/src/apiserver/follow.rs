@@ -1,6 +1,7 @@
 //! Follows what a selector matches: a list, then the changes, for as long as the agent runs.
 //!
-//! Where bookmarks are of use the list comes as the beginning of the watch, which costs the server less, and one request less.
+//! Where bookmarks are of use the list comes as the beginning of the watch, which costs the server less, and one
+//! request less.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,13 +16,14 @@ use super::link::{BUSY, Link};
 use limpet_apiserver::watch::{Change, Watch};
 use limpet_apiserver::{Request, RequestError, Resource, Selector, WatchFrom};
 
-/// The server ends a watch after this long, and up to twice of it, as client-go asks for.
+/// The server ends a watch after this long, and up to twice that, as client-go requests.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(300);
 /// The same of one object, as kubelet asks for with ConfigMaps and Secrets: a node has many such watches.
 const SINGLE_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
 /// A server that does not end it is left so much later.
 const WATCH_TIMEOUT_MARGIN: Duration = Duration::from_secs(30);
-/// A watch that ended sooner counts as a failure, so that a server that ends each at once is not asked without pause.
+/// A watch that ended sooner counts as a failure, so that a server that ends each at once does not get requests without
+/// pause.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 
 /// What is followed.
@@ -31,7 +33,7 @@ pub(super) struct WatchTarget {
     pub(super) resource: Resource,
     /// Which of them.
     pub(super) selector: Selector,
-    /// It is this one that finds out whether there is a connection, and looks at the lease then; the others wait for it.
+    /// It is this one that finds out whether there is a connection, and checks the lease then; the others wait for it.
     pub(super) leads: Option<Arc<Lease>>,
 }
 
@@ -39,8 +41,8 @@ pub(super) struct WatchTarget {
 type Listing = BTreeMap<String, Value>;
 
 impl WatchTarget {
-    /// Whether its list may be the beginning of its watch. Of one object a list and a watch without bookmarks are less; and what
-    /// leads looks at the lease between the two.
+    /// Whether its list may be the beginning of its watch. Of one object a list and a watch without bookmarks are less;
+    /// and what leads checks the lease between the two.
     fn may_stream(&self) -> bool {
         self.leads.is_none() && !self.selector.is_of_one()
     }
@@ -71,14 +73,14 @@ pub(super) enum Update {
 enum Start {
     /// With the newest list that there is.
     Newest,
-    /// With a list of this version or a later one, which costs the server less: many nodes may want one at once.
+    /// With a list of this version or a later one, which costs the server less: many nodes may request one at once.
     Since(String),
     /// With a watch from this version on.
     Watch(String),
 }
 
 impl Start {
-    /// The streaming list that it stands for; `None`: it needs no list.
+    /// The streaming list that it requests; `None`: it needs no list.
     fn as_streaming_list(&self) -> Option<WatchFrom<'_>> {
         match self {
             Self::Newest => Some(WatchFrom::All(None)),
@@ -87,7 +89,7 @@ impl Start {
         }
     }
 
-    /// After the server has refused the version. A list that is refused, too, asks for one that it does not have any more.
+    /// After the server has refused the version. A list that is refused, too, requests a version that it no longer has.
     fn refused(self) -> Self {
         match self {
             Self::Watch(version) => Self::Since(version),
@@ -144,8 +146,8 @@ pub(super) async fn follow(link: Link, what: WatchTarget, updates: mpsc::Sender<
     }
 }
 
-/// How many failures in a row there are after one more, of a session that has watched for so long; `None`: no watch began. An
-/// answer that was waited for in vain took long, too, and is a failure like others.
+/// How many failures in a row there are after one more, of a session that has watched for so long; `None`: no watch
+/// began. An answer that did not arrive took long, too, and is a failure like others.
 fn failures_after(failures: u32, watched: Option<Duration>) -> u32 {
     match watched {
         Some(watched) if watched >= MIN_WATCH_DURATION => 1,
@@ -186,8 +188,8 @@ async fn session(
     }
 }
 
-/// Begins a watch; where there is no version to watch from, with a list before it or at its beginning. Of the latter the objects
-/// that have come belong into what is returned beside it.
+/// Begins a watch; where there is no version to watch from, with a list before it or at its beginning. Of the latter
+/// the objects that have come belong into what is returned beside it.
 async fn begin(
     link: &Link,
     what: &WatchTarget,
@@ -222,8 +224,8 @@ fn add(list: &mut Listing, change: Change) {
     }
 }
 
-/// Whether a list is to replace a streaming list that ended so before all had come: it is refused, the server cannot find out
-/// how far its watch has come, or does not say when all has come.
+/// Whether a list is to replace a streaming list that ended so before all had come: it is refused, the server cannot
+/// find out how far its watch has come, or does not say when all has come.
 fn wants_list(ended: &Result<(), RequestError>) -> bool {
     match ended {
         Ok(()) => true,
@@ -311,11 +313,11 @@ async fn list(
     Ok(at)
 }
 
-/// The server has answered. The first answer to what leads counts once the lease was looked at.
+/// The server has answered. The first answer to what leads counts once the lease was checked.
 async fn answered(link: &Link, what: &WatchTarget) -> Result<(), RequestError> {
     if let Some(lease) = &what.leads {
-        // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known. What
-        // leads may have listed, for its version was forgotten, while others still have theirs.
+        // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known.
+        // What leads may have listed, for its version was forgotten, while others still have theirs.
         if !link.is_online() && !lease.check().await? {
             link.begin_anew();
         }

@@ -21,7 +21,7 @@ pub(super) struct NodeImages {
     /// `nodeStatusMaxImages`; `None`: all.
     most: Option<usize>,
     contents: watch::Receiver<u64>,
-    /// When a change is looked at.
+    /// When a change is checked.
     due: Option<Instant>,
     /// The sizes of those that were read: they do not change.
     sizes: BTreeMap<Arc<str>, u64>,
@@ -33,7 +33,7 @@ impl NodeImages {
     pub(super) fn new(runtime: Arc<dyn NodeRuntime>, most: Option<usize>) -> Self {
         let mut contents = runtime.contents();
         contents.mark_unchanged();
-        // Whatever is there has not been looked at yet.
+        // Whatever is there has not been checked yet.
         let due = Some(Instant::now());
         Self { runtime, most, contents, due, sizes: BTreeMap::new(), shown: Vec::new() }
     }
@@ -51,7 +51,7 @@ impl NodeImages {
         }
     }
 
-    /// As they are shown; read again when a change is due, or `anew`.
+    /// As they are shown; read again when a change is due, or with `force_refresh`.
     pub(super) async fn shown(&mut self, anew: bool) -> Vec<NodeImage> {
         if anew || self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;

@@ -1,5 +1,5 @@
 //! Requests about pods that are in flight: one for each pod, and a bounded number at a time. Updates of the apiserver are
-//! read meanwhile, and one slow request, such as a mirror pod that a webhook looks at, delays only its own pod.
+//! read meanwhile, and one slow request, such as a mirror pod that a webhook checks, delays only its own pod.
 
 use std::collections::BTreeSet;
 

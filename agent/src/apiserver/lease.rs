@@ -1,8 +1,9 @@
 //! The node's lease: the sign of life by which a cluster knows the node, and by which the node knows the cluster again.
 //!
-//! Nobody else renews it. A lease that is older than the last renewal, or that has gone back to an older version, is one of a
-//! cluster that was restored from a backup: watches would wait there for versions that it has not come to, so everything is
-//! listed anew. A renewal asks for the version that the last one has left, so that none overwrites such a lease unseen.
+//! No other client renews it. A lease that is older than the last renewal, or that has gone back to an older version,
+//! is one of a cluster that was restored from a backup: watches would wait there for versions that it has not come to,
+//! so everything is listed again. A renewal requires the version that the last one has left, so that none overwrites
+//! such a lease unnoticed.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -83,7 +84,7 @@ impl Lease {
                 Err(error) if error.is_conflict() && conflicts == 0 && self.check().await.is_ok() => conflicts = 1,
                 Err(error) => {
                     if error.is_conflict() {
-                        // The lease cannot be looked at: the next renewal asks for no version.
+                        // The lease cannot be read: the next renewal requires no version.
                         self.version.store(0, Ordering::Relaxed);
                     }
                     conflicts = 0;
@@ -101,13 +102,13 @@ impl Lease {
         }
     }
 
-    /// Looks at the lease after a time without a connection, before anything else that the apiserver says is believed.
+    /// Checks the lease after a time without a connection, before anything else that the apiserver says is believed.
     /// Returns whether there is one.
     ///
     /// # Errors
     /// The apiserver did not answer, or is busy. Any other refusal says nothing about the lease.
     pub(super) async fn check(&self) -> Result<bool, RequestError> {
-        // As it was before the apiserver was asked: a renewal may be confirmed before the answer is here, which is older then.
+        // As it was before the request: a renewal may be confirmed before the answer arrives, which is then older.
         let (answer, known) = oneshot::channel();
         let _ = self.source.send(Update::LastRenewal(answer)).await;
         let known = known.await.unwrap_or_default();
@@ -154,7 +155,8 @@ impl Lease {
         Ok(renewed)
     }
 
-    /// Whether the cluster has gone back follows from the version that a renewal asked for, too: of a lease that was made again.
+    /// Whether the cluster has gone back follows from the version that a renewal required, too: of a lease that was
+    /// recreated.
     async fn compare_versions(&self, before: u64, now: u64) {
         if now != 0 && now < before {
             let _ = self.source.send(Update::WentBack(HistoryBreak::Restored { before, now })).await;

@@ -1,8 +1,8 @@
 //! The connection to the apiserver as the agent sees it: requests go through it, and their results say how it is.
 //!
-//! The client is made at the first request, and again after each loss, but where the server answers that it cannot work: so
-//! credentials that were rotated, and a kubeconfig that was edited, are read by themselves, and no connection of before is
-//! used again.
+//! The client is made at the first request, and again after each loss, but where the server answers that it cannot
+//! work: so credentials that were rotated, and a kubeconfig that was edited, are read by themselves, and no earlier
+//! connection is used again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -46,7 +46,7 @@ pub struct ClusterView {
     pub last_online: Option<Timestamp>,
     /// How many mirror pods it has of this node.
     pub mirrors: usize,
-    /// Why the apiserver does not show these pods. They run all the same.
+    /// Why the apiserver does not show these pods. They run nevertheless.
     pub refused: BTreeMap<PodKey, String>,
 }
 
@@ -233,13 +233,13 @@ impl Link {
         let _ = self.0.view.subscribe().wait_for(|view| view.state.is_online() != online).await;
     }
 
-    /// The cluster has gone back to an older state: everything is to be listed anew.
+    /// The cluster has gone back to an older state: everything has to be listed again.
     pub(super) fn begin_anew(&self) {
         self.pods_reached(0);
         self.0.beginnings.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Changes when everything is to be listed anew.
+    /// Changes when everything has to be listed again.
     pub(super) fn beginnings(&self) -> watch::Receiver<u64> {
         self.0.beginnings.subscribe()
     }

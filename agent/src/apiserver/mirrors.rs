@@ -1,7 +1,7 @@
 //! Keeps the mirror pods and their statuses: compares, and does what [`mirror::step`] says for each pod.
 //!
-//! After each change every pod is compared, and what is due is sent, a few requests at a time. What fails is due again after a
-//! pause, and whatever fails, the pod itself is not touched.
+//! After each change every pod is compared, and what is due is sent, a few requests at a time. What fails is due again
+//! after a pause, and whatever fails, the pod itself is not touched.
 
 mod retries;
 
@@ -186,8 +186,8 @@ impl Mirrors {
         }
     }
 
-    /// When a step that failed or waits is due again, of a pod that is not in flight; `None` while there is nothing to compare, or no
-    /// Node object to own a mirror.
+    /// When a step that failed or waits is due again, of a pod that is not in flight; `None` while there is nothing to
+    /// compare, or no Node object to own a mirror.
     fn next_retry(&mut self, in_flight: &BTreeSet<PodKey>) -> Option<Instant> {
         self.found.as_ref()?;
         self.owner()?;

@@ -23,7 +23,7 @@ use limpet_host::network::NetworkStatus;
 /// What the apiserver has of the Node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) enum NodeFromApiserver {
-    /// It was not asked yet.
+    /// It has not been read yet.
     #[default]
     Unknown,
     /// There is none.

@@ -1,4 +1,4 @@
-//! What is not sent to the apiserver yet, for those who look at the node. Nothing is queued: each task compares what
+//! What is not sent to the apiserver yet, for people on the node. Nothing is queued: each task compares what
 //! there is with what the server has, and says here how much differs.
 
 use std::collections::BTreeMap;

@@ -51,8 +51,8 @@ pub(super) struct Pods {
     /// What the apiserver has, once it has been listed.
     found: Option<BTreeMap<PodKey, ApiPod>>,
     known: BTreeMap<PodKey, Acknowledged>,
-    /// The last statuses of pods that were deleted at the apiserver, until it says that they are gone: one that is restored may
-    /// have them again.
+    /// The last statuses of pods that were deleted at the apiserver, until it says that they are gone: one that is
+    /// restored may have them again.
     deleted: BTreeMap<PodKey, Arc<ObservedPod>>,
     /// How often the step of a pod has failed in a row, and when it is tried again.
     retries: BTreeMap<PodKey, (u32, Instant)>,
@@ -123,7 +123,7 @@ impl Pods {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
                 let found: BTreeMap<PodKey, ApiPod> = pods.iter().filter_map(ApiPod::read).collect();
-                // One that is not being deleted any more runs on.
+                // One that is not being deleted any more keeps running.
                 self.deleted.retain(|key, pod| found.get(key).is_some_and(|found| found.deleting && is_it(found, pod)));
                 self.found = Some(found);
                 // A list comes after a long time, or from a cluster that was restored and may have older statuses.
@@ -131,7 +131,7 @@ impl Pods {
             }
             Update::Stored(pod) => {
                 if let Some((key, pod)) = ApiPod::read(&pod)
-                    // What is there of one that was deleted is from before, or waits for somebody's finalizer.
+                    // What is left of a deleted one is from before, or waits for a finalizer.
                     && !self.deleted.get(&key).is_some_and(|deleted| is_it(&pod, deleted))
                 {
                     self.found.get_or_insert_default().insert(key, pod);
@@ -151,8 +151,9 @@ impl Pods {
         }
     }
 
-    /// Gives up the last statuses that are not asked for: of other sources, and of pods that the apiserver does not have. One that
-    /// its source holds although another cluster's list lacks it may be asked for once the cluster of before is back.
+    /// Drops the last statuses that are not needed: of other sources, and of pods that the apiserver does not have. One
+    /// that its source holds although another cluster's list lacks it may be requested once the earlier cluster is
+    /// back.
     fn release(&self) {
         let source = Arc::clone(&self.slots.load()[SourceKind::Api.index()]);
         for (version, pod) in self.last_statuses.awaited(&self.observed.load()) {

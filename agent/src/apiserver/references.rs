@@ -1,5 +1,6 @@
-//! Fetches what the apiserver's pods refer to: follows their ConfigMaps, Secrets and Services, asks for their
-//! tokens and certificates, reads what their claims are bound to, the trust bundles that they mount, and their runtime classes.
+//! Fetches what the apiserver's pods refer to: watches their ConfigMaps, Secrets and Services, requests their tokens
+//! and certificates, reads what their claims are bound to, the trust bundles that they mount, and their runtime
+//! classes.
 //!
 //! One task for each object, for as long as a pod refers to it. A node may read only what its pods refer to, one
 //! object at a time, so each is watched by its name.
@@ -163,7 +164,7 @@ async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api:
     tokio::join!(follow(link, followed, send), hand_on);
 }
 
-/// Follows the ClusterTrustBundles that the key asks for.
+/// Watches the ClusterTrustBundles that the key selects.
 async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
     let selector = match TrustBundleDemand::from_name(&key.name) {
         TrustBundleDemand::Named(name) => Selector::of_name(&name),
@@ -197,8 +198,9 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
     tokio::join!(follow(link, followed, send), pass_on);
 }
 
-/// Follows a RuntimeClass. A pod that has begun with it keeps it when the class is deleted, so that its containers can be started
-/// again. An apiserver refuses to change a handler; of a class that was deleted and created with another one, the new one counts.
+/// Follows a RuntimeClass. A pod that has begun with it keeps it when the class is deleted, so that its containers can
+/// be started again. An apiserver refuses to change a handler; of a class that was deleted and created with another
+/// one, the new one counts.
 async fn follow_runtime_class(link: Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
     let selector = Selector::of_name(&key.name);
     let followed = WatchTarget { resource: Resource::RuntimeClasses, selector, leads: None };
@@ -279,7 +281,7 @@ pub(super) struct Issued {
     pub(super) expiry: String,
     /// How long it is valid, in seconds.
     pub(super) lifetime: i64,
-    /// When it was asked for, by the node's clock, which may differ from the server's.
+    /// When it was requested, by the node's clock, which may differ from the server's.
     pub(super) at: Timestamp,
 }
 

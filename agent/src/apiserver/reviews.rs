@@ -1,7 +1,7 @@
-//! Reviews: whose token a client of kubelet's API brings, and whether a user may do what it asks for. The apiserver
+//! Reviews: whose token a client of kubelet's API sends, and whether a user may do what it requests. The apiserver
 //! decides both; kubelet's names for them are authentication and authorization by webhook.
 //!
-//! Nothing is kept here, and nothing is tried twice: `crate::server` remembers answers and bounds how many are asked for.
+//! Nothing is kept here, and nothing is tried twice: `crate::server` caches answers and bounds the number of reviews.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use limpet_apiserver::{Request, RequestError, Resource};
 pub struct User {
     /// Its name.
     pub name: String,
-    /// What tells it from an earlier user of that name; may be empty.
+    /// What distinguishes it from an earlier user of that name; may be empty.
     pub uid: String,
     /// Its groups.
     pub groups: Vec<String>,
@@ -27,7 +27,7 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// What a user asks for: a verb on a subresource of this node.
+/// What a user requests: a verb on a subresource of this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Access<'a> {
     /// `get`, `create`, …; empty for a method that Kubernetes has no verb for.
@@ -44,7 +44,7 @@ pub enum ReviewError {
     /// The apiserver did not answer, or refuses to.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// It could not be reached a moment ago, so it is not asked again yet.
+    /// It could not be reached a moment ago, so it gets no request yet.
     #[error("the apiserver cannot be reached")]
     Offline,
     /// It answers that it could not decide.
@@ -56,7 +56,7 @@ pub enum ReviewError {
 }
 
 impl ReviewError {
-    /// Whether nobody answers there: the next request would wait in vain as well.
+    /// Whether the apiserver does not answer: the next request would time out as well.
     pub fn is_unreachable(&self) -> bool {
         use RequestError::{Certificate, Credentials, Unreachable};
         matches!(self, Self::Request(Credentials(_) | Unreachable(_) | Certificate { .. }))
@@ -65,7 +65,7 @@ impl ReviewError {
 
 /// Who decides.
 pub trait Reviews: Send + Sync {
-    /// The user of a token; `None`: it is nobody's.
+    /// The user of a token; `None`: the token is not valid.
     fn token<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<Option<User>, ReviewError>>;
 
     /// Whether the user may do that.
@@ -97,7 +97,7 @@ fn unreadable(error: serde_json::Error) -> ReviewError {
 }
 
 fn token_review(token: &str) -> Result<Value, ReviewError> {
-    // No audience: a token has to be the apiserver's own, as kubelet wants it.
+    // No audience: a token has to be the apiserver's own, as with kubelet.
     let spec = TokenReviewSpec { token: token.to_owned(), audiences: None };
     serde_json::to_value(TokenReview { spec, ..TokenReview::default() }).map_err(unreadable)
 }

@@ -1,5 +1,5 @@
-//! Service accounts and their tokens, as image credential providers ask for them. The tokens of volumes are kept by
-//! `references`, which asks with the same document.
+//! Service accounts and their tokens, as image credential providers request them. The tokens of volumes are kept by
+//! `references`, which sends the same document.
 
 use std::collections::BTreeMap;
 

@@ -11,7 +11,7 @@ use limpet_core::cluster_history::ClusterHistory;
 use limpet_core::mirror::MIRROR_ANNOTATION;
 use limpet_model::object::service::KUBERNETES;
 
-/// How often the apiserver is asked for its own Service while it has none: for some seconds.
+/// How many times the apiserver's own Service is read while there is none: for some seconds.
 const MAX_SERVICE_READS: u32 = 4;
 
 /// Who receives which Pods.
@@ -25,10 +25,10 @@ pub(super) struct Receivers {
     pub(super) source: mpsc::Sender<api::Update>,
 }
 
-/// Hands every update on; ends when the sender is dropped.
+/// Passes every update on; ends when the sender is dropped.
 pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, receivers: Receivers) {
     let Receivers { mirrors, pods, source } = receivers;
-    // Whoever has gone is not waited for: the agent stops.
+    // A client that has gone is not waited for: the agent stops.
     while let Some(update) = updates.recv().await {
         match update {
             Update::Listed(all, version) => {
@@ -56,8 +56,8 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
     }
 }
 
-/// The UID of the cluster's own Service; empty where the apiserver refuses it, or has none [`MAX_SERVICE_READS`] times. Waits for an
-/// answer: without it a list of a recreated cluster would end pods.
+/// The UID of the cluster's own Service; empty where the apiserver refuses it, or has none [`MAX_SERVICE_READS`] times.
+/// Waits for an answer: without it a list of a recreated cluster would end pods.
 async fn service_uid(link: &Link) -> String {
     let mut failures = 0;
     loop {

@@ -1,8 +1,8 @@
 //! The events that the apiserver does not have yet, in a file: they outlive the agent.
 //!
-//! Statuses and mirrors need none: they are derived from what is observed. The file is written when the agent stops, and while
-//! there is no connection ten minutes after something happened, to spare flash: a power cut loses the events of that time. Once
-//! everything is posted there is no file.
+//! Statuses and mirrors need none: they are derived from what is observed. The file is written when the agent stops,
+//! and while there is no connection ten minutes after something happened, to spare flash: a power cut loses the events
+//! of that time. Once everything is posted there is no file.
 
 use std::fs;
 use std::io::{self, Read as _};

@@ -23,7 +23,7 @@ pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> 
     Ok(Arc::new(store))
 }
 
-/// What seals Secrets on disk. A key that is missing stops no pod but those that wait for a Secret which nobody else has.
+/// What seals Secrets on disk. A key that is missing stops only pods that wait for a Secret from no other source.
 async fn sealer(config: &Config) -> Sealer {
     let Some(key) = &config.secret_key else { return Sealer::Off };
     let credentials = std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from);

@@ -14,16 +14,16 @@ pub enum AppError {
     /// SIGTERM and SIGINT cannot be caught.
     #[error("cannot catch signals: {0}")]
     Signals(#[source] io::Error),
-    /// The path of limpet's own executable, which the loggers run, is not to be had.
+    /// The path of limpet's own executable, which the loggers run, is not available.
     #[error("cannot find the path of this executable: {0}")]
     Executable(#[source] io::Error),
     /// A socket is in use or refused.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// What pods run in cannot be had.
+    /// What pods run in is not available.
     #[error(transparent)]
     Executor(#[from] ComposeError),
-    /// A guard is demanded, and cannot be had.
+    /// A guard is required, and not available.
     #[error(transparent)]
     Guard(#[from] ArmError),
     /// The database's file cannot be used.

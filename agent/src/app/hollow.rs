@@ -1,7 +1,7 @@
 //! Hollow nodes: many nodes in one process, to see what a cluster of them costs and how it comes through an outage.
 //!
-//! Each is the agent but for what it runs pods in: its connection with a lease and watches of its own, the apiserver's source
-//! with its database, merge, supervisor, workers, statuses and events. Containers are numbers in memory
+//! Each is the agent but for what it runs pods in: its connection with a lease and watches of its own, the apiserver's
+//! source with its database, merge, supervisor, workers, statuses and events. Containers are numbers in memory
 //! ([`crate::executor::fake`]). The nodes share this machine's facts, its network, the runtime and the settings of TLS.
 
 use std::net::Ipv4Addr;
@@ -86,10 +86,10 @@ struct Common {
     tasks: TaskTracker,
 }
 
-/// Runs them until the process is asked to stop.
+/// Runs them until a signal stops the process.
 ///
 /// # Errors
-/// Signals or a database cannot be had.
+/// Signals or a database are not available.
 pub async fn run(nodes: HollowNodes) -> Result<(), AppError> {
     let HollowNodes { config, credentials, facts, count, prefix, dir } = nodes;
     let stop = CancellationToken::new();
@@ -232,7 +232,7 @@ fn supervise(
     };
     let supervisor = Supervisor::new(context, vec![SourceKind::Api], stop.clone());
     let node_state = supervisor.node_state();
-    // Nobody loads images, presses the node or debugs its pods; the senders live as long as the supervisor.
+    // There are no image loads, evictions or debug containers; the senders live as long as the supervisor.
     let (archives, images) = watch::channel(Arc::default());
     let (unpressed, pressure) = watch::channel(NodePressure::from_iter([]));
     let (debugs, debug) = ephemeral_containers::channel();

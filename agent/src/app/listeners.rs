@@ -1,5 +1,5 @@
-//! The listeners beside limpet's own socket. None of them holds up a pod: an address on the network that cannot be had now is
-//! tried again.
+//! The listeners beside limpet's own socket. None of them delays a pod: an address on the network that is not available
+//! now is tried again.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub(super) fn start_listeners(shared: &SharedParts, state: &ServerState, kubelet
     }
 }
 
-/// Serves CRI, unless it is switched off or its socket cannot be had.
+/// Serves CRI, unless it is switched off or its socket cannot be opened.
 pub(super) fn start_cri(shared: &SharedParts, state: CriState) {
     let Some(path) = shared.config.cri_socket() else { return };
     match server::bind(&path) {
@@ -62,7 +62,7 @@ pub(super) fn start_cri(shared: &SharedParts, state: CriState) {
     }
 }
 
-/// Serves kubelet's PodResources, unless its socket cannot be had.
+/// Serves kubelet's PodResources, unless its socket cannot be opened.
 pub(super) fn start_pod_resources(shared: &SharedParts, state: ServerState) {
     match server::bind(&shared.config.pod_resources_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pod_resources(listener, state, shared.stop.clone()))),
@@ -70,7 +70,7 @@ pub(super) fn start_pod_resources(shared: &SharedParts, state: ServerState) {
     }
 }
 
-/// Serves kubelet's Pods API, unless its socket cannot be had.
+/// Serves kubelet's Pods API, unless its socket cannot be opened.
 pub(super) fn start_pods_api(shared: &SharedParts, state: ServerState) {
     match server::bind(&shared.config.pods_api_socket()) {
         Ok(listener) => drop(shared.tasks.spawn(server::serve_pods_api(listener, state, shared.stop.clone()))),
@@ -78,8 +78,8 @@ pub(super) fn start_pods_api(shared: &SharedParts, state: ServerState) {
     }
 }
 
-/// Serves the registration of device plugins and follows the directory of plugins, unless that is switched off. Sockets of
-/// an earlier life go first, so that plugins register again.
+/// Serves the registration of device plugins and follows the directory of plugins, unless that is switched off. Sockets
+/// of an earlier life go first, so that plugins register again.
 pub(super) fn start_device_plugins(shared: &SharedParts, state: &ServerState) {
     let plugins = &shared.device_plugins;
     shared.tasks.spawn(Arc::clone(plugins).run());
@@ -102,7 +102,7 @@ pub(super) fn start_device_plugins(shared: &SharedParts, state: &ServerState) {
     }
 }
 
-/// Listens at `address`, which the key `name` asks for, once it can be had. `None`: the agent stops.
+/// Listens at `address`, which the key `name` configures, once it is available. `None`: the agent stops.
 fn listening(
     shared: &SharedParts,
     name: &'static str,

@@ -1,5 +1,5 @@
 //! A source's way into the merge, and what is reported on the way: changed and rejected manifests become events,
-//! and the source's state can be asked for at any time.
+//! and the source's state can be read at any time.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) struct Published {
     pub(super) events: Events,
     /// Where they are counted.
     pub(super) metrics: Metrics,
-    /// Whoever watches pods sees rejections too.
+    /// Watches of pods include rejections.
     pub(super) observed: Observed,
 }
 
@@ -58,7 +58,7 @@ impl Published {
         self.observed.touch();
     }
 
-    /// An event for each change; one that is made again and again is counted. A pod that appears, nobody knows by whose
+    /// An event for each change; a repeated one is counted. A pod that appears, nobody knows by whose
     /// doing, has events enough of its own.
     fn report_changes(&self, snapshot: &SourceSnapshot) {
         for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {

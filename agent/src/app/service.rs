@@ -29,12 +29,12 @@ pub(super) fn stop_on_signals(stop: CancellationToken) -> io::Result<JoinHandle<
     }))
 }
 
-/// Tells systemd that the agent has started.
+/// Notifies systemd that the agent has started.
 pub(super) fn ready() {
     notify(&[NotifyState::Ready]);
 }
 
-/// Tells systemd that the agent is on its way down.
+/// Notifies systemd that the agent is stopping.
 pub(super) fn stopping() {
     notify(&[NotifyState::Stopping]);
 }

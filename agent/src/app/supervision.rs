@@ -32,7 +32,7 @@ use limpet_model::node::NodeFacts;
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
 pub(super) const LIFECYCLE_INBOX: usize = 1_024;
 
-/// What the node has for its pods; nobody has any of it yet.
+/// What the node has for its pods; none of it is allocated yet.
 pub(super) fn node_claims(
     config: &Config,
     node: &NodeFacts,

@@ -34,7 +34,7 @@ pub enum Completeness {
 pub struct Attributor;
 
 impl Attributor {
-    /// inotify alone, whatever `settings` ask for.
+    /// inotify alone, whatever `settings` say.
     pub fn new(settings: WatchSettings, _: Option<mpsc::Receiver<Feed>>) -> Self {
         settings.observer.watching(Backend::Inotify, None);
         Self

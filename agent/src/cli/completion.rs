@@ -1,4 +1,4 @@
-//! `limpet completion`, and dynamic completion of pod and container names, which asks the agent.
+//! `limpet completion`, and dynamic completion of pod and container names, which queries the agent.
 //!
 //! The shell runs limpet for every completion, so it must be fast and fails silently.
 

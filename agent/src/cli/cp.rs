@@ -77,7 +77,7 @@ pub(super) async fn run(client: &SocketClient, args: CpArgs, screen: Screen) -> 
     progress.clear();
     match copied {
         Ok(()) => Ok(0),
-        // Whoever reads stdout has enough.
+        // The reader of stdout has closed it.
         Err(CopyError { source, .. }) if source.kind() == io::ErrorKind::BrokenPipe => Err(source.into()),
         Err(CopyError { what, source }) => Err(CliError::System { what, source }),
     }

@@ -1,9 +1,10 @@
 //! `limpet doctor`: checks whether this machine can run pods. Works without the agent.
 //!
 //! Each check is a small function that returns a [`Finding`]; its module reads the data: [`machine`] (rights, clock,
-//! disk), [`pressure`] (eviction), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`] (notification, BPF programs, security modules), [`attribution`] (who changes
-//! manifests), [`profiles`] (seccomp, AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`] (configuration,
-//! other agents, the service), [`secrets`] (the key of Secrets on disk).
+//! disk), [`pressure`] (eviction), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`]
+//! (notification, BPF programs, security modules), [`attribution`] (who changes manifests), [`profiles`] (seccomp,
+//! AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`]
+//! (configuration, other agents, the service), [`secrets`] (the key of Secrets on disk).
 
 mod attribution;
 mod cgroups;

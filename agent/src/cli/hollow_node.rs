@@ -70,7 +70,7 @@ pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
     let (mut config, _) = config::load(&flags).map_err(|error| CliError::Usage(error.to_string()))?;
     config.max_pods = args.max_pods;
     config.cluster.lease_duration = Duration::from_secs(args.node_lease_duration_seconds);
-    // Nobody can ask a hollow node for logs: its Node names no port.
+    // A hollow node serves no logs: its Node names no port.
     config.server.enabled = false;
     let dir = std::env::temp_dir().join(format!("limpet-hollow-{}", std::process::id()));
     (config.root_dir, config.run_dir) = (dir.clone(), dir.clone());
@@ -92,7 +92,8 @@ pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
     done
 }
 
-/// Raises the limit of open files to what so many nodes may have open, or as far as the system lets it if they can run with that.
+/// Raises the limit of open files to what so many nodes may have open, or as far as the system lets it if they can run
+/// with that.
 fn allow_files(count: u32) -> Result<(), CliError> {
     let (needed, wanted) = (u64::from(count) * FILES_OF_NODE, u64::from(count) * MOST_FILES_OF_NODE);
     let limit = getrlimit(Resource::Nofile);

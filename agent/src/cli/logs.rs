@@ -75,7 +75,7 @@ pub(super) async fn print(client: &SocketClient, path: &str) -> Result<u8, CliEr
             .map_err(|error| CliError::Connection { socket: client.socket().to_owned(), message: error.to_string() })?;
         if let Some(data) = frame.data_ref() {
             out.write_all(data)?;
-            // Flush each chunk: a follower wants to see it at once.
+            // Flush each chunk: a follower should see it at once.
             out.flush()?;
         }
     }

@@ -76,7 +76,7 @@ async fn resolve(
     arguments.iter().map(|argument| argument.resolve(manifest.as_ref()).map_err(CliError::Target)).collect()
 }
 
-/// Listens on each address; of those that `localhost` stands for, one is enough.
+/// Listens on each address; of those that `localhost` resolves to, one is enough.
 async fn listen(addresses: &[Address], forwarding: Forwarding) -> Result<Vec<TcpListener>, CliError> {
     let mut listeners = Vec::new();
     let mut local = forwarding.local;
@@ -149,7 +149,7 @@ impl Forwarder {
     }
 }
 
-/// Copies both ways until the pod sends no more, or nobody reads that here; returns what the agent has to say.
+/// Copies in both directions until the pod sends no more, or the local reader has gone; returns the agent's message.
 async fn exchange(stream: TcpStream, mut error: Stream, data: Stream) -> String {
     let (from, to) = stream.into_split();
     let pieces = AtomicU64::new(0);
@@ -173,7 +173,7 @@ async fn exchange(stream: TcpStream, mut error: Stream, data: Stream) -> String 
 }
 
 fn say(line: std::fmt::Arguments<'_>) {
-    // If stdout cannot be written, connections are forwarded all the same.
+    // If stdout cannot be written, connections are forwarded nevertheless.
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 

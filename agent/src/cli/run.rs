@@ -13,7 +13,7 @@ use crate::config::{self, RunFlags};
 use crate::lifecycle::memory;
 use crate::node::{self, NameNotice, StartError};
 
-/// Runs the agent until it is asked to stop; returns the exit code.
+/// Runs the agent until a signal stops it; returns the exit code.
 pub fn run(flags: &RunFlags) -> ExitCode {
     if let Err(error) = forbid_core_dumps() {
         return fail(&error, 1);

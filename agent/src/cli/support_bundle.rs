@@ -1,9 +1,9 @@
-//! `limpet support-bundle`: one archive with what explains this node's state to somebody who cannot log in to it.
+//! `limpet support-bundle`: one archive that explains this node's state to people without access to it.
 //!
-//! [`agent`] asks the agent, [`machine`] reads the kernel's files, [`logs`] the ends of logs. Each document passes
-//! [`redaction`], which keeps of a pod only what cannot be a secret, and takes out of text what looks like one. The bundle
-//! never opens manifests, Secrets, kubeconfigs, TLS keys, `certs.d` or the volumes of pods. [`archive`] bounds it.
-//! Without the agent it holds what the machine alone tells, and `CONTENTS` says what is missing.
+//! [`agent`] queries the agent, [`machine`] reads the kernel's files, [`logs`] the ends of logs. Each document passes
+//! [`redaction`], which keeps of a pod only what cannot be a secret, and takes out of text what looks like one. The
+//! bundle never opens manifests, Secrets, kubeconfigs, TLS keys, `certs.d` or the volumes of pods. [`archive`] bounds
+//! it. Without the agent it contains only what is readable on the machine, and `CONTENTS` lists what is missing.
 
 mod agent;
 mod archive;
@@ -62,7 +62,7 @@ pub(super) async fn run(
     socket: Option<PathBuf>,
     screen: Screen,
 ) -> Result<u8, CliError> {
-    // Whoever may not use the socket may not read the files either.
+    // A user who may not use the socket may not read the files either.
     let agent = match client.connect().await {
         Err(error @ CliError::Forbidden { .. }) => return Err(error),
         Err(error) => Err(error.to_string()),
@@ -95,7 +95,7 @@ pub(super) async fn run(
     Ok(0)
 }
 
-/// The archive to write, and its path unless that is stdout. Nobody but its owner can read it, from its first byte on.
+/// The archive to write, and its path unless that is stdout. Only its owner can read it, from its first byte on.
 fn open(output: Option<&Path>, name: &str) -> Result<(Box<dyn Write>, Option<PathBuf>), CliError> {
     let file = format!("{name}.tar.gz");
     let path = match output {

@@ -1,6 +1,7 @@
 //! `limpet top`: CPU and memory of what runs, in kubectl's columns.
 //!
-//! The agent gives counters; what was used in between two readings is computed here, so nobody samples for this command.
+//! The agent gives counters; what was used in between two readings is computed here, so the agent takes no samples for
+//! this command.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

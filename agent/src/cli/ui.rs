@@ -1,9 +1,9 @@
 //! `limpet ui`: a full screen of pods, events, logs and pressure, on the local socket. It changes nothing.
 //!
-//! The core is pure: updates and keys change the state ([`state`]), from which a screen is drawn ([`frame`]), from which
-//! the fewest bytes are computed that turn the last screen into it ([`paint`]). The shell is here: the terminal, signals, and the
-//! tasks that follow the agent ([`feeds`]). It is made for serial lines: nothing is sent while nothing happens, and a
-//! screen is only made when the one before has left.
+//! The core is pure: updates and keys change the state ([`state`]), from which a screen is drawn ([`frame`]), from
+//! which the fewest bytes are computed that turn the last screen into it ([`paint`]). The shell is here: the terminal,
+//! signals, and the tasks that follow the agent ([`feeds`]). It is made for serial lines: nothing is sent while nothing
+//! happens, and a screen is only made when the one before has left.
 
 mod feed;
 mod feeds;
@@ -47,7 +47,7 @@ and nothing while nothing happens. TERM=vt100 and vt220 get neither colours nor 
 )]
 pub(super) struct UiArgs {}
 
-/// Between two screens that nobody asked for with a key.
+/// The shortest time between two screens without a key press.
 const MIN_REDRAW_INTERVAL: Duration = Duration::from_millis(500);
 /// For how long Escape may be the beginning of another key: at 9,600 baud a byte takes a millisecond.
 const ESCAPE_TIMEOUT: Duration = Duration::from_millis(100);
@@ -86,7 +86,7 @@ fn system(what: &str, source: io::Error) -> CliError {
     CliError::System { what: what.to_owned(), source }
 }
 
-/// The signals that matter to somebody at a terminal.
+/// The signals that matter at a terminal.
 struct Signals {
     resized: Signal,
     resumed: Signal,
@@ -122,7 +122,7 @@ struct Shell {
     shown: Option<Frame>,
     /// When a screen is to be drawn, if one is.
     due: Option<Instant>,
-    /// When the next screen may be drawn that nobody asked for with a key.
+    /// When the next screen may be drawn without a key press.
     free: Instant,
     keys: Keys,
 }
@@ -224,7 +224,7 @@ impl Shell {
         }
     }
 
-    /// Stops on Ctrl-Z as any command does, and goes on at SIGCONT; at once where no shell could send it.
+    /// Stops on Ctrl-Z as any command does, and continues at SIGCONT; at once where no shell could send it.
     async fn suspend(&mut self, signals: &mut Signals, full: &FullScreen) -> Result<(), CliError> {
         self.finish().await;
         terminal::give_back();

@@ -18,7 +18,7 @@ const OF_TLS13: [&str; 3] = ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384",
 /// What the names of others that Go has look like.
 const OTHERS: [&str; 3] = ["TLS_RSA_WITH_", "TLS_ECDHE_RSA_WITH_", "TLS_ECDHE_ECDSA_WITH_"];
 
-/// What a name stands for.
+/// What a name refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Named {
     /// A suite that is spoken.

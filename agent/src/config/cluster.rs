@@ -11,9 +11,9 @@ use limpet_core::node_object::{Frequencies, NodeTaint};
 pub struct ClusterSettings {
     /// `--kubeconfig`, absolute; `None`: the node is in no cluster, and the other settings have no effect.
     pub kubeconfig: Option<PathBuf>,
-    /// `--bootstrap-kubeconfig`, absolute: by it the node asks for a certificate while it has none that is valid.
+    /// `--bootstrap-kubeconfig`, absolute: with it the node requests a certificate while it has no valid one.
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// `rotateCertificates`: the node asks for the next certificate before the one it has expires.
+    /// `rotateCertificates`: the node requests the next certificate before the current one expires.
     pub rotate_certificates: bool,
     /// The server of its current context.
     pub server: String,
@@ -55,7 +55,7 @@ impl Default for ClusterSettings {
 }
 
 impl ClusterSettings {
-    /// Whether this agent asks for the certificate by which the node names itself.
+    /// Whether this agent requests the node's client certificate.
     pub fn manages_certificate(&self) -> bool {
         self.bootstrap_kubeconfig.is_some() || self.rotate_certificates
     }

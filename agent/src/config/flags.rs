@@ -50,7 +50,8 @@ pub struct RunFlags {
     /// Whether the node creates its own Node object [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub register_node: Option<bool>,
-    /// The node's address, or one of each family, the primary one first; without it, those of the default route's interface
+    /// The node's address, or one of each family, the primary one first; without it, those of the default route's
+    /// interface
     #[arg(long, value_name = "ADDRESSES")]
     pub node_ip: Option<String>,
     /// Identifier of this machine at its provider: the providerID that the node registers with

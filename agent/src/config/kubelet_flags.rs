@@ -1,5 +1,5 @@
-//! kubelet's flags that limpet has no flag for. Most are deprecated in favour of a key of the KubeletConfiguration, and are
-//! still used in many unit files: each sets its key. The others are ignored, with one warning.
+//! kubelet's flags that limpet has no flag for. Most are deprecated in favour of a key of the KubeletConfiguration, and
+//! are still used in many unit files: each sets its key. The others are ignored, with one warning.
 
 use std::ffi::OsString;
 
@@ -10,7 +10,7 @@ use super::tree::{Entry, Node, Position, Value};
 enum Form {
     Number,
     Text,
-    /// May stand alone, and is true then.
+    /// May have no value, and is then true.
     Switch,
     /// Texts with commas between them; the flag may be repeated.
     List,

@@ -86,7 +86,7 @@ struct ConfigDiagnostics {
     origins: Vec<Arc<str>>,
     faults: Vec<Fault>,
     url: UrlParts,
-    /// `authentication.webhook.enabled` is true by somebody's wish, and not by default.
+    /// `authentication.webhook.enabled` is true by configuration, and not by default.
     tokens_wanted: bool,
     /// `tlsCertFile` and `tlsPrivateKeyFile`, of the file and of flags.
     certificate: CertificateParts,
@@ -246,7 +246,7 @@ impl ConfigDiagnostics {
     }
 }
 
-/// Whether Go's encoder writes the value for what nobody has set, as in every file of kubeadm's.
+/// Whether Go's encoder writes the value for an unset field, as in every file of kubeadm.
 fn is_unset(value: &Value) -> bool {
     match value {
         Value::Text(text) => matches!(text.as_str(), "" | "0" | "0s"),

@@ -14,10 +14,10 @@ const HEALTHZ_PORT: u16 = 10_248;
 /// `authorization.mode`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AuthorizationMode {
-    /// Whoever is authenticated may use every route.
+    /// Every authenticated user may use every route.
     AlwaysAllow,
     /// An apiserver decides, but for the names of `serverAllowedNames`: they may use every route. Without an apiserver
-    /// nobody else may use any.
+    /// no other caller may use any.
     #[default]
     Webhook,
 }
@@ -70,7 +70,7 @@ pub struct ServerSettings {
     pub healthz_port: u16,
     /// `tlsCertFile` and `tlsPrivateKeyFile`; `None`: a self-signed certificate, or one that the apiserver has issued.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// `serverTLSBootstrap`: the certificate is asked for at the apiserver.
+    /// `serverTLSBootstrap`: the certificate is requested from the apiserver.
     pub certificate_by_request: bool,
     /// `--cert-dir`: where the self-signed certificate lies; `None`: below the root directory.
     pub certificate_dir: Option<PathBuf>,
@@ -80,13 +80,13 @@ pub struct ServerSettings {
     pub cipher_suites: Vec<CipherSuite>,
     /// `tlsCurvePreferences`, in no order; empty: all.
     pub key_exchanges: Vec<NamedGroup>,
-    /// `authentication.x509.clientCAFile`; `None`: nobody has a certificate that counts.
+    /// `authentication.x509.clientCAFile`; `None`: no client certificate is accepted.
     pub client_ca: Option<PathBuf>,
     /// `authentication.anonymous.enabled`: callers without a certificate and a token are `system:anonymous`.
     pub anonymous: bool,
-    /// There is an apiserver to ask: `--kubeconfig`.
+    /// There is an apiserver: `--kubeconfig`.
     pub reviews: bool,
-    /// `authentication.webhook.enabled`: tokens are taken, where there is an apiserver to ask.
+    /// `authentication.webhook.enabled`: bearer tokens are accepted, where there is an apiserver to review them.
     pub tokens: bool,
     /// `authentication.webhook.cacheTTL`.
     pub token_lifetime: Duration,
@@ -98,8 +98,8 @@ pub struct ServerSettings {
     pub denied_lifetime: Duration,
     /// `serverAllowedNames`: common names of certificates, or `group:` and an organization.
     pub allowed_names: Vec<String>,
-    /// `streamingConnectionIdleTimeout`: how long `/exec`, `/attach` and `/portForward` may carry nothing; `None`: as long
-    /// as they like.
+    /// `streamingConnectionIdleTimeout`: how long `/exec`, `/attach` and `/portForward` may carry nothing; `None`: as
+    /// long as they like.
     pub stream_idle_timeout: Option<Duration>,
     /// `enableDebuggingHandlers` and the related settings.
     pub debug: DebugHandlers,
@@ -136,7 +136,7 @@ impl Default for ServerSettings {
 }
 
 impl ServerSettings {
-    /// Where kubelet's API is served; `None`: it is turned off, or nobody could be let in.
+    /// Where kubelet's API is served; `None`: it is turned off, or no caller could be admitted.
     pub fn api(&self) -> Option<SocketAddr> {
         let anybody = self.client_ca.is_some() || self.anonymous || self.takes_tokens();
         (self.enabled && anybody && self.port != 0).then(|| SocketAddr::new(self.address, self.port))

@@ -72,7 +72,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Connects, and asks for the driver's capabilities and the node's id and topology.
+    /// Connects, and requests the driver's capabilities and the node's id and topology.
     ///
     /// # Errors
     /// It does not answer, or refuses; in words.
@@ -189,7 +189,7 @@ impl Driver {
 pub(super) struct Mounting<'a> {
     /// The volume.
     pub volume: &'a CsiVolume,
-    /// The volume's attributes, and the pod's where the driver wants them.
+    /// The volume's attributes, and the pod's where the driver requires them.
     pub attributes: BTreeMap<String, String>,
     /// The Secret of the call.
     pub secrets: BTreeMap<String, String>,

@@ -1,5 +1,5 @@
-//! What is written down of volumes, in kubelet's files (`vol_data.json`), so that the next agent can unpublish and unstage them.
-//! Everything here blocks.
+//! What is written down of volumes, in kubelet's files (`vol_data.json`), so that the next agent can unpublish and
+//! unstage them. Everything here blocks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use crate::private_file;
 const FILE: &str = "vol_data.json";
 /// How much of it is read, in bytes.
 const MAX_FILE: u64 = 64 << 10;
-/// How many volumes of a pod, pods, or staged volumes of a driver are looked at.
+/// How many volumes of a pod, pods, or staged volumes of a driver are checked.
 const MAX_ENTRIES: usize = 4096;
 
 /// A volume as it is written down.
@@ -96,7 +96,8 @@ pub(super) fn read(directory: &Path) -> io::Result<Option<VolumeData>> {
     Ok(Some(serde_json::from_str(&text)?))
 }
 
-/// Removes what is written down in `directory` and, if it is empty then, itself and `mount_point` in it, which a driver may have left.
+/// Removes what is written down in `directory` and, if it is empty then, itself and `mount_point` in it, which a driver
+/// may have left.
 pub(super) fn remove(directory: &Path, mount_point: &str) -> io::Result<()> {
     if !mount_point.is_empty() {
         remove_point(&directory.join(mount_point))?;

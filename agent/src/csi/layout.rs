@@ -240,7 +240,7 @@ pub(super) fn is_mounted(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// The path without links; what it names itself is not looked at, since its server may not answer. `None`: it is not there.
+/// The path without links; what it names itself is not checked, since its server may not answer. `None`: it is not there.
 fn real(path: &Path) -> io::Result<Option<PathBuf>> {
     match path.parent().unwrap_or(path).canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

@@ -1,8 +1,8 @@
 //! The node's side of volumes: staged once for the node, published for each pod, and both undone at the end.
 //!
-//! What is to be undone is on disk before a driver is asked to do anything, so nothing else has to be remembered: a pod's end
-//! finds its volumes there, whichever agent has made them. One volume's calls come one after the other; those of different
-//! volumes do not wait for each other. Drivers are idempotent, so a call whose answer was lost is made again.
+//! What has to be undone is on disk before the first call to a driver, so nothing else has to be remembered: a pod's
+//! end finds its volumes there, whichever agent has made them. One volume's calls come one after the other; those of
+//! different volumes do not wait for each other. Drivers are idempotent, so a call whose answer was lost is repeated.
 
 mod expand;
 mod leftovers;
@@ -60,7 +60,7 @@ pub enum CsiError {
         /// Why.
         source: io::Error,
     },
-    /// A file of the node cannot be had.
+    /// A file of the node cannot be accessed.
     #[error("volume {handle} of CSI driver {driver}: cannot {operation} {path}: {source}", path = path.display())]
     File {
         /// The driver.
@@ -258,8 +258,8 @@ impl CsiVolumes {
         Ok(())
     }
 
-    /// Takes the answer to the undoing of a mount: a driver that does not know the volume any more has nothing to undo, if
-    /// nothing is mounted.
+    /// Takes the answer to the undoing of a mount: a driver that does not know the volume any more has nothing to undo,
+    /// if nothing is mounted.
     async fn undone(&self, data: &VolumeData, path: PathBuf, answer: Result<(), CallError>) -> Result<(), CsiError> {
         match answer {
             Err(error) if error.is_not_found() && !self.is_mounted(data, path).await? => Ok(()),
@@ -293,7 +293,7 @@ impl CsiVolumes {
         self.on_files(data, "look for", move |_, _| layout::is_mounted(&path)).await
     }
 
-    /// Looks at files of the node, or changes them.
+    /// Checks files of the node, or changes them.
     async fn on_files<T: Send + 'static>(
         &self,
         data: &VolumeData,

@@ -28,7 +28,7 @@ pub enum AllocateError {
 }
 
 impl DevicePlugins {
-    /// The plugins' resources that a container asks for, and how many of each.
+    /// The plugins' resources that a container requests, and how many of each.
     fn wanted<'a>(&'a self, record: &'a PodRecord, container: &str) -> impl Iterator<Item = (&'a str, usize)> {
         let container = record.container(container);
         let plain = container.into_iter().flat_map(devices).filter(|(name, _)| self.serves(record, name));
@@ -41,14 +41,14 @@ impl DevicePlugins {
         all.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
     }
 
-    /// Whether it is for a plugin to give the pod this resource. A resource that somebody has written into the Node's status is
-    /// counted by the scheduler, and no device: pods of the apiserver run with it, as under kubelet.
+    /// Whether it is for a plugin to give the pod this resource. A resource that another client has written into the
+    /// Node's status is counted by the scheduler, and no device: pods of the apiserver run with it, as under kubelet.
     fn serves(&self, record: &PodRecord, resource: &str) -> bool {
         let is_counted = || record.source == SourceKind::Api && !self.inventory().is_of_plugin(resource);
         !self.table.contains(resource) && !is_counted()
     }
 
-    /// Gives every container of the pod what it asks for and does not have yet.
+    /// Allocates to every container of the pod what it requests and does not have yet.
     ///
     /// # Errors
     /// A container cannot have its devices; the other containers keep theirs.
@@ -59,7 +59,7 @@ impl DevicePlugins {
         Ok(())
     }
 
-    /// Gives one container what it asks for, unless it has it: what a start needs.
+    /// Allocates to one container what it requests, unless it has it: what a start needs.
     ///
     /// # Errors
     /// The container cannot have its devices.

@@ -38,7 +38,7 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects, and asks for the plugin's options.
+    /// Connects, and requests the plugin's options.
     pub(super) async fn open(
         resource: &str,
         socket: PathBuf,

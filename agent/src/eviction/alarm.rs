@@ -1,5 +1,5 @@
-//! Reports when processes wait for memory or for a disk: the kernel's pressure stall information, which causes no wake-up while
-//! there is enough. Either may get short without that, so they are measured at intervals as well.
+//! Reports when processes wait for memory or for a disk: the kernel's pressure stall information, which causes no
+//! wake-up while there is enough. Either may get short without that, so they are measured at intervals as well.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};

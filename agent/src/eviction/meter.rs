@@ -24,7 +24,7 @@ pub struct NodeMeter {
     pub memory: u64,
     /// What of it all pods may have together; `None`: that is not limited.
     pub memory_of_all_pods: Option<u64>,
-    /// Some threshold is about disks: without one containerd need not be asked where images lie.
+    /// Some threshold is about disks: without one the directory of images is not needed.
     pub disks: bool,
 }
 

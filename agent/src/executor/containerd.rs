@@ -339,7 +339,8 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Without its snapshotter nothing can be read and no container starts; containerd does not say which there are instead.
+    /// Without its snapshotter nothing can be read and no container starts; containerd does not say which there are
+    /// instead.
     async fn judge_snapshotter(&self) {
         let judged = match snapshotter::plugins(&self.client).await {
             Ok(plugins) => snapshotter::judge(&plugins, &self.config.snapshotter),

@@ -22,8 +22,8 @@ use limpet_model::process::container_in_cgroups;
 
 /// Events that are handled in a row, before anything else has its turn.
 const MAX_EVENT_BATCH: usize = 1_024;
-/// Sends kernel events of `followed` until `stop`. Returns at once where the BPF programs do not work. If `feeds` is given,
-/// it receives a feed of who changes manifests.
+/// Sends kernel events of `followed` until `stop`. Returns at once where the BPF programs do not work. If `feeds` is
+/// given, it receives a feed of who changes manifests.
 pub async fn run(
     followed: Arc<WatchedProcesses>,
     events: mpsc::Sender<LifecycleEvent>,
@@ -72,7 +72,7 @@ pub async fn run(
     }
 }
 
-/// Resolves once containers run and the burst of their starts is over.
+/// Resolves once containers run and the burst of their starts has ended.
 async fn first_containers(followed: &WatchedProcesses, changes: &mut Changes) {
     changes.settled().await;
     while followed.is_empty() {

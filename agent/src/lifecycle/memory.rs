@@ -1,5 +1,5 @@
-//! Returns memory to the kernel after a burst, such as loading BPF programs or starting many pods: free heap memory, which
-//! glibc holds on to otherwise, and the program's text, most of which an idle agent does not run.
+//! Returns memory to the kernel after a burst, such as loading BPF programs or starting many pods: free heap memory,
+//! which glibc holds on to otherwise, and the program's text, most of which an idle agent does not run.
 
 use std::sync::Arc;
 
@@ -15,13 +15,14 @@ const MMAP_THRESHOLD: libc::c_int = 512 << 10;
 #[cfg(target_env = "gnu")]
 const TRIM_THRESHOLD: libc::c_int = 128 << 10;
 
-/// Bytes of address space of a thread's stack, Linux' usual. glibc keeps the stacks of threads that have ended for later ones,
-/// up to 40 MiB of them, each with some 16 KiB that were used: with this size 5 of them, with std's own of 2 MiB 20.
+/// Bytes of address space of a thread's stack, Linux' usual. glibc keeps the stacks of threads that have ended for
+/// later ones, up to 40 MiB of them, each with some 16 KiB that were used: with this size 5 of them, with std's own of
+/// 2 MiB 20.
 pub const THREAD_STACK: usize = 8 << 20;
 
-/// Limits the free memory that the allocator retains. By default it raises both limits to the size of the last block freed,
-/// so loading BPF programs once cost 10 MiB forever; and it has an arena for each of eight threads, where one thread does
-/// nearly all the work. Call it at the start, before the second thread.
+/// Limits the free memory that the allocator retains. By default it raises both limits to the size of the last block
+/// freed, so loading BPF programs once cost 10 MiB forever; and it has an arena for each of eight threads, where one
+/// thread does nearly all the work. Call it at the start, before the second thread.
 #[cfg(target_env = "gnu")]
 #[allow(unsafe_code)]
 pub fn limit_free_memory() {
@@ -33,23 +34,24 @@ pub fn limit_free_memory() {
     }
 }
 
-/// Returns free heap memory to the kernel, and unmaps the program's text. Takes some milliseconds: call it after a burst, not
-/// regularly.
+/// Returns free heap memory to the kernel, and unmaps the program's text. Takes some milliseconds: call it after a
+/// burst, not regularly.
 pub fn release_memory() {
     trim();
     unmap_text();
 }
 
-/// Unmaps the segments of the program that are never written, its text and its constants. The page cache keeps them, so what
-/// runs next is mapped again without reading the disk; the rest is the first that the kernel takes when it is short of memory,
-/// since no page table holds it. A breakpoint that a debugger has set is lost.
+/// Unmaps the segments of the program that are never written, its text and its constants. The page cache keeps them, so
+/// what runs next is mapped again without reading the disk; the rest is the first that the kernel takes when it is
+/// short of memory, since no page table holds it. A breakpoint that a debugger has set is lost.
 #[allow(unsafe_code)]
 fn unmap_text() {
     // SAFETY: the callback has the signature that dl_iterate_phdr wants, and uses no data.
     unsafe { libc::dl_iterate_phdr(Some(unmap_program), std::ptr::null_mut()) };
 }
 
-/// Unmaps the read-only segments of the first object that `dl_iterate_phdr` has, which is the program, and ends the iteration.
+/// Unmaps the read-only segments of the first object that `dl_iterate_phdr` has, which is the program, and ends the
+/// iteration.
 #[allow(unsafe_code)]
 unsafe extern "C" fn unmap_program(
     object: *mut libc::dl_phdr_info,
@@ -66,8 +68,8 @@ unsafe extern "C" fn unmap_program(
         let begin = (base + header.p_vaddr as usize).next_multiple_of(page);
         let end = (base + header.p_vaddr as usize + header.p_memsz as usize) / page * page;
         if begin < end {
-            // SAFETY: the pages are those of a private mapping of a file that nothing has written to, relocations included,
-            // as they lie in writable segments: the kernel maps the same content again when one is used.
+            // SAFETY: the pages are those of a private mapping of a file that nothing has written to, relocations
+            // included, as they lie in writable segments: the kernel maps the same content again when one is used.
             unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTNEED) };
         }
     }
@@ -81,8 +83,8 @@ fn trim() {
     unsafe { libc::malloc_trim(0) };
 }
 
-/// Returns memory to the kernel after each burst of container starts or exits, and again once what follows it is over, until
-/// `stop`.
+/// Returns memory to the kernel after each burst of container starts or exits, and again once what follows it has
+/// ended, until `stop`.
 pub async fn release_after_bursts(followed: Arc<WatchedProcesses>, stop: CancellationToken) {
     let (mut bursts, mut pauses) = (followed.changes(), followed.changes());
     let after_bursts = async {
@@ -121,8 +123,8 @@ mod tests {
 
     use super::*;
 
-    /// Constants of the program that nothing but this test reads, with room around the one in the middle: for each page that is
-    /// used the kernel maps those beside it.
+    /// Constants of the program that nothing but this test reads, with room around the one in the middle: for each page
+    /// that is used the kernel maps those next to it.
     static CONSTANTS: [u8; 1 << 20] = [7; 1 << 20];
 
     fn middle() -> &'static u8 {

@@ -1,5 +1,5 @@
 //! The init processes of running containers: the BPF programs follow them, and their additions and removals show when a
-//! burst of starts or exits is over.
+//! burst of starts or exits has ended.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,11 +10,12 @@ use tokio::time::{Instant, timeout_at};
 
 use limpet_model::container::ContainerId;
 
-/// A burst is over after so long without a change.
+/// A burst ends after so long without a change.
 const BURST_END: Duration = Duration::from_secs(3);
 /// And at the latest after so long: a container in CrashLoopBackOff must not prolong it forever.
 const MAX_BURST: Duration = Duration::from_secs(60);
-/// A node is idle after so long without a change: what follows a start or an exit, status, events and volumes, is over, too.
+/// A node is idle after so long without a change: what follows a start or an exit, status, events and volumes, has
+/// ended, too.
 const IDLE_AFTER: Duration = Duration::from_secs(60);
 /// The same limit for it.
 const MAX_IDLE: Duration = Duration::from_secs(600);
@@ -73,13 +74,13 @@ impl Changes {
         }
     }
 
-    /// Resolves when the next burst of changes is over. Cancel safe but for the burst that has begun.
+    /// Resolves when the next burst of changes has ended. Cancel safe but for the burst that has begun.
     pub async fn settled(&mut self) {
         self.burst(BURST_END, MAX_BURST).await;
     }
 
-    /// Resolves when there has been no change for a minute after one, or, where they do not end, after ten of them. Cancel safe
-    /// but for the burst that has begun.
+    /// Resolves when there has been no change for a minute after one, or, where they do not end, after ten of them.
+    /// Cancel safe but for the burst that has begun.
     pub async fn idle(&mut self) {
         self.burst(IDLE_AFTER, MAX_IDLE).await;
     }

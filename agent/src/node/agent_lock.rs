@@ -230,7 +230,7 @@ fn process(pid: u32) -> String {
 fn check_socket(path: &Path) -> Result<(), StartError> {
     let holder = match peer::pid(path) {
         Err(_) => return Ok(()),
-        // A child of a killed agent may have it open until it calls `execve`: nobody serves it.
+        // A child of a killed agent may have it open until it calls `execve`: no process serves it.
         Ok(Some(pid)) if !runs(pid) => return Ok(()),
         Ok(Some(pid)) => process(pid),
         Ok(None) => "a process of another pid namespace".to_owned(),

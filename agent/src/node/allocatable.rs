@@ -1,5 +1,6 @@
-//! Node allocatable, as kubelet's `enforceNodeAllocatable`: limits the cgroup of all pods to what of the node is not reserved, so
-//! that the node's own processes have their share whatever pods do, and cgroups of these processes to what is reserved.
+//! Node allocatable, as kubelet's `enforceNodeAllocatable`: limits the cgroup of all pods to what of the node is not
+//! reserved, so that the node's own processes have their share whatever pods do, and cgroups of these processes to what
+//! is reserved.
 
 use std::path::PathBuf;
 use std::time::Duration;

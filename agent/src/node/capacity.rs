@@ -1,5 +1,6 @@
 //! What the node has, and what of it is for pods: all but what `kubeReserved` and `systemReserved` name and what hard
-//! eviction keeps free, and, of memory, what is set aside as huge pages. A Node object shows it, and admission adds up requests against it.
+//! eviction keeps free, and, of memory, what is set aside as huge pages. A Node object shows it, and admission adds up
+//! requests against it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,8 @@ pub struct Capacity {
     pub all: Requests,
     /// What is for pods.
     pub allocatable: Requests,
-    /// What all pods may have together in their cgroup: all but what is reserved, where `enforceNodeAllocatable` has `pods`.
+    /// What all pods may have together in their cgroup: all but what is reserved, where `enforceNodeAllocatable` has
+    /// `pods`.
     pub limit: Requests,
     /// How many process ids all pods may have together, where some are reserved.
     pub pids: Option<u64>,
@@ -47,7 +49,7 @@ impl Capacity {
         for (size, pages) in huge_pages {
             let bytes = Amount::from_units(size.saturating_mul(*pages));
             all[Resource::HugePages(*size)] = bytes;
-            // Their memory is no pod's unless it asks for them.
+            // Their memory belongs to no pod unless it requests them.
             set_aside[Resource::Memory] = set_aside[Resource::Memory] + bytes;
         }
         let reserved = &config.reserved;
@@ -66,8 +68,8 @@ impl Capacity {
         }
     }
 
-    /// What `kubeReserved` and `systemReserved` leave pods nothing of. kubelet does not start without memory, and of process ids
-    /// it leaves pods one.
+    /// What `kubeReserved` and `systemReserved` leave pods nothing of. kubelet does not start without memory, and of
+    /// process ids it leaves pods one.
     pub fn reserved_whole(&self) -> Option<&'static str> {
         let no_memory = !self.all[Resource::Memory].is_zero() && self.limit[Resource::Memory].is_zero();
         let no_pids = self.pids == Some(0);
@@ -91,7 +93,8 @@ impl Capacity {
     }
 }
 
-/// What the cgroup of processes that so much is reserved for may have; `compressible_only`: a share of the processors alone.
+/// What the cgroup of processes that so much is reserved for may have; `compressible_only`: a share of the processors
+/// alone.
 pub fn reserved_limits(reservation: &Reservation, compressible_only: bool) -> ReservedLimits {
     let requests = &reservation.resources;
     let cpu = requests[Resource::Cpu].milli();

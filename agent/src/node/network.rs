@@ -1,7 +1,7 @@
 //! Keeps the node's network as others see it up to date: its addresses, and a count of what changed.
 //!
-//! The task sleeps until the kernel reports a change of links, addresses or routes, waits for the burst to end, and looks.
-//! Where the kernel refuses to report, the addresses stay those at the agent's start.
+//! The task sleeps until the kernel reports a change of links, addresses or routes, waits for the burst to end, and
+//! looks. Where the kernel refuses to report, the addresses stay those at the agent's start.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Who a client of kubelet's API says it is, as kubelet reads it: the subject of its certificate, or a bearer token in the
-//! `Authorization` header or among the subprotocols of a WebSocket. Pure; whose token it is, the apiserver decides.
+//! Who a client of kubelet's API says it is, as kubelet reads it: the subject of its certificate, or a bearer token in
+//! the `Authorization` header or among the subprotocols of a WebSocket. Pure; whose token it is, the apiserver decides.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,9 +14,9 @@ use crate::apiserver::User;
 
 /// What a subprotocol begins with that is a token.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
-/// The group of everybody who is known.
+/// The group of all authenticated users.
 const AUTHENTICATED: &str = "system:authenticated";
-/// The group of everybody else.
+/// The group of all other callers.
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 
 /// A token as a client sends it, and what it was in.
@@ -53,7 +53,7 @@ impl Token {
         }
     }
 
-    /// Takes it out of the request: nobody needs it any more.
+    /// Takes it out of the request, where it is no longer needed.
     pub(super) fn remove(self, headers: &mut HeaderMap) {
         match self {
             Self::Header(_) => drop(headers.remove(AUTHORIZATION)),
@@ -93,7 +93,7 @@ fn of_websocket(headers: &HeaderMap) -> Result<Option<Token>, Malformed> {
     Ok(Some(Token::Subprotocol { token, others }))
 }
 
-/// The user that a verified certificate names by its subject: common name and organizations. `None`: it names nobody.
+/// The user that a verified certificate names by its subject: common name and organizations. `None`: it names no user.
 pub(super) fn of_certificate(der: &[u8]) -> Option<User> {
     let (_, certificate) = X509Certificate::from_der(der).ok()?;
     let subject = certificate.subject();
@@ -120,7 +120,7 @@ pub(super) fn known(mut user: User) -> User {
 /// The name of those who are not known.
 const ANONYMOUS: &str = "system:anonymous";
 
-/// Whoever brings nothing.
+/// A caller without credentials.
 pub(super) fn anonymous() -> User {
     User { name: ANONYMOUS.to_owned(), groups: vec![UNAUTHENTICATED.to_owned()], ..User::default() }
 }

@@ -54,7 +54,7 @@ pub(super) enum Subresource {
 }
 
 impl Subresource {
-    /// The names of which a user needs one, in the order in which kubelet asks for them.
+    /// The names of which a user needs one, in the order in which kubelet requests them.
     pub(super) fn names(self) -> &'static [&'static str] {
         match self {
             Self::Healthz => &["healthz", "proxy"],
@@ -129,7 +129,7 @@ pub(super) enum Refusal {
         /// A token would do as well.
         tokens: bool,
     },
-    /// A token that is nobody's, or none at all.
+    /// An invalid token, or none at all.
     #[error("this token is not valid")]
     InvalidToken,
     /// The apiserver has not decided whose token it is.
@@ -143,7 +143,7 @@ pub(super) enum Refusal {
     Forbidden {
         /// The user's name.
         user: String,
-        /// What it wants to do.
+        /// The verb of the request.
         verb: &'static str,
         /// On which of these.
         subresources: &'static [&'static str],
@@ -153,7 +153,7 @@ pub(super) enum Refusal {
     AccessNotReviewed {
         /// The user's name.
         user: String,
-        /// What it wants to do.
+        /// The verb of the request.
         verb: &'static str,
         /// On what.
         subresource: &'static str,
@@ -239,13 +239,13 @@ impl Origin {
     }
 }
 
-/// Whether the request's caller may use a route with that permission; `None`: there is no such route. The answer to whoever may
-/// not.
+/// Whether the request's caller may use a route with that permission; `None`: there is no such route. The answer to
+/// whoever may not.
 pub(super) async fn admit(permission: Option<Permission>, request: &mut Request) -> Result<(), Response> {
     let decision = match request.extensions().get::<Caller>().cloned() {
         Some(Caller::Network(client)) => return admit_from_network(&client, permission, request).await,
         Some(caller) => authorize(&caller, permission),
-        // A listener that names no caller admits nobody.
+        // A listener that names no caller admits no request.
         None => Err(Refusal::Unknown),
     };
     decision.map_err(Refusal::into_response)
@@ -265,7 +265,7 @@ async fn admit_from_network(
         }
         Err(refusal) => {
             let mut response = refusal.into_response();
-            // Whoever was never admitted has its answer once.
+            // A client that was never admitted gets one answer.
             if place.is_some_and(|place| !place.is_proven()) {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }

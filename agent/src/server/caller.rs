@@ -41,13 +41,13 @@ pub(super) enum Caller {
         /// Where it belongs.
         origin: Origin,
     },
-    /// Whoever reaches the loopback listener, or the health port.
+    /// A client of the loopback listener, or of the health port.
     Anonymous,
-    /// Whoever reaches the read-only port.
+    /// A client of the read-only port.
     ReadOnly,
-    /// Whoever has connected to CRI's streaming server, where a URL that opens one connection is needed besides.
+    /// A client of CRI's streaming server, which also needs a URL that opens one connection.
     Streaming,
-    /// Whoever has connected to kubelet's API on the network.
+    /// A client of kubelet's API on the network.
     Network(Arc<NetworkClient>),
 }
 
@@ -180,7 +180,7 @@ impl CallerLookup {
     }
 }
 
-/// The layer of the local socket that reports refused callers who ask for something.
+/// The layer of the local socket that reports requests of refused callers.
 pub(super) async fn report_refused(State(lookup): State<Arc<CallerLookup>>, request: Request, next: Next) -> Response {
     if let Some(Caller::Local { peer, origin }) = request.extensions().get()
         && origin.admitted().is_err()

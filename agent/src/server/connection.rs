@@ -47,14 +47,14 @@ const MAX_CALLS: u32 = 32;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a client that was not admitted to anything may read nothing of its answer.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a connection from the network is silent before the kernel asks whether its client is still there.
+/// How long a connection from the network is silent before the kernel checks whether its client is still there.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 /// How long open connections may take to finish once the agent stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 /// Pause after a failed accept: the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often it is asked, and how many times without an answer end the connection.
+/// How often it is probed, and how many probes without an answer end the connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
 
@@ -191,7 +191,7 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                         Protocol::Http => http(stream, app, stop).await,
                         Protocol::Grpc => grpc(stream, app, calls, stop).await,
                     }
-                    // Whoever still has the place, a stream for example, is none of these connections any more.
+                    // A holder that keeps the place, such as a stream, is no longer one of these connections.
                     place.leave();
                 });
             }
@@ -270,7 +270,8 @@ async fn grpc(
     }
 }
 
-/// Runs a connection to its end. After `stop` it has [`SHUTDOWN_GRACE`] for what is under way: a watch never ends by itself.
+/// Runs a connection to its end. After `stop` it has [`SHUTDOWN_GRACE`] for what is under way: a watch never ends by
+/// itself.
 async fn finish<C: Future<Output = hyper::Result<()>>>(
     mut connection: Pin<&mut C>,
     shut_down: fn(Pin<&mut C>),

@@ -1,7 +1,7 @@
 //! CRI, `runtime.v1`, for node tools such as crictl: what runs, read-only, and commands in containers.
 //!
 //! A pod is a sandbox (`sandbox`), each run of its containers a container (`container`), both from the observed
-//! snapshot; images are containerd's (`images`), figures the kernel's when somebody asks (`stats`, `metrics`). What
+//! snapshot; images are containerd's (`images`), usage is read from the kernel on request (`stats`, `metrics`). What
 //! would change pods or images is refused with the way that does it in limpet (`refusal`). Live streams are kubelet's
 //! routes behind a token (`streaming`).
 

@@ -1,4 +1,5 @@
-//! `POST /limpet/v1/pods/{namespace}/{name}/debug`: adds an ephemeral container to a pod of this node, whatever its source.
+//! `POST /limpet/v1/pods/{namespace}/{name}/debug`: adds an ephemeral container to a pod of this node, whatever its
+//! source.
 
 use axum::body::Bytes;
 use axum::extract::{Path, State};

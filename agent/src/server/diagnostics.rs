@@ -1,4 +1,4 @@
-//! kubelet's routes for whoever looks into the agent itself: `/statusz`, `/flagz`, `/debug/flags/v`, `/debug/pprof/`, and
+//! kubelet's routes for diagnosing the agent itself: `/statusz`, `/flagz`, `/debug/flags/v`, `/debug/pprof/`, and
 //! those that answer why they are not there.
 
 use std::fmt::Write as _;
@@ -66,7 +66,7 @@ pub(super) fn checkpoints() -> Routes<ServerState> {
 async fn statusz(State(state): State<DiagnosticsState>, headers: HeaderMap) -> Response {
     let version = env!("CARGO_PKG_VERSION");
     let seconds = Timestamp::now().duration_since(state.started).as_secs();
-    // As Kubernetes asks for it: the media type, with the kind as a parameter.
+    // As Kubernetes requires it: the media type, with the kind as a parameter.
     let accepts = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if accepts.contains("application/json") && accepts.contains("as=Statusz") {
         let document = json!({

@@ -1,5 +1,5 @@
-//! kubelet's `/exec` and `/attach`: a command in a container, or the container's own process, over a WebSocket or SPDY, in
-//! Kubernetes' remotecommand protocol, which both limpet's command line and kubectl (through an apiserver) use.
+//! kubelet's `/exec` and `/attach`: a command in a container, or the container's own process, over a WebSocket or SPDY,
+//! in Kubernetes' remotecommand protocol, which both limpet's command line and kubectl (through an apiserver) use.
 
 mod attach;
 mod protocol;
@@ -203,7 +203,7 @@ async fn attach(
     }
 }
 
-/// Serves the session over what the client asks for: SPDY or a WebSocket.
+/// Serves the session over the requested protocol: SPDY or a WebSocket.
 fn connect(mut session: Session, upgrade: MaybeWebSocket, mut request: Request) -> Response {
     let open = request.extensions().get::<OpenStreams>().cloned().unwrap_or_default();
     let place = match open.enter() {

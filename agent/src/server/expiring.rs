@@ -1,4 +1,4 @@
-//! Answers that are remembered for a while, and few of them: the one that was not asked for the longest gives way.
+//! A cache with few entries that expire: the least recently used one is evicted.
 
 use std::hash::Hash;
 use std::num::NonZeroUsize;

@@ -1,6 +1,6 @@
 //! The gate of kubelet's API on the network: says of each request who makes it, and whether that user may.
 //!
-//! The order is kubelet's: the certificate of the connection, a token, and else nobody in particular, where
+//! The order is kubelet's: the certificate of the connection, a token, and otherwise the anonymous user, where
 //! `authentication.anonymous` lets such callers in. A token that is not valid is refused even then.
 
 use std::sync::Arc;
@@ -72,7 +72,7 @@ impl Gate {
     }
 }
 
-/// Whoever has connected.
+/// A client that has connected.
 pub(super) struct NetworkClient {
     /// Whom its certificate names.
     certificate: Option<Arc<User>>,
@@ -80,17 +80,17 @@ pub(super) struct NetworkClient {
 }
 
 impl NetworkClient {
-    /// Whoever has connected with that certificate, which is verified.
+    /// A client that has connected with that certificate, which is verified.
     pub(super) fn new(certificate: Option<User>, gate: Arc<Gate>) -> Self {
         Self { certificate: certificate.map(Arc::new), gate }
     }
 
-    /// Whether its certificate names somebody.
+    /// Whether its certificate names a user.
     pub(super) fn is_named(&self) -> bool {
         self.certificate.is_some()
     }
 
-    /// What is known of it before it asks for anything.
+    /// What is known of it before its first request.
     pub(super) fn standing(&self) -> Standing {
         let settings = &self.gate.settings;
         match &self.certificate {

@@ -39,13 +39,13 @@ pub struct ImageDocument {
     pub digest: String,
     /// Bytes of documents and packed layers; missing when a part of it is.
     pub size: Option<u64>,
-    /// Whether nobody may remove it.
+    /// Whether it must not be removed.
     pub pinned: bool,
     /// When it came.
     pub created: Option<Time>,
     /// When it was last used, as far as that was written down. Of an image in use, the end of an earlier use.
     pub last_used: Option<Time>,
-    /// A container stands on it.
+    /// A container uses it.
     pub in_use: bool,
     /// The pods that need it, as `namespace/name`.
     pub pods: Vec<String>,
@@ -162,7 +162,7 @@ async fn pull(
     Query(query): Query<WatchQuery>,
     Json(request): Json<ImageRequest>,
 ) -> Response {
-    // It goes on only while the caller waits; broken off, the next one resumes it.
+    // It continues only while the caller waits; broken off, the next one resumes it.
     if !query.wanted() {
         let pulled = state.images.pull(&request.image).await;
         return answer(pulled.map(|image| ImageNames { images: vec![image.name.to_string()] }));
@@ -173,8 +173,8 @@ async fn pull(
     }
 }
 
-/// A pull as lines: `PullEvent` documents, of which a slow reader misses some but the last; `None` after its end. It goes on
-/// until this is dropped, also while its reader is stopped.
+/// A pull as lines: `PullEvent` documents, of which a slow reader misses some but the last; `None` after its end. It
+/// continues until this is dropped, also while its reader is stopped.
 struct PullWatch {
     events: tokio::sync::watch::Receiver<Option<PullEvent>>,
     _pull: AbortOnDropHandle<()>,

@@ -39,7 +39,7 @@ pub(super) struct PodChanges {
     remarks: Remarks,
     changes: Changes,
     consumer: Consumer,
-    /// The last statuses in the batch that was handed over; acknowledged when the next one is asked for.
+    /// The last statuses in the batch that was passed on; acknowledged when the next one is requested.
     handed_over: Vec<u64>,
     sent: BTreeMap<PodKey, Row>,
 }

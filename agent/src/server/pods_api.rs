@@ -1,5 +1,5 @@
-//! kubelet's Pods API, `v1alpha1` (KEP-4188): the node's pods with their live statuses for local controllers and exporters,
-//! without an apiserver.
+//! kubelet's Pods API, `v1alpha1` (KEP-4188): the node's pods with their live statuses for local controllers and
+//! exporters, without an apiserver.
 
 use axum::Router;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
@@ -26,7 +26,7 @@ struct Api(ServerState);
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Api {
-    /// As in kubelet, nothing is said of the pods before every source has reported: a pod that is missing is not there.
+    /// As in kubelet, there is no answer before every source has reported: a pod that is missing in one does not exist.
     fn ready(&self) -> Result<(), Status> {
         let views = self.0.sources.views();
         let reading: Vec<&str> = views.iter().filter(|view| !view.snapshot.ready).map(|view| &*view.place).collect();

@@ -1,6 +1,6 @@
 //! kubelet's `/portForward`: TCP connections of a client to ports of a pod, as pairs of SPDY streams, over an upgraded
-//! connection or tunnelled through a WebSocket, as `limpet port-forward` and kubectl (through an apiserver) ask for it; or as
-//! channels of a WebSocket.
+//! connection or tunnelled through a WebSocket, as `limpet port-forward` and kubectl (through an apiserver) request it;
+//! or as channels of a WebSocket.
 
 mod channels;
 mod forward;
@@ -177,7 +177,7 @@ fn has_not_ended(pod: &ObservedPod) -> bool {
 }
 
 impl Target {
-    /// Resolves when the pod is over.
+    /// Resolves when the pod has ended.
     async fn ended(&self, observed: &Observed) {
         let mut changes = observed.changes();
         let lives = || {

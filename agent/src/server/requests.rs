@@ -79,7 +79,7 @@ async fn count(State((metrics, server_type)): State<(Metrics, ServerType)>, requ
     response
 }
 
-/// `route`: the path of the route; `None`: there is none for the path that is `asked` for.
+/// `route`: the path of the route; `None`: there is none for the requested path.
 fn kind(method: &Method, route: Option<&str>, asked: &str, server_type: ServerType) -> RequestKind {
     let known = ROOTS.into_iter().find(|known| *known == root(asked)).unwrap_or("other");
     let path = route.map_or(known, root);

@@ -1,7 +1,7 @@
 //! The apiserver's answers about users of kubelet's API, remembered as long as kubelet remembers them.
 //!
-//! A token is remembered by its hash alone. Tokens of nobody have a memory of their own: a flood of them pushes no user
-//! out. A failure is no answer and is not remembered, but for a moment in which nobody is asked again.
+//! A token is remembered by its hash alone. Invalid tokens have a cache of their own: a flood of them pushes no user
+//! out. A failure is no answer and is not remembered, except for a moment in which no request is repeated.
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ const MAX_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();
 const MAX_REVIEWS: usize = 8;
 /// How long a review may take, its turn included.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long nobody is asked after the apiserver could not be reached.
+/// How long no review is requested after the apiserver could not be reached.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(2);
 
 /// A hash, keyed by this process.
@@ -65,7 +65,7 @@ impl Reviewer {
         }
     }
 
-    /// The user of a token; `None`: it is nobody's.
+    /// The user of a token; `None`: the token is not valid.
     ///
     /// # Errors
     /// The apiserver has not decided, and nothing is remembered.
@@ -117,7 +117,7 @@ impl Reviewer {
             }
             {
                 let mut memory = self.memory();
-                // Somebody else may have asked the same meanwhile, or in vain.
+                // Another caller may have requested the same meanwhile, or without success.
                 if let Some(known) = remembered(&mut memory) {
                     return Ok(known);
                 }

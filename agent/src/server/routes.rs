@@ -11,7 +11,7 @@ use axum::routing::{MethodRouter, any, delete, get, post, put};
 use super::authorization::{Permission, admit};
 use super::bodies;
 
-/// Routes whose handlers read a state `S`; each has a permission that [`guarded`] asks for.
+/// Routes whose handlers read a state `S`; each has a permission that [`guarded`] requires.
 #[derive(Clone)]
 pub(super) struct Routes<S = ()> {
     router: Router<S>,
@@ -98,8 +98,9 @@ impl Routes {
     }
 }
 
-/// The one layer of each route, since each listener has a copy for each of its routes: the handler runs only if the caller has
-/// the route's permission, and few at once that read a body. The answer has the route's path, for who counts it.
+/// The one layer of each route, since each listener has a copy for each of its routes: the handler runs only if the
+/// caller has the route's permission, and few at once that read a body. The answer has the route's path, for who counts
+/// it.
 async fn guarded(State(permission): State<Option<Permission>>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().cloned();
     let mut response = match admit(permission, &mut request).await {

@@ -141,7 +141,7 @@ fn apiserver(link: &Link, node: &str) -> ApiserverDocument {
     }
 }
 
-/// The certificates there are. One that cannot be read is left out: the log says so.
+/// The certificates there are. One that cannot be read is omitted and logged.
 async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
     let client = state.cluster.as_ref().and_then(Link::identity);
     let serving = match serving_file(&state.config) {
@@ -162,7 +162,7 @@ async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
     [("client", client), ("serving", serving)].into_iter().filter_map(document).collect()
 }
 
-/// The certificate of kubelet's API, where it is one that somebody has to renew: the self-signed one is trusted by nobody.
+/// The certificate of kubelet's API, where it is one that has to be renewed: no client trusts the self-signed one.
 fn serving_file(config: &Config) -> Option<PathBuf> {
     config.server.api()?;
     match &config.server.certificate {

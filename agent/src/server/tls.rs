@@ -1,8 +1,8 @@
 //! TLS of kubelet's API: the node's certificate, and the authorities of its clients.
 //!
-//! The files are looked at when a client connects, and read again when they have changed: a rotated certificate needs
-//! neither a restart nor a watch. Without `tlsCertFile` it is the one that the apiserver has issued (`serverTLSBootstrap`);
-//! otherwise the first client has a self-signed certificate made, which stays.
+//! The files are checked when a client connects, and read again when they have changed: a rotated certificate needs
+//! neither a restart nor a watch. Without `tlsCertFile` it is the one that the apiserver has issued
+//! (`serverTLSBootstrap`); otherwise the first client has a self-signed certificate made, which stays.
 
 mod self_signed;
 
@@ -30,7 +30,7 @@ use self_signed::SelfSignedError;
 /// How long reading the files may take.
 const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// Why nobody can connect now.
+/// Why no client can connect now.
 #[derive(Debug, thiserror::Error)]
 enum TlsError {
     /// A file cannot be read.
@@ -48,7 +48,7 @@ enum TlsError {
     /// Certificate and key do not go together, or are of no known kind.
     #[error("read the node's certificate: {0}")]
     Certificate(rustls::Error),
-    /// `serverTLSBootstrap`, and nobody has approved the request.
+    /// `serverTLSBootstrap`, and the request has not been approved.
     #[error("the node has no certificate yet; approve its request: kubectl get csr, kubectl certificate approve NAME")]
     NotIssued,
     /// No certificate could be made.
@@ -112,7 +112,7 @@ impl Tls {
         };
         let stream = TlsAcceptor::from(config).accept(stream).await?;
         let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        // A certificate that names nobody is none, as in kubelet.
+        // A certificate that names no user counts as none, as in kubelet.
         let user = certificate.and_then(|certificate| authentication::of_certificate(certificate.as_ref()));
         let client = NetworkClient::new(user, Arc::clone(&self.gate));
         Ok((stream, Caller::Network(Arc::new(client))))

@@ -1,9 +1,9 @@
 //! The pods that an apiserver binds to this node, and what they refer to: ConfigMaps, Secrets, tokens.
 //!
-//! Others talk to the apiserver and send what they learn as [`Update`]s; this keeps the newest state, on disk before it is
-//! published. So a start without an apiserver has every pod with its objects as they were known last, and a pod ends
-//! only when a list of the apiserver's, or its watch, says that it is to: of a cluster that was restored from a backup or
-//! replaced, only when the operator says so.
+//! Others talk to the apiserver and send what they learn as [`Update`]s; this keeps the newest state, on disk before it
+//! is published. So a start without an apiserver has every pod with its objects as they were known last, and a pod ends
+//! only when a list of the apiserver's, or its watch, says that it is to: of a cluster that was restored from a backup
+//! or replaced, only when the operator says so.
 
 mod held;
 
@@ -133,7 +133,7 @@ impl ApiSource {
             self.snapshot.objects.extend(restored.objects.clone());
             self.persister.hold(name, Arc::new(restored), &saved.mark);
         }
-        // The store may lack running pods: they are not ended before the apiserver has been asked.
+        // The store may lack running pods: they are not ended before the apiserver has been read.
         self.snapshot.ready = loaded.complete;
         let (pods, objects) = (self.snapshot.pods.len(), self.snapshot.objects.len());
         if pods > 0 {
@@ -166,7 +166,7 @@ impl ApiSource {
                 false
             }
             Update::Accepted(done) => {
-                // Nobody waits for the answer any more: it is done all the same.
+                // If no caller waits for the answer any more, it is done nevertheless.
                 let _ = done.send(self.accept_cluster());
                 true
             }
@@ -287,7 +287,7 @@ impl ApiSource {
                     self.snapshot.rejected.insert(Arc::clone(&origin), Arc::new(rejection));
                     self.edits.rejection(origin);
                 }
-                // The version that runs goes on, but for its end.
+                // The version that runs continues, but for its end.
                 let changed = match known.map(|known| (as_deleted(&known, pod), known)) {
                     Some((deleted, known)) if deleted != *known => {
                         self.put(Arc::new(deleted));

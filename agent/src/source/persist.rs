@@ -29,7 +29,7 @@ pub(super) struct Persister {
     pulse: Arc<Pulse>,
     pending: Changes,
     writing: Option<JoinHandle<(Changes, Result<bool, StoreError>)>>,
-    /// Shared with the store, which asks for it after damage.
+    /// Shared with the store, which reads it after damage.
     accepted: Arc<Accepted>,
 }
 

@@ -159,7 +159,7 @@ impl Events {
         self.merge(event, |stored| *stored == message)
     }
 
-    /// Records how something goes on that takes long: one event for all of it, whose message is always the newest.
+    /// Records the progress of a long operation: one event for all of it, whose message is always the newest.
     /// `subject`: how those messages begin.
     pub fn emit_progress(
         &self,

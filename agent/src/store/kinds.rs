@@ -80,7 +80,8 @@ impl Stored for DirectoryId {
     }
 }
 
-/// What an image was pulled with, by its digest. Content: each name with its credentials, each of them a kind and its texts.
+/// What an image was pulled with, by its digest. Content: each name with its credentials, each of them a kind and its
+/// texts.
 impl Stored for PulledImage {
     type Key = &'static str;
     const TABLE: &'static str = "pulled-images";

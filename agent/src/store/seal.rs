@@ -1,11 +1,12 @@
 //! Secrets and tokens are kept encrypted where the operator has given a key.
 //!
-//! A manifest of theirs is replaced by its sealed form before it is written, and opened when it is read; what else is kept
-//! stays readable. ChaCha20-Poly1305, which is fast without AES instructions, by `ring`, which TLS needs anyway. The nonce is
-//! a keyed digest of the text: equal texts have equal sealed forms, so what has not changed is not written again.
+//! A manifest of theirs is replaced by its sealed form before it is written, and opened when it is read; what else is
+//! kept stays readable. ChaCha20-Poly1305, which is fast without AES instructions, by `ring`, which TLS needs anyway.
+//! The nonce is a keyed digest of the text: equal texts have equal sealed forms, so what has not changed is not written
+//! again.
 //!
-//! Without the key that was configured nothing of them is read, and nothing written: what is on disk stays for the day when
-//! the key is there again.
+//! Without the key that was configured nothing of them is read, and nothing written: what is on disk stays for the day
+//! when the key is there again.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -92,7 +93,7 @@ pub enum KeyError {
 pub enum Sealer {
     /// No key is configured: everything is kept as it is.
     Off,
-    /// The configured key cannot be had.
+    /// The configured key is not available.
     Locked,
     /// The key is there.
     Ready(Box<Keys>),
@@ -203,7 +204,7 @@ fn is_confidential(manifest: &[u8]) -> bool {
         #[serde(borrow)]
         kind: Cow<'a, str>,
     }
-    // What a claim's CSI driver is told has values of Secrets in it.
+    // The parameters of a claim's CSI driver contain values of Secrets.
     let secret =
         [ObjectKind::Secret, ObjectKind::ServiceAccountToken, ObjectKind::VolumeClaim, ObjectKind::PodCertificate]
             .map(ObjectKind::as_str);

@@ -352,7 +352,7 @@ fn history_is_limited_per_pod_and_in_total() {
     assert!(touched(&store, "p0-0").is_empty());
 }
 
-/// A database as the first version of the format has it: every later version opens it. Never written anew.
+/// A database as the first version of the format has it: every later version opens it. Never rewritten.
 fn golden(path: &Path) {
     let packed = &include_bytes!("golden/limpet.db.gz")[..];
     std::io::copy(&mut flate2::read::GzDecoder::new(packed), &mut fs::File::create(path).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! The volumes of claims, for Prometheus: what CSI drivers report of them, asked no more often than each `volumeStatsAggPeriod`.
+//! The volumes of claims, for Prometheus: what CSI drivers report of them, read at most once in `volumeStatsAggPeriod`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub type ClaimName = (String, String);
 /// What was reported of a pod's volumes, and when.
 type Reported = (Instant, Vec<(ClaimName, VolumeDisk)>);
 
-/// Asks drivers for whoever wants to know. Clones share what was reported last.
+/// Reads volume usage from drivers on request. Clones share the last report.
 #[derive(Debug, Clone)]
 pub struct ClaimMeter {
     measure: Arc<dyn MeasureDisks>,
@@ -26,7 +26,7 @@ pub struct ClaimMeter {
 }
 
 impl ClaimMeter {
-    /// A meter that has asked for nothing yet.
+    /// A meter without readings.
     pub fn new(measure: Arc<dyn MeasureDisks>, period: Duration) -> Self {
         Self { measure, period, last: Arc::default() }
     }

@@ -1,8 +1,8 @@
-//! What images and pods take on disk: measured when somebody asks, and no pod more often than each `volumeStatsAggPeriod`.
+//! What images and pods take on disk: measured on request, and each pod at most once in `volumeStatsAggPeriod`.
 //!
-//! Finding out means walking directories, so one task measures for everybody who asks meanwhile, and what it finds is kept
-//! with its time until the next measurement. It has as long as the walks of its pods may take; who asks waits [`MEASURE_TIMEOUT`]
-//! and then gets what is known.
+//! Finding out means walking directories, so one task measures for all concurrent callers, and its result is kept with
+//! its time until the next measurement. It has as long as the walks of its pods may take; requests wait
+//! [`MEASURE_TIMEOUT`] and then gets what is known.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -120,7 +120,7 @@ pub struct Disks {
     pub pods: BTreeMap<PodUid, Arc<Dated<PodDisk>>>,
 }
 
-/// Measures disks for whoever asks. Clones share the last measurements.
+/// Measures disks on request. Clones share the last measurements.
 #[derive(Debug, Clone)]
 pub struct DiskMeter(Arc<MeterState>);
 
@@ -130,7 +130,7 @@ struct MeterState {
     /// How old a measurement may get.
     period: Duration,
     last: Mutex<Disks>,
-    /// Held by whoever measures.
+    /// Held while measuring.
     turn: Arc<tokio::sync::Mutex<()>>,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -156,7 +156,7 @@ impl DiskMeter {
                 });
             }
         }
-        // What takes longer goes on, for the next request.
+        // What takes longer continues, for the next request.
         let _ = tokio::time::timeout(MEASURE_TIMEOUT, shared.turn.lock()).await;
         self.last().clone()
     }

@@ -1,4 +1,4 @@
-//! When what is measured, with a clock that stands still.
+//! When what is measured, with a paused clock.
 #![allow(clippy::unwrap_used)]
 
 use limpet_core::fixtures::observed;

@@ -49,7 +49,7 @@ fn next(last: Option<&Sample>, uptime: Duration, total: u64) -> Sample {
     Sample { uptime, total, rate: rate(last.total, total, elapsed) }
 }
 
-/// Nanoseconds of CPU time in each second; `None`: the count began anew, or there was no time between the readings.
+/// Nanoseconds of CPU time in each second; `None`: the counter was reset, or there was no time between the readings.
 pub fn rate(before: u64, after: u64, elapsed: Duration) -> Option<u64> {
     let used = u128::from(after.checked_sub(before)?);
     u64::try_from((used * 1_000_000_000).checked_div(elapsed.as_nanos())?).ok()

@@ -25,7 +25,7 @@ const SETTLE_ROUNDS: usize = 4;
 /// The path being resolved.
 pub(super) struct Arming {
     call: BoxFuture<'static, io::Result<Armed>>,
-    /// An event asked for it: files of another directory may have been read meanwhile.
+    /// An event requested it: files of another directory may have been read meanwhile.
     by_event: bool,
 }
 
@@ -41,8 +41,8 @@ struct Armed {
     /// Directories along the path, with the name in them that decides where it resolves to.
     path: Vec<(Wd, PathBuf, Option<OsString>)>,
     main: Option<(Wd, PathBuf, DirectoryId)>,
-    /// Where the path led to before it was resolved, and after; `None` also with a symlink on the way, which may have been
-    /// another one than it is.
+    /// Where the path led to before it was resolved, and after; `None` also with a symlink on the way, which may have
+    /// been another one than it is.
     place: Option<DirectoryIdentity>,
     /// Watched in rounds that were overtaken by a replacement.
     overtaken: Vec<Wd>,
@@ -93,8 +93,8 @@ impl DirectoryWatch {
         }
     }
 
-    /// Waits until the path is resolved for the first time. Who makes changes is read only after that: a backend that takes
-    /// over asks for a rescan of its own.
+    /// Waits until the path is resolved for the first time. Who makes changes is read only after that: a backend that
+    /// takes over requests its own rescan.
     pub(super) async fn arm_first(&mut self) {
         self.begin_arming(false);
         if let Some(arming) = self.arming.take() {

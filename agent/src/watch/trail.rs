@@ -16,7 +16,7 @@ pub(super) struct Step {
     pub(super) name: OsString,
     /// The name is a symlink.
     pub(super) link: bool,
-    /// The name is a directory: resolution can go on.
+    /// The name is a directory: resolution can continue.
     pub(super) directory_follows: bool,
 }
 

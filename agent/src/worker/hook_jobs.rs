@@ -1,5 +1,5 @@
-//! The hooks of a pod that run: each goes on until it is over, its container's stop goes on without it, or its container
-//! has ended.
+//! The hooks of a pod that run: each continues until it has ended, its container's stop continues without it, or its
+//! container has ended.
 
 use std::collections::BTreeMap;
 

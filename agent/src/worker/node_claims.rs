@@ -1,7 +1,7 @@
-//! What pods have of the node: a place among its pods, processor time, memory and disk space by their requests, what only one
-//! pod can have (ports and exclusive devices), and a number of devices of plugins. A pod for which there is not enough waits
-//! and starts once there is; one of the apiserver fails, so that its controller makes another one. A pod that was found
-//! running has its claims without a check.
+//! What pods have of the node: a place among its pods, processor time, memory and disk space by their requests, what
+//! only one pod can have (ports and exclusive devices), and a number of devices of plugins. A pod for which there is
+//! not enough waits and starts once there is; one of the apiserver fails, so that its controller makes another one. A
+//! pod that was found running has its claims without a check.
 
 mod allocations;
 mod hold;
@@ -71,7 +71,7 @@ impl Exclusive {
     }
 }
 
-/// What one pod has, or wants.
+/// What one pod has, or requests.
 #[derive(Debug, Clone)]
 struct Claims {
     record: Arc<PodRecord>,
@@ -106,7 +106,7 @@ impl Claims {
 struct Check {
     /// It has no place among the pods yet, and gets one.
     place: bool,
-    /// It has not begun: the node is one that it may run on.
+    /// It has not begun: it may run on this node.
     node: bool,
     exclusive: bool,
     requests: bool,
@@ -116,7 +116,7 @@ struct Check {
 /// What the node has for its pods.
 #[derive(Debug, Clone, Default)]
 pub struct NodeOffer {
-    /// The node's name, which an affinity may ask for.
+    /// The node's name, which an affinity may require.
     pub node_name: String,
     /// How many pods it has at most; `None`: any number.
     pub max_pods: Option<usize>,
@@ -187,8 +187,8 @@ impl NodeClaims {
         }
     }
 
-    /// Whether the pod may run on this node at all. A scheduler has chosen it for a pod of the apiserver, by labels that a
-    /// start without a connection does not know.
+    /// Whether the pod may run on this node at all. A scheduler has chosen it for a pod of the apiserver, by labels
+    /// that a start without a connection does not know.
     fn selects(&self, record: &PodRecord) -> Result<(), Refusal> {
         if record.source == SourceKind::Api && !self.object_seen.load(Ordering::Relaxed) {
             return Ok(());
@@ -289,7 +289,7 @@ impl NodeClaims {
         self.wake_waiting();
     }
 
-    /// Whether the others leave what the pod wants, and the node is one for it: in kubelet's order, which names one reason.
+    /// Whether the others leave what the pod requests, and the node suits it: in kubelet's order, which names one reason.
     fn check(&self, given: &Allocations, key: &PodKey, wanted: &Claims, check: Check) -> Result<(), Refused> {
         let refused = |refusal| Refused::of(refusal, &wanted.record);
         let others = || given.claims.iter().filter(|(other, _)| *other != key);
@@ -326,7 +326,7 @@ impl NodeClaims {
         Ok(())
     }
 
-    /// What the pod wants of what there is a certain amount of, as far as that is checked.
+    /// What the pod requests of limited resources, as far as that is checked.
     fn counted(&self, wanted: &Claims, check: Check) -> Requests {
         let requests = (check.requests && self.offer.allocatable.is_some()).then(|| wanted.requests.clone());
         let place = if check.place { self.place() } else { Requests::default() };
@@ -338,7 +338,7 @@ impl NodeClaims {
         Arc::clone(self.waiting.lock().unwrap_or_else(PoisonError::into_inner).entry(key.clone()).or_default())
     }
 
-    /// Also pods that have no worker, for want of a place.
+    /// Also pods that have no worker because there is no place for them.
     fn wake_all(&self) {
         self.place_freed.notify_one();
         self.wake_waiting();

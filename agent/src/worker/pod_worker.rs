@@ -219,7 +219,8 @@ impl PodWorker {
         false
     }
 
-    /// The agent stops: what is under way is finished, pulls are cut (they resume), probes are, too, containers run on.
+    /// The agent stops: what is under way is finished, pulls are cut (they resume), probes are, too, containers keep
+    /// running.
     async fn drain(&mut self) {
         self.abort_pulls();
         self.probes.abort_all();
@@ -403,7 +404,8 @@ impl PodWorker {
 pub struct WorkEnded {
     /// Of its pod.
     pub key: PodKey,
-    /// The pod that has ended as it was ordered to, and is reported as gone; `None`: it was not ordered to end, or the agent stops.
+    /// The pod that has ended as it was ordered to, and is reported as gone; `None`: it was not ordered to end, or the
+    /// agent stops.
     pub gone: Option<PodUid>,
 }
 

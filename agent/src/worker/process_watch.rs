@@ -1,5 +1,5 @@
-//! Watches over the first processes of a pod's containers. containerd reports their exits, with the exit code; an exit that the
-//! kernel reports and containerd does not is checked: a missed event, or a shim that hangs.
+//! Watches over the first processes of a pod's containers. containerd reports their exits, with the exit code; an exit
+//! that the kernel reports and containerd does not is checked: a missed event, or a shim that hangs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use limpet_model::process::ProcessHandle;
 
 /// How long containerd may take to report an exit that the kernel has reported.
 const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long it may take to answer when it is asked.
+/// How long it may take to answer a call.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What containerd has of a container.
@@ -84,7 +84,7 @@ fn running(pod: &PodState) -> RunningProcesses<'_> {
     processes.collect()
 }
 
-/// Waits for the exit, gives containerd time to report it, then asks.
+/// Waits for the exit, gives containerd time to report it, then reads the task's state.
 fn look_for_end(
     key: ProcessKey,
     container: String,

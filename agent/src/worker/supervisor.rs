@@ -53,7 +53,7 @@ pub struct Intake {
     pub evictions: mpsc::Receiver<EvictionOrder>,
     /// From the local socket: containers that are to be added to pods.
     pub debug: mpsc::Receiver<DebugOrder>,
-    /// From those who want to know whether this loop is alive.
+    /// Requests that check whether this loop is alive.
     pub heartbeat: Heartbeat,
 }
 
@@ -165,7 +165,7 @@ impl Supervisor {
             Some(inbox) => inbox.put(|messages| messages.debug.push(order)),
             None => {
                 let DebugOrder { key, done, .. } = order;
-                // Who asked may have gone meanwhile.
+                // The caller may have gone meanwhile.
                 let _ = done.send(Err(DebugError::NoPod(key)));
             }
         }
@@ -189,7 +189,7 @@ impl Supervisor {
                 self.gone.remove(&record.uid);
             }
             match change {
-                // What runs came of another source, which has not been heard.
+                // What runs is of another source, which has not reported yet.
                 PodChange::Removed(_) if self.provisional.contains(&record.key) => {}
                 PodChange::Removed(_) => self.command(&record.key, PodCommand::End { grace: None }),
                 PodChange::Added(_)
@@ -209,7 +209,7 @@ impl Supervisor {
         }
     }
 
-    /// Hands a wanted pod to its worker, unless what was found running under its key may come first.
+    /// Passes a desired pod to its worker, unless a pod that was found running under its key may take precedence.
     fn want(&mut self, record: &Arc<PodRecord>) {
         if self.provisional.holds_back(record, &self.desired) {
             tracing::info!(pod = %record.key, source = %record.source, "pod is not started: a pod of another source still runs under this name, and that source has not reported yet");
@@ -223,8 +223,8 @@ impl Supervisor {
         }
     }
 
-    /// A pod that is being deleted and has no worker is reported as gone once all is given back that an agent before this one may
-    /// have left of it: a volume that is still mounted may be a successor's elsewhere.
+    /// A pod that is being deleted and has no worker is reported as gone once all is given back that an agent before
+    /// this one may have left of it: a volume that is still mounted may be a successor's elsewhere.
     fn tear_down_remains(&mut self, record: &Arc<PodRecord>) {
         let is_gone = self.gone.contains(&record.uid) || self.context.reporter.is_retired(record);
         if is_gone || self.must_wait(&record.key, record) {
@@ -237,7 +237,7 @@ impl Supervisor {
         self.spawn(record.key.clone(), vec![remains], Some(command_for(record)), None);
     }
 
-    /// Ends what was found running once its source has spoken and does not want it, or hands it to the source that does.
+    /// Ends what was found running once its source has reported without it, or passes it to the source that has it.
     fn settle_provisional(&mut self) {
         for key in self.provisional.remove_resolved(&self.desired) {
             match self.desired.pods.get(&key).cloned() {
@@ -384,8 +384,8 @@ impl Supervisor {
         }
     }
 
-    /// Starts the workers of pods that are wanted and have none, as far as there are places: first those for which another
-    /// would have to end.
+    /// Starts the workers of pods that are wanted and have none, as far as there are places: first those for which
+    /// another would have to end.
     fn start_waiting(&mut self) {
         let mut waiting: Vec<Arc<PodRecord>> = self
             .desired

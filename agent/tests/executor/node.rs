@@ -1,4 +1,4 @@
-//! The two nodes that the suite runs on: the simulated one, and a real containerd with its executor.
+//! The two nodes that the suite keeps running: the simulated one, and a real containerd with its executor.
 
 use std::collections::HashSet;
 use std::fs;
@@ -272,8 +272,8 @@ impl Node {
         }
     }
 
-    /// One phase of the container's stop, SIGKILL once the grace is over; returns the exit that its answer brings. Nothing is
-    /// applied but that it is being stopped.
+    /// One phase of the container's stop, SIGKILL once the grace is over; returns the exit that its answer brings.
+    /// Nothing is applied but that it is being stopped.
     pub(crate) async fn stop(&self, pod: &mut PodState, phase: StopPhase) -> Result<Option<Exit>> {
         if phase == StopPhase::Kill {
             sleep(Duration::from_secs(pod.record.grace_seconds()).max(MIN_GRACE_PERIOD)).await;

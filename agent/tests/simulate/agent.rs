@@ -313,6 +313,6 @@ fn description() -> NodeDescription {
 
 /// Lets virtual time pass, in which the processes of `world` exit when they are due.
 pub(crate) async fn pass(world: &Mutex<World>, time: Duration) {
-    // It goes on for ever.
+    // It continues for ever.
     let _ = tokio::time::timeout(time, live(world)).await;
 }

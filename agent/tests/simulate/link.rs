@@ -1,7 +1,7 @@
 //! One run of a node in a cluster whose line is bad: what befalls both, and what must hold once the line is good again.
 //!
-//! The node itself is well, so nothing may restart: whatever the line does, a container runs once, from the moment its pod is
-//! known until its pod is deleted. Afterwards the cluster's view is the node's, and everything was told.
+//! The node itself is well, so nothing may restart: whatever the line does, a container runs once, from the moment its
+//! pod is known until its pod is deleted. Afterwards the cluster's view is the node's, and everything was told.
 
 mod verdict;
 
@@ -323,8 +323,8 @@ impl Node {
 
     fn restore(&mut self) {
         let Some((backup, renewals)) = self.backup.take() else { return };
-        // The lease shows it by a renewal since then that the node knows of: the second one follows an answer to the first, or its
-        // loss. And a deletion that the node has begun is not taken back.
+        // The lease shows it by a renewal since then that the node knows of: the second one follows an answer to the
+        // first, or its loss. And a deletion that the node has begun is not taken back.
         let renewed = self.server.renewals() > renewals + 1;
         if renewed && !self.deleted {
             self.note("the backup is restored".to_owned());

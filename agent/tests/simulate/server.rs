@@ -1,8 +1,8 @@
 //! A simulated apiserver, and the line to it: what a node asks of one, on virtual time.
 //!
-//! It keeps objects with resource versions, answers lists, watches, patches and deletions as Kubernetes does, and has what
-//! befalls a server on the other end of a bad line: answers that are late or lost, refusals, watches that end or are dead, a
-//! restart, a compaction, a restored backup.
+//! It keeps objects with resource versions, answers lists, watches, patches and deletions as Kubernetes does, and has
+//! what befalls a server on the other end of a bad line: answers that are late or lost, refusals, watches that end or
+//! are dead, a restart, a compaction, a restored backup.
 
 mod objects;
 mod watching;
@@ -66,7 +66,7 @@ impl Line {
 struct State {
     rng: fastrand::Rng,
     objects: Objects,
-    /// How often it was started: connections of before are gone.
+    /// How often it was started: connections from before are gone.
     boots: u64,
     /// Of a thousand requests or steps of a watch, so many fare badly.
     fault_rate: u32,
@@ -137,7 +137,7 @@ impl Server {
         (state.fault_rate, state.slowness) = (rate, slowness);
     }
 
-    /// From now on no request counts as the node's, or each does again. Watches that are open go on, as at a real one.
+    /// From now on no request counts as the node's, or each does again. Watches that are open continue, as at a real one.
     pub(crate) fn set_expired(&self, expired: bool) {
         self.lock().expired = expired;
     }
@@ -181,13 +181,13 @@ impl Server {
         self.lock().objects.below(&format!("{PODS}/"))
     }
 
-    /// Stores an object, as somebody else does.
+    /// Stores an object, as another client does.
     pub(crate) fn store(&self, path: &str, object: Value) {
         self.lock().objects.put(path, object);
         self.wake();
     }
 
-    /// Removes an object, as somebody else does.
+    /// Removes an object, as another client does.
     pub(crate) fn remove(&self, path: &str) {
         self.lock().objects.remove(path);
         self.wake();

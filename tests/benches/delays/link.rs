@@ -29,7 +29,8 @@ pub(crate) fn static_pods(scene: &Scene<'_>, _: &mut dyn Contender) -> Result<Ve
     Ok(took)
 }
 
-/// Manifests are edited and removed, and a container is killed, while the agent is not there; then it starts, without a server.
+/// Manifests are edited and removed, and a container is killed, while the agent is not there; then it starts, without a
+/// server.
 pub(crate) fn restarted_agent(scene: &Scene<'_>, contender: &mut dyn Contender) -> Result<Vec<Took>> {
     let [edited, removed, bound] = ["edited", "removed", "bound"].map(|name| scene.pod(name));
     for pod in [&edited, &removed] {

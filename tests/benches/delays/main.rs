@@ -1,8 +1,8 @@
-//! How long it takes until the node or the cluster is right again after something out of the ordinary: mirror pods and Nodes that
-//! were deleted, objects that come late, a link that swallows packets or comes back; of limpet and, with `--kubelet`, of a real
-//! kubelet, one after the other, against one apiserver.
+//! How long it takes until the node or the cluster is right again after something out of the ordinary: mirror pods and
+//! Nodes that were deleted, objects that come late, a link that swallows packets or comes back; of limpet and, with
+//! `--kubelet`, of a real kubelet, one after the other, against one apiserver.
 //!
-//! What runs is seen in `/proc`, what the cluster knows by asking its apiserver; both are looked at every 20 ms.
+//! What runs is seen in `/proc`, what the cluster knows by asking its apiserver; both are checked every 20 ms.
 
 mod link;
 mod scene;
@@ -130,7 +130,8 @@ impl Bench {
         self.node(contender, place, run)
     }
 
-    /// Limpet's one after the other. A kubelet's all at once: they take minutes and are of its timers, not of the machine.
+    /// Limpet's one after the other. A kubelet's all at once: they take minutes and are of its timers, not of the
+    /// machine.
     fn sound(&mut self, who: &'static str, place: &ContenderInfo, run: usize) -> Result<()> {
         let chosen: Vec<_> = SOUND.iter().filter(|Sound(whats, _)| !self.table.is_hopeless(who, whats)).collect();
         let scene = self.scene(place, run);

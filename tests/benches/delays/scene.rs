@@ -1,5 +1,5 @@
-//! Where situations take place: pods whose processes are recognized on the node, what the cluster shows of them, and waits that
-//! are timed and may be in vain.
+//! Where situations take place: pods whose processes are recognized on the node, what the cluster shows of them, and
+//! waits that are timed and may fail.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,14 +14,14 @@ use limpet_tests::{process, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// A wait that has taken so long is in vain.
+/// A wait that has taken this long has failed.
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 /// More than anything takes that is not measured.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(300);
 /// How often is looked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// What passes before a cause is so much longer in the next run, up to [`MAX_DELAY`]: causes meet what the contenders repeat at any
-/// point of its period.
+/// What passes before a cause is so much longer in the next run, up to [`MAX_DELAY`]: causes meet what the contenders
+/// repeat at any point of its period.
 const DELAY_STEP: Duration = Duration::from_millis(2_700);
 /// See [`DELAY_STEP`].
 const MAX_DELAY: Duration = Duration::from_secs(12);

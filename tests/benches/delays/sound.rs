@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::scene::{MAPS, Scene, Took, after, processes, runs, until, wait_runs};
 
-/// How long before its cause nothing has happened: what a start brings with it is over, and retries have begun to be rare.
+/// How long before its cause nothing has happened: what a start brings with it is over, and retries have begun to be
+/// rare.
 const QUIET_TIME: Duration = Duration::from_secs(10);
 
 /// The mirror pod of a static pod is deleted by hand.
@@ -55,7 +56,7 @@ pub(crate) fn edited_mirror(scene: &Scene<'_>) -> Result<Vec<Took>> {
     Ok(vec![took])
 }
 
-/// The ConfigMap of a volume has another value. The file is looked at where the process finds it.
+/// The ConfigMap of a volume has another value. The file is checked where the process finds it.
 pub(crate) fn changed_config_map(scene: &Scene<'_>) -> Result<Vec<Took>> {
     let (pod, map) = (scene.pod("reader"), scene.name("changed"));
     scene.cluster.create(MAPS, &config_map(&map, "day"))?;

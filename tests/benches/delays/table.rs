@@ -28,7 +28,7 @@ impl Table {
         }
     }
 
-    /// Whether all runs of that contender were in vain, in all of these respects, and there was one.
+    /// Whether all runs of that contender failed, in all of these respects, and there was one.
     pub(crate) fn is_hopeless(&self, who: &str, whats: &[&str]) -> bool {
         let in_vain = |what: &&str| {
             let row = self.0.iter().find(|row| row.who == who && row.what == *what);
@@ -51,7 +51,7 @@ impl Table {
         text
     }
 
-    /// Every sample, in milliseconds; `null` is one in vain.
+    /// Every sample, in milliseconds; `null` is one that failed.
     pub(crate) fn json(&self) -> Value {
         let row = |row: &Row| {
             let samples: Vec<_> = row.took.iter().map(|took| took.map(|took| took.as_secs_f64() * 1e3)).collect();
@@ -69,7 +69,7 @@ impl Table {
 impl Row {
     fn text(&self) -> String {
         let mut took = self.took.clone();
-        // One in vain is longer than all others.
+        // A failed one counts as longer than all others.
         took.sort_by_key(|took| took.unwrap_or(Duration::MAX));
         let picked = [took.first(), took.get(took.len() / 2), took.last()];
         let runs = self.took.len();

@@ -1,5 +1,5 @@
-//! What a cluster of many nodes costs: hollow nodes in one process against one apiserver with its defaults. They join, run
-//! pods, lie idle, and come back together from an outage during which a pod of each has ended.
+//! What a cluster of many nodes costs: hollow nodes in one process against one apiserver with its defaults. They join,
+//! run pods, lie idle, and come back together from an outage during which a pod of each has ended.
 
 use std::path::PathBuf;
 use std::thread;
@@ -111,7 +111,7 @@ impl Bench {
         let (outage, traffic) = (process::output("date", &["--utc", "+%Y-%m-%dT%H:%M:%SZ"])?, self.wire.traffic());
         let processor = processor(&[hollow.pid()]);
         cluster.start()?;
-        // Its counts begin anew.
+        // Its counts begin again.
         let begun = Mark { at: Instant::now(), requests: Requests::default(), traffic, processor };
         let (mut ready, mut truth) = (None, None);
         until(|| {

@@ -1,5 +1,6 @@
-//! What probes cost: pods with a startup, a readiness and a liveness probe each, every ten seconds; wake-ups, processor time and
-//! memory of limpet and, with `--kubelet`, of a real kubelet, beside what containerd and the shims need for them.
+//! What probes cost: pods with a startup, a readiness and a liveness probe each, every ten seconds; wake-ups, processor
+//! time and memory of limpet and, with `--kubelet`, of a real kubelet, beside what containerd and the shims need for
+//! them.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

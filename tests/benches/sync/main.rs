@@ -1,6 +1,6 @@
 //! What being a node of a cluster costs: requests and bytes while nothing happens and for each pod, memory with a live
-//! connection, what is written while there is none, and how long the cluster's view is untrue after its return; of limpet and,
-//! with `--kubelet`, of a real kubelet, in turns, against one apiserver.
+//! connection, what is written while there is none, and how long the cluster's view is untrue after its return; of
+//! limpet and, with `--kubelet`, of a real kubelet, in turns, against one apiserver.
 
 mod table;
 
@@ -102,7 +102,8 @@ impl Bench {
         self.cluster.delete(&node)
     }
 
-    /// Waits until renewals of the lease are all that comes: of 50 pods that have started a kubelet reports minutes later.
+    /// Waits until renewals of the lease are all that comes: of 50 pods that have started a kubelet reports minutes
+    /// later.
     fn wait_idle(&mut self) -> Result<()> {
         let begun = Instant::now();
         loop {

@@ -86,7 +86,7 @@ fn loopback() -> String {
     format!("127.{}.{third}.{last}", second | 64)
 }
 
-/// What of the pods' cgroups is looked at, from outside.
+/// What of the pods' cgroups is checked, from outside.
 const POD_CGROUP: [&str; 5] = [
     "memory/memory.limit_in_bytes",
     "cpu/cpu.shares",

@@ -1,4 +1,5 @@
-//! Views on disk: the first as it is, each other as its difference from the first. Pure, but for reading and writing the file.
+//! Views on disk: the first as it is, each other as its difference from the first. Pure, but for reading and writing
+//! the file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -83,8 +84,8 @@ fn is_of_pod(name: &str) -> bool {
     !name.contains('/')
 }
 
-/// A difference on purpose: how the view's name begins (of a pod `pod`, of a container `pod/container`), section, part of the
-/// line, and why.
+/// A difference on purpose: how the view's name begins (of a pod `pod`, of a container `pod/container`), section, part
+/// of the line, and why.
 pub type Known = (&'static str, &'static str, &'static str, &'static str);
 
 /// What differs from kubelet's views and not on purpose.
@@ -92,7 +93,7 @@ pub fn differing(kubelet: &Views, limpet: &Views, on_purpose: &[Known]) -> Vec<S
     let mut findings = Vec::new();
     for (name, view) in limpet {
         let none = View::new();
-        // Of a pod that is there for its status alone nothing else is looked at.
+        // Of a pod that is there for its status alone nothing else is checked.
         let compared = |(section, _): &(String, Difference)| view.contains_key(section);
         for (section, Difference { missing, added }) in
             differences(kubelet.get(name).unwrap_or(&none), view).into_iter().filter(compared)

@@ -8,8 +8,8 @@ use limpet_tests::{TestNode, wait};
 
 use super::{create, object, wait_reported};
 
-/// A pod that was made after the backup runs on, whether or not the node was there when the cluster went back, and whether or
-/// not the cluster has come further than before by then.
+/// A pod that was made after the backup keeps running, whether or not the node was there when the cluster went back,
+/// and whether or not the cluster has come further than before by then.
 pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::shared()?;
     cluster.add_account()?;

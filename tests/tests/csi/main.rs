@@ -1,5 +1,6 @@
-//! CSI drivers: volumes of a driver for pods of a real apiserver, from its registration to the last unmount. What controllers and an
-//! external-attacher would do, the cases do; with `LIMPET_TEST_LONG=1` a cluster's own attach/detach controller has a case.
+//! CSI drivers: volumes of a driver for pods of a real apiserver, from its registration to the last unmount. What
+//! controllers and an external-attacher would do, the cases do; with `LIMPET_TEST_LONG=1` a cluster's own attach/detach
+//! controller has a case.
 
 mod controllers;
 mod driver;
@@ -77,7 +78,8 @@ fn describe(node: &TestNode, cluster: &Cluster, spec: &Value) -> Result<()> {
     cluster.create(DRIVERS, &document)
 }
 
-/// A claim that is bound to a volume of the driver, as a cluster's controllers leave it; `change` is of the volume's spec.
+/// A claim that is bound to a volume of the driver, as a cluster's controllers leave it; `change` is of the volume's
+/// spec.
 fn claim(node: &TestNode, cluster: &Cluster, handle: &str, change: Value) -> Result<String> {
     let name = format!("{handle}-{}", node.name());
     let spec = json!({
@@ -278,7 +280,7 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
     // The last user's end unstages; then a controller may detach.
     delete(node, &cluster, "web")?;
     ensure!(driver.calls("unpublish").len() == 1 && driver.calls("unstage").is_empty(), "{:?}", driver.calls(""));
-    // The volume's root has the group already: by that policy nothing below it is looked at.
+    // The volume's root has the group already: by that policy nothing below it is checked.
     chown(data.join("old"), None, Some(7))?;
     let context = json!({ "fsGroup": 2000, "fsGroupChangePolicy": "OnRootMismatch" });
     create(node, &cluster, "next", &[("data", claimed(&claim))], json!({ "securityContext": context }))?;

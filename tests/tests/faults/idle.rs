@@ -8,7 +8,7 @@ use limpet_tests::{TestNode, suite, wait};
 use crate::proxy::Call;
 use crate::rig::Rig;
 
-/// How long it is looked at. The agent wakes for nothing that would not show within the shorter one, but for what it does
+/// How long it is observed. The agent wakes for nothing that would not show within the shorter one, but for what it does
 /// once in minutes.
 fn window() -> Duration {
     Duration::from_secs(if suite::is_long() { 600 } else { 20 })

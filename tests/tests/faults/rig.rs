@@ -81,13 +81,13 @@ impl<'a> Rig<'a> {
         self.node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("the bystander has no task")
     }
 
-    /// Starts the agent anew, whatever became of the one before.
+    /// Starts the agent again, whatever became of the one before.
     pub(crate) fn start_agent(&mut self) -> Result<()> {
         self.node.agent.kill();
         self.node.agent.start()
     }
 
-    /// Starts containerd anew, whatever became of the one before.
+    /// Starts containerd again, whatever became of the one before.
     pub(crate) fn start_containerd(&mut self) -> Result<()> {
         self.node.containerd.kill();
         self.node.containerd.start()

@@ -47,7 +47,7 @@ impl Phase {
 /// What a pod is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// An init container and two that go on, in a network of its own.
+    /// An init container and two that continue, in a network of its own.
     Lasting,
     /// An init container and one that ends, never run again.
     Once,
@@ -62,7 +62,7 @@ pub(crate) struct Subject {
     /// Makes its UIDs the node's own: runc's state is the machine's, and knows containers by ids made of them.
     node_part: String,
     shared: PathBuf,
-    /// Counts the edits that make the pod anew.
+    /// Counts the edits that make the pod again.
     generation: u32,
     second_image: bool,
     there: bool,
@@ -99,7 +99,7 @@ impl Subject {
         })
     }
 
-    /// What its containers' ids end with: of all it has been, and what it is after the next edit that makes it anew.
+    /// What its containers' ids end with: of all it has been, and what it is after the next edit that makes it again.
     pub(crate) fn digits(&self) -> Vec<String> {
         (0..=self.generation + 1).map(|generation| inventory::pod_digits(&self.uid(generation))).collect()
     }
@@ -191,7 +191,7 @@ impl Subject {
         self.there
     }
 
-    /// Writes a manifest that is none: what runs goes on.
+    /// Writes a manifest that is none: what runs continues.
     pub(crate) fn break_manifest(&self, node: &TestNode) -> Result<()> {
         node.drop_text(&format!("{}.yaml", self.name), "apiVersion: v1\nkind: Pod\nmetadata: [")
     }

@@ -1,7 +1,7 @@
 //! Stands in front of a CNI plugin: calls the real one, and does harm before or after where the plan has it.
 //!
-//! A shell script, controlled by files in a directory: `plan` holds the call that is hit and what happens; it notes each call
-//! in `calls` and the hit in `struck`. The agent is the parent of the plugin that it calls.
+//! A shell script, controlled by files in a directory: `plan` holds the call that is hit and what happens; it notes
+//! each call in `calls` and the hit in `struck`. The agent is the parent of the plugin that it calls.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -100,7 +100,7 @@ impl Wrapper {
         fs::rename(partial, self.dir.join("plan")).context("plan harm")
     }
 
-    /// Lets a plugin go on that waited for its agent to be replaced.
+    /// Lets a plugin continue that waited for its agent to be replaced.
     pub(crate) fn go_on(&self) -> Result<()> {
         fs::write(self.dir.join("go-on"), "").context("let a plugin go on")
     }

@@ -105,8 +105,8 @@ pub(crate) fn a_clock_that_jumps_by_hours_ends_no_pod(node: &mut TestNode) -> Re
     running.check(node)
 }
 
-/// By the clock of a board without a battery no certificate is valid yet, neither the node's nor the server's: pods run, the
-/// agent shows why there is no connection, and it has one once the clock is right.
+/// By the clock of a board without a battery no certificate is valid yet, neither the node's nor the server's: pods
+/// run, the agent shows why there is no connection, and it has one once the clock is right.
 pub(crate) fn a_clock_in_1970_is_named_and_the_node_joins_once_it_is_right(node: &mut TestNode) -> Result<()> {
     let (cluster, _line) = lay(node)?;
     node.agent.set_clock("@1970-01-02 00:00:00")?;

@@ -1,5 +1,6 @@
-//! A node whose line to the apiserver swallows packets, is half open, flaps, is slow, or is away for long. Whatever it does,
-//! the pods run on; and afterwards the cluster's view is the node's, nothing was restarted, and nothing was lost.
+//! A node whose line to the apiserver swallows packets, is half open, flaps, is slow, or is away for long. Whatever it
+//! does, the pods keep running; and afterwards the cluster's view is the node's, nothing was restarted, and nothing was
+//! lost.
 //!
 //! Everything is real but the line itself: its frames go through a queue of the test's ([`relay`]).
 

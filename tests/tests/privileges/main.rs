@@ -1,4 +1,4 @@
-//! The agent with fewer privileges than it would like: it goes on with what is left, and says what is lost.
+//! The agent with fewer privileges than it would like: it continues with what is left, and says what is lost.
 
 mod confined;
 

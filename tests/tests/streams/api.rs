@@ -24,7 +24,7 @@ pub(crate) struct Api {
     config: Arc<ClientConfig>,
 }
 
-/// A TCP connection whose stream somebody else has.
+/// A TCP connection whose stream another client has.
 pub(crate) struct Below(TcpStream);
 
 impl Below {

@@ -1,5 +1,5 @@
 //! Connections over TLS that are cut in the middle of a stream: reset, or with a client that is gone without a word. What
-//! they had is free again, and the streams of others go on.
+//! they had is free again, and the streams of others continue.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ use super::{STREAM_ALLOWANCE, agent, commands, exec, start_server};
 /// Clients that may forward ports at once.
 const MAX_FORWARDS: usize = 64;
 /// How long it may take until a client that is gone is noticed: at the latest 30 s until something is sent to it, 102 s
-/// until that was repeated often enough, and 30 s until that is looked at.
+/// until that was repeated often enough, and 30 s until that is checked.
 const LOST_CLIENT_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Connects to a port of loopback.

@@ -1,5 +1,6 @@
-//! The machine is a cluster of its own: limpet runs the control plane from its manifest directory, joins it, and runs what it
-//! schedules. The power goes, and there is no network but loopback: first with the apiserver among what comes back, then without.
+//! The machine is a cluster of its own: limpet runs the control plane from its manifest directory, joins it, and runs
+//! what it schedules. The power goes, and there is no network but loopback: first with the apiserver among what comes
+//! back, then without.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +21,8 @@ const ADDRESS: &str = "192.0.2.1";
 /// How long an emulated machine may take to start a control plane.
 const CLUSTER_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// What a person does once: an address, kubeadm's files, the images, and limpet, with the manifests, as the node of the cluster.
+/// What a person does once: an address, kubeadm's files, the images, and limpet, with the manifests, as the node of the
+/// cluster.
 const SET_UP: [&str; 4] = [ADDRESS_AT_BOOT, KUBEADM, "limpet images import /payload/control-plane.tar", JOIN];
 const ADDRESS_AT_BOOT: &str = "set -e
 cat > /etc/systemd/system/address.service <<'END'

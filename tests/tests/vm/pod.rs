@@ -88,7 +88,7 @@ pub(crate) fn container_id(pod: &Value, name: &str) -> Result<String> {
     Ok(id.trim_start_matches("containerd://").to_owned())
 }
 
-/// `stays` runs on, after its init container; `once` has finished for good.
+/// `stays` keeps running, after its init container; `once` has finished for good.
 pub(crate) fn start_one_that_stays_and_one_that_finishes(guest: &mut Guest) -> Result<()> {
     let stays = json!({
         "initContainers": [noting("init", "true")], "containers": [noting("stays", IDLE)],

@@ -1,5 +1,5 @@
-//! Secrets on the disk, encrypted with a key that the machine's TPM alone opens: a pod has its Secret at a boot without the
-//! manifests, and has it no more where the disk is in another machine, which runs all other pods.
+//! Secrets on the disk, encrypted with a key that the machine's TPM alone opens: a pod has its Secret at a boot without
+//! the manifests, and has it no more where the disk is in another machine, which runs all other pods.
 
 use anyhow::{Result, ensure};
 use limpet_tests::image;
@@ -55,7 +55,7 @@ pub(crate) fn secrets_are_for_one_tpm(machine: &Machine) -> Result<()> {
             && log.contains("systemd-creds cannot decrypt"))
         .then_some(())
     })?;
-    // What is on the disk is encrypted: unencrypted it would be read all the same.
+    // What is on the disk is encrypted: unencrypted it would be read nevertheless.
     guest.until(SOON, "the pod to wait for its Secret", "limpet events", |events| {
         events.contains("secret \"word\" not found").then_some(())
     })?;

@@ -94,7 +94,8 @@ pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut 
     Ok(())
 }
 
-/// A node whose certificate expires while the apiserver is away, its agent running, bootstraps once more by the token that it still has.
+/// A node whose certificate expires while the apiserver is away, its agent running, bootstraps once more by the token
+/// that it still has.
 pub(super) fn a_node_bootstraps_again_after_its_certificate_has_expired(node: &mut TestNode) -> Result<()> {
     let (mut cluster, address, port) = (cluster::whole()?, NodeAddress::add()?, Port::claim()?);
     admit_bootstrappers(&cluster)?;

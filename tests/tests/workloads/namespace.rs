@@ -1,5 +1,5 @@
-//! A namespace that is deleted under the pods of a node: what the cluster has there ends, what the node has runs on, and has its
-//! mirror pod again once the namespace is made again.
+//! A namespace that is deleted under the pods of a node: what the cluster has there ends, what the node has keeps
+//! running, and has its mirror pod again once the namespace is made again.
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::{self, join, wait_at};

@@ -1,5 +1,5 @@
-//! A node whose link to the cluster is cut: what the controllers make of its pods is corrected once the link is back, and what has
-//! ended meanwhile has ended once.
+//! A node whose link to the cluster is cut: what the controllers make of its pods is corrected once the link is back,
+//! and what has ended meanwhile has ended once.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) fn pods_are_ready_again_after_the_node_was_taken_for_lost(node: &mut 
     wire.cut();
     all("two pods of a node that is lost", TAKEN_FOR_LOST, "False")?;
     wire.join();
-    // By the agent of before: a new one would report everything.
+    // By the agent from before: a new one would report everything.
     let after = all("two pods that are ready again", wait::SOON, "True")?;
     let statuses =
         |pods: &[Value]| -> Vec<Value> { pods.iter().map(|pod| pod["status"]["containerStatuses"].clone()).collect() };

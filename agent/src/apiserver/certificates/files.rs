@@ -125,7 +125,7 @@ impl Files {
 
     /// The next request has another key.
     pub(super) fn forget_key(&self) {
-        // One that stays asks once more for what was refused.
+        // One that stays requests once more what was refused.
         let _ = fs::remove_file(self.pending());
     }
 

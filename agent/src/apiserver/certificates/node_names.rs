@@ -7,8 +7,8 @@ use tokio::sync::watch;
 use crate::apiserver::node::NodeFromApiserver;
 use limpet_core::node_state::NodeNetwork;
 
-/// The node's own name and its addresses. With `--cloud-provider=external` the addresses are those that the cloud's controller
-/// has written into the Node, as for kubelet: an apiserver connects by them.
+/// The node's own name and its addresses. With `--cloud-provider=external` the addresses are those that the cloud's
+/// controller has written into the Node, as for kubelet: an apiserver connects by them.
 pub(super) struct NodeNames {
     pub(super) node: String,
     pub(super) network: watch::Receiver<NodeNetwork>,

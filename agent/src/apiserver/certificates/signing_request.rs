@@ -1,4 +1,4 @@
-//! CertificateSigningRequests as documents: what is asked for, and what the answer is. Pure.
+//! CertificateSigningRequests as documents: the request and its answer. Pure.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::status::metrics::NodeCertificate;
 
-/// Which of its two certificates the node asks for.
+/// Which of its two certificates the node requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// The one by which it names itself to the apiserver.
@@ -40,7 +40,7 @@ impl Purpose {
         }
     }
 
-    /// The object that asks for it: `request` is PEM.
+    /// The object that requests it: `request` is PEM.
     pub(super) fn object(self, name: &str, request: &str) -> Value {
         let usage = match self {
             Self::Client => "client auth",
@@ -63,7 +63,7 @@ impl Purpose {
 /// What has become of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nobody has decided, or it is approved and not signed yet.
+    /// It is undecided, or approved and not signed yet.
     Pending,
     /// The certificate, PEM.
     Issued(String),

@@ -1,4 +1,5 @@
-//! Volumes of CSI drivers: the driver's settings in the cluster, that the volume is attached, and the Secrets of the driver's calls.
+//! Volumes of CSI drivers: the driver's settings in the cluster, that the volume is attached, and the Secrets of the
+//! driver's calls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,7 +113,7 @@ async fn looked(
     };
     match with_tokens(link, pod, volume, &object).await {
         Ok(object) => Ok(ClaimLookup { object: Some(object), attaching: None }),
-        // It is not there, or may not be asked for.
+        // It does not exist, or may not be read.
         Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 422)) => {
             let account = pod.spec().service_account_name.as_deref().unwrap_or("default");
             let why = format!("no token of service account {account} for CSI driver {}: {error}", volume.driver);
@@ -142,7 +143,7 @@ async fn with_tokens(
     Ok(tokens::with_tokens(object, issued, began))
 }
 
-/// Has the tokens in the volume's object replaced in time, until the pod is over.
+/// Has the tokens in the volume's object replaced in time, until the pod has ended.
 pub(super) async fn keep_tokens(
     link: &Link,
     desired: &Desired,

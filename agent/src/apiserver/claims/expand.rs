@@ -24,7 +24,8 @@ use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::quantity::bytes;
 
-/// The shortest time between two looks at a claim: between two syncs of a pod by kubelet. The longest is half as much more.
+/// The shortest time between two checks of a claim: between two syncs of a pod by kubelet. The longest is half as much
+/// more.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// When the first look is due: kubelet expands a volume as it mounts it.
 const FIRST_CHECK_DELAY: Duration = Duration::from_secs(5);
@@ -33,7 +34,7 @@ const DONE: &str = "FileSystemResizeSuccessful";
 /// kubelet's reason of one that has failed.
 const FAILED: &str = "VolumeResizeFailed";
 
-/// Looks at the claim until its pod is over.
+/// Checks the claim until its pod has ended.
 pub(super) async fn follow(
     link: &Link,
     desired: &Desired,
@@ -80,7 +81,7 @@ impl Expander<'_> {
         (self.key.namespace.to_string(), claim::of_object(&self.key.name).to_owned())
     }
 
-    /// Expands the volume if that is due. False: it is not to be looked at any more.
+    /// Expands the volume if that is due. False: it is not to be checked any more.
     async fn look(&self, pod: &PodRecord, known: &mut Option<i64>) -> Result<bool, RequestError> {
         let (namespace, name) = self.claim();
         let request = Request::get(Resource::PersistentVolumeClaim(namespace, name));
@@ -154,7 +155,7 @@ impl Expander<'_> {
         if due == Expansion::Due && error.is_final() {
             self.patch(expansion::failed(&message, error.is_infeasible(), Timestamp::now())).await?;
         }
-        // A driver that expands no volume in use is not asked again.
+        // A driver that expands no volume in use gets no further request.
         Ok(!error.is_of_use())
     }
 

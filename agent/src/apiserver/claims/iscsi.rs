@@ -1,4 +1,5 @@
-//! Disks of iSCSI targets: that the cluster has given them to the node, and the values of the Secret that a target asks for.
+//! Disks of iSCSI targets: that the cluster has given them to the node, and the values of the Secret that a target
+//! requires.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +15,8 @@ use limpet_model::object::claim;
 use limpet_model::object::iscsi::IscsiVolume;
 use limpet_model::object::{ObjectKey, SecretBytes};
 
-/// The disk that a claim is bound to. It is in use from here on, and waits for the controller that gives it to one node at a
-/// time if its access mode is `ReadWriteOnce`.
+/// The disk that a claim is bound to. It is in use from here on, and waits for the controller that gives it to one node
+/// at a time if its access mode is `ReadWriteOnce`.
 pub(super) async fn persistent(
     link: &Link,
     key: &ObjectKey,

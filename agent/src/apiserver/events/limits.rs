@@ -1,7 +1,8 @@
 //! How many events an apiserver gets: client-go's rules (`EventCorrelator` in `tools/record`). Pure: time is an argument.
 //!
-//! Of one object and type there are [`SPAM_BURST`] at once and then one every [`SPAM_REFILL_INTERVAL`]; what is beyond that is not sent. Of one object,
-//! type and reason there are at most [`MAX_DISTINCT_MESSAGES`] messages within [`AGGREGATION_WINDOW`]; the next ones are one event together.
+//! Of one object and type there are [`SPAM_BURST`] at once and then one every [`SPAM_REFILL_INTERVAL`]; what is beyond
+//! that is not sent. Of one object, type and reason there are at most [`MAX_DISTINCT_MESSAGES`] messages within
+//! [`AGGREGATION_WINDOW`]; the next ones are one event together.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,7 +57,7 @@ struct Similar {
 pub(super) enum Decision {
     /// It is sent as it is.
     Own,
-    /// This one is sent in its place: it stands for several.
+    /// This one is sent in its place: it represents several.
     Combined(Event),
     /// It is not sent.
     Dropped,

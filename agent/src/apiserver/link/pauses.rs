@@ -8,8 +8,8 @@ use limpet_core::connectivity;
 use limpet_host::wall_clock::{self, Wake};
 
 impl Link {
-    /// The pause after the `failures`th failure in a row. A change of the node's links or addresses, new credentials and a
-    /// clock that is set end it: then true.
+    /// The pause after the `failures`th failure in a row. A change of the node's links or addresses, new credentials
+    /// and a clock that is set end it: then true.
     pub(in crate::apiserver) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
         self.pause_after(failures, asked, Duration::ZERO).await
     }
@@ -51,13 +51,13 @@ impl Link {
     }
 }
 
-/// Resolves once somebody sets the clock: certificates may be valid from then on, or no longer.
+/// Resolves once the clock is set: certificates may be valid from then on, or no longer.
 async fn clock_set() {
     loop {
         match wall_clock::until(None).await {
             Ok(Wake::ClockSet) => return,
             Ok(Wake::Reached) => {}
-            // No timer to be had: nobody waits for the clock alone.
+            // No timer is available: nothing depends on the clock change alone.
             Err(_) => std::future::pending().await,
         }
     }

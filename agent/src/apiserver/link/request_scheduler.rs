@@ -1,9 +1,10 @@
-//! Turns: how many requests of the node run at a time, and which go first. What an outage leaves goes in order of need, and
-//! begins with few requests at a time; the sooner they are answered the more there are. A server to which all nodes come back
-//! at once, or that says it is busy (API Priority and Fairness answers 429), has only a few of each node to queue.
+//! Turns: how many requests of the node run at a time, and which go first. What an outage leaves goes in order of need,
+//! and begins with few requests at a time; the sooner they are answered the more there are. A server to which all nodes
+//! come back at once, or that says it is busy (API Priority and Fairness answers 429), has only a few of each node to
+//! queue.
 //!
-//! Heartbeats never wait, because a node whose lease is not renewed loses its pods; neither do reviews, for which a client of the
-//! node's own API waits.
+//! Heartbeats never wait, because a node whose lease is not renewed loses its pods; neither do reviews, for which a
+//! client of the node's own API waits.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,7 +21,7 @@ const MIN_CONCURRENT_REQUESTS: usize = 2;
 const MAX_CONCURRENT_REQUESTS: usize = 32;
 /// A request that is answered within this time is followed by one more; of slow ones all that run are.
 const FAST_RESPONSE: Duration = Duration::from_millis(250);
-/// What runs that long holds up no other: a mirror pod whose creation a webhook looks at, for example.
+/// What runs that long holds up no other: a mirror pod whose creation a webhook checks, for example.
 const STALL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a request is for; those that go first come first.
@@ -90,7 +91,7 @@ struct State {
     /// How many have waited: of one need, the first goes first.
     count: u64,
     waiting: BTreeMap<(Need, u64), oneshot::Sender<RequestPermit>>,
-    /// Until when the server has asked not to be asked, by need.
+    /// Until when the server has asked for no requests, by need.
     held_until: [Option<Instant>; NEED_COUNT],
     /// When few were to run at a time last: what had its turn before says nothing about how the server is now.
     few_since: Option<Instant>,
@@ -205,11 +206,11 @@ impl RequestScheduler {
         given
     }
 
-    /// The server is busy, and may ask for a pause. What is more urgent than the request that it refused goes on. `chance` spreads
-    /// the nodes that were refused together.
+    /// The server is busy, and may ask for a pause. What is more urgent than the refused request continues. `chance`
+    /// spreads the nodes that were refused together.
     pub(super) fn busy(&self, need: Need, asked: Option<Duration>, chance: u64) {
         if need == Need::Review {
-            // A client of the node asks too often.
+            // A client of the node sends too many requests.
             return;
         }
         // One object's long pause is its own.

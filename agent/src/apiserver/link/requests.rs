@@ -1,5 +1,5 @@
-//! The requests that go over the link: each is counted and timed, has a span with its verb and its object, and its result says how
-//! the connection is.
+//! The requests that go over the link: each is counted and timed, has a span with its verb and its object, and its
+//! result says how the connection is.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -21,7 +21,8 @@ use limpet_core::stored_status::StoredStatus;
 pub(in crate::apiserver) const BUSY: u16 = 429;
 
 impl Link {
-    /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the connection for all.
+    /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the
+    /// connection for all.
     pub(in crate::apiserver) async fn send(&self, request: Request) -> Result<Value, RequestError> {
         let (verb, resource) = (request.method.to_string(), request.resource.kind());
         let span = tracing::debug_span!("request", verb, path = request.resource.path());
@@ -86,18 +87,18 @@ impl Link {
         Box::pin(begun.instrument(span)).await
     }
 
-    /// Whether a list may be asked for as the beginning of a watch.
+    /// Whether a list may be requested as the beginning of a watch.
     pub(in crate::apiserver) fn streams_lists(&self) -> bool {
         self.0.streams_lists.load(Ordering::Relaxed)
     }
 
-    /// The server has refused that. One that was upgraded since is asked again by the next agent.
+    /// The server has refused that. After an upgrade of the server the next agent tries again.
     pub(in crate::apiserver) fn set_no_streaming_lists(&self) {
         self.0.streams_lists.store(false, Ordering::Relaxed);
     }
 
-    /// What the result says of how busy the server is. The turn goes to the next request once it is known whether there is still a
-    /// connection.
+    /// What the result says of how busy the server is. The turn goes to the next request once it is known whether there
+    /// is still a connection.
     fn count_answer<T>(&self, need: Need, turn: Option<&RequestPermit>, result: &Result<T, RequestError>) {
         match result {
             Ok(_) => turn.into_iter().for_each(RequestPermit::answered),

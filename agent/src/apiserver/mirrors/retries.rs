@@ -1,5 +1,5 @@
-//! When steps of mirrors that failed are due again: each pod by itself, but the pods of a namespace that is missing together, by
-//! one of them: a node may not watch namespaces, and has to ask.
+//! When steps of mirrors that failed are due again: each pod by itself, but the pods of a namespace that is missing
+//! together, by one of them: a node may not watch namespaces, and has to read them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use super::Planned;
 struct Retry {
     failures: u32,
     at: Instant,
-    /// The version of the pod: another one is looked at at once.
+    /// The version of the pod: another one is checked at once.
     of: Option<Fingerprint>,
 }
 
@@ -85,7 +85,7 @@ impl Retries {
         now: Instant,
         dice: u64,
     ) {
-        // One that is being deleted may be made again.
+        // One that is being deleted may be recreated.
         if *step == Step::Create && (error.is_not_found() || error.is_of_terminating_namespace()) {
             let first = || Missing { since: now, at: now, pods: BTreeSet::new() };
             let missing = self.namespaces.entry(key.namespace().to_owned()).or_insert_with(first);
@@ -102,7 +102,7 @@ impl Retries {
         };
         if let Some(missing) = self.namespaces.get_mut(key.namespace()) {
             if refused {
-                // For another reason than its namespace: the next pod asks for that.
+                // For another reason than its namespace: the next pod reads that.
                 missing.pods.remove(key);
             } else {
                 missing.at = missing.at.max(now + pause);

@@ -1,5 +1,5 @@
-//! Has a pod's certificates issued: makes the key, creates the PodCertificateRequest, waits for its signer, and again when the
-//! signer wants it.
+//! Has a pod's certificates issued: makes the key, creates the PodCertificateRequest, waits for its signer, and again
+//! when the signer wants it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
 
-/// kubelet's bound on how long after its time a renewal may be asked for, so that not all nodes ask at once; s.
+/// kubelet's bound on how many seconds after its time a renewal may be requested, so that not all nodes do so at once.
 const MAX_RENEWAL_JITTER_SECONDS: u64 = 300;
 /// kubelet's time after which a renewal is overdue.
 const RENEWAL_OVERDUE_AFTER: Duration = Duration::from_secs(600);
@@ -58,7 +58,8 @@ enum Failure {
 }
 
 impl Failure {
-    /// How long to wait at least after the `failures`th one in a row: a server without the API, or that refuses, is asked seldom.
+    /// How long to wait at least after the `failures`th one in a row: a server without the API, or that refuses, gets
+    /// few requests.
     fn pause(&self, failures: u32) -> Option<Duration> {
         let Self::Request(error) = self else { return None };
         match error.code() {
@@ -115,8 +116,8 @@ fn pod_of(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
     desired.pods.get(&pod).cloned()
 }
 
-/// Waits for a certificate; of one that there is already it is reported, once each, that its successor is overdue and that it has
-/// expired. `reported`: how many of the two are.
+/// Waits for a certificate; of one that there is already it is reported, once each, that its successor is overdue and
+/// that it has expired. `reported`: how many of the two are.
 async fn late<T>(
     pod: &PodRecord,
     issued: Option<&ObjectRecord>,

@@ -55,7 +55,7 @@ impl ContainerRoot {
         Ok(Self { directory: directory.into(), working, user: (owner.uid(), owner.gid()) })
     }
 
-    /// Who is to own what is copied in. Root in a container keeps owners, as with `tar`; nobody else could.
+    /// Who is to own what is copied in. Root in a container keeps owners, as with `tar`; other users cannot.
     pub(super) fn owner(&self, keeps: bool) -> Owner {
         match self.user {
             (0, _) if keeps => Owner::Kept,

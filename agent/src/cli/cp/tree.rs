@@ -75,7 +75,7 @@ pub(super) struct Rules {
     pub(super) links: bool,
 }
 
-/// Hears what a copy does.
+/// Receives the progress of a copy.
 pub(super) trait Report {
     /// So many bytes more of that file are copied.
     fn bytes(&mut self, name: &OsStr, count: u64);

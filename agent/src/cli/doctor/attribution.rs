@@ -107,7 +107,7 @@ enum Unnamed {
 async fn named_by_programs(loaded: &mut Loaded) -> Result<u32, Unnamed> {
     let failed = |error: &dyn std::fmt::Display| Unnamed::Silent(error.to_string());
     let scratch = Scratch::new().map_err(|error| failed(&error))?;
-    // The kernel reports closed files where somebody watches.
+    // The kernel reports closed files only to watchers.
     let watches = inotify::init(CreateFlags::CLOEXEC).map_err(|error| failed(&error))?;
     inotify::add_watch(&watches, scratch.path(), WatchFlags::CLOSE_WRITE).map_err(|error| failed(&error))?;
     let directory = InodeId::of(scratch.path()).map_err(|error| failed(&error))?;

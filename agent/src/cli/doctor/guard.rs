@@ -13,7 +13,8 @@ use crate::manifest_guard::{ArmError, PINS};
 use crate::node::facts;
 
 const GUARD: &str = "guard";
-/// The first kernel that may skip an LSM program while another process is preempted in it, and the first that never does again.
+/// The first kernel that may skip an LSM program while another process is preempted in it, and the first that never
+/// does again.
 const SKIPPING: std::ops::Range<(u32, u32)> = (5, 12)..(6, 2);
 /// How a kernel with `PREEMPT_DYNAMIC` is preempted: `none (voluntary) full`.
 const PREEMPTION: &str = "/sys/kernel/debug/sched/preempt";
@@ -30,7 +31,8 @@ pub(super) async fn examine(config: &Config) -> Finding {
     judge(mode, config.guard.required, &pinned, tried, gap)
 }
 
-/// How this kernel may let a change through by preemption, if it may: by `uname -r` and `-v`, and what [`PREEMPTION`] says.
+/// How this kernel may let a change through by preemption, if it may: by `uname -r` and `-v`, and what [`PREEMPTION`]
+/// says.
 fn gap(release: &str, built: &str, preemption: Option<&str>) -> Option<&'static str> {
     if !SKIPPING.contains(&version(release)) {
         return None;

@@ -1,4 +1,5 @@
-//! Who else may read the configuration and the manifests, which may hold Secrets and passwords, or write the agent's state.
+//! Who else may read the configuration and the manifests, which may hold Secrets and passwords, or write the agent's
+//! state.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;

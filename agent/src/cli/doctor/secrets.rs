@@ -1,4 +1,4 @@
-//! The key that Secrets on disk are encrypted with: whether it can be had.
+//! The key that Secrets on disk are encrypted with: whether it is available.
 
 use super::Finding;
 use crate::config::Config;

@@ -1,4 +1,5 @@
-//! The client side of a WebSocket of `limpet exec` or `limpet attach`: sends input and terminal sizes, receives output and the exit code.
+//! The client side of a WebSocket of `limpet exec` or `limpet attach`: sends input and terminal sizes, receives output
+//! and the exit code.
 
 use std::io::{self, Read as _};
 

@@ -1,4 +1,4 @@
-//! What of a node's status needs somebody's attention. Pure.
+//! What of a node's status needs attention. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

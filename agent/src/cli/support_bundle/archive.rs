@@ -9,12 +9,12 @@ use serde_json::Value;
 
 use super::redaction;
 
-/// The most bytes of one document; the rest is cut off, and `CONTENTS` says so.
+/// The most bytes of one document; the rest is cut off, which `CONTENTS` notes.
 const MAX_ENTRY: usize = 4 << 20;
 /// The most bytes of all documents, before they are compressed.
 const MAX_TOTAL: usize = 128 << 20;
 
-/// What stands above the list of contents.
+/// The text above the list of contents.
 const PREFACE: &str = "\
 A support bundle of limpet. It was made without Secrets, ConfigMaps, values of environment variables, values of
 annotations, arguments of commands, request headers, kubeconfigs, TLS keys and credentials of registries; none of these
@@ -50,7 +50,7 @@ impl<W: Write> Archive<W> {
         self.add(path, text, redaction::text)
     }
 
-    /// The same; a text that could not be had is noted as missing.
+    /// The same; a text that could not be read is noted as missing.
     pub(super) fn text_or_why(&mut self, path: &str, text: Result<String, impl Display>) -> io::Result<()> {
         match text {
             Ok(text) => self.text(path, &text),

@@ -1,8 +1,8 @@
 //! What of a document may leave the node. Pure.
 //!
-//! A pod loses every value that its author wrote freely and that may be a secret: of environment variables, annotations,
-//! headers and drivers' attributes, and the arguments of commands. Names and references stay. Text loses what has the form of a
-//! credential; that is a net below the rules for pods, and the only one for what programs print.
+//! A pod loses every value that its author wrote freely and that may be a secret: of environment variables,
+//! annotations, headers and drivers' attributes, and the arguments of commands. Names and references stay. Text loses
+//! what has the form of a credential; that is a net below the rules for pods, and the only one for what programs print.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use regex_lite::Regex;
 use serde_json::Value;
 
-/// What stands in the place of a value.
+/// What replaces a value.
 pub(super) const REDACTED: &str = "<redacted>";
 
 /// Annotations that kubelet or limpet sets, and that say where a pod is from.
@@ -95,7 +95,7 @@ struct Rule {
     replacement: &'static str,
 }
 
-/// Forms that are credentials wherever they stand.
+/// Forms that are credentials wherever they occur.
 static FORMS: LazyLock<Vec<Rule>> = LazyLock::new(|| {
     rules(&[
         ("PRIVATE KEY", r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)", REDACTED),

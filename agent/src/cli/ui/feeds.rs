@@ -1,5 +1,5 @@
-//! The tasks that request from the agent what the screen shows. Each follows a stream; only usage, which has no stream, is
-//! requested periodically while it is shown.
+//! The tasks that request from the agent what the screen shows. Each follows a stream; only usage, which has no stream,
+//! is requested periodically while it is shown.
 
 use std::convert::Infallible;
 use std::io;

@@ -48,7 +48,7 @@ impl Abilities {
     }
 }
 
-/// Fails unless somebody sits at a terminal.
+/// Fails without a terminal.
 pub(super) fn require() -> Result<(), CliError> {
     if io::stdin().is_terminal() && io::stdout().is_terminal() {
         return Ok(());

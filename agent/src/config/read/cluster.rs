@@ -17,7 +17,8 @@ use limpet_model::pod::is_dns_subdomain;
 /// A lease is renewed at a quarter of it: less than this would be a request each second.
 const SHORTEST_LEASE: i64 = 4;
 
-/// The labels of Kubernetes' own domains that a node may set, beside those below [`OWN_DOMAINS`] (kubelet's `KubeletLabels`).
+/// The labels of Kubernetes' own domains that a node may set, beside those below [`OWN_DOMAINS`] (kubelet's
+/// `KubeletLabels`).
 const OWN_LABELS: [&str; 11] = [
     "beta.kubernetes.io/arch",
     "beta.kubernetes.io/instance-type",
@@ -103,8 +104,8 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// The node's only address, or two of different families, the primary one first; `::` or `0.0.0.0`: those that it has, with
-    /// that family first.
+    /// The node's only address, or two of different families, the primary one first; `::` or `0.0.0.0`: those that it
+    /// has, with that family first.
     pub(super) fn node_ip(&mut self, text: &str, at: Option<Position>, key: &str, into: &mut NodeAddresses) {
         let mut all: Vec<IpAddr> = Vec::new();
         for one in text.split(',').map(str::trim) {

@@ -1,4 +1,4 @@
-//! `devices`: which devices of the host stand behind an extended resource.
+//! `devices`: which devices of the host provide an extended resource.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,8 @@ const KEY: &str = "devices";
 const FIELDS: [&str; 4] = ["paths", "cdi", "exclusive", "permissions"];
 
 impl ConfigDiagnostics {
-    /// Reads the table: a resource's name, then `paths` or `cdi` or both, and `exclusive` and `permissions`, which are optional.
+    /// Reads the table: a resource's name, then `paths` or `cdi` or both, and `exclusive` and `permissions`, which are
+    /// optional.
     pub(super) fn devices(&mut self, map: &Map<'_>, config: &mut Config) {
         for Entry { key, position, node } in map.map(KEY) {
             let path = format!("{KEY}.{key}");

@@ -1,6 +1,6 @@
-//! The configuration's layers: `--config`, the drop-ins of `--config-dir`, and kubelet's flags that stand for keys. Each layer
-//! is checked by itself; then the later ones are put over the earlier ones, and the result is evaluated as one document of
-//! each kind.
+//! The configuration's layers: `--config`, the drop-ins of `--config-dir`, and kubelet's flags that correspond to keys.
+//! Each layer is checked by itself; then the later ones are put over the earlier ones, and the result is evaluated as
+//! one document of each kind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,8 +73,8 @@ impl ConfigDiagnostics {
         Ok(())
     }
 
-    /// kubelet's rule: where `--config` names no hard thresholds, the drop-ins' are put over the defaults. Drop-ins alone, as k3s
-    /// has them, are all there is.
+    /// kubelet's rule: where `--config` names no hard thresholds, the drop-ins' are put over the defaults. Drop-ins
+    /// alone, as k3s has them, are all there is.
     fn add_default_thresholds(&mut self, merged: &mut Merged) {
         let position = self.place();
         // limpet's own settings alone are no configuration file of kubelet's.

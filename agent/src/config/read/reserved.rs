@@ -9,7 +9,8 @@ use limpet_model::pod::requests::Resource;
 const ENFORCE: &str = "enforceNodeAllocatable";
 const PODS: &str = "pods";
 const NONE: &str = "none";
-/// Of the node's own processes: what limits a cgroup of theirs, what limits its processors alone, and the key of the cgroup.
+/// Of the node's own processes: what limits a cgroup of theirs, what limits its processors alone, and the key of the
+/// cgroup.
 const SYSTEM: [&str; 3] = ["system-reserved", "system-reserved-compressible", "systemReservedCgroup"];
 const KUBE: [&str; 3] = ["kube-reserved", "kube-reserved-compressible", "kubeReservedCgroup"];
 /// kubelet's name of process ids.

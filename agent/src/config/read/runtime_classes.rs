@@ -1,4 +1,4 @@
-//! `runtimeClasses`: what the `runtimeClassName` of a Pod stands for.
+//! `runtimeClasses`: what the `runtimeClassName` of a Pod refers to.
 
 use std::path::PathBuf;
 

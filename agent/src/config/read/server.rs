@@ -19,7 +19,7 @@ pub(super) struct CertificateParts {
     key: Option<(PathBuf, Option<Position>)>,
 }
 
-/// What is remembered for longer is asked again all the same.
+/// What would be cached for longer is reviewed again nevertheless.
 const LONGEST_LIFETIME: Duration = Duration::from_secs(86_400);
 
 impl ConfigDiagnostics {

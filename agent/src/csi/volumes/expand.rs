@@ -16,7 +16,7 @@ pub enum ExpandError {
     /// It is not mounted for the pod.
     #[error("the volume is not mounted")]
     NotPublished,
-    /// The node could not ask, or its driver has not expanded it.
+    /// The request failed, or its driver has not expanded it.
     #[error("{0}")]
     Call(#[from] CsiError),
 }
@@ -44,7 +44,7 @@ impl ExpandError {
         matches!(self.code(), Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound))
     }
 
-    /// The driver has ended the call: nothing of it goes on.
+    /// The driver has ended the call: nothing of it continues.
     pub fn is_final(&self) -> bool {
         let open = [Code::Cancelled, Code::DeadlineExceeded, Code::Unavailable, Code::ResourceExhausted, Code::Aborted];
         self.code().is_some_and(|code| !open.contains(&code))

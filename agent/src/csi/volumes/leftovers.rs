@@ -1,5 +1,5 @@
-//! Volumes that no pod has any more: of pods that are gone, those that agents before this one have left staged, and those whose
-//! driver would not unstage them. They are tried again when a driver registers, and after a pause.
+//! Volumes that no pod has any more: of pods that are gone, those that agents before this one have left staged, and
+//! those whose driver would not unstage them. They are tried again when a driver registers, and after a pause.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -50,8 +50,8 @@ impl CsiVolumes {
         self.more.notify_one();
     }
 
-    /// Does what is left, whenever a driver registers and with kubelet's pauses, until `stop`. What pods have staged is named in the
-    /// Node's status at once.
+    /// Does what is left, whenever a driver registers and with kubelet's pauses, until `stop`. What pods have staged is
+    /// named in the Node's status at once.
     pub async fn run(&self, stop: CancellationToken) {
         let mut changes = self.drivers.subscribe();
         self.find_staged().await;
@@ -97,7 +97,8 @@ impl CsiVolumes {
         self.unstage(&driver, data).await
     }
 
-    /// Finds what is staged, by what is written down. All are in use until they are unstaged; those that no pod has are left to do.
+    /// Finds what is staged, by what is written down. All are in use until they are unstaged; those that no pod has are
+    /// left to do.
     async fn find_staged(&self) {
         let layout = self.layout.clone();
         let found = blocking::run(self.layout.staged.clone(), DEADLINE, move |_| {

@@ -1,4 +1,4 @@
-//! What drivers report of the volumes of a pod: bytes and inodes, as kubelet asks for them.
+//! What drivers report of the volumes of a pod: bytes and inodes, as kubelet requests them.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use limpet_model::pod::PodRecord;
 use limpet_node_api::csi::VolumeUsage;
 use limpet_node_api::csi::volume_usage::Unit;
 
-/// How long a driver may take: who asks for figures waits for it.
+/// How long a driver may take: requests for usage wait for it.
 const STATS_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl CsiVolumes {
-    /// What drivers report of the pod's volumes. Drivers that report nothing, or do not answer, have none, as with kubelet; nor have
-    /// block devices.
+    /// What drivers report of the pod's volumes. Drivers that report nothing, or do not answer, have none, as with
+    /// kubelet; nor have block devices.
     pub async fn stats(&self, pod: &PodRecord) -> Vec<VolumeDisk> {
         if !claim::may_need_driver(pod) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! A volume as a pod wants it, and how its driver is asked for it.
+//! A volume that a pod requests, and the request to its driver.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

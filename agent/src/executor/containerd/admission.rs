@@ -1,4 +1,4 @@
-//! Whether the host has what a pod asks for by name: profiles of security modules, devices of plugins. Node-level
+//! Whether the host has what a pod requests by name: profiles of security modules, devices of plugins. Node-level
 //! checks run earlier: see [`crate::worker::node_claims`].
 
 use k8s_openapi::api::core::v1::PodSpec;
@@ -22,16 +22,16 @@ pub(super) enum NotAdmitted {
     Yet(Failure),
 }
 
-/// Why the host does not have what a pod asks for: the reason, and the sentence that people read.
+/// Why the host does not have what a pod requests: the reason, and the message for people.
 enum Refusal {
     /// Until the host is another one: a module of the kernel.
     Lasting(&'static str, String),
-    /// Until somebody loads it.
+    /// Until it is loaded.
     Passing(&'static str, String),
 }
 
 impl ContainerdExecutor {
-    /// kubelet's checks, with its reasons and messages; then its containers get the devices of plugins that they ask for.
+    /// kubelet's checks, with its reasons and messages; then its containers get the devices of plugins that they request.
     pub(super) async fn admit(&self, pod: &PodState) -> Result<(), NotAdmitted> {
         profiles(pod.record.spec(), self.contexts.is_some()).await.map_err(|refusal| match refusal {
             Refusal::Lasting(reason, message) => self.reject(pod, reason, &message),
@@ -43,7 +43,8 @@ impl ContainerdExecutor {
         })
     }
 
-    /// For good what is a pod of the apiserver's, which has a controller that makes another one; every other pod is tried again.
+    /// For good what is a pod of the apiserver's, which has a controller that makes another one; every other pod is
+    /// tried again.
     fn refuse(&self, pod: &PodState, reason: &'static str, message: String, transient: bool) -> NotAdmitted {
         if pod.record.source == SourceKind::Api {
             return self.reject(pod, reason, &message);
@@ -60,8 +61,8 @@ impl ContainerdExecutor {
     }
 }
 
-/// Security modules: what the pod names must be there. A pod that names nothing costs no look at the host. `has_labels`: the
-/// host's SELinux has labels for containers.
+/// Security modules: what the pod names must be there. For a pod that names nothing the host is not read. `has_labels`:
+/// the host's SELinux has labels for containers.
 async fn profiles(spec: &PodSpec, has_labels: bool) -> Result<(), Refusal> {
     let needs = needs(spec);
     let lacks_labels = !has_labels && selinux::names_labels(spec);

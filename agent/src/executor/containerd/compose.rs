@@ -27,7 +27,7 @@ use crate::device_plugins::DevicePlugins;
 use crate::pull_records::PullRecords;
 use crate::reporter::Reporter;
 
-/// Why there is no executor: what pods run in cannot be had.
+/// Why there is no executor: what pods run in is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum ComposeError {
     /// The directory of the namespaces cannot be made.
@@ -50,7 +50,7 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// The backends that `config` asks for. Nothing is connected or made yet; attached disks are in `in_use`.
+    /// The backends that `config` selects. Nothing is connected or created yet; attached disks are in `in_use`.
     pub async fn open(config: &Config, node: &NodeFacts, in_use: VolumesInUse) -> Self {
         let volumes = Volumes::new(volume_settings(config, node.limits), in_use);
         volumes.find_disks_in_use().await;
@@ -96,7 +96,7 @@ impl ContainerdExecutor {
     /// The executor of `parts`.
     ///
     /// # Errors
-    /// The directory of the sandboxes or the cgroups of the pods cannot be had.
+    /// The directory of the sandboxes or the cgroups of the pods are not available.
     pub async fn open(parts: ExecutorParts) -> Result<Self, ComposeError> {
         let ExecutorParts {
             config,

@@ -1,5 +1,5 @@
-//! Volumes of CSI drivers: mounted before the pod's first container, looked after before each further one, and given back when the
-//! pod has run to its end.
+//! Volumes of CSI drivers: mounted before the pod's first container, looked after before each further one, and given
+//! back when the pod has run to its end.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use limpet_model::object::csi::CsiVolume;
 use limpet_model::object::{ObjectRecord, PodObjects};
 use limpet_model::pod::{PodRecord, PodUid};
 
-/// How long the driver of a volume is waited for that nobody has any more, before others have their turn.
+/// How long to wait for the driver of an unused volume, before others have their turn.
 const DRIVER_WAIT: Duration = Duration::from_secs(10);
 
 /// A volume of a driver, as the pod has it.
@@ -27,8 +27,8 @@ struct Found<'a> {
     read_only: bool,
 }
 
-/// The pod's volumes of drivers, once each: two of one claim are one mount, read-only if both are. What is missing is reported when the
-/// other volumes are prepared.
+/// The pod's volumes of drivers, once each: two of one claim are one mount, read-only if both are. What is missing is
+/// reported when the other volumes are prepared.
 fn volumes<'a>(record: &'a PodRecord, objects: &'a PodObjects) -> BTreeMap<String, Found<'a>> {
     let mut found: BTreeMap<String, Found<'a>> = BTreeMap::new();
     for (volume, csi, object) in claim::csi_volumes(record, objects) {
@@ -69,7 +69,8 @@ impl ContainerdExecutor {
         futures_util::future::join_all(set_up).await.into_iter().collect()
     }
 
-    /// Has drivers publish those volumes of the pod again that they want to. What is mounted stays, whatever they answer.
+    /// Has drivers publish those volumes of the pod again that they want republished. What is mounted stays, whatever
+    /// they answer.
     pub(super) async fn republish_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
         let mut found = volumes(record, objects);
         found.retain(|_, found| found.csi.settings.republish);
@@ -91,8 +92,8 @@ impl ContainerdExecutor {
         torn_down
     }
 
-    /// Has drivers unmount the volumes of a pod that there is no worker of. After a start of the node a driver may need a while
-    /// to register; one that is not there by then is waited for beside the pods.
+    /// Has drivers unmount the volumes of a pod that there is no worker of. After a start of the node a driver may need
+    /// a while to register; one that is not there by then is waited for beside the pods.
     pub(super) async fn unmount_orphan(&self, uid: &PodUid) -> Result<(), Failure> {
         let mut changes = self.csi.drivers().subscribe();
         let torn_down = self.unmount_csi(uid).await;

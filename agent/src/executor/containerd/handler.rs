@@ -103,7 +103,8 @@ impl ContainerdExecutor {
         run_command(&self.client, &self.config.exec_dir(), id, command).await
     }
 
-    /// The same, but when this is dropped the command goes on: it ends with its container, which is about to be stopped.
+    /// The same, but when this is dropped the command continues: it ends with its container, which is about to be
+    /// stopped.
     ///
     /// # Errors
     /// When it was not run. A command that fails is a result.

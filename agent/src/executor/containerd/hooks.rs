@@ -1,6 +1,7 @@
 //! The hooks of a container: `postStart` and `preStop`, run with what [`super::handler`] does.
 //!
-//! Events say no more than kubelet's: what a hook's command wrote may hold a secret. The log and the status have all of it.
+//! Events say no more than kubelet's: what a hook's command wrote may hold a secret. The log and the status have all of
+//! it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::status::event::EventType;
 
 /// Why a hook has failed.
 enum HookFailure {
-    /// Its container does not run any more: nobody needs it.
+    /// Its container no longer runs: the hook is not needed.
     Ended,
     /// Its time was over first.
     Late,
@@ -48,7 +49,7 @@ impl ContainerdExecutor {
         Outcome::PostStarted { index, id: Some(id), result }
     }
 
-    /// Runs the `preStop` hook, until `deadline` at the latest. The stop goes on whatever comes of it.
+    /// Runs the `preStop` hook, until `deadline` at the latest. The stop continues whatever its result.
     pub(super) async fn pre_stop(
         &self,
         pod: &PodState,
@@ -100,8 +101,8 @@ impl ContainerdExecutor {
         })
     }
 
-    /// What a handler asks for, for as long as it takes. `outlived`: a command that is not
-    /// awaited any more goes on.
+    /// Runs what a handler requests, for as long as it takes. `outlived`: a command that is not
+    /// awaited any more continues.
     async fn act(
         &self,
         pod: &PodState,
@@ -133,7 +134,7 @@ impl ContainerdExecutor {
         Ok(())
     }
 
-    /// A hook's GET. Any answer will do, as for kubelet; a server that does not speak TLS is asked without it.
+    /// A hook's GET. Any answer will do, as for kubelet; a server without TLS gets plain HTTP.
     async fn hook_get(&self, pod: &PodState, container: &str, get: Get) -> Result<(), HandlerError> {
         let answered = AtomicBool::new(false);
         match self.getter.send(get.clone(), &answered).await {

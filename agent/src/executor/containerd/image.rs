@@ -22,7 +22,8 @@ impl ContainerdExecutor {
                 transient: false,
             });
         };
-        // What lies in the archives directory is here without a registry: it is taken in before anyone is asked.
+        // What lies in the archives directory is here without a registry: it is imported before any registry is
+        // contacted.
         self.images.archives_ready().await;
         let (reference, policy) = (container.image.as_deref(), container.image_pull_policy.as_deref());
         let image = self.image_by_policy(pod, slot, reference.unwrap_or_default(), policy).await?;
@@ -72,14 +73,14 @@ impl ContainerdExecutor {
         }
     }
 
-    /// `imagePullPolicy: Always` asks for the newest image: an event reports that this may be an older one.
+    /// `imagePullPolicy: Always` requires the newest image: an event reports that this may be an older one.
     fn report_local_image(&self, pod: &PodState, slot: &ContainerSlot, reference: &str, error: &ImageError) {
         let message = format!("Using the image \"{reference}\" present on machine, which may be out of date: {error}");
         tracing::warn!(pod = %pod.record.key, container = slot.name, image = reference, %error, "the local image is used");
         self.reporter.event(pod, Some(&slot.name), EventType::Warning, "RegistryUnavailable", message);
     }
 
-    /// Releases what broken-off pulls of images that no pod wants left in containerd; returns whether that is all of it.
+    /// Releases what interrupted pulls of images that no pod needs left in containerd; returns whether that is all of it.
     pub(super) async fn forget_unwanted_pulls(&self, wanted: &HashSet<String>) -> bool {
         let forgotten = self.images.forget_unwanted(|image| wanted.contains(image)).await;
         forgotten.unwrap_or_else(|error| {

@@ -1,4 +1,4 @@
-//! Whether a pod may use an image that is here: asks [`limpet_core::image_access`] with what the pod has.
+//! Whether a pod may use an image that is present: decided by [`limpet_core::image_access`] from the pod's credentials.
 
 use super::ContainerdExecutor;
 use limpet_containerd::image::ImageError;
@@ -9,8 +9,8 @@ use limpet_model::image_name::normalize;
 use limpet_model::pull_credential::PullCredential;
 
 impl ContainerdExecutor {
-    /// Whether the pod may use `image`, as `reference` names it, without a pull. Neither event nor status of the pod shows that
-    /// the image is here: whoever may not use it is not to know.
+    /// Whether the pod may use `image`, as `reference` names it, without a pull. Neither event nor status of the pod
+    /// shows that the image is here: a pod that may not use it must not learn that.
     pub(super) async fn may_use(&self, pod: &PodState, reference: &str, image: &LocalImage) -> bool {
         let may = self.is_holder(pod, reference, image).await;
         match &may {

@@ -11,7 +11,7 @@ const PERMIT_HELD: Duration = Duration::from_secs(10);
 
 /// Runs `start` with one of `permits`, which it gives back after [`PERMIT_HELD`].
 pub(super) async fn with_permit<T>(permits: &Semaphore, start: impl Future<Output = T>) -> T {
-    // The semaphore is never closed; without a permit the start goes on all the same.
+    // The semaphore is never closed; without a permit the start continues nevertheless.
     let permit = permits.acquire().await.ok();
     let mut start = std::pin::pin!(start);
     match timeout(PERMIT_HELD, &mut start).await {

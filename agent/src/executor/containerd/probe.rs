@@ -24,7 +24,7 @@ const MAX_TRIES: usize = 3;
 #[derive(Debug)]
 enum Answer {
     Success,
-    /// A success that somebody should look at.
+    /// A success that needs attention.
     Warning(String),
     Failure(String),
 }
@@ -72,8 +72,8 @@ impl ContainerdExecutor {
         Outcome::Probed { index, id, kind, passed }
     }
 
-    /// One try. An error is one of the probe itself and says nothing of the container. The larger futures are boxed: many probes
-    /// run at one moment, and most of them open a connection.
+    /// One try. An error is one of the probe itself and says nothing of the container. The larger futures are boxed:
+    /// many probes run at one moment, and most of them open a connection.
     async fn try_probe(
         &self,
         pod: &PodState,
@@ -110,7 +110,8 @@ impl ContainerdExecutor {
                 Ok(answer) => {
                     Ok(Answer::Failure(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16())))
                 }
-                // As for kubelet, an answer whose body stalls or breaks off says nothing: a stream of events, for example.
+                // As for kubelet, an answer whose body stalls or breaks off says nothing: a stream of events, for
+                // example.
                 Err(error) if answered.load(Ordering::Relaxed) => Err(error),
                 Err(HandlerError::TimedOut) => Ok(Answer::Failure(format!(
                     "Get {url:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"

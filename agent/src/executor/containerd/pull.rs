@@ -1,4 +1,4 @@
-//! The pull of a pod's image, and how it is reported while it goes on: the pod's note at once, events when it takes long.
+//! The pull of a pod's image, and how its progress is reported: the pod's note at once, events when it takes long.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,9 +15,10 @@ use limpet_model::go_duration;
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::normalize;
 
-/// How long a pull goes on before an event shows how far it is.
+/// How long a pull takes before an event shows its progress.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
-/// The least time between two such events: an apiserver gets one more of a pod each 5 minutes, and those that follow are to reach it.
+/// The least time between two such events: an apiserver gets one more of a pod each 5 minutes, and those that follow
+/// are to reach it.
 const REPORT_PACE: Duration = Duration::from_secs(300);
 
 impl ContainerdExecutor {
@@ -33,7 +34,7 @@ impl ContainerdExecutor {
         let message = format!("Pulling image \"{reference}\"");
         self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulling", message);
         let asked = Instant::now();
-        // Never closed; without a permit the pull goes on all the same.
+        // Never closed; without a permit the pull continues nevertheless.
         let _permit = self.pulls.acquire().await.ok();
         let began = Instant::now();
         let pulled = self.timed("pull_image", self.pull_in_sight(pod, slot, reference, access)).await;
@@ -56,8 +57,8 @@ impl ContainerdExecutor {
         Ok(image)
     }
 
-    /// Writes down that the image is being pulled, before anything of it can be here. What a pod without credentials of its own
-    /// pulls is for all pods, also after a crash: a node that then boots without a network is to start it.
+    /// Writes down that the image is being pulled, before anything of it can be here. What a pod without credentials of
+    /// its own pulls is for all pods, also after a crash: a node that then boots without a network is to start it.
     async fn announce_pull(&self, access: &PullAccess, reference: &str) -> Result<Option<AnnouncedPull>, ImageError> {
         if !self.images.may_use_credentials(reference, access)? {
             return Ok(None);

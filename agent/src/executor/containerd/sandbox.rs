@@ -1,4 +1,5 @@
-//! The pod conditions its containers: cgroup, namespaces, network, volumes; made, given back, taken down, swept.
+//! A pod's sandbox: its cgroup, namespaces, network and volumes; how it is created, updated, removed, and cleared of
+//! leftovers.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -99,7 +100,8 @@ impl ContainerdExecutor {
         Ok(PodSandbox { sandbox, addresses })
     }
 
-    /// Rewrites volumes, and has drivers publish theirs again; containers that have them mounted see the change and keep running.
+    /// Rewrites volumes, and has drivers publish theirs again; containers that have them mounted see the change and
+    /// keep running.
     pub(super) async fn update_volumes(&self, pod: &PodState) -> Result<(), Failure> {
         let objects = Arc::clone(&pod.objects);
         let written = self.volumes.update(&pod.record, &objects).await;
@@ -136,7 +138,7 @@ impl ContainerdExecutor {
         })
     }
 
-    /// What the pod's `runtimeClassName` stands for.
+    /// What the pod's `runtimeClassName` refers to.
     pub(super) fn runtime_class(&self, pod: &PodState) -> Result<Option<&RuntimeClass>, String> {
         let Some(name) = runtime_class::class_name(&pod.record) else { return Ok(None) };
         let table = &self.config.runtime_classes;
@@ -154,7 +156,7 @@ impl ContainerdExecutor {
         }
     }
 
-    /// Whether a pod with `hostUsers: false` can run here, as kubelet asks it.
+    /// Whether a pod with `hostUsers: false` can run here, as kubelet checks it.
     fn can_have_users(&self, spec: &PodSpec, class: Option<&RuntimeClass>) -> Result<(), String> {
         if spec.host_users != Some(false) {
             return Ok(());
@@ -230,11 +232,11 @@ impl ContainerdExecutor {
         }
     }
 
-    /// The pod has run to its end: address, namespaces, cgroup, the volumes of drivers and disks of targets go back; records, logs
-    /// and other volumes stay.
+    /// The pod has run to its end: address, namespaces, cgroup, the volumes of drivers and disks of targets go back;
+    /// records, logs and other volumes stay.
     pub(super) async fn release_sandbox(&self, pod: &PodState) -> Result<(), Failure> {
         self.release(&pod.record.uid).await?;
-        // Another node may want them; neither waits for the other.
+        // Another node may need them; neither waits for the other.
         let (drivers, disks) = tokio::join!(self.tear_down_csi(pod), self.give_back_disks(pod));
         drivers.and(disks)
     }
@@ -312,8 +314,8 @@ impl ContainerdExecutor {
         Ok(())
     }
 
-    /// Every pod that has something on disk or in the kernel. Logs alone are none: they may be of another agent's pods; those
-    /// of limpet's go before the pod's directory.
+    /// Every pod that has something on disk or in the kernel. Logs alone are none: they may be of another agent's pods;
+    /// those of limpet's go before the pod's directory.
     pub(super) async fn traces(&self) -> HashSet<PodUid> {
         let mut found: HashSet<PodUid> = HashSet::new();
         found.extend(self.network.attached().await);

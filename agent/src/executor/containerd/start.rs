@@ -235,7 +235,7 @@ impl ContainerdExecutor {
         let (record, container, id) = (Arc::clone(&start.pod.record), start.container.clone(), start.id.clone());
         let (image, addresses) = (Arc::clone(start.image), start.sandbox.addresses.clone());
         let sandbox = start.joined()?;
-        // They were mounted before the pod's first container: somebody may have unmounted one since.
+        // They were mounted before the pod's first container: one may have been unmounted since.
         calling("mounting what its volumes have on servers");
         let exports = self.volumes.mount_exports(&record, &start.pod.objects).await;
         exports.map_err(|error| config_error(error.to_string()))?;

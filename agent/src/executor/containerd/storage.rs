@@ -1,5 +1,5 @@
-//! Measures what a pod takes on disk: when it may not take all there is, when the disk is short of room, and when somebody
-//! asks.
+//! Measures what a pod takes on disk: when it may not take all there is, when the disk is short of room, and when
+//! somebody asks.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -79,7 +79,7 @@ impl ContainerdExecutor {
 
     async fn volume_disk(&self, pod: &PodKey, volume: MeasuredVolume) -> VolumeDisk {
         if volume.own_file_system && blocking::is_busy(&volume.path) {
-            // It does not answer: who asks for figures waits for it once.
+            // It does not answer: a request for usage waits for it once.
             return VolumeDisk { name: volume.name, claim: None, used: None, space: None, ephemeral: volume.ephemeral };
         }
         let space = file_system::space_of(volume.path.clone()).await.ok();

@@ -81,11 +81,11 @@ pub struct World {
     quiet: u32,
     /// Counts the agents.
     life: u32,
-    /// How often workers have asked for the time: at least once for each time that one wakes.
+    /// How often workers have read the time: at least once for each time that one wakes.
     pub looks: u64,
     /// How many probes have run.
     pub probe_runs: u64,
-    /// Where the agent of now hears of events.
+    /// Where the current agent receives events.
     pub events: Option<mpsc::Sender<LifecycleEvent>>,
     containers: BTreeMap<ContainerId, Container>,
     alive: BTreeMap<u32, (ContainerId, watch::Sender<bool>)>,
@@ -121,7 +121,8 @@ pub struct World {
     ephemeral: BTreeSet<(String, String)>,
     /// What had ended of pods that were evicted, by UID and container: its version and exit code.
     evicted: BTreeMap<(String, String), (String, Option<i32>)>,
-    /// How often all containers of each pod were to restart, by UID: what asked for it may be removed before the others start.
+    /// How often all containers of each pod were to restart, by UID: what requested it may be removed before the others
+    /// start.
     asked_restarts: BTreeMap<String, u32>,
     /// How many agents there were.
     agents: u32,
@@ -201,7 +202,7 @@ impl World {
         self.wall_begun.saturating_add(elapsed).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
-    /// Sets the wall clock forth or back. The monotonic one goes on.
+    /// Sets the wall clock forth or back. The monotonic one continues.
     pub fn set_clock_by(&mut self, step: SignedDuration) {
         self.wall_begun = self.wall_begun.saturating_add(step).unwrap_or(self.wall_begun);
     }
@@ -217,7 +218,7 @@ impl World {
         self.quiet += 1;
     }
 
-    /// Where an agent that starts hears of events.
+    /// Where an agent that starts receives events.
     pub fn begin_agent(&mut self, events: mpsc::Sender<LifecycleEvent>) {
         self.events = Some(events);
         self.life += 1;

@@ -1,12 +1,12 @@
 //! Accepts the `:authority` that Go's gRPC clients send on a Unix socket: the socket's path.
 //!
-//! Device plugins and exporters dial the path with a dialer of their own, and grpc-go then names `%2Fvar%2Flib%2F…` as the
-//! authority. That is none by RFC 3986, so h2 resets the stream (hyperium/h2#487). Nobody on a Unix socket needs one: what a
+//! Device plugins and exporters dial the path with a dialer of their own, and grpc-go then names `%2Fvar%2Flib%2F…` as
+//! the authority. That is none by RFC 3986, so h2 resets the stream (hyperium/h2#487). A Unix socket needs none: what a
 //! client sends is replaced by `localhost` before h2 reads it.
 //!
-//! Header blocks stay as they are otherwise. A value that the client has put into the dynamic table of HPACK (RFC 7541) gets
-//! shorter, never longer: this side's table then drops an entry no earlier than the client's, and every index still means
-//! the same.
+//! Header blocks stay as they are otherwise. A value that the client has put into the dynamic table of HPACK (RFC 7541)
+//! gets shorter, never longer: this side's table then drops an entry no earlier than the client's, and every index
+//! still means the same.
 
 use std::io;
 use std::pin::Pin;

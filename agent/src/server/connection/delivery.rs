@@ -10,7 +10,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use limpet_host::tcp::Delivery;
 
-/// How long after something was sent the kernel is asked what has become of it, and how often from then on.
+/// How long after something was sent its delivery is checked with the kernel, and how often from then on.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What is known of what was sent on one connection.
@@ -34,7 +34,7 @@ impl Deliveries {
         }
     }
 
-    /// Resolves once the client is gone by what `delivery` says; asks it only when a check is due.
+    /// Resolves once the client is gone by what `delivery` says; reads it only when a check is due.
     pub(super) fn poll_lost(&mut self, delivery: impl Fn() -> Delivery, context: &mut Context<'_>) -> Poll<()> {
         while let Some(check) = &mut self.check {
             if check.as_mut().poll(context).is_pending() {

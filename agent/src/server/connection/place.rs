@@ -26,7 +26,7 @@ const PLACE_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) const MAX_REFUSED: usize = 8;
 /// Open connections of pods that are obeyed: the host always gets in beside them.
 pub(super) const MAX_OF_PODS: usize = 32;
-/// Open connections of clients who have a certificate, and of whom the apiserver is yet to be asked.
+/// Open connections of clients who have a certificate, whom the apiserver has not authorized yet.
 const MAX_NAMED: usize = 64;
 /// Open connections of clients who are yet to bring a token.
 pub(super) const MAX_UNNAMED: usize = 16;
@@ -37,7 +37,7 @@ pub(super) const MAX_STREAMS: usize = 256;
 #[derive(Clone)]
 pub(super) struct Places {
     all: Arc<Semaphore>,
-    /// The same places, for clients who are nobody in particular.
+    /// The same places, for anonymous clients.
     anybody: PerSourceLimit,
     unknown: PerSourceLimit,
     refused: PerSourceLimit,
@@ -96,7 +96,7 @@ impl Places {
             // It has a token for each connection.
             Caller::Streaming => (turn(&self.all).await, true),
             Caller::Local { .. } => (opening, true),
-            // Nobody is anybody there.
+            // There is no anonymous client there.
             Caller::Anonymous | Caller::ReadOnly if source.is_some() => (self.anybody.enter(source), false),
             Caller::Anonymous | Caller::ReadOnly => (opening, false),
         };
@@ -124,7 +124,7 @@ struct SlotState {
 }
 
 impl ConnectionSlot {
-    /// Its client is admitted to what it asks for: from now on it has a place among such clients, if there is one.
+    /// Its client's request is admitted: from now on it has a place among such clients, if there is one.
     pub(in crate::server) fn prove(&self) {
         if self.0.proven.swap(true, Ordering::Relaxed) {
             return;
@@ -142,7 +142,7 @@ impl ConnectionSlot {
         self.0.proven.load(Ordering::Relaxed)
     }
 
-    /// The connection is over.
+    /// The connection has ended.
     pub(super) fn leave(&self) {
         *self.0.held.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }

@@ -1,5 +1,5 @@
-//! Where clients of a network come from, and places of which each source has a part at most: one address alone keeps nobody
-//! else out.
+//! Where clients of a network come from, and places of which each source has a part at most: one address alone keeps no
+//! other client else out.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

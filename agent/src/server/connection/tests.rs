@@ -248,7 +248,7 @@ async fn clients_of_whom_nothing_is_known_take_no_place_of_those_who_are_admitte
     for mut stream in flood.split_off(MAX_UNNAMED) {
         assert_eq!(stream.read(&mut [0; 1]).await.unwrap(), 0, "closed at once");
     }
-    // Refused once, and the connection is over although the client would go on.
+    // Refused once, and the connection ends although the client would continue.
     let mut first = flood.remove(0);
     first.write_all(b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\nhost: a\r\n\r\n").await.unwrap();
     let mut answer = String::new();
@@ -278,7 +278,7 @@ async fn a_client_that_is_admitted_gives_its_place_to_the_next_and_may_read_slow
 
 #[tokio::test(start_paused = true)]
 async fn one_address_that_says_nothing_holds_up_no_other() {
-    // Those who are admitted by their certificates hold up one another, and nobody else can.
+    // Clients that are admitted by their certificates delay only one another.
     let kinds: [&dyn Fn() -> Caller; 2] = [&|| Caller::ReadOnly, &|| network(with_token())];
     for kind in kinds {
         let server = Server::start_on::<true>();

@@ -96,7 +96,7 @@ impl Images {
     }
 }
 
-/// Whether somebody who writes `name` means the image: by one of its names, by its digest, or by the first digits of it.
+/// Whether `name` refers to the image: by one of its names, by its digest, or by the first digits of it.
 fn is_called(image: &StoredImage, name: &str) -> bool {
     let digits = image.digest.trim_start_matches(ALGORITHM);
     let first = name.trim_start_matches(ALGORITHM);

@@ -319,7 +319,7 @@ fn running<'a>(observed: &'a ObservedPods, id: &str) -> Result<Run<'a>, Status> 
     }
 }
 
-/// The streams that a client asks for, as kubelet's query.
+/// The streams that a client requests, as kubelet's query.
 fn streams(stdin: bool, stdout: bool, stderr: bool, tty: bool) -> Result<Vec<(&'static str, &'static str)>, Status> {
     if tty && stderr {
         return Err(Status::invalid_argument("tty and stderr cannot both be true"));

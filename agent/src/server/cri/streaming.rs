@@ -1,5 +1,5 @@
-//! The streaming server of `Exec`, `Attach` and `PortForward`: their answer is a URL on loopback, with a token that opens one
-//! connection within a minute.
+//! The streaming server of `Exec`, `Attach` and `PortForward`: their answer is a URL on loopback, with a token that
+//! opens one connection within a minute.
 //!
 //! Behind it are kubelet's routes, which the request is passed on to. The server listens from the first such call on.
 
@@ -74,7 +74,7 @@ impl Streaming {
         let port = listener.local_addr().map_err(failed)?.port();
         // Without a route of its own: the parameters of its path would be counted as those of kubelet's.
         let app = Router::new().fallback(connect).with_state(self.clone());
-        // Whoever has a token may keep silent as long as he likes.
+        // A client with a token may be silent without limit.
         let listener = Plain { listener, caller: Caller::Streaming };
         self.inner.tasks.spawn(connection::serve(listener, app, self.inner.stop.clone()));
         Ok(port)
@@ -104,7 +104,7 @@ fn target(path: &[String], query: &[(&str, &str)]) -> Uri {
     format!("/{}?{query}", path.join("/")).parse().unwrap_or_default()
 }
 
-/// What nobody can guess.
+/// Random bytes that cannot be guessed.
 fn random() -> Result<String, Status> {
     let mut bytes = [0; TOKEN_LEN];
     let filled = rustls::crypto::ring::default_provider().secure_random.fill(&mut bytes);

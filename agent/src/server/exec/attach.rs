@@ -1,7 +1,7 @@
 //! The streams of a container's own process, for a client that attaches to it.
 //!
-//! A container with a terminal has its input and its live output in an [`AttachPoint`]. Another one may have an input there, and its
-//! output is followed in its log, line by line.
+//! A container with a terminal has its input and its live output in an [`AttachPoint`]. Another one may have an input
+//! there, and its output is followed in its log, line by line.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -129,8 +129,8 @@ impl Attachment {
     }
 }
 
-/// Passes on the client's input and the sizes of its terminal; returns whether it has ended its input, with which it leaves, or has
-/// disconnected.
+/// Passes on the client's input and the sizes of its terminal; returns whether it has ended its input, with which it
+/// leaves, or has disconnected.
 async fn receive(
     mut client: impl Stream<Item = Incoming> + Unpin,
     mut stdin: Option<Sender>,
@@ -176,8 +176,8 @@ async fn feed(
     false
 }
 
-/// What is added to a stream's log from now on until the container has exited; `None` when the client does not want it, or when
-/// there is no log.
+/// What is added to a stream's log from now on until the container has exited; `None` when the client does not want it,
+/// or when there is no log.
 async fn follow(
     path: &Path,
     finished: &watch::Receiver<bool>,

@@ -8,7 +8,7 @@ use super::wire::{PROTOCOL_V4, PROTOCOL_V5};
 /// The version that client and server have agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Version {
-    /// The first: over SPDY, input cannot be closed and no error is told.
+    /// The first version: over SPDY, input cannot be closed and no error is sent.
     V1,
     /// SPDY's second.
     V2,
@@ -38,7 +38,7 @@ pub(super) const WEBSOCKET: [(&str, Version, Encoding); 5] = [
 ];
 
 impl Version {
-    /// How a status, a `Status` document, is told; empty: not at all. Before version 4 it is a text, and success is none.
+    /// How a `Status` document is sent; empty: not at all. Before version 4 it is a text, and success sends nothing.
     pub(super) fn status(self, document: Vec<u8>) -> Vec<u8> {
         if self >= Self::V4 {
             return document;

@@ -1,5 +1,6 @@
-//! One client and one process, a command of its own or a container's: connects the process's streams with what the client
-//! sends and receives, until either side ends. How that looks on the wire is [`super::websocket`]'s and [`super::spdy`]'s.
+//! One client and one process, a command of its own or a container's: connects the process's streams with what the
+//! client sends and receives, until either side ends. How that looks on the wire is [`super::websocket`]'s and
+//! [`super::spdy`]'s.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -175,8 +176,8 @@ async fn receive(mut client: impl Stream<Item = Incoming> + Unpin, mut stdin: Op
     }
 }
 
-/// Reads one of the process's streams to its end. Streams the client did not ask for are drained: the process must not
-/// block.
+/// Reads one of the process's streams to its end. Streams that the client did not request are drained: the process must
+/// not block.
 pub(super) async fn pump(
     mut stream: impl AsyncRead + Unpin,
     channel: Channel,

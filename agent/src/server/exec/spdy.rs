@@ -1,5 +1,5 @@
-//! A command over SPDY, as apiservers before 1.36 ask nodes for it: a stream for the status, one for each of the process's
-//! streams and one for the sizes of a terminal.
+//! A command over SPDY, as apiservers before 1.36 request it from nodes: a stream for the status, one for each of the
+//! process's streams and one for the sizes of a terminal.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ async fn refuse(streams: &mut Handle) {
 struct Attached(Vec<(Channel, Stream)>);
 
 impl Attached {
-    /// Takes the streams that are asked for; `None`: the client has disconnected.
+    /// Accepts the requested streams; `None`: the client has disconnected.
     async fn accept(streams: &mut Handle, session: &Session) -> Option<Self> {
         let mut missing = wanted(session.streams, session.version);
         let mut attached = Self::default();
@@ -82,7 +82,7 @@ impl Attached {
                 Channel::Resize => sizes = Some(stream.input),
                 _ => {}
             }
-            // The first version ends both at once, so nobody hears of an error; its clients expect that.
+            // The first version ends both at once, so no error is reported; its clients expect that.
             match channel {
                 Channel::Error if version == Version::V1 => {
                     stream.output.reset(Status::Cancel).await;

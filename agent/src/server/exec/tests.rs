@@ -228,7 +228,7 @@ async fn old_versions_have_texts_for_failures_and_sizes_from_the_third_on() {
     resize.output.write(size_message(100, 30).into()).await.unwrap();
     resize.output.write(b"\n".to_vec().into()).await.unwrap();
     assert!(text(&mut out.input).await.ends_with("sized\r\n"));
-    // Before, nobody waits for a stream of sizes.
+    // Before version 3 the client opens no stream of sizes.
     let query = "command=echo&command=at+a+terminal&output=1&tty=1";
     let (_client, [_error, mut out]) = spdy_of(&node, query, ["error", "stdout"], "v2.channel.k8s.io").await;
     assert_eq!(text(&mut out.input).await, "at a terminal\r\n");

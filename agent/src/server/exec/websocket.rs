@@ -39,8 +39,8 @@ pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encodin
         () = session::serve(&mut client, messages, write(sink, queue, encoding, &idle), session) => {}
         () = idle.expired() => return,
     }
-    // RFC 6455, 5.5.1: the connection is closed after the client's own close message. One that is closed before, with something
-    // of the client unread, is reset, and what an apiserver between has not passed on yet is lost.
+    // RFC 6455, 5.5.1: the connection is closed after the client's own close message. One that is closed before, with
+    // something of the client unread, is reset, and what an apiserver between has not passed on yet is lost.
     let closed = async { while client.next().await.is_some() {} };
     tokio::select! {
         _ = timeout(CLOSE_TIMEOUT, closed) => {}

@@ -30,7 +30,7 @@ pub(in crate::server) fn unnamed(gate: &Arc<Gate>) -> NetworkClient {
     NetworkClient::new(None, Arc::clone(gate))
 }
 
-/// A client of a gate that asks nobody.
+/// A client of a gate without an apiserver.
 pub(in crate::server) fn admitting(name: &str) -> NetworkClient {
     named(&alone(|settings| settings.allowed_names = vec!["admitted".to_owned()]), name)
 }

@@ -1,4 +1,5 @@
-//! Files and directories below the log directory, as kubelet shows them: files as they are, directories as pages of links.
+//! Files and directories below the log directory, as kubelet shows them: files as they are, directories as pages of
+//! links.
 
 use std::fmt::Write as _;
 use std::fs::File;

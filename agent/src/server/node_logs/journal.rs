@@ -35,7 +35,7 @@ pub(super) fn serve(dir: PathBuf, query: Query, turn: OwnedSemaphorePermit) -> R
     let (out, pieces) = mpsc::channel(2);
     tokio::spawn(async move {
         let _turn = turn;
-        // Whoever has hung up, or has had its time, has what it has.
+        // A client that has disconnected, or whose time is up, keeps what it has received.
         let _ = timeout(QUERY_TIMEOUT, copy(&dir, query, &out)).await;
     });
     let body = Body::from_stream(futures_util::stream::unfold(pieces, async |mut pieces| {
@@ -48,7 +48,7 @@ pub(super) fn serve(dir: PathBuf, query: Query, turn: OwnedSemaphorePermit) -> R
 async fn copy(dir: &Path, query: Query, out: &Out) -> Result<(), Gone> {
     let known = units().await;
     let Query { services, options, .. } = query;
-    // As kubelet asks: the list holds the names of units.
+    // As with kubelet: the list holds the names of units.
     let is_known = |service: &String| known.contains(&format!("{service}.service"));
     let (logged, others): (Vec<_>, Vec<_>) = services.into_iter().partition(is_known);
     if !logged.is_empty() {

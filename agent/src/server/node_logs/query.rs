@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use jiff::Timestamp;
 
-/// The most lines that may be asked for.
+/// The most lines that may be requested.
 const MAX_LINES: i64 = 100_000;
 /// The most services.
 const MAX_SERVICES: usize = 4;
@@ -13,7 +13,7 @@ const MAX_NAME: usize = 256;
 /// The longest pattern.
 const MAX_PATTERN: usize = 1_024;
 
-/// What is asked for.
+/// The request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Query {
     /// Services, by their names.

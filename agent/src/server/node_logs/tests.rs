@@ -11,7 +11,7 @@ use tower::ServiceExt as _;
 use super::super::caller::tests::for_host;
 use super::*;
 
-/// A log directory, and beside it a file that nobody is to see.
+/// A log directory, and next to it a file that must not be served.
 fn dir() -> TempDir {
     let dir = TempDir::new().unwrap();
     let log = dir.path().join("log");

@@ -1,5 +1,5 @@
-//! `/portForward` in the channel protocol: one connection to each port that the query names, over two channels of a WebSocket,
-//! data and error, each of which begins with the port's number.
+//! `/portForward` in the channel protocol: one connection to each port that the query names, over two channels of a
+//! WebSocket, data and error, each of which begins with the port's number.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -86,7 +86,7 @@ pub(super) async fn serve(
     let mut writer = std::pin::pin!(write(sink, queue, encoding, &idle));
     let mut reader = std::pin::pin!(read(stream, encoding, inputs, &idle));
     tokio::select! {
-        // Every connection is over. A client that is not heard to its close message loses what was sent last.
+        // Every connection has ended. A client whose close message is not read loses what was sent last.
         () = &mut writer => return drop(timeout(CLOSE_TIMEOUT, reader).await),
         () = &mut reader => return,
         () = idle.expired() => return,
@@ -98,7 +98,7 @@ pub(super) async fn serve(
     let _ = timeout(CLOSE_TIMEOUT, writer).await;
 }
 
-/// Hands data to its connections, until the client has disconnected.
+/// Passes data to its connections, until the client has disconnected.
 async fn read(
     mut messages: impl futures_util::Stream<Item = Result<Message, axum::Error>> + Unpin,
     encoding: Encoding,
@@ -123,7 +123,7 @@ async fn read(
 /// # Panics
 /// When that does not hold.
 pub(in crate::server) fn check_messages(messages: &[Message], encoding: Encoding, ports: usize) {
-    // Room for every message, so that nobody is waited for.
+    // Room for every message, so that no sender waits.
     let room = messages.len().max(1);
     let (inputs, mut outputs): (Vec<_>, Vec<_>) = (0..ports).map(|_| mpsc::channel(room)).unzip();
     let all = stream::iter(messages.iter().cloned().map(Ok));

@@ -1,4 +1,4 @@
-//! What is asked again and what is not, over an apiserver that answers as it is told.
+//! Which reviews are repeated and which are cached, over an apiserver with scripted answers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use limpet_apiserver::RequestError;
 
 use super::*;
 
-/// An apiserver that knows the token `anna`, and lets her read metrics. Counts what it is asked.
+/// An apiserver that knows the token `anna`, and lets her read metrics. Counts the reviews.
 #[derive(Default)]
 pub(in crate::server) struct Scripted {
     pub(in crate::server) asked: AtomicUsize,

@@ -20,7 +20,7 @@ use super::headers::Headers;
 
 /// The most streams that are open at once: 128 forwarded connections.
 pub const MAX_STREAMS: usize = 256;
-/// How often a peer is asked for an answer, so that one that has gone is noticed while nothing else is read or written.
+/// How often a peer is pinged, so that one that has gone is noticed while nothing else is read or written.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// The most bytes of a connection that are received and not yet read.
 const MAX_UNREAD: usize = 256 << 10;
@@ -44,7 +44,7 @@ pub enum Role {
     Client,
 }
 
-/// The connection is over.
+/// The connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the connection has ended")]
 pub struct Ended;
@@ -137,7 +137,7 @@ impl Output {
     /// Sends data; waits while the peer does not read.
     ///
     /// # Errors
-    /// The connection is over.
+    /// The connection has ended.
     pub async fn write(&self, mut data: Bytes) -> Result<(), Ended> {
         while !data.is_empty() {
             let data = data.split_to(data.len().min(MAX_DATA));
@@ -326,11 +326,11 @@ impl Streams {
         self.last = id;
         let stream = self.insert(id, open.headers.clone());
         self.send(Frame::Open { id, headers: open.headers, fin: false }).await;
-        // Whoever has asked may be gone; the stream is then thrown away with its data.
+        // The caller may be gone; the stream is then dropped with its data.
         let _ = open.to.send(stream);
     }
 
-    /// Whether no further stream may be open. Streams that nobody has any more are forgotten first.
+    /// Whether no further stream may be open. Streams without a user are forgotten first.
     fn is_full(&mut self) -> bool {
         self.open.retain(|_, entry| !entry.pieces.is_closed());
         self.open.len() >= MAX_STREAMS
@@ -343,7 +343,7 @@ impl Streams {
         Stream { id, headers, input: Input(input), output: Output { id, frames: self.frames.clone() }, reset }
     }
 
-    /// Hands data to its stream; waits while too much is unread.
+    /// Passes data to its stream; waits while too much is unread.
     async fn data(&mut self, id: u32, data: Bytes) {
         let Some(entry) = self.open.get(&id).filter(|entry| !entry.ended && !data.is_empty()) else { return };
         // No piece is longer than MAX_DATA, so it fits.

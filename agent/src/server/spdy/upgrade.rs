@@ -20,7 +20,7 @@ pub(crate) struct SpdyUpgrade {
     protocol: &'static str,
 }
 
-/// Whether the request asks for SPDY.
+/// Whether the request is an upgrade to SPDY.
 pub(crate) fn is_requested(headers: &HeaderMap) -> bool {
     let names = |name, value: &str| words(headers, name).any(|word| word.eq_ignore_ascii_case(value));
     names(CONNECTION, "upgrade") && names(UPGRADE, SPDY)

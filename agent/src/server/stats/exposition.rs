@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use jiff::Timestamp;
 
-/// What is said of a family.
+/// The description of a family.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::server) struct Family<'a> {
     pub(in crate::server) name: &'a str,

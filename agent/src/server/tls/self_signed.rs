@@ -1,4 +1,4 @@
-//! The certificate of a node that nobody has given one: as kubelet makes it, below the root directory.
+//! The self-signed certificate of a node without a configured one: as kubelet makes it, below the root directory.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ pub(super) fn ensure(directory: &Path, node_name: &str) -> Result<(PathBuf, Path
         move |source| SelfSignedError::Write { path, source }
     };
     fs::create_dir_all(directory).map_err(failed(directory))?;
-    // The certificate last: what a power cut leaves is made again.
+    // The certificate last: after a power cut both are created again.
     write(&key, &made.signing_key.serialize_pem()).map_err(failed(&key))?;
     write(&certificate, &made.cert.pem()).map_err(failed(&certificate))?;
     Ok((certificate, key))

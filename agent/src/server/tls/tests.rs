@@ -85,7 +85,7 @@ fn client_config(server: &Path, pair: Option<Pair>) -> ClientConfig {
     }
 }
 
-/// Whether the caller's certificate names somebody, and whether it is admitted.
+/// Whether the caller's certificate names a user, and whether it is admitted.
 fn of(caller: &Caller) -> (bool, bool) {
     let Caller::Network(client) = caller else { panic!("{caller:?}") };
     (client.is_named(), client.standing() == Standing::Admitted)

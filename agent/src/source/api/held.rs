@@ -1,5 +1,5 @@
-//! Pods that an apiserver with another history does not have. Nobody has deleted them, so they run on until the operator
-//! takes the cluster as it is.
+//! Pods that an apiserver with another history does not have. They were not deleted, so they keep running until the
+//! operator takes the cluster as it is.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,8 @@ struct SavedHistory {
     known: ClusterHistory,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     broken: Option<HistoryBreak>,
-    /// The last renewal of the node's lease that the apiserver has confirmed, as the lease has it. On disk it may be older.
+    /// The last renewal of the node's lease that the apiserver has confirmed, as the lease has it. On disk it may be
+    /// older.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     renewal: String,
     /// The version of the lease that it made.
@@ -58,7 +59,7 @@ impl HeldPods {
     pub(super) fn listed(&mut self, history: ClusterHistory, lost: BTreeMap<PodKey, Option<Value>>, knows_pods: bool) {
         let new_break = self.kept.known.break_with(&history, knows_pods);
         let broken = match self.kept.broken.take() {
-            // The cluster of before is back.
+            // The earlier cluster is back.
             Some(HistoryBreak::Replaced) if new_break.is_none() && self.kept.known.shares_authority(&history) => None,
             Some(HistoryBreak::Recreated) if self.kept.known.has_same_service(&history) => None,
             broken => broken.or(new_break),
@@ -121,7 +122,7 @@ impl HeldPods {
     pub(super) fn accept(&mut self) -> BTreeMap<PodKey, Option<Value>> {
         let mut known = self.current.clone();
         if known.authorities.is_empty() {
-            // The connection was lost before it was asked for them.
+            // The connection was lost before they were requested.
             known.authorities = std::mem::take(&mut self.kept.known.authorities);
         }
         if known.service_uid.is_empty() {

@@ -72,7 +72,7 @@ async fn what_was_known_last_is_there_again_without_an_apiserver() {
     let again = published(root.path(), Vec::new()).await;
     assert_eq!(names(&again[0]), ["shop/web u-1"]);
     assert!(again[0].ready && again[0].objects[&key].same_content(&map));
-    // What the list does not have any more has gone meanwhile, and nobody needs its objects.
+    // What the list does not have any more has been deleted meanwhile, and its objects are not needed.
     let listed = published(root.path(), vec![Update::Listed(Vec::new(), ClusterHistory::default())]).await;
     assert!(listed[1].pods.is_empty() && listed[1].objects.is_empty());
     assert!(published(root.path(), Vec::new()).await[0].pods.is_empty());

@@ -30,7 +30,7 @@ impl ScanRun {
         Self { hung, state: Mutex::new(State { scan: Scan::new(known), at: None, taken: false }) }
     }
 
-    /// `name` is accessed from now on. False: it is to be left alone, or the run is over.
+    /// `name` is accessed from now on. False: it must not be accessed, or the run has ended.
     pub(super) fn enter(&self, name: &Arc<str>) -> bool {
         let mut state = self.state();
         let goes_on = !state.taken && !self.hung.contains(name);

@@ -32,7 +32,7 @@ impl Failure {
         Self { reason: reason.into(), result: ExchangeResult::BadResponse { retry_after: None }, tls: false }
     }
 
-    /// With the delay that the server asked for.
+    /// With the delay that the server requested.
     pub(super) fn after(mut self, retry_after: Option<Duration>) -> Self {
         self.result = ExchangeResult::BadResponse { retry_after };
         self

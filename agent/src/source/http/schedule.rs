@@ -13,7 +13,7 @@ use jiff::Timestamp;
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 /// The longest backoff, unless the frequency is longer.
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
-/// The longest delay a server can ask for.
+/// The longest delay a server can request.
 pub(super) const LONGEST_ASKED: Duration = Duration::from_secs(3_600);
 /// The limit of doubling: far beyond every other limit.
 const MAX_DOUBLINGS: u32 = 16;
@@ -25,7 +25,7 @@ pub(super) enum ExchangeResult {
     Success,
     /// There was no complete response.
     Unreachable,
-    /// An unusable response; the server may have asked for a delay.
+    /// An unusable response; the server may have requested a delay.
     BadResponse { retry_after: Option<Duration> },
 }
 
@@ -41,7 +41,7 @@ pub(super) fn pause(result: ExchangeResult, failures: u32, frequency: Duration, 
         ExchangeResult::Success => frequency * (900 + jitter) / 1_000,
         ExchangeResult::Unreachable => doubled(MIN_BACKOFF) * (900 + jitter) / 1_000,
         ExchangeResult::BadResponse { retry_after: None } => doubled(frequency) * (900 + jitter) / 1_000,
-        // Never earlier than the server asked for.
+        // Never earlier than the server requested.
         ExchangeResult::BadResponse { retry_after: Some(asked) } => {
             doubled(frequency).max(asked.min(LONGEST_ASKED)) * (1_000 + jitter) / 1_000
         }

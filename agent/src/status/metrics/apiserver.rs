@@ -1,4 +1,5 @@
-//! The connection to the apiserver, the requests to it under client-go's names, and the node's certificates under kubelet's.
+//! The connection to the apiserver, the requests to it under client-go's names, and the node's certificates under
+//! kubelet's.
 //!
 //! Without a series on a node that is in no cluster. What runs on by itself, a time without a connection or the rest of a
 //! certificate's life, is computed at the scrape.
@@ -24,7 +25,7 @@ const SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15
 const BYTES: [f64; 11] =
     [64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
 
-/// One of the node's certificates that it asks for.
+/// One of the certificates that the node requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeCertificate {
     /// By which it names itself to the apiserver.
@@ -129,7 +130,7 @@ impl ApiserverMetrics {
         }
     }
 
-    /// A request has ended; `code` is `<error>` when nobody answered, as in client-go.
+    /// A request has ended; `code` is `<error>` without an answer, as in client-go.
     pub fn requested(&self, method: &str, resource: &'static str, code: String) {
         self.requests.get_or_create(&CodeLabels { code, method: method.to_owned(), resource }).inc();
     }
@@ -157,12 +158,12 @@ impl ApiserverMetrics {
         self.running.state().first_token_expiry = expiry;
     }
 
-    /// The node asks for that certificate, and the one it has is valid until then; `None`: it has none.
+    /// The node requests that certificate, and the current one is valid until then; `None`: it has none.
     pub fn certificate_held(&self, certificate: NodeCertificate, until: Option<Timestamp>) {
         self.running.state().of(certificate).get_or_insert_default().until = until;
     }
 
-    /// The node has asked for that certificate, and got none.
+    /// The node has requested that certificate, and got none.
     pub fn renewal_failed(&self, certificate: NodeCertificate) {
         self.running.state().of(certificate).get_or_insert_default().failures += 1;
     }
@@ -205,7 +206,7 @@ struct Offline {
     since: Option<Instant>,
 }
 
-/// A certificate that the node asks for.
+/// A certificate that the node requests.
 #[derive(Debug, Default)]
 struct CertificateState {
     until: Option<Timestamp>,

@@ -13,7 +13,7 @@ impl Metrics {
     /// The registry of all of them.
     pub(super) fn register(&self, node_name: &str) -> Registry {
         let mut all = Registry::default();
-        // The encoder adds `_total` to counters. Under kubelet's names stand kubelet's texts (kubelet-1.37.1).
+        // The encoder adds `_total` to counters. Metrics with kubelet's names have kubelet's texts (kubelet-1.37.1).
         self.register_pods(&mut all);
         self.register_containers(&mut all);
         self.probes.register(&mut all);

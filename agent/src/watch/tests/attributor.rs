@@ -176,7 +176,7 @@ pub(super) fn load(test: &TestDirectory, stop: &Arc<std::sync::atomic::AtomicBoo
     })
 }
 
-/// Reads what the next event asks for into `known`, with attribution events handled meanwhile; returns the names read.
+/// Reads what the next event names into `known`, with attribution events handled meanwhile; returns the names read.
 pub(super) async fn follow(
     watch: &mut DirectoryWatch,
     test: &TestDirectory,

@@ -103,8 +103,8 @@ impl Known {
 /// Asks how many changes found no room, and at how many the program was skipped.
 type Losses = mpsc::Sender<oneshot::Sender<(u64, u64)>>;
 
-/// The BPF programs, active until the runtime shuts down, and who knows what they could not report; prints that the test is skipped
-/// and returns `None` where the kernel refuses them.
+/// The BPF programs, active until the runtime shuts down, and who knows what they could not report; prints that the
+/// test is skipped and returns `None` where the kernel refuses them.
 async fn programs() -> Option<(mpsc::Receiver<Feed>, Losses)> {
     let mut loaded = match Kernel::read().load(&Request { watch: true, ..Request::default() }) {
         Ok(loaded) => loaded,

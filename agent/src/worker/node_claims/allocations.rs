@@ -1,5 +1,5 @@
-//! What the node has given to pods, what it keeps for critical ones while others end for them, and whether there is room for
-//! one more. Part of [`super`].
+//! What the node has given to pods, what it keeps for critical ones while others end for them, and whether there is
+//! room for one more. Part of [`super`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -69,8 +69,8 @@ impl Allocations {
         may_preempt(record) && self.places.values().any(|other| preempts(record, other))
     }
 
-    /// Whether there is room for `requested` beside what the other pods have, and what those that come before this one wait
-    /// for.
+    /// Whether there is room for `requested` beside what the other pods have, and what those that come before this one
+    /// wait for.
     pub(super) fn room(&self, record: &PodRecord, requested: &Requests, capacity: &Requests) -> Room {
         let used = self.used(&record.key);
         let promised = used.clone().plus(&self.promised(record));
@@ -83,8 +83,8 @@ impl Allocations {
         }
     }
 
-    /// The pods that have to end, beside those that end already, so that `requested` fits beside `used`. `None`: it does not
-    /// fit whoever ends.
+    /// The pods that have to end, beside those that end already, so that `requested` fits beside `used`. `None`: it
+    /// does not fit whichever pods end.
     pub(super) fn victims(
         &self,
         record: &PodRecord,
@@ -121,8 +121,8 @@ impl Allocations {
         all.filter(move |(other, ..)| *other != key).map(|(_, record, requests)| (Arc::clone(record), requests))
     }
 
-    /// What the pods that come before this one wait for: those that may have it end, and of those that may not, and that it
-    /// may not have end either, those that began to wait before it.
+    /// What the pods that come before this one wait for: those that may have it end, and of those that may not, and
+    /// that it may not have end either, those that began to wait before it.
     fn promised(&self, record: &PodRecord) -> Requests {
         let since = self.reserved.get(&record.key).map_or(u64::MAX, |own| own.since);
         let is_before = |theirs: &Reservation| {
@@ -142,7 +142,8 @@ impl Allocations {
         over.map(|(key, theirs)| (key, &theirs.requests))
     }
 
-    /// Keeps `requests` for the pod once they are free. It keeps its turn. Returns whether something else was kept before.
+    /// Keeps `requests` for the pod once they are free. It keeps its turn. Returns whether something else was kept
+    /// before.
     pub(super) fn reserve(&mut self, record: &Arc<PodRecord>, requests: Requests, purpose: Purpose) -> bool {
         self.reservations += 1;
         let before = self.reserved.get(&record.key);

@@ -27,8 +27,8 @@ impl Refused {
         Self { verdict: refusal.verdict(record.source), victims: None }
     }
 
-    /// It waits, whatever its source: others end for it, or it ran here before the agent started and its plugin may not be
-    /// back yet.
+    /// It waits, whatever its source: others end for it, or it ran here before the agent started and its plugin may not
+    /// be back yet.
     pub(super) fn for_now(refusal: Refusal) -> Self {
         Self { verdict: refusal.verdict(SourceKind::File), victims: None }
     }
@@ -104,7 +104,8 @@ impl Hold {
         }
     }
 
-    /// Brings the claim in line with what the pod needs. A refusal: it begins to wait, waits for another reason, or fails.
+    /// Brings the claim in line with what the pod needs. A refusal: it begins to wait, waits for another reason, or
+    /// fails.
     pub fn settle(&mut self, node: &Arc<NodeClaims>, key: &PodKey, pod: &mut PodState) -> Option<Refused> {
         let leaves = pod.ending.is_some() || pod.is_failed();
         if leaves {
@@ -159,7 +160,8 @@ impl Hold {
         if has.is_none() && uses && wanted.is_empty() {
             return Ok(());
         }
-        // One that was found without a claim uses what it names, and an edit of the requests of one that runs counts at once.
+        // One that was found without a claim uses what it names, and an edit of the requests of one that runs counts at
+        // once.
         let check = match &has {
             None => Check { place, node: !uses, exclusive: !uses, requests: !uses, devices: !uses },
             Some(has) => Check {
@@ -181,8 +183,8 @@ impl Hold {
         Ok(())
     }
 
-    /// Releases everything but its place. While the node is short of something many pods may wait, each with a worker: the
-    /// next pod without a place is given none.
+    /// Releases everything but its place. While the node is short of something many pods may wait, each with a worker:
+    /// the next pod without a place is given none.
     pub fn give_back_claims(&mut self) {
         *self = Self { place: self.place.take(), ..Self::default() };
     }

@@ -1,5 +1,5 @@
-//! How many pods the node may have at a time: `maxPods`. A pod has its place until it is over, as under kubelet, where pods
-//! that have finished are not counted. For a critical pod beyond the number a lesser one ends.
+//! How many pods the node may have at a time: `maxPods`. A pod has its place until it has ended, as with kubelet, where
+//! pods that have finished are not counted. For a critical pod beyond the number a lesser one ends.
 
 use std::sync::Arc;
 
@@ -95,7 +95,8 @@ impl NodeClaims {
         self.wake_all();
     }
 
-    /// Resolves once a place may be had, for one caller: one is free, or a critical pod may have another end now. Cancel safe.
+    /// Resolves once a place may be free, for one caller: one is free, or a critical pod may have another end now.
+    /// Cancel safe.
     pub async fn place_freed(&self) {
         let mut devices = self.device_changes.lock().await;
         tokio::select! {

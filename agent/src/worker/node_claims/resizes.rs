@@ -56,7 +56,7 @@ impl NodeClaims {
                         given.order(victims);
                         given.reserve(desired, wanted.requests.without(&had), Purpose::Growth)
                     }
-                    // It would not fit whoever ends.
+                    // It would not fit whichever pods end.
                     None => given.forget_reserved(key, Purpose::Growth),
                 };
                 if keeps_other {
@@ -73,8 +73,8 @@ impl NodeClaims {
 }
 
 impl Hold {
-    /// Whether a pod that the node has taken may have the requests of `desired` now; it has them then. Otherwise it waits for
-    /// them: see [`Hold::freed`]. A pod that waits to begin waits with all it needs.
+    /// Whether a pod that the node has taken may have the requests of `desired` now; it has them then. Otherwise it
+    /// waits for them: see [`Hold::freed`]. A pod that waits to begin waits with all it needs.
     ///
     /// # Errors
     /// They do not fit.

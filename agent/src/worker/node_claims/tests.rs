@@ -61,7 +61,7 @@ fn a_resource_of_no_plugin_is_the_schedulers_to_count() {
     assert!(own.settle(&node).is_some(), "a pod of a manifest waits for a plugin");
     let mut bound = Candidate::new(&pod("bound", Api, counted));
     assert!(bound.settle(&node).is_none() && !node.wants_plugins(&bound.0.record), "{}", bound.reason());
-    // A plugin that has none left registers the resource; the pod runs on, as another version, too.
+    // A plugin that has none left registers the resource; the pod keeps running, as another version, too.
     bound.0.sandbox = SandboxState::Ready(Arc::default());
     node.offer.plugins.list("x.io/counted", 0);
     bound.0.record = pod("bound", Api, json!({ "limits": { "x.io/counted": 1 }, "requests": { "cpu": "1" } }));
@@ -209,7 +209,7 @@ fn a_resize_that_does_not_fit_waits_for_room_and_takes_no_ones_place() {
     assert!(refused.refusal.message.ends_with("cpu, requested: 1600, used: 500, capacity: 2000"), "{refused:?}");
     assert!(refused.victims.is_empty(), "it is not critical");
     assert!(one.1.freed().now_or_never().is_none() && one.settle(&node).is_none(), "it runs on");
-    // What is left is for who waits longest, and who asks for less gets it at once.
+    // What is left goes to the longest waiting pod; one that requests less gets it at once.
     assert!(resize(&mut other, File, "400m").is_ok() && other.settle(&node).is_none());
     assert!(one.1.freed().now_or_never().is_some());
     assert!(resize(&mut other, File, "500m").is_err(), "the other waits already");

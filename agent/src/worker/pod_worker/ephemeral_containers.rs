@@ -24,7 +24,7 @@ impl PodWorker {
                 })
             }
         };
-        // Who asked may have gone meanwhile; the container runs all the same.
+        // The caller may have gone meanwhile; the container runs nevertheless.
         let _ = done.send(added);
     }
 }

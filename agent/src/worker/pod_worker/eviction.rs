@@ -1,5 +1,5 @@
-//! What a worker does when the node is short of something: its pod ends or does not start, and runs once that is over. Part
-//! of [`super`].
+//! What a worker does when the node is short of something: its pod ends or does not start, and runs once there is
+//! enough again. Part of [`super`].
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::worker::WorkerContext;
 use crate::worker::inbox::EvictionOrder;
 use crate::worker::node_claims::NodeClaims;
 
-/// Orders to end for this pod that are still to be sent. The node counts those pods as ending, so it learns of an order that
-/// is never sent.
+/// Orders to end for this pod that are still to be sent. The node counts those pods as ending, so it learns of an order
+/// that is never sent.
 #[derive(Debug)]
 pub(super) struct Orders {
     node: Arc<NodeClaims>,
@@ -111,14 +111,14 @@ impl PodWorker {
         self.orders.victims.extend(victims.iter().cloned());
     }
 
-    /// Refuses a pod that has not begun while the node is short of something, and makes one anew that was ended for what it
-    /// is no longer short of.
+    /// Refuses a pod that has not begun while the node is short of something, and recreates one that was ended for what
+    /// it is no longer short of.
     pub(super) fn settle_eviction(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
         if admission::is_cleared(pod)
             && let Some(done) = self.evicting.take()
         {
-            // Nobody may be waiting any more.
+            // The caller may no longer be waiting.
             let _ = done.send(());
         }
         self.again_at = None;

@@ -29,7 +29,7 @@ impl PodWorker {
                 let Some(pod) = &mut self.current else { return };
                 outcome::exited(pod, &id, pid, unknown_exit(now), now);
             }
-            // Its shim hangs, and may go on.
+            // Its shim hangs, and may continue.
             Ok(Some(_)) => {}
             // containerd's return brings the whole state.
             Err(error) => tracing::debug!(container = %id, %error, "reading the container's state failed"),

@@ -1,8 +1,9 @@
-//! OOM kills that a container survives: which of the kernel's counts belong to a container that runs on. Part of [`super`].
+//! OOM kills that a container survives: which of the kernel's counts belong to a container that keeps running. Part of
+//! [`super`].
 //!
-//! A kill is reported before the exit that it may cause. So a count is only known to have been survived when the container
-//! still runs a moment later. The kernel's report of a kill can come before the start of the container is recorded, or be
-//! lost: the count is looked at after each start as well.
+//! A kill is reported before the exit that it may cause. So a count is only known to have been survived when the
+//! container still runs a moment later. The kernel's report of a kill can come before the start of the container is
+//! recorded, or be lost: the count is checked after each start as well.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use super::PodWorker;
 /// A first process that lives so long after the kernel killed something in its container was not the victim.
 const SURVIVAL_TIME: Duration = Duration::from_secs(2);
 
-/// The counts of running containers that are to be looked at once more.
+/// The counts of running containers that are to be checked once more.
 #[derive(Debug, Default)]
 pub(super) struct UnjudgedKills(BTreeMap<ContainerId, Look>);
 
@@ -36,14 +37,14 @@ impl UnjudgedKills {
         self.0.values().map(|look| look.due).min()
     }
 
-    /// The containers that are to be looked at by now, each with the count of a moment ago.
+    /// The containers that are to be checked by now, each with the count of a moment ago.
     fn take_due(&mut self, now: Instant) -> Vec<(ContainerId, u64)> {
         self.0.extract_if(.., |_, look| look.due <= now).map(|(id, look)| (id, look.kills)).collect()
     }
 }
 
 impl PodWorker {
-    /// The kernel may have killed something in a container, which is looked at if it runs.
+    /// The kernel may have killed something in a container, which is checked if it runs.
     pub(super) fn count_kills(&mut self, id: ContainerId, now: Now) {
         let Some(pod) = &self.current else { return };
         if running(pod, &id).is_some() {

@@ -27,11 +27,11 @@ pub(super) struct Cleanup {
     jobs: JoinSet<Cleaned>,
     /// The search for orphans was begun: once a start.
     begun: bool,
-    /// The search is over, and orphans are known.
+    /// The search has ended, and orphans are known.
     searched: bool,
     /// Pods whose orphans are still to be removed, or are being removed: none of that UID may start.
     orphans: Vec<PodUid>,
-    /// Pulls may have been broken off for images that no pod wants any more.
+    /// Pulls may have been interrupted for images that no pod needs any more.
     pulls_are_stale: bool,
     /// Something of them was not released at the last try.
     not_forgotten: bool,
@@ -47,7 +47,7 @@ impl Cleanup {
         }
     }
 
-    /// Pods changed or ended: `unfinished` pulls may have been for images that no pod wants any more.
+    /// Pods changed or ended: `unfinished` pulls may have been for images that no pod needs any more.
     pub(super) fn pods_changed(&mut self, unfinished: bool) {
         self.pulls_are_stale |= unfinished || self.not_forgotten;
     }

@@ -126,7 +126,7 @@ impl Supervisor {
         if incarnations.is_empty() && desired.is_none() {
             return;
         }
-        // A pod that is over has no place: its worker keeps the status and the logs.
+        // A pod that has ended has no place: its worker keeps the status and the logs.
         let runs = |pod: &&PodState| uses_node(pod) || (!pod.is_failed() && !is_finished(pod));
         let entry = incarnations.iter().rfind(runs).map(|pod| self.context.node_claims.place_of_running(&pod.record));
         self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)), entry);

@@ -46,7 +46,7 @@ fn the_verification_of_images_is_checked_as_in_kubelet() {
     let policy =
         |text: &str| load_text(&format!("{KUBELET_HEAD}{text}"), &[]).0.map(|config| config.image_verification);
     let key = "imagePullCredentialsVerificationPolicy";
-    // As Go's encoder writes what nobody has set.
+    // As Go's encoder writes unset fields.
     let unset = policy(&format!("{key}: ''\npreloadedImagesVerificationAllowlist: []\n"));
     assert_eq!(unset, Ok(VerificationPolicy::NeverVerifyPreloadedImages));
     for name in ["NeverVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages", "AlwaysVerify"] {

@@ -1,4 +1,4 @@
-//! The configuration that kubeadm writes for a kubelet: zeros stand for defaults, and nothing in it is a reason not to start.
+//! The configuration that kubeadm writes for a kubelet: zeros mean defaults, and nothing in it is a reason not to start.
 
 use std::path::Path;
 

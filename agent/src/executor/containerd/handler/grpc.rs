@@ -12,7 +12,7 @@ use tonic_prost::ProstCodec;
 
 use super::{HandlerError, KUBERNETES, authority};
 
-/// What is asked about: a service of the server, or the server.
+/// What is checked: a service of the server, or the server.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
     #[prost(string, tag = "1")]

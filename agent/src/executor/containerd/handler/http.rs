@@ -1,5 +1,5 @@
-//! One GET of a probe or hook, as kubelet sends it: a connection of its own, certificates are not verified, redirects stay
-//! at their host, the body is bounded. Part of [`super`].
+//! One GET of a probe or hook, as kubelet sends it: a connection of its own, certificates are not verified, redirects
+//! stay at their host, the body is bounded. Part of [`super`].
 
 use std::error::Error as _;
 use std::io;
@@ -60,7 +60,7 @@ pub struct Answer {
 #[derive(Debug, thiserror::Error)]
 #[error("Get \"{url}\": {cause}")]
 pub struct GetFailure {
-    /// What was asked for.
+    /// What was requested.
     pub url: String,
     /// The sentence people read.
     pub cause: String,
@@ -96,7 +96,7 @@ impl Get {
         };
         let agent = agent.parse::<HeaderValue>().map_err(|error| failed(error.to_string()))?;
         headers.entry(USER_AGENT).or_insert(agent);
-        // An empty one asks for none.
+        // An empty one requests none.
         if headers.entry(ACCEPT).or_insert(HeaderValue::from_static("*/*")).is_empty() {
             headers.remove(ACCEPT);
         }
@@ -159,15 +159,15 @@ impl Get {
     }
 }
 
-/// Sends GETs. What TLS needs is made for the first that asks for it.
+/// Sends GETs. What TLS needs is created for the first that uses it.
 #[derive(Debug, Default)]
 pub struct HttpGetter {
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
 impl HttpGetter {
-    /// Sends `get`, and follows redirects that stay at its host. `answered` is set once the status of the last answer is here: an error
-    /// or a deadline after that is one of its body.
+    /// Sends `get`, and follows redirects that stay at its host. `answered` is set once the status of the last answer
+    /// is here: an error or a deadline after that is one of its body.
     ///
     /// # Errors
     /// When there is no answer, or its body breaks off. One of any status is an answer.
@@ -206,7 +206,7 @@ impl HttpGetter {
         };
         let name = match ServerName::try_from(host) {
             Ok(name) => name.to_owned(),
-            // Not one that TLS can ask for: none is asked for.
+            // Not a name that TLS can send: none is sent.
             Err(_) => ServerName::from(stream.peer_addr()?.ip()),
         };
         TlsConnector::from(config).connect(name, stream).await

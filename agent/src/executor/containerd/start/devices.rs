@@ -23,8 +23,8 @@ impl ContainerdExecutor {
     }
 }
 
-/// Makes the sources of a plugin's mounts that are missing, as containerd's CRI plugin does: what was there when the plugin
-/// answered may be gone since the node was started anew. Blocks.
+/// Makes the sources of a plugin's mounts that are missing, as containerd's CRI plugin does: what was there when the
+/// plugin answered may be gone since the node was restarted. Blocks.
 pub(super) fn make_sources(given: &[DeviceAllocation]) -> Result<(), String> {
     for mount in given.iter().flat_map(|one| &one.mounts).filter(|mount| !mount.host_path.exists()) {
         let made = std::fs::create_dir_all(&mount.host_path);

@@ -1,4 +1,4 @@
-//! What is particular to the start of an ephemeral container: the processes that it is to see, and what it may not ask for.
+//! What is particular to the start of an ephemeral container: the processes that it sees, and what it may not request.
 
 use std::path::PathBuf;
 

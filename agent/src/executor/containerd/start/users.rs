@@ -1,5 +1,5 @@
-//! What is particular to the start of a container in a pod with a user namespace (`hostUsers: false`): its root file system, and
-//! the mapped copies of its mounts.
+//! What is particular to the start of a container in a pod with a user namespace (`hostUsers: false`): its root file
+//! system, and the mapped copies of its mounts.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, chown};

@@ -129,8 +129,8 @@ impl World {
         (takes, succeeds)
     }
 
-    /// A container after this one in the spec that the same agent started before this one's hook began, where nothing goes
-    /// wrong: a start whose answer was lost is one that the agent does not know of.
+    /// A container after this one in the spec that the same agent started before this one's hook began, where nothing
+    /// goes wrong: a start whose answer was lost is one that the agent does not know of.
     fn later_before(&self, pod: &PodState, index: usize, id: &ContainerId) -> Option<String> {
         let own = self.hooks.get(id).filter(|_| self.fault_rate == 0 && self.quiet == 1)?;
         let later = pod.containers[index + 1..].iter().filter(|slot| slot.role == Role::Main);

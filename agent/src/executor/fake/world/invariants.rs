@@ -52,8 +52,8 @@ impl World {
         }
     }
 
-    /// Gives a running container the resources of the pod's version. Above its pod's limits it may be tried once these were
-    /// refused, and is refused too.
+    /// Gives a running container the resources of the pod's version. Above its pod's limits it may be tried once these
+    /// were refused, and is refused too.
     pub(in crate::executor::fake) fn resize(
         &mut self,
         pod: &PodState,
@@ -144,7 +144,8 @@ impl World {
         found.into_iter().for_each(|what| self.violate(what));
     }
 
-    /// Whether a start after so many restarts of all containers is one too many, or comes while something of before runs.
+    /// Whether a start after so many restarts of all containers is one too many, or happens while an earlier process
+    /// runs.
     fn wrong_restarts(&self, pod: &PodState, slot: &ContainerSlot, restarts: u32) -> Vec<String> {
         let uid = pod.record.uid.as_str();
         let of_pod = self.containers.values().filter(|one| one.recorded.identity.uid == uid);
@@ -206,8 +207,8 @@ impl World {
         }
     }
 
-    /// All containers of a pod are restarted: each has the least grace from its stop signal on, whatever grace it had. The hook
-    /// of a stop that has begun before is cut, and its signal has its time all the same.
+    /// All containers of a pod are restarted: each has the least grace from its stop signal on, whatever grace it had.
+    /// The hook of a stop that has begun before is cut, and its signal has its time nevertheless.
     fn begin_end_of_all(&mut self, id: &ContainerId) {
         let (now, quiet) = (Instant::now(), self.quiet);
         let kill_at = now + MIN_GRACE_PERIOD;

@@ -24,10 +24,10 @@ pub(super) struct PodEnd {
 }
 
 impl World {
-    /// The agent begins, or goes on, to stop a container because its pod ends.
+    /// The agent begins, or continues, to stop a container because its pod ends.
     pub(in crate::executor::fake) fn note_end(&mut self, pod: &PodState) {
         let (now, quiet) = (Instant::now(), self.quiet);
-        // The end was asked for before the first stop if a start was under way then.
+        // The end was requested before the first stop if a start was under way then.
         let began = pod.ends_since.map_or(now, Instant::from);
         let end = self.ends.entry(pod.record.uid.to_string()).or_insert(PodEnd { first: began, known: began, quiet });
         if end.quiet != quiet {
@@ -74,8 +74,8 @@ impl World {
         others.find(|(_, slot)| runs(slot)).map(|(_, slot)| slot.name.clone())
     }
 
-    /// What has to come first in the pod's sandbox and did not: init containers succeed and sidecars start in their order. A
-    /// regular container waits for none once one was started, an ephemeral one never.
+    /// What has to come first in the pod's sandbox and did not: init containers succeed and sidecars start in their
+    /// order. A regular container waits for none once one was started, an ephemeral one never.
     pub(super) fn out_of_order(&self, pod: &PodState, slot: &ContainerSlot, id: &ContainerId) -> Option<String> {
         let (uid, sandbox) = (&pod.record.uid, self.sandbox(&pod.record.uid));
         let restarts = restart_all::pod_restarts(pod);

@@ -34,7 +34,7 @@ struct Tally {
     /// In all lives.
     last: Option<bool>,
     in_row: u32,
-    /// There were as many failures in a row as its threshold asks.
+    /// There were as many failures in a row as its threshold requires.
     failed: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The processes of the simulated node: how long each lives, how it takes signals, and how the agent hears of its end.
+//! The processes of the simulated node: how long each lives, how it handles signals, and how the agent learns of its end.
 
 use std::io;
 use std::pin::Pin;
@@ -70,7 +70,7 @@ impl World {
         }
         let lost = self.rng.u32(0..1_000) < self.fault_rate;
         if let (true, false, Some(events)) = (self.connected, lost, &self.events) {
-            // An agent that is gone hears of it when it reads the whole state.
+            // An agent that is not running learns of it when it reads the whole state.
             let _ = events.try_send(LifecycleEvent::Exited { id, pid, code, at });
         }
     }

@@ -157,7 +157,7 @@ async fn a_silent_connection_ends_and_an_active_one_does_not() {
         server.accept().await.unwrap();
     }
     assert!(!driver.is_finished());
-    // The pings that go on are no use of it.
+    // The pings that continue are no use of it.
     assert!(server.accept().await.is_none());
     driver.await.unwrap();
 }

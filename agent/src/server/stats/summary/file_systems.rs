@@ -15,7 +15,7 @@ use limpet_model::pod::PodUid;
 pub(super) struct FileSystems<'a> {
     /// That of the agent's root directory, with the time it was read.
     node: (Option<Space>, Timestamp),
-    /// What was measured; `None`: nobody asked for it.
+    /// What was measured; `None`: it was not requested.
     disks: Option<&'a Disks>,
 }
 

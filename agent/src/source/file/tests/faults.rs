@@ -193,7 +193,7 @@ async fn a_file_that_cannot_be_read_keeps_its_pod() {
     bench.write("a.yaml", "pod a 1");
     bench.start();
     let before = bench.until_pods(&["a 1 @ a.yaml"]).await;
-    // A kernel file that nobody can read at its start.
+    // A kernel file that cannot be read at its start.
     symlink("/proc/self/mem", bench.root.path().join("temporary")).unwrap();
     fs::rename(bench.root.path().join("temporary"), bench.directory.join("a.yaml")).unwrap();
     let rejected = bench.until(|now| !now.rejected.is_empty()).await;

@@ -63,7 +63,7 @@ async fn under_limits() {
     let way = bench.directory.ancestors().count();
     for (version, (what, number)) in (1..).zip([("instances", 0), ("watches", 0), ("watches", way - 1)]) {
         blind(&mut bench, what, number).await;
-        // It gets no notification, and finds the change all the same.
+        // It gets no notification, and finds the change nevertheless.
         bench.write("a.yaml", &format!("pod a {version}"));
         bench.until_pods(&[&format!("a {version} @ a.yaml")]).await;
         allow(what, 10_000);

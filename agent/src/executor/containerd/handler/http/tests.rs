@@ -13,7 +13,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::*;
 
-/// Answers each connection with the next of its answers, and keeps what was asked.
+/// Answers each connection with the next of its answers, and records the requests.
 struct Server {
     port: u16,
     asked: Arc<Mutex<Vec<String>>>,
