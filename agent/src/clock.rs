@@ -1,4 +1,4 @@
-//! The time that decisions are given.
+//! The time that decisions are made with, and waiting for it.
 
 use jiff::Timestamp;
 use limpet_core::state::Now;
@@ -7,4 +7,12 @@ use tokio::time::Instant;
 /// This moment. The monotonic part is tokio's clock, which tests pause.
 pub fn now() -> Now {
     Now { mono: Instant::now().into_std(), wall: Timestamp::now() }
+}
+
+/// Resolves at `deadline`; never without one. Cancel safe.
+pub async fn sleep_until_or_forever(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
 }

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::sleep_until_or_forever;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::image_gc::{self, KnownPods};
 use crate::status::event::{EventType, Events};
@@ -118,7 +119,7 @@ impl Evictor {
                     due = earlier(due, Some(soon(memory.memory_lasts)));
                     continue;
                 }
-                () = at(due) => {}
+                () = sleep_until_or_forever(due) => {}
             }
             last = Some(Instant::now());
             due = tokio::select! {
@@ -270,13 +271,6 @@ fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {
 async fn rings_if_set(alarm: Option<&MemoryAlarm>) {
     match alarm {
         Some(alarm) => alarm.rings().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn at(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
         None => std::future::pending().await,
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock;
+use crate::clock::{self, sleep_until_or_forever};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{ImageRemoval, Metrics};
 use limpet_containerd::image::{ImageError, Images};
@@ -120,7 +120,7 @@ impl ImageCollector {
                     }
                     by_measurement = now + COLLECTION_INTERVAL;
                 }
-                () = at(next) => {}
+                () = sleep_until_or_forever(next) => {}
             }
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -311,11 +311,4 @@ pub async fn space(directory: &Path) -> Result<DiskSpace, ImageGcError> {
     let failed = |source| ImageGcError::Disk { path: directory.to_owned(), source };
     let file_system::Space { capacity, available, .. } = measured.and_then(|measured| measured).map_err(failed)?;
     Ok(DiskSpace { capacity, available })
-}
-
-async fn at(moment: Option<Instant>) {
-    match moment {
-        Some(moment) => tokio::time::sleep_until(moment).await,
-        None => std::future::pending().await,
-    }
 }

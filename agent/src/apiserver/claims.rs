@@ -12,7 +12,7 @@ mod iscsi;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec};
 use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
@@ -43,7 +43,7 @@ pub(super) struct Attachments {
     pub(super) events: Events,
 }
 
-/// What a look has brought.
+/// The result of reading a claim.
 struct ClaimLookup {
     /// The object of the claim; `None`: there is no such claim.
     object: Option<ObjectRecord>,
@@ -70,7 +70,7 @@ pub(super) async fn resolve(
         && let Ok(claimed) = claim::source(&known)
     {
         let in_use = claimed.source.attached_as().map(|name| attachments.in_use.begin(name));
-        return keep(link, desired, key, source, known, &attachments, in_use).await;
+        return maintain(link, desired, key, source, known, &attachments, in_use).await;
     }
     let (mut failures, mut in_use) = (0, None);
     let found = loop {
@@ -105,12 +105,12 @@ pub(super) async fn resolve(
             failures = 0;
         }
     };
-    keep(link, desired, key, source, found, &attachments, in_use).await;
+    maintain(link, desired, key, source, found, &attachments, in_use).await;
 }
 
 /// Keeps the volume named in the Node's status, its driver's tokens valid, and has it expanded, for as long as the pod
 /// needs it.
-async fn keep(
+async fn maintain(
     link: &Link,
     desired: &Desired,
     key: &ObjectKey,
@@ -188,6 +188,17 @@ async fn look_up(
         |why| ClaimLookup::refused(key, why),
         |object| ClaimLookup { object: Some(object), attaching: None },
     ))
+}
+
+/// Name and spec of the volume that the claim is bound to; the refusal if it is not.
+fn bound_volume(
+    key: &ObjectKey,
+    (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
+) -> Result<(String, PersistentVolumeSpec), ClaimLookup> {
+    match claim::check_bound(key, claim, volume) {
+        Ok(()) => Ok((volume.metadata.name.clone().unwrap_or_default(), volume.spec.clone().unwrap_or_default())),
+        Err(why) => Err(ClaimLookup::refused(key, why)),
+    }
 }
 
 /// Whether the volume's node affinity, if it has one, names the pod's node.

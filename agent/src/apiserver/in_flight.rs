@@ -6,7 +6,6 @@ use std::collections::BTreeSet;
 use futures_util::StreamExt as _;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::FuturesUnordered;
-use tokio::time::Instant;
 
 use limpet_model::pod::PodKey;
 
@@ -51,14 +50,6 @@ impl<T: 'static> InFlight<T> {
             }
             None => std::future::pending().await,
         }
-    }
-}
-
-/// Returns at that time; pending without one.
-pub(super) async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
-        None => std::future::pending().await,
     }
 }
 

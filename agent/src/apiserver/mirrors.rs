@@ -16,9 +16,10 @@ use tokio::time::Instant;
 use self::retries::Retries;
 use super::corrections::Corrections;
 use super::follow::Update;
-use super::in_flight::{InFlight, until};
+use super::in_flight::InFlight;
 use super::link::Link;
 use super::node::NodeFromApiserver;
+use crate::clock::sleep_until_or_forever;
 use crate::status::event::{EventType, Events};
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
@@ -113,7 +114,7 @@ impl Mirrors {
                 Ok(()) = desired.changed() => {}
                 Ok(()) = self.node.changed() => {}
                 () = self.link.switched(online) => {}
-                () = until(retry) => {}
+                () = sleep_until_or_forever(retry) => {}
             }
         }
     }

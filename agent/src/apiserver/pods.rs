@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use super::corrections::Corrections;
 use super::follow::Update;
-use super::in_flight::{InFlight, until};
+use super::in_flight::InFlight;
 use super::link::Link;
+use crate::clock::sleep_until_or_forever;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::api_pod::{self, ApiPod, Ended, LocalPod};
 use limpet_core::connectivity;
@@ -74,7 +75,7 @@ impl Pods {
         loop {
             // What the apiserver has is known before the end of a pod that it has.
             while let Ok(update) = updates.try_recv() {
-                self.take(update);
+                self.apply_update(update);
             }
             let due = self.compare();
             let online = self.link.is_online();
@@ -86,12 +87,12 @@ impl Pods {
                 biased;
                 (_, (due, result)) = requests.ended() => self.done(due, result),
                 update = updates.recv() => match update {
-                    Some(update) => self.take(update),
+                    Some(update) => self.apply_update(update),
                     None => return,
                 },
                 true = changes.next() => {}
                 () = self.link.switched(online) => {}
-                () = until(retry) => {}
+                () = sleep_until_or_forever(retry) => {}
             }
         }
     }
@@ -118,7 +119,7 @@ impl Pods {
         retries.map(|(_, (_, at))| *at).chain(self.corrections.next()).min()
     }
 
-    fn take(&mut self, update: Update) {
+    fn apply_update(&mut self, update: Update) {
         match update {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {

@@ -1,7 +1,8 @@
 //! Kubernetes' channel protocols over a WebSocket: a message is one byte for the channel, then data; in their base64 form one
-//! digit for the channel, then the data in base64. Pure. What the channels are for is up to `/exec` and `/portForward`.
+//! digit for the channel, then the data in base64. What the channels are for is up to `/exec` and `/portForward`.
 
 mod check;
+mod sender;
 
 use axum::body::Bytes;
 use axum::extract::ws::{Message, WebSocketUpgrade};
@@ -9,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 pub(crate) use check::check;
+pub(super) use sender::send_queued;
 
 /// What a WebSocket reads at once, in bytes: memory that each one holds.
 const READ_BUFFER: usize = 16 << 10;

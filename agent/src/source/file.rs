@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::attribution::Feed;
+use crate::clock::sleep_until_or_forever;
 use crate::source::Pulse;
 use crate::source::persist::Persister;
 use crate::store::Store;
@@ -172,7 +173,7 @@ impl FileSource {
             tokio::select! {
                 () = stop.cancelled() => break,
                 event = next_event(self.watch.as_mut()) => self.handle(event, &publish).await,
-                () = at(self.confirm_at) => self.rescan_all(&publish).await,
+                () = sleep_until_or_forever(self.confirm_at) => self.rescan_all(&publish).await,
                 () = scanning::answered(&self.hung) => self.rescan_all(&publish).await,
                 () = self.persister.written() => {}
                 () = sleep_until(self.resync) => {
@@ -389,13 +390,6 @@ impl FileSource {
 fn restore(scanner: &Scanner, name: &str, saved: Option<&LastGood>) -> Contents {
     let manifests = saved.map_or(&[][..], |saved| saved.manifests.as_slice());
     scanner.decoder.restore_all(manifests, name, SourceKind::File, &scanner.node_name)
-}
-
-async fn at(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => sleep_until(instant).await,
-        None => std::future::pending().await,
-    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use super::hook_jobs::HookJobs;
 use super::inbox::{EvictionOrder, Inbox};
 use super::node_claims::{Entry, Hold, Refused};
 use super::process_watch::ProcessWatch;
+use crate::clock::sleep_until_or_forever;
 use eviction::{LimitBackOff, Orders};
 use limpet_containerd::client::watched;
 use limpet_core::eviction::admission;
@@ -192,12 +193,7 @@ impl PodWorker {
 
     /// Waits for messages, an outcome, or `until`. True: the agent stops.
     async fn wait(&mut self, until: Option<std::time::Instant>) -> bool {
-        let alarm = async {
-            match until {
-                Some(until) => tokio::time::sleep_until(until.into()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let alarm = sleep_until_or_forever(until.map(Into::into));
         let claims = &self.context.node_claims;
         let has_devices = self.current.as_ref().is_some_and(|pod| claims.wants_plugins(&pod.record));
         let has_drivers = self.current.as_ref().is_some_and(|pod| claim::may_need_driver(&pod.record));

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{CSIVolumeSource, PersistentVolume, PersistentVo
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use tokio::sync::mpsc;
 
-use super::{Attachments, ClaimLookup, decoded, is_attached, user};
+use super::{Attachments, ClaimLookup, bound_volume, decoded, is_attached, user};
 use crate::apiserver::link::Link;
 use crate::apiserver::references::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
 use crate::csi::InUse;
@@ -28,15 +28,14 @@ pub(super) async fn persistent(
     link: &Link,
     key: &ObjectKey,
     pod: &PodRecord,
-    (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
+    bound: (&PersistentVolumeClaim, &PersistentVolume),
     attachments: &Attachments,
     in_use: &mut Option<InUse>,
 ) -> Result<ClaimLookup, RequestError> {
-    if let Err(why) = claim::check_bound(key, claim, volume) {
-        return Ok(ClaimLookup::refused(key, why));
-    }
-    let name = volume.metadata.name.clone().unwrap_or_default();
-    let spec = volume.spec.clone().unwrap_or_default();
+    let (name, spec) = match bound_volume(key, bound) {
+        Ok(volume) => volume,
+        Err(refused) => return Ok(refused),
+    };
     let Some(source) = &spec.csi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not csi"))) };
     let driver = driver(link, &source.driver).await?;
     let mut found = match CsiVolume::persistent(&name, &spec, driver.as_ref()) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, SecretReference};
 
 use super::csi::secret;
-use super::{Attachments, ClaimLookup, is_attached};
+use super::{Attachments, ClaimLookup, bound_volume, is_attached};
 use crate::apiserver::link::Link;
 use crate::csi::InUse;
 use limpet_apiserver::RequestError;
@@ -20,15 +20,14 @@ use limpet_model::object::{ObjectKey, SecretBytes};
 pub(super) async fn persistent(
     link: &Link,
     key: &ObjectKey,
-    (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
+    bound: (&PersistentVolumeClaim, &PersistentVolume),
     attachments: &Attachments,
     in_use: &mut Option<InUse>,
 ) -> Result<ClaimLookup, RequestError> {
-    if let Err(why) = claim::check_bound(key, claim, volume) {
-        return Ok(ClaimLookup::refused(key, why));
-    }
-    let name = volume.metadata.name.clone().unwrap_or_default();
-    let spec = volume.spec.clone().unwrap_or_default();
+    let (name, spec) = match bound_volume(key, bound) {
+        Ok(volume) => volume,
+        Err(refused) => return Ok(refused),
+    };
     let Some(source) = &spec.iscsi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not iscsi"))) };
     let found = IscsiVolume::persistent(&name, source, &spec);
     let unique = found.unique_name();

@@ -1,23 +1,19 @@
 //! A command over a WebSocket: one byte for the channel, then data ([`super::wire`]).
 
 use std::future::ready;
-use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
 use futures_util::stream::SplitSink;
 use futures_util::{FutureExt as _, Sink, SinkExt, Stream, StreamExt, stream};
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
-use super::super::channels::Encoding;
+use super::super::channels::{Encoding, send_queued};
 use super::super::idle::Idle;
 use super::protocol::Version;
 use super::session::{self, CLOSE_TIMEOUT, Incoming, OUTPUT_QUEUE_LEN, Outgoing, Session};
 use super::wire::{Channel, parse_size};
-
-/// How often an idle connection is pinged, to detect a client that has disappeared.
-const PING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Serves the client of `socket`.
 pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encoding) {
@@ -77,23 +73,10 @@ async fn write(
     encoding: Encoding,
     idle: &Idle,
 ) {
-    let mut ping = interval(PING_INTERVAL);
-    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        let message = tokio::select! {
-            message = queue.recv() => message.map(|(channel, data)| encoding.encode(channel as u8, &data)),
-            _ = ping.tick() => Some(Message::Ping(Default::default())),
-        };
-        let Some(message) = message else { break };
-        let is_ping = matches!(message, Message::Ping(_));
-        if sink.send(message).await.is_err() {
-            return;
-        }
-        if !is_ping {
-            idle.reset();
-        }
+    let encode = |(channel, data): Outgoing| encoding.encode(channel as u8, &data);
+    if send_queued(&mut sink, &mut queue, encode, idle).await.is_ok() {
+        close(sink).await;
     }
-    close(sink).await;
 }
 
 /// What a client's messages come to: input within what was sent, and its end only in a version that has one.

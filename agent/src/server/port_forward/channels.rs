@@ -13,9 +13,9 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::timeout;
 
-use super::super::channels::Encoding;
+use super::super::channels::{Encoding, send_queued};
 use super::super::idle::Idle;
 use super::{PortForwardState, SessionPermit, Target};
 use limpet_host::pod_port::PodPortError;
@@ -25,8 +25,6 @@ pub(super) const PROTOCOLS: [(&str, Encoding); 2] =
     [("v4.channel.k8s.io", Encoding::Binary), ("v4.base64.channel.k8s.io", Encoding::Base64)];
 /// The most bytes of a pod that are sent at once.
 const MAX_MESSAGE: usize = 16 << 10;
-/// How often a silent client is pinged, to notice one that has gone.
-const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// How long a client may take to receive the last messages.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -145,24 +143,11 @@ async fn write(
     encoding: Encoding,
     idle: &Idle,
 ) {
-    let mut ping = interval(PING_INTERVAL);
-    ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        let message = tokio::select! {
-            message = queue.recv() => message.map(|(channel, data)| encoding.encode(channel, &data)),
-            _ = ping.tick() => Some(Message::Ping(Bytes::new())),
-        };
-        let Some(message) = message else { break };
-        let is_ping = matches!(message, Message::Ping(_));
-        if sink.send(message).await.is_err() {
-            return;
-        }
-        if !is_ping {
-            idle.reset();
-        }
+    let encode = |(channel, data): Outgoing| encoding.encode(channel, &data);
+    if send_queued(&mut sink, &mut queue, encode, idle).await.is_ok() {
+        // A client that has disconnected needs no close message.
+        let _ = sink.close().await;
     }
-    // A client that has disconnected needs no close message.
-    let _ = sink.close().await;
 }
 
 /// Forwards between the channels of one port and what `connected` connects to, until the pod closes the connection.

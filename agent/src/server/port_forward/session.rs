@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
 use super::super::spdy::connection::{Handle, Role, Stream, connection};
 use super::super::spdy::frame::Status;
 use super::forward::forward;
 use super::pairs::Pairs;
 use super::{PortForwardState, SessionPermit, Target};
+use crate::clock::sleep_until_or_forever;
 
 /// How long a client may take to receive the last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,12 +42,7 @@ async fn pair_up(streams: &mut Handle, state: &PortForwardState, target: &Target
     let mut pairs = Pairs::<Stream>::default();
     loop {
         let deadline = pairs.deadline();
-        let waited = async {
-            match deadline {
-                Some(deadline) => sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
+        let waited = sleep_until_or_forever(deadline);
         let stream = tokio::select! {
             stream = streams.accept() => stream,
             Some(_) = forwards.join_next() => continue,

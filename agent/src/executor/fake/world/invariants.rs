@@ -115,9 +115,9 @@ impl World {
                 found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
             }
             let code = one.exit_code();
-            let anew = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid)
+            let in_new_sandbox = slot.role == Role::Init && identity.sandbox != self.sandbox(&pod.record.uid)
                 || identity.pod_restarts < restarts;
-            if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() && !anew {
+            if same_slot && identity.fingerprint == slot.fingerprint && code.is_some() && !in_new_sandbox {
                 let again = match one.restart_policy.as_str() {
                     "Never" => true,
                     "OnFailure" => code == Some(0) && !one.probed.ended,

@@ -10,9 +10,10 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::PodUid;
 use limpet_model::process::{EndedProcess, ProcessHandle, Processes};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::{World, short};
+use crate::clock::sleep_until_or_forever;
 
 impl World {
     pub(super) fn draw_obedience(&mut self) -> Option<Duration> {
@@ -102,12 +103,7 @@ pub async fn live(world: &Mutex<World>) {
     let due_changed = Arc::clone(&lock().due_changed);
     loop {
         let next = lock().exit_due();
-        let due = async {
-            match next {
-                Some(next) => sleep_until(next).await,
-                None => std::future::pending().await,
-            }
-        };
+        let due = sleep_until_or_forever(next);
         tokio::select! {
             biased;
             () = due_changed.notified() => {}
