@@ -51,6 +51,7 @@ use crate::source::api;
 use crate::status::event::Events;
 pub use facts::describe;
 use follow::{WatchTarget, follow};
+use lease::Lease;
 use limpet_apiserver::{Resource, Selector};
 use limpet_core::admission::Selectable;
 use limpet_core::merge::Desired;
@@ -61,6 +62,7 @@ use limpet_core::status::observed::Observed;
 use limpet_host::network::NetworkStatus;
 use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
+use node::{NodeFromApiserver, NodeReporter};
 pub use outbox::Unsent;
 use references::pod_certificates::CertificateContext;
 pub use reviews::{Access, ReviewError, Reviews, User};
@@ -117,15 +119,26 @@ pub async fn run(
 ) {
     // Files and disks are read for it; it is made once, before the first request.
     let description = description.await;
-    let name = description.name.clone();
-    let unsent = UnsentEvents::new(link.clone(), name.clone(), inputs.events.clone(), inputs.unsent_events);
+    let (events, file) = (inputs.events.clone(), inputs.unsent_events.clone());
+    let unsent = UnsentEvents::new(link.clone(), description.name.clone(), events, file);
     unsent.load().await;
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = work(link, inputs, description, &unsent) => {}
+    }
+    unsent.save().await;
+}
+
+/// All tasks of the node in the cluster.
+async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: &UnsentEvents) {
+    let name = description.name.clone();
     let (of_node, node_updates) = mpsc::channel(UPDATE_QUEUE_LEN);
     let (of_pods, all_pods) = mpsc::channel(UPDATE_QUEUE_LEN);
     let (of_mirrors, mirror_updates) = mpsc::channel(UPDATE_QUEUE_LEN);
     let (of_own, own_updates) = mpsc::channel(UPDATE_QUEUE_LEN);
-    let (seen, seen_by_others) = watch::channel(node::NodeFromApiserver::Unknown);
-    let lease = Arc::new(lease::Lease {
+    let (seen, seen_by_others) = watch::channel(NodeFromApiserver::Unknown);
+    let lease = Arc::new(Lease {
         link: link.clone(),
         name: name.clone(),
         duration: inputs.config.cluster.lease_duration,
@@ -137,7 +150,63 @@ pub async fn run(
     let follow_node = WatchTarget { resource: Resource::Nodes, selector: Selector::of_name(&name), leads };
     let of_node_name = Selector::of_fields(format!("spec.nodeName={name}"));
     let follow_pods = WatchTarget { resource: Resource::AllPods, selector: of_node_name, leads: None };
-    let keeper = node::NodeReporter {
+    let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
+    let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), Arc::clone(&inputs.slots));
+    let references = fetch_references(&link, &inputs, &name, &seen_by_others);
+    let mirrors = mirrors::Mirrors::new(
+        link.clone(),
+        name.clone(),
+        (inputs.observed.clone(), inputs.desired.clone(), inputs.sources.clone()),
+        inputs.events.clone(),
+        seen_by_others.clone(),
+    );
+    let csi_node = csi_node::run(link.clone(), name.clone(), Arc::clone(&inputs.csi), seen_by_others.clone());
+    let (config, events) = (Arc::clone(&inputs.config), inputs.events.clone());
+    let certificates =
+        certificates::run(link.clone(), config, name.clone(), link.node_network(), seen_by_others.clone());
+    let reporter = node_reporter(&link, inputs, description, seen);
+    // Boxed: the states of all of them would otherwise lie in one future that is moved.
+    tokio::join!(
+        Box::pin(follow(link.clone(), follow_node, of_node)),
+        Box::pin(follow(link.clone(), follow_pods, of_pods)),
+        Box::pin(reporter.run(node_updates)),
+        Box::pin(lease.renew(seen_by_others)),
+        Box::pin(split::split(link.clone(), all_pods, receivers)),
+        Box::pin(mirrors.run(mirror_updates)),
+        Box::pin(pods.run(own_updates)),
+        Box::pin(references),
+        Box::pin(csi_node),
+        Box::pin(events::post(link.clone(), name.clone(), events, unsent)),
+        Box::pin(unsent.save_regularly()),
+        Box::pin(certificates),
+    );
+}
+
+/// Fetches what the pods of the apiserver refer to.
+fn fetch_references(
+    link: &Link,
+    inputs: &Inputs,
+    node_name: &str,
+    seen: &watch::Receiver<NodeFromApiserver>,
+) -> impl Future<Output = ()> + use<> {
+    let attachments = claims::Attachments {
+        seen: seen.clone(),
+        in_use: inputs.volumes_in_use.clone(),
+        volumes: Arc::clone(&inputs.csi_volumes),
+        events: inputs.events.clone(),
+    };
+    let context =
+        CertificateContext { node_name: node_name.to_owned(), node: seen.clone(), events: inputs.events.clone() };
+    references::fetch(link.clone(), inputs.desired.clone(), inputs.source.clone(), attachments, context)
+}
+
+fn node_reporter(
+    link: &Link,
+    inputs: Inputs,
+    description: NodeDescription,
+    seen: watch::Sender<NodeFromApiserver>,
+) -> NodeReporter {
+    NodeReporter {
         link: link.clone(),
         register: inputs.config.cluster.register,
         every: inputs.config.cluster.frequencies,
@@ -149,50 +218,7 @@ pub async fn run(
         images: images::NodeImages::new(Arc::clone(&inputs.runtime), inputs.config.cluster.max_images),
         runtime: inputs.runtime,
         device_plugins: inputs.device_plugins,
-        volumes_in_use: inputs.volumes_in_use.clone(),
-        events: inputs.events.clone(),
-    };
-    let receivers = split::Receivers { mirrors: of_mirrors, pods: of_own, source: inputs.source.clone() };
-    let pods = pods::Pods::new(link.clone(), inputs.observed.clone(), inputs.slots);
-    let attachments = claims::Attachments {
-        seen: seen_by_others.clone(),
-        in_use: inputs.volumes_in_use,
-        volumes: inputs.csi_volumes,
-        events: inputs.events.clone(),
-    };
-    let asking =
-        CertificateContext { node_name: name.clone(), node: seen_by_others.clone(), events: inputs.events.clone() };
-    let references = references::fetch(link.clone(), inputs.desired.clone(), inputs.source, attachments, asking);
-    let mirrors = mirrors::Mirrors::new(
-        link.clone(),
-        name.clone(),
-        (inputs.observed, inputs.desired, inputs.sources),
-        inputs.events.clone(),
-        seen_by_others.clone(),
-    );
-    let node_network = link.node_network();
-    let csi_node = csi_node::keep(link.clone(), name.clone(), inputs.csi, seen_by_others.clone());
-    // Boxed: the states of all of them would otherwise lie in one future that is moved.
-    let work = async {
-        tokio::join!(
-            Box::pin(follow(link.clone(), follow_node, of_node)),
-            Box::pin(follow(link.clone(), follow_pods, of_pods)),
-            Box::pin(keeper.run(node_updates)),
-            Box::pin(lease.renew(seen_by_others.clone())),
-            Box::pin(split::split(link.clone(), all_pods, receivers)),
-            Box::pin(mirrors.run(mirror_updates)),
-            Box::pin(pods.run(own_updates)),
-            Box::pin(references),
-            Box::pin(csi_node),
-            Box::pin(events::post(link.clone(), name.clone(), inputs.events, &unsent)),
-            Box::pin(unsent.keep()),
-            Box::pin(certificates::keep(link.clone(), inputs.config, name.clone(), node_network, seen_by_others)),
-        )
-    };
-    tokio::select! {
-        biased;
-        () = stop.cancelled() => {}
-        _ = work => {}
+        volumes_in_use: inputs.volumes_in_use,
+        events: inputs.events,
     }
-    unsent.save().await;
 }

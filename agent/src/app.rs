@@ -12,6 +12,7 @@ mod listeners;
 mod observer;
 mod published;
 mod service;
+mod serving;
 mod shortage;
 mod sources;
 mod supervision;
@@ -26,10 +27,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::apiserver::Link;
-use crate::config::{Config, DebugHandlers, RunFlags};
+use crate::config::{Config, RunFlags};
 use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use crate::device_plugins::DevicePlugins;
-use crate::ephemeral_containers;
+use crate::ephemeral_containers::{self, DebugOrder};
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, ExecutorParts};
 use crate::image_gc::{ImageCollector, KnownPods};
@@ -38,24 +39,13 @@ use crate::node::NodeLock;
 use crate::node::capacity::Capacity;
 use crate::node::network::NetworkFollower;
 use crate::reporter::Reporter;
-use crate::server::Health;
-use crate::server::cluster::ClusterState;
-use crate::server::cri::CriState;
-use crate::server::debug_container::DebugContainerState;
 use crate::server::diagnostics::{DiagnosticsState, SetVerbosity};
-use crate::server::diff::{DiffState, HasImage};
-use crate::server::exec::{AttachState, ExecState};
 use crate::server::images::ImagesState;
-use crate::server::kubelet::StreamStates;
-use crate::server::logs::LogState;
-use crate::server::port_forward::PortForwardState;
-use crate::server::{self, ServerState, Sources};
-use crate::source::push;
+use crate::server::{Health, Heartbeat, Sources};
+use crate::source::api;
+use crate::source::push::{self, Pusher};
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
-use crate::usage::claims::ClaimMeter;
-use crate::usage::disks::{DiskMeter, MeasureDisks};
-use crate::usage::{Meter, NodeReader};
 use crate::worker::node_claims::NodeClaims;
 use cluster::join_cluster;
 use database::open_store;
@@ -63,7 +53,7 @@ pub use error::AppError;
 use limpet_containerd::image::{Images, ServiceAccounts};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
-use limpet_core::node_state::NodeNetwork;
+use limpet_core::node_state::{NodeNetwork, NodePressure};
 use limpet_core::source::Decoder;
 use limpet_core::status::observed::Observed;
 use limpet_host::blocking;
@@ -72,9 +62,9 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
-use listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
 use observer::NodeObserver;
 use published::ConfiguredSources;
+use serving::{Sockets, start_serving};
 use shortage::{enforce_allocatable, evictor};
 use sources::start_sources;
 use supervision::{node_claims, supervise};
@@ -124,6 +114,23 @@ struct SharedParts {
     tasks: TaskTracker,
 }
 
+/// What runs without any listener: sources, core and executor, and what the listeners need of them.
+struct Core {
+    node_name: Arc<str>,
+    executor: Arc<ContainerdExecutor>,
+    observer: Arc<dyn WatchObserver>,
+    sources: Arc<dyn Sources>,
+    pusher: Pusher,
+    /// The connection to the cluster.
+    cluster: Option<Link>,
+    /// To the source of the apiserver's pods.
+    api_updates: Option<mpsc::Sender<api::Update>>,
+    images: ImagesState,
+    pressure: watch::Receiver<NodePressure>,
+    /// To the supervisor: containers of `limpet debug`.
+    debug_orders: mpsc::Sender<DebugOrder>,
+}
+
 /// Runs the agent until a signal stops it. Pods keep running.
 ///
 /// # Errors
@@ -136,114 +143,13 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let (health, heartbeat) = Health::new();
     let follower = NetworkFollower::new(config.node_ip);
     let shared = shared(Arc::new(config), &node, follower.subscribe(), health, stop.clone()).await;
-    let config = Arc::clone(&shared.config);
-
-    let listener = server::bind(&config.socket())?;
-    let metrics_listener = match config.metrics_address {
-        Some(address) => Some(server::bind_metrics(address).await?),
-        None => None,
-    };
-    let node_name: Arc<str> = Arc::from(node.name.as_str());
-    let facts = node.clone();
-    let executor = Arc::new(executor(&shared, node).await?);
-    shared.metrics.set_cgroup_version(if executor.cgroups.is_v2() { 2 } else { 1 });
-    watch_node_files(&shared, &executor.images);
-    follow_networks(&shared, follower);
-    let observer: Arc<dyn WatchObserver> = Arc::new(NodeObserver {
-        cgroups: executor.cgroups.clone(),
-        observed: shared.observed.clone(),
-        events: shared.events.clone(),
-        metrics: shared.metrics.clone(),
-    });
-    guard(&shared, &executor.cgroups, &observer).await?;
-    if let Err(error) = limpet_host::process::probe() {
-        tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
-    }
-    // After the guard: an earlier one, strict, need not know this executable.
-    let store = open_store(&config).await?;
-    executor.pull_records.load(&store).await;
-    shared.tasks.spawn(executor.pull_records.clone().follow(executor.images.clone(), stop.clone()));
-    let (pusher, pushed) = push::channel(&node_name, DECODER.with_security(config.pod_security));
-    let (offer, feeds) = mpsc::channel(1);
-    let (sources, api_updates) = start_sources(&shared, &node_name, &store, pushed, &observer, feeds);
-    let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
-    let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
-    let (evictor, shortages) = evictor(&shared, &executor, &sources);
-    let (debug_orders, debug) = ephemeral_containers::channel();
-    let node_state = supervise(&shared, &executor, &sources, heartbeat, offer, shortages, debug);
-    let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
-    let accepted = api_updates.clone();
-    let cluster = join_cluster(&shared, facts, own, node_state, api_updates, executor.images.clone());
-    let images = collect_images(&shared, &executor.images, &evictor.pods);
-    let pressure = evictor.pressure.subscribe();
-    shared.tasks.spawn(evictor.run(stop.clone()));
-    enforce_allocatable(&shared, &executor);
-    let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
-
-    let state = ServerState {
-        node_name: Arc::clone(&node_name),
-        config: Arc::clone(&config),
-        desired: shared.desired.clone(),
-        observed: shared.observed.clone(),
-        sources: Arc::clone(&sources),
-        cluster,
-        pusher,
-        observer,
-        events: shared.events.clone(),
-        metrics: shared.metrics.clone(),
-        meter: meter(&shared, &executor),
-        pressure,
-        started,
-        health: shared.health.clone(),
-        device_plugins: Arc::clone(&shared.device_plugins),
-    };
-    let diff = DiffState {
-        node_name,
-        manifest_path: config.manifest_path.clone(),
-        decoder: DECODER.with_security(config.pod_security),
-        sources,
-        observed: shared.observed.clone(),
-        has_image: has_image(executor.images.clone()),
-    };
-    let (client, observed) = (&shared.backends.client, &shared.observed);
-    let idle = config.server.stream_idle_timeout;
-    let streams = StreamStates {
-        logs: LogState::observed(observed.clone()),
-        exec: ExecState::observed(client.clone(), config.exec_dir(), observed.clone(), idle, stop.clone()),
-        attach: AttachState {
-            client: client.clone(),
-            attach_dir: config.attach_dir(),
-            observed: observed.clone(),
-            idle,
-            stop: stop.clone(),
-        },
-        ports: PortForwardState::new(observed.clone(), executor.sandboxes.clone(), idle, stop.clone()),
-        diagnostics: DiagnosticsState { started, flags: Arc::new(flags.values()), set_verbosity },
-    };
-    let exec = streams.exec.clone();
-    let on_network = server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug);
-    // Root on the node has everything.
-    let kubelet = server::kubelet::routes(state.clone(), streams, &DebugHandlers::ALL);
-    let network = shared.backends.network.subscribe();
-    let streaming = (kubelet.clone(), shared.tasks.clone());
-    start_cri(&shared, CriState::new(state.clone(), executor.images.clone(), network, exec, streaming));
-    start_pod_resources(&shared, state.clone());
-    start_pods_api(&shared, state.clone());
-    start_device_plugins(&shared, &state);
-    let debug = DebugContainerState { orders: debug_orders };
-    let local = server::local::routes(state.clone(), diff, images, debug, ClusterState { source: accepted });
-    start_listeners(&shared, &state, on_network);
-    shared.tasks.spawn(server::serve(listener, state.clone(), kubelet, local, stop.clone()));
-    if let Some(listener) = metrics_listener {
-        shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));
-    }
-    let health = shared.health.clone();
-    let alive = move || {
-        let health = health.clone();
-        async move { health.is_alive().await }
-    };
-    shared.tasks.spawn(service::watchdog(alive, stop.clone()));
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), socket = %config.socket().display(), "limpet started");
+    let sockets = Sockets::bind(&shared.config).await?;
+    let core = start_core(&shared, node, follower, heartbeat).await?;
+    let diagnostics = DiagnosticsState { started, flags: Arc::new(flags.values()), set_verbosity };
+    start_serving(&shared, core, sockets, diagnostics);
+    start_watchdog(&shared);
+    let socket = shared.config.socket();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), socket = %socket.display(), "limpet started");
     service::ready();
 
     stop.cancelled().await;
@@ -252,6 +158,67 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     signals.abort();
     drop(lock);
     Ok(())
+}
+
+/// Opens the executor, arms the guard, opens the store, and starts all tasks but the listeners.
+async fn start_core(
+    shared: &SharedParts,
+    node: NodeFacts,
+    follower: NetworkFollower,
+    heartbeat: Heartbeat,
+) -> Result<Core, AppError> {
+    let (config, stop) = (&shared.config, &shared.stop);
+    let node_name: Arc<str> = Arc::from(node.name.as_str());
+    let facts = node.clone();
+    let executor = Arc::new(executor(shared, node).await?);
+    shared.metrics.set_cgroup_version(if executor.cgroups.is_v2() { 2 } else { 1 });
+    watch_node_files(shared, &executor.images);
+    follow_networks(shared, follower);
+    let observer = observer(shared, &executor.cgroups);
+    guard(shared, &executor.cgroups, &observer).await?;
+    if let Err(error) = limpet_host::process::probe() {
+        tracing::warn!(%error, "pidfd_open is refused: {}", limpet_host::process::WITHOUT_PIDFDS);
+    }
+    // After the guard: an earlier one, strict, need not know this executable.
+    let store = open_store(config).await?;
+    executor.pull_records.load(&store).await;
+    shared.tasks.spawn(executor.pull_records.clone().follow(executor.images.clone(), stop.clone()));
+    let (pusher, pushed) = push::channel(&node_name, DECODER.with_security(config.pod_security));
+    let (offer, feeds) = mpsc::channel(1);
+    let (sources, api_updates) = start_sources(shared, &node_name, &store, pushed, &observer, feeds);
+    let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
+    let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
+    let (evictor, shortages) = evictor(shared, &executor, &sources);
+    let (debug_orders, debug_requests) = ephemeral_containers::channel();
+    let node_state = supervise(shared, &executor, &sources, heartbeat, offer, shortages, debug_requests);
+    let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
+    let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
+    let images = collect_images(shared, &executor.images, &evictor.pods);
+    let pressure = evictor.pressure.subscribe();
+    shared.tasks.spawn(evictor.run(stop.clone()));
+    enforce_allocatable(shared, &executor);
+    let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
+    Ok(Core { node_name, executor, observer, sources, pusher, cluster, api_updates, images, pressure, debug_orders })
+}
+
+/// Notifies systemd's watchdog while the main loop responds.
+fn start_watchdog(shared: &SharedParts) {
+    let health = shared.health.clone();
+    let alive = move || {
+        let health = health.clone();
+        async move { health.is_alive().await }
+    };
+    shared.tasks.spawn(service::watchdog(alive, shared.stop.clone()));
+}
+
+/// Attributes changes of manifests to processes and pods.
+fn observer(shared: &SharedParts, cgroups: &Cgroups) -> Arc<dyn WatchObserver> {
+    Arc::new(NodeObserver {
+        cgroups: cgroups.clone(),
+        observed: shared.observed.clone(),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+    })
 }
 
 /// Arms the guard before anything is read; without it, when it is demanded, nothing starts.
@@ -324,22 +291,6 @@ async fn shared(
         tasks,
         config,
     }
-}
-
-/// Measures what the node and its pods use, on request.
-fn meter(shared: &SharedParts, executor: &Arc<ContainerdExecutor>) -> Meter {
-    let (config, measure) = (&shared.config, Arc::clone(executor) as Arc<dyn MeasureDisks>);
-    let claims = ClaimMeter::new(Arc::clone(&measure), config.volume_stats_period);
-    let disks = DiskMeter::new(measure, config.volume_stats_period, shared.tasks.clone(), shared.stop.clone());
-    Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() }), disks, claims)
-}
-
-/// Asks containerd for an image; an error is reported by whoever pulls it.
-fn has_image(images: Images) -> Arc<HasImage> {
-    Arc::new(move |image| {
-        let images = images.clone();
-        Box::pin(async move { images.is_here(&image).await.ok() })
-    })
 }
 
 /// The executor, over what the other parts use as well.

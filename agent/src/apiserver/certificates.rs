@@ -95,14 +95,14 @@ pub(crate) fn validity(file: &Path) -> Option<Validity> {
 }
 
 /// Asks for certificates, as far as this is configured.
-pub(super) async fn keep(
+pub(super) async fn run(
     link: Link,
     config: Arc<Config>,
     node: String,
     network: watch::Receiver<NodeNetwork>,
     seen: watch::Receiver<NodeFromApiserver>,
 ) {
-    let keeper = |purpose| CertificateRotation {
+    let rotation = |purpose| CertificateRotation {
         link: link.clone(),
         files: Files::new(config.pki_dir(), purpose),
         purpose,
@@ -111,13 +111,13 @@ pub(super) async fn keep(
     };
     let client = async {
         if config.cluster.manages_certificate() {
-            keeper(Purpose::Client).keep_client(&config.cluster).await;
+            rotation(Purpose::Client).keep_client(&config.cluster).await;
         }
     };
     let serving = async {
         if config.server.certificate_by_request {
             let cloud = config.cluster.external_cloud.then_some(seen);
-            keeper(Purpose::Serving).keep_serving(NodeNames { node: node.clone(), network, cloud }).await;
+            rotation(Purpose::Serving).keep_serving(NodeNames { node: node.clone(), network, cloud }).await;
         }
     };
     tokio::join!(client, serving);

@@ -16,7 +16,7 @@ use limpet_core::csi_node::{Step, step};
 const MAX_STEPS: usize = 6;
 
 /// Keeps both up to date, for as long as the agent runs.
-pub(super) async fn keep(
+pub(super) async fn run(
     link: Link,
     node: String,
     drivers: Arc<CsiDrivers>,

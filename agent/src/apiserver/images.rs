@@ -52,8 +52,8 @@ impl NodeImages {
     }
 
     /// As they are shown; read again when a change is due, or with `force_refresh`.
-    pub(super) async fn shown(&mut self, anew: bool) -> Vec<NodeImage> {
-        if anew || self.due.is_some_and(|due| due <= Instant::now()) {
+    pub(super) async fn shown(&mut self, force_refresh: bool) -> Vec<NodeImage> {
+        if force_refresh || self.due.is_some_and(|due| due <= Instant::now()) {
             self.due = None;
             self.contents.mark_unchanged();
             match self.read().await {

@@ -24,7 +24,7 @@ use crate::status::event::{EventType, Events};
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::mirror::{self, Acknowledged, DesiredMirror, Mirror, Owner, Step};
-use limpet_core::status::observed::Observed;
+use limpet_core::status::observed::{Observed, ObservedPod};
 use limpet_core::stored_status::{Reported, StoredStatus};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
@@ -95,7 +95,7 @@ impl Mirrors {
         let mut requests = InFlight::new();
         loop {
             while let Ok(update) = updates.try_recv() {
-                self.take(update);
+                self.apply_update(update);
             }
             let steps = self.compare();
             let online = self.link.is_online();
@@ -107,7 +107,7 @@ impl Mirrors {
                 biased;
                 (key, ended) = requests.ended() => self.ended(&key, ended),
                 update = updates.recv() => match update {
-                    Some(update) => self.take(update),
+                    Some(update) => self.apply_update(update),
                     None => return,
                 },
                 true = pods.next() => {}
@@ -119,7 +119,7 @@ impl Mirrors {
         }
     }
 
-    fn take(&mut self, update: Update) {
+    fn apply_update(&mut self, update: Update) {
         match update {
             Update::Bookmark(_) => {}
             Update::Listed(pods, _) => {
@@ -241,7 +241,7 @@ impl Mirrors {
         self.corrections.begin(Instant::now());
         let Some(found) = &self.found else { return Vec::new() };
         let desired = self.desired.load();
-        let heard = self.sources.iter().all(|kind| desired.is_ready(*kind));
+        let all_sources_ready = self.sources.iter().all(|kind| desired.is_ready(*kind));
         let keys: BTreeSet<PodKey> = wanted.keys().chain(found.keys()).cloned().collect();
         self.known.retain(|key, _| keys.contains(key));
         let nothing = Acknowledged::default();
@@ -250,7 +250,7 @@ impl Mirrors {
             let pod = wanted.remove(&key);
             let mirror = found.get(&key);
             let known = self.known.get(&key).unwrap_or(&nothing);
-            if let Some(step) = mirror::step(pod.as_ref(), mirror, known, owner, heard)
+            if let Some(step) = mirror::step(pod.as_ref(), mirror, known, owner, all_sources_ready)
                 && !self.corrections.holds(&key, &step)
             {
                 let generation = mirror.and_then(|mirror| mirror.generation);
@@ -316,60 +316,81 @@ async fn perform(
     step: &Step,
     wanted: Option<&DesiredMirror>,
     generation: Option<i64>,
-    (node_name, node_uid): (&str, &str),
+    node: (&str, &str),
 ) -> Result<StepResult, RequestError> {
-    let (namespace, name) = (key.namespace().to_owned(), key.name().to_owned());
-    let pod = Resource::Pod(namespace.clone(), name.clone());
     let observed = wanted.and_then(|wanted| wanted.observed.as_ref());
     match (step, wanted, observed) {
+        (Step::Delete { uid }, ..) => delete_mirror(link, key, uid).await,
         // The next pass makes another one, unless the Node is being deleted.
-        (Step::Delete { uid } | Step::Replace { uid, .. }, ..) => {
-            if let Step::Replace { why, .. } = step {
-                tracing::info!(pod = %key, why, "the mirror pod differs from its pod and is deleted");
-            }
-            match link.send(Request::delete_now(pod, uid)).await {
-                Err(error) if !error.is_not_found() => Err(error),
-                _ => Ok(StepResult::Deleted(uid.clone())),
-            }
+        (Step::Replace { uid, why }, ..) => {
+            tracing::info!(pod = %key, why, "the mirror pod differs from its pod and is deleted");
+            delete_mirror(link, key, uid).await
         }
         (Step::Report { uid } | Step::Correct { uid }, _, Some(observed)) => {
-            let patch = mirror::status_patch(observed, uid, generation);
-            let reported =
-                |stored| StepResult::Reported(Reported { uid: uid.clone(), pod: Arc::clone(observed), stored });
-            match link.report_status(namespace, name, patch).await {
-                Ok(stored) => Ok(reported(stored)),
-                Err(error) if error.is_not_found() => Ok(StepResult::Deleted(uid.clone())),
-                // The same status would be refused again; the next one may not be.
-                Err(error) if matches!(error.code(), Some(400 | 422)) => {
-                    tracing::warn!(pod = %key, %error, "the apiserver rejected the pod status");
-                    Ok(reported(StoredStatus::default()))
-                }
-                Err(error) => Err(error),
-            }
+            report_status(link, key, uid, observed, generation).await
         }
-        (Step::Create, Some(wanted), _) => {
-            let started = observed.and_then(|pod| pod.status.start_time.as_ref()).map(|time| time.0);
-            let seen = started.unwrap_or_else(Timestamp::now).to_string();
-            let document = mirror::document(wanted, node_name, node_uid, &seen);
-            let created = match link.send(Request::create(Resource::Pods(namespace), document)).await {
-                // An earlier request may have come through whose answer was lost.
-                Err(error) if error.is_conflict() => {
-                    let found = link.send(Request::get(pod)).await?;
-                    if Mirror::read(&found).is_none() {
-                        return Err(error);
-                    }
-                    found
-                }
-                created => created?,
-            };
-            let mirror = Mirror::read(&created).map(|(_, mirror)| mirror);
-            mirror
-                .map(StepResult::Created)
-                .ok_or_else(|| RequestError::Unreadable("a mirror pod without its annotation".to_owned()))
-        }
+        (Step::Create, Some(wanted), _) => create_mirror(link, key, wanted, node).await,
         // A step is of a pod that is there: nothing comes here.
         (Step::Create | Step::Report { .. } | Step::Correct { .. }, ..) => {
             Err(RequestError::Unreadable("a step without a pod".to_owned()))
         }
     }
+}
+
+fn resource(key: &PodKey) -> Resource {
+    Resource::Pod(key.namespace().to_owned(), key.name().to_owned())
+}
+
+async fn delete_mirror(link: &Link, key: &PodKey, uid: &str) -> Result<StepResult, RequestError> {
+    match link.send(Request::delete_now(resource(key), uid)).await {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(StepResult::Deleted(uid.to_owned())),
+    }
+}
+
+async fn report_status(
+    link: &Link,
+    key: &PodKey,
+    uid: &str,
+    observed: &Arc<ObservedPod>,
+    generation: Option<i64>,
+) -> Result<StepResult, RequestError> {
+    let patch = mirror::status_patch(observed, uid, generation);
+    let reported = |stored| StepResult::Reported(Reported { uid: uid.to_owned(), pod: Arc::clone(observed), stored });
+    match link.report_status(key.namespace().to_owned(), key.name().to_owned(), patch).await {
+        Ok(stored) => Ok(reported(stored)),
+        Err(error) if error.is_not_found() => Ok(StepResult::Deleted(uid.to_owned())),
+        // The same status would be refused again; the next one may not be.
+        Err(error) if matches!(error.code(), Some(400 | 422)) => {
+            tracing::warn!(pod = %key, %error, "the apiserver rejected the pod status");
+            Ok(reported(StoredStatus::default()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn create_mirror(
+    link: &Link,
+    key: &PodKey,
+    wanted: &DesiredMirror,
+    (node_name, node_uid): (&str, &str),
+) -> Result<StepResult, RequestError> {
+    let started = wanted.observed.as_ref().and_then(|pod| pod.status.start_time.as_ref()).map(|time| time.0);
+    let seen = started.unwrap_or_else(Timestamp::now).to_string();
+    let document = mirror::document(wanted, node_name, node_uid, &seen);
+    let created = match link.send(Request::create(Resource::Pods(key.namespace().to_owned()), document)).await {
+        // An earlier request may have come through whose answer was lost.
+        Err(error) if error.is_conflict() => {
+            let found = link.send(Request::get(resource(key))).await?;
+            if Mirror::read(&found).is_none() {
+                return Err(error);
+            }
+            found
+        }
+        created => created?,
+    };
+    let mirror = Mirror::read(&created).map(|(_, mirror)| mirror);
+    mirror
+        .map(StepResult::Created)
+        .ok_or_else(|| RequestError::Unreadable("a mirror pod without its annotation".to_owned()))
 }

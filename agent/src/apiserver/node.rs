@@ -1,5 +1,6 @@
 //! Keeps the Node object: registers it, makes it again when it was deleted, and reports its status.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -10,6 +11,7 @@ use super::follow::Update;
 use super::images::NodeImages;
 use super::link::Link;
 use super::runtime::NodeRuntime;
+use crate::clock::sleep_until_or_forever;
 use crate::csi::VolumesInUse;
 use crate::device_plugins::DevicePlugins;
 use crate::status::event::{EventType, Events};
@@ -48,6 +50,20 @@ impl NodeFromApiserver {
     }
 }
 
+/// What a [`NodeReporter`] remembers between two reports.
+struct Progress {
+    sent: Option<SentReport>,
+    /// Failures in a row.
+    failures: u32,
+    /// The runtime's version, once it is known.
+    version: String,
+    /// The next report is a full one: the images are read again.
+    full: bool,
+    absence: RuntimeAbsence,
+    device_changes: watch::Receiver<u64>,
+    volume_changes: watch::Receiver<BTreeMap<String, usize>>,
+}
+
 /// Keeps the Node object.
 #[derive(Debug)]
 pub(super) struct NodeReporter {
@@ -72,75 +88,83 @@ impl NodeReporter {
     /// Keeps it until the sender of updates is dropped.
     pub(super) async fn run(mut self, mut updates: mpsc::Receiver<Update>) {
         self.events.emit(None, None, EventType::Normal, "Starting", "Starting limpet.".to_owned());
-        let (mut sent, mut failures) = (None, 0_u32);
-        let mut version = String::new();
-        let mut device_changes = self.device_plugins.subscribe();
-        let mut volume_changes = self.volumes_in_use.subscribe();
-        let mut full = false;
-        let mut absence = RuntimeAbsence::default();
+        let mut progress = Progress {
+            sent: None,
+            failures: 0,
+            version: String::new(),
+            full: false,
+            absence: RuntimeAbsence::default(),
+            device_changes: self.device_plugins.subscribe(),
+            volume_changes: self.volumes_in_use.subscribe(),
+        };
         loop {
             let state = *self.node_state.borrow_and_update();
-            if state.runtime_ready && version.is_empty() {
-                version = self.runtime.version().await.unwrap_or_default();
-            }
-            let network = self.network.borrow_and_update().clone();
-            let problem = (!network.is_ready()).then(|| network.to_string());
-            device_changes.borrow_and_update();
-            let devices = self.device_plugins.counts();
-            let images = match state.runtime_ready && self.link.is_online() {
-                true => self.images.shown(std::mem::take(&mut full)).await,
-                false => sent.as_ref().map(|sent: &SentReport| sent.report.images.clone()).unwrap_or_default(),
-            };
-            volume_changes.borrow_and_update();
-            let (counts_as_ready, until) = absence.observe(state.runtime_ready, Instant::now().into_std());
-            let report = NodeReport {
-                state: NodeState { runtime_ready: counts_as_ready, ..state },
-                network_problem: problem,
-                runtime_version: version.clone(),
-                devices,
-                images,
-                volumes_in_use: self.volumes_in_use.names(),
-            };
-            let pause = match self.keep(&report, &mut sent).await {
-                Ok(due) => {
-                    failures = 0;
-                    due
-                }
-                Err(error) => {
-                    failures += 1;
-                    if failures == 1 {
-                        tracing::warn!(%error, "updating the Node object failed");
-                    }
-                    self.link.pause(failures, error.retry_after()).await;
-                    self.link.online().await;
-                    Some(Instant::now())
-                }
-            };
-            let until = until.map(Instant::from_std);
-            let due = async {
-                match pause.into_iter().chain(until).min() {
-                    Some(due) => tokio::time::sleep_until(due).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let (report, until) = self.gather(state, &mut progress).await;
+            let pause = self.send_report(&report, &mut progress).await;
+            let due = sleep_until_or_forever(pause.into_iter().chain(until).min());
             tokio::select! {
                 biased;
                 update = updates.recv() => match update {
-                    Some(update) => self.take(update),
+                    Some(update) => self.apply_update(update),
                     None => return,
                 },
                 Ok(()) = self.node_state.changed() => {}
                 Ok(()) = self.network.changed() => {}
-                Ok(()) = device_changes.changed() => {}
-                Ok(()) = volume_changes.changed() => {}
+                Ok(()) = progress.device_changes.changed() => {}
+                Ok(()) = progress.volume_changes.changed() => {}
                 () = self.link.online(), if !self.link.is_online() => {}
                 () = self.images.changed(), if state.runtime_ready && self.link.is_online() => {}
-                () = due => full = pause.is_some_and(|due| due <= Instant::now()),
+                () = due => progress.full = pause.is_some_and(|due| due <= Instant::now()),
             }
         }
     }
 
-    fn take(&mut self, update: Update) {
+    /// The report as of now, and until when the runtime's absence does not count.
+    async fn gather(&mut self, state: NodeState, progress: &mut Progress) -> (NodeReport, Option<Instant>) {
+        if state.runtime_ready && progress.version.is_empty() {
+            progress.version = self.runtime.version().await.unwrap_or_default();
+        }
+        let network = self.network.borrow_and_update().clone();
+        let network_problem = (!network.is_ready()).then(|| network.to_string());
+        progress.device_changes.borrow_and_update();
+        let devices = self.device_plugins.counts();
+        let images = match state.runtime_ready && self.link.is_online() {
+            true => self.images.shown(std::mem::take(&mut progress.full)).await,
+            false => progress.sent.as_ref().map(|sent| sent.report.images.clone()).unwrap_or_default(),
+        };
+        progress.volume_changes.borrow_and_update();
+        let (counts_as_ready, until) = progress.absence.observe(state.runtime_ready, Instant::now().into_std());
+        let report = NodeReport {
+            state: NodeState { runtime_ready: counts_as_ready, ..state },
+            network_problem,
+            runtime_version: progress.version.clone(),
+            devices,
+            images,
+            volumes_in_use: self.volumes_in_use.names(),
+        };
+        (report, until.map(Instant::from_std))
+    }
+
+    /// Sends what differs, or waits out the pause after a failure; returns when to send again.
+    async fn send_report(&self, report: &NodeReport, progress: &mut Progress) -> Option<Instant> {
+        match self.reconcile(report, &mut progress.sent).await {
+            Ok(due) => {
+                progress.failures = 0;
+                due
+            }
+            Err(error) => {
+                progress.failures += 1;
+                if progress.failures == 1 {
+                    tracing::warn!(%error, "updating the Node object failed");
+                }
+                self.link.pause(progress.failures, error.retry_after()).await;
+                self.link.online().await;
+                Some(Instant::now())
+            }
+        }
+    }
+
+    fn apply_update(&mut self, update: Update) {
         let seen = match update {
             Update::Bookmark(_) => return,
             Update::Listed(nodes, _) => nodes.iter().find_map(SeenNode::read).into(),
@@ -167,8 +191,12 @@ impl NodeReporter {
         self.seen.send_if_modified(|known| std::mem::replace(known, seen) != *known);
     }
 
-    /// Does what is to be done now, and says when there is something to do again.
-    async fn keep(&self, report: &NodeReport, sent: &mut Option<SentReport>) -> Result<Option<Instant>, RequestError> {
+    /// Does what is to be done now, and returns when there is something to do again.
+    async fn reconcile(
+        &self,
+        report: &NodeReport,
+        sent: &mut Option<SentReport>,
+    ) -> Result<Option<Instant>, RequestError> {
         if !self.link.is_online() {
             return Ok(None);
         }

@@ -77,7 +77,7 @@ pub(super) async fn fetch(
                     ObjectKind::ServiceVariables => Box::pin(follow_services(link, &key, &source)),
                     ObjectKind::VolumeClaim => Box::pin(claims::resolve(&link, &desired, &key, &source, attachments)),
                     ObjectKind::PodCertificate => {
-                        Box::pin(pod_certificates::keep(&link, &desired, &key, &source, asking))
+                        Box::pin(pod_certificates::maintain(&link, &desired, &key, &source, asking))
                     }
                     ObjectKind::TrustBundle => Box::pin(follow_trust_bundles(link, &key, &source)),
                     ObjectKind::RuntimeClass => Box::pin(follow_runtime_class(link, &desired, &key, &source)),
@@ -327,7 +327,7 @@ mod tests {
             ("a token", of_four(keep_token)),
             ("Services", of_three(follow_services)),
             ("a claim", of_five(claims::resolve)),
-            ("a certificate", of_five(pod_certificates::keep)),
+            ("a certificate", of_five(pod_certificates::maintain)),
             ("trust bundles", of_three(follow_trust_bundles)),
             ("a runtime class", of_four(follow_runtime_class)),
             ("a ConfigMap", of_four(follow_object)),

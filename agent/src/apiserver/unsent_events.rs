@@ -64,7 +64,7 @@ impl UnsentEvents {
     }
 
     /// Saves what is unsent from time to time while there is no connection.
-    pub(super) async fn keep(&self) {
+    pub(super) async fn save_regularly(&self) {
         let mut changed = self.events.changed();
         loop {
             changed.await;

@@ -52,10 +52,75 @@ impl Eviction {
 
 /// The document of a configuration. It holds no header of the URL and no key, and of files their paths alone.
 pub(crate) fn document(config: &Config) -> Value {
+    let mut document = json!({
+        "kubeletconfig": kubelet_document(config),
+        "limpetconfig": limpet_document(config),
+    });
+    if let Some(kubelet) = document["kubeletconfig"].as_object_mut() {
+        for part in [listeners(&config.server), images(config)] {
+            kubelet.extend(part.as_object().cloned().unwrap_or_default());
+        }
+        // Go's clients take no null for a duration.
+        kubelet.retain(|_, value| !value.is_null());
+        kubelet.insert("kind".to_owned(), "KubeletConfiguration".into());
+        kubelet.insert("apiVersion".to_owned(), "kubelet.config.k8s.io/v1beta1".into());
+    }
+    document
+}
+
+/// The KubeletConfiguration without what [`listeners`] and [`images`] add.
+fn kubelet_document(config: &Config) -> Value {
     let driver = match config.cgroup_driver {
         CgroupDriver::Cgroupfs => "cgroupfs",
         CgroupDriver::Systemd => "systemd",
     };
+    let eviction = Eviction::of(&config.eviction);
+    let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
+    json!({
+        "staticPodPath": config.manifest_path,
+        "staticPodURL": config.manifest_url.as_ref().map(|url| url.address.to_string()),
+        "httpCheckFrequency": config.manifest_url.as_ref().map(|url| format!("{}s", url.frequency.as_secs())),
+        "containerRuntimeEndpoint": format!("unix://{}", config.runtime_endpoint.display()),
+        "podLogsDir": config.pod_logs_dir,
+        "cgroupDriver": driver,
+        "cgroupRoot": config.cgroup_root,
+        "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
+        "crashLoopBackOff": { "maxContainerRestartPeriod": format!("{}s", config.max_restart_pause.as_secs()) },
+        "maxPods": config.max_pods,
+        "kubeReserved": quantities(&config.reserved.kube),
+        "systemReserved": quantities(&config.reserved.system),
+        "enforceNodeAllocatable": enforced(config),
+        "kubeReservedCgroup": config.reserved.kube_cgroup.as_ref().map(|limited| &limited.group),
+        "systemReservedCgroup": config.reserved.system_cgroup.as_ref().map(|limited| &limited.group),
+        "runtimeRequestTimeout": format!("{}s", config.runtime_request_timeout.as_secs()),
+        "seccompDefault": config.seccomp_default,
+        "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },
+        "singleProcessOOMKill": config.single_process_oom_kill,
+        "containerLogMaxSize": config.log_rotation.max_size.to_string(),
+        "containerLogMaxFiles": config.log_rotation.max_files,
+        "resolvConf": config.resolv_conf.clone().unwrap_or_default(),
+        "clusterDNS": config.cluster_dns,
+        "clusterDomain": config.cluster_domain,
+        "allowedUnsafeSysctls": config.allowed_unsafe_sysctls,
+        "evictionHard": eviction.hard,
+        "evictionSoft": eviction.soft,
+        "evictionSoftGracePeriod": eviction.grace,
+        "evictionMinimumReclaim": eviction.reclaim,
+        "evictionPressureTransitionPeriod": format!("{}s", config.eviction.transition.as_secs_f64()),
+        "evictionMaxPodGracePeriod": config.eviction.max_pod_grace.as_secs(),
+        "registerNode": config.cluster.register,
+        "providerID": config.cluster.provider_id,
+        "registerWithTaints": config.cluster.taints.iter().map(taint).collect::<Vec<_>>(),
+        "nodeStatusUpdateFrequency": format!("{}s", config.cluster.frequencies.correction.as_secs_f64()),
+        "nodeStatusReportFrequency": format!("{}s", config.cluster.frequencies.report.as_secs_f64()),
+        "nodeStatusMaxImages": config.cluster.max_images.and_then(|most| i32::try_from(most).ok()).unwrap_or(-1),
+        "nodeLeaseDurationSeconds": config.cluster.lease_duration.as_secs(),
+        "logging": { "verbosity": config.verbosity },
+    })
+}
+
+/// The LimpetConfiguration.
+fn limpet_document(config: &Config) -> Value {
     let class = |(name, class): (&String, &RuntimeClass)| {
         let RuntimeClass { runtime, binary, config, no_pivot_root, no_new_keyring, devices } = class;
         let fields = json!({
@@ -68,87 +133,32 @@ pub(crate) fn document(config: &Config) -> Value {
         let Device { paths, cdi, exclusive, permissions } = device;
         (name.clone(), json!({ "paths": paths, "cdi": cdi, "exclusive": exclusive, "permissions": permissions }))
     };
-    let (eviction, server) = (Eviction::of(&config.eviction), &config.server);
-    let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
     let devices: serde_json::Map<String, Value> = config.devices.iter().map(device).collect();
     let classes: serde_json::Map<String, Value> = config.runtime_classes.iter().map(class).collect();
-    let mut document = json!({
-        "kubeletconfig": {
-            "staticPodPath": config.manifest_path,
-            "staticPodURL": config.manifest_url.as_ref().map(|url| url.address.to_string()),
-            "httpCheckFrequency": config.manifest_url.as_ref().map(|url| format!("{}s", url.frequency.as_secs())),
-            "containerRuntimeEndpoint": format!("unix://{}", config.runtime_endpoint.display()),
-            "podLogsDir": config.pod_logs_dir,
-            "cgroupDriver": driver,
-            "cgroupRoot": config.cgroup_root,
-            "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
-            "crashLoopBackOff": { "maxContainerRestartPeriod": format!("{}s", config.max_restart_pause.as_secs()) },
-            "maxPods": config.max_pods,
-            "kubeReserved": quantities(&config.reserved.kube),
-            "systemReserved": quantities(&config.reserved.system),
-            "enforceNodeAllocatable": enforced(config),
-            "kubeReservedCgroup": config.reserved.kube_cgroup.as_ref().map(|limited| &limited.group),
-            "systemReservedCgroup": config.reserved.system_cgroup.as_ref().map(|limited| &limited.group),
-            "runtimeRequestTimeout": format!("{}s", config.runtime_request_timeout.as_secs()),
-            "seccompDefault": config.seccomp_default,
-            "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },
-            "singleProcessOOMKill": config.single_process_oom_kill,
-            "containerLogMaxSize": config.log_rotation.max_size.to_string(),
-            "containerLogMaxFiles": config.log_rotation.max_files,
-            "resolvConf": config.resolv_conf.clone().unwrap_or_default(),
-            "clusterDNS": config.cluster_dns,
-            "clusterDomain": config.cluster_domain,
-            "allowedUnsafeSysctls": config.allowed_unsafe_sysctls,
-            "evictionHard": eviction.hard,
-            "evictionSoft": eviction.soft,
-            "evictionSoftGracePeriod": eviction.grace,
-            "evictionMinimumReclaim": eviction.reclaim,
-            "evictionPressureTransitionPeriod": format!("{}s", config.eviction.transition.as_secs_f64()),
-            "evictionMaxPodGracePeriod": config.eviction.max_pod_grace.as_secs(),
-            "registerNode": config.cluster.register,
-            "providerID": config.cluster.provider_id,
-            "registerWithTaints": config.cluster.taints.iter().map(taint).collect::<Vec<_>>(),
-            "nodeStatusUpdateFrequency": format!("{}s", config.cluster.frequencies.correction.as_secs_f64()),
-            "nodeStatusReportFrequency": format!("{}s", config.cluster.frequencies.report.as_secs_f64()),
-            "nodeStatusMaxImages": config.cluster.max_images.and_then(|most| i32::try_from(most).ok()).unwrap_or(-1),
-            "nodeLeaseDurationSeconds": config.cluster.lease_duration.as_secs(),
-            "logging": { "verbosity": config.verbosity },
-        },
-        "limpetconfig": {
-            "hostnameOverride": config.hostname_override,
-            "kubeconfig": config.cluster.kubeconfig,
-            "rootDirectory": config.root_dir,
-            "runDirectory": config.run_dir,
-            "socket": config.socket(),
-            "containerLogsDirectory": config.container_logs_dir,
-            "staticPodURLCAFile": config.manifest_url.as_ref().and_then(|url| url.ca_file.clone()),
-            "nodeIP": (!config.node_ip.is_empty()).then(|| config.node_ip.to_string()),
-            "snapshotter": config.snapshotter,
-            "runtimeBinary": config.runtime_binary,
-            "runtimeClasses": classes,
-            "devices": devices,
-            "registryConfigDirectory": config.registry_config_dir,
-            "cniConfigDirectory": config.cni_conf_dir,
-            "cniBinaryDirectories": config.cni_bin_dirs,
-            "metricsAddress": config.metrics_address,
-            "serverAllowedNames": server.allowed_names,
-            "criSocket": config.cri_socket(),
-            "pluginDirectory": config.plugin_dir(),
-            "cdiSpecDirectories": config.cdi_dirs,
-            "secretEncryptionKey": config.secret_key.as_ref().map(ToString::to_string),
-            "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        },
-    });
-    if let Some(kubelet) = document["kubeletconfig"].as_object_mut() {
-        for part in [listeners(server), images(config)] {
-            kubelet.extend(part.as_object().cloned().unwrap_or_default());
-        }
-        // Go's clients take no null for a duration.
-        kubelet.retain(|_, value| !value.is_null());
-        kubelet.insert("kind".to_owned(), "KubeletConfiguration".into());
-        kubelet.insert("apiVersion".to_owned(), "kubelet.config.k8s.io/v1beta1".into());
-    }
-    document
+    json!({
+        "hostnameOverride": config.hostname_override,
+        "kubeconfig": config.cluster.kubeconfig,
+        "rootDirectory": config.root_dir,
+        "runDirectory": config.run_dir,
+        "socket": config.socket(),
+        "containerLogsDirectory": config.container_logs_dir,
+        "staticPodURLCAFile": config.manifest_url.as_ref().and_then(|url| url.ca_file.clone()),
+        "nodeIP": (!config.node_ip.is_empty()).then(|| config.node_ip.to_string()),
+        "snapshotter": config.snapshotter,
+        "runtimeBinary": config.runtime_binary,
+        "runtimeClasses": classes,
+        "devices": devices,
+        "registryConfigDirectory": config.registry_config_dir,
+        "cniConfigDirectory": config.cni_conf_dir,
+        "cniBinaryDirectories": config.cni_bin_dirs,
+        "metricsAddress": config.metrics_address,
+        "serverAllowedNames": config.server.allowed_names,
+        "criSocket": config.cri_socket(),
+        "pluginDirectory": config.plugin_dir(),
+        "cdiSpecDirectories": config.cdi_dirs,
+        "secretEncryptionKey": config.secret_key.as_ref().map(ToString::to_string),
+        "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
 }
 
 /// `enforceNodeAllocatable`, whose words name the cgroups that are limited.

@@ -70,7 +70,7 @@ impl Failure {
 }
 
 /// Keeps one certificate for as long as its pod is there.
-pub(super) async fn keep(
+pub(super) async fn maintain(
     link: &Link,
     desired: &Desired,
     key: &ObjectKey,

@@ -28,6 +28,29 @@ const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
 impl ConfigDiagnostics {
     /// Applies the values of KubeletConfiguration.
     pub(super) fn kubelet(&mut self, map: &Map<'_>, directory: &Path, config: &mut Config) {
+        self.paths_and_runtime(map, directory, config);
+        self.limits(map, config);
+        if let Some((on, _)) = map.bool("seccompDefault") {
+            config.seccomp_default = on;
+        }
+        self.memory(map, config);
+        self.names(map, config);
+        self.logs(map, config);
+        self.pulls(map, config);
+        self.image_gc(map, &mut config.image_gc);
+        self.image_verification(map, &mut config.image_verification);
+        self.eviction(map, &mut config.eviction);
+        self.server(map, directory, &mut config.server);
+        config.reserved.kube = self.reserved(map, "kubeReserved");
+        config.reserved.system = self.reserved(map, "systemReserved");
+        self.enforcement(map, config);
+        self.cluster(map, &mut config.cluster);
+        for (position, path, message) in self.url.kubelet(map) {
+            self.error(Some(position), &path, message);
+        }
+    }
+
+    fn paths_and_runtime(&mut self, map: &Map<'_>, directory: &Path, config: &mut Config) {
         if let Some((path, _)) = map.text("staticPodPath").filter(|(path, _)| !path.is_empty()) {
             config.manifest_path = Some(directory.join(path));
         }
@@ -46,6 +69,9 @@ impl ConfigDiagnostics {
                 self.error(Some(at), "cgroupDriver", format!("{other:?} is neither cgroupfs nor systemd"));
             }
         }
+    }
+
+    fn limits(&mut self, map: &Map<'_>, config: &mut Config) {
         if let Some((limit, _)) = map.int("podPidsLimit") {
             config.pod_pids_limit = Some(limit).filter(|limit| *limit > 0);
         }
@@ -55,29 +81,11 @@ impl ConfigDiagnostics {
                 Err(_) => self.error(Some(at), "maxPods", format!("{pods} is not a valid number of pods")),
             }
         }
-        if let Some((timeout, at)) = map.text("runtimeRequestTimeout") {
-            match go_duration::parse(timeout) {
-                // kubelet's default -1 means no limit.
-                Some(Duration::ZERO) => {}
-                Some(timeout) if timeout >= SHORTEST_TIMEOUT => config.runtime_request_timeout = timeout,
-                Some(_) => self.error(Some(at), "runtimeRequestTimeout", "must be 1s or more"),
-                None => {
-                    self.error(Some(at), "runtimeRequestTimeout", format!("{timeout:?} is not a duration such as 2m"));
-                }
-            }
+        if let Some(timeout) = self.timeout(map, "runtimeRequestTimeout", "2m") {
+            config.runtime_request_timeout = timeout;
         }
-        if let Some((period, at)) = map.text("volumeStatsAggPeriod") {
-            match go_duration::parse(period) {
-                // Kubernetes' zero is its default.
-                Some(Duration::ZERO) => {}
-                Some(period) if period >= SHORTEST_TIMEOUT => config.volume_stats_period = period,
-                Some(_) => self.error(Some(at), "volumeStatsAggPeriod", "must be 1s or more"),
-                None => self.error(
-                    Some(at),
-                    "volumeStatsAggPeriod",
-                    format!("{period:?} is not a duration such as 1m; limits on disks are always kept"),
-                ),
-            }
+        if let Some(period) = self.timeout(map, "volumeStatsAggPeriod", "1m; limits on disks are always kept") {
+            config.volume_stats_period = period;
         }
         let back_off = Map { entries: map.map("crashLoopBackOff") };
         if let Some((period, at)) = back_off.text("maxContainerRestartPeriod") {
@@ -90,10 +98,22 @@ impl ConfigDiagnostics {
                 ),
             }
         }
-        if let Some((on, _)) = map.bool("seccompDefault") {
-            config.seccomp_default = on;
+    }
+
+    /// A duration of 1s or more; `None` if it is not set, or zero, which is Kubernetes' default.
+    fn timeout(&mut self, map: &Map<'_>, key: &'static str, example: &str) -> Option<Duration> {
+        let (text, at) = map.text(key)?;
+        match go_duration::parse(text) {
+            Some(Duration::ZERO) => return None,
+            Some(timeout) if timeout >= SHORTEST_TIMEOUT => return Some(timeout),
+            Some(_) => self.error(Some(at), key, "must be 1s or more"),
+            None => self.error(Some(at), key, format!("{text:?} is not a duration such as {example}")),
         }
-        self.memory(map, config);
+        None
+    }
+
+    /// The names and addresses that pods get, and the sysctls.
+    fn names(&mut self, map: &Map<'_>, config: &mut Config) {
         if let Some((domain, _)) = map.text("clusterDomain") {
             domain.trim_end_matches('.').clone_into(&mut config.cluster_domain);
         }
@@ -105,19 +125,6 @@ impl ConfigDiagnostics {
         }
         config.allowed_unsafe_sysctls =
             map.texts("allowedUnsafeSysctls").into_iter().map(|(name, _)| name.to_owned()).collect();
-        self.logs(map, config);
-        self.pulls(map, config);
-        self.image_gc(map, &mut config.image_gc);
-        self.image_verification(map, &mut config.image_verification);
-        self.eviction(map, &mut config.eviction);
-        self.server(map, directory, &mut config.server);
-        config.reserved.kube = self.reserved(map, "kubeReserved");
-        config.reserved.system = self.reserved(map, "systemReserved");
-        self.enforcement(map, config);
-        self.cluster(map, &mut config.cluster);
-        for (position, path, message) in self.url.kubelet(map) {
-            self.error(Some(position), &path, message);
-        }
     }
 
     fn memory(&mut self, map: &Map<'_>, config: &mut Config) {
@@ -241,50 +248,14 @@ impl ConfigDiagnostics {
         self.directories(map, "cniBinaryDirectories", &mut config.cni_bin_dirs);
         self.directories(map, "cdiSpecDirectories", &mut config.cdi_dirs);
         config.secret_key = self.secret_key(map);
-        if let Some((snapshotter, at)) = map.text("snapshotter") {
-            if snapshotter.is_empty() {
-                self.error(Some(at), "snapshotter", "is empty");
-            }
-            if snapshotter == "blockfile" {
-                let why = "blockfile is not supported: its snapshots need loop devices; use overlayfs, native, btrfs or devmapper";
-                self.error(Some(at), "snapshotter", why);
-            }
-            snapshotter.clone_into(&mut config.snapshotter);
-        }
-        if let Some((name, at)) = map.text("manifestWatch") {
-            match ManifestWatch::ALL.into_iter().find(|watch| watch.as_str() == name) {
-                Some(watch) => config.manifest_watch = watch,
-                None => {
-                    self.error(
-                        Some(at),
-                        "manifestWatch",
-                        format!("{name:?} is unknown; use one of auto, inotify, fanotify, ebpf"),
-                    );
-                }
-            }
-        }
+        self.snapshotter(map, config);
+        self.manifest_watch(map, config);
         if map.text("runtimeBinary").is_some() {
             let mut binary = PathBuf::new();
             self.absolute_path(map, "runtimeBinary", &mut binary);
             config.runtime_binary = Some(binary);
         }
-        if let Some((address, at)) = map.text("metricsAddress") {
-            match address.parse::<SocketAddr>() {
-                Ok(address) if address.ip().is_loopback() => config.metrics_address = Some(address),
-                Ok(_) => self.error(
-                    Some(at),
-                    "metricsAddress",
-                    format!("{address} is not on loopback; only 127.0.0.0/8 and [::1] are allowed"),
-                ),
-                Err(_) => {
-                    self.error(
-                        Some(at),
-                        "metricsAddress",
-                        format!("{address:?} is not an address such as 127.0.0.1:10249"),
-                    );
-                }
-            }
-        }
+        self.metrics_address(map, config);
         if let Some((address, at)) = map.text("nodeIP") {
             self.node_ip(address, Some(at), "nodeIP", &mut config.node_ip);
         }
@@ -308,6 +279,54 @@ impl ConfigDiagnostics {
         self.runtime_classes(map, config);
         self.devices(map, config);
         self.guard(map, &mut config.guard);
+    }
+
+    fn snapshotter(&mut self, map: &Map<'_>, config: &mut Config) {
+        if let Some((snapshotter, at)) = map.text("snapshotter") {
+            if snapshotter.is_empty() {
+                self.error(Some(at), "snapshotter", "is empty");
+            }
+            if snapshotter == "blockfile" {
+                let why = "blockfile is not supported: its snapshots need loop devices; use overlayfs, native, btrfs or devmapper";
+                self.error(Some(at), "snapshotter", why);
+            }
+            snapshotter.clone_into(&mut config.snapshotter);
+        }
+    }
+
+    fn manifest_watch(&mut self, map: &Map<'_>, config: &mut Config) {
+        if let Some((name, at)) = map.text("manifestWatch") {
+            match ManifestWatch::ALL.into_iter().find(|watch| watch.as_str() == name) {
+                Some(watch) => config.manifest_watch = watch,
+                None => {
+                    self.error(
+                        Some(at),
+                        "manifestWatch",
+                        format!("{name:?} is unknown; use one of auto, inotify, fanotify, ebpf"),
+                    );
+                }
+            }
+        }
+    }
+
+    fn metrics_address(&mut self, map: &Map<'_>, config: &mut Config) {
+        if let Some((address, at)) = map.text("metricsAddress") {
+            match address.parse::<SocketAddr>() {
+                Ok(address) if address.ip().is_loopback() => config.metrics_address = Some(address),
+                Ok(_) => self.error(
+                    Some(at),
+                    "metricsAddress",
+                    format!("{address} is not on loopback; only 127.0.0.0/8 and [::1] are allowed"),
+                ),
+                Err(_) => {
+                    self.error(
+                        Some(at),
+                        "metricsAddress",
+                        format!("{address:?} is not an address such as 127.0.0.1:10249"),
+                    );
+                }
+            }
+        }
     }
 
     fn socket_allowed_pods(&mut self, map: &Map<'_>, config: &mut Config) {

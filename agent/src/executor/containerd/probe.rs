@@ -1,5 +1,6 @@
 //! Runs one probe of a container, and reports what comes of it. Whether that changes anything is decided elsewhere.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -27,6 +28,13 @@ enum Answer {
     /// A success that needs attention.
     Warning(String),
     Failure(String),
+}
+
+/// How long one try may take.
+#[derive(Debug, Clone, Copy)]
+struct TimeLimit {
+    deadline: Option<Instant>,
+    seconds: u64,
 }
 
 impl ContainerdExecutor {
@@ -82,68 +90,67 @@ impl ContainerdExecutor {
         id: &ContainerId,
     ) -> Result<Answer, HandlerError> {
         let time = Duration::from_secs(spec.timeout_seconds.and_then(|value| value.try_into().ok()).unwrap_or(1));
-        let deadline = Some(Instant::now() + time);
+        let limit = TimeLimit { deadline: Some(Instant::now() + time), seconds: time.as_secs() };
         let address = self.action_address(pod);
-        let seconds = time.as_secs();
         if let Some(action) = &spec.exec {
-            let (command, env) = (action.command.as_deref(), container.env.as_deref());
-            let command = expand_probe_command(command.unwrap_or_default(), env.unwrap_or_default())?;
-            return match within(deadline, self.exec(id, &command).boxed()).await {
-                Ok(ended) if ended.code == 0 => Ok(Answer::Success),
-                Ok(ended) => Ok(Answer::Failure(ended.output)),
-                Err(HandlerError::TimedOut) => {
-                    let command = command.join(" ");
-                    Ok(Answer::Failure(format!("command timed out: {command:?} timed out after {seconds}s")))
-                }
-                Err(error) => Err(error),
-            };
+            return self.probe_by_exec(action, container, id, limit).await;
         }
         if let Some(action) = &spec.http_get {
-            let get = Get::new(action, container, address, Purpose::Probe)?;
-            let url = get.url().to_string();
-            let answered = AtomicBool::new(false);
-            return match within(deadline, self.getter.send(get, &answered).boxed()).await {
-                Ok(answer) if answer.status.is_success() => Ok(Answer::Success),
-                Ok(answer) if answer.status.is_redirection() => {
-                    Ok(Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.body)))
-                }
-                Ok(answer) => {
-                    Ok(Answer::Failure(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16())))
-                }
-                // As for kubelet, an answer whose body stalls or breaks off says nothing: a stream of events, for
-                // example.
-                Err(error) if answered.load(Ordering::Relaxed) => Err(error),
-                Err(HandlerError::TimedOut) => Ok(Answer::Failure(format!(
-                    "Get {url:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
-                ))),
-                Err(error) => Ok(Answer::Failure(error.to_string())),
-            };
+            return self.probe_by_http(action, container, address, limit).await;
         }
         if let Some(action) = &spec.tcp_socket {
-            return match within(deadline, tcp_connect(action, container, address)).await {
-                Ok(()) => Ok(Answer::Success),
-                Err(error @ HandlerError::Connect { .. }) => Ok(Answer::Failure(error.to_string())),
-                Err(HandlerError::TimedOut) => {
-                    let host = action.host.clone().filter(|host| !host.is_empty());
-                    let host = host.or(address.map(|one| one.to_string())).unwrap_or_default();
-                    let port = port(&action.port, container)?;
-                    Ok(Answer::Failure(format!("dial tcp {}: i/o timeout", authority(&host, port))))
-                }
-                Err(error) => Err(error),
-            };
+            return probe_by_tcp(action, container, address, limit).await;
         }
         if let Some(action) = &spec.grpc {
-            return match within(deadline, check_health(action, address).boxed()).await {
-                Ok(()) => Ok(Answer::Success),
-                Err(error @ HandlerError::Health(_)) => Ok(Answer::Failure(error.to_string())),
-                Err(HandlerError::TimedOut) => {
-                    Ok(Answer::Failure(format!("timeout: health rpc did not complete within {seconds}s")))
-                }
-                Err(error) => Err(error),
-            };
+            return probe_by_grpc(action, address, limit).await;
         }
         // Validation refuses a probe without an action.
         Ok(Answer::Success)
+    }
+
+    async fn probe_by_exec(
+        &self,
+        action: &v1::ExecAction,
+        container: &Container,
+        id: &ContainerId,
+        limit: TimeLimit,
+    ) -> Result<Answer, HandlerError> {
+        let (command, env) = (action.command.as_deref(), container.env.as_deref());
+        let command = expand_probe_command(command.unwrap_or_default(), env.unwrap_or_default())?;
+        match within(limit.deadline, self.exec(id, &command).boxed()).await {
+            Ok(ended) if ended.code == 0 => Ok(Answer::Success),
+            Ok(ended) => Ok(Answer::Failure(ended.output)),
+            Err(HandlerError::TimedOut) => {
+                let (command, seconds) = (command.join(" "), limit.seconds);
+                Ok(Answer::Failure(format!("command timed out: {command:?} timed out after {seconds}s")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn probe_by_http(
+        &self,
+        action: &v1::HTTPGetAction,
+        container: &Container,
+        address: Option<IpAddr>,
+        limit: TimeLimit,
+    ) -> Result<Answer, HandlerError> {
+        let get = Get::new(action, container, address, Purpose::Probe)?;
+        let url = get.url().to_string();
+        let answered = AtomicBool::new(false);
+        match within(limit.deadline, self.getter.send(get, &answered).boxed()).await {
+            Ok(answer) if answer.status.is_success() => Ok(Answer::Success),
+            Ok(answer) if answer.status.is_redirection() => {
+                Ok(Answer::Warning(format!("Probe terminated redirects, Response body: {}", answer.body)))
+            }
+            Ok(answer) => Ok(Answer::Failure(format!("HTTP probe failed with statuscode: {}", answer.status.as_u16()))),
+            // As for kubelet, an answer whose body stalls or breaks off says nothing: a stream of events, for example.
+            Err(error) if answered.load(Ordering::Relaxed) => Err(error),
+            Err(HandlerError::TimedOut) => Ok(Answer::Failure(format!(
+                "Get {url:?}: context deadline exceeded (Client.Timeout exceeded while awaiting headers)"
+            ))),
+            Err(error) => Ok(Answer::Failure(error.to_string())),
+        }
     }
 
     /// Records what the probes of a container have come to.
@@ -159,5 +166,39 @@ impl ContainerdExecutor {
             tracing::warn!(pod = %pod.record.key, container = slot.name, %error, "saving the container's probe results failed");
         }
         Outcome::ProbesRecorded { index, id: id.clone(), done: written.is_ok() }
+    }
+}
+
+async fn probe_by_tcp(
+    action: &v1::TCPSocketAction,
+    container: &Container,
+    address: Option<IpAddr>,
+    limit: TimeLimit,
+) -> Result<Answer, HandlerError> {
+    match within(limit.deadline, tcp_connect(action, container, address)).await {
+        Ok(()) => Ok(Answer::Success),
+        Err(error @ HandlerError::Connect { .. }) => Ok(Answer::Failure(error.to_string())),
+        Err(HandlerError::TimedOut) => {
+            let host = action.host.clone().filter(|host| !host.is_empty());
+            let host = host.or(address.map(|one| one.to_string())).unwrap_or_default();
+            let port = port(&action.port, container)?;
+            Ok(Answer::Failure(format!("dial tcp {}: i/o timeout", authority(&host, port))))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn probe_by_grpc(
+    action: &v1::GRPCAction,
+    address: Option<IpAddr>,
+    limit: TimeLimit,
+) -> Result<Answer, HandlerError> {
+    match within(limit.deadline, check_health(action, address).boxed()).await {
+        Ok(()) => Ok(Answer::Success),
+        Err(error @ HandlerError::Health(_)) => Ok(Answer::Failure(error.to_string())),
+        Err(HandlerError::TimedOut) => {
+            Ok(Answer::Failure(format!("timeout: health rpc did not complete within {}s", limit.seconds)))
+        }
+        Err(error) => Err(error),
     }
 }

@@ -5,6 +5,7 @@ mod ephemeral;
 mod failed;
 mod instance;
 mod labels;
+mod spec_parts;
 mod streams;
 mod users;
 
@@ -29,7 +30,7 @@ use limpet_containerd::client::calling;
 use limpet_containerd::container::{NewContainer, Rootfs, TaskStreams};
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::snapshot_mount;
-use limpet_containerd::spec::{self, ProcessUser, SpecInput};
+use limpet_containerd::spec::ProcessUser;
 use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::observed_exit;
 use limpet_core::outcome::{Failure, Outcome};
@@ -37,13 +38,10 @@ use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, 
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::orphan_processes;
 use limpet_host::process;
-use limpet_host::sandbox::id_mapped::IdMapping;
-use limpet_host::sandbox::label_shared_memory;
 use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerState, ContainerUser, Exit, Recorded};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::image::LocalImage;
-use limpet_model::sandbox::{PodAddresses, in_order_of_node};
 use limpet_model::selinux::ContainerLabels;
 use limpet_model::stop_signal::StopSignal;
 
@@ -232,68 +230,9 @@ impl ContainerdExecutor {
         user: ProcessUser,
         labels: Option<Arc<ContainerLabels>>,
     ) -> Result<Vec<u8>, StartFailure> {
-        let (record, container, id) = (Arc::clone(&start.pod.record), start.container.clone(), start.id.clone());
-        let (image, addresses) = (Arc::clone(start.image), start.sandbox.addresses.clone());
-        let sandbox = start.joined()?;
-        // They were mounted before the pod's first container: one may have been unmounted since.
-        calling("mounting what its volumes have on servers");
-        let exports = self.volumes.mount_exports(&record, &start.pod.objects).await;
-        exports.map_err(|error| config_error(error.to_string()))?;
-        let drivers = self.set_up_csi(&record, &start.pod.objects).await;
-        drivers.map_err(|error| config_error(error.to_string()))?;
-        let (volumes, node) = (self.volumes.clone(), self.node.clone());
-        let cgroups_path = self.cgroups.container_path(&record, id.as_str());
-        let mapping = IdMapping::of(&sandbox).map_err(|error| config_error(error.to_string()))?;
-        let objects = Arc::clone(&start.pod.objects);
-        let given = start.given.clone();
-        let class = self.runtime_class(start.pod).map_err(config_error)?;
-        let class_devices = class.map(|class| class.devices.clone()).unwrap_or_default();
-        let node_addresses = self.node_network.borrow().addresses;
-        let ips = match record.host_network() {
-            true => node_addresses.iter().collect(),
-            false => in_order_of_node(&addresses.ips, node_addresses),
-        };
-        let addresses = PodAddresses { ips };
+        let parts = self.gather_spec(start, user, labels).await?;
         calling("setting up the mounts");
-        let built = blocking::run(volumes.pod_dir(&record.uid), DEADLINE, move |progress| {
-            let pod_dir = volumes.pod_dir(&record.uid);
-            let mut input = SpecInput {
-                pod: &record,
-                container: &container,
-                image: &image,
-                user: &user,
-                sandbox: &sandbox,
-                addresses: &addresses,
-                node_addresses,
-                mounts: &[],
-                cgroups_path: &cgroups_path,
-                node: &node,
-                pod_dir: &pod_dir,
-                objects: &objects,
-                class_devices: &class_devices,
-                given: &given,
-                block_devices: &[],
-                labels: labels.as_deref(),
-            };
-            let label = labels.as_deref().map(|labels| labels.file.as_str());
-            devices::make_sources(&given)?;
-            let expanded = spec::expand_sub_paths(&input).map_err(|error| error.to_string())?;
-            let mounts = volumes.mounts(&record, &objects, &expanded, id.as_str(), label, progress);
-            let mut mounts = mounts.map_err(|error| error.to_string())?;
-            if let Some(label) = label {
-                label_shared_memory(&sandbox, label).map_err(|error| error.to_string())?;
-            }
-            if let Some(mapping) = mapping {
-                let mapped = mapping.mounts(id.as_str(), &pod_dir, mounts);
-                mounts = mapped.map_err(|error| error.to_string())?;
-            }
-            input.mounts = &mounts;
-            let block_devices = volumes.block_devices(&record, &objects, &container, progress);
-            let block_devices = block_devices.map_err(|error| error.to_string())?;
-            input.block_devices = &block_devices;
-            let spec = spec::build(&input).map_err(|error| error.to_string())?;
-            serde_json::to_vec(&spec).map_err(|error| error.to_string())
-        });
+        let built = blocking::run(parts.pod_dir.clone(), DEADLINE, move |progress| parts.build(progress));
         built.await.unwrap_or_else(|error| Err(error.to_string())).map_err(config_error)
     }
 

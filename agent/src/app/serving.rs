@@ -1,0 +1,135 @@
+//! What is served: the states of the routes, built from the core, and the start of all listeners.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use tokio::net::{TcpListener, UnixListener};
+
+use super::listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
+use super::{AppError, Core, DECODER, SharedParts};
+use crate::config::{Config, DebugHandlers};
+use crate::executor::containerd::ContainerdExecutor;
+use crate::server::cluster::ClusterState;
+use crate::server::cri::CriState;
+use crate::server::debug_container::DebugContainerState;
+use crate::server::diagnostics::DiagnosticsState;
+use crate::server::diff::{DiffState, HasImage};
+use crate::server::exec::{AttachState, ExecState};
+use crate::server::kubelet::StreamStates;
+use crate::server::logs::LogState;
+use crate::server::port_forward::PortForwardState;
+use crate::server::{self, ServerState};
+use crate::usage::claims::ClaimMeter;
+use crate::usage::disks::{DiskMeter, MeasureDisks};
+use crate::usage::{Meter, NodeReader};
+use limpet_containerd::image::Images;
+
+/// The sockets that are reserved before anything else starts.
+pub(super) struct Sockets {
+    local: UnixListener,
+    metrics: Option<TcpListener>,
+}
+
+impl Sockets {
+    pub(super) async fn bind(config: &Config) -> Result<Self, AppError> {
+        let local = server::bind(&config.socket())?;
+        let metrics = match config.metrics_address {
+            Some(address) => Some(server::bind_metrics(address).await?),
+            None => None,
+        };
+        Ok(Self { local, metrics })
+    }
+}
+
+/// Serves limpet's socket, the metrics, kubelet's API, CRI and the sockets of plugins.
+pub(super) fn start_serving(shared: &SharedParts, core: Core, sockets: Sockets, diagnostics: DiagnosticsState) {
+    let (config, stop) = (&shared.config, &shared.stop);
+    let state = server_state(shared, &core, diagnostics.started);
+    let streams = stream_states(shared, &core.executor, diagnostics);
+    let exec = streams.exec.clone();
+    let on_network = server::kubelet::routes(state.clone(), streams.clone(), &config.server.debug);
+    // Root on the node has everything.
+    let kubelet = server::kubelet::routes(state.clone(), streams, &DebugHandlers::ALL);
+    let network = shared.backends.network.subscribe();
+    let streaming = (kubelet.clone(), shared.tasks.clone());
+    start_cri(shared, CriState::new(state.clone(), core.executor.images.clone(), network, exec, streaming));
+    start_pod_resources(shared, state.clone());
+    start_pods_api(shared, state.clone());
+    start_device_plugins(shared, &state);
+    let diff = diff_state(shared, &core);
+    let debug_containers = DebugContainerState { orders: core.debug_orders };
+    let cluster = ClusterState { source: core.api_updates };
+    let local = server::local::routes(state.clone(), diff, core.images, debug_containers, cluster);
+    start_listeners(shared, &state, on_network);
+    shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));
+    if let Some(listener) = sockets.metrics {
+        shared.tasks.spawn(server::serve_metrics(listener, state, stop.clone()));
+    }
+}
+
+fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> ServerState {
+    ServerState {
+        node_name: Arc::clone(&core.node_name),
+        config: Arc::clone(&shared.config),
+        desired: shared.desired.clone(),
+        observed: shared.observed.clone(),
+        sources: Arc::clone(&core.sources),
+        cluster: core.cluster.clone(),
+        pusher: core.pusher.clone(),
+        observer: Arc::clone(&core.observer),
+        events: shared.events.clone(),
+        metrics: shared.metrics.clone(),
+        meter: meter(shared, &core.executor),
+        pressure: core.pressure.clone(),
+        started,
+        health: shared.health.clone(),
+        device_plugins: Arc::clone(&shared.device_plugins),
+    }
+}
+
+fn diff_state(shared: &SharedParts, core: &Core) -> DiffState {
+    DiffState {
+        node_name: Arc::clone(&core.node_name),
+        manifest_path: shared.config.manifest_path.clone(),
+        decoder: DECODER.with_security(shared.config.pod_security),
+        sources: Arc::clone(&core.sources),
+        observed: shared.observed.clone(),
+        has_image: has_image(core.executor.images.clone()),
+    }
+}
+
+/// The routes that carry streams of containers, and those for diagnosing the agent.
+fn stream_states(shared: &SharedParts, executor: &ContainerdExecutor, diagnostics: DiagnosticsState) -> StreamStates {
+    let (config, stop) = (&shared.config, &shared.stop);
+    let (client, observed) = (&shared.backends.client, &shared.observed);
+    let idle = config.server.stream_idle_timeout;
+    StreamStates {
+        logs: LogState::observed(observed.clone()),
+        exec: ExecState::observed(client.clone(), config.exec_dir(), observed.clone(), idle, stop.clone()),
+        attach: AttachState {
+            client: client.clone(),
+            attach_dir: config.attach_dir(),
+            observed: observed.clone(),
+            idle,
+            stop: stop.clone(),
+        },
+        ports: PortForwardState::new(observed.clone(), executor.sandboxes.clone(), idle, stop.clone()),
+        diagnostics,
+    }
+}
+
+/// Measures what the node and its pods use, on request.
+fn meter(shared: &SharedParts, executor: &Arc<ContainerdExecutor>) -> Meter {
+    let (config, measure) = (&shared.config, Arc::clone(executor) as Arc<dyn MeasureDisks>);
+    let claims = ClaimMeter::new(Arc::clone(&measure), config.volume_stats_period);
+    let disks = DiskMeter::new(measure, config.volume_stats_period, shared.tasks.clone(), shared.stop.clone());
+    Meter::new(Arc::new(NodeReader { cgroups: executor.cgroups.clone(), root: config.root_dir.clone() }), disks, claims)
+}
+
+/// Whether containerd has an image; an error is reported when it is pulled.
+fn has_image(images: Images) -> Arc<HasImage> {
+    Arc::new(move |image| {
+        let images = images.clone();
+        Box::pin(async move { images.is_here(&image).await.ok() })
+    })
+}
