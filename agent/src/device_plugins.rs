@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::connection::Connection;
+use crate::clock::sleep_until_or_forever;
 use crate::private_file;
 #[cfg(test)]
 use limpet_core::device_plugins::PluginDevice;
@@ -188,15 +189,10 @@ impl DevicePlugins {
             }
             let names: BTreeSet<String> = counts.into_keys().collect();
             if names != kept {
-                self.keep(&names).await;
+                self.save_names(&names).await;
                 kept = names;
             }
-            let expiry = async {
-                match due {
-                    Some(due) => tokio::time::sleep_until(due.into()).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let expiry = sleep_until_or_forever(due.map(Into::into));
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 Ok(()) = changes.changed() => {}
@@ -205,7 +201,7 @@ impl DevicePlugins {
         }
     }
 
-    async fn keep(&self, names: &BTreeSet<String>) {
+    async fn save_names(&self, names: &BTreeSet<String>) {
         let Some(path) = self.names.clone() else { return };
         let text = names.iter().map(|name| format!("{name}\n")).collect::<String>();
         let written = tokio::task::spawn_blocking(move || private_file::write(&path, &text));

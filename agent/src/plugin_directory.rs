@@ -179,10 +179,10 @@ async fn register(plugins: &Registries, path: &Path, registered: &OnceLock<Regis
     if let Err(error) = &answer {
         tracing::warn!(path = %path.display(), plugin = name, error, "plugin refused");
     }
-    let told =
+    let notified =
         within(client.notify_registration_status(RegistrationStatus { plugin_registered: answer.is_ok(), error }));
-    let told = told.await;
-    match (answer, told) {
+    let notified = notified.await;
+    match (answer, notified) {
         (Ok(plugin), Ok(_)) => {
             let _ = registered.set(plugin);
             Ok(())

@@ -150,7 +150,7 @@ impl Shell {
                     self.keys.end().and_then(|key| self.ui.key(key))
                 }
                 feed = news.recv() => {
-                    self.heard(feed, &mut news);
+                    self.on_update(feed, &mut news);
                     None
                 }
                 sent = self.writer.done() => sent.is_err().then_some(Order::Quit),
@@ -188,7 +188,7 @@ impl Shell {
     }
 
     /// Applies the updates that have arrived, and schedules a screen.
-    fn heard(&mut self, feed: Option<Feed>, news: &mut mpsc::Receiver<Feed>) {
+    fn on_update(&mut self, feed: Option<Feed>, news: &mut mpsc::Receiver<Feed>) {
         let now = Timestamp::now();
         let mut next = feed;
         while let Some(feed) = next {

@@ -195,7 +195,7 @@ impl Supervisor {
                 PodChange::Added(_)
                 | PodChange::Updated { .. }
                 | PodChange::Deleting { .. }
-                | PodChange::Reconciled { .. } => self.want(record),
+                | PodChange::Reconciled { .. } => self.start_or_update(record),
             }
         }
         self.context.reporter.report_duplicates(&self.desired, &merged.contested);
@@ -210,7 +210,7 @@ impl Supervisor {
     }
 
     /// Passes a desired pod to its worker, unless a pod that was found running under its key may take precedence.
-    fn want(&mut self, record: &Arc<PodRecord>) {
+    fn start_or_update(&mut self, record: &Arc<PodRecord>) {
         if self.provisional.holds_back(record, &self.desired) {
             tracing::info!(pod = %record.key, source = %record.source, "pod is not started: a pod of another source still runs under this name, and that source has not reported yet");
         } else if record.is_deleting() && self.adopted && !self.workers.contains_key(&record.key) {
@@ -396,7 +396,7 @@ impl Supervisor {
             .collect();
         waiting.sort_by_key(|record| !may_preempt(record));
         for record in waiting {
-            self.want(&record);
+            self.start_or_update(&record);
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::cli::exec::terminal::{RawMode, size};
 /// A screen has no more columns and lines than this.
 const MOST: (u16, u16) = (400, 200);
 /// The size of a terminal that does not report one.
-const USUAL: (u16, u16) = (80, 24);
+const DEFAULT_SIZE: (u16, u16) = (80, 24);
 /// How long to wait at the end for a terminal that accepts no output.
 const LAST_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 300_000_000 };
 
@@ -64,9 +64,10 @@ pub(super) fn columns_and_lines(env: impl Fn(&str) -> Option<String>) -> (u16, u
     bounded(size(), |name| env(name)?.parse().ok())
 }
 
-fn bounded(told: Option<(u16, u16)>, set: impl Fn(&str) -> Option<u16>) -> (u16, u16) {
+fn bounded(reported_size: Option<(u16, u16)>, set: impl Fn(&str) -> Option<u16>) -> (u16, u16) {
     let known = |name: &str, usual: u16| set(name).filter(|number| *number > 0).unwrap_or(usual);
-    let (columns, lines) = told.unwrap_or_else(|| (known("COLUMNS", USUAL.0), known("LINES", USUAL.1)));
+    let (columns, lines) =
+        reported_size.unwrap_or_else(|| (known("COLUMNS", DEFAULT_SIZE.0), known("LINES", DEFAULT_SIZE.1)));
     (columns.min(MOST.0), lines.min(MOST.1))
 }
 

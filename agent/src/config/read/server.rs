@@ -269,8 +269,8 @@ impl ConfigDiagnostics {
             return;
         }
         let by_review = server.mode == AuthorizationMode::Webhook;
-        let nobody = by_review && !server.reviews && server.allowed_names.is_empty();
-        if nobody {
+        let no_caller_can_be_admitted = by_review && !server.reviews && server.allowed_names.is_empty();
+        if no_caller_can_be_admitted {
             self.warn(
                 None,
                 "authorization.mode",

@@ -65,7 +65,7 @@ fn lookup(allowed: &[(&str, &str)]) -> CallerLookup {
 
 #[test]
 fn a_pods_cgroup_in_any_hierarchy_makes_a_pods_process() {
-    let nobody = lookup(&[]);
+    let anonymous = lookup(&[]);
     let [by_node, by_manifest, other] =
         [("default", "web-edge1"), ("default", "web"), ("lab", "web")].map(|listed| lookup(&[listed]));
     let origin = |lookup: &CallerLookup, cgroups: &[&str]| match lookup
@@ -77,9 +77,9 @@ fn a_pods_cgroup_in_any_hierarchy_makes_a_pods_process() {
         Origin::OtherUser | Origin::Unknown => "else",
     };
     for (what, lookup, cgroups, expected) in [
-        ("no pod", &nobody, &["/", "/system.slice/ssh.service"][..], "host"),
-        ("a pod", &nobody, &["/pod/u1"], "pod"),
-        ("a pod in one of several hierarchies", &nobody, &["/", "/", "/pod/u1"], "pod"),
+        ("no pod", &anonymous, &["/", "/system.slice/ssh.service"][..], "host"),
+        ("a pod", &anonymous, &["/pod/u1"], "pod"),
+        ("a pod in one of several hierarchies", &anonymous, &["/", "/", "/pod/u1"], "pod"),
         ("listed by its name on the node", &by_node, &["/pod/u1"], "allowed"),
         ("listed by its manifest's name", &by_manifest, &["/pod/u1"], "allowed"),
         ("another namespace is listed", &other, &["/pod/u1"], "pod"),
@@ -101,9 +101,9 @@ async fn a_process_is_known_by_user_and_cgroup_and_refused_when_it_is_gone() {
     stranger.uid = 54_321;
     let Caller::Local { origin, .. } = Arc::clone(&own).caller(stranger).await else { panic!("local") };
     assert_eq!(origin, Origin::OtherUser);
-    let mut nobody = peer;
-    nobody.pid = None;
-    let Caller::Local { origin, .. } = Arc::clone(&own).caller(nobody).await else { panic!("local") };
+    let mut anonymous = peer;
+    anonymous.pid = None;
+    let Caller::Local { origin, .. } = Arc::clone(&own).caller(anonymous).await else { panic!("local") };
     assert_eq!(origin, Origin::Unknown);
 }
 

@@ -65,8 +65,8 @@ async fn the_apiserver_decides_about_certificates_and_tokens() {
         assert_eq!(ask(&client, METRICS, token).await, Ok(()));
         assert_eq!(ask(&client, PODS, token).await, Err(FORBIDDEN.to_owned()));
     }
-    let nobody = ask(&unnamed(&gate), METRICS, None).await.unwrap_err();
-    assert!(nobody.ends_with("clientCAFile is required, or a token of the cluster"), "{nobody}");
+    let anonymous = ask(&unnamed(&gate), METRICS, None).await.unwrap_err();
+    assert!(anonymous.ends_with("clientCAFile is required, or a token of the cluster"), "{anonymous}");
     assert_eq!(ask(&unnamed(&gate), METRICS, Some("mallory")).await, Err(Refusal::InvalidToken.to_string()));
     // The certificate counts, whatever the token is.
     assert_eq!(ask(&named(&gate, "anna"), METRICS, Some("mallory")).await, Ok(()));
@@ -115,9 +115,9 @@ async fn without_a_cluster_names_that_are_listed_get_in_and_no_token_does() {
     let gate = alone(|settings| settings.allowed_names = vec!["operator".to_owned()]);
     assert_eq!(ask(&named(&gate, "operator"), PODS, None).await, Ok(()));
     assert_eq!(ask(&named(&gate, "system:node:edge2"), PODS, None).await, Err(Refusal::NotAdmitted.to_string()));
-    let nobody = unnamed(&gate);
-    assert_eq!(nobody.standing(), Standing::Refused);
-    let refusal = ask(&nobody, PODS, Some("anna")).await.unwrap_err();
+    let anonymous = unnamed(&gate);
+    assert_eq!(anonymous.standing(), Standing::Refused);
+    let refusal = ask(&anonymous, PODS, Some("anna")).await.unwrap_err();
     assert!(refusal.ends_with("clientCAFile is required"), "{refusal}");
     let open = alone(|settings| (settings.anonymous, settings.mode) = (true, AuthorizationMode::AlwaysAllow));
     assert_eq!(ask(&unnamed(&open), PODS, Some("anna")).await, Ok(()));

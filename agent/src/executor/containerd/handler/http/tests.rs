@@ -24,13 +24,13 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let asked = Arc::new(Mutex::new(Vec::new()));
-        let heard = Arc::clone(&asked);
+        let received = Arc::clone(&asked);
         tokio::spawn(async move {
             for answer in answers {
                 let (stream, _) = listener.accept().await.unwrap();
                 match &tls {
-                    Some(tls) => serve(tls.accept(stream).await.unwrap(), &answer, &heard).await,
-                    None => serve(stream, &answer, &heard).await,
+                    Some(tls) => serve(tls.accept(stream).await.unwrap(), &answer, &received).await,
+                    None => serve(stream, &answer, &received).await,
                 }
             }
         });
@@ -42,7 +42,7 @@ impl Server {
     }
 }
 
-async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: &str, heard: &Mutex<Vec<String>>) {
+async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: &str, received: &Mutex<Vec<String>>) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         match stream.read_u8().await {
@@ -52,7 +52,7 @@ async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: &str, he
             Err(_) => break,
         }
     }
-    heard.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
+    received.lock().unwrap().push(String::from_utf8_lossy(&head).into_owned());
     // A reader that has enough is gone.
     let _ = stream.write_all(answer.as_bytes()).await;
     let _ = stream.shutdown().await;
