@@ -7,5 +7,8 @@ pub mod http;
 mod persist;
 pub mod pulse;
 pub mod push;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod test_support;
 
 pub use pulse::Pulse;

@@ -220,7 +220,7 @@ async fn an_agent_that_is_killed_restarts_nothing_and_keeps_the_back_off() {
     node.pass(SECOND * 20).await;
     assert_eq!((node.running(), node.starts()), (pid.clone(), 1), "adopted as it runs");
 
-    // It exits while nobody looks: restarted once by the next agent, and the pause after that is kept.
+    // It exits while no agent runs: restarted once by the next agent, and the pause after that is kept.
     node.kill_agent().await;
     node.world().exit(pid[0], 1);
     node.pass(SECOND).await;

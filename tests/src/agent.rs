@@ -72,7 +72,7 @@ fn built_by(command: &mut Command) -> Result<PathBuf> {
 }
 
 /// cargo in the workspace, as a shell would call it: without what a calling cargo says of the package it runs, because
-/// build scripts that ask for it would run again, and what depends on them be compiled again, at every turn.
+/// build scripts that read it would run again, and what depends on them be compiled again, at every turn.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let of_a_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -207,7 +207,7 @@ impl Settings {
 }
 
 impl Settings {
-    /// What the test asks for, and neither image garbage collection nor eviction nor a listener unless it does: the
+    /// What the test requests, and neither image garbage collection nor eviction nor a listener unless it does: the
     /// machine's disk may be as full as it is.
     fn kubelet_lines(&self) -> String {
         let names = |key: &str| self.kubelet.iter().flat_map(|keys| keys.lines()).any(|line| line.starts_with(key));

@@ -113,7 +113,7 @@ impl Apiserver {
     }
 }
 
-/// etcd, and where it answers. `certificates`: a directory with those of an etcd that asks for one, as kubeadm names them.
+/// etcd, and where it answers. `certificates`: a directory with those of an etcd that requires them, as kubeadm names them.
 pub(crate) fn etcd(dir: &Path, certificates: Option<&Path>) -> Result<(Etcd, String)> {
     let program = tools::etcd().context("no etcd here; run: cargo xtask apiserver")?;
     let ports = [Port::claim()?, Port::claim()?];

@@ -1,4 +1,4 @@
-//! Things of which the machine has one each, ports and subnets: whoever claims one has it until its process ends.
+//! Things of which the machine has one each, ports and subnets: a claim holds until its process ends.
 //!
 //! A claim is a socket of an abstract name: the kernel gives a name to one process of the machine alone, and takes it back
 //! from one that was killed. All that limpet's tests take is claimed, so two runs side by side never take the same.
@@ -10,12 +10,12 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use anyhow::{Context as _, Result};
 
-/// A thing that nobody else has; dropping the claim gives it back.
+/// An exclusive claim; dropping it releases it.
 #[derive(Debug)]
 pub struct Claim(#[allow(dead_code, reason = "held, never used")] UnixListener);
 
 impl Claim {
-    /// Claims `thing`; `None` when somebody has it.
+    /// Claims `thing`; `None` if it is claimed already.
     pub(crate) fn of(thing: impl Display) -> Result<Option<Self>> {
         let name = format!("limpet-test/{thing}");
         let address = SocketAddr::from_abstract_name(&name)?;
@@ -78,7 +78,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// A port that nobody listens on and no other test takes. The kernel gives none of this range to those who ask for
+    /// A port without a listener that no other test takes. The kernel gives none of this range to those who request
     /// any port, so it stays free until its program, which may start late, listens there.
     pub fn claim() -> Result<Self> {
         const FIRST: u16 = 20_000;
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_claimed_is_nobody_elses_until_it_is_given_back() {
+    fn a_claim_is_exclusive_until_it_is_released() {
         let thing = format!("thing-{}", std::process::id());
         let claim = Claim::of(&thing).unwrap().unwrap();
         assert!(Claim::of(&thing).unwrap().is_none());

@@ -9,6 +9,7 @@ mod controllers;
 mod kubectl;
 pub mod kubelet_api;
 pub mod metrics_server;
+mod reported;
 mod requests;
 
 use std::fs;
@@ -42,7 +43,7 @@ impl std::ops::Deref for Shared {
     type Target = Cluster;
 
     fn deref(&self) -> &Cluster {
-        // `shared` has put it there, and nobody takes it while this guard is held.
+        // `shared` has put it there, and it stays while this guard is held.
         self.0.as_ref().unwrap_or_else(|| unreachable!("a cluster that is shared is there"))
     }
 }
@@ -53,7 +54,7 @@ impl std::ops::DerefMut for Shared {
     }
 }
 
-/// The cluster of this process, running; made by the first test that asks for it. Others wait.
+/// The cluster of this process, running; created by the first test that needs it. Others wait.
 pub fn shared() -> Result<Shared> {
     shared_with(&[])
 }
@@ -105,7 +106,7 @@ const FILES: [(&str, &str); 13] = [
 /// curl's options that name files of the certificates: the administrator's.
 const CURL_FILES: [(&str, &str); 3] = [("cacert", "ca.crt"), ("cert", "super-admin.crt"), ("key", "super-admin.key")];
 
-/// Whom the apiserver's certificate names when it asks a node.
+/// The user in the apiserver's certificate for requests to a node.
 pub const KUBELET_CLIENT: &str = "kube-apiserver-kubelet-client";
 /// The address of every node.
 pub const NODE_ADDRESS: &str = "192.0.2.10";
@@ -169,7 +170,7 @@ impl Cluster {
             .args(["--requestheader-allowed-names=front-proxy-client", "--requestheader-group-headers=X-Remote-Group"])
             .args(["--requestheader-username-headers=X-Remote-User"])
             .args(["--requestheader-extra-headers-prefix=X-Remote-Extra-", "--enable-aggregator-routing=true"])
-            // It is stopped while nodes watch; what they ask for meanwhile is to fail at once.
+            // It is stopped while nodes watch; their requests have to fail at once meanwhile.
             .arg("--shutdown-delay-duration=0s")
             .args(flags);
         for (flag, file) in FILES {
@@ -292,7 +293,7 @@ impl Cluster {
         self.certificates.kubeconfig(address, "super-admin")
     }
 
-    /// The certificate of the authority that everybody's certificate in the cluster is of.
+    /// The certificate of the cluster's authority.
     pub fn authority(&self) -> PathBuf {
         self.certificates.file("ca.crt")
     }
@@ -313,7 +314,7 @@ impl Cluster {
         for header in upgrade {
             curl.args(["--header", header]);
         }
-        // The server closes the WebSocket once the command is over; curl may take that for a fault.
+        // The server closes the WebSocket once the command has ended; curl may take that for a fault.
         let output = process::run(&mut curl, b"")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -338,7 +339,7 @@ impl Cluster {
     }
 }
 
-/// What binds a ClusterRole to somebody.
+/// The path of ClusterRoleBindings.
 pub fn cluster_role_binding(name: &str, role: &str, subject: Value) -> Value {
     json!({
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -366,7 +367,7 @@ pub fn node_path(node: &TestNode) -> String {
     format!("/api/v1/nodes/{}", node.name())
 }
 
-/// Waits until the object at `path` is as `accept` wants it.
+/// Waits until the object at `path` is as `accept` requires.
 pub fn wait_at(cluster: &Cluster, path: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
     let look = || cluster.get(path).ok().flatten().filter(|found| accept(found));
     wait::until(wait::SOON, &format!("{path}: {what}"), look).with_context(|| match cluster.get(path) {
@@ -375,7 +376,7 @@ pub fn wait_at(cluster: &Cluster, path: &str, what: &str, accept: impl Fn(&Value
     })
 }
 
-/// Waits until the Node is as `accept` wants it.
+/// Waits until the Node is as `accept` requires.
 pub fn wait_node(node: &TestNode, cluster: &Cluster, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
     wait_at(cluster, &node_path(node), what, accept)
 }

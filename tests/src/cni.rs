@@ -1,4 +1,4 @@
-//! A pod network of a node's own: bridge, host-local and loopback, with a bridge name and a subnet nobody else has.
+//! A pod network of a node's own: bridge, host-local and loopback, with a unique bridge name and subnet.
 
 use std::fs;
 use std::net::IpAddr;

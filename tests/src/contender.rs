@@ -1,4 +1,4 @@
-//! What benches measure side by side: the agent and, when asked for, a real kubelet, on one containerd, in turns.
+//! What benches measure side by side: the agent and, if requested, a real kubelet, on one containerd, in turns.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -207,7 +207,7 @@ impl Stage {
         })?;
         if let Some(kubelet) = &mut self.kubelet {
             kubelet.admit(cluster, &address)?;
-            // Here it is asked without a password, as without a cluster.
+            // Here its API needs no password, as without a cluster.
             kubelet.reconfigure(|configuration| configuration["address"] = "127.0.0.1".into())?;
             cluster.node_credentials_at(server, kubelet.name())?;
         }

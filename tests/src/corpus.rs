@@ -1,4 +1,4 @@
-//! The manifests that limpet and a real apiserver are both asked about, and what the apiserver said.
+//! Manifests that both limpet and a real apiserver validate, with the apiserver's answers.
 //!
 //! `agent/model/tests/corpus/AREA.yaml` holds the cases of one area of the Pod API: each is a patch on one small Pod
 //! (`base.yaml`), and its author's opinion whether the result is good. `answers.jsonl` holds what an apiserver made of
@@ -95,7 +95,7 @@ fn area(path: &Path) -> Result<Vec<Case>> {
 }
 
 /// Changes `value`: objects are merged and null takes a field away; of lists the items are merged one by one, those
-/// beyond the end are added; anything else is replaced. `{"$repeat": n, "$of": "text"}` stands for a long text,
+/// beyond the end are added; anything else is replaced. `{"$repeat": n, "$of": "text"}` is replaced by a long text,
 /// `{"$repeat": n, "$list": item}` for a long list.
 pub fn apply(value: &mut Value, patch: &Value) {
     match (&mut *value, patch) {
@@ -129,7 +129,7 @@ pub fn apply(value: &mut Value, patch: &Value) {
     }
 }
 
-/// A long text, or a long list; `%` in the texts of an item stands for its number.
+/// A long text, or a long list; `%` in the texts of an item is replaced by its number.
 fn repeated(patch: &Map<String, Value>) -> Value {
     let count = patch["$repeat"].as_u64().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
     match (patch.get("$of"), patch.get("$list")) {

@@ -71,7 +71,7 @@ pub fn processor(pids: &[u32]) -> Duration {
     Duration::from_millis(10 * pids.iter().filter_map(of).sum::<u64>())
 }
 
-/// The processes called `name` (its beginning) that were started for what lies below `dir`.
+/// The processes called `name` (its beginning) that were started for files below `dir`.
 pub fn pids(dir: &Path, name: &str) -> Vec<u32> {
     let mut pids = process::mentioning(&format!("{}/", dir.display()));
     pids.retain(|pid| fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.starts_with(name)));

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rustix::mount::{MountFlags, UnmountFlags};
 
-/// The mount. Whoever accesses a path below it waits until it is [ended](Self::end) or dropped.
+/// The mount. An access to a path below it blocks until it is [ended](Self::end) or dropped.
 #[derive(Debug)]
 pub struct HungMount {
     path: PathBuf,
@@ -38,7 +38,7 @@ impl HungMount {
     /// Ends it: calls that wait fail, and the directory below it is seen again.
     pub fn end(&mut self) {
         if self.requests.take().is_some() {
-            // Nothing to be done where it fails: the sweep unmounts what lies below the node's directory.
+            // Nothing to be done where it fails: the sweep unmounts what is below the node's directory.
             let _ = rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
         }
     }

@@ -413,7 +413,7 @@ impl Layer {
         self.into_bytes().map(Blob::new)
     }
 
-    /// Writes the stream beside `path` and renames it there, so that nobody reads half of it.
+    /// Writes the stream beside `path` and renames it there, so that no reader sees half of it.
     fn write_to(self, path: &Path) -> Result<()> {
         let name = path.file_name().context("an archive needs a file name")?.to_string_lossy().into_owned();
         let partial = path.with_file_name(format!(".{name}.partial"));

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_and_what_went_is_told() {
+    fn what_came_and_what_went_is_reported() {
         let differences = inventory(&["/a", "/b"], 2).differences(&inventory(&["/b", "/c"], 3));
         assert_eq!(differences, ["more: mount /c", "gone: mount /a", "more: thread: 2 became 3"]);
         assert!(inventory(&["/a"], 2).differences(&inventory(&["/a"], 1)).is_empty());

@@ -106,7 +106,7 @@ impl Kubelet {
         fs::write(&path, serde_json::to_vec_pretty(&configuration)?).with_context(|| format!("{}", path.display()))
     }
 
-    /// The port of its API that asks for TLS.
+    /// The TLS port of its API.
     pub fn port(&self) -> u16 {
         self.ports[1].number
     }

@@ -59,7 +59,7 @@ impl Life {
         Ok(Self { dir: dir.to_owned(), stop, signs })
     }
 
-    /// What the process runs. Whoever opens the FIFO holds it until its end.
+    /// What the process runs. It holds the FIFO open until its end.
     pub fn script(on_term: OnTerm) -> String {
         let trap = match on_term {
             OnTerm::Ends => "exit 0",
@@ -109,7 +109,7 @@ impl Life {
     }
 }
 
-/// Ends when nobody wants to know any more.
+/// Ends when the receiver is dropped.
 fn listen(path: &Path, say: &Sender<(Sign, Instant)>) -> Option<()> {
     let mut fifo = File::open(path).ok()?;
     let mut byte = [0];

@@ -1,4 +1,4 @@
-//! Pod manifests as short as tests want them. They are JSON, which is YAML.
+//! Short Pod manifests for tests. They are JSON, which is YAML.
 
 use std::fs;
 use std::path::Path;

@@ -19,7 +19,7 @@ pub fn is_required() -> bool {
 /// What the test needs, or `None` with the reason printed: the test is to return then.
 ///
 /// # Panics
-/// In place of `None` where [`is_required`] says so.
+/// Instead of `None` where [`is_required`] is true.
 #[track_caller]
 pub fn need<T, E: Display>(found: Result<T, E>) -> Option<T> {
     match found {

@@ -3,6 +3,7 @@
 mod leftovers;
 mod mark;
 mod take_down;
+mod unchanged;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +24,7 @@ use crate::image::Image;
 use crate::process::tail;
 use crate::{image, manifest, wait};
 
-/// What kind of node a test wants.
+/// What kind of node a test needs.
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
     /// Whether pods get a network by CNI.
@@ -34,7 +35,7 @@ pub struct NodeOptions {
     pub containerd_choice: Option<String>,
     /// Whether the agent runs at boot.
     pub agent: bool,
-    /// Whether the test wants a cluster, see [`crate::cluster`].
+    /// Whether the test needs a cluster, see [`crate::cluster`].
     pub cluster: bool,
     /// Whether containerd's CRI plugin is enabled beside the agent, with the node's network and a sandbox image.
     pub cri: bool,

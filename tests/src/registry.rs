@@ -33,7 +33,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Starts one that everybody may use; it keeps its things below `dir`.
+    /// Starts one without authentication; it keeps its files below `dir`.
     pub fn start(dir: &Path) -> Result<Self> {
         Self::start_with(dir, None, "", "")
     }
@@ -43,7 +43,7 @@ impl Registry {
         Self::start_with(dir, Some(pid), "", "")
     }
 
-    /// Starts one that wants [`USER`] and [`PASSWORD`].
+    /// Starts one that requires [`USER`] and [`PASSWORD`].
     pub fn start_closed(dir: &Path) -> Result<Self> {
         put(&dir.join("htpasswd"), HTPASSWD.as_bytes())?;
         let at = dir.display();
@@ -176,14 +176,14 @@ fn put(path: &Path, content: &[u8]) -> Result<()> {
     fs::write(path, content).with_context(|| format!("{}", path.display()))
 }
 
-/// The port that the registry says in its log it listens on: any that was free, so nobody can take it before.
+/// The port that the registry says in its log it listens on: any that was free, so no other process can take it before.
 fn listens_on(log: &str) -> Option<u16> {
     let (_, rest) = log.split_once("listening on 127.0.0.1:")?;
     let digits = rest.find(|c: char| !c.is_ascii_digit())?;
     rest[..digits].parse().ok()
 }
 
-/// Tells containerd and the agent, in `certs_d`, to reach the registry `host` by plain HTTP at `address`.
+/// Configures containerd and the agent, in `certs_d`, to reach the registry `host` by plain HTTP at `address`.
 pub fn allow_plain_http(certs_d: &Path, host: &str, address: SocketAddr) -> Result<()> {
     let text = format!(
         "server = \"http://{address}\"\n\n[host.\"http://{address}\"]\n  capabilities = [\"pull\", \"resolve\"]\n"

@@ -1,5 +1,5 @@
 //! Kubernetes' own specs, unchanged: the images that they run, made here of busybox and of Kubernetes' agnhost under
-//! the names they ask for, and ginkgo, which runs them. Its reports go to `target/conformance`.
+//! the names they require, and ginkgo, which runs them. Its reports go to `target/conformance`.
 
 use std::fs;
 use std::path::Path;
@@ -45,7 +45,7 @@ pub struct Specs<'a> {
     pub arguments: &'a [String],
 }
 
-/// Puts the images into the registry under the names that the specs ask for, and has the node pull them from there.
+/// Puts the images into the registry under the names that the specs require, and has the node pull them from there.
 pub fn serve(images: &[Image], registry: &Registry, certs_d: &Path) -> Result<()> {
     for image in images {
         let (repository, tag) = image.name.rsplit_once(':').context("an image without a tag")?;
@@ -61,7 +61,7 @@ impl Specs<'_> {
         let ginkgo = tools::kubernetes("ginkgo").with_context(|| missing("ginkgo"))?;
         let dir = dir.join("suite");
         fs::create_dir_all(&dir)?;
-        // ginkgo runs a program of that name, where it lies.
+        // ginkgo runs a program of that name, in its directory.
         let own = dir.join(format!("{}.test", self.program));
         fs::hard_link(&program, &own).or_else(|_| fs::copy(&program, &own).map(drop))?;
         let report = format!("{}.json", self.report);

@@ -19,7 +19,7 @@ pub fn is_long() -> bool {
     std::env::var_os(LONG_VARIABLE).is_some_and(|value| value == "1")
 }
 
-/// One test and the node it wants.
+/// One test and the node it needs.
 #[derive(Debug)]
 pub struct Case {
     name: &'static str,
@@ -90,7 +90,7 @@ pub fn run(cases: impl IntoIterator<Item = Case>) -> ExitCode {
     run_with(cases, [])
 }
 
-/// The same with tests that want no node.
+/// The same with tests that need no node.
 pub fn run_with(cases: impl IntoIterator<Item = Case>, others: impl IntoIterator<Item = Trial>) -> ExitCode {
     let mut arguments = Arguments::from_args();
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);

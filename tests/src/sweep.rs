@@ -13,7 +13,7 @@ use crate::{cni, node, process, tools, wait};
 const PARENT: &str = "/var/tmp";
 /// How directories of clusters begin; they end with the process's number.
 pub(crate) const CLUSTER: &str = "limpet-cluster-";
-/// How directories in the cache begin while something is fetched, made or asked in them.
+/// How directories in the cache begin while something is downloaded, built or queried in them.
 const UNFINISHED: [&str; 3] = [".vm-", ".apt-", ".apiserver-"];
 /// How the cgroups of limpet-host's tests begin; they end with `-PID`.
 const CGROUP: &str = "limpet-test-cgroup-";
@@ -69,7 +69,7 @@ pub fn sweep() {
     }
 }
 
-/// What lies in `dir` and is named after a process that is no more.
+/// The entries of `dir` that are named after a process that has ended.
 fn left(dir: &Path, owner: impl Fn(&str) -> Option<&str>) -> Vec<PathBuf> {
     let names =
         fs::read_dir(dir).into_iter().flatten().flatten().filter_map(|entry| entry.file_name().into_string().ok());

@@ -76,7 +76,7 @@ impl Terminal {
         terminal.screen().clone()
     }
 
-    /// Waits until that screen is as `accept` wants it, and returns it.
+    /// Waits until that screen is as `accept` requires, and returns it.
     pub fn wait_screen(
         &self,
         (columns, lines): (u16, u16),

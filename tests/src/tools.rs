@@ -107,7 +107,7 @@ pub fn crictl() -> Option<PathBuf> {
     in_package("cri-tools", "crictl").or_else(|| on_path("crictl"))
 }
 
-/// metrics-server, which `cargo xtask nightly metrics-server` has built; its `rbac.yaml` lies beside it.
+/// metrics-server, which `cargo xtask nightly metrics-server` has built; its `rbac.yaml` is next to it.
 pub fn metrics_server() -> Option<PathBuf> {
     in_package("metrics-server", "metrics-server")
 }

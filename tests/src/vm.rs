@@ -134,7 +134,7 @@ impl Monitor {
         Ok(())
     }
 
-    /// What it says until it asks for the next command.
+    /// Its output until it prompts for the next command.
     fn answer(&mut self) -> Result<String> {
         let mut said = Vec::new();
         while !said.ends_with(Self::PROMPT) {

@@ -25,7 +25,7 @@ pub fn end_on_signal() {
         }
         eprintln!("\ninterrupted: cleaning up (once more to leave everything as it is)");
     });
-    // Only a second call in one process fails, and then the handler stands already.
+    // Only a second call in one process fails, and then the handler is already installed.
     install.ok();
 }
 

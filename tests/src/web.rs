@@ -49,7 +49,11 @@ impl Web {
     }
 }
 
-fn answer(mut stream: TcpStream, body: &str) -> std::io::Result<()> {
+/// Reads a request's head, and answers it with `body`.
+///
+/// # Errors
+/// When the connection breaks.
+pub fn answer(mut stream: TcpStream, body: &str) -> std::io::Result<()> {
     let mut head = Vec::new();
     let mut byte = [0];
     while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte)? == 1 {

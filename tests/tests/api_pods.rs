@@ -19,7 +19,7 @@ use limpet_tests::{TestNode, case, image, suite, wait};
 use node_labels::a_container_knows_the_zone_of_its_node;
 use offline::pods_start_without_an_apiserver_as_they_were_known_last;
 use pod_certificates::certificates_of_pods_are_issued_by_their_signer;
-use pods_api::{the_pods_api_hands_out_what_the_apiserver_decodes, the_pods_api_lists_and_watches_pods};
+use pods_api::{the_pods_api_lists_and_watches_pods, the_pods_api_returns_what_the_apiserver_decodes};
 use pull_secrets::{
     an_image_is_pulled_with_a_token_of_the_service_account, an_image_is_pulled_with_the_secret_of_the_service_account,
 };
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         joining(case!(a_bound_pod_runs_and_is_deleted_once_it_has_ended)),
         joining(case!(a_pod_that_ended_unseen_is_deleted_all_the_same)),
         joining(case!(a_pod_waits_for_what_it_refers_to_and_follows_its_edits)),
-        joining(case!(the_pods_api_hands_out_what_the_apiserver_decodes)),
+        joining(case!(the_pods_api_returns_what_the_apiserver_decodes)),
         case!(the_pods_api_lists_and_watches_pods),
         joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
         joining(case!(an_image_is_pulled_with_the_secret_of_the_service_account)),
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
         joining(case!(a_recreated_cluster_ends_nothing)),
         joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
-        joining(case!(a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first)),
+        joining(case!(an_unsupported_pod_is_rejected_and_a_static_pod_takes_precedence)),
         joining(case!(a_pod_is_ready_once_its_readiness_gates_are_open)),
         joining(case!(a_pod_that_does_not_fit_fails_and_a_critical_one_makes_room)),
         joining(case!(a_pod_beyond_the_nodes_number_fails_and_a_critical_one_gets_a_place)),
@@ -138,11 +138,7 @@ fn a_pod_that_ended_unseen_is_deleted_all_the_same(node: &mut TestNode) -> Resul
 
 /// The pod once its newest container is reported as running.
 fn wait_reported(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value> {
-    wait_at(cluster, &path(node, pod), "reported as it runs", |found| {
-        let own = node.pod(pod).unwrap_or_default();
-        let same = container_id(&own, "main").ok() == container_id(found, "main").ok();
-        same && found["status"]["phase"] == "Running" && cluster::condition(found, "Ready")["status"] == "True"
-    })
+    cluster.wait_reported(node, &path(node, pod), pod)
 }
 
 fn wait_deleted(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
@@ -271,7 +267,7 @@ fn containers_know_the_services_and_the_pod_itself_comes_first(node: &mut TestNo
     ] {
         ensure!(all.lines().any(|one| one == line), "{line} in:\n{all}");
     }
-    // A Service that goes restarts nobody.
+    // The deletion of a Service restarts no pod.
     cluster.delete(&format!("{services}/{service}"))?;
     create(node, &cluster, &simple("later", IDLE))?;
     wait_reported(node, &cluster, "later")?;
@@ -365,12 +361,12 @@ fn a_pod_is_ready_once_its_readiness_gates_are_open(node: &mut TestNode) -> Resu
     cluster.delete(&path)?;
     wait_deleted(node, &cluster, "gated")?;
 
-    // Nobody can open those of a pod of a manifest.
+    // Those of a pod of a manifest cannot be opened.
     node.apply(&with(simple("own", IDLE), gates))?;
     node.wait_pod("own", "never ready", is("False", "ReadinessGatesNotReady")).map(drop)
 }
 
-fn a_pod_that_is_not_supported_says_so_and_a_static_pod_comes_first(node: &mut TestNode) -> Result<()> {
+fn an_unsupported_pod_is_rejected_and_a_static_pod_takes_precedence(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;

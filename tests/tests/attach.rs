@@ -60,7 +60,7 @@ fn a_shell_is_talked_to_and_outlives_its_clients_and_the_agent(node: &mut TestNo
     again.write("echo ${kept}-still\r")?;
     again.wait_for("in-the-shell-still")?;
 
-    // Whoever ends the shell is disconnected, and the container is restarted.
+    // A client that ends the shell is disconnected, and the container is restarted.
     again.write("exit 3\r")?;
     again.wait_end()?;
     let pod = node.wait_pod("box", "restarted", |pod| pod["status"]["containerStatuses"][0]["restartCount"] == 1)?;

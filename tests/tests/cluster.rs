@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use certificates::a_node_gets_its_certificates_and_renews_them;
-use connections::a_server_that_has_its_clients_connect_anew_is_never_lost;
+use connections::a_server_that_closes_connections_is_never_lost;
 use exec_credentials::a_node_has_its_credentials_of_a_program;
 use k3s::a_node_has_the_files_and_flags_of_a_k3s_agent;
 use limpet_tests::claim::Port;
@@ -15,7 +15,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, suite, wait};
 use serde_json::{Value, json};
-use unauthorized::a_node_that_the_server_does_not_know_says_so;
+use unauthorized::a_node_that_the_server_does_not_know_is_reported;
 use unregistered::a_node_that_does_not_register_itself_waits_for_its_object;
 
 #[path = "cluster/certificates.rs"]
@@ -36,24 +36,24 @@ fn main() -> ExitCode {
         joining(case!(a_node_registers_and_renews_its_lease)),
         joining(case!(a_static_pod_has_a_mirror_that_comes_back_and_is_put_right)),
         joining(case!(an_edited_manifest_replaces_the_mirror_and_a_removed_one_removes_it)),
-        joining(case!(a_pod_that_the_apiserver_refuses_runs_and_says_so)),
+        joining(case!(a_pod_that_the_apiserver_refuses_runs_and_is_reported)),
         joining(case!(a_mirror_is_made_once_its_namespace_is_there)),
         joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_node_gets_its_certificates_and_renews_them)),
         joining(case!(a_node_has_its_credentials_of_a_program)),
         joining(case!(a_node_has_the_files_and_flags_of_a_k3s_agent)),
-        joining(case!(a_server_that_has_its_clients_connect_anew_is_never_lost)),
-        joining(case!(a_deleted_node_object_is_made_again)),
+        joining(case!(a_server_that_closes_connections_is_never_lost)),
+        joining(case!(a_deleted_node_object_is_recreated)),
         joining(case!(a_node_that_does_not_register_itself_waits_for_its_object)),
-        joining(case!(a_node_that_the_server_does_not_know_says_so)),
+        joining(case!(a_node_that_the_server_does_not_know_is_reported)),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
     ]);
     cluster::end();
     code
 }
 
-/// As `kubectl logs` and `kubectl exec` ask for them: the apiserver asks the node's port, with its certificate.
+/// As `kubectl logs` and `kubectl exec` request them: the apiserver calls the node's port, with its certificate.
 fn logs_and_commands_come_through_the_apiserver(node: &mut TestNode) -> Result<()> {
     let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
     join_with_api(node, &cluster, &port, &address)?;
@@ -292,7 +292,7 @@ fn an_edited_manifest_replaces_the_mirror_and_a_removed_one_removes_it(node: &mu
     wait_no_mirror(node, &cluster, "late")
 }
 
-fn a_pod_that_the_apiserver_refuses_runs_and_says_so(node: &mut TestNode) -> Result<()> {
+fn a_pod_that_the_apiserver_refuses_runs_and_is_reported(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     join(node, &cluster, &[])?;
     let secret =
@@ -307,7 +307,7 @@ fn a_pod_that_the_apiserver_refuses_runs_and_says_so(node: &mut TestNode) -> Res
     ensure!(pods.contains(note), "{pods}");
     let sources = node.agent.cli(&["sources"])?.success()?;
     ensure!(sources.contains(note), "{sources}");
-    // Once it may be shown it is, and nothing is said of it any more.
+    // Once it may be shown it is, and it is no longer reported.
     node.apply(&networked("web", json!({})))?;
     wait_true(node, &cluster, "web")?;
     let sources = node.agent.cli(&["sources"])?.success()?;
@@ -409,7 +409,7 @@ fn left_to_a_cloud_controller(node: &mut TestNode, cluster: &Cluster, found: &Va
     wait_node(node, cluster, "ready again", |found| condition(found, "Ready")["status"] == "True").map(drop)
 }
 
-fn a_deleted_node_object_is_made_again(node: &mut TestNode) -> Result<()> {
+fn a_deleted_node_object_is_recreated(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     node.apply(&networked("web", json!({})))?;
     join(node, &cluster, &["--cloud-provider=external"])?;

@@ -159,7 +159,7 @@ fn containerd_killed_under_twenty_pods(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// As somebody does who unmounts everything below the run directory.
+/// Unmounts everything below the run directory.
 fn lose_pins(node: &TestNode, pod: &Value) -> Result<()> {
     let uid = pod["metadata"]["uid"].as_str().context("no uid")?;
     let sandbox = node.agent.settings().run().join("sandboxes").join(uid);
@@ -171,7 +171,7 @@ fn lose_pins(node: &TestNode, pod: &Value) -> Result<()> {
 }
 
 /// The same pod, with each of its containers in a new process of a new sandbox.
-fn is_made_anew(node: &TestNode, before: &Value) -> Result<()> {
+fn is_recreated(node: &TestNode, before: &Value) -> Result<()> {
     let after = node.wait_pod("web", "restarted whole", |pod| {
         ["main", "side"].iter().all(|name| {
             let container = container(pod, name);
@@ -194,7 +194,7 @@ fn a_pod_whose_namespaces_lost_their_pins(node: &mut TestNode) -> Result<()> {
     let task = running(node)?.into_iter().find(|task| task.id == id).context("no task of that id")?;
     process::signal_pid(task.pid, Signal::KILL);
     node.wait_event("SandboxChanged")?;
-    is_made_anew(node, &before)
+    is_recreated(node, &before)
 }
 
 fn pins_lost_while_the_agent_is_down(node: &mut TestNode) -> Result<()> {
@@ -203,7 +203,7 @@ fn pins_lost_while_the_agent_is_down(node: &mut TestNode) -> Result<()> {
     node.agent.kill();
     lose_pins(node, &before)?;
     node.agent.start()?;
-    is_made_anew(node, &before)
+    is_recreated(node, &before)
 }
 
 /// How often the init containers of `web` have run.
@@ -232,12 +232,12 @@ fn init_containers_run_again_in_a_new_sandbox_alone(node: &mut TestNode) -> Resu
     node.agent.kill();
     lose_pins(node, &before)?;
     node.agent.start()?;
-    is_made_anew(node, &before)?;
+    is_recreated(node, &before)?;
     ensure!(init_runs(node)? == "first\nsecond\nfirst\nsecond\n", "{}", init_runs(node)?);
     Ok(())
 }
 
-/// The task goes without anybody who asked for its exit code.
+/// The task is deleted without a reader of its exit code.
 fn an_end_whose_code_is_lost_is_reported_as_unknown(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("again", IDLE))?;
     node.apply(&pod("never", json!({ "restartPolicy": "Never", "containers": [shell("main", IDLE)] })))?;

@@ -1,4 +1,4 @@
-//! What node tools ask over gRPC: crictl on the CRI socket, and a client of PodResources, against a real limpet.
+//! The requests of node tools over gRPC: crictl on the CRI socket, and a client of PodResources, against a real limpet.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
@@ -121,7 +121,7 @@ fn crictl_shows_what_runs(node: &mut TestNode) -> Result<()> {
     let late = refusal(node, &["exec", "--sync", "--timeout", "1", &side, "/bin/sh", "-c", IDLE])?;
     ensure!(late.contains("killed after 1 s"), "{late}");
 
-    // Events, from the moment at which they are asked for.
+    // Events, from the moment of the request.
     let log = node.dir().join("events.log");
     let events = Daemon::start(&mut command(node, &["events"])?, &log)?;
     let mut count = 0;
@@ -154,7 +154,7 @@ fn crictl_streams(node: &mut TestNode) -> Result<()> {
         let forward = &mut command(node, &["port-forward", "--transport", transport, sandbox.trim(), &ports])?;
         Forwarded::start(forward, &log)?.check(node, "web")?;
     }
-    // What is written while somebody watches is seen.
+    // What is written during a watch is seen.
     let log = node.dir().join("attach.log");
     let attached = Daemon::start(&mut command(node, &["attach", &id])?, &log)?;
     let mut count = 0;

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
             node.root_size = Some(64 << 20);
             node.kubelet = lines("nodefs.inodesFree", "50%", "1s");
         }),
-        case!(images_that_nobody_needs_go_before_pods).on(|node| {
+        case!(unused_images_go_before_pods).on(|node| {
             node.image_disk = Some(128 << 20);
             node.kubelet = lines("imagefs.available", "48Mi", "1s");
         }),
@@ -203,7 +203,7 @@ fn a_soft_threshold_waits_and_leaves_time_to_end(node: &mut TestNode) -> Result<
     node.wait_gone("patient")
 }
 
-fn images_that_nobody_needs_go_before_pods(node: &mut TestNode) -> Result<()> {
+fn unused_images_go_before_pods(node: &mut TestNode) -> Result<()> {
     let filler: Vec<u8> =
         (0..24 << 20_usize).map(|index: usize| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let unused = ImageBuilder::new("registry.test/unused:v1").file("filler", filler, 0o644).build()?;

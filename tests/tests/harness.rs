@@ -1,4 +1,4 @@
-//! The harness itself, without the agent: what the other tests stand on is there and goes away again.
+//! The harness itself, without the agent: what the other tests are based on works and leaves nothing behind.
 
 use std::fs;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ fn main() -> ExitCode {
     suite::run([
         case!(both_archive_formats_are_images).on(|node| (node.agent, node.images) = (false, false)),
         case!(tasks_outlive_containerd).on(|node| node.agent = false),
-        case!(a_closed_registry_wants_its_password).on(|node| node.agent = false),
+        case!(a_closed_registry_requires_its_password).on(|node| node.agent = false),
         case!(what_a_pod_may_leave_is_seen).on(|node| node.agent = false),
         case!(a_line_is_cut_once).on(|node| node.agent = false),
     ])
@@ -71,14 +71,14 @@ fn what_a_pod_may_leave_is_seen(node: &mut TestNode) -> Result<()> {
     for expected in ["snapshot a-snapshot Active", "containers a-container", &mount, &log.display().to_string()] {
         ensure!(left.iter().any(|found| found == expected), "no {expected:?} in {left:?}");
     }
-    // Without containerd nobody can say that nothing is left.
+    // Without containerd it cannot be shown that nothing is left.
     node.containerd.kill();
     ensure!(node.leftovers().is_err(), "{:?}", node.leftovers());
     ensure!(node.wait_nothing_runs().is_err());
     Ok(())
 }
 
-fn a_closed_registry_wants_its_password(node: &mut TestNode) -> Result<()> {
+fn a_closed_registry_requires_its_password(node: &mut TestNode) -> Result<()> {
     let registry = Registry::start_closed(&node.dir().join("registry"))?;
     let image = ImageBuilder::new("registry.test/closed:v1").file("closed", "yes\n", 0o644).build()?;
     registry.add(&image, "closed", "v1")?;

@@ -151,7 +151,7 @@ fn https_server(dir: &Path, port: u16) -> Result<Daemon> {
     Ok(server)
 }
 
-/// A server that does not speak TLS; the result receives the paths that it is asked for.
+/// A server that does not speak TLS; the result receives the paths of its requests.
 fn http_server(port: u16) -> Result<Receiver<String>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))?;
     let (asked, paths) = channel();

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
             node.image_disk = Some(48 << 20);
             node.kubelet = lines(99, 98);
         }),
-        case!(an_image_that_nobody_uses_for_long_goes).on(|node| {
+        case!(an_image_that_is_unused_for_long_is_removed).on(|node| {
             node.kubelet = [lines(99, 98), vec!["imageMaximumGCAge: 5s".to_owned()]].concat();
         }),
         case!(a_container_with_a_limit_that_writes_makes_images_go).on(|node| {
@@ -119,7 +119,7 @@ fn the_least_recently_used_goes_and_what_is_needed_or_pinned_stays(node: &mut Te
     node.agent.kill();
     node.agent.start()?;
 
-    // Above the threshold: the demo image that nobody uses goes before, and is too small.
+    // Above the threshold: the unused demo image is removed first, and is too small.
     images.run(node, "third")?;
     images.run(node, "fourth")?;
     wait_gone(node, "second")?;
@@ -156,7 +156,7 @@ fn an_image_that_finds_no_room_makes_room(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-fn an_image_that_nobody_uses_for_long_goes(node: &mut TestNode) -> Result<()> {
+fn an_image_that_is_unused_for_long_is_removed(node: &mut TestNode) -> Result<()> {
     let images = Images::serve(node)?;
     images.run(node, "kept")?;
     images.run(node, "first")?;

@@ -1,4 +1,4 @@
-//! Images: absent ones, registries that want a password or break off, archives without any registry, a full disk.
+//! Images: absent ones, registries that require a password or break off, archives without any registry, a full disk.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     suite::run([
         case!(an_absent_image_is_tried_until_it_is_there),
         case!(a_password_is_taken_from_the_auth_file),
-        case!(a_wrong_password_is_said),
+        case!(a_wrong_password_is_reported),
         case!(a_password_is_taken_from_a_credential_provider),
         case!(a_broken_download_goes_on_where_it_stopped),
         case!(an_image_that_is_here_serves_while_its_registry_is_gone),
@@ -39,11 +39,11 @@ fn main() -> ExitCode {
         case!(what_a_pull_cut_by_a_crash_may_have_brought_is_not_preloaded),
         case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
         case!(an_archive_that_appears).on(|node| node.images = false),
-        case!(an_archive_cut_short_is_said).on(|node| node.images = false),
+        case!(a_truncated_archive_is_reported).on(|node| node.images = false),
         case!(native_snapshots_serve_containers_and_image_volumes).on(|node| node.snapshotter = "native"),
         case!(a_snapshotter_that_containerd_lacks_is_named)
             .on(|node| (node.snapshotter, node.images) = ("nydus", false)),
-        case!(a_full_disk_is_said_and_passes).on(|node| node.root_size = Some(24 << 20)),
+        case!(a_full_disk_is_reported_until_it_has_room).on(|node| node.root_size = Some(24 << 20)),
     ])
 }
 
@@ -83,7 +83,7 @@ fn request(image: &Image, layer: usize) -> String {
 
 fn layers_of_one_image_are_pulled_side_by_side(node: &mut TestNode) -> Result<()> {
     let (_registry, proxy, image) = start_held(node, "layers")?;
-    // The first layer is sent only after the second one was asked for.
+    // The first layer is sent only after the second one was requested.
     proxy.hold(&request(&image, 0));
     node.apply(&running(&image))?;
     proxy.wait_request(&request(&image, 1))?;
@@ -200,7 +200,7 @@ fn a_password_is_taken_from_the_auth_file(node: &mut TestNode) -> Result<()> {
     node.wait_running("web").map(drop)
 }
 
-fn a_wrong_password_is_said(node: &mut TestNode) -> Result<()> {
+fn a_wrong_password_is_reported(node: &mut TestNode) -> Result<()> {
     let registry = start_registry(node, true)?;
     let image = build("closed", 1000)?;
     registry.add(&image, "closed", "v1")?;
@@ -346,7 +346,7 @@ fn an_archive_that_appears(node: &mut TestNode) -> Result<()> {
     node.wait_running("web").map(drop)
 }
 
-fn an_archive_cut_short_is_said(node: &mut TestNode) -> Result<()> {
+fn a_truncated_archive_is_reported(node: &mut TestNode) -> Result<()> {
     write_archive(node.dir(), "whole")?;
     let bytes = fs::read(node.dir().join("whole.tar"))?;
     let images = node.agent.settings().root().join("images");
@@ -359,7 +359,7 @@ fn an_archive_cut_short_is_said(node: &mut TestNode) -> Result<()> {
     node.wait_running("web").map(drop)
 }
 
-fn a_full_disk_is_said_and_passes(node: &mut TestNode) -> Result<()> {
+fn a_full_disk_is_reported_until_it_has_room(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("before", IDLE))?;
     let before = node.wait_running("before")?;
     let filler = node.agent.settings().root().join("filler");

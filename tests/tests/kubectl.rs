@@ -43,7 +43,7 @@ struct Kubectl<'a> {
     cluster: &'a Cluster,
     program: &'a Path,
     way: Way,
-    /// Tells files and containers of this run from those of others.
+    /// Distinguishes files and containers of this run from those of others.
     name: String,
 }
 
@@ -79,7 +79,7 @@ fn every_command_that_a_node_answers(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// The pods that all of them ask about.
+/// The pods that all of them read.
 fn prepare(node: &TestNode, cluster: &Cluster) -> Result<()> {
     node.apply(&forwarded::server("web"))?;
     let terminal = json!({ "command": ["/bin/sh"], "stdin": true, "tty": true });
@@ -94,7 +94,7 @@ fn prepare(node: &TestNode, cluster: &Cluster) -> Result<()> {
     node.apply(&pod("talker", json!({ "containers": [with(shell("main", talks), mounts)], "volumes": volumes })))?;
 
     let (accounts, pods) = ("/api/v1/namespaces/default/serviceaccounts", "/api/v1/namespaces/default/pods");
-    // Nobody makes the ConfigMap that would come with its token.
+    // No controller creates the ConfigMap that would come with its token.
     let account = json!({ "metadata": { "name": "default" }, "automountServiceAccountToken": false });
     match cluster.get(&format!("{accounts}/default"))? {
         None => cluster.create(accounts, &account)?,
@@ -255,7 +255,7 @@ impl Kubectl<'_> {
         Ok(())
     }
 
-    /// What an editor writes is carried out in place; a deletion is over once the pod's containers have ended.
+    /// What an editor writes is carried out in place; a deletion returns once the pod's containers have ended.
     fn edit_and_delete(&self) -> Result<()> {
         let (short, pods) = (format!("edited-{}", self.name), "/api/v1/namespaces/default/pods");
         let name = self.node.full_name(&short);

@@ -1,4 +1,4 @@
-//! Who gets in at kubelet's API: by the apiserver's decision, and nobody else.
+//! Who is admitted to kubelet's API: those whom the apiserver admits, and no other caller.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -120,7 +120,7 @@ fn the_apiserver_decides_about_certificates_and_tokens(node: &mut TestNode) -> R
     let user = "user=system:serviceaccount:default:scraper, verb=get, resource=nodes, subresource(s)=[pods proxy]";
     ensure!(said["message"] == format!("Forbidden ({user})"), "{body}");
 
-    // Without the apiserver: what it said a moment ago, and nobody new.
+    // Without the apiserver: its answers of a moment ago, and no new user.
     let new = token(&cluster, "scraper", None)?;
     cluster.stop()?;
     let table = [
@@ -205,7 +205,7 @@ fn paths(node: &TestNode) -> Vec<String> {
     all.chain(of_web.iter().map(|path| format!("{path}/../../../healthz"))).collect()
 }
 
-/// A file for curl that asks for all the paths over and over, each time with another token.
+/// A file for curl that requests all the paths repeatedly, each time with another token.
 fn requests(node: &TestNode, port: &Port, name: &str, times: usize) -> Result<PathBuf> {
     let mut text = String::new();
     for time in 0..times {
@@ -223,7 +223,7 @@ fn requests(node: &TestNode, port: &Port, name: &str, times: usize) -> Result<Pa
     Ok(file)
 }
 
-/// The status of each path, asked for with these arguments of curl; 0: there was no answer.
+/// The status of each path, requested with these arguments of curl; 0: there was no answer.
 fn statuses(node: &TestNode, port: &Port, arguments: &[&str]) -> Result<Vec<(u16, String)>> {
     let mut command = Command::new("curl");
     command
@@ -314,7 +314,7 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
         ensure!(wrong.is_none(), "{who}: {wrong:?} instead of {allowed:?}");
     }
 
-    // All at once: silent connections, half requests, and floods of tokens that are nobody's.
+    // All at once: silent connections, half requests, and floods of invalid tokens.
     let pid = node.agent.pid().context("no agent")?;
     let before = Footprint::of(pid).private;
     let silent: Vec<_> =
@@ -344,7 +344,7 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
     let mut answers = Vec::new();
     for mut client in clients.drain(..4) {
         client.wait(wait::SOON)?;
-        // Connections that were closed at once have no answer, and curl says so.
+        // Connections that were closed at once have no answer, which curl reports.
         let is_answer = |line: &&str| line.starts_with(|c: char| c.is_ascii_digit()) && !line.starts_with("000 ");
         answers.extend(client.log().lines().filter(is_answer).map(str::to_owned));
     }
@@ -357,7 +357,7 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
     Ok(())
 }
 
-/// The routes for whoever looks into the node, as root has them on the socket.
+/// The routes for diagnosing the node, as root has them on the socket.
 fn the_nodes_own_logs_and_the_agents_own_pages(node: &mut TestNode) -> Result<()> {
     node.apply(&pod("web", json!({ "containers": [shell("main", IDLE)] })))?;
     node.wait_running("web")?;

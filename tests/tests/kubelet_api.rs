@@ -332,7 +332,7 @@ fn limpet_forwards_ports_of_a_pod_until_it_ends(node: &mut TestNode) -> Result<(
     let forwarded = Forwarded::start(&mut forward(&format!(":{}", forwarded::PORT))?, &log)?;
     forwarded.check(node, "web")?;
 
-    // A port that nobody serves: said, and the others work on.
+    // A port without a listener: it is reported, and the others keep working.
     let log = node.dir().join("port-forward-nobody.log");
     let nobody = Port::claim()?;
     let unserved = Daemon::start(&mut forward(&format!("{}:81", nobody.number))?, &log)?;

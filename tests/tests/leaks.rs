@@ -36,7 +36,7 @@ fn idle_agent(node: &TestNode) -> Result<Footprint> {
     wait::until(wait::SOON, "the agent's idleness", || Some(Footprint::of(pid)).filter(|agent| agent.threads == 1))
 }
 
-/// Until the BPF programs are loaded, or refused, once and for all: they come when a first burst of starts is over.
+/// Until the BPF programs are loaded, or refused, once and for all: they are loaded when a first burst of starts has ended.
 fn wait_for_programs(node: &TestNode) -> Result<()> {
     wait::until_true(wait::SOON, "the BPF programs, or why there are none", || {
         node.agent.log().contains("BPF programs")
@@ -244,7 +244,7 @@ fn soak_round(node: &TestNode, round: usize) -> Result<()> {
     });
     let volumes = json!({ "spec": { "volumes": [{ "name": "data", "emptyDir": {} }] } });
     apply(&node.agent, &with(with_main_on_host("fails", failing), volumes))?;
-    node.drop_text("told.yaml", &told(round).to_string())?;
+    node.drop_text("told.yaml", &reported(round).to_string())?;
     let (name, number) = (|pod: &str| node.full_name(pod), json!(round.to_string()));
     wait_all(node, "as edited", |pods| {
         let main = |pod: &str| find(pods, &name(pod)).filter(|pod| runs(pod)).map(|pod| container(pod, "main"));
@@ -272,7 +272,7 @@ fn with_main_on_host(name: &str, main: Value) -> Value {
 }
 
 /// A pod and the ConfigMap whose edits it sees.
-fn told(round: usize) -> Value {
+fn reported(round: usize) -> Value {
     let main = json!({ "volumeMounts": [{ "name": "config", "mountPath": "/config" }] });
     let volumes = json!({ "spec": { "volumes": [{ "name": "config", "configMap": { "name": "told" } }] } });
     let map = json!({

@@ -125,7 +125,7 @@ fn a_followed_log_ends_with_its_container(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A logger as a shim starts it for the container `id`, whose pipes nobody ever closes.
+/// A logger as a shim starts it for the container `id`, whose pipes are never closed.
 fn logger(node: &TestNode, id: &str, number: u32) -> Result<Child> {
     let (pipe, ready) = (node.dir().join(format!("pipe-{number}")), node.dir().join(format!("ready-{number}")));
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)?;

@@ -1,4 +1,4 @@
-//! Manifests that are broken, refused or moved: what ran keeps running, and the reason is said.
+//! Manifests that are broken, refused or moved: what ran keeps running, and the reason is reported.
 
 use std::fs;
 use std::process::ExitCode;
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
             node.cni = true;
             node.limpet = vec!["podSecurity: {file: baseline}".to_owned()];
         }),
-        case!(two_files_that_claim_one_pod_are_both_told),
+        case!(two_files_that_claim_one_pod_are_both_reported),
         case!(of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first),
         case!(a_replaced_directory_is_followed),
         case!(what_diff_says_is_what_happens),
@@ -27,13 +27,6 @@ fn main() -> ExitCode {
 }
 
 const BROKEN: &str = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\nspec:\n  containers: [\n";
-
-fn same_container(node: &TestNode, before: &Value) -> Result<()> {
-    let now = node.wait_running("web")?;
-    ensure!(container(&now, "main")["containerID"] == container(before, "main")["containerID"], "{}", now["status"]);
-    ensure!(container(&now, "main")["restartCount"] == 0);
-    Ok(())
-}
 
 /// Waits until `limpet pods` notes a rejection beside the pod.
 fn wait_noted(node: &TestNode) -> Result<()> {
@@ -53,12 +46,12 @@ fn a_broken_manifest_leaves_its_pod_running(node: &mut TestNode) -> Result<()> {
     node.drop_text("web.yaml", BROKEN)?;
     wait_noted(node)?;
     node.wait_event("web.yaml")?;
-    same_container(node, &before)?;
+    node.ensure_unchanged("web", &before)?;
     node.apply(&good)?;
     wait::until_true(wait::SOON, "the note to go", || {
         node.agent.cli(&["pods"]).is_ok_and(|reply| reply.stdout.contains("web") && !reply.stdout.contains("rejected"))
     })?;
-    same_container(node, &before)
+    node.ensure_unchanged("web", &before)
 }
 
 fn a_manifest_broken_while_the_agent_is_down(node: &mut TestNode) -> Result<()> {
@@ -68,7 +61,7 @@ fn a_manifest_broken_while_the_agent_is_down(node: &mut TestNode) -> Result<()> 
     node.drop_text("web.yaml", BROKEN)?;
     node.agent.start()?;
     wait_noted(node)?;
-    same_container(node, &before)?;
+    node.ensure_unchanged("web", &before)?;
     // The last good version is what counts, not what happens to run: it is started where nothing runs.
     node.agent.kill();
     for task in node.containerd.tasks()? {
@@ -96,7 +89,7 @@ fn described(node: &TestNode, name: &str) -> Result<String> {
     node.agent.cli(&["describe", &node.full_name(name)])?.success()
 }
 
-fn two_files_that_claim_one_pod_are_both_told(node: &mut TestNode) -> Result<()> {
+fn two_files_that_claim_one_pod_are_both_reported(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     let before = node.wait_running("web")?;
     node.drop_text("zzz.yaml", &simple("web", "echo second; sleep 100000").to_string())?;
@@ -106,12 +99,12 @@ fn two_files_that_claim_one_pod_are_both_told(node: &mut TestNode) -> Result<()>
     let sources = node.agent.cli(&["sources"])?.success()?;
     ensure!(sources.contains("zzz.yaml") && sources.contains("web.yaml"), "{sources}");
     node.wait_event("not run from file zzz.yaml")?;
-    same_container(node, &before)?;
+    node.ensure_unchanged("web", &before)?;
     fs::remove_file(node.agent.settings().manifests().join("zzz.yaml"))?;
     wait::until_true(wait::SOON, "nothing more to be said", || {
         described(node, "web").is_ok_and(|text| !text.contains("Duplicates"))
     })?;
-    same_container(node, &before)
+    node.ensure_unchanged("web", &before)
 }
 
 fn of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first(node: &mut TestNode) -> Result<()> {
@@ -127,7 +120,7 @@ fn of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first(node: &mut
         described(node, "zoo").is_ok_and(|text| text.contains("not run: its uid"))
     })?;
     ensure!(node.containerd.tasks()?.len() == 1, "both run");
-    same_container(node, &first)?;
+    node.ensure_unchanged("web", &first)?;
     node.remove("web")?;
     node.wait_gone("web")?;
     let second = node.wait_running("zoo")?;
@@ -147,7 +140,7 @@ fn a_replaced_directory_is_followed(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("marker", IDLE))?;
     node.apply(&simple("web", IDLE))?;
     node.wait_running("marker")?;
-    same_container(node, &before)?;
+    node.ensure_unchanged("web", &before)?;
     node.remove("web")?;
     node.wait_gone("web")
 }
@@ -268,12 +261,12 @@ fn a_pod_beyond_the_security_standard_of_its_source_is_refused(node: &mut TestNo
     node.apply(&with(good.clone(), json!({ "spec": { "hostPID": true } })))?;
     wait_noted(node)?;
     node.wait_event("violates PodSecurity \"baseline:latest\": host namespaces (hostPID=true)")?;
-    same_container(node, &before)?;
+    node.ensure_unchanged("web", &before)?;
     // The last good version also runs after a restart, and another source has a level of its own.
     node.agent.kill();
     node.agent.start()?;
     wait_noted(node)?;
-    same_container(node, &before)?;
+    node.ensure_unchanged("web", &before)?;
     let pushed = with(simple("free", IDLE), json!({ "spec": { "hostPID": true } })).to_string();
     node.agent.cli_with_input(&["apply", "-f", "-"], pushed.as_bytes())?.success()?;
     node.wait_running("free").map(drop)

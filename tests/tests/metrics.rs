@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     suite::run([
-        case!(every_panel_of_the_dashboard_asks_for_what_there_is).on(|node| (node.agent, node.cni) = (false, true))
+        case!(every_panel_of_the_dashboard_queries_existing_metrics).on(|node| (node.agent, node.cni) = (false, true))
     ])
 }
 
 /// Expressions of which a node without a cluster, an image pull, a shortage or a fault has no data: how they begin, or what
-/// they ask for.
+/// they query.
 const WITHOUT_DATA: [&str; 7] = [
     "limpet_apiserver_connected",
     "rest_client_requests_total",
@@ -32,7 +32,7 @@ const WITHOUT_DATA: [&str; 7] = [
 /// What only the kernel of a node with cgroup v2, or a container with a limit, has.
 const PERHAPS: [&str; 2] = ["container_oom_events_total", "container_cpu_cfs_throttled_seconds_total"];
 
-fn every_panel_of_the_dashboard_asks_for_what_there_is(node: &mut TestNode) -> Result<()> {
+fn every_panel_of_the_dashboard_queries_existing_metrics(node: &mut TestNode) -> Result<()> {
     let program = tools::prometheus().context("no prometheus: cargo xtask test fetches it")?;
     let port = Port::claim()?;
     let keys = format!("address: 127.0.0.1\nreadOnlyPort: {}", port.number);

@@ -1,4 +1,4 @@
-//! What a pod's spec asks for is what its processes find: volumes, environment, users, rights and limits.
+//! What a pod's spec requests is what its processes find: volumes, environment, users, rights and limits.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
@@ -33,12 +33,12 @@ fn main() -> ExitCode {
         case!(the_pod_says_the_user),
         case!(a_root_file_system_may_be_read_only),
         case!(capabilities_are_dropped_and_added),
-        case!(seccomp_is_as_asked),
+        case!(seccomp_profiles_are_applied),
         case!(limits_are_the_cgroups),
         case!(the_pods_cgroup_follows_an_edit_of_resources),
         case!(a_pod_has_no_more_processes_than_it_may).on(|node| node.kubelet = vec!["podPidsLimit: 40".to_owned()]),
         case!(another_qos_class_makes_a_new_pod),
-        case!(a_host_path_that_was_removed_is_made_again),
+        case!(a_removed_host_path_is_recreated),
         case!(a_pod_starts_once_the_node_has_what_it_requests_and_selects)
             .on(|node| node.kubelet = vec!["kubeReserved: {cpu: 250m}".to_owned()]),
         case!(a_lesser_pod_ends_for_a_critical_one_and_runs_again_after_it),
@@ -217,7 +217,7 @@ fn capabilities_are_dropped_and_added(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-fn seccomp_is_as_asked(node: &mut TestNode) -> Result<()> {
+fn seccomp_profiles_are_applied(node: &mut TestNode) -> Result<()> {
     let profile = |kind: &str| json!({ "securityContext": { "seccompProfile": { "type": kind } } });
     let containers = [
         shell("main", IDLE),
@@ -284,7 +284,7 @@ fn another_qos_class_makes_a_new_pod(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-fn a_host_path_that_was_removed_is_made_again(node: &mut TestNode) -> Result<()> {
+fn a_removed_host_path_is_recreated(node: &mut TestNode) -> Result<()> {
     let path = node.dir().join("run/app");
     let volume = json!({ "name": "app", "hostPath": { "path": path, "type": "DirectoryOrCreate" } });
     let mount = json!({ "volumeMounts": [{ "name": "app", "mountPath": "/app" }] });
@@ -337,7 +337,7 @@ fn a_pod_starts_once_the_node_has_what_it_requests_and_selects(node: &mut TestNo
     let message = waits["status"]["message"].as_str().unwrap_or_default();
     ensure!(waits["status"]["phase"] == "Pending" && message.contains(&why), "{waits}");
     node.wait_event(&why)?;
-    // What runs is left alone, also by an edit that asks for more than there is; who waits is known after a restart.
+    // What runs is left alone, also by an edit that requests more than there is; what waits is known after a restart.
     node.apply(&asks("fits", 150))?;
     node.wait_pod("fits", "edited", |pod| pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] == "150m")?;
     node.agent.kill();

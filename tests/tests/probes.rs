@@ -125,7 +125,7 @@ fn a_get_over_tls_is_a_probe(node: &mut TestNode) -> Result<()> {
     let mut openssl = Command::new("openssl");
     openssl.args(["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=other.test"]);
     process::checked(openssl.arg("-keyout").arg(site.join("key")).arg("-out").arg(site.join("crt")))?;
-    // The machine's openssl runs with the machine's libraries, which stand where it looks for them.
+    // The machine's openssl runs with the machine's libraries, which are where it looks for them.
     let script = "for name in lib lib64; do [ -e /$name ] || ln -s usr/$name /$name; done; cd /site; \
                   openssl s_server -accept 8443 -cert crt -key key -WWW & "
         .to_owned()

@@ -26,8 +26,8 @@ fn main() -> ExitCode {
         case!(a_watch_shows_how_a_deleted_pod_ended),
         case!(the_previous_log_is_kept),
         case!(an_image_names_the_signal_that_ends_its_containers),
-        case!(out_of_memory_is_said_of_the_victim_alone),
-        case!(who_ended_a_container_is_told_where_the_kernel_tells),
+        case!(an_oom_kill_is_reported_of_the_victim_only),
+        case!(who_ended_a_container_is_reported_where_the_kernel_shows_it),
     ])
 }
 
@@ -243,7 +243,7 @@ fn the_previous_log_is_kept(node: &mut TestNode) -> Result<()> {
         .with_context(|| format!("{:?}", previous()))
 }
 
-/// The exit code tells which signal ended it.
+/// The exit code shows which signal ended it.
 const TELLS_SIGNAL: &str = "trap 'exit 15' TERM; trap 'exit 42' QUIT; echo ready; sleep 100000 & wait";
 
 fn an_image_names_the_signal_that_ends_its_containers(node: &mut TestNode) -> Result<()> {
@@ -294,7 +294,7 @@ fn limited(name: &str, script: &str) -> Value {
     pod(name, json!({ "restartPolicy": "Never", "containers": [container] }))
 }
 
-fn out_of_memory_is_said_of_the_victim_alone(node: &mut TestNode) -> Result<()> {
+fn an_oom_kill_is_reported_of_the_victim_only(node: &mut TestNode) -> Result<()> {
     node.apply(&limited("victim", &format!("exec {GLUTTON}")))?;
     let end = |pod: &Value| container(pod, "main")["state"]["terminated"].clone();
     let victim = node.wait_pod("victim", "ended", |pod| end(pod).is_object())?;
@@ -320,7 +320,7 @@ fn out_of_memory_is_said_of_the_victim_alone(node: &mut TestNode) -> Result<()> 
     Ok(())
 }
 
-fn who_ended_a_container_is_told_where_the_kernel_tells(node: &mut TestNode) -> Result<()> {
+fn who_ended_a_container_is_reported_where_the_kernel_shows_it(node: &mut TestNode) -> Result<()> {
     node.apply(&pod("web", json!({ "restartPolicy": "Never", "containers": [shell("main", IDLE)] })))?;
     let id = container_id(&node.wait_running("web")?, "main")?;
     let loaded = || {

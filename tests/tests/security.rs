@@ -1,4 +1,4 @@
-//! What a pod asks for in namespaces, profiles, runtimes and devices is what its processes find.
+//! What a pod requests in namespaces, profiles, runtimes and devices is what its processes find.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};

@@ -159,7 +159,7 @@ fn a_sidecar_is_killed_with_the_grace_of_its_pod(node: &mut TestNode) -> Result<
     wait_diary(node, "+side +main ")?;
     node.remove("web")?;
     node.wait_gone("web")?;
-    // The main one has used up the grace; the sidecar is asked nevertheless.
+    // The main one has used up the grace; the sidecar is stopped nevertheless.
     wait_diary(node, "+side +main -main -side ")
 }
 

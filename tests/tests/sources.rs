@@ -21,10 +21,10 @@ fn main() -> ExitCode {
         case!(a_pod_of_a_file_comes_before_an_applied_one),
         case!(a_card_that_goes_and_comes_restarts_nothing),
         case!(a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded).on(|node| node.agent = false),
-        case!(who_changed_a_manifest_is_told),
+        case!(who_changed_a_manifest_is_reported),
         case!(a_pod_that_writes_manifests_raises_an_alarm),
         case!(a_pod_with_the_run_directory_is_refused_unless_it_is_listed),
-        case!(a_full_disk_is_told_and_overcome).on(|node| node.root_size = Some(16 << 20)),
+        case!(a_full_disk_is_reported_and_overcome).on(|node| node.root_size = Some(16 << 20)),
     ])
 }
 
@@ -175,8 +175,8 @@ fn wait_history(node: &TestNode, pod: &str, count: usize) -> Result<Vec<Value>> 
     })
 }
 
-fn who_changed_a_manifest_is_told(node: &mut TestNode) -> Result<()> {
-    // What was there before the watch was is nobody's doing, as far as it knows.
+fn who_changed_a_manifest_is_reported(node: &mut TestNode) -> Result<()> {
+    // What was there before the watch has no known author.
     wait_sources(node, "watching (")?;
     let created = put_as_a_process(node, "web.yaml", &simple("web", IDLE))?;
     node.wait_running("web")?;
@@ -297,7 +297,7 @@ fn a_pod_with_the_run_directory_is_refused_unless_it_is_listed(node: &mut TestNo
     Ok(())
 }
 
-fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {
+fn a_full_disk_is_reported_and_overcome(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     let id = container_id(&node.wait_running("web")?, "main")?;
     let filler = node.agent.settings().root().join("filler");
@@ -333,7 +333,7 @@ fn a_full_disk_is_told_and_overcome(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// The guard itself is tested in other kernels (`cargo xtask test-kernels`): here it can be had nowhere, for lack of a
+/// The guard itself is tested in other kernels (`cargo xtask test-kernels`): here it is not available, for lack of a
 /// cgroup.
 fn a_guard_that_cannot_be_had_stops_the_start_when_it_is_demanded(node: &mut TestNode) -> Result<()> {
     let guard = "manifestGuard: strict\nmanifestGuardCgroups: [/sys/fs/cgroup/nowhere]";

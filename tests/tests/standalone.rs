@@ -1,7 +1,7 @@
 //! The specs of Kubernetes' own node tests (`test/e2e_node` of 1.37.1) for a kubelet without an apiserver, run against the agent.
 //!
-//! The suite makes its namespaces on a real apiserver, puts manifests into the agent's directory, asks its ports 10250, 10255
-//! and 10248, and restarts it by `sudo systemctl`: two scripts on its search path stand for these, because the machine of the
+//! The suite makes its namespaces on a real apiserver, puts manifests into the agent's directory, calls its ports 10250, 10255
+//! and 10248, and restarts it by `sudo systemctl`: two scripts on its search path replace these, because the machine of the
 //! tests need not have systemd. docs/testing.md says which spec is left out.
 
 use std::fs::{self, File, OpenOptions, Permissions};
@@ -71,7 +71,7 @@ fn the_standalone_specs_of_kubernetes_pass(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// What stands for systemd: a script asks the test for a restart, and waits for its answer.
+/// The replacement of systemd: a script requests a restart from the test, and waits for its answer.
 struct Units {
     dir: PathBuf,
     asks: PathBuf,
@@ -102,7 +102,7 @@ impl Units {
         std::env::join_paths(dirs).context("PATH")
     }
 
-    /// Restarts the agent as often as it is asked to, until the suite has ended.
+    /// Restarts the agent on each request, until the suite has ended.
     fn serve(&self, node: &mut TestNode) -> Result<()> {
         // Open for writing too, so that it has no end between two writers.
         let asks = OpenOptions::new().read(true).write(true).open(&self.asks)?;

@@ -130,7 +130,7 @@ fn kubelet_gives_what_is_recorded(node: &mut TestNode) -> Result<()> {
     prepare(node, &kubelet.root())?;
     kubelet.reconfigure(|it| {
         settings().into_iter().for_each(|(key, value)| it[key] = value);
-        // limpet has these without being asked.
+        // limpet has these by default.
         it["featureGates"] = GATES.into_iter().map(|gate| (gate.to_owned(), json!(true))).collect();
     })?;
     kubelet.spawn()?;

@@ -1,4 +1,4 @@
-//! What a container may ask of its volumes: parts of them, read-only mounts, propagation, variables from files.
+//! What a container may request of its volumes: parts of them, read-only mounts, propagation, variables from files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ fn main() -> ExitCode {
     suite::run([
         case!(a_sub_path_is_made_of_the_containers_variables),
         case!(a_mount_is_read_only_with_all_below_it),
-        case!(mounts_propagate_as_far_as_they_are_asked_to),
+        case!(mounts_propagate_as_configured),
         case!(an_image_is_a_volume),
         case!(an_image_that_is_not_to_be_had_holds_up_its_container),
         case!(a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again).on(measured_often),
-        case!(files_belong_to_the_user_that_is_asked_for),
+        case!(files_belong_to_the_requested_user),
         case!(variables_come_from_a_file_that_an_init_container_wrote),
         case!(a_block_device_of_the_host_is_a_device_of_the_container),
         case!(huge_pages_are_a_resource_and_a_medium),
@@ -170,7 +170,7 @@ fn a_mount_is_read_only_with_all_below_it(node: &mut TestNode) -> Result<()> {
     let expected = json!([shown("/plain", "Disabled"), shown("/all", "Enabled"), shown("/part", "Enabled")]);
     ensure!(*status == expected, "{status}");
 
-    // A restart of the container makes the mounts again; the end of the pod leaves the node's own.
+    // A restart of the container recreates the mounts; the end of the pod leaves the node's own.
     // The command may end with the container that it ends.
     node.exec("web", "main", &["/bin/kill", "1"]).ok();
     node.wait_pod("web", "restarted once", |pod| {
@@ -185,7 +185,7 @@ fn a_mount_is_read_only_with_all_below_it(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-fn mounts_propagate_as_far_as_they_are_asked_to(node: &mut TestNode) -> Result<()> {
+fn mounts_propagate_as_configured(node: &mut TestNode) -> Result<()> {
     let data = HostDir::shared(node, "data")?;
     let container_of = |name: &str, propagation: &str| {
         let mount = json!({ "name": "data", "mountPath": "/data", "mountPropagation": propagation });
@@ -340,7 +340,7 @@ fn a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again(node: &mut Te
     Ok(())
 }
 
-fn files_belong_to_the_user_that_is_asked_for(node: &mut TestNode) -> Result<()> {
+fn files_belong_to_the_requested_user(node: &mut TestNode) -> Result<()> {
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "settings" }, "data": { "a": "1", "b": "2" },
     });

@@ -12,7 +12,7 @@ use certificates::{
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, shell, with};
 use limpet_tests::{TestNode, case, image, suite, wait};
-use namespace::a_namespace_is_deleted_and_made_again;
+use namespace::a_namespace_is_deleted_and_recreated;
 use outage::{
     a_pod_that_ends_while_the_node_is_away_has_ended_once, pods_are_ready_again_after_the_node_was_taken_for_lost,
 };
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         joining(case!(a_deployment_is_scaled_rolled_out_and_back)),
         joining(case!(jobs_and_cron_jobs_complete)),
         joining(case!(a_node_is_cordoned_drained_and_tainted)),
-        joining(case!(a_namespace_is_deleted_and_made_again)),
+        joining(case!(a_namespace_is_deleted_and_recreated)),
         joining(case!(pods_are_ready_again_after_the_node_was_taken_for_lost)),
         joining(case!(a_pod_that_ends_while_the_node_is_away_has_ended_once)),
         joining(case!(certificates_are_signed_and_renewed_by_the_controllers)),
@@ -104,7 +104,7 @@ fn a_stateful_set_keeps_its_volumes_and_never_runs_twice(node: &mut TestNode) ->
     let cluster = cluster::whole()?;
     join(node, &cluster, &[])?;
     local_volumes(node, &cluster, 2)?;
-    // Whoever finds the lock of another in its volume says so.
+    // A pod that finds the lock of another in its volume reports it.
     let script = format!(
         "mkdir /data/lock && echo \"$NAME begins\" >> /data/runs || echo \"$NAME beside another\" >> /data/runs
         trap 'sleep 1; rmdir /data/lock; exit 0' TERM; {}",

@@ -319,7 +319,7 @@ async fn answered(link: &Link, what: &WatchTarget) -> Result<(), RequestError> {
         // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known.
         // What leads may have listed, for its version was forgotten, while others still have theirs.
         if !link.is_online() && !lease.check().await? {
-            link.begin_anew();
+            link.list_again();
         }
         link.succeeded();
     }

@@ -71,7 +71,7 @@ impl Lease {
                             before = pods_version,
                             "the apiserver has lost its last writes; all resources are listed again"
                         );
-                        self.link.begin_anew();
+                        self.link.list_again();
                     }
                     tokio::select! {
                         biased;
@@ -122,7 +122,7 @@ impl Lease {
         if let Some(broken) = lease_break(&known, &found) {
             self.version.store(found.version, Ordering::Relaxed);
             let _ = self.source.send(Update::WentBack(broken)).await;
-            self.link.begin_anew();
+            self.link.list_again();
             return Ok(true);
         }
         self.version.fetch_max(found.version, Ordering::Relaxed);
@@ -160,7 +160,7 @@ impl Lease {
     async fn compare_versions(&self, before: u64, now: u64) {
         if now != 0 && now < before {
             let _ = self.source.send(Update::WentBack(HistoryBreak::Restored { before, now })).await;
-            self.link.begin_anew();
+            self.link.list_again();
         }
     }
 

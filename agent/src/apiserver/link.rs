@@ -234,7 +234,7 @@ impl Link {
     }
 
     /// The cluster has gone back to an older state: everything has to be listed again.
-    pub(super) fn begin_anew(&self) {
+    pub(super) fn list_again(&self) {
         self.pods_reached(0);
         self.0.beginnings.send_modify(|count| *count = count.wrapping_add(1));
     }

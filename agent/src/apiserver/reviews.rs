@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_a_decision_only_if_it_says_so() {
+    fn an_answer_is_a_decision_only_if_it_allows_or_denies() {
         let token = |status: Value| user_of(json!({ "spec": {}, "status": status }));
         let anna = json!({ "username": "anna", "groups": ["readers"], "uid": "u1" });
         let user = token(json!({ "authenticated": true, "user": anna })).unwrap().unwrap();

@@ -132,7 +132,7 @@ mod tests {
     use limpet_model::pod::Fault;
 
     #[test]
-    fn a_rejection_is_told_once_and_again_when_its_reason_changes() {
+    fn a_rejection_is_reported_once_and_again_when_its_reason_changes() {
         let events = Events::default();
         let published = Published {
             kind: SourceKind::File,

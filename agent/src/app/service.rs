@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_watchdog_is_told_only_when_the_loop_answered() {
+    async fn the_watchdog_is_notified_only_when_the_loop_answered() {
         let answers = [true, false, false, true, false, true];
         let stop = CancellationToken::new();
         let (notified, mut seen) = mpsc::unbounded_channel();

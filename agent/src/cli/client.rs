@@ -85,6 +85,7 @@ impl SocketClient {
     }
 
     /// The whole response as text. A status other than 2xx is [`CliError::Refused`].
+    #[cfg(test)]
     pub async fn get_text(&self, path: &str) -> Result<String, CliError> {
         let body = self.get_bytes(path).await?;
         String::from_utf8(body.into()).map_err(|error| bad_response(path, &error))

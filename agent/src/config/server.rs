@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_api_is_served_once_somebody_could_be_let_in() {
+    fn the_api_is_served_once_a_caller_can_be_admitted() {
         let mut settings = ServerSettings::default();
         assert_eq!((settings.api(), settings.read_only()), (None, None));
         assert_eq!(settings.healthz().map(|address| address.to_string()).as_deref(), Some("127.0.0.1:10248"));

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_that_is_gone_is_forgotten_and_one_that_begins_anew_has_no_figure() {
+    fn a_group_that_is_gone_is_forgotten_and_a_reset_one_has_no_figure() {
         let mut rates = Rates::default();
         rates.advance(&reading(&[("/a", 100), ("/b", 100)], 1_000));
         assert_eq!(shown(&rates.advance(&reading(&[("/b", 50)], 2_000))), []);

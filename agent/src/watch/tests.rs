@@ -242,7 +242,7 @@ async fn a_directory_whose_mode_changes_is_rescanned() {
 }
 
 #[tokio::test]
-async fn an_overflow_asks_for_a_rescan() {
+async fn an_overflow_requests_a_rescan() {
     let test = TestDirectory::new();
     let mut watch = test.watch().await;
     let limit: usize = fs::read_to_string("/proc/sys/fs/inotify/max_queued_events").unwrap().trim().parse().unwrap();

@@ -369,7 +369,7 @@ impl PodWorker {
     }
 
     /// Runs the same version in a new incarnation; nothing is left of the current one.
-    fn begin_anew(&mut self, record: Arc<PodRecord>, now: Now) {
+    fn begin_again(&mut self, record: Arc<PodRecord>, now: Now) {
         self.leave_incarnation();
         self.current = Some(self.incarnation(record, now));
         self.hand_over_objects();

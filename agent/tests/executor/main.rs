@@ -1,5 +1,5 @@
 //! What every executor does, written once against the trait and run over both: the fake in memory, on which the
-//! simulator's proofs stand, and the one on a real containerd. Each verb may come again after a lost answer, and finds
+//! simulator's proofs are based, and the one on a real containerd. Each verb may come again after a lost answer, and finds
 //! what it did before.
 #![allow(missing_docs)]
 
@@ -152,7 +152,7 @@ async fn a_stop_that_meets_no_process_answers_with_the_exit(node: &Node) -> Resu
     let mut stopped = pod.clone();
     let exit = node.stop(&mut stopped, StopPhase::Signal).await?;
     ensure!(exit.as_ref().is_some_and(|exit| exit.code == 3), "{exit:?}");
-    // containerd takes a first SIGKILL to nobody for a success; the second one looks.
+    // containerd reports success for a first SIGKILL without a process; the second one checks.
     node.stop(&mut stopped, StopPhase::Kill).await?;
     let exit = node.stop(&mut stopped, StopPhase::Kill).await?;
     ensure!(exit.as_ref().is_some_and(|exit| exit.code == 3), "{exit:?}");

@@ -272,7 +272,7 @@ impl Node {
         }
     }
 
-    /// One phase of the container's stop, SIGKILL once the grace is over; returns the exit that its answer brings.
+    /// One phase of the container's stop, SIGKILL once the grace period has passed; returns the exit that its answer brings.
     /// Nothing is applied but that it is being stopped.
     pub(crate) async fn stop(&self, pod: &mut PodState, phase: StopPhase) -> Result<Option<Exit>> {
         if phase == StopPhase::Kill {

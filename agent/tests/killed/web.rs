@@ -1,8 +1,9 @@
 //! The server of the URL; it is not killed.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, Mutex};
+
+use limpet_tests::web::answer;
 
 /// Serves one document until the test ends.
 pub(crate) struct Web {
@@ -33,13 +34,4 @@ impl Web {
     pub(crate) fn serve(&self, body: String) {
         *self.body.lock().unwrap() = body;
     }
-}
-
-fn answer(mut stream: TcpStream, body: &str) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    let mut byte = [0];
-    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte)? == 1 {
-        head.push(byte[0]);
-    }
-    write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
 }

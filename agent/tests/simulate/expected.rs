@@ -1,7 +1,7 @@
 //! What kubelet would have run by the end, from a pod's manifest alone: a model that shares nothing with the agent's
 //! plan.
 //!
-//! kubelet makes a static pod again for every edit but of resources that change in place. So the newest instance of
+//! kubelet recreates a static pod for every edit except of resources that change in place. So the newest instance of
 //! each container is of the version that is desired, whatever the container is for, whatever the restart policy, and
 //! whether or not it had finished before the edit.
 

@@ -1,7 +1,7 @@
 //! One run of a node in a cluster whose line is bad: what befalls both, and what must hold once the line is good again.
 //!
 //! The node itself is well, so nothing may restart: whatever the line does, a container runs once, from the moment its
-//! pod is known until its pod is deleted. Afterwards the cluster's view is the node's, and everything was told.
+//! pod is known until its pod is deleted. Afterwards the cluster's view is the node's, and everything was reported.
 
 mod verdict;
 
@@ -61,7 +61,7 @@ struct Node {
     backup: Option<(Backup, u64)>,
     /// A pod of the apiserver's was deleted since the backup.
     deleted: bool,
-    /// Pods that a restored cluster may not have, although nobody has deleted them.
+    /// Pods that a restored cluster may not have, although they were not deleted.
     restored: bool,
     violations: Vec<String>,
     begun: Instant,
@@ -274,7 +274,7 @@ impl Node {
         }
     }
 
-    /// The kernel tells of a link that comes or goes.
+    /// The kernel reports a link that comes or goes.
     fn network_changes(&mut self) {
         self.note("the node's links change".to_owned());
         self.changes += 1;

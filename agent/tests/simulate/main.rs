@@ -90,7 +90,7 @@ fn one(run: Run, seed: u64, trace: bool) -> ExitCode {
     }
 }
 
-/// Runs the seed, and ends the process if that does not end: virtual time stands still while anything is ready.
+/// Runs the seed, and ends the process if that does not end: virtual time is paused while anything is ready.
 fn bounded(run: Run, seed: u64, trace: bool) -> Report {
     let (over, watched) = mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {

@@ -39,7 +39,7 @@ pub(crate) struct Made {
     hooks: Vec<(bool, bool)>,
 }
 
-/// Limits to choose from; none is rare, since a pod in which it changes the QoS class is made again.
+/// Limits to choose from; none is rare, since a change of the QoS class recreates the pod.
 pub(crate) const CPUS: [u32; 6] = [100, 200, 300, 400, 500, 0];
 
 impl Made {

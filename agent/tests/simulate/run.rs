@@ -229,7 +229,7 @@ impl Node {
         self.note(format!("evict {}", record.key));
         let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
         let verdict = PodVerdict::evicted_under_pressure(eviction, "low".to_owned());
-        // Nobody waits for the end.
+        // The end is not awaited.
         let (done, _) = oneshot::channel();
         let order = EvictionOrder { key: record.key.clone(), uid: record.uid.clone(), verdict, done };
         agent.evictions.send(order).await.unwrap();
@@ -248,7 +248,7 @@ impl Node {
         }
         let container = Box::new(ephemeral::read(&container).unwrap());
         self.note(format!("debug {} with {}", record.key, container.name));
-        // Nobody waits for the answer.
+        // The answer is not awaited.
         let (done, _) = oneshot::channel();
         agent.debugs.send(DebugOrder { key: record.key.clone(), container, done }).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! A simulated apiserver, and the line to it: what a node asks of one, on virtual time.
+//! A simulated apiserver, and the link to it: what a node needs of one, on virtual time.
 //!
 //! It keeps objects with resource versions, answers lists, watches, patches and deletions as Kubernetes does, and has
 //! what befalls a server on the other end of a bad line: answers that are late or lost, refusals, watches that end or
@@ -40,7 +40,7 @@ const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/lea
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Line {
     Open,
-    /// Nobody answers, and the node is told at once.
+    /// Connections are refused at once.
     Refused,
     /// What the node sends vanishes.
     Deaf,
@@ -78,7 +78,7 @@ struct State {
     renewals: u64,
     /// Its etcd cannot say how far a watch has come, as Debian 12's.
     lacks_streaming_lists: bool,
-    /// What was asked and came through.
+    /// The requests that arrived.
     trace: Option<Vec<String>>,
     begun: Instant,
 }

@@ -13,7 +13,7 @@ use limpet_tests::measure::{self, Durations};
 /// How many pods run.
 const PODS: usize = 50;
 
-/// How often is asked. Each question costs the agent time, and so the measurement.
+/// The interval between reads. Each read costs the agent time, and so distorts the measurement.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Reached on failure only.

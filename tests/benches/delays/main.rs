@@ -2,7 +2,7 @@
 //! Nodes that were deleted, objects that come late, a link that swallows packets or comes back; of limpet and, with
 //! `--kubelet`, of a real kubelet, one after the other, against one apiserver.
 //!
-//! What runs is seen in `/proc`, what the cluster knows by asking its apiserver; both are checked every 20 ms.
+//! What runs is seen in `/proc`, what the cluster has is read from its apiserver; both are checked every 20 ms.
 
 mod link;
 mod scene;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::scene::{MAPS, Scene, Took, after, processes, runs, until, wait_runs};
 
-/// How long before its cause nothing has happened: what a start brings with it is over, and retries have begun to be
+/// How long before its cause nothing has happened: what a start causes has ended, and retries have begun to be
 /// rare.
 const QUIET_TIME: Duration = Duration::from_secs(10);
 

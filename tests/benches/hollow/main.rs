@@ -21,7 +21,7 @@ const DEADLINE: u64 = 60;
 const OUTAGE_DURATION: Duration = Duration::from_secs(30);
 /// What belongs to a start still ends.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
-/// How often the apiserver is asked how far the nodes are; each time costs it the listing of all pods.
+/// The interval between reads of the nodes' progress; each costs the apiserver a list of all pods.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// More than anything here takes.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(900);
@@ -146,7 +146,7 @@ impl Bench {
         Ok(Mark { at: Instant::now(), requests, traffic, processor })
     }
 
-    /// What was asked and sent since `begun`, of each node.
+    /// The requests and bytes of each node since `begun`.
     fn row(&mut self, what: &str, begun: Mark, hollow: &HollowNodes, cluster: &Cluster) -> Result<()> {
         let now = self.mark(hollow, cluster)?;
         let took = now.at.duration_since(begun.at);

@@ -1,4 +1,4 @@
-//! What it costs to ask a node of 50 pods for its figures: the time of each page, and the agent's memory before and after
+//! The cost of reading the metrics of a node with 50 pods: the time of each page, and the agent's memory before and after
 //! 1,000 of them; of limpet and, with `--kubelet`, of a real kubelet.
 //!
 //! With kubelet the families of its pages are written, too: `target/bench/kubelet-metrics*.txt`.
@@ -23,7 +23,7 @@ const PAGES: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", 
 /// The pages whose families are written.
 const RECORDED: [&str; 4] = ["/metrics", "/metrics/resource", "/metrics/cadvisor", "/metrics/probes"];
 
-/// How often each page is asked for: 1,000 times altogether.
+/// How often each page is read: 1,000 times altogether.
 const SCRAPES: usize = 250;
 
 const PODS: usize = 50;

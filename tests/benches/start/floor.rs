@@ -25,7 +25,7 @@ use tokio::runtime::Runtime as Tokio;
 
 const SNAPSHOTTER: &str = "overlayfs";
 
-/// A minimal client and the container it makes again and again.
+/// A minimal client and the container that it creates repeatedly.
 pub(crate) struct Floor {
     tokio: Tokio,
     channel: Channel,

@@ -29,7 +29,7 @@ const CHANGING_PODS: usize = 10;
 const SETTLE_TIME: Duration = Duration::from_secs(60);
 /// More than anything here takes.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
-/// How often the cluster is asked how things are.
+/// The interval between reads of the cluster's state.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 const PODS_PATH: &str = "/api/v1/namespaces/default/pods";
 const LEASES_PATH: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";

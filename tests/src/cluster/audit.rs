@@ -1,4 +1,4 @@
-//! What nodes ask an apiserver, by its audit log: each request once, as it comes in.
+//! The requests of nodes to an apiserver, by its audit log: each request once, as it comes in.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ impl Audit {
         let policy = json!({
             "apiVersion": "audit.k8s.io/v1",
             "kind": "Policy",
-            // A watch that has begun counts, not only one that is over.
+            // A watch that has begun counts, not only one that has ended.
             "omitStages": ["ResponseStarted", "ResponseComplete", "Panic"],
             "rules": [{ "level": "Metadata", "userGroups": ["system:nodes"] }, { "level": "None" }],
         });

@@ -15,7 +15,7 @@ use crate::{TestNode, wait};
 pub const BOOTSTRAPPERS: &str = "system:bootstrappers";
 const BINDINGS: &str = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
 
-/// The files of a node that asks for its certificates.
+/// The files of a node that requests its certificates.
 #[derive(Debug)]
 pub struct Bootstrap {
     /// The kubeconfig that the node is to write.
@@ -25,7 +25,7 @@ pub struct Bootstrap {
 }
 
 /// Has `node` begin without a certificate at its next start. `user`: the credentials in its bootstrap kubeconfig. Both of
-/// the node's certificates are asked for, and everybody may use kubelet's API.
+/// the node's certificates are requested, and every user may use kubelet's API.
 pub fn begin(
     node: &mut TestNode,
     cluster: &Cluster,
@@ -66,7 +66,7 @@ pub fn bind_group(cluster: &Cluster, group: &str, role: &str) -> Result<()> {
     cluster.create(BINDINGS, &cluster_role_binding(&name, role, group))
 }
 
-/// Waits until the apiserver knows that bootstrappers may ask for certificates.
+/// Waits until the apiserver lets bootstrappers request certificates.
 fn wait_allowed(cluster: &Cluster) -> Result<()> {
     let attributes =
         json!({ "verb": "create", "group": "certificates.k8s.io", "resource": "certificatesigningrequests" });

@@ -35,7 +35,7 @@ impl Cluster {
             file("service-account-private-key-file", "sa.key"),
             file("cluster-signing-cert-file", "ca.crt"),
             file("cluster-signing-key-file", "ca.key"),
-            // A node that asks for its certificates renews them while a test waits.
+            // A node that requests its certificates renews them while a test waits.
             format!("--cluster-signing-duration={}s", CERTIFICATE_LIFE.as_secs()),
             "--use-service-account-credentials=true".to_owned(),
             "--controllers=*,bootstrap-signer-controller,token-cleaner-controller".to_owned(),

@@ -1,4 +1,4 @@
-//! kubectl against a cluster, as somebody who may do everything.
+//! kubectl against a cluster, as a user with all rights.
 
 use std::path::Path;
 use std::process::Command;

@@ -66,7 +66,7 @@ impl MetricsServer {
     }
 }
 
-/// Tells the apiserver of its Service, which has that address. What a former one has left is replaced.
+/// Creates its Service and APIService, with that address. Those of an earlier one are replaced.
 fn register(cluster: &Cluster, address: &NodeAddress, port: &Port) -> Result<()> {
     let authority = base64::engine::general_purpose::STANDARD.encode(fs::read(cluster.authority())?);
     let metadata = json!({ "name": NAME, "namespace": NAMESPACE });

@@ -89,7 +89,7 @@ impl<'a> Host<'a> {
         Ok(Self { node, init, agent: None, kubelet: None, address })
     }
 
-    /// Has it run a real kubelet in place of limpet. kubelet finds the kernel's settings as it wants them, and writes none.
+    /// Has it run a real kubelet in place of limpet. kubelet finds the kernel's settings as it needs them, and writes none.
     pub fn use_kubelet(&mut self, program: &Path) -> Result<()> {
         let dir = self.node.dir().join("kubelet");
         for (setting, value) in KERNEL_SETTINGS {

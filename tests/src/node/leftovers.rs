@@ -49,7 +49,7 @@ impl TestNode {
     }
 }
 
-/// What lies in `dir`; a directory that was never made holds nothing.
+/// The entries of `dir`; a directory that was never created has none.
 fn entries(dir: &Path) -> Result<Vec<PathBuf>> {
     let listing = match fs::read_dir(dir) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

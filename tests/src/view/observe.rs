@@ -18,7 +18,7 @@ use crate::kubelet::Kubelet;
 use crate::node::TestNode;
 use crate::wait;
 
-/// What is asked of the agent and where it leaves what pods write.
+/// What is read of the agent, and where it stores what pods write.
 #[derive(Debug)]
 pub struct Stage {
     /// The node's own directory.

@@ -38,7 +38,7 @@ pub(super) fn certificates_of_pods_are_issued_by_their_signer(node: &mut TestNod
     let of_key = public(&["pkey", "-pubout"], "key.pem")?;
     ensure!(of_key == public(&["x509", "-noout", "-pubkey"], "chain.pem")?, "the certificate is of another key");
 
-    // The key lies on disk, sealed; an agent that comes back needs no other.
+    // The key is on disk, encrypted; an agent that comes back needs no other.
     node.agent.kill();
     node.agent.start()?;
     ensure!(container_id(&wait_reported(node, &cluster, "web")?, "main")? == before, "the container restarted");

@@ -30,9 +30,9 @@ fn handed_out(node: &TestNode, uid: &str) -> Result<Vec<u8>> {
     })
 }
 
-/// The apiserver is asked to replace the pod by what the node hands out. It refuses every difference of the spec but few,
+/// Replaces the pod at the apiserver by what the node returns. It refuses every difference of the spec but few,
 /// and shows the status that it has read.
-pub(super) fn the_pods_api_hands_out_what_the_apiserver_decodes(node: &mut TestNode) -> Result<()> {
+pub(super) fn the_pods_api_returns_what_the_apiserver_decodes(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;

@@ -100,7 +100,7 @@ pub(super) fn an_image_is_pulled_with_a_token_of_the_service_account(node: &mut 
     cluster.create(accounts, &object)?;
     let containers = json!([with(shell("main", IDLE), json!({ "image": &image.name }))]);
     create(node, &cluster, &pod("web", json!({ "serviceAccountName": account, "containers": containers })))?;
-    // Without the annotation the program is not asked.
+    // Without the annotation the program is not run.
     node.wait_event("Failed to pull image")?;
     ensure!(!dir.join("request").exists(), "the program was asked");
     // The apiserver gives a node no token of an audience that no volume of the pod names, without a role for it.

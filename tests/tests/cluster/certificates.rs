@@ -1,4 +1,4 @@
-//! The certificates that a node asks for: by a bootstrap kubeconfig, and again before they expire. The test approves and
+//! The certificates that a node requests: by a bootstrap kubeconfig, and again before they expire. The test approves and
 //! signs, with openssl and the cluster's authority.
 
 use std::fs;
@@ -21,11 +21,11 @@ const SERVING: &str = "kubernetes.io/kubelet-serving";
 
 /// From when to when a certificate is valid, in minutes from now.
 type Minutes = (i32, i32);
-/// Most of its time is over: an agent that starts with it asks for the next one at once.
+/// Most of its lifetime has passed: an agent that starts with it requests the next one at once.
 const OLD: Minutes = (-60, 3);
 const NEW: Minutes = (-1, 600);
 
-/// The requests to that signer that nobody has answered.
+/// The pending requests to that signer.
 fn pending(cluster: &Cluster, signer: &str) -> Result<Vec<Value>> {
     let is_pending =
         |request: &Value| request["status"]["conditions"].is_null() && request["spec"]["signerName"] == signer;
@@ -87,7 +87,7 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     ensure!(request["spec"]["username"] == "system:bootstrap:test", "{request}");
     ensure!(!kubeconfig.exists(), "a kubeconfig without a certificate");
 
-    // The agent that starts again has asked already.
+    // The restarted agent has sent its request already.
     let size = node.agent.log_size();
     node.agent.terminate()?;
     node.agent.start()?;
@@ -125,7 +125,7 @@ pub(super) fn a_node_gets_its_certificates_and_renews_them(node: &mut TestNode) 
     let health = process::checked(curl.arg(format!("https://{}:{}/healthz", address.address, port.number)))?;
     ensure!(health == "ok", "{health}");
 
-    // An agent that starts again asks for nothing: the certificates are there, and the kubeconfig is.
+    // A restarted agent requests nothing: the certificates are there, and the kubeconfig is.
     node.agent.terminate()?;
     let size = node.agent.log_size();
     node.agent.start()?;

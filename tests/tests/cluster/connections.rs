@@ -16,7 +16,7 @@ const PODS: usize = 20;
 const ROUNDS: usize = 10;
 
 /// With `--goaway-chance` one of fifty requests ends its HTTP/2 connection, politely: what is under way is answered.
-pub(crate) fn a_server_that_has_its_clients_connect_anew_is_never_lost(node: &mut TestNode) -> Result<()> {
+pub(crate) fn a_server_that_closes_connections_is_never_lost(node: &mut TestNode) -> Result<()> {
     let mut cluster = cluster::shared()?;
     cluster.stop()?;
     cluster.start_with(&["--goaway-chance=0.02"])?;

@@ -12,7 +12,7 @@ use limpet_tests::{TestNode, wait};
 use serde_json::{Value, json};
 
 const ACCOUNTS: &str = "/api/v1/namespaces/default/serviceaccounts";
-/// Prints the credential that lies beside it, and counts its runs. It fails while there is none, and may be slow: two runs
+/// Prints the credential that is next to it, and counts its runs. It fails while there is none, and may be slow: two runs
 /// then take longer than any other file may.
 const PROGRAM: &str = "#!/bin/sh
 cd \"${0%/*}\" || exit 2
@@ -85,7 +85,7 @@ pub(super) fn a_node_has_its_credentials_of_a_program(node: &mut TestNode) -> Re
     wait_node(node, &cluster, "ready", ready)?;
     fs::remove_file(dir.join("slow"))?;
     let asked = runs(&dir);
-    // A token that the cluster knows no more has the program asked again.
+    // For a token that the cluster no longer accepts the program is run again.
     cluster.delete(&format!("{ACCOUNTS}/{}", node.name()))?;
     fs::remove_file(dir.join("credential.json"))?;
     offline("no login today")?;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{networked, wait_true};
 
-pub(crate) fn a_node_that_the_server_does_not_know_says_so(node: &mut TestNode) -> Result<()> {
+pub(crate) fn a_node_that_the_server_does_not_know_is_reported(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     cluster.admit(node, &[])?;
     let flags = node.agent.settings().flags.clone();

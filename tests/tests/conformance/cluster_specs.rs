@@ -11,7 +11,7 @@ use limpet_tests::registry::Registry;
 use limpet_tests::specs::{self, Specs};
 use limpet_tests::{TestNode, agent, tools};
 
-/// Those that want the node for themselves are run one at a time after the others.
+/// Those that need the node for themselves are run one at a time after the others.
 const LABELS: &str = "Conformance && !Flaky";
 
 pub(crate) fn limpet_runs_the_cluster_specs(node: &mut TestNode) -> Result<()> {

@@ -15,7 +15,7 @@ use limpet_tests::specs::{self, Specs};
 use limpet_tests::{TestNode, agent, tools, wait};
 use serde_json::json;
 
-/// Which of Kubernetes' labels the specs carry that count. Those that want the node for themselves restart the agent by systemd,
+/// Which of Kubernetes' labels the specs carry that count. Those that need the node for themselves restart the agent by systemd,
 /// with a configuration of their own.
 const LABELS: &str = "(NodeConformance || Conformance) && !Flaky && !Serial && !Disruptive";
 
@@ -55,7 +55,7 @@ pub(crate) fn kubelet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
     ran
 }
 
-/// What the suite expects of the agent: kubelet's own ports, open to everybody.
+/// What the suite expects of the agent: kubelet's own ports, open to every caller.
 fn kubelet_lines() -> Vec<String> {
     [
         r#"address: 0.0.0.0"#,
@@ -125,7 +125,7 @@ impl Bench {
     }
 }
 
-/// A token of somebody who may do everything.
+/// A token of a user with all rights.
 fn token(cluster: &Cluster) -> Result<String> {
     let accounts = "/api/v1/namespaces/kube-system/serviceaccounts";
     cluster.create(accounts, &json!({ "metadata": { "name": "conformance" } }))?;

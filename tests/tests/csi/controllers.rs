@@ -34,7 +34,7 @@ pub(crate) fn a_clusters_own_controller_attaches_and_detaches(node: &mut TestNod
     Ok(())
 }
 
-/// A StatefulSet's pod that is deleted is made again with its volume: bound, attached and detached by a cluster's own controllers.
+/// A deleted pod of a StatefulSet is recreated with its volume: bound, attached and detached by a cluster's own controllers.
 pub(crate) fn a_clusters_own_controllers_keep_the_volume_of_a_stateful_set(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::whole()?;
     join(node, &cluster, &[])?;

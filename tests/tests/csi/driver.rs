@@ -148,7 +148,7 @@ fn line(values: &HashMap<String, String>) -> String {
     all.join(",")
 }
 
-/// What is asked of a volume, in one line.
+/// A call for a volume, in one line.
 fn capability(capability: Option<&VolumeCapability>) -> String {
     let mode = capability.and_then(|one| one.access_mode).map(|mode| mode.mode()).unwrap_or_default();
     match capability.and_then(|one| one.access_type.as_ref()) {

@@ -39,7 +39,7 @@ const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 
 fn main() -> ExitCode {
     let mut cases = vec![
-        joining(case!(the_cluster_is_told_of_a_driver)),
+        joining(case!(a_driver_is_reported_to_the_cluster)),
         joining(case!(an_attached_volume_is_staged_published_and_given_back)),
         joining(case!(a_volume_outlives_a_restart_without_an_apiserver)),
         joining(case!(a_driver_that_is_away_is_waited_for)),
@@ -125,11 +125,7 @@ fn path(node: &TestNode, pod: &str) -> String {
 }
 
 fn wait_reported(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<Value> {
-    wait_at(cluster, &path(node, pod), "reported as it runs", |found| {
-        let own = node.pod(pod).unwrap_or_default();
-        let same = container_id(&own, "main").ok() == container_id(found, "main").ok();
-        same && found["status"]["phase"] == "Running" && cluster::condition(found, "Ready")["status"] == "True"
-    })
+    cluster.wait_reported(node, &path(node, pod), pod)
 }
 
 fn delete(node: &TestNode, cluster: &Cluster, pod: &str) -> Result<()> {
@@ -168,7 +164,7 @@ fn restart(node: &mut TestNode) -> Result<()> {
     node.agent.start()
 }
 
-fn the_cluster_is_told_of_a_driver(node: &mut TestNode) -> Result<()> {
+fn a_driver_is_reported_to_the_cluster(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     join(node, &cluster, &[])?;
     let (name, csi_node) = (name(node), format!("/apis/storage.k8s.io/v1/csinodes/{}", node.name()));
@@ -366,7 +362,7 @@ fn a_driver_that_is_away_is_waited_for(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-/// A driver that does not unstage a volume is asked again, for the pod is gone by then.
+/// A driver that does not unstage a volume is called again, although the pod is gone by then.
 fn a_volume_that_stays_staged_is_unstaged_later(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
     join(node, &cluster, &[])?;

@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         case!(a_plugin_that_hangs_delays_its_own_pods_alone),
         case!(a_cdi_device_is_injected)
             .on(|node| node.limpet.push("devices: {example.com/gpu: {cdi: [example.com/card=a]}}".to_owned())),
-        case!(plugins_in_the_registry_are_asked),
+        case!(plugins_in_the_registry_are_registered),
     ];
     if suite::is_long() {
         cases.push(case!(kubelets_sample_plugin_registers_again_after_a_restart));
@@ -226,7 +226,7 @@ fn a_cdi_device_is_injected(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
-fn plugins_in_the_registry_are_asked(node: &mut TestNode) -> Result<()> {
+fn plugins_in_the_registry_are_registered(node: &mut TestNode) -> Result<()> {
     let registry = node.agent.settings().plugins().join("plugins_registry");
     wait::until_true(wait::SOON, "the directory of plugins", || registry.is_dir())?;
     let plugin = Plugin::start(node.dir().join("card.sock"), &["a"], Behaviour::default())?;
@@ -234,9 +234,9 @@ fn plugins_in_the_registry_are_asked(node: &mut TestNode) -> Result<()> {
         let what = "what the plugin is told";
         wait::until(wait::SOON, what, || status.borrow().clone())
     };
-    let dra = told(&plugin.wait_to_be_asked(&registry.join("dra-reg.sock"), "DRAPlugin")?)?;
+    let dra = told(&plugin.wait_for_request(&registry.join("dra-reg.sock"), "DRAPlugin")?)?;
     ensure!(!dra.plugin_registered && dra.error.contains("does not support plugins of type DRAPlugin"), "{dra:?}");
-    let card = told(&plugin.wait_to_be_asked(&registry.join("card-reg.sock"), "DevicePlugin")?)?;
+    let card = told(&plugin.wait_for_request(&registry.join("card-reg.sock"), "DevicePlugin")?)?;
     ensure!(card.plugin_registered && card.error.is_empty(), "{card:?}");
     node.apply(&asking("one", 1))?;
     node.wait_running("one")?;

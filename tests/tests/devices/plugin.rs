@@ -92,8 +92,8 @@ impl Plugin {
         })
     }
 
-    /// Waits to be asked at `socket`, as a plugin of the type `kind`. What it is told is received.
-    pub(crate) fn wait_to_be_asked(
+    /// Waits for requests at `socket`, as a plugin of the type `kind`. Their notifications are received.
+    pub(crate) fn wait_for_request(
         &self,
         socket: &Path,
         kind: &str,

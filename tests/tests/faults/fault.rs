@@ -120,7 +120,7 @@ impl Harm {
     /// Whether containers of the pod may end of it, and so run more often than planned.
     ///
     /// A containerd that is killed while it starts a task may leave the process running and the task `CREATED`: then
-    /// nobody can tell that it has run.
+    /// it cannot be observed that it has run.
     pub(crate) fn may_restart(self) -> bool {
         matches!(self, Self::KillShim | Self::KillLogger | Self::KillRunc | Self::KillContainerd)
     }
@@ -187,7 +187,7 @@ impl std::str::FromStr for Fault {
     }
 }
 
-/// The rounds to be tried: all, unless some are asked for.
+/// The rounds to be tried: all, unless some are selected.
 pub(crate) fn rounds() -> Result<Range<usize>> {
     let Ok(text) = std::env::var(ROUNDS_VARIABLE) else { return Ok(0..usize::MAX) };
     let number = |text: &str, default| if text.is_empty() { Ok(default) } else { text.parse::<usize>() };
@@ -200,7 +200,7 @@ pub(crate) fn is_a_selection() -> Result<bool> {
     Ok(asked_for()?.is_some() || std::env::var_os(ROUNDS_VARIABLE).is_some())
 }
 
-/// The one fault that was asked for, if any.
+/// The one selected fault, if any.
 pub(crate) fn asked_for() -> Result<Option<Fault>> {
     std::env::var(FAULT_VARIABLE).ok().map(|text| text.parse()).transpose()
 }

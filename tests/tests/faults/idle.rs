@@ -1,4 +1,4 @@
-//! An agent that has nothing to do asks containerd nothing, and what it may have missed it asks once.
+//! An idle agent does not call containerd, and reads only once what it may have missed.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ fn window() -> Duration {
     Duration::from_secs(if suite::is_long() { 600 } else { 20 })
 }
 
-pub(crate) fn an_idle_agent_calls_nobody(node: &mut TestNode) -> Result<()> {
+pub(crate) fn an_idle_agent_makes_no_calls(node: &mut TestNode) -> Result<()> {
     let mut rig = Rig::new(node, None)?;
     stays_silent(&mut rig)?;
     // The stream of events breaks with its containerd: what is there is read once, and then it is silent again.

@@ -107,7 +107,7 @@ pub(crate) fn differences(node: &TestNode, pods: &[Value]) -> Result<Vec<String>
     Ok(found)
 }
 
-/// A snapshot that nothing holds is containerd's to collect: it is asked to, before one counts as left behind.
+/// A snapshot that nothing holds is containerd's to collect: it is triggered before one counts as left behind.
 fn active_snapshots(node: &TestNode, due: &Names) -> Result<Names> {
     let look = || -> Result<Names> {
         let active = node.containerd.snapshots()?.into_iter().filter(|snapshot| snapshot.kind == "Active");

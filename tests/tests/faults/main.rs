@@ -22,7 +22,7 @@ use limpet_tests::node::NodeOptions;
 use limpet_tests::{case, suite};
 
 use errors::errors_and_silence_at_every_call;
-use idle::an_idle_agent_calls_nobody;
+use idle::an_idle_agent_makes_no_calls;
 use kills::kills_of_the_agent_at_every_step;
 use processes::{
     a_shim_that_does_not_tell_of_an_end_is_named, a_stopped_shim_holds_up_its_own_pod_only,
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         case!(processes_killed_at_every_step).on(node),
         case!(a_stopped_shim_holds_up_its_own_pod_only).on(node),
         case!(a_shim_that_does_not_tell_of_an_end_is_named).on(node),
-        case!(an_idle_agent_calls_nobody).on(node),
+        case!(an_idle_agent_makes_no_calls).on(node),
         case!(random_edits_and_kills).on(node),
     ])
 }

@@ -102,7 +102,7 @@ impl Proxy {
 
     /// Counts from one again, with nothing armed. The requests that name one of `pods` in their body are counted for
     /// themselves, all others together.
-    pub(crate) fn count_anew(&self, pods: Vec<Named>) {
+    pub(crate) fn reset_counts(&self, pods: Vec<Named>) {
         *self.shared.state() = State { pods, ..State::default() };
     }
 

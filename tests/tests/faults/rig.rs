@@ -17,7 +17,7 @@ use crate::proxy::{Armed, Blow, Call, Proxy};
 use crate::subject::{Kind, Phase, Subject, judge};
 use crate::wrapper::Wrapper;
 
-/// For rounds in which a shim may be left that answers nobody: within a test's patience.
+/// For rounds in which a shim that does not answer may be left: short enough for a test.
 pub(crate) fn deadline() -> String {
     request_timeout(Duration::from_secs(20))
 }
@@ -118,7 +118,7 @@ impl<'a> Rig<'a> {
         subject.begin(self.node, phase)?;
         self.settle(&[subject], fault)?;
         if fault.is_some_and(|fault| fault.harm == Harm::KillLogger) {
-            self.end_what_nobody_logs()?;
+            self.end_processes_without_a_logger()?;
             self.settle(&[subject], None)?;
         }
         let struck = self.struck();
@@ -133,7 +133,7 @@ impl<'a> Rig<'a> {
 
     /// Disarms what is armed and counts from one again.
     pub(crate) fn reset(&mut self) -> Result<()> {
-        self.proxy.count_anew(Vec::new());
+        self.proxy.reset_counts(Vec::new());
         self.wrapper.forget()
     }
 
@@ -180,7 +180,7 @@ impl<'a> Rig<'a> {
     }
 
     /// Kills the containers whose loggers were killed.
-    fn end_what_nobody_logs(&self) -> Result<()> {
+    fn end_processes_without_a_logger(&self) -> Result<()> {
         let logged = loggers(self.node.dir());
         let tasks = self.node.containerd.tasks()?.into_iter();
         tasks
@@ -255,7 +255,7 @@ impl<'a> Rig<'a> {
     ) -> Result<(Vec<Call>, Vec<Fault>)> {
         let named = subjects.iter().map(|subject| (subject.name.clone(), subject.digits())).collect();
         self.wrapper.forget()?;
-        self.proxy.count_anew(named);
+        self.proxy.reset_counts(named);
         for (subject, fault) in subjects.iter().zip(faults) {
             if let Some(Fault { method, number, harm, moment, .. }) = fault.clone() {
                 let target = Target { method, number, about: Some(subject.name.clone()) };

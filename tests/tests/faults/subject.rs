@@ -62,7 +62,7 @@ pub(crate) struct Subject {
     /// Makes its UIDs the node's own: runc's state is the machine's, and knows containers by ids made of them.
     node_part: String,
     shared: PathBuf,
-    /// Counts the edits that make the pod again.
+    /// Counts the edits that recreate the pod.
     generation: u32,
     second_image: bool,
     there: bool,
@@ -99,7 +99,7 @@ impl Subject {
         })
     }
 
-    /// What its containers' ids end with: of all it has been, and what it is after the next edit that makes it again.
+    /// What its containers' ids end with: of all it has been, and what it is after the next edit that recreates it.
     pub(crate) fn digits(&self) -> Vec<String> {
         (0..=self.generation + 1).map(|generation| inventory::pod_digits(&self.uid(generation))).collect()
     }
@@ -157,7 +157,7 @@ impl Subject {
                     self.expected.clear();
                     fs::write(self.shared.join("runs"), "")?;
                 }
-                // A pod that comes back after its deletion is another one, even when nobody has seen it gone.
+                // A pod that comes back after its deletion is another one, even when its absence was not observed.
                 self.generation += u32::from(self.begun);
                 (self.there, self.begun) = (true, true);
                 let names = if self.kind == Kind::Lasting { &["init", "main", "side"][..] } else { &["init", "main"] };

@@ -87,7 +87,7 @@ fn web(node: &str) -> [Value; 2] {
     [deployment, service]
 }
 
-/// A Deployment on the second node behind a Service, and a pod on the first that asks it by its name.
+/// A Deployment on the second node behind a Service, and a pod on the first that requests it by its name.
 fn reach_a_service_by_name(first: &Host<'_>, second: &Host<'_>) -> Result<()> {
     let of_first = json!({ "hostNetwork": false, "nodeName": first.node.name() });
     let client = with(simple("client", IDLE), json!({ "spec": of_first }));
@@ -100,7 +100,7 @@ fn reach_a_service_by_name(first: &Host<'_>, second: &Host<'_>) -> Result<()> {
     reach(first, "by its name")
 }
 
-/// The pod on the first node asks the Service by its name, by way of CoreDNS and kube-proxy.
+/// The pod on the first node requests the Service by its name, by way of CoreDNS and kube-proxy.
 fn reach(host: &Host<'_>, when: &str) -> Result<()> {
     // A static busybox cannot do it all at once: its wget needs the C library's resolver.
     let script = "address=$(nslookup web.default.svc.cluster.local | sed -n 's/^Address: *//p' | tail -n 1)

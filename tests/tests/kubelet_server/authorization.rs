@@ -1,4 +1,4 @@
-//! Which rights kubelet's server asks for: each path with each method, by a user who has none, and the two rights that are
+//! Which rights kubelet's server requires: each path with each method, by a user who has none, and the two rights that are
 //! enough for one path.
 
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use serde_json::json;
 use super::Server;
 use super::tables::{METHODS, SUBRESOURCES};
 
-/// A user without any right is refused with the words that name what was asked about: `TestAuthFilters`,
+/// A user without any right is refused with a message that names the reviewed access: `TestAuthFilters`,
 /// `TestGetRequestAttributes`, and, since the list is that of `AuthzTestCases`, `TestAuthzCoverage`.
 fn every_path_and_method(server: &Server, dir: &Path) -> Result<()> {
     let mut requests = String::new();
@@ -67,7 +67,7 @@ fn fine_grained(server: &Server, cluster: &cluster::Cluster, user: &str) -> Resu
     Ok(())
 }
 
-pub(crate) fn asks_about_subresources(url: &str, cluster: &cluster::Cluster, node: &TestNode) -> Result<()> {
+pub(crate) fn reviews_subresources(url: &str, cluster: &cluster::Cluster, node: &TestNode) -> Result<()> {
     let as_user = |name: &str| -> Result<Server> {
         let file = format!("{name}-{}", node.name());
         let certificate = Some(cluster.client(&file, &format!("/CN={name}"), 2)?);

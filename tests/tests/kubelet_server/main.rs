@@ -1,7 +1,7 @@
-//! kubelet's own tests of its server (`pkg/kubelet/server` of 1.37.1), as far as they speak HTTP, asked of the agent: their
+//! kubelet's own tests of its server (`pkg/kubelet/server` of 1.37.1), as far as they use HTTP, run against the agent: their
 //! requests with what they expect. docs/testing.md says which of their tests are here, and which cannot be.
 //!
-//! The long form asks a real kubelet the same, which shows that what is expected is true.
+//! The long form runs them against a real kubelet, which shows that the expectations are true.
 
 mod authorization;
 mod tables;
@@ -23,26 +23,26 @@ use limpet_tests::suite::Case;
 use limpet_tests::{TestNode, case, process, suite, tools, wait};
 use serde_json::{Value, json};
 
-use self::authorization::asks_about_subresources;
+use self::authorization::reviews_subresources;
 use self::tables::{ALL_OFF, BUCKETS, DEBUGGING, METHODS, PARTS_OFF, POSTED, ROWS, STREAMS};
 
 fn main() -> ExitCode {
     let mut cases = vec![
         case!(limpet_answers_as_kubelets_tests_expect).on(|node| node.agent = false),
-        joining(case!(limpet_asks_about_the_subresources_of_kubelets_tests)),
+        joining(case!(limpet_reviews_the_subresources_of_kubelets_tests)),
     ];
     if suite::is_long() {
         let with_cri = |node: &mut NodeOptions| (node.agent, node.cri, node.cni) = (false, true, true);
         cases.push(case!(kubelet_answers_as_its_tests_expect).on(with_cri));
         let joining_cri = |case: Case| joining(case).on(|node| node.cri = true);
-        cases.push(joining_cri(case!(kubelet_asks_about_the_subresources_of_its_tests)));
+        cases.push(joining_cri(case!(kubelet_reviews_the_subresources_of_its_tests)));
     }
     let code = suite::run(cases);
     cluster::end();
     code
 }
 
-/// Where a server answers, and as whom it is asked.
+/// Where a server answers, and the user of the requests.
 struct Server {
     url: String,
     certificate: Option<PathBuf>,
@@ -86,7 +86,7 @@ impl Server {
 
     /// The head of an answer that may be the beginning of a stream, which is ended.
     fn upgrade(&self, method: &str, path: &str, headers: &[&str]) -> Result<Answer> {
-        // What curl is told of a head goes there at once, unlike what it prints.
+        // The head that curl writes goes there at once, unlike its output.
         let mut command = self.curl(method, path, headers);
         let mut child = command.arg("--verbose").stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
         let lines = BufReader::new(child.stderr.take().context("no stderr")?).lines().map_while(Result::ok);
@@ -364,19 +364,19 @@ fn all_off(server: &Server, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-fn limpet_asks_about_the_subresources_of_kubelets_tests(node: &mut TestNode) -> Result<()> {
+fn limpet_reviews_the_subresources_of_kubelets_tests(node: &mut TestNode) -> Result<()> {
     let (cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
     join_with_api(node, &cluster, &port, &address)?;
-    asks_about_subresources(&format!("https://{}:{}", address.address, port.number), &cluster, node)
+    reviews_subresources(&format!("https://{}:{}", address.address, port.number), &cluster, node)
 }
 
-fn kubelet_asks_about_the_subresources_of_its_tests(node: &mut TestNode) -> Result<()> {
+fn kubelet_reviews_the_subresources_of_its_tests(node: &mut TestNode) -> Result<()> {
     let (cluster, address) = (cluster::shared()?, NodeAddress::add()?);
     let program = tools::kubernetes("kubelet").context("no kubelet; run: cargo xtask kubelet")?;
     let mut kubelet = Kubelet::prepare(&program, node)?;
     kubelet.admit(&cluster, &address)?;
     kubelet.spawn()?;
-    let asked = asks_about_subresources(&format!("https://{}:{}", address.address, kubelet.port()), &cluster, node);
+    let asked = reviews_subresources(&format!("https://{}:{}", address.address, kubelet.port()), &cluster, node);
     if let Err(error) = asked {
         bail!("{error:#}\n{}", process::tail(&kubelet.log(), 10));
     }

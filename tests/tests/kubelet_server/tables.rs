@@ -1,4 +1,4 @@
-//! What kubelet's tests ask and expect, by the names of the tests.
+//! The requests and expectations of kubelet's tests, by the names of the tests.
 
 pub(crate) const PARTS_OFF: &[(&str, bool)] = &[
     ("enableDebuggingHandlers", true),
@@ -100,7 +100,7 @@ pub(crate) const DEBUGGING: [&str; 8] =
 pub(crate) const METHODS: [(&str, &str); 5] =
     [("POST", "create"), ("GET", "get"), ("PUT", "update"), ("PATCH", "patch"), ("DELETE", "delete")];
 
-/// The paths of `AuthzTestCases`, each with the subresources of `nodes` that the caller is asked for.
+/// The paths of `AuthzTestCases`, each with the subresources of `nodes` that the caller needs.
 pub(crate) const SUBRESOURCES: [(&str, &str); 30] = [
     ("/attach/ns/pod/container", "proxy"),
     ("/attach/ns/pod/uid/container", "proxy"),

@@ -80,7 +80,7 @@ pub(crate) fn a_line_that_swallows_packets_delays_nothing_on_the_node(node: &mut
     node.wait_running("missed")?;
     wait_agreement(node, &cluster, 5)?;
     running.check(node)?;
-    // What happened meanwhile is told.
+    // What happened meanwhile is reported.
     let own = node.pod("late").context("gone")?;
     let events = cluster.list("/api/v1/namespaces/default/events")?;
     let started =
@@ -168,7 +168,7 @@ pub(crate) fn a_single_connection_that_is_dead_is_noticed(node: &mut TestNode) -
     running.check(node)
 }
 
-pub(crate) fn connections_that_are_reset_are_made_again(node: &mut TestNode) -> Result<()> {
+pub(crate) fn connections_that_are_reset_are_reopened(node: &mut TestNode) -> Result<()> {
     let (cluster, line) = join(node)?;
     let running = bystanders(node, &cluster)?;
     let port = cluster.port().to_string();

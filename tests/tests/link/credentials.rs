@@ -41,7 +41,7 @@ pub(crate) fn a_certificate_that_expires_while_the_node_is_away_ends_no_pod(node
     wait_offline(node, "certificate expired")?;
     running.check(node)?;
 
-    // Whoever looks after the node gives it another one; it is read at the next attempt.
+    // An operator replaces it; the new one is read at the next attempt.
     write_credentials(node, &cluster, &line)?;
     node.wait_running("missed")?;
     wait_agreement(node, &cluster, 4)?;

@@ -104,7 +104,7 @@ impl Line {
         self.set(way, way);
     }
 
-    /// Whether the node's device has a carrier, which the node's kernel tells.
+    /// Whether the node's device has a carrier, which the node's kernel reports.
     pub(crate) fn plug(&self, is_in: bool) -> Result<()> {
         inside(&self.middle, &["ip", "link", "set", "node", if is_in { "up" } else { "down" }]).map(drop)
     }

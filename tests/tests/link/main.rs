@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use self::broken::{
     a_line_that_is_half_open_is_noticed, a_line_that_swallows_packets_delays_nothing_on_the_node,
     a_server_that_accepts_and_never_answers_holds_up_nothing, a_single_connection_that_is_dead_is_noticed,
-    an_agent_that_starts_without_the_server_goes_on_as_it_was, connections_that_are_reset_are_made_again,
+    an_agent_that_starts_without_the_server_goes_on_as_it_was, connections_that_are_reset_are_reopened,
 };
 use self::credentials::{
     a_certificate_that_expires_while_the_node_is_away_ends_no_pod,
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         joining(case!(an_agent_that_starts_without_the_server_goes_on_as_it_was)),
         joining(case!(a_line_that_is_half_open_is_noticed)),
         joining(case!(a_single_connection_that_is_dead_is_noticed)),
-        joining(case!(connections_that_are_reset_are_made_again)),
+        joining(case!(connections_that_are_reset_are_reopened)),
         joining(case!(a_server_that_accepts_and_never_answers_holds_up_nothing)),
         joining(case!(a_thousand_flaps_lose_nothing)),
         joining(case!(a_node_joins_and_works_over_64_kbit_s)),

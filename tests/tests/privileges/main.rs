@@ -91,7 +91,7 @@ fn without_capabilities_what_runs_is_looked_after(node: &mut TestNode) -> Result
     ] {
         wait_log(node, line)?;
     }
-    // What cannot be done is said of the pod, and done as soon as it can be.
+    // What cannot be done is reported of the pod, and done as soon as possible.
     node.apply(&simple("db", IDLE))?;
     node.wait_event("Operation not permitted")?;
     node.agent.kill();

@@ -28,7 +28,7 @@ pub(crate) struct Api {
 pub(crate) struct Below(TcpStream);
 
 impl Below {
-    /// Resets the connection once whoever has its stream drops that.
+    /// Resets the connection once its stream is dropped.
     pub(crate) fn reset(self) -> Result<()> {
         Ok(set_socket_linger(&self.0, Some(Duration::ZERO))?)
     }
@@ -40,7 +40,7 @@ impl Below {
 }
 
 impl Api {
-    /// Starts the node's agent with an API that serves everybody. `connect` connects to it.
+    /// Starts the node's agent with an API for every caller. `connect` connects to it.
     pub(crate) fn start(node: &mut TestNode, connect: impl Fn(u16) -> Result<TcpStream>) -> Result<Self> {
         let port = Port::claim()?;
         let settings = format!(
@@ -49,7 +49,7 @@ impl Api {
         );
         node.agent.reconfigure(|kept| kept.kubelet.push(settings))?;
         node.agent.start()?;
-        // It makes its certificate when somebody asks for it.
+        // It creates its certificate at the first connection.
         let certificate = node.agent.settings().root().join("pki/kubelet.crt");
         let certificate = wait::until(wait::SOON, "the certificate of kubelet's API", || {
             connect(port.number).ok()?;

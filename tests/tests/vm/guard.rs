@@ -55,7 +55,7 @@ pub(crate) fn a_guard_and_the_actors(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// The new executable is none that the guard of the old one knows.
+/// The guard of the old executable does not know the new one.
 fn an_upgrade_under_a_strict_guard_starts(guest: &mut Guest) -> Result<()> {
     guest.run(
         "sed -i 's/^manifestGuard: .*/manifestGuard: strict/' /etc/limpet/config.yaml && systemctl restart limpet",

@@ -52,7 +52,7 @@ pub(crate) fn running(guest: &mut Guest, name: &str) -> Result<Value> {
     })
 }
 
-/// Waits for the pod `name` to be as `accept` wants it.
+/// Waits for the pod `name` to be as `accept` requires.
 pub(crate) fn wait(guest: &mut Guest, name: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
     let full = format!("{name}-gateway");
     let found = guest.until(SOON, &format!("pod {name} {what}"), "limpet pods -A -o json", |output| {

@@ -23,7 +23,7 @@ restorecon -R /run/limpet 2> /dev/null || true
 systemctl start containerd limpet";
 /// What a container writes to all its volumes, and says in its log.
 const WRITES: &str = "set -e; for place in disk memory; do echo mine > /$place/file; done; echo started";
-/// A file of the node, which everybody may read as far as permissions go, in a directory that containerd may mount.
+/// A file of the node, which every user may read as far as permissions go, in a directory that containerd may mount.
 const OPEN: &str = "set -e
 install -d -m 0755 /var/lib/open && echo open > /var/lib/open/file && chmod 0644 /var/lib/open/file
 chcon -t container_var_lib_t /var/lib/open && chcon -t var_t /var/lib/open/file";

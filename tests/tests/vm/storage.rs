@@ -17,7 +17,7 @@ const SERVE: &str = "mkdir -p /srv/data && \
 const SILENCE: &str = "iptables -I INPUT -p tcp --dport 2049 -j DROP";
 const VOICE: &str = "iptables -D INPUT -p tcp --dport 2049 -j DROP";
 
-/// The machine is an iSCSI target with one blank disk, and asks for a password.
+/// The machine is an iSCSI target with one blank disk, and requires a password.
 const TARGET: &str = "set -e
 modprobe -a target_core_file iscsi_target_mod
 mountpoint -q /sys/kernel/config || mount -t configfs none /sys/kernel/config
@@ -123,7 +123,7 @@ fn disk(guest: &mut Guest) -> Result<()> {
     guest.run("rm /etc/limpet/manifests/chap.yaml && ! journalctl --no-pager | grep correct-horse").map(drop)
 }
 
-/// Pages that the kernel has set aside are a resource; pod and container have no more than they ask for.
+/// Pages that the kernel has set aside are a resource; pod and container have no more than they request.
 pub(crate) fn huge_pages(machine: &Machine) -> Result<()> {
     let mut guest = machine.resume()?;
     guest.run("echo 4 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages && systemctl restart limpet")?;

@@ -52,7 +52,7 @@ fn wait_current(pki: &Path, name: &str, before: Option<&Path>) -> Result<PathBuf
 }
 
 /// The node's certificate is signed by the controllers, renewed while it is valid, and the node outlives the first one
-/// without a restart of a pod. The certificate of kubelet's API is approved by a person, as clusters want it.
+/// without a restart of a pod. The certificate of kubelet's API is approved by a person, as clusters require.
 pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut TestNode) -> Result<()> {
     let (cluster, address, port) = (cluster::whole()?, NodeAddress::add()?, Port::claim()?);
     admit_bootstrappers(&cluster)?;
@@ -77,7 +77,7 @@ pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut 
     ensure!(health == "ok", "{health}");
 
     wait_current(&pki, "kubelet-client", Some(&first))?;
-    // Had the first one expired, the token would have asked again.
+    // Had the first one expired, the token would have been requested again.
     let token = format!("system:bootstrap:{}", TOKEN[0]);
     ensure!(requests(&cluster, CLIENT, &token)?.len() == 1, "more than one request by the token");
     wait::until_true(2 * CERTIFICATE_LIFE, "the end of the first certificate", || issued.elapsed() > CERTIFICATE_LIFE)?;

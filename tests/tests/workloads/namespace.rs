@@ -1,5 +1,5 @@
 //! A namespace that is deleted under the pods of a node: what the cluster has there ends, what the node has keeps
-//! running, and has its mirror pod again once the namespace is made again.
+//! running, and has its mirror pod again once the namespace is recreated.
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::{self, join, wait_at};
@@ -7,7 +7,7 @@ use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::{TestNode, wait};
 use serde_json::{Value, json};
 
-pub(crate) fn a_namespace_is_deleted_and_made_again(node: &mut TestNode) -> Result<()> {
+pub(crate) fn a_namespace_is_deleted_and_recreated(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::whole()?;
     join(node, &cluster, &[])?;
     let namespace = format!("lab-{}", node.name());

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn one_pod_of_a_missing_namespace_asks_for_all_of_them() {
+    fn one_pod_of_a_missing_namespace_checks_for_all_of_them() {
         let (mut retries, now) = (Retries::default(), Instant::now());
         let steps = || vec![create("a"), create("b")];
         let due = |retries: &Retries, steps: &[Planned], now| {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_refused_for_another_reason_asks_no_more_for_its_namespace() {
+    fn a_pod_that_is_refused_for_another_reason_stops_checking_its_namespace() {
         let (mut retries, now) = (Retries::default(), Instant::now());
         let (a, b) = (create("a"), create("b"));
         for (key, step, ..) in [&a, &b] {

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_each_type_proves_its_possession_and_asks_for_nothing() {
+    fn a_key_of_each_type_proves_its_possession_and_requests_nothing() {
         for key_type in ["ECDSAP256", "ECDSAP384", "ED25519"] {
             let pair = KeyPair::generate_for(algorithm(key_type)).unwrap();
             assert!(pair.serialize_pem().starts_with("-----BEGIN PRIVATE KEY-----"), "{key_type}");
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_is_gone_is_made_again() {
+    async fn a_request_that_is_gone_is_created_again() {
         let (send, mut updates) = mpsc::channel(4);
         send.send(Update::Listed(vec![serde_json::json!({ "status": {} })], String::new())).await.unwrap();
         send.send(Update::Listed(Vec::new(), String::new())).await.unwrap();

@@ -22,7 +22,7 @@ const PREEMPTION: &str = "/sys/kernel/debug/sched/preempt";
 pub(super) async fn examine(config: &Config) -> Finding {
     // A build without the feature cannot check: it will not arm a guard either.
     let pinned = limpet_bpf::state(Path::new(PINS)).unwrap_or(GuardState::Off);
-    let Some(mode) = config.guard.mode else { return not_asked_for(&pinned) };
+    let Some(mode) = config.guard.mode else { return not_configured(&pinned) };
     let tried = tokio::task::spawn_blocking(move || attempt(mode)).await;
     let tried = tried.unwrap_or_else(|panicked| Err(ArmError::Failed(panicked.into())));
     let uname = rustix::system::uname();
@@ -48,7 +48,7 @@ fn gap(release: &str, built: &str, preemption: Option<&str>) -> Option<&'static 
     }
 }
 
-fn not_asked_for(pinned: &GuardState) -> Finding {
+fn not_configured(pinned: &GuardState) -> Finding {
     match pinned {
         GuardState::Off => Finding::ok(GUARD, "off"),
         GuardState::Pinned { mode, .. } => {
@@ -126,8 +126,8 @@ mod tests {
                 "preempted in it",
             ),
             (judge(mode, true, &GuardState::Off, hooks(), Some("it is preemptible")), Level::Failed, "path_truncate"),
-            (not_asked_for(&GuardState::Off), Level::Ok, "off"),
-            (not_asked_for(&pinned), Level::Degraded, "strict"),
+            (not_configured(&GuardState::Off), Level::Ok, "off"),
+            (not_configured(&pinned), Level::Degraded, "strict"),
             (judge(mode, true, &GuardState::Off, Ok(()), None), Level::Ok, "none is on now"),
             (judge(mode, true, &pinned, Ok(()), None), Level::Ok, "strict, 1 hooks"),
             (judge(mode, true, &pinned, hooks(), None), Level::Failed, "path_truncate"),

@@ -191,7 +191,7 @@ fn the_selected_pod_stays_selected_and_in_sight() {
 }
 
 #[test]
-fn what_is_not_shown_is_not_asked_for() {
+fn what_is_not_shown_is_not_requested() {
     let mut ui = ui(false, (80, 24), three());
     assert_eq!(ui.wanted(), Subscriptions::default());
     for (key, view) in [('e', "events"), ('u', "usage"), ('l', "log")] {
@@ -225,7 +225,7 @@ fn a_description_is_read_again_when_its_pod_changes() {
 }
 
 #[test]
-fn a_log_goes_on_with_the_next_instance_and_begins_anew_with_the_agent() {
+fn a_log_continues_with_the_next_instance_and_restarts_with_the_agent() {
     let mut ui = ui(false, (80, 24), vec![entry("web", None, "c1")]);
     press(&mut ui, "l");
     let first = ui.wanted().log.unwrap();

@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_asked_once_all_has_arrived() {
+    async fn nothing_is_checked_once_all_has_arrived() {
         let (mut deliveries, asked) = (Deliveries::default(), Cell::new(0));
         let delivery = || {
             asked.set(asked.get() + 1);

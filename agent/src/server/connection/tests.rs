@@ -152,7 +152,7 @@ async fn refused_callers_take_no_place_of_others_and_have_one_answer() {
 const PUSH: &[u8] = b"PUT /pod HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 5\r\n\r\n";
 
 #[tokio::test(start_paused = true)]
-async fn bodies_that_do_not_come_keep_nobody_out_for_long() {
+async fn bodies_that_do_not_arrive_keep_no_other_client_out_for_long() {
     let server = Server::start();
     let mut half = Vec::new();
     for _ in 0..MAX_CONNECTIONS {

@@ -226,7 +226,7 @@ async fn a_client_that_is_idle_is_disconnected_in_every_protocol() {
 }
 
 #[tokio::test]
-async fn a_port_that_nobody_serves_is_an_error_and_the_next_connection_works() {
+async fn a_port_without_a_listener_is_an_error_and_the_next_connection_works() {
     let (node, port) = (Node::start().await, echo().await);
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let client = node.spdy("/portForward/default/web-edge1").await.unwrap();

@@ -8,11 +8,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
-use limpet_tests::wait;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::source::test_support::first_snapshot;
 use limpet_model::manifest::Restored;
 use limpet_model::pod::{Fault, Fingerprint, PodKey, PodRecord, PodUid};
 
@@ -115,15 +115,10 @@ impl Bench {
         fs::rename(temporary, self.directory.join(name)).unwrap();
     }
 
-    /// The first snapshot that satisfies `wanted`; the time limit only ends a test that would hang.
+    /// See [`first_snapshot`].
     async fn until(&mut self, wanted: impl Fn(&SourceSnapshot) -> bool) -> Arc<SourceSnapshot> {
         let (receiver, ..) = self.running.as_mut().unwrap();
-        let last = receiver.clone();
-        let waited = tokio::time::timeout(wait::soon(), receiver.wait_for(|now| wanted(now))).await;
-        match waited {
-            Ok(snapshot) => Arc::clone(&snapshot.unwrap()),
-            Err(_) => panic!("not reached; last: {:#?}", last.borrow()),
-        }
+        first_snapshot(receiver, wanted).await
     }
 
     async fn until_pods(&mut self, pods: &[&str]) -> Arc<SourceSnapshot> {

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::source::test_support::first_snapshot;
 use limpet_model::pod::PodRecord;
 use server::{RecordedRequest, Reply, Server};
 
@@ -90,15 +91,10 @@ impl Bench {
         &self.running.as_ref().unwrap().1
     }
 
-    /// The first snapshot that satisfies `wanted`; the time limit only ends a test that would hang.
+    /// See [`first_snapshot`].
     async fn until(&mut self, wanted: impl Fn(&SourceSnapshot) -> bool) -> Arc<SourceSnapshot> {
         let (receiver, ..) = self.running.as_mut().unwrap();
-        let last = receiver.clone();
-        let waited = tokio::time::timeout(wait::soon(), receiver.wait_for(|now| wanted(now))).await;
-        match waited {
-            Ok(snapshot) => Arc::clone(&snapshot.unwrap()),
-            Err(_) => panic!("not reached; last: {:#?}", last.borrow()),
-        }
+        first_snapshot(receiver, wanted).await
     }
 
     async fn until_good(&mut self, pods: &[&str]) -> Arc<SourceSnapshot> {

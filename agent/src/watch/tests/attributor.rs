@@ -335,7 +335,7 @@ async fn fanotify_refused_for_one_directory_is_tried_for_the_next() {
 }
 
 #[tokio::test]
-async fn an_overflow_of_the_fanotify_queue_asks_for_a_rescan() {
+async fn an_overflow_of_the_fanotify_queue_requests_a_rescan() {
     let test = TestDirectory::new();
     let Some(mut watch) = test.watch_with_fanotify(&Arc::default()).await else { return };
     let limit = fs::read_to_string("/proc/sys/fs/fanotify/max_queued_events").unwrap_or_else(|_| "16384".to_owned());

@@ -236,7 +236,7 @@ fn a_critical_pods_resize_has_pods_of_the_apiserver_end_for_it() {
 }
 
 #[test]
-fn what_a_critical_pods_resize_has_others_end_for_is_kept_for_it_until_it_wants_it_no_more() {
+fn resources_freed_for_a_critical_pods_resize_are_reserved_until_it_no_longer_needs_them() {
     let node = two_cores(&[]);
     let (mut pushed, mut own) =
         (Candidate::new(&pod("pushed", Push, cpu("1"))), Candidate::new(&pod("own", File, cpu("1"))));

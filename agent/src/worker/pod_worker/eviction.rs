@@ -132,7 +132,7 @@ impl PodWorker {
             let record = Arc::clone(&pod.record).without_added();
             // A critical pod may need it.
             self.hold.give_back();
-            self.begin_anew(record, now);
+            self.begin_again(record, now);
         }
         if let Some(pod) = &mut self.current
             && admission::refuse_under_pressure(pod, node)

@@ -67,7 +67,7 @@ impl Node {
         );
         let running = world.what_runs();
         for record in admitted().filter(|record| record.spec().restart_policy.as_deref() == Some("Always")) {
-            // Every deadline is over by now.
+            // Every deadline has passed by now.
             let runs = record.spec().active_deadline_seconds.is_none() && !world.has_failed(&record.uid);
             let lasts = |one: &&Container| one.restart_policy.as_deref().is_none_or(|own| own == "Always");
             let lasting: Vec<&Container> = record.spec().containers.iter().filter(lasts).collect();

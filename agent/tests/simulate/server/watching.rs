@@ -10,7 +10,7 @@ use super::{BoxError, Fate, Server, reset};
 
 /// After this time without an answer a kernel gives a connection up.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
-/// An idle watch says so often how far the server is.
+/// An idle watch sends the server's version this often.
 const BOOKMARK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// One watch.

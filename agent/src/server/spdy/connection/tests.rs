@@ -93,7 +93,7 @@ async fn a_stream_that_is_not_read_holds_its_peer_up_and_one_that_is_dropped_doe
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_that_is_gone_is_noticed_while_its_data_stands_unread() {
+async fn a_peer_that_is_gone_is_noticed_while_its_data_is_unread() {
     let (near, far) = duplex(1 << 10);
     let (mut server, driver) = connection(near, Role::Server, Some(IDLE_TIMEOUT));
     let served = tokio::spawn(driver);

@@ -154,7 +154,7 @@ fn a_critical_pod_without_a_place_is_tried_again_when_what_kept_others_from_endi
 }
 
 #[test]
-fn another_version_of_a_pod_that_was_to_end_has_to_be_ordered_anew() {
+fn another_version_of_a_pod_that_was_to_end_has_to_be_ordered_again() {
     let node = of_places(1);
     let mut lesser = Candidate::new(&plain("lesser", Push));
     assert!(lesser.settle(&node).is_none());
