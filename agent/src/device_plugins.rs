@@ -221,7 +221,7 @@ impl DevicePlugins {
     }
 
     /// What is recorded on a container that was found when the agent started.
-    pub fn found(&self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
+    pub fn record_found(&self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
         self.inventory().adopt(uid, container, allocations);
     }
 

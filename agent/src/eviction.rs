@@ -124,13 +124,13 @@ impl Evictor {
             last = Some(Instant::now());
             due = tokio::select! {
                 () = stop.cancelled() => return,
-                next = self.look(&mut memory) => next,
+                next = self.measure_and_act(&mut memory) => next,
             };
         }
     }
 
     /// One look. Returns when to look again although nothing happens.
-    async fn look(&mut self, memory: &mut LoopState) -> Option<Instant> {
+    async fn measure_and_act(&mut self, memory: &mut LoopState) -> Option<Instant> {
         let measured = self.meter.measure().await;
         memory.disks_last = self.policy.pause_of_busy(Pressure::Disk, &measured.seen);
         memory.memory_lasts = self.policy.pause_of_busy(Pressure::Memory, &measured.seen);

@@ -128,7 +128,7 @@ impl ImageCollector {
             }
             let looked = tokio::select! {
                 () = stop.cancelled() => return,
-                looked = self.look(&mut ledger, &mut directory) => looked,
+                looked = self.collect(&mut ledger, &mut directory) => looked,
             };
             next = match looked {
                 Ok(pause) => pause.map(|pause| Instant::now() + pause),
@@ -142,7 +142,7 @@ impl ImageCollector {
     }
 
     /// One look at the store. Returns when to look again although nothing happens.
-    async fn look(
+    async fn collect(
         &self,
         ledger: &mut Ledger,
         directory: &mut Option<PathBuf>,

@@ -277,7 +277,7 @@ impl TestNode {
         self.pods().ok()?.into_iter().find(|pod| pod["metadata"]["name"] == full.as_str())
     }
 
-    /// Waits until the agent shows the pod `name` as `accept` wants it; `what` says how that is.
+    /// Waits until the agent shows the pod `name` as `accept` requires; `what` describes that.
     pub fn wait_pod(&self, name: &str, what: &str, accept: impl Fn(&Value) -> bool) -> Result<Value> {
         let what = format!("pod {name}: {what}");
         wait::until(wait::SOON, &what, || self.pod(name).filter(|pod| accept(pod))).with_context(|| {

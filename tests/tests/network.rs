@@ -44,7 +44,7 @@ fn a_pod_reaches_another(node: &mut TestNode) -> Result<()> {
     node.apply(&networked("server", "echo welcome > /tmp/index.html; exec httpd -f -p 8080 -h /tmp"))?;
     node.apply(&networked("client", IDLE))?;
     let (server, client) = (node.wait_running("server")?, node.wait_running("client")?);
-    // A static busybox crashes in its wget, which asks for name services that are not there.
+    // A static busybox crashes in its wget, which loads name services that are not there.
     let request = format!("printf 'GET /index.html HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {} 8080", address(&server)?);
     let fetch = || node.exec("client", "main", &["/bin/sh", "-c", &request]);
     wait::until_true(wait::SOON, "the server's answer", || fetch().is_ok_and(|page| page.ends_with("\nwelcome\n")))

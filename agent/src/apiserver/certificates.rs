@@ -148,7 +148,7 @@ impl CertificateRotation {
             let now = Timestamp::now();
             let (can_bootstrap, rotate) = (bootstrap.is_some(), settings.rotate_certificates);
             let step = certificate::next(identity, can_bootstrap, rotate, self.chance, issued, now);
-            let asked = match (step, bootstrap) {
+            let outcome = match (step, bootstrap) {
                 (Step::Wait(at), _) => {
                     let reconnected = async {
                         self.link.lost().await;
@@ -156,7 +156,7 @@ impl CertificateRotation {
                     };
                     tokio::select! {
                         () = wait(at) => {}
-                        // It may be by other credentials, which somebody gave to a node whose own had expired.
+                        // It may be by other credentials, which were given to a node whose own had expired.
                         () = reconnected => {}
                     }
                     continue;
@@ -171,7 +171,7 @@ impl CertificateRotation {
                     self.obtain(&Requester::Node(self.link.clone()), BTreeSet::new()).await
                 }
             };
-            if self.asked(asked, &mut failures).await {
+            if self.record_outcome(outcome, &mut failures).await {
                 issued = Some(Timestamp::now());
                 self.link.renew_client();
             }
@@ -203,7 +203,7 @@ impl CertificateRotation {
                 self.obtain(&requester, names.clone()).await
             };
             tokio::select! {
-                asked = obtain => if self.asked(asked, &mut failures).await {
+                outcome = obtain => if self.record_outcome(outcome, &mut failures).await {
                     issued = Some(Timestamp::now());
                 },
                 // The request may be outdated by now.
@@ -238,17 +238,17 @@ impl CertificateRotation {
     }
 
     /// Whether there is a new certificate. After a failure, a pause first.
-    async fn asked(&self, asked: Result<(), CertificateError>, failures: &mut u32) -> bool {
-        let Err(error) = asked else {
+    async fn record_outcome(&self, outcome: Result<(), CertificateError>, failures: &mut u32) -> bool {
+        let Err(error) = outcome else {
             *failures = 0;
             let file = self.files.current();
-            tracing::info!(file = %file.display(), "the node's certificate was renewed");
+            tracing::info!(file = %file.display(), "the node has obtained a certificate");
             return true;
         };
         *failures += 1;
         self.link.metrics().renewal_failed(self.purpose.metric());
         // What was refused is not requested again at once.
-        let asked = match &error {
+        let retry_after = match &error {
             CertificateError::Request(error) => error.retry_after(),
             CertificateError::Refused { .. } | CertificateError::File(FileError::Over { .. }) => {
                 Some(connectivity::MAX_REQUESTED_DELAY)
@@ -257,9 +257,9 @@ impl CertificateRotation {
         };
         if *failures == 1 || !matches!(error, CertificateError::Request(_)) {
             let purpose = self.purpose.file_name();
-            tracing::warn!(purpose, error = error_chain(&error), "renewing the node's certificate failed");
+            tracing::warn!(purpose, error = error_chain(&error), "obtaining the node's certificate failed");
         }
-        self.link.pause(*failures, asked).await;
+        self.link.pause(*failures, retry_after).await;
         false
     }
 

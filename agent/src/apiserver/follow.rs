@@ -18,7 +18,7 @@ use limpet_apiserver::{Request, RequestError, Resource, Selector, WatchFrom};
 
 /// The server ends a watch after this long, and up to twice that, as client-go requests.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(300);
-/// The same of one object, as kubelet asks for with ConfigMaps and Secrets: a node has many such watches.
+/// The same for a single object, as kubelet requests it for ConfigMaps and Secrets: a node has many such watches.
 const SINGLE_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
 /// A server that does not end it is left so much later.
 const WATCH_TIMEOUT_MARGIN: Duration = Duration::from_secs(30);

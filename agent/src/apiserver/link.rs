@@ -336,7 +336,7 @@ impl Link {
         }
     }
 
-    /// There are new credentials: the next request uses them, and whoever pauses tries again.
+    /// There are new credentials: the next request uses them, and pausing requests are tried again.
     pub(super) fn renew_client(&self) {
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.0.credentials.send_modify(|changes| *changes = changes.wrapping_add(1));
@@ -347,7 +347,7 @@ impl Link {
         self.0.node_network.clone()
     }
 
-    /// The client. Whoever makes a second one meanwhile replaces the first.
+    /// The client. One that is made meanwhile replaces the first.
     async fn client(&self) -> Result<Client, RequestError> {
         if let Some(client) = self.0.client.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             return Ok(client);

@@ -67,7 +67,7 @@ pub struct HollowNodes {
     pub count: u32,
     /// Their names are `<prefix>-0`, `<prefix>-1` and so on.
     pub prefix: String,
-    /// An empty directory for their databases, which whoever runs them removes.
+    /// An empty directory for their databases, which the caller removes.
     pub dir: PathBuf,
 }
 

@@ -58,8 +58,8 @@ impl Published {
         self.observed.touch();
     }
 
-    /// An event for each change; a repeated one is counted. A pod that appears, nobody knows by whose
-    /// doing, has events enough of its own.
+    /// An event for each change; a repeated one is counted. A pod that appears without a known
+    /// author has events enough of its own.
     fn report_changes(&self, snapshot: &SourceSnapshot) {
         for change in snapshot.changes.iter().filter(|change| change.change != ChangeKind::Rejected) {
             if change.change == ChangeKind::Created && change.actor.is_none() {

@@ -91,7 +91,7 @@ fn copy(
     keeps: bool,
     progress: &mut Progress,
 ) -> Result<(), CopyError> {
-    // Whoever copies out of a container gets no set-user-ID program of it.
+    // A copy out of a container has no set-user-ID programs.
     let outwards = Rules { mode: if keeps { 0o777 } else { 0o755 }, owner: Owner::Own, links: false };
     let inwards = Rules { mode: if keeps { 0o7777 } else { 0o755 }, owner: root.owner(keeps), links: true };
     match (from, to) {
@@ -106,7 +106,7 @@ fn copy(
             tree::copy(&Source::at(from)?, place.target(), &inwards, progress)
         }
         (_, Location::Container { path, .. }) => {
-            // The owner of a stream is whoever runs the container.
+            // The owner of a stream is the user that runs the container.
             let rules = Rules { owner: root.owner(false), ..inwards };
             tree::stream(&mut io::stdin().lock(), root.place(path, None)?.target(), &rules)
         }

@@ -121,7 +121,7 @@ impl Forwarder {
             };
             match accepted {
                 Ok((stream, _)) => {
-                    say(format_args!("Handling connection for {local}"));
+                    print_line(format_args!("Handling connection for {local}"));
                     connections.spawn(Arc::clone(&self).forward(stream, local, remote));
                 }
                 Err(error) => return complain(format_args!("accept a connection for {local}: {error}")),
@@ -172,7 +172,7 @@ async fn exchange(stream: TcpStream, mut error: Stream, data: Stream) -> String 
     String::from_utf8_lossy(&message).into_owned()
 }
 
-fn say(line: std::fmt::Arguments<'_>) {
+fn print_line(line: std::fmt::Arguments<'_>) {
     // If stdout cannot be written, connections are forwarded nevertheless.
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }

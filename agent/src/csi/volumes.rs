@@ -176,7 +176,7 @@ impl CsiVolumes {
         driver.publish(&wanted.for_publish(pod, driver, staging), &target).await.map_err(call(data))?;
         let is_given = !driver.capabilities().mount_group && wanted.volume.takes_fs_group(wanted.read_only);
         match fs_group_of(pod).filter(|_| is_given) {
-            Some(group) => self.give(data, pod, target, group).await,
+            Some(group) => self.set_group(data, pod, target, group).await,
             None => Ok(()),
         }
     }
@@ -201,7 +201,7 @@ impl CsiVolumes {
     }
 
     /// Gives the volume's files to the pod's group.
-    async fn give(&self, data: &VolumeData, pod: &PodRecord, path: PathBuf, group: u32) -> Result<(), CsiError> {
+    async fn set_group(&self, data: &VolumeData, pod: &PodRecord, path: PathBuf, group: u32) -> Result<(), CsiError> {
         let context = pod.spec().security_context.as_ref();
         let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
         let on_root_mismatch = policy == Some("OnRootMismatch");

@@ -335,7 +335,7 @@ impl ContainerdExecutor {
         recorded.sort_by_key(|identity| std::cmp::Reverse(identity.attempt));
         for identity in recorded {
             let uid = PodUid::new(identity.uid.as_str());
-            self.device_plugins.found(&uid, &identity.container, &identity.devices);
+            self.device_plugins.record_found(&uid, &identity.container, &identity.devices);
         }
     }
 

@@ -46,7 +46,7 @@ pub fn release_memory() {
 /// short of memory, since no page table holds it. A breakpoint that a debugger has set is lost.
 #[allow(unsafe_code)]
 fn unmap_text() {
-    // SAFETY: the callback has the signature that dl_iterate_phdr wants, and uses no data.
+    // SAFETY: the callback has the signature that dl_iterate_phdr requires, and uses no data.
     unsafe { libc::dl_iterate_phdr(Some(unmap_program), std::ptr::null_mut()) };
 }
 

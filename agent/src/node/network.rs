@@ -61,7 +61,7 @@ impl NetworkFollower {
             Err(error) => return error,
         };
         loop {
-            self.look();
+            self.refresh();
             if let Err(error) = changes.changed().await {
                 return error;
             }
@@ -71,7 +71,7 @@ impl NetworkFollower {
     }
 
     /// Publishes what differs from the last look.
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         let (now, links) = (addresses(self.configured), links());
         let links_changed = std::mem::replace(&mut self.links, links) != self.links;
         self.published.send_if_modified(|network| {

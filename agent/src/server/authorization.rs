@@ -240,7 +240,7 @@ impl Origin {
 }
 
 /// Whether the request's caller may use a route with that permission; `None`: there is no such route. The answer to
-/// whoever may not.
+/// a caller who may not.
 pub(super) async fn admit(permission: Option<Permission>, request: &mut Request) -> Result<(), Response> {
     let decision = match request.extensions().get::<Caller>().cloned() {
         Some(Caller::Network(client)) => return admit_from_network(&client, permission, request).await,

@@ -12,7 +12,7 @@ use super::caller::Caller;
 /// The largest message accepted from a client.
 pub(super) const MAX_MESSAGE: usize = 1 << 20;
 
-/// The services of a socket: whoever may not use them learns nothing of what there is.
+/// The services of a socket: a caller that may not use them does not learn which there are.
 pub(super) fn guarded(services: Router) -> Router {
     services.fallback(async || refused(Status::unimplemented("limpet has no such service"))).layer(from_fn(enforce))
 }

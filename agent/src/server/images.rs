@@ -125,7 +125,7 @@ async fn documents(state: &ImagesState) -> Result<Vec<ImageDocument>, ImageError
             pinned: image.pinned,
             created: image.created.map(Time),
             last_used: image.last_used.map(Time),
-            names: shown(&image),
+            names: display_names(&image),
             digest: image.digest.to_string(),
         });
     }
@@ -134,7 +134,7 @@ async fn documents(state: &ImagesState) -> Result<Vec<ImageDocument>, ImageError
 }
 
 /// The names people gave it: containerd's CRI plugin adds the digest of its configuration as one more.
-fn shown(image: &StoredImage) -> Vec<String> {
+fn display_names(image: &StoredImage) -> Vec<String> {
     let mut names: Vec<String> = image.names.iter().filter(|name| !name.starts_with("sha256:")).cloned().collect();
     names.sort();
     names

@@ -3,7 +3,7 @@
 //! Others talk to the apiserver and send what they learn as [`Update`]s; this keeps the newest state, on disk before it
 //! is published. So a start without an apiserver has every pod with its objects as they were known last, and a pod ends
 //! only when a list of the apiserver's, or its watch, says that it is to: of a cluster that was restored from a backup
-//! or replaced, only when the operator says so.
+//! or replaced, only at the operator's command.
 
 mod held;
 

@@ -1,7 +1,7 @@
 //! Placing the watches: along the path of the directory, and along those of symlinked manifests.
 //!
 //! Resolving a path may wait for a file system that does not answer, so it is done on a blocking thread, with a
-//! deadline. The watch keeps the call: whoever waits for an event may be dropped meanwhile.
+//! deadline. The watch keeps the call: a waiter for an event may be dropped meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};

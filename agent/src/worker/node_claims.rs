@@ -101,7 +101,7 @@ impl Claims {
     }
 }
 
-/// What has to be free before a pod gets it; a pod has what it uses already, whoever else does.
+/// What has to be free before a pod gets it; a pod has what it uses already, even if others do too.
 #[derive(Debug, Clone, Copy)]
 struct Check {
     /// It has no place among the pods yet, and gets one.
@@ -242,7 +242,7 @@ impl NodeClaims {
     ) -> Result<(), Refusal> {
         self.offer.plugins.with(|inventory| {
             wanted.devices.iter().try_for_each(|(name, count)| {
-                // A device that is not healthy is not offered, whoever has it.
+                // A device that is not healthy is not offered, whichever pod has it.
                 let healthy = |(key, theirs): (&PodKey, &Claims)| {
                     let claimed = theirs.devices.get(name).copied().unwrap_or(0);
                     claimed.saturating_sub(inventory.unhealthy_of(key, name))
@@ -254,7 +254,7 @@ impl NodeClaims {
     }
 
     /// Gives `wanted` to the pod instead of what it has, if the others leave it as far as that is checked.
-    fn give(&self, key: &PodKey, wanted: Claims, check: Check) -> Result<(), Refused> {
+    fn allocate(&self, key: &PodKey, wanted: Claims, check: Check) -> Result<(), Refused> {
         let mut given = self.given();
         let checked = self.check(&given, key, &wanted, check);
         if let Err(refused) = checked {

@@ -332,7 +332,7 @@ impl PodWorker {
             // The claim of what was found covers all of it.
             return;
         }
-        let Some(pod) = &mut self.current else { return self.hold.give_back() };
+        let Some(pod) = &mut self.current else { return self.hold.release() };
         if admission::waits(pod) {
             return self.hold.give_back_claims();
         }
@@ -380,7 +380,7 @@ impl PodWorker {
         self.leave_incarnation();
         self.current = self.others.pop_front();
         if self.current.is_none() {
-            self.hold.give_back();
+            self.hold.release();
         }
         if self.current.is_none()
             && let Some(next) = self.next.take()

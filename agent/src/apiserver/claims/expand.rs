@@ -59,7 +59,7 @@ pub(super) async fn follow(
         if volume.read_only || claim::is_read_only(&pod, &key.name) {
             return;
         }
-        match Box::pin(expander.look(&pod, &mut known)).await {
+        match Box::pin(expander.check(&pod, &mut known)).await {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) => {
@@ -82,7 +82,7 @@ impl Expander<'_> {
     }
 
     /// Expands the volume if that is due. False: it is not to be checked any more.
-    async fn look(&self, pod: &PodRecord, known: &mut Option<i64>) -> Result<bool, RequestError> {
+    async fn check(&self, pod: &PodRecord, known: &mut Option<i64>) -> Result<bool, RequestError> {
         let (namespace, name) = self.claim();
         let request = Request::get(Resource::PersistentVolumeClaim(namespace, name));
         let claim: PersistentVolumeClaim = decoded(self.link.send(request).await?)?;

@@ -177,7 +177,7 @@ impl State {
 
 impl RequestScheduler {
     /// Waits for the turn of a request; `None`: it needs none.
-    pub(super) async fn take(&self, need: Need) -> Option<RequestPermit> {
+    pub(super) async fn acquire(&self, need: Need) -> Option<RequestPermit> {
         if !need.waits() {
             return None;
         }
@@ -206,7 +206,7 @@ impl RequestScheduler {
         given
     }
 
-    /// The server is busy, and may ask for a pause. What is more urgent than the refused request continues. `chance`
+    /// The server is busy, and may request a pause. What is more urgent than the refused request continues. `chance`
     /// spreads the nodes that were refused together.
     pub(super) fn busy(&self, need: Need, asked: Option<Duration>, chance: u64) {
         if need == Need::Review {
@@ -296,7 +296,7 @@ mod tests {
         for need in needs.iter().copied() {
             let (scheduler, order) = (scheduler.clone(), Arc::clone(&order));
             tasks.spawn(async move {
-                let turn = scheduler.take(need).await;
+                let turn = scheduler.acquire(need).await;
                 order.lock().unwrap().push(need);
                 time::sleep(took).await;
                 turn.unwrap().answered();
@@ -310,7 +310,7 @@ mod tests {
         use Need::{Event, Mirror, Object, Pods, Status};
         let scheduler = RequestScheduler::default();
         scheduler.busy(Pods, Some(Duration::from_secs(3)), 0);
-        assert!(scheduler.take(Need::Heartbeat).await.is_none());
+        assert!(scheduler.acquire(Need::Heartbeat).await.is_none());
         let mut tasks = JoinSet::new();
         let order = ask(&scheduler, &[Event, Object, Status, Event, Mirror, Pods], SLOW, &mut tasks);
         time::sleep(Duration::from_millis(2_950)).await;
@@ -343,12 +343,12 @@ mod tests {
         let scheduler = RequestScheduler::default();
         scheduler.busy(Need::Event, Some(Duration::from_secs(5)), 0);
         let begun = Instant::now();
-        assert!(scheduler.take(Need::Status).await.is_some());
+        assert!(scheduler.acquire(Need::Status).await.is_some());
         assert_eq!(begun.elapsed(), Duration::ZERO);
         scheduler.busy(Need::Pods, None, 0);
-        assert!(scheduler.take(Need::Status).await.is_some());
+        assert!(scheduler.acquire(Need::Status).await.is_some());
         assert!(begun.elapsed() < Duration::from_secs(1), "each need is held as long as it was asked for");
-        assert!(scheduler.take(Need::Event).await.is_some());
+        assert!(scheduler.acquire(Need::Event).await.is_some());
         assert_eq!(begun.elapsed(), Duration::from_secs(5));
     }
 

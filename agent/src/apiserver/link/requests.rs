@@ -29,7 +29,7 @@ impl Link {
         let sent = async {
             let asked = Instant::now();
             let need = Need::of(&request.resource, request.method == Method::GET);
-            let turn = self.0.scheduler.take(need).await;
+            let permit = self.0.scheduler.acquire(need).await;
             let (mut traffic, begun, connection) = (Traffic::default(), Instant::now(), self.0.scheduler.connection());
             let result = match self.client().await {
                 Ok(client) => client.send_counted(request, &mut traffic).await,
@@ -40,7 +40,7 @@ impl Link {
             let Traffic { code, sent, received } = traffic;
             let (waited_ms, took_ms) = (waited.as_millis(), took.as_millis());
             tracing::debug!(code, waited_ms, took_ms, sent, received, "answered");
-            self.count_answer(need, turn.as_ref(), &result);
+            self.count_answer(need, permit.as_ref(), &result);
             self.judge(connection, (&verb, resource), code, result)
         };
         // In an allocation of its own: tasks that wait for days would keep room for it in theirs.
@@ -72,14 +72,14 @@ impl Link {
         let span = tracing::debug_span!("request", verb = "WATCH", path = resource.path(), selector = selector.fields);
         let begun = async {
             let need = Need::of(&resource, true);
-            let turn = self.0.scheduler.take(need).await;
+            let permit = self.0.scheduler.acquire(need).await;
             let connection = self.0.scheduler.connection();
             let result = match self.client().await {
                 Ok(client) => client.watch(resource, selector, from, limit).await,
                 Err(error) => Err(error),
             };
             let code = code(&result);
-            self.count_answer(need, turn.as_ref(), &result);
+            self.count_answer(need, permit.as_ref(), &result);
             tracing::debug!(code, ?from, "answered");
             // The method of HTTP, as client-go counts a watch.
             self.judge(connection, ("GET", kind), code, result)
@@ -99,9 +99,9 @@ impl Link {
 
     /// What the result says of how busy the server is. The turn goes to the next request once it is known whether there
     /// is still a connection.
-    fn count_answer<T>(&self, need: Need, turn: Option<&RequestPermit>, result: &Result<T, RequestError>) {
+    fn count_answer<T>(&self, need: Need, permit: Option<&RequestPermit>, result: &Result<T, RequestError>) {
         match result {
-            Ok(_) => turn.into_iter().for_each(RequestPermit::answered),
+            Ok(_) => permit.into_iter().for_each(RequestPermit::answered),
             Err(error) if error.code() == Some(BUSY) => {
                 self.0.scheduler.busy(need, error.retry_after(), fastrand::u64(..));
             }

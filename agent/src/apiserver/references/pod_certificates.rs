@@ -1,5 +1,5 @@
 //! Has a pod's certificates issued: makes the key, creates the PodCertificateRequest, waits for its signer, and again
-//! when the signer wants it.
+//! when the signer requests it.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,7 +21,7 @@ use limpet_model::lifecycle::LifecycleEvent;
 
 /// The oldest containerd that limpet is tested with.
 const CONTAINERD_NEEDED: (u32, u32) = (1, 7);
-/// The timeout of containerd and of programs asked for their version.
+/// The timeout of containerd and of programs that print their version.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
 /// The search path for programs if containerd's environment cannot be read.
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -74,7 +74,7 @@ fn parse(bytes: &[u8]) -> Parsed {
         [ESC] | [ESC, b'[' | b'O'] => Parsed::Partial,
         [ESC, ESC] => Parsed::Two(Key::Escape, Key::Escape),
         [ESC, b'[' | b'O', ref rest @ ..] => sequence(rest),
-        // Not Alt: the screens know no such key, and somebody types fast.
+        // Not Alt: the screens have no such key, and the user types fast.
         [ESC, byte] => match single(byte) {
             Some(key) => Parsed::Two(Key::Escape, key),
             None => Parsed::Unknown,

@@ -1,5 +1,5 @@
-//! Measures what a pod takes on disk: when it may not take all there is, when the disk is short of room, and when
-//! somebody asks.
+//! Measures what a pod takes on disk: when it may not take all there is, when the disk is short of room, and on
+//! request.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;

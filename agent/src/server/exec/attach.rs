@@ -176,7 +176,7 @@ async fn feed(
     false
 }
 
-/// What is added to a stream's log from now on until the container has exited; `None` when the client does not want it,
+/// What is added to a stream's log from now on until the container has exited; `None` when the client did not request it,
 /// or when there is no log.
 async fn follow(
     path: &Path,

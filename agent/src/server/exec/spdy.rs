@@ -60,7 +60,7 @@ struct Attached(Vec<(Channel, Stream)>);
 impl Attached {
     /// Accepts the requested streams; `None`: the client has disconnected.
     async fn accept(streams: &mut Handle, session: &Session) -> Option<Self> {
-        let mut missing = wanted(session.streams, session.version);
+        let mut missing = requested_streams(session.streams, session.version);
         let mut attached = Self::default();
         while !missing.is_empty() {
             let stream = streams.accept().await?;
@@ -104,7 +104,7 @@ impl Attached {
 }
 
 /// The streams that a client has to open, by name.
-fn wanted(asked: Streams, version: Version) -> Vec<(&'static str, Channel)> {
+fn requested_streams(asked: Streams, version: Version) -> Vec<(&'static str, Channel)> {
     let all = [
         ("error", Channel::Error, true),
         ("stdin", Channel::Stdin, asked.stdin),

@@ -58,7 +58,7 @@ pub enum Frame {
         /// A [`Status`], or another number.
         status: u32,
     },
-    /// `PING`: whoever receives one that it did not begin sends it back.
+    /// `PING`: a peer that receives one that it did not begin sends it back.
     Ping(u32),
     /// `GOAWAY`: the sender takes no more streams.
     GoAway {

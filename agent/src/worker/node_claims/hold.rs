@@ -86,7 +86,7 @@ impl Hold {
         });
         let Some(used) = used.filter(|used| !used.is_empty()) else { return Self::default() };
         if node
-            .give(key, used, Check { place: false, node: false, exclusive: false, requests: false, devices: false })
+            .allocate(key, used, Check { place: false, node: false, exclusive: false, requests: false, devices: false })
             .is_err()
         {
             return Self::default();
@@ -114,7 +114,7 @@ impl Hold {
         }
         let ends = leaves || is_finished(pod);
         if ends && !uses_node(pod) {
-            self.give_back();
+            self.release();
         }
         if ends || self.settled.as_ref().is_some_and(|settled| Arc::ptr_eq(settled, &pod.record)) {
             return None;
@@ -132,7 +132,7 @@ impl Hold {
                 if refused.verdict.is_final() {
                     pod.fail(refused.verdict.clone());
                     if !uses_node(pod) {
-                        self.give_back();
+                        self.release();
                     }
                     return Some(refused);
                 }
@@ -175,7 +175,7 @@ impl Hold {
         };
         // Also of one that waits for the end of others: what is kept for it is free once it is gone.
         self.claim.get_or_insert_with(|| Claim { of: Arc::clone(node), key: key.clone() });
-        node.give(key, wanted, check)?;
+        node.allocate(key, wanted, check)?;
         if place {
             self.place = Some(node.place_of(key));
         }
@@ -190,7 +190,7 @@ impl Hold {
     }
 
     /// Releases everything.
-    pub fn give_back(&mut self) {
+    pub fn release(&mut self) {
         *self = Self::default();
     }
 

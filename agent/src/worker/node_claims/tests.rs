@@ -103,7 +103,7 @@ fn a_pod_waits_until_the_others_leave_what_it_requests_and_one_of_the_apiserver_
     assert!(refused.verdict.is_final() && remote.0.is_failed(), "{refused:?}");
     let mut modest = Candidate::new(&pod("modest", Push, json!({})));
     assert!(modest.settle(&node).is_none(), "it requests nothing");
-    first.1.give_back();
+    first.1.release();
     assert!(second.1.freed().now_or_never().is_some());
     assert!(second.settle(&node).is_none() && second.reason().is_empty());
 }
@@ -123,10 +123,10 @@ fn a_pod_of_a_manifest_has_pods_of_the_apiserver_end_for_it() {
     assert_eq!(names(second.settle(&node).unwrap()), ["pushed"], "the other one ends already, for the first");
     let mut third = Candidate::new(&pod("third", File, cpu("1")));
     assert!(third.settle(&node).unwrap().victims.is_none(), "all who may end are to");
-    remote.1.give_back();
+    remote.1.release();
     assert!(second.settle(&node).is_none() && second.reason() == "OutOfcpu", "the first one's turn");
     assert!(critical.settle(&node).is_none() && critical.reason().is_empty());
-    pushed.1.give_back();
+    pushed.1.release();
     assert!(third.settle(&node).is_none() && third.reason() == "OutOfcpu");
     assert!(second.settle(&node).is_none() && second.reason().is_empty());
     for of in [critical, second] {
@@ -183,7 +183,7 @@ fn of_several_reasons_the_first_in_kubelets_order_is_named() {
         let mut other = Candidate::new(&record_of("other", source, spec(cpu, zone)));
         assert_eq!(other.settle(&node).map(|refused| refused.verdict.reason.into_owned()).as_deref(), Some(reason));
     }
-    first.1.give_back();
+    first.1.release();
     let mut intolerant = Candidate::new(&record_of("other", Api, spec("1", None)));
     assert_eq!(&*intolerant.settle(&node).unwrap().verdict.reason, "TaintToleration");
 }
@@ -216,7 +216,7 @@ fn a_resize_that_does_not_fit_waits_for_room_and_takes_no_ones_place() {
     assert!(resize(&mut one, Api, "1600m").is_ok() && one.settle(&node).is_none());
     assert!(resize(&mut other, File, "500m").is_err());
     assert!(one.1.freed().now_or_never().is_none(), "it waits for nothing any more");
-    one.1.give_back();
+    one.1.release();
     assert!(other.1.freed().now_or_never().is_some());
     assert!(resize(&mut other, File, "2").is_ok());
     // A pod that is yet to begin waits with all it needs.
@@ -244,7 +244,7 @@ fn resources_freed_for_a_critical_pods_resize_are_reserved_until_it_no_longer_ne
     own.0.sandbox = SandboxState::Ready(Arc::default());
     let grown = |amount: &str| pod("own", File, cpu(amount));
     let taken_again = |pushed: &mut Candidate| {
-        pushed.1.give_back();
+        pushed.1.release();
         pushed.settle(&node);
         pushed.reason().is_empty()
     };
@@ -261,7 +261,7 @@ fn resources_freed_for_a_critical_pods_resize_are_reserved_until_it_no_longer_ne
     assert!(own.1.resize(&node, &own.0, &grown("1500m")).is_ok());
     own.0.record = grown("1500m");
     assert!(own.settle(&node).is_none());
-    small.1.give_back();
+    small.1.release();
     assert_eq!(own.1.resize(&node, &own.0, &grown("2")).map_err(|refused| refused.victims.len()), Ok(()));
     own.0.record = grown("2");
     // Nothing is kept any more after another edit, and for one that ends.
@@ -293,19 +293,19 @@ fn what_a_critical_pod_has_others_end_for_is_kept_for_it_until_it_is_gone() {
     assert!(pushed.settle(&node).is_none());
     let mut critical = Candidate::new(&pod("critical", File, cpu("1500m")));
     assert_eq!(critical.settle(&node).unwrap().victims.unwrap().len(), 1);
-    pushed.1.give_back();
+    pushed.1.release();
     assert_eq!(&*pushed.settle(&node).unwrap().verdict.reason, "OutOfcpu", "it is not taken again");
     let mut small = Candidate::new(&pod("small", Push, cpu("500m")));
     assert!(small.settle(&node).is_none(), "what is left beside it is free");
     assert!(critical.1.freed().now_or_never().is_some());
     assert!(critical.settle(&node).is_none() && critical.reason().is_empty());
-    critical.1.give_back();
-    small.1.give_back();
+    critical.1.release();
+    small.1.release();
     assert!(pushed.settle(&node).is_none() && pushed.reason().is_empty());
     // Nothing is kept for one that is not there any more.
     let mut gone = Candidate::new(&pod("gone", File, cpu("1")));
     assert_eq!(gone.settle(&node).unwrap().victims.unwrap().len(), 1);
-    pushed.1.give_back();
+    pushed.1.release();
     drop(gone);
     assert!(pushed.settle(&node).is_none());
 }

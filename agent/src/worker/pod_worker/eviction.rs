@@ -131,7 +131,7 @@ impl PodWorker {
             self.context.reporter.report_eviction_over(pod);
             let record = Arc::clone(&pod.record).without_added();
             // A critical pod may need it.
-            self.hold.give_back();
+            self.hold.release();
             self.begin_again(record, now);
         }
         if let Some(pod) = &mut self.current

@@ -24,7 +24,7 @@ pub(super) async fn rootfs(start: &Start<'_>, mounts: Vec<Mount>) -> Result<Vec<
     let mapped = blocking::run(subject, DEADLINE, move |_| {
         let read: Vec<_> = mounts.iter().map(SnapshotMount::from).collect();
         for upper in read.iter().filter_map(SnapshotMount::upper) {
-            give(upper, ids)?;
+            set_owner(upper, ids)?;
         }
         let mapped = map_layers(&sandbox.sandbox, read)?;
         Ok::<_, io::Error>(mounts.into_iter().zip(mapped).map(|(mount, mapped)| with(mount, mapped)).collect())
@@ -51,7 +51,7 @@ fn with(mount: Mount, mapped: SnapshotMount) -> Mount {
 }
 
 /// The root of the writable layer has the owner that the image's root has, seen from within. A second try finds it given.
-fn give(upper: &Path, ids: IdRange) -> io::Result<()> {
+fn set_owner(upper: &Path, ids: IdRange) -> io::Result<()> {
     let found = std::fs::metadata(upper)?;
     let given = |id: u32| if ids.contains(id) { Some(id) } else { ids.on_node(id) };
     chown(upper, given(found.uid()), given(found.gid()))

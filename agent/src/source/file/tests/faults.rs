@@ -245,7 +245,7 @@ async fn a_file_being_written_is_left_alone_by_a_scan_without_an_event() {
     fs::write(&path, "pod a 1\npod b 1\n").unwrap();
     bench.start();
     bench.until(|now| now.pods.len() == 2).await;
-    // A file read within the timestamp granularity is read again, whoever writes it.
+    // A file read within the timestamp granularity is read again, whichever process writes it.
     rescanned_since(&bench, jiff::Timestamp::now() + 2 * scan::TIMESTAMP_GRANULARITY, || {}).await;
     let file = fs::File::options().write(true).open(&path).unwrap();
     file.set_len(0).unwrap();

@@ -40,7 +40,7 @@ fn a_pod_has_its_place_until_it_is_over() {
     assert!(!has_place(&node, "other") && node.place_freed().now_or_never().is_some());
     // What was found running counts beyond the number, and the next one waits until it has ended.
     let running = node.place_of_running(&plain("running", File));
-    waits.1.give_back();
+    waits.1.release();
     assert!(!has_place(&node, "other"));
     drop(running);
     assert!(has_place(&node, "other"));
@@ -77,13 +77,13 @@ fn a_lesser_pod_ends_for_a_critical_one_that_has_no_place() {
     // No pod beyond those that can be made room for has a worker.
     assert!(node.enter(&plain("third", File)).is_err());
     while node.place_freed().now_or_never().is_some() {}
-    remote.1.give_back();
+    remote.1.release();
     assert!(node.place_freed().now_or_never().is_some() && !has_place(&node, "lesser"), "it is kept");
     assert!(second.settle(&node).is_none() && second.reason() == "OutOfpods", "the other's turn");
     assert!(critical.settle(&node).is_none() && critical.reason().is_empty());
     // What is kept for one that goes is free.
     drop(second);
-    pushed.1.give_back();
+    pushed.1.release();
     assert!(has_place(&node, "lesser"));
 }
 
@@ -100,7 +100,7 @@ fn a_pod_of_the_apiserver_waits_for_the_end_of_another_and_fails_where_none_may_
     let mut first = Candidate::new(&critical("first"));
     assert_eq!(ends_for(&mut first, &node).unwrap(), ["lesser"]);
     assert!(!first.0.is_failed());
-    lesser.1.give_back();
+    lesser.1.release();
     assert!(first.settle(&node).is_none() && first.reason().is_empty());
     assert!(Candidate::new(&critical("second")).settle(&node).unwrap().verdict.is_final());
     assert_eq!(node.enter(&critical("second")).unwrap_err().reason, "OutOfpods");
@@ -130,7 +130,7 @@ fn no_pod_ends_for_one_that_something_else_keeps_from_starting() {
     // What is in the way again gives what was kept to others.
     node.set_selectable(labelled("a"));
     elsewhere.settle(&node);
-    lesser.1.give_back();
+    lesser.1.release();
     assert!(has_place(&node, "other"));
 }
 
