@@ -167,7 +167,7 @@ mod tests {
     fn findings_are_listed_with_remedies_and_counted() {
         let findings = [
             Finding::ok("kernel", "Linux 6.1"),
-            Finding::degraded("clock", "not synchronized", "Install chrony"),
+            Finding::degraded("clock", "not synchronised", "Install chrony"),
             Finding::failed("CNI", "no configuration in /etc/cni/net.d", "Install one"),
         ];
         let report = Report { findings: &findings, failed: 1, degraded: 1, ok: 1 };
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(
             render(&report, &screen),
             "ok        kernel: Linux 6.1\n\
-             degraded  clock: not synchronized. Install chrony\n\
+             degraded  clock: not synchronised. Install chrony\n\
              failed    CNI: no configuration in /etc/cni/net.d. Install one\n\n\
              1 failed, 1 degraded, 1 ok\n"
         );

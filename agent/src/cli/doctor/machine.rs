@@ -134,7 +134,7 @@ fn free(root: &Path, bytes: u64, inodes: u64, inodes_at_all: u64) -> Finding {
 /// Whether the clock is right: TLS and leases need it, running pods do not.
 pub(super) async fn clock() -> Vec<Finding> {
     if Path::new("/run/systemd/timesync/synchronized").exists() {
-        return vec![Finding::ok("clock", "synchronized")];
+        return vec![Finding::ok("clock", "synchronised")];
     }
     let says = output_of("timedatectl", &["show", "--property=NTPSynchronized", "--value"]).await;
     vec![judge_clock(jiff::Timestamp::now(), says.as_deref(), time_daemon().as_deref())]
@@ -153,14 +153,14 @@ fn judge_clock(now: jiff::Timestamp, systemd: Option<&str>, daemon: Option<&str>
         return Finding::degraded("clock", format!("shows {now}; TLS will fail"), "Set it, or start a time service");
     }
     match (systemd.map(str::trim), daemon) {
-        (Some("yes"), _) => Finding::ok("clock", "synchronized"),
-        (_, Some(daemon)) => Finding::ok("clock", format!("synchronized by {daemon}")),
+        (Some("yes"), _) => Finding::ok("clock", "synchronised"),
+        (_, Some(daemon)) => Finding::ok("clock", format!("synchronised by {daemon}")),
         (Some("no"), None) => {
-            Finding::degraded("clock", "not synchronized; TLS may fail", "Start systemd-timesyncd or chronyd")
+            Finding::degraded("clock", "not synchronised; TLS may fail", "Start systemd-timesyncd or chronyd")
         }
         _ => Finding::degraded(
             "clock",
-            "nothing on this machine reports that it is synchronized",
+            "nothing on this machine reports that it is synchronised",
             "Start systemd-timesyncd or chronyd, unless the host synchronizes it",
         ),
     }
@@ -192,8 +192,8 @@ mod tests {
             (free(root, 1 << 20, 0, 0), Level::Failed, "1 MiB"),
             (free(root, 1 << 40, 5, 1_000_000), Level::Failed, "5 inodes"),
             (judge_clock(boot, Some("yes"), None), Level::Degraded, "1970"),
-            (judge_clock(today, Some("yes\n"), None), Level::Ok, "synchronized"),
-            (judge_clock(today, Some("no\n"), None), Level::Degraded, "not synchronized"),
+            (judge_clock(today, Some("yes\n"), None), Level::Ok, "synchronised"),
+            (judge_clock(today, Some("no\n"), None), Level::Degraded, "not synchronised"),
             (judge_clock(today, Some("no\n"), Some("chronyd")), Level::Ok, "chronyd"),
             (judge_clock(today, None, None), Level::Degraded, "nothing"),
         ] {
