@@ -18,7 +18,7 @@ mod runtime_absence;
 mod seen;
 
 pub use self::runtime_absence::RuntimeAbsence;
-pub use self::seen::SeenNode;
+pub use self::seen::{LabelCorrection, SeenNode};
 
 /// The node supports WebSocket for `exec`: with a node that does not declare it, an apiserver uses SPDY.
 const WEBSOCKETS: &str = "ExtendWebSocketsToKubelet";

@@ -18,7 +18,9 @@ use crate::status::event::{EventType, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::admission::Selectable;
-use limpet_core::node_object::{self, Frequencies, NodeDescription, NodeReport, RuntimeAbsence, SeenNode, SentReport};
+use limpet_core::node_object::{
+    self, Frequencies, LabelCorrection, NodeDescription, NodeReport, RuntimeAbsence, SeenNode, SentReport,
+};
 use limpet_core::node_state::NodeState;
 use limpet_host::network::NetworkStatus;
 
@@ -214,7 +216,12 @@ impl NodeReporter {
                 return Ok(Some(due));
             }
         }
-        if let Some(metadata) = node.metadata_patch(&self.description, sent.is_none()) {
+        let correction = match (self.register, sent.is_none()) {
+            (false, _) => LabelCorrection::None,
+            (true, false) => LabelCorrection::OfEveryNode,
+            (true, true) => LabelCorrection::WithPlace,
+        };
+        if let Some(metadata) = node.metadata_patch(&self.description, correction) {
             let request = Request::patch(Resource::Node(name.clone()), PatchType::Merge, metadata);
             self.link.send(request.metadata_only()).await?;
         }

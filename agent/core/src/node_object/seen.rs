@@ -27,6 +27,17 @@ const CORRECTED_LABELS: [&str; 6] = [
     "beta.kubernetes.io/instance-type",
 ];
 
+/// Which labels of a Node an agent corrects, as kubelet does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LabelCorrection {
+    /// None: the agent does not register the Node.
+    None,
+    /// Those that every node has.
+    OfEveryNode,
+    /// Those, and the labels of its place and kind that it is registered with: at the first report of an agent.
+    WithPlace,
+}
+
 /// A Node object as the apiserver has it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SeenNode {
@@ -139,13 +150,13 @@ impl SeenNode {
         self.amounts[0].keys().map(String::as_str).filter(|name| name.starts_with(huge_pages::HUGE_PAGES))
     }
 
-    /// The merge patch that corrects the labels which every node has, and the annotation for a cloud controller, where
-    /// they differ; at the `first` report of an agent also the labels of its place and kind that it is registered with,
-    /// as kubelet does.
-    pub fn metadata_patch(&self, node: &NodeDescription, first: bool) -> Option<Value> {
-        let given = node.labels.iter().filter(|(name, _)| first && CORRECTED_LABELS.contains(&name.as_str()));
-        let given = given.map(|(name, value)| (name.as_str(), value.clone()));
-        let own = own_labels(&node.name, node.architecture, &node.labels).into_iter().chain(given);
+    /// The merge patch that corrects labels, and the annotation for a cloud controller, where they differ.
+    pub fn metadata_patch(&self, node: &NodeDescription, correction: LabelCorrection) -> Option<Value> {
+        let own = own_labels(&node.name, node.architecture, &node.labels);
+        let own = own.into_iter().filter(|_| correction != LabelCorrection::None);
+        let of_place = |name: &str| correction == LabelCorrection::WithPlace && CORRECTED_LABELS.contains(&name);
+        let given = node.labels.iter().filter(|(name, _)| of_place(name));
+        let own = own.chain(given.map(|(name, value)| (name.as_str(), value.clone())));
         let wrong: BTreeMap<_, _> = own.filter(|(name, value)| self.labels.get(*name) != Some(value)).collect();
         let mut metadata = json!({});
         if !wrong.is_empty() {

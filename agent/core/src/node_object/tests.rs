@@ -166,9 +166,13 @@ fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
     assert_eq!(status_patch(&given, &report(), &unknown, None, at(0))["status"]["addresses"][1], internal);
 
     let annotation = |value: Value| Some(json!({ "metadata": { "annotations": { PROVIDED_ADDRESS: value } } }));
-    assert_eq!(seen(&given).metadata_patch(&given, false), None);
-    assert_eq!(seen(&bare).metadata_patch(&given, false), annotation(json!("192.0.2.7")));
-    assert_eq!(seen(&given).metadata_patch(&node(), false), annotation(Value::Null), "out of date");
+    assert_eq!(seen(&given).metadata_patch(&given, LabelCorrection::OfEveryNode), None);
+    assert_eq!(seen(&bare).metadata_patch(&given, LabelCorrection::OfEveryNode), annotation(json!("192.0.2.7")));
+    assert_eq!(
+        seen(&given).metadata_patch(&node(), LabelCorrection::OfEveryNode),
+        annotation(Value::Null),
+        "out of date"
+    );
 }
 
 #[test]
@@ -207,16 +211,22 @@ fn labels_that_every_node_has_are_corrected_and_others_left_alone() {
     let mut seen = document(&node(), &report(), at(0));
     seen["metadata"]["uid"] = json!("n1");
     seen["metadata"]["labels"]["more"] = json!("1");
-    assert_eq!(SeenNode::read(&seen).unwrap().metadata_patch(&node(), false), None);
+    assert_eq!(SeenNode::read(&seen).unwrap().metadata_patch(&node(), LabelCorrection::OfEveryNode), None);
     let zone = "topology.kubernetes.io/zone";
     let of_zone = NodeDescription { labels: [(zone.to_owned(), "north".to_owned())].into(), ..node() };
-    assert_eq!(SeenNode::read(&seen).unwrap().metadata_patch(&of_zone, false), None, "somebody may have changed it");
-    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&of_zone, true);
+    assert_eq!(
+        SeenNode::read(&seen).unwrap().metadata_patch(&of_zone, LabelCorrection::OfEveryNode),
+        None,
+        "somebody may have changed it"
+    );
+    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&of_zone, LabelCorrection::WithPlace);
     assert_eq!(patch, Some(json!({ "metadata": { "labels": { zone: "north" } } })));
     seen["metadata"]["labels"]["kubernetes.io/arch"] = json!("amd64");
     seen["metadata"]["labels"]["site"] = json!("elsewhere");
-    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&node(), false);
+    let patch = SeenNode::read(&seen).unwrap().metadata_patch(&node(), LabelCorrection::OfEveryNode);
     assert_eq!(patch, Some(json!({ "metadata": { "labels": { "kubernetes.io/arch": "arm64" } } })));
+    let others = SeenNode::read(&seen).unwrap().metadata_patch(&of_zone, LabelCorrection::None);
+    assert_eq!(others, None, "the agent does not register it");
     assert_eq!(SeenNode::read(&json!({ "metadata": {} })), None, "no UID");
 }
 
