@@ -11,6 +11,7 @@ mod expand;
 mod iscsi;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec};
 use serde_json::Value;
@@ -29,6 +30,9 @@ use limpet_model::object::claim;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
+
+/// How often the cause is read of a volume that is not attached: a node may not watch VolumeAttachments of others.
+const ATTACHING_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What a claim on a volume waits for that has to be attached to the node.
 #[derive(Debug, Clone)]
@@ -88,6 +92,8 @@ pub(super) async fn resolve(
                     tokio::select! {
                         Ok(_) = attachments.seen.wait_for(|seen| is_attached(seen, &name)) => {}
                         () = link.lost() => {}
+                        // Why it takes so long may be known by then.
+                        () = tokio::time::sleep(ATTACHING_CHECK_INTERVAL) => {}
                     }
                     continue;
                 }

@@ -49,10 +49,13 @@ pub(super) async fn persistent(
         let node = pod.spec().node_name.clone().unwrap_or_default();
         let attachment = found.attachment(&node);
         if !is_attached(&attachments.seen.borrow(), &unique) {
+            // The driver's controller may have refused, as of a node that has as many volumes as it can.
+            let seen = attached(link, &attachment, &found).await?.err();
             let why = format!(
                 "volume {name} of CSI driver {} is not attached to this node yet: the cluster's attach/detach controller and \
-                 the driver's external-attacher do that, by VolumeAttachment {attachment}",
-                found.driver
+                 the driver's external-attacher do that, by VolumeAttachment {attachment}{}",
+                found.driver,
+                seen.map(|why| format!("; {why}")).unwrap_or_default()
             );
             return Ok(ClaimLookup { attaching: Some(unique), ..ClaimLookup::refused(key, why) });
         }
