@@ -76,9 +76,8 @@ pub(crate) fn serving_certificate(directory: &Path) -> PathBuf {
 /// Whether the certificate that this agent has got counts instead of the kubeconfig's own: unless there is none, or it
 /// has expired and that of the kubeconfig is valid, as for client-go. Blocks.
 pub(super) fn supersedes(certificate: &Path, kubeconfig: &Path, now: Timestamp) -> bool {
-    validity(certificate).is_some_and(|held| {
-        held.not_after >= now || !identity(kubeconfig, None).is_some_and(|own| own.not_after >= now)
-    })
+    validity(certificate)
+        .is_some_and(|held| held.not_after >= now || identity(kubeconfig, None).is_none_or(|own| own.not_after < now))
 }
 
 /// When the certificate of that file is valid, or else the kubeconfig's own; `None`: there is none. Blocks.

@@ -196,15 +196,16 @@ async fn look_up(
     ))
 }
 
-/// Name and spec of the volume that the claim is bound to; the refusal if it is not.
+/// Name and spec of the volume that the claim is bound to.
+///
+/// # Errors
+/// Why the pod cannot have it.
 fn bound_volume(
     key: &ObjectKey,
     (claim, volume): (&PersistentVolumeClaim, &PersistentVolume),
-) -> Result<(String, PersistentVolumeSpec), ClaimLookup> {
-    match claim::check_bound(key, claim, volume) {
-        Ok(()) => Ok((volume.metadata.name.clone().unwrap_or_default(), volume.spec.clone().unwrap_or_default())),
-        Err(why) => Err(ClaimLookup::refused(key, why)),
-    }
+) -> Result<(String, PersistentVolumeSpec), String> {
+    claim::check_bound(key, claim, volume)?;
+    Ok((volume.metadata.name.clone().unwrap_or_default(), volume.spec.clone().unwrap_or_default()))
 }
 
 /// Whether the volume's node affinity, if it has one, names the pod's node.

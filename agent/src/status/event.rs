@@ -32,7 +32,7 @@ pub enum EventType {
 pub struct Event {
     /// The involved pod; `None` for the node.
     pub pod: Option<(PodKey, PodUid)>,
-    /// Where the Pod has the involved container, if any: `spec.containers{web}` ([`Role::field_path`]).
+    /// Where the Pod has the involved container, if any: `spec.containers{web}` ([`limpet_model::pod::Role::field_path`]).
     pub field_path: Option<String>,
     /// Normal or Warning.
     pub event_type: EventType,

@@ -25,8 +25,8 @@ pub(super) async fn persistent(
     in_use: &mut Option<InUse>,
 ) -> Result<ClaimLookup, RequestError> {
     let (name, spec) = match bound_volume(key, bound) {
-        Ok(volume) => volume,
-        Err(refused) => return Ok(refused),
+        Ok(found) => found,
+        Err(why) => return Ok(ClaimLookup::refused(key, why)),
     };
     let Some(source) = &spec.iscsi else { return Ok(ClaimLookup::refused(key, format!("PV {name} is not iscsi"))) };
     let found = IscsiVolume::persistent(&name, source, &spec);
