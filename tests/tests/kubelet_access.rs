@@ -316,6 +316,8 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
 
     // All at once: silent connections, half requests, and floods of invalid tokens.
     let pid = node.agent.pid().context("no agent")?;
+    // They are loaded soon after a container runs, which takes 18 MiB for a moment.
+    wait::until_true(wait::SOON, "the BPF programs", || node.agent.log().contains("\"program\":\"oom_victim\""))?;
     let before = Footprint::of(pid).private;
     let silent: Vec<_> =
         (0..64).map(|_| std::net::TcpStream::connect(("127.0.0.1", port.number))).collect::<Result<_, _>>()?;
