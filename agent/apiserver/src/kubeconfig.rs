@@ -46,23 +46,33 @@ pub fn runs_program(path: &Path) -> Result<bool, KubeconfigError> {
     Ok(config.auth_info.exec.is_some())
 }
 
-/// The client certificate of the current user, PEM; `None`: it has another way to name itself. Blocks.
+/// The client certificate of a kubeconfig's current user.
+#[derive(Debug)]
+pub struct UserCertificate {
+    /// PEM.
+    pub pem: Vec<u8>,
+    /// It is in the kubeconfig (`client-certificate-data`) and not in a file of its own.
+    pub is_embedded: bool,
+}
+
+/// The client certificate of the current user; `None`: it has another way to name itself. Blocks.
 ///
 /// # Errors
 /// As [`check`].
-pub fn certificate(path: &Path) -> Result<Option<Vec<u8>>, KubeconfigError> {
+pub fn certificate(path: &Path) -> Result<Option<UserCertificate>, KubeconfigError> {
     let (config, _) = read(path)?;
     let AuthInfo { client_certificate, client_certificate_data, .. } = config.auth_info;
     if let Some(data) = client_certificate_data {
         let decoded = BASE64_STANDARD.decode(data.trim());
-        return Ok(Some(decoded.map_err(|error| {
+        let pem = decoded.map_err(|error| {
             KubeconfigError::field(path, "client-certificate-data", format!("is not base64: {error}"))
-        })?));
+        })?;
+        return Ok(Some(UserCertificate { pem, is_embedded: true }));
     }
     let Some(file) = client_certificate else { return Ok(None) };
-    let text = std::fs::read(&file)
+    let pem = std::fs::read(&file)
         .map_err(|error| KubeconfigError::field(path, "client-certificate", format!("cannot read {file}: {error}")))?;
-    Ok(Some(text))
+    Ok(Some(UserCertificate { pem, is_embedded: false }))
 }
 
 /// A user whose certificate and key are in one file.

@@ -18,9 +18,9 @@ pub enum Identity {
     None,
     /// By credentials that this agent does not renew: a token, or a program that prints one.
     Other,
-    /// By a certificate that this agent got.
+    /// By a certificate in a file: that of this agent, or one that the kubeconfig names.
     Certificate(Validity),
-    /// By the certificate of the kubeconfig: renewed at once where certificates are, as by client-go.
+    /// By the certificate in the kubeconfig: renewed at once where certificates are, as by client-go.
     Embedded(Validity),
 }
 

@@ -84,7 +84,7 @@ pub(super) fn supersedes(certificate: &Path, kubeconfig: &Path, now: Timestamp) 
 pub(super) fn identity(kubeconfig: &Path, certificate: Option<&Path>) -> Option<Validity> {
     match certificate {
         Some(file) => validity(file),
-        None => Contents::of(&kubeconfig::certificate(kubeconfig).ok()??).map(|contents| contents.validity),
+        None => Contents::of(&kubeconfig::certificate(kubeconfig).ok()??.pem).map(|contents| contents.validity),
     }
 }
 
@@ -178,13 +178,14 @@ impl CertificateRotation {
     }
 
     async fn keep_serving(self, mut node_names: NodeNames) {
-        let (mut failures, mut issued) = (0, None);
+        let (mut failures, mut issued, mut issued_for) = (0, None, None);
         loop {
             let names = node_names.current();
             let held = self.contents().await;
             self.show(held.as_ref().map(|held| held.validity));
-            // One that names more than the node has now is still good.
-            let usable = held.filter(|held| held.names.is_superset(&names)).map(|held| held.validity);
+            // One that names more than the node has now is still good. What a signer has left out it would leave out again.
+            let is_usable = |held: &Contents| held.names.is_superset(&names) || issued_for.as_ref() == Some(&names);
+            let usable = held.filter(is_usable).map(|held| held.validity);
             let next = match names.is_empty() {
                 true => Step::Wait(None),
                 false => certificate::next_serving(usable, self.chance, issued, Timestamp::now()),
@@ -203,7 +204,7 @@ impl CertificateRotation {
             };
             tokio::select! {
                 outcome = obtain => if self.record_outcome(outcome, &mut failures).await {
-                    issued = Some(Timestamp::now());
+                    (issued, issued_for) = (Some(Timestamp::now()), Some(names));
                 },
                 // The request may be outdated by now.
                 () = node_names.changed_from(&names) => {}
@@ -224,7 +225,11 @@ impl CertificateRotation {
             Ok(_) if supersedes(&current, &kubeconfig, Timestamp::now()) => {
                 validity(&current).map(Identity::Certificate)
             }
-            Ok(own) => Contents::of(&own?).map(|own| Identity::Embedded(own.validity)),
+            Ok(own) => {
+                let own = own?;
+                let identity = if own.is_embedded { Identity::Embedded } else { Identity::Certificate };
+                Contents::of(&own.pem).map(|contents| identity(contents.validity))
+            }
             Err(_) => Some(Identity::None),
         };
         blocking::run(self.files.current(), blocking::DEADLINE, look).await.ok().flatten().unwrap_or(Identity::Other)

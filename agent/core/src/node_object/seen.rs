@@ -76,9 +76,9 @@ pub struct SeenNode {
 }
 
 impl SeenNode {
-    /// Its addresses of every type: names, too.
-    pub fn addresses(&self) -> impl Iterator<Item = &str> {
-        self.addresses.iter().map(|(_, address)| address.as_str())
+    /// Its addresses, each after its type: names, too.
+    pub fn addresses(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.addresses.iter().map(|(kind, address)| (kind.as_str(), address.as_str()))
     }
 
     /// Reads a Node.

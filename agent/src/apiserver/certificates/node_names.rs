@@ -1,14 +1,15 @@
 //! The names that the node's serving certificate is for.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use tokio::sync::watch;
 
 use crate::apiserver::node::NodeFromApiserver;
 use limpet_core::node_state::NodeNetwork;
 
-/// The node's own name and its addresses. With `--cloud-provider=external` the addresses are those that the cloud's
-/// controller has written into the Node, as for kubelet: an apiserver connects by them.
+/// The node's own name and its addresses. With `--cloud-provider=external` those of the Node instead, which the cloud's
+/// controller writes: an apiserver connects by them.
 pub(super) struct NodeNames {
     pub(super) node: String,
     pub(super) network: watch::Receiver<NodeNetwork>,
@@ -17,22 +18,14 @@ pub(super) struct NodeNames {
 }
 
 impl NodeNames {
-    /// The names of now; none before the cloud's controller has named any.
+    /// The names of now; none before the cloud's controller has written an address.
     pub(super) fn current(&mut self) -> BTreeSet<String> {
-        let addresses: Vec<String> = match &mut self.cloud {
-            None => {
-                let network = self.network.borrow_and_update();
-                network.addresses.iter().map(|address| address.to_string()).collect()
-            }
-            Some(node) => {
-                let seen = node.borrow_and_update();
-                seen.node().into_iter().flat_map(|node| node.addresses().map(str::to_owned)).collect()
-            }
-        };
-        match self.cloud.is_some() && addresses.is_empty() {
-            true => BTreeSet::new(),
-            false => addresses.into_iter().chain([self.node.clone()]).collect(),
+        if let Some(node) = &mut self.cloud {
+            let seen = node.borrow_and_update();
+            return seen.node().map(|node| of_cloud(node.addresses())).unwrap_or_default();
         }
+        let network = self.network.borrow_and_update();
+        network.addresses.iter().map(|address| address.to_string()).chain([self.node.clone()]).collect()
     }
 
     /// Returns once the names are other than `known`.
@@ -47,5 +40,41 @@ impl NodeNames {
                 return std::future::pending().await;
             }
         }
+    }
+}
+
+/// The names in a Node's addresses; none without an IP address, as for kubelet.
+fn of_cloud<'a>(addresses: impl Iterator<Item = (&'a str, &'a str)>) -> BTreeSet<String> {
+    let (mut names, mut has_ip) = (BTreeSet::new(), false);
+    for (kind, address) in addresses.filter(|(_, address)| !address.is_empty()) {
+        match address.parse::<IpAddr>() {
+            Ok(ip) => {
+                has_ip = true;
+                names.insert(ip.to_string());
+            }
+            // An IP address that is none names nothing.
+            Err(_) if kind.ends_with("IP") => {}
+            Err(_) => _ = names.insert(address.to_owned()),
+        }
+    }
+    if has_ip { names } else { BTreeSet::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_a_cloud_are_those_of_the_node_once_it_has_an_address() {
+        let names = |addresses: &[(&str, &str)]| Vec::from_iter(of_cloud(addresses.iter().copied())).join(" ");
+        assert_eq!(names(&[("Hostname", "edge1")]), "");
+        let all = [
+            ("Hostname", "edge1"),
+            ("InternalIP", "2001:DB8::1"),
+            ("ExternalIP", "unknown"),
+            ("ExternalDNS", "edge1.example.com"),
+            ("InternalDNS", ""),
+        ];
+        assert_eq!(names(&all), "2001:db8::1 edge1 edge1.example.com");
     }
 }
