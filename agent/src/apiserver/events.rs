@@ -3,18 +3,21 @@
 //! The agent merges and bounds its events itself; this compares them with what was posted, within client-go's
 //! [`limits`]. Events that the server would drop for their age are left out.
 
+mod limited_namespaces;
 mod limits;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
+use self::limited_namespaces::LimitedNamespaces;
 use self::limits::{Decision, EventLimits};
 use super::link::{BUSY, Link};
 use super::unsent_events::UnsentEvents;
+use crate::clock::sleep_until_or_forever;
 use crate::status::event::{Event, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -30,6 +33,7 @@ const EVENT_LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 /// Posts what happens, for as long as the agent runs.
 pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: &UnsentEvents) {
     let (mut failures, mut limits) = (0, EventLimits::default());
+    let mut limited = LimitedNamespaces::default();
     loop {
         if !link.is_online() {
             link.online().await;
@@ -43,15 +47,14 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
         let news = {
             let mut posted = link.outbox().posted();
             posted.retain(|name, _| all.iter().any(|event| *name == event.name(&node_name)));
-            due(&all, &posted, &node_name, Timestamp::now())
+            let mut news = due(&all, &posted, &node_name, Timestamp::now());
+            news.retain(|event| !limited.holds(event, Instant::now()));
+            news
         };
         let more = news.len() > POST_BATCH_SIZE;
         let mut failed = None;
-        // An apiserver may limit the events of a namespace (admission EventRateLimit): those of others continue.
-        let mut limited = BTreeSet::new();
         for event in news.into_iter().take(POST_BATCH_SIZE) {
-            let namespace = event.pod.as_ref().map(|(key, _)| key.namespace().to_owned());
-            if limited.contains(&namespace) {
+            if limited.holds(event, Instant::now()) {
                 continue;
             }
             let name = event.name(&node_name);
@@ -63,14 +66,13 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
                 Decision::Dropped => Ok(()),
             };
             match posted {
-                Ok(()) => {}
+                Ok(()) => limited.posted(event),
                 // The server's rules refuse it, or its namespace is not there: the local event has to do.
                 Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 409 | 422)) => {
                     tracing::debug!(event = name, %error, "posting an event failed");
                 }
                 Err(error) if error.code() == Some(BUSY) => {
-                    limited.insert(namespace);
-                    failed = Some(error);
+                    limited.refused(event, error.retry_after(), Instant::now(), fastrand::u64(..));
                     continue;
                 }
                 Err(error) => {
@@ -89,8 +91,14 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
             None if more => tokio::time::sleep(POST_BATCH_INTERVAL).await,
             None => {
                 failures = 0;
-                unsent.all_posted().await;
-                changed.await;
+                let next = limited.next(Instant::now());
+                if next.is_none() {
+                    unsent.all_posted().await;
+                }
+                tokio::select! {
+                    () = changed => {}
+                    () = sleep_until_or_forever(next) => {}
+                }
                 // What happens together is posted together.
                 tokio::time::sleep(POST_BATCH_INTERVAL).await;
             }

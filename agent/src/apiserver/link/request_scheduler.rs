@@ -209,8 +209,8 @@ impl RequestScheduler {
     /// The server is busy, and may request a pause. What is more urgent than the refused request continues. `chance`
     /// spreads the nodes that were refused together.
     pub(super) fn busy(&self, need: Need, asked: Option<Duration>, chance: u64) {
-        if need == Need::Review {
-            // A client of the node sends too many requests.
+        if matches!(need, Need::Review | Need::Event) {
+            // A client of the node sends too many requests; or a namespace has a limit of its own, which others do not wait for.
             return;
         }
         // One object's long pause is its own.
@@ -218,10 +218,7 @@ impl RequestScheduler {
         let now = Instant::now();
         let until = now + connectivity::pause(1, asked, connectivity::MAX_RECONNECT_DELAY, chance);
         let mut state = self.lock();
-        if need != Need::Event {
-            // Those have limits of their own.
-            state.begin_with_few(now);
-        }
+        state.begin_with_few(now);
         for held in &mut state.held_until[need as usize..] {
             *held = (*held).max(Some(until));
         }
@@ -341,7 +338,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_more_urgent_than_what_was_refused_goes_on() {
         let scheduler = RequestScheduler::default();
-        scheduler.busy(Need::Event, Some(Duration::from_secs(5)), 0);
+        scheduler.busy(Need::Object, Some(Duration::from_secs(5)), 0);
         let begun = Instant::now();
         assert!(scheduler.acquire(Need::Status).await.is_some());
         assert_eq!(begun.elapsed(), Duration::ZERO);

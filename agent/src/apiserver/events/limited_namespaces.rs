@@ -1,0 +1,83 @@
+//! Namespaces whose events an apiserver limits, as the admission plugin EventRateLimit does: they wait, and events of other
+//! namespaces continue.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::status::event::Event;
+use limpet_core::connectivity;
+
+/// Those that were refused.
+#[derive(Debug, Default)]
+pub(super) struct LimitedNamespaces {
+    /// How often in a row each was refused, and until when its events wait. `None`: those of the node.
+    refused: BTreeMap<Option<String>, (u32, Instant)>,
+}
+
+impl LimitedNamespaces {
+    fn of(event: &Event) -> Option<String> {
+        event.pod.as_ref().map(|(key, _)| key.namespace().to_owned())
+    }
+
+    /// Whether the event waits.
+    pub(super) fn holds(&self, event: &Event, now: Instant) -> bool {
+        !self.refused.is_empty() && self.refused.get(&Self::of(event)).is_some_and(|(_, until)| *until > now)
+    }
+
+    /// The apiserver answered 429; `dice` is any number.
+    pub(super) fn refused(&mut self, event: &Event, retry_after: Option<Duration>, now: Instant, dice: u64) {
+        let (failures, until) = self.refused.entry(Self::of(event)).or_insert((0, now));
+        *failures = failures.saturating_add(1);
+        *until = now + connectivity::pause(*failures, retry_after, connectivity::MAX_RECONNECT_DELAY, dice);
+    }
+
+    /// The apiserver has taken the event.
+    pub(super) fn posted(&mut self, event: &Event) {
+        if !self.refused.is_empty() {
+            self.refused.remove(&Self::of(event));
+        }
+    }
+
+    /// When the first of those that wait is due.
+    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
+        self.refused.values().map(|(_, until)| *until).filter(|until| *until > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use limpet_model::pod::{PodKey, PodUid};
+
+    use super::*;
+    use crate::status::event::EventType;
+
+    fn event(namespace: &str) -> Event {
+        Event {
+            pod: Some((PodKey::new(namespace, "web"), PodUid::new("1"))),
+            field_path: None,
+            event_type: EventType::Normal,
+            reason: "Started".into(),
+            message: String::new(),
+            count: 1,
+            first_seen: jiff::Timestamp::UNIX_EPOCH,
+            last_seen: jiff::Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn a_refused_namespace_waits_longer_each_time_and_no_other_does() {
+        let (mut limited, now) = (LimitedNamespaces::default(), Instant::now());
+        assert_eq!(limited.next(now), None);
+        limited.refused(&event("noisy"), None, now, 0);
+        let first = limited.next(now).map(|until| until - now);
+        assert!(limited.holds(&event("noisy"), now) && !limited.holds(&event("calm"), now));
+        limited.refused(&event("noisy"), None, now, 0);
+        assert!(limited.next(now).map(|until| until - now) > first);
+        limited.refused(&event("noisy"), Some(Duration::from_secs(60)), now, 0);
+        assert!(limited.holds(&event("noisy"), now + Duration::from_secs(59)));
+        limited.posted(&event("noisy"));
+        assert!(!limited.holds(&event("noisy"), now));
+    }
+}
