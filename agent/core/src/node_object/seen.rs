@@ -55,6 +55,8 @@ pub struct SeenNode {
     pub(super) boot_id: String,
     /// When each condition changed last, and what it is: by type.
     pub(super) conditions: BTreeMap<String, (String, Option<Timestamp>)>,
+    /// The digests of the conditions' reasons and messages, by type.
+    pub(super) explanations: BTreeMap<String, u64>,
     /// Its addresses with their types.
     pub(super) addresses: Vec<(String, String)>,
     /// Its capacity and its allocatable amounts, by resource.
@@ -84,7 +86,7 @@ impl SeenNode {
     /// Reads a Node.
     pub fn read(node: &Value) -> Option<Self> {
         let labels = node["metadata"]["labels"].as_object().into_iter().flatten();
-        let conditions = node["status"]["conditions"].as_array().into_iter().flatten();
+        let conditions = || node["status"]["conditions"].as_array().into_iter().flatten();
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let all = |list: &Value| list.as_array().cloned().unwrap_or_default();
         Some(Self {
@@ -106,7 +108,8 @@ impl SeenNode {
             provided_address: text(&node["metadata"]["annotations"][PROVIDED_ADDRESS]),
             csi_node_ids: text(&node["metadata"]["annotations"][NODE_IDS]),
             controller_attaches: node["metadata"]["annotations"][CONTROLLER_ATTACHES] == "true",
-            conditions: conditions
+            explanations: conditions().filter_map(explanation).collect(),
+            conditions: conditions()
                 .filter_map(|one| {
                     let changed = one["lastTransitionTime"].as_str().and_then(|time| time.parse().ok());
                     Some((text(&one["type"])?, (text(&one["status"])?, changed)))
@@ -142,7 +145,11 @@ impl SeenNode {
 
     /// Whether `status` has nothing new but times of conditions.
     pub(super) fn has_all(&self, status: &Value) -> bool {
-        self.matches(status) && self.has_images(status) && self.of_agent == digest(status, &OF_AGENT)
+        let mut own = status["conditions"].as_array().into_iter().flatten().filter_map(explanation);
+        self.matches(status)
+            && own.all(|(name, explanation)| self.explanations.get(&name) == Some(&explanation))
+            && self.has_images(status)
+            && self.of_agent == digest(status, &OF_AGENT)
     }
 
     /// The resources among its amounts that are huge pages.
@@ -169,6 +176,11 @@ impl SeenNode {
         }
         (metadata != json!({})).then(|| json!({ "metadata": metadata }))
     }
+}
+
+/// A condition's type, and the digest of its reason and message.
+fn explanation(condition: &Value) -> Option<(String, u64)> {
+    Some((condition["type"].as_str()?.to_owned(), digest(condition, &["reason", "message"])))
 }
 
 fn digest(status: &Value, fields: &[&str]) -> u64 {

@@ -195,6 +195,9 @@ fn an_idle_node_reports_times_alone_and_what_others_change_is_put_right() {
     assert_eq!(fields("phase", Value::Null, None), full, "nothing was sent");
     assert_eq!(fields("phase", Value::Null, Some(&self::report())), full, "the report is another one");
     assert_eq!(fields("nodeInfo", json!({}), Some(&report)), full);
+    let mut conditions = own["status"]["conditions"].clone();
+    conditions[0]["message"] = json!("somebody's");
+    assert_eq!(fields("conditions", conditions, Some(&report)), full);
     assert_eq!(fields("images", json!([]), Some(&report)), with_images);
     let mut seen = own.clone();
     seen["metadata"]["uid"] = json!("n1");
