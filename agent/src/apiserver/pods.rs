@@ -232,8 +232,10 @@ impl Pods {
             (Step::Report { uid } | Step::Correct { uid }, Report::Observed(pod)) => {
                 self.known.entry(key).or_default().status = Some(Reported { uid, pod, stored });
             }
-            (Step::Report { .. }, Report::Refused(why)) => {
-                if let Some(pod) = self.found.as_mut().and_then(|found| found.get_mut(&key)) {
+            (Step::Report { uid }, Report::Refused(why)) => {
+                let pod = self.found.as_mut().and_then(|found| found.get_mut(&key));
+                // Meanwhile another pod may have that name.
+                if let Some(pod) = pod.filter(|pod| pod.uid == uid) {
                     pod.refusal_reported(&why.faults);
                 }
             }

@@ -8,7 +8,6 @@ use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::{CgroupOwner, Cgroups};
 use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::{Backend, WatchObserver};
-use limpet_model::pod::Role;
 
 /// Knows this node's pods.
 pub(super) struct NodeObserver {
@@ -40,8 +39,7 @@ impl WatchObserver for NodeObserver {
         let pod = resident.pod_identity();
         // Nothing that a process chooses: what happens again and again is one event, and drives no other out.
         let message = format!("{resident} changes files where manifests are read");
-        let field_path = resident.container.as_deref().map(|name| Role::Main.field_path(name));
-        let count = self.events.emit(pod, field_path, EventType::Warning, "PodChangesManifests", message);
+        let count = self.events.emit(pod, None, EventType::Warning, "PodChangesManifests", message);
         if count.is_power_of_two() {
             tracing::warn!(file = %name.display(), by = %actor, count, "a pod changes files where manifests are read");
         }

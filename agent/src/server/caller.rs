@@ -21,7 +21,7 @@ use limpet_core::status::observed::Observed;
 use limpet_host::peer::Peer;
 use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::WatchObserver;
-use limpet_model::pod::{Role, identity};
+use limpet_model::pod::identity;
 use limpet_model::source::SourceKind;
 
 /// How long `/proc` may take to show a process.
@@ -164,9 +164,7 @@ impl CallerLookup {
             Origin::Pod(pod) => {
                 tracing::warn!(pid = peer.pid, %pod, "refused a process of a pod on the local socket");
                 let message = format!("a process of {pod} connected to limpet's socket and was refused");
-                let field_path = pod.container.as_deref().map(|name| Role::Main.field_path(name));
-                let identity = pod.pod_identity();
-                self.events.emit(identity, field_path, EventType::Warning, "LocalSocketRefused", message);
+                self.events.emit(pod.pod_identity(), None, EventType::Warning, "LocalSocketRefused", message);
             }
             Origin::OtherUser => {
                 tracing::warn!(uid = peer.uid, pid = peer.pid, "refused a connection to the local socket: root only");

@@ -54,10 +54,17 @@ impl Retries {
 
     /// When the first of them is due that is not in flight.
     pub(super) fn next(&self, in_flight: &BTreeSet<PodKey>) -> Option<Instant> {
-        let pods = self.pods.iter().filter(|(key, _)| !in_flight.contains(key)).map(|(_, retry)| retry.at);
+        let is_of_missing =
+            |key: &PodKey| self.namespaces.get(key.namespace()).is_some_and(|missing| missing.pods.contains(key));
+        let pods = self.pods.iter().filter(|(key, _)| !in_flight.contains(key) && !is_of_missing(key));
         let is_asked_for = |namespace: &str| in_flight.iter().any(|key| key.namespace() == namespace);
-        let namespaces = self.namespaces.iter().filter(|(name, _)| !is_asked_for(name)).map(|(_, missing)| missing.at);
-        pods.chain(namespaces).min()
+        let namespaces = self.namespaces.iter().filter(|(name, _)| !is_asked_for(name));
+        let due = |missing: &Missing| {
+            // A pod of it that is not held back by a failure of its own is there at once.
+            let own = missing.pods.iter().map(|key| self.pods.get(key).map(|retry| retry.at)).min().flatten();
+            own.map_or(missing.at, |own| missing.at.max(own))
+        };
+        pods.map(|(_, retry)| retry.at).chain(namespaces.map(|(_, missing)| due(missing))).min()
     }
 
     /// Forgets what needs no step any more, as when the mirror of a lost answer turned up.

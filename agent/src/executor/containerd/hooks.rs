@@ -146,7 +146,10 @@ impl ContainerdExecutor {
                     "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
                     get.authority()
                 );
-                self.getter.send(get.without_tls(), &answered).await?;
+                let sent = self.getter.send(get.without_tls(), &answered).await;
+                if !answered.load(Ordering::Relaxed) {
+                    sent?;
+                }
                 self.reporter.event(pod, Some(container), EventType::Warning, "LifecycleHTTPFallback", message);
                 Ok(())
             }
