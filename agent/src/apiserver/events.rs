@@ -66,6 +66,7 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
                 Decision::Dropped => Ok(()),
             };
             match posted {
+                Ok(()) if matches!(decision, Decision::Dropped) => {}
                 Ok(()) => limited.posted(event),
                 // The server's rules refuse it, or its namespace is not there: the local event has to do.
                 Err(error) if matches!(error.code(), Some(400 | 403 | 404 | 409 | 422)) => {
