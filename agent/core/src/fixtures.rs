@@ -24,6 +24,7 @@ use limpet_model::node::NodeAddresses;
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid, ephemeral, quantity};
+use limpet_model::process::{ProcessHandle, Processes};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
@@ -171,4 +172,22 @@ pub fn observed(manifest: Value) -> Arc<ObservedPod> {
         terminating_since: None,
         containers: BTreeMap::new(),
     })
+}
+
+/// A kernel without process handles, where no process is in a container's cgroup.
+#[derive(Debug)]
+pub struct NoProcesses;
+
+impl Processes for NoProcesses {
+    fn open(&self, _: u32) -> Option<Arc<dyn ProcessHandle>> {
+        None
+    }
+
+    fn in_container(&self, _: &PodUid, _: &ContainerId) -> Option<u32> {
+        None
+    }
+
+    fn is_in_container(&self, _: u32, _: &ContainerId) -> bool {
+        false
+    }
 }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use limpet_model::process::ProcessHandle;
 use std::time::Instant;
 
-use super::super::fixtures::{self, exit};
+use super::super::fixtures::{self, NoProcesses, exit};
 use super::*;
 use crate::outcome::{Outcome, apply};
 use limpet_model::container::{ContainerIdentity, ContainerState, Recorded};
@@ -66,23 +66,6 @@ fn ended(code: i32) -> ContainerState {
     ContainerState { exit: Some(exit), ..started() }
 }
 
-/// A kernel without process handles, where no process is in a container's cgroup.
-struct NoHandles;
-
-impl Processes for NoHandles {
-    fn open(&self, _: u32) -> Option<Arc<dyn ProcessHandle>> {
-        None
-    }
-
-    fn in_container(&self, _: &PodUid, _: &ContainerId) -> Option<u32> {
-        None
-    }
-
-    fn is_in_container(&self, _: u32, _: &ContainerId) -> bool {
-        false
-    }
-}
-
 /// Every process is alive.
 #[derive(Debug)]
 struct AllAlive;
@@ -113,7 +96,7 @@ impl Processes for AllAlive {
 
 fn adopted(found: Vec<FoundContainer>) -> (PodState, Vec<ContainerId>) {
     let mut pod = pod();
-    let removed = adopt(&mut pod, found, &NoHandles, now());
+    let removed = adopt(&mut pod, found, &NoProcesses, now());
     (pod, removed)
 }
 
@@ -178,9 +161,9 @@ fn a_container_that_never_ran_is_created_again() {
 #[test]
 fn after_a_reconnect_running_tasks_are_kept_and_missing_ones_have_exited() {
     let (mut pod, _) = adopted(vec![container(0, started(), Some(Task::Running { pid: 7 }))]);
-    adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &NoHandles, now());
+    adopt(&mut pod, vec![container(0, started(), Some(Task::Running { pid: 7 }))], &NoProcesses, now());
     assert!(pod.containers[0].is_running());
-    adopt(&mut pod, Vec::new(), &NoHandles, now());
+    adopt(&mut pod, Vec::new(), &NoProcesses, now());
     assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().unwrap().code, 137);
 }
 
@@ -198,7 +181,7 @@ fn an_exit_that_is_being_recorded_is_no_missed_one() {
         let (mut pod, _) = adopted(vec![container(0, started(), Some(Task::Running { pid: 7 }))]);
         let id = pod.containers[0].instance.as_ref().unwrap().id.clone();
         pod.exits_being_recorded.push(id.clone());
-        adopt(&mut pod, found, &NoHandles, now());
+        adopt(&mut pod, found, &NoProcesses, now());
         assert!(pod.containers[0].is_running(), "its exit is still to come");
         apply(&mut pod, Outcome::Ended { id, exit: exit(0) }, now());
         assert_eq!(pod.containers[0].instance.as_ref().unwrap().exit().map(|exit| exit.code), Some(0));
@@ -251,7 +234,7 @@ fn a_pod_without_sandbox_has_the_addresses_of_its_last_start() {
     ];
     for (found, addresses, start) in cases {
         let mut pod = PodState::new(fixtures::record("Never", &[], &["a"]), now().wall);
-        adopt(&mut pod, found, &NoHandles, now());
+        adopt(&mut pod, found, &NoProcesses, now());
         let known: Vec<String> = pod.addresses().iter().map(ToString::to_string).collect();
         assert_eq!(
             (known.iter().map(String::as_str).collect::<Vec<_>>(), pod.start_time.as_second()),
@@ -267,7 +250,7 @@ fn an_address_known_to_the_agent_is_not_replaced_by_a_record() {
     pod.set_sandbox(crate::state::SandboxState::Absent { dirty: true });
     let mut old = container(0, ended(0), None);
     old.recorded.identity.pod_ips = vec!["10.0.0.2".parse().unwrap()];
-    adopt(&mut pod, vec![old], &NoHandles, now());
+    adopt(&mut pod, vec![old], &NoProcesses, now());
     assert_eq!(pod.addresses(), ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
 }
 
@@ -277,11 +260,11 @@ fn a_recorded_verdict_ends_the_pod_that_is_adopted() {
     let mut failed = container(0, ended(143), None);
     failed.recorded.state.verdict = Some(verdict.clone());
     let mut adopted = pod();
-    adopt(&mut adopted, vec![failed], &NoHandles, now());
+    adopt(&mut adopted, vec![failed], &NoProcesses, now());
     assert_eq!(adopted.verdict, Some(verdict));
     assert!(adopted.is_failed() && crate::plan::is_finished(&adopted), "it is not run again");
     let mut other = pod();
-    adopt(&mut other, vec![container(0, ended(143), None)], &NoHandles, now());
+    adopt(&mut other, vec![container(0, ended(143), None)], &NoProcesses, now());
     assert_eq!(other.verdict, None);
 }
 
@@ -317,7 +300,7 @@ fn a_container_is_as_ready_as_its_record_says() {
         let mut pod = PodState::new(crate::fixtures::version(spec.clone()), Timestamp::UNIX_EPOCH);
         let mut found = container(1, started(), Some(Task::Running { pid: 7 }));
         found.recorded.probes = probes;
-        adopt(&mut pod, vec![found], &NoHandles, now());
+        adopt(&mut pod, vec![found], &NoProcesses, now());
         let instance = pod.containers[0].instance.as_ref().unwrap();
         let failed = instance.failed_probe().map(|(kind, _)| kind);
         assert_eq!((instance.is_started(), instance.is_ready(), failed), expected);
@@ -326,7 +309,7 @@ fn a_container_is_as_ready_as_its_record_says() {
     let mut pod = PodState::new(crate::fixtures::version(spec), Timestamp::UNIX_EPOCH);
     let mut found = container(1, ended(0), None);
     found.recorded.probes = record(true, true, Some(ProbeKind::Liveness));
-    adopt(&mut pod, vec![found], &NoHandles, now());
+    adopt(&mut pod, vec![found], &NoProcesses, now());
     assert!(pod.containers[0].instance.as_ref().unwrap().failed_probe().is_some());
 }
 

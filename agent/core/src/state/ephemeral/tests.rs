@@ -9,12 +9,11 @@ use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Fo
 use limpet_model::pod::ephemeral::{add, read, to_record};
 use limpet_model::pod::{PodRecord, PodUid, Role};
 use limpet_model::probe::ProbeRecord;
-use limpet_model::process::{ProcessHandle, Processes};
 use limpet_model::stop_signal::StopSignal;
 use serde_json::{Value, json};
 
 use crate::adopt::adopt;
-use crate::fixtures::{READY, exit, image, instance, now, ready, version};
+use crate::fixtures::{NoProcesses, READY, exit, image, instance, now, ready, version};
 use crate::plan::{Action, Step, plan};
 use crate::state::{ImageState, PodState, RetryState};
 use crate::status::generate::generate;
@@ -112,22 +111,6 @@ fn neither_its_end_nor_its_image_changes_what_is_said_of_the_pod() {
     assert_eq!(actions(&pod), [Action::Reap(1)], "it is not run again");
 }
 
-struct NoProcess;
-
-impl Processes for NoProcess {
-    fn open(&self, _: u32) -> Option<Arc<dyn ProcessHandle>> {
-        None
-    }
-
-    fn in_container(&self, _: &PodUid, _: &ContainerId) -> Option<u32> {
-        None
-    }
-
-    fn is_in_container(&self, _: u32, _: &ContainerId) -> bool {
-        false
-    }
-}
-
 fn found(pod: &PodState, state: ContainerState, task: Option<Task>) -> FoundContainer {
     let definition = to_record(debugged(pod, None).ephemeral_of("debug").unwrap());
     let identity = ContainerIdentity {
@@ -175,12 +158,12 @@ fn a_later_agent_finds_it_by_its_own_record_and_does_not_run_it_again() {
         let mut pod = web(json!({}));
         let main = pod.containers[0].instance.take();
         let container = found(&pod, state, task);
-        assert!(adopt(&mut pod, vec![container], &NoProcess, now()).is_empty());
+        assert!(adopt(&mut pod, vec![container], &NoProcesses, now()).is_empty());
         pod.containers[0].instance = main;
         assert_eq!((pod.containers.len(), pod.containers[1].is_running()), (2, runs), "{task:?}");
         assert!(!actions(&pod).iter().any(|action| matches!(action, Action::Start(1) | Action::EnsureImage(1))));
     }
     let mut pod = web(json!({}));
     let container = found(&pod, ContainerState::default(), Some(Task::Created));
-    assert_eq!(adopt(&mut pod, vec![container], &NoProcess, now()).len(), 1, "it certainly never ran");
+    assert_eq!(adopt(&mut pod, vec![container], &NoProcesses, now()).len(), 1, "it certainly never ran");
 }
