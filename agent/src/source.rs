@@ -7,8 +7,9 @@ pub mod http;
 mod persist;
 pub mod pulse;
 pub mod push;
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod test_support;
+mod first_snapshot;
 
 pub use pulse::Pulse;

@@ -244,7 +244,7 @@ fn soak_round(node: &TestNode, round: usize) -> Result<()> {
     });
     let volumes = json!({ "spec": { "volumes": [{ "name": "data", "emptyDir": {} }] } });
     apply(&node.agent, &with(with_main_on_host("fails", failing), volumes))?;
-    node.drop_text("told.yaml", &reported(round).to_string())?;
+    node.drop_text("config.yaml", &reported(round).to_string())?;
     let (name, number) = (|pod: &str| node.full_name(pod), json!(round.to_string()));
     wait_all(node, "as edited", |pods| {
         let main = |pod: &str| find(pods, &name(pod)).filter(|pod| runs(pod)).map(|pod| container(pod, "main"));
@@ -252,10 +252,10 @@ fn soak_round(node: &TestNode, round: usize) -> Result<()> {
         main("flip").is_some_and(|main| main["image"] == flipped)
             && env.is_some_and(|value| *value == number)
             && main("fails").is_some_and(|main| main["restartCount"] == 1)
-            && main("told").is_some()
+            && main("config").is_some()
     })?;
     wait::until_true(wait::SOON, "the edited file", || {
-        node.exec("told", "main", &["cat", "/config/round"]).is_ok_and(|text| text == round.to_string())
+        node.exec("config", "main", &["cat", "/config/round"]).is_ok_and(|text| text == round.to_string())
     })?;
     for args in [&["logs", "--tail", "5", &name("chatty")][..], &["events"], &["describe", &name("flip")], &["pods"]] {
         node.agent.cli(args)?.success()?;
@@ -274,14 +274,14 @@ fn with_main_on_host(name: &str, main: Value) -> Value {
 /// A pod and the ConfigMap whose edits it sees.
 fn reported(round: usize) -> Value {
     let main = json!({ "volumeMounts": [{ "name": "config", "mountPath": "/config" }] });
-    let volumes = json!({ "spec": { "volumes": [{ "name": "config", "configMap": { "name": "told" } }] } });
+    let volumes = json!({ "spec": { "volumes": [{ "name": "config", "configMap": { "name": "config" } }] } });
     let map = json!({
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": { "name": "told" },
+        "metadata": { "name": "config" },
         "data": { "round": round.to_string() },
     });
-    json!({ "apiVersion": "v1", "kind": "List", "items": [map, with(with_main_on_host("told", main), volumes)] })
+    json!({ "apiVersion": "v1", "kind": "List", "items": [map, with(with_main_on_host("config", main), volumes)] })
 }
 
 /// How large the agent and its largest logger are.

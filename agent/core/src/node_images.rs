@@ -48,6 +48,6 @@ mod tests {
         let digests = ["docker.io/library/busybox@sha256:a", "registry:5000/busybox@sha256:a"];
         assert_eq!(all[2].names, [&digests[..], &busybox[..2]].concat());
         assert_eq!(node_images(images(), Some(1)), all[..1]);
-        assert_eq!(node_images([(image("d", &["sha256:config"]), 1)], None), [], "nobody can ask for it by a name");
+        assert_eq!(node_images([(image("d", &["sha256:config"]), 1)], None), [], "there is no name to request it by");
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct InFlight<T> {
 }
 
 impl<T: 'static> InFlight<T> {
-    /// None.
+    /// No request yet.
     pub(super) fn new() -> Self {
         Self { requests: FuturesUnordered::new(), pods: BTreeSet::new() }
     }

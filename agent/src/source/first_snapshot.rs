@@ -1,4 +1,4 @@
-//! What the tests of several sources share.
+//! Waiting for a snapshot, for the tests of several sources.
 
 use std::sync::Arc;
 

@@ -110,7 +110,7 @@ fn a_device_is_one_containers_and_stays_it(node: &mut TestNode) -> Result<()> {
     let one = container_id(&node.wait_running("one")?, "main")?;
     node.agent.kill();
     node.agent.start()?;
-    wait::until_true(wait::SOON, "the plugin to be told to register again", || !plugin.socket.exists())?;
+    wait::until_true(wait::SOON, "the removal of its socket, at which it registers again", || !plugin.socket.exists())?;
     drop(plugin);
     waits(node, "three", "OutOfexample.com/card")?;
     let plugin = start(node, &["a", "b"], Behaviour::default())?;
@@ -230,13 +230,13 @@ fn plugins_in_the_registry_are_registered(node: &mut TestNode) -> Result<()> {
     let registry = node.agent.settings().plugins().join("plugins_registry");
     wait::until_true(wait::SOON, "the directory of plugins", || registry.is_dir())?;
     let plugin = Plugin::start(node.dir().join("card.sock"), &["a"], Behaviour::default())?;
-    let told = |status: &tokio::sync::watch::Receiver<Option<RegistrationStatus>>| {
-        let what = "what the plugin is told";
+    let answer = |status: &tokio::sync::watch::Receiver<Option<RegistrationStatus>>| {
+        let what = "the answer to a registration";
         wait::until(wait::SOON, what, || status.borrow().clone())
     };
-    let dra = told(&plugin.wait_for_request(&registry.join("dra-reg.sock"), "DRAPlugin")?)?;
+    let dra = answer(&plugin.wait_for_request(&registry.join("dra-reg.sock"), "DRAPlugin")?)?;
     ensure!(!dra.plugin_registered && dra.error.contains("does not support plugins of type DRAPlugin"), "{dra:?}");
-    let card = told(&plugin.wait_for_request(&registry.join("card-reg.sock"), "DevicePlugin")?)?;
+    let card = answer(&plugin.wait_for_request(&registry.join("card-reg.sock"), "DevicePlugin")?)?;
     ensure!(card.plugin_registered && card.error.is_empty(), "{card:?}");
     node.apply(&asking("one", 1))?;
     node.wait_running("one")?;

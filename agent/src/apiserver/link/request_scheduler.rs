@@ -1,4 +1,4 @@
-//! Turns: how many requests of the node run at a time, and which go first. What an outage leaves goes in order of need,
+//! The order of requests to the apiserver: how many of the node run at a time, and which go first. What an outage leaves goes in order of need,
 //! and begins with few requests at a time; the sooner they are answered the more there are. A server to which all nodes
 //! come back at once, or that says it is busy (API Priority and Fairness answers 429), has only a few of each node to
 //! queue.
