@@ -215,13 +215,13 @@ fn without_amounts(line: &str) -> String {
     cut.map_or_else(|| line.to_owned(), |(kept, _)| kept.to_owned())
 }
 
-/// Its main container runs, or one has a reason why not.
+/// Its main container runs, or the first that has not ended has a reason why it does not. limpet names an image that is missing
+/// while init containers run, so the reason of a later container does not count.
 fn has_begun(pod: &Value) -> bool {
     let lists = ["initContainerStatuses", "containerStatuses"].into_iter();
     let mut containers = lists.filter_map(|list| pod["status"][list].as_array()).flatten();
-    let is_kept = |container: &Value| {
-        let reason = container["state"]["waiting"]["reason"].as_str();
-        reason.is_some_and(|reason| reason.starts_with("Err"))
-    };
-    pod["status"]["containerStatuses"][0]["state"]["running"].is_object() || containers.any(is_kept)
+    let next = containers.find(|container| !container["state"]["terminated"].is_object());
+    let reason = next.and_then(|container| container["state"]["waiting"]["reason"].as_str());
+    pod["status"]["containerStatuses"][0]["state"]["running"].is_object()
+        || reason.is_some_and(|reason| reason.starts_with("Err"))
 }
