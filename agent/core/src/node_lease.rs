@@ -14,28 +14,49 @@ const RENEWALS_PER_DURATION: u32 = 4;
 
 /// The lease to create.
 pub fn lease(name: &str, node_uid: &str, duration: Duration, now: Timestamp) -> Value {
-    let mut lease = renewal(name, duration, now, 0, false);
-    lease["apiVersion"] = json!("coordination.k8s.io/v1");
-    lease["kind"] = json!("Lease");
-    lease["metadata"] = json!({
-        "name": name,
-        "namespace": LEASE_NAMESPACE,
-        "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid }],
-    });
-    lease
+    json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "namespace": LEASE_NAMESPACE,
+            "ownerReferences": [{ "apiVersion": "v1", "kind": "Node", "name": name, "uid": node_uid }],
+        },
+        "spec": spec(name, duration, now),
+    })
 }
 
-/// The merge patch that renews it. `version`: the required one; 0: any. `tracked`: whether the apiserver keeps a list of
-/// who set which field. It is longer than the rest and comes back with every answer; an emptied one stays empty.
-pub fn renewal(name: &str, duration: Duration, now: Timestamp, version: u64, tracked: bool) -> Value {
-    // A MicroTime has exactly six digits.
-    let time = now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string();
-    let spec = json!({ "holderIdentity": name, "leaseDurationSeconds": duration.as_secs(), "renewTime": time });
-    let mut renewal = json!({ "spec": spec });
-    if version != 0 {
-        renewal["metadata"]["resourceVersion"] = json!(version.to_string());
+fn spec(name: &str, duration: Duration, now: Timestamp) -> Value {
+    json!({ "holderIdentity": name, "leaseDurationSeconds": duration.as_secs(), "renewTime": renew_time(now) })
+}
+
+/// A MicroTime, which has exactly six digits.
+fn renew_time(now: Timestamp) -> String {
+    now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ").to_string()
+}
+
+/// What a renewal may rely on.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KnownLease {
+    /// The version that is required; 0: any.
+    pub version: u64,
+    /// This version is one that a renewal has led to, so the lease has all but the new time.
+    pub is_own: bool,
+    /// The apiserver keeps a list of who set which field. It is longer than the rest and comes back with every answer; an emptied one
+    /// stays empty.
+    pub is_tracked: bool,
+}
+
+/// The merge patch that renews it.
+pub fn renewal(name: &str, duration: Duration, now: Timestamp, known: KnownLease) -> Value {
+    let mut renewal = match known.version != 0 && known.is_own {
+        true => json!({ "spec": { "renewTime": renew_time(now) } }),
+        false => json!({ "spec": spec(name, duration, now) }),
+    };
+    if known.version != 0 {
+        renewal["metadata"]["resourceVersion"] = json!(known.version.to_string());
     }
-    if tracked {
+    if known.is_tracked {
         renewal["metadata"]["managedFields"] = json!([{}]);
     }
     renewal
@@ -65,9 +86,14 @@ mod tests {
             "leaseDurationSeconds": 40,
             "renewTime": "1970-01-01T00:00:00.000000Z",
         });
-        let renewal = |version, tracked| renewal("edge1", duration, Timestamp::UNIX_EPOCH, version, tracked);
-        assert_eq!((&lease["spec"], &renewal(0, false)), (&spec, &json!({ "spec": spec })));
-        assert_eq!(renewal(0, true), json!({ "metadata": { "managedFields": [{}] }, "spec": spec }));
-        assert_eq!(renewal(7, false), json!({ "metadata": { "resourceVersion": "7" }, "spec": spec }));
+        let renewal = |known| renewal("edge1", duration, Timestamp::UNIX_EPOCH, known);
+        let known = |version| KnownLease { version, ..KnownLease::default() };
+        let (own, tracked) =
+            (KnownLease { is_own: true, ..known(7) }, KnownLease { is_tracked: true, ..KnownLease::default() });
+        assert_eq!((&lease["spec"], &renewal(known(0))), (&spec, &json!({ "spec": spec })));
+        assert_eq!(renewal(tracked), json!({ "metadata": { "managedFields": [{}] }, "spec": spec }));
+        assert_eq!(renewal(known(7)), json!({ "metadata": { "resourceVersion": "7" }, "spec": spec }));
+        let time = json!({ "renewTime": "1970-01-01T00:00:00.000000Z" });
+        assert_eq!(renewal(own), json!({ "metadata": { "resourceVersion": "7" }, "spec": time }));
     }
 }

@@ -20,7 +20,7 @@ use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::cluster_history::{self, HistoryBreak, LostWrites, Renewal, lease_break};
-use limpet_core::node_lease::{self, LEASE_NAMESPACE};
+use limpet_core::node_lease::{self, KnownLease, LEASE_NAMESPACE};
 
 /// How many renewals without an answer are remembered: each may have arrived.
 const MAX_UNANSWERED: usize = 16;
@@ -48,7 +48,9 @@ pub(super) struct Lease {
 impl Lease {
     /// Renews it for as long as there is a Node.
     pub(super) async fn renew(self: Arc<Self>, mut seen: watch::Receiver<NodeFromApiserver>) {
-        let (mut failures, mut conflicts, mut tracked) = (0, 0, false);
+        let (mut failures, mut conflicts) = (0, 0);
+        // Of the last renewal.
+        let (mut own_version, mut is_tracked) = (0, false);
         let mut lost_writes = LostWrites::default();
         loop {
             self.link.online().await;
@@ -58,11 +60,13 @@ impl Lease {
             };
             let (received_count, pods_version) = (self.link.received_count(), self.link.pods_version());
             let before = self.version.load(Ordering::Relaxed);
-            match self.renew_once(&uid, before, tracked).await {
+            let known = KnownLease { version: before, is_own: before == own_version, is_tracked };
+            match self.renew_once(&uid, known).await {
                 Ok(lease) => {
                     (failures, conflicts) = (0, 0);
-                    tracked = !lease["metadata"]["managedFields"].is_null();
+                    is_tracked = !lease["metadata"]["managedFields"].is_null();
                     let now = cluster_history::version_of(&lease);
+                    own_version = now;
                     self.version.store(now, Ordering::Relaxed);
                     self.compare_versions(before, now).await;
                     if lost_writes.is_found(pods_version, now) {
@@ -132,9 +136,9 @@ impl Lease {
         Ok(true)
     }
 
-    async fn renew_once(&self, uid: &str, version: u64, tracked: bool) -> Result<Value, RequestError> {
+    async fn renew_once(&self, uid: &str, known: KnownLease) -> Result<Value, RequestError> {
         let now = Timestamp::now();
-        let renewal = node_lease::renewal(&self.name, self.duration, now, version, tracked);
+        let renewal = node_lease::renewal(&self.name, self.duration, now, known);
         let time = renewal["spec"]["renewTime"].as_str().unwrap_or_default().to_owned();
         {
             let mut unanswered = self.unanswered();
