@@ -29,6 +29,7 @@ mod link;
 mod mirrors;
 mod node;
 mod outbox;
+mod own_change;
 mod pods;
 mod references;
 mod reviews;
@@ -50,7 +51,7 @@ use crate::device_plugins::DevicePlugins;
 use crate::source::api;
 use crate::status::event::Events;
 pub use facts::describe;
-use follow::{WatchTarget, follow};
+use follow::{Leader, WatchTarget, follow};
 use lease::Lease;
 use limpet_apiserver::{Resource, Selector};
 use limpet_core::admission::Selectable;
@@ -64,6 +65,7 @@ use limpet_model::source::SourceKind;
 pub use link::{ClusterView, Link};
 use node::{NodeFromApiserver, NodeReporter};
 pub use outbox::Unsent;
+use own_change::OwnChanges;
 use references::pod_certificates::CertificateContext;
 pub use reviews::{Access, ReviewError, Reviews, User};
 pub(crate) use runtime::Containerd;
@@ -146,7 +148,8 @@ async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: 
         unanswered: Mutex::default(),
         version: AtomicU64::default(),
     });
-    let leads = Some(Arc::clone(&lease));
+    let (own_changes, own_changes_seen) = own_change::own_changes();
+    let leads = Some(Leader { lease: Arc::clone(&lease), own_changes: own_changes_seen });
     let follow_node = WatchTarget { resource: Resource::Nodes, selector: Selector::of_name(&name), leads };
     let of_node_name = Selector::of_fields(format!("spec.nodeName={name}"));
     let follow_pods = WatchTarget { resource: Resource::AllPods, selector: of_node_name, leads: None };
@@ -164,7 +167,7 @@ async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: 
     let (config, events) = (Arc::clone(&inputs.config), inputs.events.clone());
     let certificates =
         certificates::run(link.clone(), config, name.clone(), link.node_network(), seen_by_others.clone());
-    let reporter = node_reporter(&link, inputs, description, seen);
+    let reporter = node_reporter(&link, inputs, description, (seen, own_changes));
     // Boxed: the states of all of them would otherwise lie in one future that is moved.
     tokio::join!(
         Box::pin(follow(link.clone(), follow_node, of_node)),
@@ -204,7 +207,7 @@ fn node_reporter(
     link: &Link,
     inputs: Inputs,
     description: NodeDescription,
-    seen: watch::Sender<NodeFromApiserver>,
+    (seen, own_changes): (watch::Sender<NodeFromApiserver>, OwnChanges),
 ) -> NodeReporter {
     NodeReporter {
         link: link.clone(),
@@ -212,6 +215,8 @@ fn node_reporter(
         every: inputs.config.cluster.frequencies,
         description,
         seen,
+        own_changes,
+        version: 0,
         selectable: inputs.selectable,
         node_state: inputs.node_state,
         network: inputs.network,

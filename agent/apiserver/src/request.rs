@@ -108,6 +108,12 @@ impl Resource {
         }
     }
 
+    /// Whether its watches have bookmarks, one a minute. They spare a list when the next watch begins, if the server has forgotten
+    /// the version of the last change by then: in a cluster only Pods change so often.
+    pub fn has_bookmarks(&self) -> bool {
+        matches!(self, Self::AllPods)
+    }
+
     /// Its path. Names of Kubernetes need no escapes.
     pub fn path(&self) -> String {
         match self {
@@ -178,11 +184,6 @@ impl Selector {
     pub fn of_name(name: &str) -> Self {
         Self::of_fields(format!("metadata.name={name}"))
     }
-
-    /// Whether it matches one object at most.
-    pub fn is_of_one(&self) -> bool {
-        self.fields.starts_with("metadata.name=")
-    }
 }
 
 /// How a patch is applied.
@@ -245,12 +246,11 @@ impl Request {
         request
     }
 
-    /// Watches all that match the selector for so many seconds. Bookmarks, one a minute, spare a list when the next
-    /// watch begins; one object is listed for less.
+    /// Watches all that match the selector for so many seconds.
     pub(crate) fn watch(resource: Resource, selector: &Selector, from: WatchFrom<'_>, seconds: u64) -> Self {
+        let with_bookmarks = if resource.has_bookmarks() { "true" } else { "false" };
         let mut request = Self::list(resource, selector);
         let seconds = seconds.to_string();
-        let with_bookmarks = if selector.is_of_one() { "false" } else { "true" };
         match from {
             WatchFrom::Version(version) => request.add_query(&[
                 ("watch", "true"),
@@ -353,6 +353,11 @@ mod tests {
             (
                 Request::watch(Resource::AllPods, &of_node(), WatchFrom::All(None), 300),
                 "GET /api/v1/pods?fieldSelector=spec.nodeName%3Dedge1&watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersion=&resourceVersionMatch=NotOlderThan&timeoutSeconds=300",
+                None,
+            ),
+            (
+                Request::watch(Resource::Services(text("lab")), &Selector::default(), WatchFrom::Version("17"), 1800),
+                "GET /api/v1/namespaces/lab/services?fieldSelector=&watch=true&allowWatchBookmarks=false&resourceVersion=17&timeoutSeconds=1800",
                 None,
             ),
             (

@@ -160,22 +160,29 @@ pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> 
     document
 }
 
-/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay. Of a Node that has
-/// all that was `sent`, only the times of the conditions: the report of an idle node.
-pub fn status_patch(
+/// The report of an idle node: a patch of the times of its conditions alone. `None`: the Node does not have all that was `sent`, or
+/// there is something new.
+pub fn heartbeat_patch(
     node: &NodeDescription,
     report: &NodeReport,
     seen: &SeenNode,
     sent: Option<&SentReport>,
     now: Timestamp,
-) -> Value {
-    let mut status = status(node, report, seen, now);
-    let was_sent = sent.is_some_and(|sent| sent.uid == seen.uid && says_the_same(&sent.report, report));
-    if was_sent && seen.has_all(&status) {
-        let conditions = status["conditions"].as_array().into_iter().flatten();
-        let time = |condition: &Value| json!({ "type": condition["type"], "lastHeartbeatTime": condition["lastHeartbeatTime"] });
-        return json!({ "status": { "conditions": conditions.map(time).collect::<Vec<_>>() } });
+) -> Option<Value> {
+    sent.filter(|sent| sent.uid == seen.uid && says_the_same(&sent.report, report))?;
+    let status = status(node, report, seen, now);
+    if !seen.has_all(&status) {
+        return None;
     }
+    let conditions = status["conditions"].as_array().into_iter().flatten();
+    let time =
+        |condition: &Value| json!({ "type": condition["type"], "lastHeartbeatTime": condition["lastHeartbeatTime"] });
+    Some(json!({ "status": { "conditions": conditions.map(time).collect::<Vec<_>>() } }))
+}
+
+/// The strategic merge patch that brings the Node's status up to date. Conditions and addresses of others stay.
+pub fn status_patch(node: &NodeDescription, report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Value {
+    let mut status = status(node, report, seen, now);
     if seen.has_images(&status)
         && let Some(status) = status.as_object_mut()
     {

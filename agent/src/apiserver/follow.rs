@@ -1,7 +1,6 @@
 //! Follows what a selector matches: a list, then the changes, for as long as the agent runs.
 //!
-//! Where bookmarks are of use the list comes as the beginning of the watch, which costs the server less, and one
-//! request less.
+//! Of Pods the list comes as the beginning of the watch, which costs the server less, and one request less.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,13 +12,14 @@ use tokio::time::Instant;
 
 use super::lease::Lease;
 use super::link::{BUSY, Link};
+use super::own_change::OwnChangesSeen;
 use limpet_apiserver::watch::{Change, Watch};
 use limpet_apiserver::{Request, RequestError, Resource, Selector, WatchFrom};
 
 /// The server ends a watch after this long, and up to twice that, as client-go requests.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(300);
-/// The same for a single object, as kubelet requests it for ConfigMaps and Secrets: a node has many such watches.
-const SINGLE_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
+/// The same for what pods refer to, as kubelet requests it for ConfigMaps and Secrets: a node has many such watches.
+const LONG_WATCH_TIMEOUT: Duration = Duration::from_secs(1800);
 /// A server that does not end it is left so much later.
 const WATCH_TIMEOUT_MARGIN: Duration = Duration::from_secs(30);
 /// A watch that ended sooner counts as a failure, so that a server that ends each at once does not get requests without
@@ -33,25 +33,46 @@ pub(super) struct WatchTarget {
     pub(super) resource: Resource,
     /// Which of them.
     pub(super) selector: Selector,
-    /// It is this one that finds out whether there is a connection, and checks the lease then; the others wait for it.
-    pub(super) leads: Option<Arc<Lease>>,
+    /// It is this one that finds out whether there is a connection; the others wait for it.
+    pub(super) leads: Option<Leader>,
+}
+
+/// What the leading watch has besides.
+#[derive(Debug)]
+pub(super) struct Leader {
+    /// It checks this lease when the connection is back.
+    pub(super) lease: Arc<Lease>,
+    /// The agent's own changes of what it follows.
+    pub(super) own_changes: OwnChangesSeen,
 }
 
 /// What has come of a streaming list, by UID.
 type Listing = BTreeMap<String, Value>;
 
 impl WatchTarget {
-    /// Whether its list may be the beginning of its watch. Of one object a list and a watch without bookmarks are less;
-    /// and what leads checks the lease between the two.
+    /// Whether its list may be the beginning of its watch. Such a watch has bookmarks, which other resources than Pods do without.
     fn may_stream(&self) -> bool {
-        self.leads.is_none() && !self.selector.is_of_one()
+        self.resource.has_bookmarks()
     }
 
     fn shortest_limit(&self) -> Duration {
-        match self.leads.is_none() && self.selector.is_of_one() {
-            true => SINGLE_WATCH_TIMEOUT,
-            false => WATCH_TIMEOUT,
+        match self.leads.is_some() || self.resource.has_bookmarks() {
+            true => WATCH_TIMEOUT,
+            false => LONG_WATCH_TIMEOUT,
         }
+    }
+
+    /// Ends once the agent changes what is followed.
+    async fn own_change_begins(&mut self) {
+        match &mut self.leads {
+            Some(leader) => leader.own_changes.begins().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Waits until the agent does not change what is followed; see [`OwnChangesSeen::end`].
+    async fn own_change_ends(&mut self) -> Option<String> {
+        self.leads.as_mut()?.own_changes.end().await
     }
 }
 
@@ -89,6 +110,13 @@ impl Start {
         }
     }
 
+    /// After a change of the agent's own, which needs not be watched.
+    fn skip_own_change(&mut self, made: Option<String>) {
+        if let (Self::Watch(version), Some(made)) = (self, made) {
+            *version = made;
+        }
+    }
+
     /// After the server has refused the version. A list that is refused, too, requests a version that it no longer has.
     fn refused(self) -> Self {
         match self {
@@ -99,19 +127,20 @@ impl Start {
 }
 
 /// Sends every update; ends once the receiver is dropped.
-pub(super) async fn follow(link: Link, what: WatchTarget, updates: mpsc::Sender<Update>) {
+pub(super) async fn follow(link: Link, mut what: WatchTarget, updates: mpsc::Sender<Update>) {
     let (mut failures, mut start, mut unanswered) = (0_u32, Start::Newest, false);
     let mut beginnings = link.beginnings();
     while !updates.is_closed() {
         if what.leads.is_none() {
             link.online().await;
         }
+        start.skip_own_change(what.own_change_ends().await);
         if beginnings.has_changed().unwrap_or(false) {
             beginnings.mark_unchanged();
             start = Start::Newest;
         }
         let begun = Instant::now();
-        let (ended, watched) = session(&link, &what, &updates, &mut start).await;
+        let (ended, watched) = session(&link, &mut what, &updates, &mut start).await;
         if beginnings.has_changed().unwrap_or(false) {
             continue;
         }
@@ -158,7 +187,7 @@ fn failures_after(failures: u32, watched: Option<Duration>) -> u32 {
 /// Begins a watch and passes on what it brings until the server or the connection ends it; and for how long it watched.
 async fn session(
     link: &Link,
-    what: &WatchTarget,
+    what: &mut WatchTarget,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
 ) -> (Result<(), RequestError>, Option<Duration>) {
@@ -243,7 +272,7 @@ fn lacks_streaming_lists(error: &RequestError) -> bool {
 
 /// Passes on what the watch brings until the server or the connection ends it. `list`: what has come of a streaming list.
 async fn pass_on(
-    (link, what, mut beginnings): (&Link, &WatchTarget, watch::Receiver<u64>),
+    (link, what, mut beginnings): (&Link, &mut WatchTarget, watch::Receiver<u64>),
     (mut watch, mut list): (Watch, Option<Listing>),
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
@@ -259,6 +288,7 @@ async fn pass_on(
             // Its connection may be one that swallows packets.
             () = &mut lost => return Ok(()),
             () = &mut overdue => return Ok(()),
+            () = what.own_change_begins() => return Ok(()),
             change = watch.next() => change,
         };
         let Some(change) = change.transpose()? else { return Ok(()) };
@@ -315,7 +345,7 @@ async fn list(
 
 /// The server has answered. The first answer to what leads counts once the lease was checked.
 async fn answered(link: &Link, what: &WatchTarget) -> Result<(), RequestError> {
-    if let Some(lease) = &what.leads {
+    if let Some(Leader { lease, .. }) = &what.leads {
         // Without the lease the cluster may be an older one, whose watches would wait for the versions that were known.
         // What leads may have listed, for its version was forgotten, while others still have theirs.
         if !link.is_online() && !lease.check().await? {

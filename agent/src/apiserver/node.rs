@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::follow::Update;
 use super::images::NodeImages;
 use super::link::Link;
+use super::own_change::OwnChanges;
 use super::runtime::NodeRuntime;
 use crate::clock::sleep_until_or_forever;
 use crate::csi::VolumesInUse;
@@ -18,6 +20,7 @@ use crate::status::event::{EventType, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::admission::Selectable;
+use limpet_core::cluster_history::version_of;
 use limpet_core::node_object::{
     self, Frequencies, LabelCorrection, NodeDescription, NodeReport, RuntimeAbsence, SeenNode, SentReport,
 };
@@ -76,6 +79,10 @@ pub(super) struct NodeReporter {
     pub(super) description: NodeDescription,
     /// For the others.
     pub(super) seen: watch::Sender<NodeFromApiserver>,
+    /// For the watch of the Node.
+    pub(super) own_changes: OwnChanges,
+    /// The version of the Node that was seen last.
+    pub(super) version: u64,
     pub(super) selectable: watch::Sender<Selectable>,
     pub(super) node_state: watch::Receiver<NodeState>,
     pub(super) network: watch::Receiver<NetworkStatus>,
@@ -148,7 +155,7 @@ impl NodeReporter {
     }
 
     /// Sends what differs, or waits out the pause after a failure; returns when to send again.
-    async fn send_report(&self, report: &NodeReport, progress: &mut Progress) -> Option<Instant> {
+    async fn send_report(&mut self, report: &NodeReport, progress: &mut Progress) -> Option<Instant> {
         match self.reconcile(report, &mut progress.sent).await {
             Ok(due) => {
                 progress.failures = 0;
@@ -169,8 +176,8 @@ impl NodeReporter {
     fn apply_update(&mut self, update: Update) {
         let seen = match update {
             Update::Bookmark(_) => return,
-            Update::Listed(nodes, _) => nodes.iter().find_map(SeenNode::read).into(),
-            Update::Stored(node) => SeenNode::read(&node).into(),
+            Update::Listed(nodes, _) => self.read(nodes.first()),
+            Update::Stored(node) => self.read(Some(&node)),
             Update::Deleted(_) => {
                 tracing::warn!("the Node object was deleted");
                 NodeFromApiserver::Absent
@@ -193,9 +200,14 @@ impl NodeReporter {
         self.seen.send_if_modified(|known| std::mem::replace(known, seen) != *known);
     }
 
+    fn read(&mut self, node: Option<&Value>) -> NodeFromApiserver {
+        self.version = node.map(version_of).unwrap_or_default();
+        node.and_then(SeenNode::read).into()
+    }
+
     /// Does what is to be done now, and returns when there is something to do again.
     async fn reconcile(
-        &self,
+        &mut self,
         report: &NodeReport,
         sent: &mut Option<SentReport>,
     ) -> Result<Option<Instant>, RequestError> {
@@ -209,7 +221,7 @@ impl NodeReporter {
             NodeFromApiserver::Absent => return self.create(report, sent).await,
             NodeFromApiserver::Present(node) => node,
         };
-        let name = &self.description.name;
+        let name = self.description.name.clone();
         if let Some(due) = node_object::report_due(&self.description, sent.as_ref(), &node, report, self.every) {
             let due = Instant::from_std(due);
             if due > Instant::now() {
@@ -224,8 +236,10 @@ impl NodeReporter {
         if let Some(metadata) = node.metadata_patch(&self.description, correction) {
             let request = Request::patch(Resource::Node(name.clone()), PatchType::Merge, metadata);
             self.link.send(request.metadata_only()).await?;
+        } else if self.send_heartbeat(&node, report, sent.as_ref()).await? {
+            return Ok(Some(self.sent(Some(&node), &node.uid, report, sent)));
         }
-        let patch = node_object::status_patch(&self.description, report, &node, sent.as_ref(), Timestamp::now());
+        let patch = node_object::status_patch(&self.description, report, &node, Timestamp::now());
         let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
         // The watch brings the Node as it is then.
         match self.link.send(request.metadata_only()).await {
@@ -239,14 +253,40 @@ impl NodeReporter {
         }
     }
 
+    /// Sends the report of an idle node, if that is enough. The Node that the watch would send back is ten times as long, so the
+    /// watch makes way for it; that nobody else has changed the Node meanwhile is required.
+    async fn send_heartbeat(
+        &mut self,
+        node: &SeenNode,
+        report: &NodeReport,
+        sent: Option<&SentReport>,
+    ) -> Result<bool, RequestError> {
+        let heartbeat = node_object::heartbeat_patch(&self.description, report, node, sent, Timestamp::now());
+        let Some(mut patch) = heartbeat else { return Ok(false) };
+        patch["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let resource = Resource::NodeStatus(self.description.name.clone());
+        let own_change = self.own_changes.begin();
+        match self.link.send(Request::patch(resource, PatchType::Strategic, patch).metadata_only()).await {
+            Ok(made) => {
+                self.version = version_of(&made);
+                own_change.made(self.version.to_string());
+                Ok(true)
+            }
+            // The watch has not reported a change, or the deletion.
+            Err(error) if error.is_conflict() || error.is_not_found() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     async fn create(
-        &self,
+        &mut self,
         report: &NodeReport,
         sent: &mut Option<SentReport>,
     ) -> Result<Option<Instant>, RequestError> {
         let document = node_object::document(&self.description, report, Timestamp::now());
         match self.link.send(Request::create(Resource::Nodes, document)).await {
             Ok(node) => {
+                self.version = version_of(&node);
                 let node =
                     SeenNode::read(&node).ok_or_else(|| RequestError::Unreadable("a Node without UID".into()))?;
                 tracing::info!(node = self.description.name, uid = node.uid, "registered with the apiserver");

@@ -116,11 +116,11 @@ fn a_condition_keeps_the_time_of_its_change() {
     let seen = SeenNode::read(&seen).unwrap();
     let mut down = report();
     down.state.runtime_ready = false;
-    let patch = status_patch(&node(), &down, &seen, None, at(200));
+    let patch = status_patch(&node(), &down, &seen, at(200));
     assert_eq!(patch["status"]["capacity"].get("hugepages-2Mi"), None);
     let mut huge = first.clone();
     (huge["metadata"]["uid"], huge["status"]["capacity"]["hugepages-2Mi"]) = (json!("n1"), json!("0"));
-    let without = status_patch(&node(), &down, &SeenNode::read(&huge).unwrap(), None, at(200));
+    let without = status_patch(&node(), &down, &SeenNode::read(&huge).unwrap(), at(200));
     assert_eq!(without["status"]["allocatable"].get("hugepages-2Mi"), Some(&Value::Null));
     let time = |name: &str, field: &str| {
         let all = patch["status"]["conditions"].as_array().unwrap();
@@ -160,10 +160,10 @@ fn a_cloud_controller_decides_the_addresses_of_an_external_clouds_node() {
         document["metadata"]["uid"] = json!("n1");
         SeenNode::read(&document).unwrap()
     };
-    let patch = status_patch(&given, &report(), &seen(&given), None, at(0));
+    let patch = status_patch(&given, &report(), &seen(&given), at(0));
     assert_eq!(patch["status"].get("addresses"), None);
     let unknown = SeenNode { addresses: Vec::new(), ..seen(&given) };
-    assert_eq!(status_patch(&given, &report(), &unknown, None, at(0))["status"]["addresses"][1], internal);
+    assert_eq!(status_patch(&given, &report(), &unknown, at(0))["status"]["addresses"][1], internal);
 
     let annotation = |value: Value| Some(json!({ "metadata": { "annotations": { PROVIDED_ADDRESS: value } } }));
     assert_eq!(seen(&given).metadata_patch(&given, LabelCorrection::OfEveryNode), None);
@@ -185,7 +185,9 @@ fn an_idle_node_reports_times_alone_and_what_others_change_is_put_right() {
         let mut seen = own.clone();
         (seen["metadata"]["uid"], seen["status"][changed]) = (json!("n1"), value);
         let sent = sent.map(|report| SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now() });
-        let patch = status_patch(&node(), &report, &SeenNode::read(&seen).unwrap(), sent.as_ref(), at(300));
+        let seen = SeenNode::read(&seen).unwrap();
+        let heartbeat = heartbeat_patch(&node(), &report, &seen, sent.as_ref(), at(300));
+        let patch = heartbeat.unwrap_or_else(|| status_patch(&node(), &report, &seen, at(300)));
         patch["status"].as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ")
     };
     let all = "addresses allocatable capacity conditions daemonEndpoints declaredFeatures features";
@@ -202,7 +204,7 @@ fn an_idle_node_reports_times_alone_and_what_others_change_is_put_right() {
     let mut seen = own.clone();
     seen["metadata"]["uid"] = json!("n1");
     let sent = SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now() };
-    let idle = status_patch(&node(), &report, &SeenNode::read(&seen).unwrap(), Some(&sent), at(300));
+    let idle = heartbeat_patch(&node(), &report, &SeenNode::read(&seen).unwrap(), Some(&sent), at(300)).unwrap();
     assert_eq!(
         idle["status"]["conditions"][0],
         json!({ "type": "MemoryPressure", "lastHeartbeatTime": "1970-01-01T00:05:00Z" })
