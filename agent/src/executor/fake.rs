@@ -16,9 +16,12 @@ use jiff::Timestamp;
 use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
-use limpet_core::state::{ContainerSlot, Instance, Life, Now, PodSandbox, PodState, PostStart, StopPhase, Stopping};
+use limpet_core::state::{
+    CONFIG_ERROR, ContainerSlot, Instance, Life, Now, PodSandbox, PodState, PostStart, StopPhase, Stopping,
+};
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::image::LocalImage;
+use limpet_model::object::ObjectKind;
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::probe::ProbeKind;
 use limpet_model::process::Processes;
@@ -178,6 +181,9 @@ impl FakeExecutor {
     async fn start(&self, pod: &PodState, index: usize) -> Outcome {
         let slot = &pod.containers[index];
         let now = self.now();
+        if let Some(failure) = missing_config_map(pod, slot) {
+            return Outcome::Started { index, result: Err(failure) };
+        }
         self.world().begin_start(pod, slot);
         let started = self.done("Start", |world| world.start(pod, slot, now)).await;
         if let (Some(reporter), Ok(_)) = (&self.reporter, &started) {
@@ -393,4 +399,12 @@ fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbo
         resize: None,
         life: Life::Running { pid: 0, process: None, stopping: None },
     }
+}
+
+/// The container's variables come from a ConfigMap that is not known.
+fn missing_config_map(pod: &PodState, slot: &ContainerSlot) -> Option<Failure> {
+    let sources = pod.container_spec(&slot.name)?.env_from.iter().flatten();
+    let mut names = sources.filter_map(|source| source.config_map_ref.as_ref()).map(|config_map| &config_map.name);
+    let missing = names.find(|name| pod.objects.get(ObjectKind::ConfigMap, name).is_none())?;
+    Some(Failure { reason: CONFIG_ERROR, message: format!("configmap {missing:?} not found"), transient: false })
 }

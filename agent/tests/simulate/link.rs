@@ -5,7 +5,7 @@
 
 mod verdict;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::agent::{Agent, Membership, NODE, pass};
 use crate::run::Report;
-use crate::server::{Backup, Line, PODS, Server};
+use crate::server::{Backup, Line, PODS, SETTINGS, Server};
 
 /// After the last fault: longer than it takes until a dead connection is noticed, with the longest pause and deadline.
 const SETTLE_TIME: Duration = Duration::from_secs(200);
@@ -56,6 +56,8 @@ struct Node {
     files: BTreeMap<String, u32>,
     view: View,
     made: u32,
+    /// The names of all pods that the apiserver has ever bound to the node.
+    bound_before: BTreeSet<String>,
     changes: u64,
     /// With the number of the lease's renewals before it.
     backup: Option<(Backup, u64)>,
@@ -83,6 +85,7 @@ impl Node {
             files: BTreeMap::new(),
             view: View::default(),
             made: 0,
+            bound_before: BTreeSet::new(),
             changes: 0,
             backup: None,
             deleted: false,
@@ -143,20 +146,36 @@ impl Node {
         if self.bound().len() >= MAX_PODS_PER_SIDE {
             return;
         }
-        self.made += 1;
-        let name = format!("bound-{}", self.made);
+        let name = self.name_to_bind();
         self.note(format!("bind {name}"));
+        // Half of them cannot start without an object of the apiserver's.
+        let settings = if self.rng.bool() { json!([{ "configMapRef": { "name": SETTINGS } }]) } else { json!([]) };
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": name, "namespace": "default", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z" },
             "spec": {
                 "nodeName": NODE, "restartPolicy": "Always", "terminationGracePeriodSeconds": self.rng.u32(1..30),
                 "hostNetwork": true, "automountServiceAccountToken": false, "enableServiceLinks": false,
-                "containers": [{ "name": "main", "image": "image:1", "imagePullPolicy": "IfNotPresent" }],
+                "containers": [{ "name": "main", "image": "image:1", "imagePullPolicy": "IfNotPresent", "envFrom": settings }],
             },
             "status": { "phase": "Pending" },
         });
         self.server.store(&format!("{PODS}/{name}"), pod);
+    }
+
+    /// A new name, or as a StatefulSet's successor has it: that of a pod that is gone, of which the node may still know.
+    fn name_to_bind(&mut self) -> String {
+        let there = self.server.pods();
+        let gone: Vec<&String> = self.bound_before.iter().filter(|name| !there.contains_key(*name)).collect();
+        if self.rng.bool()
+            && let Some(name) = self.rng.choice(gone)
+        {
+            return name.clone();
+        }
+        self.made += 1;
+        let name = format!("bound-{}", self.made);
+        self.bound_before.insert(name.clone());
+        name
     }
 
     /// The pods that the apiserver has itself, and has not deleted.

@@ -34,6 +34,8 @@ type Answer = Response<StreamBody<BoxStream<'static, Result<Frame<Bytes>, BoxErr
 
 /// Where Pods of the tests are.
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
+/// A ConfigMap that some of them refer to.
+pub(crate) const SETTINGS: &str = "settings";
 /// The node's lease.
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/node";
 /// How the line is.
@@ -110,6 +112,8 @@ impl Server {
         let (state, changed, line) =
             (Arc::new(Mutex::new(state)), watch::Sender::new(0), watch::Sender::new(Line::Open));
         let server = Self { state, changed, line };
+        let settings = json!({ "metadata": { "name": SETTINGS, "namespace": "default" }, "data": { "KEY": "value" } });
+        server.store(&format!("/api/v1/namespaces/default/configmaps/{SETTINGS}"), settings);
         // Every apiserver has it.
         server.store(
             "/api/v1/namespaces/default/services/kubernetes",
