@@ -12,6 +12,16 @@ use serde_json::{Value, json};
 pub const RUNS_VARIABLE: &str = "LIMPET_BENCH_RUNS";
 /// See [`RUNS_VARIABLE`].
 pub const SECONDS_VARIABLE: &str = "LIMPET_BENCH_SECONDS";
+/// 1: the executable for nodes is measured (`cargo xtask bench --dist`). Only that one has budgets of memory.
+pub const DIST_VARIABLE: &str = "LIMPET_BENCH_DIST";
+
+/// Whether the executable for nodes is measured.
+///
+/// # Errors
+/// The variable is not a number.
+pub fn is_dist() -> Result<bool> {
+    Ok(setting(DIST_VARIABLE, 0)? != 0)
+}
 
 /// The number that the environment gives, or `default`.
 pub fn setting(variable: &str, default: usize) -> Result<usize> {

@@ -114,6 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.env(agent::PROGRAM_VARIABLE, &program).envs(choice.iter().cloned());
         command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
+        command.env(measure::DIST_VARIABLE, u8::from(arguments.dist).to_string());
         command.env(hollow::NODES_VARIABLE, arguments.nodes.to_string());
         if let Some(kubelet) = &kubelet {
             ensure!(kubelet.is_file(), "{} is not a kubelet", kubelet.display());

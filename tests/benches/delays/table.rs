@@ -2,10 +2,16 @@
 
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
 use limpet_tests::measure;
 use serde_json::{Value, json};
 
 use super::scene::{Took, WAIT_TIMEOUT};
+
+/// How long limpet may take in each respect.
+const BUDGET: Duration = Duration::from_secs(2);
+/// That has no budget: a successor never runs beside its predecessor.
+pub(crate) const BOTH_RUN: &str = "the link is back: a replaced pod and its successor both run";
 
 /// All runs of one contender in one respect.
 #[derive(Debug)]
@@ -51,6 +57,16 @@ impl Table {
         text
     }
 
+    /// Whether limpet was within its budgets each time.
+    pub(crate) fn check_budgets(&self) -> Result<()> {
+        for row in self.0.iter().filter(|row| row.who == "limpet") {
+            let budget = if row.what == BOTH_RUN { Duration::ZERO } else { BUDGET };
+            let slowest = row.took.iter().map(|took| took.unwrap_or(Duration::MAX)).max().unwrap_or_default();
+            ensure!(slowest <= budget, "{}: {slowest:?}, of a budget of {budget:?}", row.what);
+        }
+        Ok(())
+    }
+
     /// Every sample, in milliseconds; `null` is one that failed.
     pub(crate) fn json(&self) -> Value {
         let row = |row: &Row| {
@@ -61,7 +77,7 @@ impl Table {
     }
 
     /// Writes every sample.
-    pub(crate) fn write(&self, version: (u32, u32)) -> anyhow::Result<()> {
+    pub(crate) fn write(&self, version: (u32, u32)) -> Result<()> {
         measure::write(env!("CARGO_TARGET_TMPDIR"), "delays", version, self.json())
     }
 }

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use limpet_tests::containerd::Containerd;
 use limpet_tests::contender::{Contender, Stage, apply, remove, settle, wait_ready};
 use limpet_tests::footprint::{Footprint, pids};
@@ -14,6 +14,12 @@ use serde_json::{Value, json};
 
 /// How many pods lie idle.
 const PODS: [usize; 3] = [0, 10, 50];
+
+/// The budgets of private memory, by pods (ARCHITECTURE.md, section 9).
+const PRIVATE_KIB: [(usize, u64); 2] = [(0, 2 * 1_024), (50, 4 * 1_024)];
+
+/// A second.
+const WAKE_UPS: f64 = 0.5;
 
 /// After the last pod is ready, what belongs to its start still ends.
 const SETTLE_TIME: Duration = Duration::from_secs(15);
@@ -30,7 +36,25 @@ fn main() -> Result<()> {
     print(&rows);
     let json = rows.iter().map(|row| row.json(window)).collect();
     measure::write(env!("CARGO_TARGET_TMPDIR"), "idle", version, json)?;
-    stage.finish()
+    stage.finish()?;
+    if measure::is_dist()? { check_budgets(&rows) } else { Ok(()) }
+}
+
+/// Whether limpet's agent is within its budgets.
+fn check_budgets(rows: &[Row]) -> Result<()> {
+    for (pods, budget) in PRIVATE_KIB {
+        let of_agent = rows.iter().find(|row| row.who == "limpet" && row.kind == "agent" && row.pods == pods);
+        let row = of_agent.with_context(|| format!("nothing was measured with {pods} pods"))?;
+        let private = row.cost.private;
+        ensure!(private <= budget, "{private} KiB of private memory with {pods} pods, of a budget of {budget}");
+        ensure!(
+            row.wakes <= WAKE_UPS,
+            "{:.1} wake-ups a second with {pods} pods, of a budget of {WAKE_UPS}",
+            row.wakes
+        );
+        ensure!(row.cost.written == 0, "{} bytes were written with {pods} idle pods", row.cost.written);
+    }
+    Ok(())
 }
 
 /// What the processes of one kind cost beside so many pods.

@@ -53,8 +53,10 @@ fn main() -> Result<()> {
     print!("{}", table::text(&bench.rows));
     let rows = bench.rows.iter().map(Row::json).collect();
     measure::write(env!("CARGO_TARGET_TMPDIR"), "sync", version, rows)?;
+    let within = table::check_budgets(&bench.rows, measure::is_dist()?);
     drop(bench);
-    stage.finish()
+    stage.finish()?;
+    within
 }
 
 /// What is measured with, and what was measured.
@@ -127,10 +129,10 @@ impl Bench {
         let (cost, busy) = (Footprint::of(agent), processor(&[agent]).saturating_sub(begun.processor));
         let total: u64 = requests.values().sum();
         let per_second = an_hour / 3_600.0;
-        self.add(contender, "idle: requests an hour", total as f64 * an_hour, json!(requests));
-        self.add(contender, "idle: kB an hour", traffic.bytes() as f64 / 1e3 * an_hour, json!(null));
+        self.add(contender, table::REQUESTS, total as f64 * an_hour, json!(requests));
+        self.add(contender, table::KILOBYTES, traffic.bytes() as f64 / 1e3 * an_hour, json!(null));
         self.add(contender, "idle: private MiB", cost.private as f64 / 1_024.0, json!(null));
-        self.add(contender, "idle: PSS MiB", cost.pss as f64 / 1_024.0, json!(null));
+        self.add(contender, table::PSS, cost.pss as f64 / 1_024.0, json!(null));
         self.add(contender, "idle: ms of processor a second", busy.as_secs_f64() * 1e3 * per_second, json!(null));
         let wakes = cost.wakes.saturating_sub(begun.cost.wakes) as f64 * per_second;
         self.add(contender, "idle: wake-ups a second", wakes, json!(null));

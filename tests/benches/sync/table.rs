@@ -1,6 +1,16 @@
 //! The figures of one contender beside those of the other.
 
+use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+
+/// Of the executable for nodes with 50 API pods and a live connection.
+const PSS_MIB: f64 = 10.0;
+/// Of limpet: no more requests than kubelet sends, at most half of its bytes.
+const SHARES_OF_KUBELET: [(&str, f64); 2] = [(REQUESTS, 1.0), (KILOBYTES, 0.5)];
+/// The figures that have a budget.
+pub(crate) const REQUESTS: &str = "idle: requests an hour";
+pub(crate) const KILOBYTES: &str = "idle: kB an hour";
+pub(crate) const PSS: &str = "idle: PSS MiB";
 
 /// One figure.
 #[derive(Debug)]
@@ -33,4 +43,18 @@ pub(crate) fn text(rows: &[Row]) -> String {
         text.push_str(&format!("{:<54} {:>12.1} {other:>12}\n", row.what, row.value));
     }
     text
+}
+
+/// Whether limpet is within its budgets; those beside kubelet's figures where kubelet was measured.
+pub(crate) fn check_budgets(rows: &[Row], is_dist: bool) -> Result<()> {
+    let value = |who: &str, what: &str| rows.iter().find(|row| row.who == who && row.what == what).map(|row| row.value);
+    let own = |what: &str| value("limpet", what).with_context(|| format!("{what}: not measured"));
+    let pss = own(PSS)?;
+    ensure!(!is_dist || pss <= PSS_MIB, "PSS is {pss:.1} MiB, of a budget of {PSS_MIB}");
+    for (what, share) in SHARES_OF_KUBELET {
+        let Some(kubelet) = value("kubelet", what) else { continue };
+        let (own, budget) = (own(what)?, kubelet * share);
+        ensure!(own <= budget, "{what}: {own:.0}, of a budget of {budget:.0}");
+    }
+    Ok(())
 }
