@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use certificates::a_node_gets_its_certificates_and_renews_them;
 use connections::a_server_that_closes_connections_is_never_lost;
 use exec_credentials::a_node_has_its_credentials_of_a_program;
+use idle::{a_node_that_reports_sees_what_others_change_meanwhile, an_idle_node_sends_renewals_alone};
 use k3s::a_node_has_the_files_and_flags_of_a_k3s_agent;
 use limpet_tests::claim::Port;
 use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
@@ -24,6 +25,8 @@ mod certificates;
 mod connections;
 #[path = "cluster/exec_credentials.rs"]
 mod exec_credentials;
+#[path = "cluster/idle.rs"]
+mod idle;
 #[path = "cluster/k3s.rs"]
 mod k3s;
 #[path = "cluster/unauthorized.rs"]
@@ -47,6 +50,9 @@ fn main() -> ExitCode {
         joining(case!(a_deleted_node_object_is_recreated)),
         joining(case!(a_node_that_does_not_register_itself_waits_for_its_object)),
         joining(case!(a_node_that_the_server_does_not_know_is_reported)),
+        joining(case!(an_idle_node_sends_renewals_alone)),
+        joining(case!(a_node_that_reports_sees_what_others_change_meanwhile))
+            .on(|node| node.kubelet.push("nodeStatusReportFrequency: 1s".to_owned())),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
     ]);
     cluster::end();
