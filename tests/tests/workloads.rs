@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use certificates::{
-    a_node_bootstraps_again_after_its_certificate_has_expired, certificates_are_signed_and_renewed_by_the_controllers,
+    a_node_bootstraps_again_after_its_certificate_has_expired,
+    a_node_bootstraps_again_whose_certificate_expired_while_it_was_off,
+    certificates_are_signed_and_renewed_by_the_controllers,
 };
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, shell, with};
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
         joining(case!(a_pod_that_ends_while_the_node_is_away_has_ended_once)),
         joining(case!(certificates_are_signed_and_renewed_by_the_controllers)),
         joining(case!(a_node_bootstraps_again_after_its_certificate_has_expired)),
+        joining(case!(a_node_bootstraps_again_whose_certificate_expired_while_it_was_off)),
     ]);
     cluster::end();
     code

@@ -99,6 +99,19 @@ pub(super) fn certificates_are_signed_and_renewed_by_the_controllers(node: &mut 
 /// A node whose certificate expires while the apiserver is away, its agent running, bootstraps once more by the token
 /// that it still has.
 pub(super) fn a_node_bootstraps_again_after_its_certificate_has_expired(node: &mut TestNode) -> Result<()> {
+    bootstrap_again(node, |_, cluster| cluster.stop(), |_, cluster| cluster.start())
+}
+
+/// The same of a node that is off meanwhile.
+pub(super) fn a_node_bootstraps_again_whose_certificate_expired_while_it_was_off(node: &mut TestNode) -> Result<()> {
+    bootstrap_again(node, |node, _| node.agent.terminate().map(drop), |node, _| node.agent.start())
+}
+
+fn bootstrap_again(
+    node: &mut TestNode,
+    leave: fn(&mut TestNode, &mut Cluster) -> Result<()>,
+    come_back: fn(&mut TestNode, &mut Cluster) -> Result<()>,
+) -> Result<()> {
     let (mut cluster, address, port) = (cluster::whole()?, NodeAddress::add()?, Port::claim()?);
     admit_bootstrappers(&cluster)?;
     let user = json!({ "token": TOKEN.join(".") });
@@ -111,14 +124,14 @@ pub(super) fn a_node_bootstraps_again_after_its_certificate_has_expired(node: &m
     let before = node.wait_running("kept")?;
     ensure!(requests(&cluster, CLIENT, &token)?.len() == asked + 1, "no request by the token");
 
-    cluster.stop()?;
+    leave(node, &mut cluster)?;
     let current = pki.join("kubelet-client-current.pem");
     wait::until_true(3 * CERTIFICATE_LIFE, "the end of the certificate", || {
         let mut openssl = Command::new("openssl");
         openssl.args(["x509", "-noout", "-checkend", "0", "-in"]).arg(&current);
         process::checked(&mut openssl).is_err()
     })?;
-    cluster.start()?;
+    come_back(node, &mut cluster)?;
     wait::until_true(wait::SOON, "another request by the token", || {
         requests(&cluster, CLIENT, &token).is_ok_and(|all| all.len() == asked + 2)
     })?;
