@@ -144,27 +144,16 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
     let identity = &container.recorded.identity;
     let state = &container.recorded.state;
     let mut instance = Instance {
-        id: container.id.clone(),
-        attempt: identity.attempt,
-        fingerprint: identity.fingerprint.clone(),
         image: identity.image.clone(),
         image_digest: identity.image_digest.clone(),
         log_path: PathBuf::from(&identity.log_path),
         started_at: state.started_at,
         pause: Duration::from_secs(identity.backoff_seconds),
-        oom_kills_survived: 0,
-        oom_victim: None,
-        signalled_by: None,
         stop_signal: identity.stop_signal,
         user: identity.user.clone().map(Arc::new),
         sandbox: identity.sandbox.clone(),
         pod_restarts: identity.pod_restarts,
-        asked_before_edit: false,
-        replaced: false,
-        post_start: PostStart::Done,
-        probes: None,
-        resize: None,
-        life: Life::Running { pid: 0, process: None, stopping: None },
+        ..Instance::new(container.id.clone(), identity.attempt, identity.fingerprint.clone())
     };
     match (container.task, &state.exit) {
         (Some(Task::Running { pid } | Task::Unknown { pid }), _) => {

@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -15,7 +13,7 @@ use sha2::{Digest, Sha256};
 use std::time::Instant;
 
 use super::node_state::{NodeNetwork, NodePressure, NodeState};
-use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, PostStart, SandboxState};
+use super::state::{ContainerSlot, ImageState, Instance, Life, Now, PodSandbox, PodState, SandboxState};
 use crate::probe::ProbeGrid;
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
@@ -28,7 +26,6 @@ use limpet_model::process::{ProcessHandle, Processes};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::source::SourceKind;
-use limpet_model::stop_signal::StopSignal;
 
 /// The node is ready and has an address.
 pub const READY: NodeState = NodeState {
@@ -131,28 +128,13 @@ pub fn ready(mut pod: PodState) -> PodState {
 
 /// A running instance of the container in its desired version.
 pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
+    let id = ContainerId::derive(&PodUid::new("0123"), &slot.name, attempt);
     Instance {
-        id: ContainerId::derive(&PodUid::new("0123"), &slot.name, attempt),
-        attempt,
-        fingerprint: slot.fingerprint.clone(),
         image: "app:1".into(),
         image_digest: "sha256:1".into(),
-        log_path: PathBuf::new(),
         started_at: Some(Timestamp::UNIX_EPOCH),
-        pause: Duration::ZERO,
-        oom_kills_survived: 0,
-        oom_victim: None,
-        signalled_by: None,
-        stop_signal: StopSignal::default(),
-        user: None,
-        sandbox: None,
-        pod_restarts: 0,
-        asked_before_edit: false,
-        replaced: false,
-        post_start: PostStart::Done,
-        probes: None,
-        resize: None,
         life: Life::Running { pid: 1, process: None, stopping: None },
+        ..Instance::new(id, attempt, slot.fingerprint.clone())
     }
 }
 

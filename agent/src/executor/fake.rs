@@ -7,7 +7,6 @@
 pub mod world;
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -16,9 +15,7 @@ use jiff::Timestamp;
 use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
-use limpet_core::state::{
-    CONFIG_ERROR, ContainerSlot, Instance, Life, Now, PodSandbox, PodState, PostStart, StopPhase, Stopping,
-};
+use limpet_core::state::{CONFIG_ERROR, ContainerSlot, Instance, Life, Now, PodSandbox, PodState, StopPhase, Stopping};
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
@@ -26,7 +23,6 @@ use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::probe::ProbeKind;
 use limpet_model::process::Processes;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
-use limpet_model::stop_signal::StopSignal;
 use tokio::sync::watch;
 
 use crate::executor::{Executor, ExecutorError};
@@ -377,27 +373,10 @@ fn image(pod: &PodState, slot: &ContainerSlot) -> Arc<LocalImage> {
 
 fn instance(slot: &ContainerSlot, id: ContainerId, started_at: Timestamp, sandbox: Option<String>) -> Instance {
     Instance {
-        id,
-        attempt: slot.next_attempt(),
-        fingerprint: slot.fingerprint.clone(),
-        image: String::new(),
-        image_digest: String::new(),
-        log_path: PathBuf::new(),
         started_at: Some(started_at),
         pause: slot.next_pause(),
-        oom_kills_survived: 0,
-        oom_victim: None,
-        signalled_by: None,
-        stop_signal: StopSignal::default(),
-        user: None,
         sandbox,
-        pod_restarts: 0,
-        asked_before_edit: false,
-        replaced: false,
-        post_start: PostStart::Done,
-        probes: None,
-        resize: None,
-        life: Life::Running { pid: 0, process: None, stopping: None },
+        ..Instance::new(id, slot.next_attempt(), slot.fingerprint.clone())
     }
 }
 

@@ -1,9 +1,7 @@
 //! Predicts which containers a worker restarts or resizes for a new version of its pod: runs the plan on a state
 //! rebuilt from the observed pod. Pure.
 
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
@@ -11,11 +9,10 @@ use std::time::Instant;
 
 use crate::plan;
 use crate::plan::recreate::{self, PodEnd};
-use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, PostStart, SandboxState};
+use crate::state::{ContainerSlot, Instance, Life, PodSandbox, PodState, SandboxState};
 use crate::status::observed::ObservedPod;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::pod::PodRecord;
-use limpet_model::stop_signal::StopSignal;
 use limpet_model::verdict::{PodVerdict, VerdictPhase};
 
 /// What an update in place does to the containers of a pod.
@@ -92,29 +89,8 @@ fn exited(terminated: &ContainerStateTerminated, now: Instant) -> Life {
 }
 
 fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instance {
-    Instance {
-        id: ContainerId::derive(&observed.record.uid, &slot.name, 0),
-        attempt: 0,
-        fingerprint: slot.fingerprint.clone(),
-        image: String::new(),
-        image_digest: String::new(),
-        log_path: PathBuf::new(),
-        started_at: None,
-        pause: Duration::ZERO,
-        oom_kills_survived: 0,
-        oom_victim: None,
-        signalled_by: None,
-        stop_signal: StopSignal::default(),
-        user: None,
-        sandbox: None,
-        pod_restarts: 0,
-        asked_before_edit: false,
-        replaced: false,
-        post_start: PostStart::Done,
-        probes: None,
-        resize: None,
-        life,
-    }
+    let id = ContainerId::derive(&observed.record.uid, &slot.name, 0);
+    Instance { life, ..Instance::new(id, 0, slot.fingerprint.clone()) }
 }
 
 #[cfg(test)]

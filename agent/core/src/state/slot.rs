@@ -108,6 +108,33 @@ pub struct Instance {
 }
 
 impl Instance {
+    /// One that runs in a process that is not known, and of which nothing else is known.
+    pub fn new(id: ContainerId, attempt: u32, fingerprint: String) -> Self {
+        Self {
+            id,
+            attempt,
+            fingerprint,
+            image: String::new(),
+            image_digest: String::new(),
+            log_path: PathBuf::new(),
+            started_at: None,
+            pause: Duration::ZERO,
+            oom_kills_survived: 0,
+            oom_victim: None,
+            signalled_by: None,
+            stop_signal: StopSignal::default(),
+            user: None,
+            sandbox: None,
+            pod_restarts: 0,
+            asked_before_edit: false,
+            replaced: false,
+            post_start: PostStart::Done,
+            probes: None,
+            resize: None,
+            life: Life::Running { pid: 0, process: None, stopping: None },
+        }
+    }
+
     /// Whether its process runs.
     pub fn is_running(&self) -> bool {
         matches!(self.life, Life::Running { .. })

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 use super::{ContainerdExecutor, Start};
 use limpet_core::plan::restart_all;
-use limpet_core::state::{Instance, Life, PostStart};
+use limpet_core::state::{Instance, Life};
 use limpet_model::container::{ContainerIdentity, ContainerUser};
 use limpet_model::pod::ephemeral::to_record as ephemeral_record;
 
@@ -41,27 +41,17 @@ impl ContainerdExecutor {
     /// What its pod's worker knows of it.
     pub(super) fn instance(&self, start: &Start<'_>, started_at: Option<Timestamp>, life: Life) -> Instance {
         Instance {
-            id: start.id.clone(),
-            attempt: start.attempt,
-            fingerprint: start.slot.fingerprint.clone(),
             image: start.image.name.to_string(),
             image_digest: start.image.digest.to_string(),
             log_path: self.log_path(start),
             started_at,
             pause: start.pause,
-            oom_kills_survived: 0,
-            oom_victim: None,
-            signalled_by: None,
             stop_signal: start.stop_signal,
             user: start.user.get().cloned(),
             sandbox: start.sandbox.sandbox.id.clone(),
             pod_restarts: restart_all::pod_restarts(start.pod),
-            asked_before_edit: false,
-            replaced: false,
-            post_start: PostStart::Done,
-            probes: None,
-            resize: None,
             life,
+            ..Instance::new(start.id.clone(), start.attempt, start.slot.fingerprint.clone())
         }
     }
 }
