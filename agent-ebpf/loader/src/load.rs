@@ -100,7 +100,9 @@ impl Kernel {
             lost: take(&mut ebpf, "LOST")?,
             events: Some(take(&mut ebpf, "EVENTS")?),
         };
-        let ebpf = (request.watch || request.guard.is_some()).then_some(ebpf);
+        let holds_link = |state: &ProgramState| state.purpose == Purpose::Watch && state.failure.is_none();
+        let is_needed = request.guard.is_some() || programs.iter().any(holds_link);
+        let ebpf = is_needed.then_some(ebpf);
         Ok(Loaded { ebpf, programs, links, maps, guard: request.guard.clone() })
     }
 
