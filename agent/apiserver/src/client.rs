@@ -41,8 +41,9 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// A connection on which nothing that was sent, probes too, has been acknowledged for so long is dead: requests would
 /// wait on it.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(20);
-/// A connection that is not used for so long is closed; renewals of the lease keep one open.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// A connection on which no request began for so long takes none any more, and is closed once the last has ended. Longer than the
+/// watch of Pods lasts: else each watch that begins again would have a new connection, whose handshake is 4 kB.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// How many bytes of one answer, and of all on one connection, may wait to be read: a bound of memory.
 const STREAM_WINDOW: u32 = 256 * 1_024;
 const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
