@@ -15,9 +15,8 @@ use limpet_tests::specs::{self, Specs};
 use limpet_tests::{TestNode, agent, tools, wait};
 use serde_json::json;
 
-/// Which of Kubernetes' labels the specs carry that count. Those that need the node for themselves restart the agent by systemd,
-/// with a configuration of their own.
-const LABELS: &str = "(NodeConformance || Conformance) && !Flaky && !Serial && !Disruptive";
+/// Which of Kubernetes' labels the specs carry that count.
+const LABELS: &str = "(NodeConformance || Conformance) && !Flaky";
 
 pub(crate) fn limpet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
     let bench = Bench::prepare(node)?;
