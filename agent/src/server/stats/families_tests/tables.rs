@@ -34,7 +34,7 @@ const PRESSURE: &str = "as kubelet's, with cgroup v2";
 
 const NO_EXCLUSIVE: &str = "no container gets processors or memory of its own";
 const NO_RELIST: &str = "nothing is listed again and again: events come from containerd and the kernel";
-const NO_RECORDS: &str = "who pulled an image is not recorded";
+const NO_RECORDS: &str = "alpha; the log names each pod that may not use an image without a pull";
 const VOLUMES: &str = "volumes are made by a pod's worker; a failure is an event of the pod";
 const CALLS: &str = "the calls are timed: `kubelet_runtime_operations_duration_seconds`";
 const NODE_EXPORTER: &str = "of the machine's disks; node_exporter has it";
