@@ -28,5 +28,6 @@ pub mod sandbox;
 pub mod selinux;
 pub mod source;
 pub mod stop_signal;
+pub mod taint;
 pub mod user_namespace;
 pub mod verdict;

@@ -11,10 +11,8 @@ use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::source::SourceKind;
+use limpet_model::taint::MEMORY_PRESSURE;
 use limpet_model::verdict::{EVICTED, PodVerdict};
-
-/// The taint of a node that is short of memory.
-const MEMORY_TAINT: &str = "node.kubernetes.io/memory-pressure";
 
 /// Refuses a pod that has not begun, as kubelet does, while the node is short of something: one of the apiserver's
 /// fails, so that its controller makes another, and any other waits. kubelet asks once: a pod of the apiserver that was
@@ -62,7 +60,7 @@ fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
         return None;
     }
     let spec = record.spec();
-    let taint = || Taint { key: MEMORY_TAINT.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
+    let taint = || Taint { key: MEMORY_PRESSURE.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
     let tolerated = || spec.tolerations.iter().flatten().any(|toleration| tolerates(toleration, &taint()));
     if conditions == [Pressure::Memory] && (qos_class(spec) != QosClass::BestEffort || tolerated()) {
         return None;

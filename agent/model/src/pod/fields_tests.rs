@@ -7,7 +7,8 @@ mod views;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, UsedIf};
+use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED, TOLERATIONS, UsedIf};
+use crate::taint::MEMORY_PRESSURE;
 
 /// The parts of the page: a heading, the path above its fields, and the fields that have a separate part.
 const PARTS: &[(&str, &str)] = &[
@@ -53,7 +54,8 @@ fn every_pattern_of_the_tables_names_a_field() {
     let fields = api::fields();
     let patterns =
         REFUSED.iter().map(|(pattern, ..)| *pattern).chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern));
-    for pattern in patterns.chain(NO_EFFECT.iter().copied().filter(|pattern| pattern.starts_with("spec."))) {
+    let silent = NO_EFFECT.iter().map(|(pattern, _)| *pattern);
+    for pattern in patterns.chain(silent.filter(|pattern| pattern.starts_with("spec."))) {
         // `limits` has free keys; init containers have the fields of the others.
         let field = pattern.strip_suffix(".ephemeral-storage").unwrap_or(pattern).replace("initContainers[]", "C");
         assert!(fields.contains(&field), "{pattern} is no field of the API");
@@ -100,7 +102,8 @@ fn is_decided_above(field: &str) -> bool {
         .iter()
         .filter(|(_, used, _)| matches!(used, UsedIf::Always | UsedIf::Filled))
         .map(|(pattern, ..)| *pattern);
-    let whole = whole.chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern)).chain(NO_EFFECT.iter().copied());
+    let silent = NO_EFFECT.iter().map(|(pattern, _)| *pattern);
+    let whole = whole.chain(NEEDS_APISERVER.iter().map(|(pattern, _)| *pattern)).chain(silent);
     whole.chain(NOT_ON_LINUX.iter().copied()).any(decided)
 }
 
@@ -128,9 +131,13 @@ fn verdict(field: &str) -> String {
     if NOT_ON_LINUX.contains(&field) {
         return "no effect on Linux".to_owned();
     }
-    match NO_EFFECT.contains(&field) {
-        true => "no effect without an apiserver".to_owned(),
-        false => WORKS.to_owned(),
+    if field == TOLERATIONS {
+        return format!("without an apiserver: only `{MEMORY_PRESSURE}`, of a pushed pod");
+    }
+    match NO_EFFECT.iter().find(|(pattern, _)| *pattern == field) {
+        Some((_, UsedIf::Unless(texts))) => format!("without an apiserver: only {}", texts.map_join()),
+        Some(_) => "no effect without an apiserver".to_owned(),
+        None => WORKS.to_owned(),
     }
 }
 

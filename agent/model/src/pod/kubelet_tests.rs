@@ -81,7 +81,7 @@ fn fields_that_need_an_apiserver_are_errors_and_fields_without_effect_are_warnin
         (json!({ "/spec/volumes": bundle }), "spec.volumes[0].projected", false),
         (json!({ "/spec/resourceClaims": [{ "name": "gpu" }] }), "spec.resourceClaims", false),
         (json!({ "/spec/serviceAccountName": "web" }), "spec.serviceAccountName", false),
-        (json!({ "/spec/priorityClassName": "system-node-critical" }), "spec.priorityClassName", true),
+        (json!({ "/spec/priorityClassName": "high" }), "spec.priorityClassName", true),
         (json!({ "/spec/preemptionPolicy": "Never" }), "spec.preemptionPolicy", true),
     ];
     for (edit, path, accepted) in cases {
@@ -90,6 +90,16 @@ fn fields_that_need_an_apiserver_are_errors_and_fields_without_effect_are_warnin
         let severity = if accepted { Severity::Warning } else { Severity::Error };
         let reported = |fault: &Fault| fault.path.starts_with(path) && fault.severity == severity;
         assert!(read.faults.iter().any(reported), "{edit}: {:?}", read.faults);
+    }
+}
+
+/// Following a warning about its priority class would make etcd evictable.
+#[test]
+fn the_manifests_of_kubeadms_control_plane_have_no_fault() {
+    for name in ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"] {
+        let file = format!("{}/tests/kubeadm/{name}.yaml", env!("CARGO_MANIFEST_DIR"));
+        let read = read_on("node", &std::fs::read_to_string(file).unwrap());
+        assert!(read.pods.len() == 1 && read.faults.is_empty(), "{name}: {:?}", read.faults);
     }
 }
 

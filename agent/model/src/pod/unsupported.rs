@@ -10,6 +10,7 @@ use crate::pod::huge_pages::HUGE_PAGES;
 use crate::pod::quantity;
 use crate::pod::{Fault, Reason};
 use crate::source::SourceKind;
+use crate::taint::MEMORY_PRESSURE;
 
 /// The condition under which a field counts as used. `null`, an empty text or list never counts.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +28,7 @@ const SIZE_PLACEHOLDER: &str = "<size>";
 
 use UsedIf::{Always, Filled, Unless};
 
+const WITHOUT_EFFECT: &str = "has no effect on a node without an apiserver";
 const HTTP_1: &str = "limpet's probes and hooks use HTTP/1.1";
 const ALPHA: &str = "it is alpha in Kubernetes 1.37";
 const MIGRATED: &str = "Kubernetes serves it by a CSI driver; use csi or a claim";
@@ -94,21 +96,25 @@ pub(super) const NEEDS_APISERVER: &[(&str, &str)] = &[
     ("spec.volumes[].projected.sources[].podCertificate", "a certificate of a signer"),
 ];
 
-/// Fields without effect on a node without an apiserver, or without a scheduler.
-pub(super) const NO_EFFECT: &[&str] = &[
-    "metadata.finalizers",
-    "metadata.generateName",
-    "metadata.ownerReferences",
-    "spec.affinity.podAffinity",
-    "spec.affinity.podAntiAffinity",
-    "spec.automountServiceAccountToken",
-    "spec.preemptionPolicy",
-    "spec.priorityClassName",
-    "spec.schedulerName",
-    "spec.schedulingGroup",
-    "spec.tolerations",
-    "spec.topologySpreadConstraints",
+/// Fields without effect on a node without an apiserver, or without a scheduler, but for the named values.
+pub(super) const NO_EFFECT: &[(&str, UsedIf)] = &[
+    ("metadata.finalizers", Always),
+    ("metadata.generateName", Always),
+    ("metadata.ownerReferences", Always),
+    ("spec.affinity.podAffinity", Always),
+    ("spec.affinity.podAntiAffinity", Always),
+    ("spec.automountServiceAccountToken", Always),
+    ("spec.preemptionPolicy", Always),
+    // `limpet_core::priority` has the values of these two.
+    ("spec.priorityClassName", Unless(&["system-node-critical", "system-cluster-critical"])),
+    ("spec.schedulerName", Always),
+    ("spec.schedulingGroup", Always),
+    (TOLERATIONS, Always),
+    ("spec.topologySpreadConstraints", Always),
 ];
+
+/// A pushed pod that tolerates [`MEMORY_PRESSURE`] starts under memory pressure. Other taints stop no pod of the node's own.
+pub(super) const TOLERATIONS: &str = "spec.tolerations";
 
 /// Fields without effect on Linux, as with kubelet.
 pub(super) const NOT_ON_LINUX: &[&str] =
@@ -128,7 +134,9 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
         select(manifest, "spec.readinessGates").into_iter().filter(|(_, gates)| local && is_used(gates, Always));
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let unknown = select(manifest, "spec.C.resources.limits").into_iter().flat_map(unknown_resources);
-    let silent = NO_EFFECT.iter().filter(|_| local).flat_map(|pattern| used(pattern, Always).map(no_effect));
+    let tolerates = source == SourceKind::Push && tolerates_memory_pressure(manifest);
+    let silent = NO_EFFECT.iter().filter(|(pattern, _)| local && !(tolerates && *pattern == TOLERATIONS));
+    let silent = silent.flat_map(|(pattern, when)| used(pattern, *when).map(|path| no_effect(path, *when)));
     let elsewhere = NOT_ON_LINUX.iter().flat_map(|pattern| used(pattern, Filled).map(not_on_linux));
     let mut faults: Vec<Fault> = lacking
         .chain(refused)
@@ -142,8 +150,24 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
     faults
 }
 
-fn no_effect(path: String) -> Fault {
-    Fault::warning(path, "has no effect on a node without an apiserver").because(Reason::NoEffect)
+fn no_effect(path: String, when: UsedIf) -> Fault {
+    let message = match when {
+        Unless(known) => format!("{WITHOUT_EFFECT}; only {} have one", known.join(" and ")),
+        // `limpet validate` cannot know whether the pod will be pushed.
+        Always | Filled if path == TOLERATIONS => {
+            format!("{WITHOUT_EFFECT}; only {MEMORY_PRESSURE} of a pushed pod has one")
+        }
+        Always | Filled => WITHOUT_EFFECT.to_owned(),
+    };
+    Fault::warning(path, message).because(Reason::NoEffect)
+}
+
+/// Whether some toleration may be of the taint of memory pressure. One without a key is of every taint.
+fn tolerates_memory_pressure(manifest: &Value) -> bool {
+    select(manifest, "spec.tolerations[]").into_iter().any(|(_, toleration)| match toleration.get("key") {
+        Some(Value::String(key)) => key.is_empty() || key == MEMORY_PRESSURE,
+        _ => true,
+    })
 }
 
 /// As with kubelet, the conditions of such a pod cannot be set: those of its mirror do not count.

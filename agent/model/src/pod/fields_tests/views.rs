@@ -58,7 +58,7 @@ fn is_of(field: &str, top: &str) -> bool {
 /// Whether a manifest without an apiserver may have it, and something comes of it.
 fn works(field: &str) -> bool {
     let refused = REFUSED.iter().any(|(name, used, _)| *name == field && !matches!(used, UsedIf::Unless(_)));
-    let idle = NO_EFFECT.contains(&field) || NOT_ON_LINUX.contains(&field);
+    let idle = NO_EFFECT.iter().any(|(name, _)| *name == field) || NOT_ON_LINUX.contains(&field);
     let lacking = NEEDS_APISERVER.iter().any(|(name, _)| *name == field);
     !(refused || idle || lacking || is_decided_above(field) || is_of(field, EPHEMERAL))
 }

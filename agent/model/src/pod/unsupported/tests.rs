@@ -103,6 +103,40 @@ fn fields_only_a_scheduler_reads_are_warnings() {
 }
 
 #[test]
+fn a_priority_class_is_a_warning_unless_it_is_one_of_kubernetes_own() {
+    let of = |class: &str| -> Vec<(String, String)> {
+        let faults = check(&json!({"spec": {"priorityClassName": class}}), SourceKind::File);
+        faults.into_iter().map(|fault| (fault.path, fault.message)).collect()
+    };
+    for class in ["system-node-critical", "system-cluster-critical", ""] {
+        assert_eq!(of(class), [], "{class}");
+    }
+    let message =
+        "has no effect on a node without an apiserver; only system-node-critical and system-cluster-critical have one";
+    assert_eq!(of("high"), [("spec.priorityClassName".to_owned(), message.to_owned())]);
+}
+
+#[test]
+fn tolerations_are_a_warning_unless_a_pushed_pod_tolerates_memory_pressure() {
+    let warned = |toleration: Value, source| -> bool {
+        !check(&json!({"spec": {"tolerations": [{"key": "other"}, toleration]}}), source).is_empty()
+    };
+    let pressure = json!({"key": "node.kubernetes.io/memory-pressure", "operator": "Exists"});
+    for (toleration, pushed) in [
+        (pressure, false),
+        (json!({"operator": "Exists"}), false),
+        (json!({"key": "node.kubernetes.io/disk-pressure", "operator": "Exists"}), true),
+    ] {
+        assert_eq!(warned(toleration.clone(), SourceKind::Push), pushed, "{toleration}");
+        assert!(warned(toleration.clone(), SourceKind::File) && warned(toleration, SourceKind::Http));
+    }
+    let message =
+        "has no effect on a node without an apiserver; only node.kubernetes.io/memory-pressure of a pushed pod has one";
+    let faults = check(&json!({"spec": {"tolerations": [{"key": "other"}]}}), SourceKind::File);
+    assert_eq!(faults.first().map(|fault| fault.message.as_str()), Some(message));
+}
+
+#[test]
 fn fields_only_an_apiserver_serves_are_rejected_with_the_reason() {
     let token = json!({"sources": [{"serviceAccountToken": {"path": "t"}}]});
     let manifest = json!({"spec": {
@@ -208,7 +242,7 @@ fn every_field_is_in_one_of_the_tables() {
     for field in fields {
         let acted_on = ACTED_ON.contains(&field.as_str());
         let refused = REFUSED.iter().any(|(pattern, ..)| covers(pattern, &field));
-        let silent = NO_EFFECT.iter().any(|pattern| covers(pattern, &field));
+        let silent = NO_EFFECT.iter().any(|(pattern, _)| covers(pattern, &field));
         let lacking = NEEDS_APISERVER.iter().any(|(pattern, _)| covers(pattern, &field));
         assert!(acted_on || refused || lacking || silent, "{field} is in no table");
     }
