@@ -32,6 +32,10 @@ const WITHOUT_EFFECT: &str = "has no effect on a node without an apiserver";
 const HTTP_1: &str = "limpet's probes and hooks use HTTP/1.1";
 const ALPHA: &str = "it is alpha in Kubernetes 1.37";
 const MIGRATED: &str = "Kubernetes serves it by a CSI driver; use csi or a claim";
+const NO_FIBRE_CHANNEL: &str =
+    "limpet does not scan for disks of Fibre Channel; mount the disk on the node and use hostPath, or use csi";
+const NO_FLEX_VOLUME: &str =
+    "limpet does not run drivers of FlexVolume, which is deprecated; mount it on the node and use hostPath, or use csi";
 const NO_CLAIMS: &str = "limpet does not support ResourceClaims yet; use a device plugin";
 const REMOVED: &str = "Kubernetes has removed it";
 
@@ -55,8 +59,8 @@ pub(super) const REFUSED: &[(&str, UsedIf, &str)] = &[
     ("spec.volumes[].azureFile", Always, MIGRATED),
     ("spec.volumes[].cephfs", Always, REMOVED),
     ("spec.volumes[].cinder", Always, MIGRATED),
-    ("spec.volumes[].fc", Always, "limpet does not attach such disks yet"),
-    ("spec.volumes[].flexVolume", Always, "it is deprecated in favour of CSI"),
+    ("spec.volumes[].fc", Always, NO_FIBRE_CHANNEL),
+    ("spec.volumes[].flexVolume", Always, NO_FLEX_VOLUME),
     ("spec.volumes[].flocker", Always, REMOVED),
     ("spec.volumes[].gcePersistentDisk", Always, MIGRATED),
     ("spec.volumes[].gitRepo", Always, "Kubernetes has disabled it for security; clone in an init container"),
