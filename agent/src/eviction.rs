@@ -2,8 +2,9 @@
 //! pods ended, one at a time, as [`limpet_core::eviction`] decides.
 //!
 //! It sleeps while nothing runs. Where something does, it looks again before what was left can have been used up, and
-//! at once when the kernel reports that processes wait for memory or a disk, or that all pods together have used up what
-//! there was of memory: that is what a hog faster than that leads to.
+//! sooner when the kernel reports that processes wait for memory or a disk, or that all pods together have used up what
+//! there was of memory: that is what a hog faster than that leads to. While such reports find nothing changed, they lead
+//! to fewer looks.
 
 pub mod alarm;
 pub mod meter;
@@ -23,6 +24,7 @@ use crate::status::event::{EventType, Events};
 use crate::status::metrics::Metrics;
 use crate::worker::inbox::EvictionOrder;
 use alarm::Alarm;
+use limpet_core::eviction::alarm_pace::AlarmPace;
 use limpet_core::eviction::{CHECK_INTERVALS, EvictionPolicy, Signal, Threshold, ThresholdTracker, rank};
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::ObservedPod;
@@ -69,14 +71,24 @@ struct LoopState {
     /// limit would have it ring without end.
     pods_alarm: Option<MemoryAlarm>,
     alarmed: bool,
+    /// Of which resource the kernel has reported waiting processes since the last look.
+    stalls: Stalls,
     /// How long what was left of disks and of memory lasts at the least.
     disks_last: Duration,
     memory_lasts: Duration,
+    memory_pace: AlarmPace,
     pruned: Option<Instant>,
     /// No pod is looked for before this.
     fruitless_until: Option<Instant>,
     /// The shortage that was reported last; reported again once something else is short, or nothing was.
     reported: Option<Signal>,
+}
+
+/// What processes wait for.
+#[derive(Default)]
+struct Stalls {
+    memory: bool,
+    disk: bool,
 }
 
 impl Evictor {
@@ -104,12 +116,14 @@ impl Evictor {
                     due = earlier(due, Some(soon(CHECK_INTERVALS.0)));
                     continue;
                 }
-                () = memory.memory_alarm.rings() => {
-                    due = earlier(due, Some(soon(MEASURE_DELAY)));
+                // Processes may wait for hours with memory and room enough: at the limit of their container, for a slow disk.
+                () = memory.memory_alarm.rings(), if due.is_some() => {
+                    note_stall(&mut memory.stalls.memory, Pressure::Memory);
+                    due = earlier(due, Some(soon(memory.memory_pace.pause())));
                     continue;
                 }
-                // Processes may wait for a slow disk for hours, with room enough.
                 () = memory.disk_alarm.rings(), if due.is_some() => {
+                    note_stall(&mut memory.stalls.disk, Pressure::Disk);
                     due = earlier(due, Some(soon(memory.disks_last)));
                     continue;
                 }
@@ -134,6 +148,9 @@ impl Evictor {
         let measured = self.meter.measure().await;
         memory.disks_last = self.policy.pause_of_busy(Pressure::Disk, &measured.seen);
         memory.memory_lasts = self.policy.pause_of_busy(Pressure::Memory, &measured.seen);
+        let stalls = std::mem::take(&mut memory.stalls);
+        let left = self.policy.memory_left(&measured.seen);
+        memory.memory_pace = memory.memory_pace.after(left, memory.memory_lasts, stalls.memory);
         if measured.seen.contains_key(&Signal::ImagefsAvailable) {
             self.executor.images.note_measurement();
         }
@@ -161,7 +178,13 @@ impl Evictor {
         memory.pods_alarm = if std::mem::take(&mut memory.alarmed) { None } else { self.set_alarm(&measured).await };
         let pause = self.policy.pause(&measured.seen);
         let memory_available = measured.seen.get(&Signal::MemoryAvailable).map(|memory| memory.available);
-        tracing::debug!(memory_available, again_in = ?pause, "node resources measured");
+        tracing::debug!(
+            memory_available,
+            again_in = ?pause,
+            memory_stalled = stalls.memory,
+            disk_stalled = stalls.disk,
+            "node resources measured"
+        );
         earlier(Some(now + pause), finding.next.map(Instant::from_std))
     }
 
@@ -262,6 +285,13 @@ impl Evictor {
 fn runs(pod: &ObservedPod) -> bool {
     let evicted = pod.status.reason.as_deref() == Some(EVICTED);
     !evicted && pod.terminating_since.is_none() && pod.containers.values().any(|container| container.pid.is_some())
+}
+
+/// Logged once between two looks: an alarm may ring every two seconds.
+fn note_stall(stalled: &mut bool, resource: Pressure) {
+    if !std::mem::replace(stalled, true) {
+        tracing::debug!(%resource, "the kernel reports processes that wait");
+    }
 }
 
 fn earlier(one: Option<Instant>, other: Option<Instant>) -> Option<Instant> {

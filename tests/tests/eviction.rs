@@ -51,6 +51,10 @@ fn main() -> ExitCode {
             node.kubelet = lines("memory.available", "100Mi", "1s");
             node.kubelet.push(format!("systemReserved: {{memory: {reserved}Ki}}"));
         }),
+        case!(memory_is_measured_when_processes_wait_for_it).on(|node| {
+            // So much is left that memory is measured once a minute.
+            node.kubelet = lines("memory.available", "1Mi", "1s");
+        }),
         case!(memory_is_measured_more_often_the_less_is_left),
         case!(process_ids_are_reclaimed).on(|node| {
             let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
@@ -303,4 +307,35 @@ fn memory_is_measured_more_often_the_less_is_left(node: &mut TestNode) -> Result
     let (_, often) = pause_at(left.saturating_sub(300 << 20))?;
     ensure!(often == 10 && seldom > often, "{often} s, and {seldom} s with {left} bytes left");
     Ok(())
+}
+
+/// They wait at the limit of their own container, too: its page cache is smaller than the files they read again and again.
+fn memory_is_measured_when_processes_wait_for_it(node: &mut TestNode) -> Result<()> {
+    if fs::metadata("/proc/pressure/memory").is_err() {
+        println!("this kernel does not report pressure");
+        return Ok(());
+    }
+    let read = "while :; do cat /data/$i > /dev/null; done";
+    let script = format!(
+        "for i in 1 2 3 4; do dd if=/dev/zero of=/data/$i bs=1M count=16; done; \
+         for i in 1 2 3 4; do (until [ -e /flag/read ]; do sleep 0.1; done; {read}) & done; {IDLE}"
+    );
+    let dir = flags(node, &[])?;
+    let mounts = json!([{ "name": "data", "mountPath": "/data" }, { "name": "flag", "mountPath": "/flag" }]);
+    let resources = json!({ "limits": { "memory": "16Mi" } });
+    let main = with(shell("main", &script), json!({ "volumeMounts": mounts, "resources": resources }));
+    let volumes = json!([{ "name": "data", "emptyDir": {} }, { "name": "flag", "hostPath": { "path": dir } }]);
+    node.apply(&pod("reader", json!({ "containers": [main], "volumes": volumes })))?;
+    node.wait_running("reader")?;
+    let before = node.agent.log_size();
+    flags(node, &["read"])?;
+    let found = |message: &str, field: &str, value: Value| {
+        let log = node.agent.log_from(before);
+        let mut lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        lines.any(|line| line["message"] == message && line[field] == value)
+    };
+    let rung = "the kernel reports processes that wait";
+    wait::until_true(wait::SOON, rung, || found(rung, "resource", json!("MemoryPressure")))?;
+    let measured = "node resources measured";
+    wait::until_true(wait::SOON, "a measurement for it", || found(measured, "memory_stalled", json!(true)))
 }

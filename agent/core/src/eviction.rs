@@ -5,6 +5,7 @@
 //! chooses the pod that ends for it, [`admission`] which pods do not start meanwhile.
 
 pub mod admission;
+pub mod alarm_pace;
 pub mod rank;
 
 use std::collections::BTreeMap;
