@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 fn main() -> ExitCode {
     suite::run([
         case!(sidecars_start_in_order_and_end_in_reverse_after_the_others),
+        case!(hooks_of_sidecars_run_while_the_others_end),
         case!(a_sidecar_restarts_alone),
         case!(a_pod_with_only_sidecars_left_completes),
         case!(a_sidecar_is_killed_with_the_grace_of_its_pod),
@@ -101,6 +102,33 @@ fn sidecars_start_in_order_and_end_in_reverse_after_the_others(node: &mut TestNo
     node.remove("web")?;
     node.wait_gone("web")?;
     wait_diary(node, "+one +prepare +two +main -main -two -one ")
+}
+
+fn hooks_of_sidecars_run_while_the_others_end(node: &mut TestNode) -> Result<()> {
+    let hooked = |name: &str, after: &str| {
+        let script = format!("echo pre-{name} >> /shared/hooks");
+        let hook = json!({ "preStop": { "exec": { "command": ["/bin/sh", "-c", script] } } });
+        with(sidecar(noted(name, after)), json!({ "lifecycle": hook }))
+    };
+    // It ends only after both hooks have run.
+    let until = "until [ $(wc -l < /shared/hooks) -ge 2 ]; do sleep 0.1; done; echo ended >> /shared/hooks; exit 0";
+    let spec = json!({
+        "initContainers": [hooked("one", ""), hooked("two", "+one")], "containers": [lasting("main", "+two", until)],
+    });
+    node.apply(&web(node, spec)?)?;
+    node.wait_running("web")?;
+    wait_diary(node, "+one +two +main ")?;
+    fs::write(node.dir().join("shared/hooks"), "")?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait_diary(node, "+one +two +main -main -two -one ")?;
+    let hooks = fs::read_to_string(node.dir().join("shared/hooks"))?;
+    let mut hooks: Vec<&str> = hooks.lines().collect();
+    // Without an order between the two.
+    let both = hooks.len().min(2);
+    hooks[..both].sort_unstable();
+    ensure!(hooks == ["pre-one", "pre-two", "ended"], "{hooks:?}");
+    Ok(())
 }
 
 fn a_sidecar_restarts_alone(node: &mut TestNode) -> Result<()> {
