@@ -103,6 +103,11 @@ fn a_pull_shows_how_far_it_is(node: &mut TestNode) -> Result<()> {
         pods.contains(&shown) && pods.contains("1 of 2 layers")
     })?;
 
+    let mut command = node.agent.cli_command(&["pods", "-w"])?;
+    let mut watching = Terminal::on_terminal(command.env("TERM", "xterm"), &node.dir().join("watching"))?;
+    watching.wait_for(&shown)?;
+    watching.wait_for("1 of 2 layers")?;
+
     // By hand: the same pull, on a terminal and without one.
     let pull = || node.agent.cli_command(&["images", "pull", &image.name]);
     let mut command = pull()?;
