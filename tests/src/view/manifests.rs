@@ -157,7 +157,7 @@ mod tests {
         let of_ends = cases.iter().filter(|case| case.status_alone).count();
         assert!(cases.len() >= 200 && of_ends >= 80, "{} pods, {of_ends} of them for their statuses", cases.len());
         let of_cluster = super::cases(&dir_of_cluster()).unwrap();
-        assert!(of_cluster.len() >= 35 && of_cluster.iter().all(|case| case.status_alone), "{}", of_cluster.len());
+        assert!(of_cluster.len() >= 50 && of_cluster.iter().any(|case| !case.status_alone), "{}", of_cluster.len());
     }
 
     #[test]

@@ -152,7 +152,9 @@ pub fn observe(cases: &[Case], stage: &Stage, agent: &dyn Contender, limit: Dura
         failed = due.into_iter().find_map(|case| stage.apply(case, agent, &machine).err());
         for case in cases.iter().filter(|case| left.contains_key(case.name.as_str())).collect::<Vec<_>>() {
             let Some(pod) = shown(&case.name) else { continue };
-            match seen(case, pod, stage, &machine) {
+            let names = names(pod, stage, &machine);
+            let lines = status::lines(&pod["status"]).iter().map(|line| names.normal(line)).collect();
+            match seen(case, pod, stage, &machine, &names, lines) {
                 Ok(of_pod) => {
                     views.extend(of_pod);
                     left.remove(case.name.as_str());
@@ -171,10 +173,15 @@ pub fn observe(cases: &[Case], stage: &Stage, agent: &dyn Contender, limit: Dura
     Ok((views, left.into_iter().map(|(name, why)| format!("{name}: {why}")).collect()))
 }
 
-/// All views of one pod; an error says what is still awaited.
-fn seen(case: &Case, pod: &Value, stage: &Stage, machine: &Machine) -> Result<Views> {
-    let names = names(pod, stage, machine);
-    let lines: Vec<_> = status::lines(&pod["status"]).iter().map(|line| names.normal(line)).collect();
+/// All views of one pod, with the lines of its status; an error says what is still awaited.
+pub fn seen(
+    case: &Case,
+    pod: &Value,
+    stage: &Stage,
+    machine: &Machine,
+    names: &Names,
+    lines: Vec<String>,
+) -> Result<Views> {
     for until in stage.awaited(case) {
         lines.iter().find(|line| line.contains(until.as_str())).with_context(|| format!("no {until}"))?;
     }
@@ -183,7 +190,7 @@ fn seen(case: &Case, pod: &Value, stage: &Stage, machine: &Machine) -> Result<Vi
     for container in &viewers {
         let printed = log(pod, container, stage).filter(|text| text.contains("== end"));
         let printed = printed.with_context(|| format!("no view of {container}"))?;
-        of_containers.push(normal::view(&printed, &names, machine));
+        of_containers.push(normal::view(&printed, names, machine));
     }
     let runs = |name: &str| crate::node::container(pod, name)["state"]["running"].is_object();
     let mut with_state: Vec<_> =

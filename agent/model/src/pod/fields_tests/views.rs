@@ -1,5 +1,5 @@
-//! The pods of `tests/views`, which are held against a real kubelet, use every field that works; what they cannot use is
-//! listed here, with the reason and with the suite that has it.
+//! The pods of `tests/views` and `tests/views/cluster`, which are held against a real kubelet, use every field that works;
+//! what they cannot use is listed here, with the reason and with the suite that has it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,22 +11,12 @@ use crate::pod::unsupported::{NEEDS_APISERVER, NO_EFFECT, NOT_ON_LINUX, REFUSED,
 
 /// Fields without a view, each with all below it, and why.
 const NOT_SHOWN: &[(&str, &str)] = &[
-    ("spec.C.env[].valueFrom.configMapKeyRef", OBJECTS),
-    ("spec.C.env[].valueFrom.secretKeyRef", OBJECTS),
-    ("spec.C.envFrom", OBJECTS),
     ("spec.C.readinessProbe.terminationGracePeriodSeconds", "Kubernetes refuses it"),
     ("spec.C.volumeDevices", "kubelet has block devices of claims alone: suites volumes and csi"),
-    ("spec.imagePullSecrets", "kubelet refuses a static pod that refers to a Secret: suite images"),
     ("spec.resources.claims", "Kubernetes refuses it"),
-    ("spec.runtimeClassName", "a kubelet without an apiserver crashes at it: suites security and api_pods"),
-    ("spec.volumes[].configMap", OBJECTS),
     ("spec.volumes[].iscsi", "needs a target: agent/host/src/volume/iscsi and a case of the machine of its own"),
     ("spec.volumes[].nfs", "needs a server: suite nfs"),
-    ("spec.volumes[].projected", "a kubelet without an apiserver mounts none: suite objects"),
-    ("spec.volumes[].secret", OBJECTS),
 ];
-
-const OBJECTS: &str = "kubelet refuses a static pod that refers to a ConfigMap or a Secret: suite objects";
 
 /// Fields that every manifest gets from the harness (`tests/src/view/manifests.rs`).
 const OF_EVERY_POD: &[&str] = &["spec.containers", "spec.C.name", "spec.C.image", "spec.terminationGracePeriodSeconds"];
@@ -67,7 +57,8 @@ fn works(field: &str) -> bool {
 fn used() -> BTreeSet<String> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/views");
     let mut used: BTreeSet<String> = OF_EVERY_POD.iter().map(|field| (*field).to_owned()).collect();
-    for entry in std::fs::read_dir(&dir).unwrap() {
+    let of_static_pods = std::fs::read_dir(&dir).unwrap();
+    for entry in of_static_pods.chain(std::fs::read_dir(dir.join("cluster")).unwrap()) {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|end| end == "yaml") {
             let pods: Vec<Value> = serde_saphyr::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
