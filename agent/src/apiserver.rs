@@ -21,6 +21,8 @@ mod corrections;
 mod csi_node;
 mod events;
 mod facts;
+#[cfg(test)]
+mod fake;
 mod follow;
 mod images;
 mod in_flight;
@@ -216,7 +218,7 @@ fn node_reporter(
         description,
         seen,
         own_changes,
-        version: 0,
+        version: AtomicU64::default(),
         selectable: inputs.selectable,
         node_state: inputs.node_state,
         network: inputs.network,

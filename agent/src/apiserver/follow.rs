@@ -198,7 +198,8 @@ async fn session(
     let mut streams = what.may_stream() && link.streams_lists();
     loop {
         let (ended, watched) = match begin(link, what, updates, (start, streams), limit).await {
-            Ok((watch, list)) => {
+            Ok(None) => (Ok(()), None),
+            Ok(Some((watch, list))) => {
                 let begun = Instant::now();
                 let ended = pass_on((link, what, beginnings.clone()), (watch, list), updates, start, limit).await;
                 (ended, Some(begun.elapsed()))
@@ -218,29 +219,31 @@ async fn session(
 }
 
 /// Begins a watch; where there is no version to watch from, with a list before it or at its beginning. Of the latter
-/// the objects that have come belong into what is returned beside it.
+/// the objects that have come belong into what is returned beside it. `None`: the connection was lost before the list was
+/// passed on.
 async fn begin(
     link: &Link,
     what: &WatchTarget,
     updates: &mpsc::Sender<Update>,
     (start, streams): (&mut Start, bool),
     limit: Duration,
-) -> Result<(Watch, Option<Listing>), RequestError> {
+) -> Result<Option<(Watch, Option<Listing>)>, RequestError> {
     if let Some(from) = start.as_streaming_list().filter(|_| streams) {
         let watch = link.watch(what.resource.clone(), &what.selector, from, limit).await?;
-        return Ok((watch, Some(Listing::new())));
+        return Ok(Some((watch, Some(Listing::new()))));
     }
-    let from = match start.clone() {
-        Start::Watch(version) => version,
-        Start::Newest => list(link, what, updates, start, Request::list(what.resource.clone(), &what.selector)).await?,
-        Start::Since(version) => {
-            let request = Request::list_since(what.resource.clone(), &what.selector, &version);
-            list(link, what, updates, start, request).await?
-        }
+    let request = match start {
+        Start::Watch(_) => None,
+        Start::Newest => Some(Request::list(what.resource.clone(), &what.selector)),
+        Start::Since(version) => Some(Request::list_since(what.resource.clone(), &what.selector, version)),
     };
+    if let Some(request) = request {
+        list(link, what, updates, start, request).await?;
+    }
+    let Start::Watch(from) = start.clone() else { return Ok(None) };
     let watch = link.watch(what.resource.clone(), &what.selector, WatchFrom::Version(&from), limit).await?;
     answered(link, what).await?;
-    Ok((watch, None))
+    Ok(Some((watch, None)))
 }
 
 /// Adds a change to what has come of a streaming list.
@@ -297,10 +300,7 @@ async fn pass_on(
             add(list, change);
             continue;
         }
-        if let Some(at) = change.version() {
-            reached(link, what, at);
-            *start = Start::Watch(at.to_owned());
-        }
+        let at = change.version().map(str::to_owned);
         let update = match change {
             Change::Stored(object) => Update::Stored(object),
             Change::Deleted(object) => Update::Deleted(object),
@@ -310,7 +310,26 @@ async fn pass_on(
                 None => Update::Bookmark(version),
             },
         };
-        let _ = updates.send(update).await;
+        if let Some(at) = &at {
+            reached(link, what, at);
+        }
+        if !pass(link, what, updates, update).await {
+            return Ok(());
+        }
+        if let Some(at) = at {
+            *start = Start::Watch(at);
+        }
+    }
+}
+
+/// Passes an update on; whether it has. While the queue is full, what leads still notices that the connection is lost: it
+/// is what finds the next one.
+async fn pass(link: &Link, what: &WatchTarget, updates: &mpsc::Sender<Update>, update: Update) -> bool {
+    tokio::select! {
+        biased;
+        // A receiver that has gone is noticed by the caller.
+        _ = updates.send(update) => true,
+        () = link.lost(), if what.leads.is_some() => false,
     }
 }
 
@@ -321,14 +340,14 @@ fn reached(link: &Link, what: &WatchTarget, version: &str) {
     }
 }
 
-/// Sends what a list brings, and returns its version, from which on the next session watches.
+/// Passes on what a list brings; then the next session watches from its version on.
 async fn list(
     link: &Link,
     what: &WatchTarget,
     updates: &mpsc::Sender<Update>,
     start: &mut Start,
     request: Request,
-) -> Result<String, RequestError> {
+) -> Result<(), RequestError> {
     let mut list = link.send(request).await?;
     let at = list["metadata"]["resourceVersion"].as_str().map(str::to_owned);
     let at = at.ok_or_else(|| RequestError::Unreadable("a list without a version".to_owned()))?;
@@ -338,9 +357,10 @@ async fn list(
     };
     answered(link, what).await?;
     reached(link, what, &at);
-    let _ = updates.send(Update::Listed(items, at.clone())).await;
-    *start = Start::Watch(at.clone());
-    Ok(at)
+    if pass(link, what, updates, Update::Listed(items, at.clone())).await {
+        *start = Start::Watch(at);
+    }
+    Ok(())
 }
 
 /// The server has answered. The first answer to what leads counts once the lease was checked.
@@ -357,63 +377,4 @@ async fn answered(link: &Link, what: &WatchTarget) -> Result<(), RequestError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_session_without_a_watch_is_one_more_failure_and_a_watch_that_lasted_ends_the_row() {
-        let table =
-            [(0, None, 1), (3, None, 4), (3, Some(MIN_WATCH_DURATION / 2), 4), (3, Some(MIN_WATCH_DURATION), 1)];
-        for (failures, watched, expected) in table {
-            assert_eq!(failures_after(failures, watched), expected, "{failures} {watched:?}");
-        }
-    }
-
-    #[test]
-    fn a_refused_version_leads_to_a_list_that_the_server_has_and_then_to_the_newest() {
-        let since = Start::Watch("7".to_owned()).refused();
-        assert_eq!(since, Start::Since("7".to_owned()));
-        assert_eq!((since.refused(), Start::Newest.refused()), (Start::Newest, Start::Newest));
-    }
-
-    #[test]
-    fn a_streaming_list_is_what_has_come_and_was_not_deleted_since() {
-        let object =
-            |uid: &str, version: &str| serde_json::json!({ "metadata": { "uid": uid, "resourceVersion": version } });
-        let mut list = Listing::new();
-        for change in [
-            Change::Stored(object("a", "1")),
-            Change::Stored(object("b", "2")),
-            Change::Stored(object("a", "3")),
-            Change::Bookmark("4".to_owned()),
-            Change::Deleted(object("b", "5")),
-        ] {
-            add(&mut list, change);
-        }
-        assert_eq!(list.into_values().collect::<Vec<_>>(), [object("a", "3")]);
-
-        let refused = |code, message: &str| {
-            let (reason, message) = (String::new(), message.to_owned());
-            RequestError::Refused { code, reason, message, retry_after: None }
-        };
-        let old_etcd = "the required storage feature RequestWatchProgress is disabled";
-        // Code and message; whether a list follows; whether no other streaming list does.
-        let table = [
-            (422, "sendInitialEvents is forbidden", true, true),
-            (500, old_etcd, true, true),
-            (500, "etcdserver: request timed out", true, false),
-            (504, "Too large resource version", true, false),
-            (410, "Expired", false, false),
-            (429, "", false, false),
-        ];
-        for (code, message, list_follows, is_last) in table {
-            assert_eq!(wants_list(&Err(refused(code, message))), list_follows, "{code} {message}");
-            assert_eq!(lacks_streaming_lists(&refused(code, message)), is_last, "{code} {message}");
-        }
-
-        let newest = Start::Newest;
-        assert_eq!(newest.as_streaming_list(), Some(WatchFrom::All(None)));
-        assert_eq!(Start::Since("7".to_owned()).as_streaming_list(), Some(WatchFrom::All(Some("7"))));
-        assert_eq!(Start::Watch("7".to_owned()).as_streaming_list(), None);
-    }
-}
+mod tests;

@@ -1,7 +1,9 @@
 //! Keeps the Node object: registers it, makes it again when it was deleted, and reports its status.
 
 use std::collections::BTreeMap;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -55,11 +57,16 @@ impl NodeFromApiserver {
     }
 }
 
+/// A pause between two tries. It runs beside the other tasks of the reporter, which goes on reading updates.
+type Pause = Pin<Box<dyn Future<Output = bool> + Send>>;
+
 /// What a [`NodeReporter`] remembers between two reports.
 struct Progress {
     sent: Option<SentReport>,
     /// Failures in a row.
     failures: u32,
+    /// The pause after a failure; `None`: a report may be sent.
+    pause: Option<Pause>,
     /// The runtime's version, once it is known.
     version: String,
     /// The next report is a full one: the images are read again.
@@ -82,7 +89,7 @@ pub(super) struct NodeReporter {
     /// For the watch of the Node.
     pub(super) own_changes: OwnChanges,
     /// The version of the Node that was seen last.
-    pub(super) version: u64,
+    pub(super) version: AtomicU64,
     pub(super) selectable: watch::Sender<Selectable>,
     pub(super) node_state: watch::Receiver<NodeState>,
     pub(super) network: watch::Receiver<NetworkStatus>,
@@ -100,17 +107,31 @@ impl NodeReporter {
         let mut progress = Progress {
             sent: None,
             failures: 0,
+            pause: None,
             version: String::new(),
             full: false,
             absence: RuntimeAbsence::default(),
             device_changes: self.device_plugins.subscribe(),
             volume_changes: self.volumes_in_use.subscribe(),
         };
+        let mut seen = self.seen.subscribe();
         loop {
+            while let Ok(update) = updates.try_recv() {
+                self.apply_update(update);
+            }
+            seen.mark_unchanged();
             let state = *self.node_state.borrow_and_update();
-            let (report, until) = self.gather(state, &mut progress).await;
-            let pause = self.send_report(&report, &mut progress).await;
-            let due = sleep_until_or_forever(pause.into_iter().chain(until).min());
+            let (mut due, mut until) = (None, None);
+            if progress.pause.is_none() {
+                let report;
+                (report, until) = self.gather(state, &mut progress).await;
+                due = self.send_report(&report, &mut progress, &mut updates).await;
+            }
+            if seen.has_changed().unwrap_or(false) {
+                // Meanwhile the Node was changed, which the report does not take into account.
+                continue;
+            }
+            let may_report = progress.pause.is_none() && self.link.is_online();
             tokio::select! {
                 biased;
                 update = updates.recv() => match update {
@@ -121,9 +142,12 @@ impl NodeReporter {
                 Ok(()) = self.network.changed() => {}
                 Ok(()) = progress.device_changes.changed() => {}
                 Ok(()) = progress.volume_changes.changed() => {}
-                () = self.link.online(), if !self.link.is_online() => {}
-                () = self.images.changed(), if state.runtime_ready && self.link.is_online() => {}
-                () = due => progress.full = pause.is_some_and(|due| due <= Instant::now()),
+                () = self.link.online(), if !self.link.is_online() => progress.pause = None,
+                () = self.images.changed(), if state.runtime_ready && may_report => {}
+                () = over(&mut progress.pause) => progress.pause = None,
+                () = sleep_until_or_forever(due.into_iter().chain(until).min()) => {
+                    progress.full = due.is_some_and(|due| due <= Instant::now());
+                }
             }
         }
     }
@@ -154,9 +178,23 @@ impl NodeReporter {
         (report, until.map(Instant::from_std))
     }
 
-    /// Sends what differs, or waits out the pause after a failure; returns when to send again.
-    async fn send_report(&mut self, report: &NodeReport, progress: &mut Progress) -> Option<Instant> {
-        match self.reconcile(report, &mut progress.sent).await {
+    /// Sends what differs, and applies the updates that come meanwhile; returns when to send again. After a failure a pause
+    /// begins.
+    async fn send_report(
+        &self,
+        report: &NodeReport,
+        progress: &mut Progress,
+        updates: &mut mpsc::Receiver<Update>,
+    ) -> Option<Instant> {
+        let mut reconciling = pin!(self.reconcile(report, &mut progress.sent));
+        let result = loop {
+            tokio::select! {
+                biased;
+                result = &mut reconciling => break result,
+                Some(update) = updates.recv() => self.apply_update(update),
+            }
+        };
+        match result {
             Ok(due) => {
                 progress.failures = 0;
                 due
@@ -166,14 +204,14 @@ impl NodeReporter {
                 if progress.failures == 1 {
                     tracing::warn!(%error, "updating the Node object failed");
                 }
-                self.link.pause(progress.failures, error.retry_after()).await;
-                self.link.online().await;
-                Some(Instant::now())
+                let (link, failures) = (self.link.clone(), progress.failures);
+                progress.pause = Some(Box::pin(async move { link.pause(failures, error.retry_after()).await }));
+                None
             }
         }
     }
 
-    fn apply_update(&mut self, update: Update) {
+    fn apply_update(&self, update: Update) {
         let seen = match update {
             Update::Bookmark(_) => return,
             Update::Listed(nodes, _) => self.read(nodes.first()),
@@ -200,14 +238,14 @@ impl NodeReporter {
         self.seen.send_if_modified(|known| std::mem::replace(known, seen) != *known);
     }
 
-    fn read(&mut self, node: Option<&Value>) -> NodeFromApiserver {
-        self.version = node.map(version_of).unwrap_or_default();
+    fn read(&self, node: Option<&Value>) -> NodeFromApiserver {
+        self.version.store(node.map(version_of).unwrap_or_default(), Ordering::Relaxed);
         node.and_then(SeenNode::read).into()
     }
 
     /// Does what is to be done now, and returns when there is something to do again.
     async fn reconcile(
-        &mut self,
+        &self,
         report: &NodeReport,
         sent: &mut Option<SentReport>,
     ) -> Result<Option<Instant>, RequestError> {
@@ -246,7 +284,14 @@ impl NodeReporter {
             Ok(_) => Ok(Some(self.sent(Some(&node), &node.uid, report, sent))),
             // The watch has not reported it.
             Err(error) if error.is_not_found() => {
-                self.seen.send_replace(NodeFromApiserver::Absent);
+                self.seen.send_if_modified(|seen| {
+                    // Unless it has reported the next one meanwhile.
+                    let is_it = seen.node().is_some_and(|seen| seen.uid == node.uid);
+                    if is_it {
+                        *seen = NodeFromApiserver::Absent;
+                    }
+                    is_it
+                });
                 Ok(Some(Instant::now()))
             }
             Err(error) => Err(error),
@@ -256,20 +301,21 @@ impl NodeReporter {
     /// Sends the report of an idle node, if that is enough. The Node that the watch would send back is ten times as long, so the
     /// watch makes way for it; that nobody else has changed the Node meanwhile is required.
     async fn send_heartbeat(
-        &mut self,
+        &self,
         node: &SeenNode,
         report: &NodeReport,
         sent: Option<&SentReport>,
     ) -> Result<bool, RequestError> {
         let heartbeat = node_object::heartbeat_patch(&self.description, report, node, sent, Timestamp::now());
         let Some(mut patch) = heartbeat else { return Ok(false) };
-        patch["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        patch["metadata"]["resourceVersion"] = json!(self.version.load(Ordering::Relaxed).to_string());
         let resource = Resource::NodeStatus(self.description.name.clone());
         let own_change = self.own_changes.begin();
         match self.link.send(Request::patch(resource, PatchType::Strategic, patch).metadata_only()).await {
             Ok(made) => {
-                self.version = version_of(&made);
-                own_change.made(self.version.to_string());
+                let version = version_of(&made);
+                self.version.store(version, Ordering::Relaxed);
+                own_change.made(version.to_string());
                 Ok(true)
             }
             // The watch has not reported a change, or the deletion.
@@ -279,19 +325,22 @@ impl NodeReporter {
     }
 
     async fn create(
-        &mut self,
+        &self,
         report: &NodeReport,
         sent: &mut Option<SentReport>,
     ) -> Result<Option<Instant>, RequestError> {
         let document = node_object::document(&self.description, report, Timestamp::now());
         match self.link.send(Request::create(Resource::Nodes, document)).await {
             Ok(node) => {
-                self.version = version_of(&node);
+                let version = version_of(&node);
                 let node =
                     SeenNode::read(&node).ok_or_else(|| RequestError::Unreadable("a Node without UID".into()))?;
                 tracing::info!(node = self.description.name, uid = node.uid, "registered with the apiserver");
                 let due = self.sent(None, &node.uid, report, sent);
-                self.seen.send_replace(Some(node).into());
+                // The watch may have brought a newer version before the answer.
+                if self.version.fetch_max(version, Ordering::Relaxed) < version {
+                    self.seen.send_replace(Some(node).into());
+                }
                 Ok(Some(due))
             }
             // The watch is about to bring it.
@@ -317,3 +366,14 @@ impl NodeReporter {
         at + self.every.report
     }
 }
+
+/// Resolves at the end of the pause; never without one. Cancel safe.
+async fn over(pause: &mut Option<Pause>) {
+    match pause {
+        Some(pause) => _ = pause.await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! An apiserver that answers as a test wants.
+
+#![allow(clippy::unwrap_used)]
+
+use bytes::Bytes;
+use futures_util::stream::{self, BoxStream, StreamExt as _};
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use hyper::http::{Method, Request, Response};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::link::Link;
+use crate::config::Config;
+use crate::status::event::Events;
+use crate::status::metrics::Metrics;
+use limpet_apiserver::Client;
+use limpet_apiserver::client::Body;
+use limpet_core::node_state::NodeNetwork;
+
+pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type Answer = Result<Response<StreamBody<BoxStream<'static, Result<Frame<Bytes>, BoxError>>>>, BoxError>;
+
+/// A request that has arrived.
+#[derive(Debug, Clone)]
+pub(super) struct Asked {
+    pub(super) method: Method,
+    pub(super) path: String,
+    pub(super) query: String,
+}
+
+impl Asked {
+    pub(super) fn is_watch(&self) -> bool {
+        self.query.contains("watch=")
+    }
+}
+
+/// A link to a server that answers so.
+pub(super) fn link<F>(answer: impl Fn(Asked) -> F + Clone + Send + Sync + 'static) -> Link
+where
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let answer = answer.clone();
+        async move {
+            let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
+            answer(Asked { method: request.method().clone(), path, query }).await
+        }
+    });
+    let (_, network) = watch::channel(NodeNetwork::default());
+    Link::over(Client::over(service), &Config::default(), network, Metrics::new("node"), Events::default())
+}
+
+/// A whole answer.
+pub(super) fn whole(code: u16, answer: &Value) -> Answer {
+    let frame = Frame::data(Bytes::from(answer.to_string()));
+    frames(code, stream::once(async { Ok(frame) }).boxed())
+}
+
+/// A refusal.
+pub(super) fn refusal(code: u16) -> Answer {
+    whole(code, &json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no" }))
+}
+
+/// An answer whose lines arrive one after another.
+pub(super) fn lines(lines: impl futures_util::Stream<Item = Result<Value, BoxError>> + Send + 'static) -> Answer {
+    frames(200, lines.map(|line| Ok(Frame::data(Bytes::from(format!("{}\n", line?))))).boxed())
+}
+
+/// No answer: the connection is gone.
+pub(super) fn reset() -> BoxError {
+    std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()
+}
+
+fn frames(code: u16, frames: BoxStream<'static, Result<Frame<Bytes>, BoxError>>) -> Answer {
+    let mut response = Response::new(StreamBody::new(frames));
+    *response.status_mut() = code.try_into()?;
+    Ok(response)
+}
