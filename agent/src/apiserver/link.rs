@@ -277,7 +277,8 @@ impl Link {
             Some(_) => Cause::ServerError,
             None => Cause::Unreachable,
         });
-        if known.is_none() && cause != Cause::ServerError {
+        // The failure of a request has ended the connection already; that of a watch, which had begun, has not.
+        if cause != Cause::ServerError && (known.is_none() || self.is_online()) {
             self.0.scheduler.lost(self.0.scheduler.connection());
         }
         self.failed(cause, error);

@@ -231,16 +231,17 @@ impl RequestScheduler {
         self.lock().connection
     }
 
-    /// That connection is lost. Nothing new where it was known before.
-    pub(super) fn lost(&self, connection: u64) {
+    /// That connection is lost. Returns whether it was the present one: otherwise its loss was known before.
+    pub(super) fn lost(&self, connection: u64) -> bool {
         let mut state = self.lock();
         if state.connection != connection {
-            return;
+            return false;
         }
         state.begin_with_few(Instant::now());
         (state.running, state.connection) = (0, connection + 1);
         drop(state);
         self.admit();
+        true
     }
 
     /// Gives the turns that are free to those that wait.
@@ -354,9 +355,8 @@ mod tests {
         let (scheduler, mut hung, mut tasks) = (RequestScheduler::default(), JoinSet::new(), JoinSet::new());
         ask(&scheduler, &[Need::Pods; MIN_CONCURRENT_REQUESTS], Duration::from_secs(10), &mut hung);
         time::sleep(Duration::from_millis(1)).await;
-        scheduler.lost(0);
-        scheduler.lost(0);
-        assert_eq!(scheduler.connection(), 1, "each loss counts once");
+        assert!(scheduler.lost(0) && !scheduler.lost(0), "each loss counts once");
+        assert_eq!(scheduler.connection(), 1);
         let begun = Instant::now();
         ask(&scheduler, &[Need::Pods; MIN_CONCURRENT_REQUESTS], Duration::ZERO, &mut tasks);
         tasks.join_all().await;

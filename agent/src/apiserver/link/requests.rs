@@ -124,8 +124,9 @@ impl Link {
         }
         if let Err(error) = &result
             && let Some(cause) = cause(error)
+            // The failure of a request that was sent over an earlier connection says nothing about this one.
+            && self.0.scheduler.lost(connection)
         {
-            self.0.scheduler.lost(connection);
             self.failed(cause, error);
         }
         result
@@ -137,5 +138,77 @@ fn code<T>(result: &Result<T, RequestError>) -> Option<u16> {
     match result {
         Ok(_) => Some(200),
         Err(error) => error.code(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::apiserver::fake::{self, Asked};
+
+    fn of_service(name: &str) -> Request {
+        Request::get(Resource::Service("default".to_owned(), name.to_owned()))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_fails_on_an_earlier_connection_does_not_end_the_present_one() {
+        let (open, gate) = watch::channel(false);
+        let link = fake::link(move |asked: Asked| {
+            let mut gate = gate.clone();
+            async move {
+                if asked.path.ends_with("/works") {
+                    return fake::whole(200, &json!({}));
+                }
+                if asked.path.ends_with("/late") {
+                    let _ = gate.wait_for(|open| *open).await;
+                }
+                Err(fake::reset())
+            }
+        });
+        link.succeeded();
+        let late = async {
+            assert!(link.send(of_service("late")).await.is_err());
+            assert!(link.is_online());
+        };
+        let others = async {
+            tokio::task::yield_now().await;
+            assert!(link.send(of_service("fails")).await.is_err());
+            assert!(!link.is_online());
+            link.succeeded();
+            open.send_replace(true);
+        };
+        tokio::join!(late, others);
+        link.send(of_service("works")).await.unwrap();
+        assert!(link.send(of_service("fails")).await.is_err());
+        assert!(!link.is_online(), "the present one ends by its own failures");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_loss_of_the_leading_watch_ends_its_connection_for_requests_that_are_sent_already() {
+        let (open, gate) = watch::channel(false);
+        let link = fake::link(move |_: Asked| {
+            let mut gate = gate.clone();
+            async move {
+                let _ = gate.wait_for(|open| *open).await;
+                Err(fake::reset())
+            }
+        });
+        link.succeeded();
+        let late = async {
+            assert!(link.send(of_service("late")).await.is_err());
+            assert!(link.is_online());
+        };
+        let leader = async {
+            tokio::task::yield_now().await;
+            link.leader_failed(&RequestError::Unreachable("reset".to_owned()));
+            assert!(!link.is_online());
+            link.succeeded();
+            open.send_replace(true);
+        };
+        tokio::join!(late, leader);
     }
 }
