@@ -11,7 +11,7 @@ use limpet_core::cluster_history::ClusterHistory;
 use limpet_core::mirror::MIRROR_ANNOTATION;
 use limpet_model::object::service::KUBERNETES;
 
-/// How many times the apiserver's own Service is read while there is none: for some seconds.
+/// How many times the apiserver's own Service is read while there is none, or its server fails: for some seconds.
 const MAX_SERVICE_READS: u32 = 4;
 
 /// Who receives which Pods.
@@ -56,26 +56,89 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
     }
 }
 
-/// The UID of the cluster's own Service; empty where the apiserver refuses it, or has none [`MAX_SERVICE_READS`] times.
-/// Waits for an answer: without it a list of a recreated cluster would end pods.
+/// The UID of the cluster's own Service; empty where the apiserver refuses it, or has none or fails [`MAX_SERVICE_READS`]
+/// times. Waits for an answer: without it a list of a recreated cluster would end pods.
 async fn service_uid(link: &Link) -> String {
-    let mut failures = 0;
+    let (mut failures, mut unavailable) = (0, 0);
     loop {
+        link.online().await;
         let request = Request::get(Resource::Service("default".to_owned(), KUBERNETES.to_owned())).metadata_only();
-        match link.send(request).await {
+        let error = match link.send(request).await {
             Ok(service) => return service["metadata"]["uid"].as_str().unwrap_or_default().to_owned(),
-            Err(error) if error.code() == Some(403) => return String::new(),
-            // An apiserver makes the Service shortly after its start.
-            Err(error) if error.is_not_found() && failures >= MAX_SERVICE_READS => return String::new(),
-            Err(error) => {
-                failures += 1;
-                tracing::debug!(%error, "cannot read the UID of Service default/kubernetes yet");
-                link.pause(failures, error.retry_after()).await;
-            }
+            Err(error) => error,
+        };
+        match error.code() {
+            Some(403) => return String::new(),
+            // An apiserver makes the Service shortly after its start; one that fails longer does not hold back the list.
+            Some(404 | 500..) => unavailable += 1,
+            _ => {}
         }
+        if unavailable > MAX_SERVICE_READS {
+            tracing::warn!(%error, "the UID of Service default/kubernetes cannot be read; a recreated cluster is not recognized by it");
+            return String::new();
+        }
+        failures += 1;
+        tracing::debug!(%error, "cannot read the UID of Service default/kubernetes yet");
+        link.pause(failures, error.retry_after()).await;
     }
 }
 
 fn is_mirror(pod: &Value) -> bool {
     pod["metadata"]["annotations"][MIRROR_ANNOTATION].is_string()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use serde_json::json;
+    use tokio::time::{self, Instant};
+
+    use super::super::fake;
+    use super::*;
+
+    /// A link to a server that answers with that code; 0: it resets the connection. And the number of its requests.
+    fn server(code: u16) -> (Link, Arc<AtomicU16>, Arc<AtomicUsize>) {
+        let (code, count) = (Arc::new(AtomicU16::new(code)), Arc::new(AtomicUsize::default()));
+        let (answer, counted) = (Arc::clone(&code), Arc::clone(&count));
+        let link = fake::link(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let code = answer.load(Ordering::Relaxed);
+            async move {
+                match code {
+                    0 => Err(fake::reset()),
+                    200 => fake::whole(200, &json!({ "metadata": { "uid": "s-1" } })),
+                    code => fake::refusal(code),
+                }
+            }
+        });
+        link.succeeded();
+        (link, code, count)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_waits_for_the_uid_of_the_service_for_some_seconds_and_for_the_connection() {
+        // Code, UID, requests.
+        for (code, uid, requests) in [(200, "s-1", 1), (403, "", 1), (404, "", 5), (500, "", 5), (503, "", 5)] {
+            let ((link, ..), begun) = (server(code), Instant::now());
+            let found = time::timeout(Duration::from_secs(30), service_uid(&link)).await;
+            assert_eq!(found.as_deref(), Ok(uid), "{code}");
+            assert!(begun.elapsed() < Duration::from_secs(10), "{code} {:?}", begun.elapsed());
+            let (link, _, count) = server(code);
+            service_uid(&link).await;
+            assert_eq!(count.load(Ordering::Relaxed), requests, "{code}");
+        }
+
+        let (link, code, count) = server(0);
+        let reading = service_uid(&link);
+        tokio::pin!(reading);
+        assert!(time::timeout(Duration::from_secs(3600), &mut reading).await.is_err());
+        assert_eq!(count.load(Ordering::Relaxed), 1, "what leads looks for the connection");
+        code.store(200, Ordering::Relaxed);
+        link.succeeded();
+        assert_eq!(time::timeout(Duration::from_secs(20), reading).await.unwrap(), "s-1");
+    }
 }
