@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::mirror::{Acknowledged, Step, key_of};
+use crate::mirror::{self, Acknowledged, Step, key_of};
 use crate::status::observed::ObservedPod;
-use crate::stored_status::{StoredStatus, compare_status};
+use crate::stored_status::{StatusComparison, StoredStatus, compare_status};
 use limpet_model::pod::{Fault, PodKey, is_terminal_phase};
 
 /// Why a pod that uses what this node does not support is not run.
@@ -24,7 +24,8 @@ pub struct ApiPod {
     pub generation: Option<i64>,
     /// Whether its deletion was requested.
     pub deleting: bool,
-    /// Whether it has ended for good: nothing is reported of it any more.
+    /// Whether it has ended for good, as the node or another client has set it. Its phase and the reason for it stay, and
+    /// the node reports on its containers only until all of them have ended there.
     pub over: bool,
     /// The status that it has.
     status: StoredStatus,
@@ -89,12 +90,22 @@ pub fn step(found: &ApiPod, known: LocalPod<'_>, acknowledged: &Acknowledged) ->
             if *pod.record.uid.to_string() != *found.uid {
                 return None;
             }
-            let comparison =
-                (!found.over).then(|| compare_status(acknowledged.status.as_ref(), &uid, found.status, pod));
-            let of_status = comparison.and_then(|comparison| Step::for_status(comparison, uid.clone()));
+            let comparison = compare_status(acknowledged.status.as_ref(), &uid, found.status, pod);
+            let is_reported = !found.over || (found.status.runs() && comparison == StatusComparison::Outdated);
+            let of_status = is_reported.then(|| Step::for_status(comparison, uid.clone())).flatten();
             of_status.or_else(|| (ended == Ended::Yes && found.deleting).then_some(Step::Delete { uid }))
         }
     }
+}
+
+/// The strategic merge patch that reports the pod's status. Of one that is `over` at the apiserver phase and reason stay: what
+/// has ended never runs again, whoever has set it.
+pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>, over: bool) -> Value {
+    let mut patch = mirror::status_patch(pod, uid, generation);
+    if over && let Some(status) = patch["status"].as_object_mut() {
+        ["phase", "reason", "message"].iter().for_each(|field| _ = status.remove(*field));
+    }
+    patch
 }
 
 /// The strategic merge patch for a pod that is refused. It stays pending: a controller would replace one that failed by
@@ -181,6 +192,44 @@ mod tests {
         for (number, (found, known, acknowledged, expected)) in table.into_iter().enumerate() {
             assert_eq!(step(found, known, acknowledged), expected, "row {number}");
         }
+    }
+
+    #[test]
+    fn of_a_pod_that_another_client_has_ended_the_containers_are_reported_until_none_runs_there() {
+        let (own, later) = (pod("u-1"), {
+            let mut later = (*pod("u-1")).clone();
+            later.status.phase = Some("Succeeded".to_owned());
+            later.status.reason = Some("own".to_owned());
+            Arc::new(later)
+        });
+        let known = Acknowledged { status: Some(reported(&own, "17")), ..Acknowledged::default() };
+        let ended = |state: &str, deleting: bool| {
+            let metadata = json!({"name": "web", "namespace": "shop", "uid": "u-1", "resourceVersion": "18"});
+            let state = json!({ state: {}, "waiting": null });
+            let status = json!({"phase": "Failed", "containerStatuses": [{"name": "main", "state": state}]});
+            let found = ApiPod::read(&json!({"metadata": metadata, "status": status})).unwrap().1;
+            ApiPod { deleting, ..found }
+        };
+        let uid = "u-1".to_owned();
+        let (report, delete) = (Some(Step::Report { uid: uid.clone() }), Some(Step::Delete { uid }));
+        let table = [
+            // What was reported last is still so.
+            (ended("running", false), &own, Ended::No, None),
+            (ended("running", false), &later, Ended::No, report.clone()),
+            (ended("running", true), &later, Ended::Yes, report),
+            (ended("running", true), &own, Ended::Yes, delete.clone()),
+            (ended("terminated", false), &later, Ended::No, None),
+            (ended("terminated", true), &later, Ended::Yes, delete),
+        ];
+        for (number, (found, pod, ended, expected)) in table.into_iter().enumerate() {
+            assert_eq!(step(&found, LocalPod::Observed(pod, ended), &known), expected, "row {number}");
+        }
+        let fields = |over| {
+            let patch = status_patch(&later, "u-1", None, over);
+            (patch["status"]["phase"].clone(), patch["status"]["reason"].clone())
+        };
+        assert_eq!((fields(false), fields(true)), ((json!("Succeeded"), json!("own")), (Value::Null, Value::Null)));
+        assert!(status_patch(&later, "u-1", None, true)["status"].get("phase").is_none());
     }
 
     #[test]

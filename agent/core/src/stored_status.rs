@@ -21,17 +21,25 @@ pub struct StoredStatus {
     version: Option<u64>,
     /// Of what the node alone decides, and of which no form has two spellings.
     digest: u64,
+    /// A container runs by it.
+    runs: bool,
 }
 
 impl StoredStatus {
     /// Of a Pod that the apiserver has.
     pub fn of_pod(pod: &Value) -> Self {
-        Self { version: version(pod), digest: digest(&pod["status"]) }
+        Self { version: version(pod), ..Self::of_patch(pod) }
     }
 
     /// From a patch before it is sent.
     pub fn of_patch(patch: &Value) -> Self {
-        Self { version: None, digest: digest(&patch["status"]) }
+        let status = &patch["status"];
+        Self { version: None, digest: digest(status), runs: runs(status) }
+    }
+
+    /// Whether a container runs by it.
+    pub fn runs(self) -> bool {
+        self.runs
     }
 
     /// The same once the apiserver has taken it with `answer`.
@@ -87,6 +95,11 @@ pub fn compare_status(
 
 fn version(object: &Value) -> Option<u64> {
     object["metadata"]["resourceVersion"].as_str()?.parse().ok()
+}
+
+fn runs(status: &Value) -> bool {
+    let mut containers = CONTAINERS.iter().flat_map(|list| status[*list].as_array().into_iter().flatten());
+    containers.any(|one| one["state"]["running"].is_object())
 }
 
 /// Times, amounts and last states are left out: the apiserver writes times and amounts in other words.

@@ -38,6 +38,8 @@ struct Due {
     key: PodKey,
     step: Step,
     generation: Option<i64>,
+    /// The pod has ended for good at the apiserver.
+    over: bool,
     report: Report,
 }
 
@@ -216,7 +218,7 @@ impl Pods {
             if let Some(step) = api_pod::step(pod, known, acknowledged)
                 && !self.corrections.holds(key, &step)
             {
-                due.push(Due { key: key.clone(), step, generation: pod.generation, report });
+                due.push(Due { key: key.clone(), step, generation: pod.generation, over: pod.over, report });
             }
         }
         // A pod that needs no step any more is not waited for.
@@ -294,7 +296,7 @@ async fn perform(link: &Link, due: &Due) -> Result<StoredStatus, RequestError> {
     let (namespace, name) = (due.key.namespace().to_owned(), due.key.name().to_owned());
     let sent = match (&due.step, &due.report) {
         (Step::Report { uid } | Step::Correct { uid }, Report::Observed(pod)) => {
-            let patch = mirror::status_patch(pod, uid, due.generation);
+            let patch = api_pod::status_patch(pod, uid, due.generation, due.over);
             link.report_status(namespace, name, patch).await
         }
         (Step::Report { uid }, Report::Refused(why)) => {
