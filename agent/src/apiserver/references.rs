@@ -23,7 +23,7 @@ use self::pod_certificates::CertificateContext;
 use super::claims;
 use super::follow::{Update, WatchTarget, follow};
 use super::link::Link;
-use super::service_accounts::token_request;
+use super::service_accounts::{retry_pause, token_request};
 use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
@@ -252,7 +252,7 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
                     let account = &demand.service_account;
                     tracing::warn!(%pod, account, %error, "requesting a token for the pod's service account failed");
                 }
-                link.pause(failures, error.retry_after()).await;
+                link.pause(failures, retry_pause(&error, failures)).await;
             }
         }
     }
@@ -306,7 +306,17 @@ pub(super) async fn request_token(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use limpet_core::merge::slot::Slots;
+    use limpet_core::merge::table::MergeTable;
+    use limpet_core::source::SourceSnapshot;
+    use limpet_model::manifest::api as manifest;
+    use serde_json::json;
+
+    use super::super::fake;
     use super::*;
 
     fn of_three<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {
@@ -334,6 +344,50 @@ mod tests {
         ];
         for (what, bytes) in table {
             assert!(bytes <= 2_560, "{what}: {bytes} bytes");
+        }
+    }
+    /// What is desired with a pod that mounts a token, and the token's key.
+    fn with_token() -> (Desired, ObjectKey) {
+        let token = json!({ "serviceAccountToken": { "path": "token" } });
+        let pod = json!({
+            "metadata": { "name": "web", "namespace": "shop", "uid": "u-1" },
+            "spec": {
+                "containers": [{ "name": "main", "image": "app:1" }],
+                "volumes": [{ "name": "token", "projected": { "sources": [token] } }],
+            },
+        });
+        let pod = Arc::new(manifest::read(&pod, "node").unwrap());
+        let (slots, desired, mut table) = (Slots::default(), Desired::default(), MergeTable::default());
+        let mut snapshot = SourceSnapshot { ready: true, ..SourceSnapshot::default() };
+        snapshot.pods.insert(pod.key.clone(), pod);
+        slots.publish(SourceKind::Api, Arc::new(snapshot));
+        table.absorb(slots.load());
+        desired.store(Arc::new(table.desired().clone()));
+        let key = desired
+            .load()
+            .demand(SourceKind::Api)
+            .keys()
+            .find(|key| key.kind == ObjectKind::ServiceAccountToken)
+            .cloned();
+        (desired, key.unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_token_is_requested_at_most_every_two_minutes_and_one_that_fails_soon_again() {
+        // Code and the requests of an hour, at least and at most.
+        for (code, least, most) in [(404, 30, 60), (403, 30, 60), (422, 30, 60), (500, 360, 800)] {
+            let count = Arc::new(AtomicU32::default());
+            let counted = Arc::clone(&count);
+            let link = fake::link(move |_| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                async move { fake::refusal(code) }
+            });
+            link.succeeded();
+            let ((desired, key), (source, _inbox)) = (with_token(), mpsc::channel(1));
+            let keeping = keep_token(&link, &desired, &key, &source);
+            assert!(tokio::time::timeout(Duration::from_secs(3_600), keeping).await.is_err());
+            let count = count.load(Ordering::Relaxed);
+            assert!((least..=most).contains(&count), "{code}: {count} requests");
         }
     }
 }

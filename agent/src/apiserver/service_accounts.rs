@@ -2,14 +2,20 @@
 //! `references`, which sends the same document.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use super::link::Link;
-use limpet_apiserver::{Request, Resource};
+use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_containerd::image::{AccountOfPod, ServiceAccount, ServiceAccounts};
+use limpet_core::mirror;
+
+/// The longest pause that is requested after a refusal. [`Link::pause`] adds up to half of it, which makes two minutes, as
+/// with kubelet.
+const MAX_REFUSAL_PAUSE: Duration = Duration::from_secs(80);
 
 /// A TokenRequest for a token that is bound to a pod. `lifetime`: in seconds; `None`: the server's own.
 pub(super) fn token_request(audience: Option<&str>, lifetime: Option<i64>, pod: &str, pod_uid: &str) -> Value {
@@ -22,6 +28,15 @@ pub(super) fn token_request(audience: Option<&str>, lifetime: Option<i64>, pod: 
             "boundObjectRef": { "apiVersion": "v1", "kind": "Pod", "name": pod, "uid": pod_uid },
         },
     })
+}
+
+/// The pause to request of [`Link::pause`] after the `failures`th failed TokenRequest in a row. One that is refused, as for a
+/// service account that was deleted, is rarely repeated: only a change in the cluster helps.
+pub(super) fn retry_pause(error: &RequestError, failures: u32) -> Option<Duration> {
+    match error.code() {
+        Some(400 | 403 | 404 | 422) => Some(mirror::refusal_pause(failures, fastrand::u64(..)).min(MAX_REFUSAL_PAUSE)),
+        _ => error.retry_after(),
+    }
 }
 
 impl ServiceAccounts for Link {

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use super::{Attachments, ClaimLookup, bound_volume, decoded, is_attached, user};
 use crate::apiserver::link::Link;
 use crate::apiserver::references::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
+use crate::apiserver::service_accounts::retry_pause;
 use crate::csi::InUse;
 use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource};
@@ -171,7 +172,7 @@ pub(super) async fn keep_tokens(
                 if failures == 1 {
                     tracing::warn!(pod = %pod.key, driver = volume.driver, %error, "requesting a new token for a CSI driver failed");
                 }
-                link.pause(failures, error.retry_after()).await;
+                link.pause(failures, retry_pause(&error, failures)).await;
             }
         }
     }
