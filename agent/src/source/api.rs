@@ -6,6 +6,7 @@
 //! or replaced, only at the operator's command.
 
 mod held;
+mod update;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,14 +14,14 @@ use std::sync::Arc;
 use imbl::OrdSet;
 use jiff::Timestamp;
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::Pulse;
 use super::persist::Persister;
 use crate::store::Store;
 use held::HeldPods;
-use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, Renewal};
+use limpet_core::cluster_history::{ClusterHistory, HistoryBreak};
 use limpet_core::last_good::LastGood;
 use limpet_core::source::delta::Edits;
 use limpet_core::source::view::Contents;
@@ -29,40 +30,11 @@ use limpet_model::manifest::api::{self, ORIGIN};
 use limpet_model::object::{ObjectKey, ObjectRecord, references};
 use limpet_model::pod::{PodKey, PodRecord, is_terminal_phase, security};
 use limpet_model::source::SourceKind;
+use update::UPDATE_QUEUE_LEN;
+pub use update::{Update, channel};
 
 /// Under which name the history of the cluster is kept: no pod and no object has one without a slash.
 const HISTORY: &str = "cluster";
-
-/// How many updates may wait; then those who send them do.
-const UPDATE_QUEUE_LEN: usize = 16;
-
-/// What is new at the apiserver.
-#[derive(Debug)]
-pub enum Update {
-    /// These are all Pods bound to the node, by an apiserver with that history.
-    Listed(Vec<Value>, ClusterHistory),
-    /// One is new or was changed.
-    Stored(Value),
-    /// One is gone.
-    Deleted(Value),
-    /// The apiserver has come to that version.
-    Reached(String),
-    /// The apiserver has confirmed this renewal of the node's lease.
-    Renewed(Renewal),
-    /// Asks for the last confirmed renewal.
-    LastRenewal(oneshot::Sender<Renewal>),
-    /// The cluster has gone back; a list will follow.
-    WentBack(HistoryBreak),
-    /// The operator takes the cluster as it is: what it does not have ends. Answered with these pods.
-    Accepted(oneshot::Sender<Vec<PodKey>>),
-    /// An object that pods refer to: its newest version, or that there is none.
-    Object(ObjectKey, Option<Arc<ObjectRecord>>),
-}
-
-/// A channel for updates.
-pub fn channel() -> (mpsc::Sender<Update>, mpsc::Receiver<Update>) {
-    mpsc::channel(UPDATE_QUEUE_LEN)
-}
 
 /// The source, ready to run.
 #[derive(Debug)]
@@ -100,22 +72,56 @@ impl ApiSource {
         stop: CancellationToken,
     ) {
         self.restore().await;
-        self.publish(&publish);
+        publish(self.next_snapshot());
+        // What is being written, to be published then; and whether there is something newer.
+        let (mut saving, mut is_changed) = (None, false);
         loop {
+            // Updates are taken during a write: the renewals of the lease among them do not depend on the disk.
             let update = tokio::select! {
                 biased;
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => break,
+                () = self.persister.written() => None,
                 update = inbox.recv() => match update {
-                    Some(update) => update,
-                    None => return,
+                    Some(update) => Some(update),
+                    None => break,
                 },
             };
-            if self.take(update) {
+            match update {
+                Some(update) => {
+                    is_changed |= self.take(update);
+                    // What waits already is written together.
+                    for _ in 1..UPDATE_QUEUE_LEN {
+                        let Ok(update) = inbox.try_recv() else { break };
+                        is_changed |= self.take(update);
+                    }
+                    if self.persister.is_writing() {
+                        continue;
+                    }
+                }
+                None => saving.take().into_iter().for_each(&publish),
+            }
+            if std::mem::take(&mut is_changed) {
                 // On disk first: nothing runs that a start without an apiserver would not know.
-                self.persister.flush().await;
-                self.publish(&publish);
+                saving = self.save(&publish);
             }
         }
+        self.persister.flush().await;
+        saving.into_iter().for_each(&publish);
+        if is_changed {
+            publish(self.next_snapshot());
+        }
+    }
+
+    /// Begins to write what is new, unless the persister has done so after its last write. Returns the snapshot to publish
+    /// after that; what needs no write is published.
+    fn save(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) -> Option<Arc<SourceSnapshot>> {
+        self.persister.write();
+        let snapshot = self.next_snapshot();
+        if self.persister.is_writing() {
+            return Some(snapshot);
+        }
+        publish(snapshot);
+        None
     }
 
     async fn restore(&mut self) {
@@ -380,9 +386,10 @@ impl ApiSource {
         }
     }
 
-    fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
+    /// The snapshot to publish after the last one.
+    fn next_snapshot(&mut self) -> Arc<SourceSnapshot> {
         self.snapshot.revision = self.edits.next_revision();
-        publish(Arc::new(self.snapshot.clone()));
+        Arc::new(self.snapshot.clone())
     }
 }
 

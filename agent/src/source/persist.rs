@@ -135,6 +135,11 @@ impl Persister {
         }));
     }
 
+    /// Whether a write is in progress.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing.is_some()
+    }
+
     /// Resolves when a write has finished and its follow-up has started; never while none is in progress. Cancel safe.
     pub(super) async fn written(&mut self) {
         let Some(writing) = self.writing.as_mut() else { return std::future::pending().await };

@@ -1,11 +1,14 @@
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Mutex;
+use std::sync::mpsc as blocking;
+use std::time::Duration;
 
 use serde_json::json;
+use tokio::sync::oneshot;
+use tokio::time;
 
 use super::*;
-use limpet_core::cluster_history::lease_break;
+use limpet_core::cluster_history::{Renewal, lease_break};
 use limpet_model::manifest;
 use limpet_model::object::ObjectKind;
 
@@ -38,16 +41,16 @@ async fn published(root: &std::path::Path, updates: Vec<Update>) -> Vec<Arc<Sour
 
 async fn published_by(decoder: Decoder, root: &std::path::Path, updates: Vec<Update>) -> Vec<Arc<SourceSnapshot>> {
     let store = Arc::new(Store::open(&root.join("limpet.db")).unwrap().0);
-    let source = ApiSource::new("edge1", store, decoder);
-    let (send, inbox) = channel();
-    let all = Mutex::new(Vec::new());
-    let sending = async move {
-        for update in updates {
-            send.send(update).await.unwrap();
+    let mut source = ApiSource::new("edge1", store, decoder);
+    source.restore().await;
+    let mut all = vec![source.next_snapshot()];
+    for update in updates {
+        if source.take(update) {
+            source.persister.flush().await;
+            all.push(source.next_snapshot());
         }
-    };
-    tokio::join!(source.run(inbox, |snapshot| all.lock().unwrap().push(snapshot), CancellationToken::new()), sending);
-    all.into_inner().unwrap()
+    }
+    all
 }
 
 fn names(snapshot: &SourceSnapshot) -> Vec<String> {
@@ -317,4 +320,58 @@ async fn a_pod_beyond_the_security_standard_is_refused_and_its_last_version_runs
         let fault = last.rejected[key].faults[0].to_string();
         assert!(fault.contains("PodSecurity \"baseline:latest\": host namespaces (hostPID=true)"), "{fault}");
     }
+}
+
+/// What comes while the disk is busy is one write, and what only the lease needs does not wait for it.
+#[test]
+fn a_slow_disk_delays_no_lease_and_gets_few_writes() {
+    // The store's calls run one after another.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let root = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
+        let ((send, inbox), (publish, mut published)) = (channel(), mpsc::unbounded_channel());
+        let publish =
+            move |snapshot: Arc<SourceSnapshot>| publish.send((snapshot.pods.len(), snapshot.objects.len())).unwrap();
+        let running =
+            tokio::spawn(ApiSource::new("edge1", store, DECODER).run(inbox, publish, CancellationToken::new()));
+        assert_eq!(published.recv().await, Some((0, 0)));
+
+        let (free, busy) = blocking::channel::<()>();
+        tokio::task::spawn_blocking(move || busy.recv());
+        let env: Vec<Value> = (0..50).map(|n| json!({ "configMapRef": { "name": format!("settings-{n}") } })).collect();
+        let container = json!({ "name": "main", "image": "app:1", "envFrom": env });
+        send.send(Update::Stored(pod("web", "u-1", json!({ "spec": { "containers": [container] } })))).await.unwrap();
+        let (_, map) = settings("1");
+        for n in 0..50 {
+            let key = ObjectKey::new(ObjectKind::ConfigMap, "shop", format!("settings-{n}"));
+            // The queue is shorter.
+            let object = Update::Object(key, Some(Arc::clone(&map)));
+            time::timeout(Duration::from_secs(10), send.send(object)).await.unwrap().unwrap();
+        }
+        let renewal = Renewal { time: "2026-11-25T02:00:00.000000Z".to_owned(), version: 7 };
+        send.send(Update::Renewed(renewal.clone())).await.unwrap();
+        let (answer, last) = oneshot::channel();
+        send.send(Update::LastRenewal(answer)).await.unwrap();
+        assert_eq!(time::timeout(Duration::from_secs(10), last).await.unwrap().unwrap(), renewal);
+        assert!(published.try_recv().is_err(), "nothing is on disk");
+
+        free.send(()).unwrap();
+        let mut writes = 0;
+        loop {
+            writes += 1;
+            match time::timeout(Duration::from_secs(10), published.recv()).await.unwrap() {
+                Some((1, 50)) => break,
+                // Published is what that write had.
+                snapshot => assert!(
+                    writes == 1 && snapshot.is_some_and(|(pods, objects)| pods == 1 && objects <= 16),
+                    "{snapshot:?}"
+                ),
+            }
+        }
+        assert!(writes <= 2, "{writes}");
+        drop(send);
+        running.await.unwrap();
+        assert_eq!(published.recv().await, None, "nothing is published twice");
+    });
 }
