@@ -374,6 +374,8 @@ pub struct SentReport {
     pub report: NodeReport,
     /// When.
     pub at: Instant,
+    /// After this time it is sent again, if nothing has changed.
+    pub interval: Duration,
 }
 
 /// How often the status is sent while it has not changed here.
@@ -397,7 +399,18 @@ pub fn report_due(
 ) -> Option<Instant> {
     let sent = sent.filter(|sent| sent.uid == seen.uid && says_the_same(&sent.report, report))?;
     let as_sent = seen.matches(&status(node, report, seen, Timestamp::UNIX_EPOCH));
-    Some(sent.at + if as_sent { every.report } else { every.report.min(every.correction) })
+    Some(sent.at + if as_sent { sent.interval } else { sent.interval.min(every.correction) })
+}
+
+/// After what time a report is sent again, if nothing changes. `late`: how long after it was due this one was sent; `None`: it
+/// was sent for a change, or is the first. One that is not sent in time may have a cause that many nodes share, as the
+/// return of their apiserver: the next one is spread over half of `nodeStatusReportFrequency` before and after it, once
+/// (kubelet's `calculateDelay`).
+pub fn report_interval(every: Frequencies, late: Option<Duration>, dice: u64) -> Duration {
+    if late.is_some_and(|late| late <= every.correction) {
+        return every.report;
+    }
+    every.report * (500 + u32::try_from(dice % 1_001).unwrap_or(500)) / 1_000
 }
 
 /// Whether the two make the same status: a link that came and went does not show.

@@ -362,8 +362,11 @@ impl NodeReporter {
             self.events.emit(None, None, kind, event.reason, event.message);
         }
         let at = Instant::now();
-        *sent = Some(SentReport { uid: uid.to_owned(), report: report.clone(), at: at.into_std() });
-        at + self.every.report
+        let of_node = sent.as_ref().filter(|sent| sent.uid == uid);
+        let late = of_node.and_then(|sent| at.into_std().checked_duration_since(sent.at + sent.interval));
+        let interval = node_object::report_interval(self.every, late, fastrand::u64(..));
+        *sent = Some(SentReport { uid: uid.to_owned(), report: report.clone(), at: at.into_std(), interval });
+        at + interval
     }
 }
 

@@ -184,7 +184,12 @@ fn an_idle_node_reports_times_alone_and_what_others_change_is_put_right() {
     let fields = |changed: &str, value: Value, sent: Option<&NodeReport>| {
         let mut seen = own.clone();
         (seen["metadata"]["uid"], seen["status"][changed]) = (json!("n1"), value);
-        let sent = sent.map(|report| SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now() });
+        let sent = sent.map(|report| SentReport {
+            uid: "n1".to_owned(),
+            report: report.clone(),
+            at: Instant::now(),
+            interval: Duration::ZERO,
+        });
         let seen = SeenNode::read(&seen).unwrap();
         let heartbeat = heartbeat_patch(&node(), &report, &seen, sent.as_ref(), at(300));
         let patch = heartbeat.unwrap_or_else(|| status_patch(&node(), &report, &seen, at(300)));
@@ -203,7 +208,8 @@ fn an_idle_node_reports_times_alone_and_what_others_change_is_put_right() {
     assert_eq!(fields("images", json!([]), Some(&report)), with_images);
     let mut seen = own.clone();
     seen["metadata"]["uid"] = json!("n1");
-    let sent = SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now() };
+    let sent =
+        SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now(), interval: Duration::ZERO };
     let idle = heartbeat_patch(&node(), &report, &SeenNode::read(&seen).unwrap(), Some(&sent), at(300)).unwrap();
     assert_eq!(
         idle["status"]["conditions"][0],
@@ -242,7 +248,7 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
     let report_due = |sent: Option<&SentReport>, seen: &SeenNode, report: &NodeReport| {
         super::report_due(&node(), sent, seen, report, frequencies)
     };
-    let sent = SentReport { uid: "n1".to_owned(), report: report(), at: now };
+    let sent = SentReport { uid: "n1".to_owned(), report: report(), at: now, interval: every };
     let seen = |uid: &str, ready: &str| {
         let mut node = document(&node(), &report(), at(0));
         node["metadata"]["uid"] = json!(uid);
@@ -291,6 +297,26 @@ fn the_status_is_sent_on_a_change_for_another_node_object_and_after_the_interval
 }
 
 #[test]
+fn reports_that_many_nodes_send_together_are_not_together_the_next_time() {
+    let seconds = Duration::from_secs;
+    let every = Frequencies { report: seconds(300), correction: seconds(10) };
+    // How late, dice, interval.
+    let table = [
+        (None, 0, 150),
+        (None, 500, 300),
+        (None, 1_000, 450),
+        (None, 1_001, 150),
+        (Some(seconds(0)), 0, 300),
+        (Some(seconds(10)), 1_000, 300),
+        (Some(seconds(11)), 0, 150),
+        (Some(seconds(7_200)), 1_000, 450),
+    ];
+    for (late, dice, interval) in table {
+        assert_eq!(report_interval(every, late, dice), seconds(interval), "{late:?} {dice}");
+    }
+}
+
+#[test]
 fn a_boot_and_a_change_of_ready_are_events() {
     let mut node = node();
     node.info.insert("bootID", "b2".to_owned());
@@ -300,8 +326,9 @@ fn a_boot_and_a_change_of_ready_are_events() {
         SeenNode::read(&json!({ "metadata": { "uid": "n1" }, "status": status })).unwrap()
     };
     let down = NodeReport { state: NodeState { runtime_ready: false, ..READY }, ..report() };
-    let sent =
-        |report: &NodeReport| Some(SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now() });
+    let sent = |report: &NodeReport| {
+        Some(SentReport { uid: "n1".to_owned(), report: report.clone(), at: Instant::now(), interval: Duration::ZERO })
+    };
     let (ready, not_ready) = ("Node edge1 status is now: NodeReady", "Node edge1 status is now: NodeNotReady");
     let rebooted = "Node edge1 has been rebooted, boot id: b2";
     let cases: [(&str, _, _, &NodeReport, &[&str]); 8] = [
