@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 use futures_util::stream::{self, BoxStream, StreamExt as _};
-use http_body_util::StreamBody;
+use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use hyper::http::{Method, Request, Response};
 use serde_json::{Value, json};
@@ -27,6 +27,8 @@ pub(super) struct Asked {
     pub(super) method: Method,
     pub(super) path: String,
     pub(super) query: String,
+    /// Null without one.
+    pub(super) body: Value,
 }
 
 impl Asked {
@@ -43,8 +45,10 @@ where
     let service = tower::service_fn(move |request: Request<Body>| {
         let answer = answer.clone();
         async move {
-            let (path, query) = (request.uri().path().to_owned(), request.uri().query().unwrap_or_default().to_owned());
-            answer(Asked { method: request.method().clone(), path, query }).await
+            let (head, body) = request.into_parts();
+            let body = serde_json::from_slice(&body.collect().await?.to_bytes()).unwrap_or_default();
+            let (path, query) = (head.uri.path().to_owned(), head.uri.query().unwrap_or_default().to_owned());
+            answer(Asked { method: head.method, path, query, body }).await
         }
     });
     let (_, network) = watch::channel(NodeNetwork::default());

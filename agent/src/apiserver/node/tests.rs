@@ -19,6 +19,8 @@ use super::*;
 use limpet_apiserver::Selector;
 use limpet_model::pod::requests::Requests;
 
+mod heartbeats;
+
 const NODE_STATUS: &str = "/api/v1/nodes/node/status";
 const NODES: &str = "/api/v1/nodes";
 
