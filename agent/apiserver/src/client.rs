@@ -54,6 +54,8 @@ type Connector = HttpsConnector<Dial>;
 #[derive(Clone)]
 pub struct Credentials {
     config: kube::Config,
+    /// As the kubeconfig has it.
+    server: Arc<str>,
     connector: Connector,
     authorities: Arc<[Vec<u8>]>,
 }
@@ -65,7 +67,7 @@ impl Credentials {
     /// # Errors
     /// The credentials cannot be had.
     pub fn read(path: &Path, certificate: Option<&Path>) -> Result<Self, RequestError> {
-        let (mut config, _) = kubeconfig::read(path)?;
+        let (mut config, server) = kubeconfig::read(path)?;
         if let Some(certificate) = certificate {
             config.auth_info = kubeconfig::user(certificate);
         }
@@ -82,7 +84,7 @@ impl Credentials {
         // The connector has them now; each node's copy need not.
         let user = &mut config.auth_info;
         (config.root_cert, user.client_certificate_data, user.client_key_data) = (None, None, None);
-        Ok(Self { config, connector, authorities })
+        Ok(Self { config, server: server.into(), connector, authorities })
     }
 
     /// The same, asking in the name of a node: its user has to be allowed to impersonate `system:node:<name>` and the group
@@ -133,7 +135,8 @@ impl Credentials {
             .and_then(retry_after::with_status)
             .service(either);
         let inner = kube::Client::new(service, self.config.default_namespace.clone());
-        Ok(Client { inner, authorities: Arc::clone(&self.authorities), received_count: Arc::default() })
+        let (server, authorities) = (Some(Arc::clone(&self.server)), Arc::clone(&self.authorities));
+        Ok(Client { inner, server, authorities, received_count: Arc::default() })
     }
 }
 
@@ -178,6 +181,8 @@ fn refused(error: kube::Error) -> RequestError {
 #[derive(Clone)]
 pub struct Client {
     pub(crate) inner: kube::Client,
+    /// `None`: no server answers, but a service.
+    server: Option<Arc<str>>,
     authorities: Arc<[Vec<u8>]>,
     /// Counts what the server has sent.
     pub(crate) received_count: Arc<AtomicU64>,
@@ -217,9 +222,15 @@ impl Client {
         let service = ServiceBuilder::new().and_then(retry_after::with_status).service(service);
         Self {
             inner: kube::Client::new(service, "default"),
+            server: None,
             authorities: Arc::default(),
             received_count: Arc::default(),
         }
+    }
+
+    /// The URL of the server, as the kubeconfig has it; `None`: a service answers in its place.
+    pub fn server(&self) -> Option<&str> {
+        self.server.as_deref()
     }
 
     /// The certificates, DER, of the authorities that the kubeconfig names; none: the system's count.

@@ -5,11 +5,9 @@
 //! connection is used again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
@@ -20,17 +18,17 @@ use super::{certificates, events};
 use crate::config::Config;
 use crate::status::event::{EventType, Events};
 use crate::status::metrics::{ApiserverMetrics, Metrics};
-use limpet_apiserver::client::DEADLINE;
-use limpet_apiserver::kubeconfig;
 use limpet_apiserver::{CertificateFault, Client, Credentials, RequestError};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;
-use limpet_host::blocking;
 use limpet_model::pod::PodKey;
+use opened::Opened;
+pub(super) use opened::open;
 use request_scheduler::RequestScheduler;
 pub(super) use requests::BUSY;
 
+mod opened;
 mod pauses;
 mod request_scheduler;
 mod requests;
@@ -68,9 +66,6 @@ enum Origin {
 /// The connection. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Link(Arc<LinkState>);
-
-/// How long the program of a kubeconfig may take. It runs twice: for a certificate, and for a token.
-const PROGRAM_DEADLINE: Duration = Duration::from_secs(60);
 
 /// No time.
 const NEVER: i64 = i64::MIN;
@@ -337,6 +332,22 @@ impl Link {
         }
     }
 
+    /// Others are shown that server: the kubeconfig may have been edited.
+    fn show_server(&self, server: &str) {
+        let mut before = None;
+        self.0.view.send_if_modified(|view| {
+            let differs = view.server != server;
+            if differs {
+                before = Some((std::mem::replace(&mut view.server, server.to_owned()), view.state.is_online()));
+            }
+            differs
+        });
+        if let Some((before, is_online)) = before {
+            self.0.metrics.apiserver().forget_server(&before);
+            self.0.metrics.apiserver().set_connected(server, is_online);
+        }
+    }
+
     /// There are new credentials: the next request uses them, and pausing requests are tried again.
     pub(super) fn renew_client(&self) {
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -361,48 +372,13 @@ impl Link {
             Origin::Fixed(client) => Opened { client: client.clone(), identity: None, runs_program: false },
         };
         self.0.runs_program.store(runs_program, Ordering::Relaxed);
+        if let Some(server) = client.server() {
+            self.show_server(server);
+        }
         *self.0.identity.lock().unwrap_or_else(PoisonError::into_inner) = identity;
         *self.0.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client.clone());
         Ok(client)
     }
-}
-
-/// A client that was made.
-pub(super) struct Opened {
-    pub(super) client: Client,
-    /// When its certificate is valid; `None`: it has none.
-    identity: Option<Validity>,
-    /// A program was run for it.
-    runs_program: bool,
-}
-
-/// Reads the files, and when the certificate among them is valid; runs the program of the kubeconfig, if it has one.
-/// `certificate`: a file with certificate and key that may count instead of the kubeconfig's user.
-pub(super) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<Opened, RequestError> {
-    let failed = |error: io::Error| RequestError::Credentials(error.to_string());
-    let read = path.clone();
-    let look = move |_: &_| {
-        let certificate = certificate.filter(|path| certificates::supersedes(path, &read, Timestamp::now()));
-        let runs_program = certificate.is_none() && kubeconfig::runs_program(&read)?;
-        Ok::<_, RequestError>((certificate, runs_program))
-    };
-    let (certificate, runs_program) = blocking::run(path.clone(), DEADLINE, look).await.map_err(failed)??;
-    let read = path.clone();
-    let open = move |_: &_| {
-        let client = Client::open(&read, certificate.as_deref())?;
-        let identity = certificates::identity(&read, certificate.as_deref());
-        Ok::<_, RequestError>(Opened { client, identity, runs_program })
-    };
-    if !runs_program {
-        return blocking::run(path, DEADLINE, open).await.map_err(failed)?;
-    }
-    let late = |_| {
-        let seconds = PROGRAM_DEADLINE.as_secs();
-        RequestError::Credentials(format!("the program of users[].user.exec has not ended within {seconds} s"))
-    };
-    // A subject of its own: a program that hangs does not keep the file from being read.
-    let program = path.join("exec");
-    blocking::run(program, PROGRAM_DEADLINE, open).await.map_err(late)?
 }
 
 /// Whether the failure of any request says that there is no connection, and why.
@@ -418,3 +394,6 @@ fn cause(error: &RequestError) -> Option<Cause> {
         RequestError::Deadline(_) | RequestError::Refused { .. } | RequestError::Unreadable(_) => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

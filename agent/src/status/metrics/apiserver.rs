@@ -130,6 +130,11 @@ impl ApiserverMetrics {
         }
     }
 
+    /// That server's address is no longer used.
+    pub fn forget_server(&self, server: &str) {
+        self.connected.remove(&ServerLabel { server: server.to_owned() });
+    }
+
     /// A request has ended; `code` is `<error>` without an answer, as in client-go.
     pub fn requested(&self, method: &str, resource: &'static str, code: String) {
         self.requests.get_or_create(&CodeLabels { code, method: method.to_owned(), resource }).inc();

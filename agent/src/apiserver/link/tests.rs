@@ -1,0 +1,41 @@
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use limpet_apiserver::{Request, Resource};
+
+use super::*;
+use limpet_core::status::observed::ObservedPods;
+
+fn kubeconfig(path: &Path, server: &str) {
+    let text = format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: edge\n\
+         contexts: [{{name: edge, context: {{cluster: lab, user: node}}}}]\n\
+         clusters: [{{name: lab, cluster: {{server: '{server}'}}}}]\n\
+         users: [{{name: node, user: {{token: t}}}}]\n"
+    );
+    std::fs::write(path, text).unwrap();
+}
+
+#[tokio::test]
+async fn the_server_of_an_edited_kubeconfig_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    // Both refuse connections.
+    let (before, after) = ("http://127.0.0.1:1", "http://127.0.0.1:2");
+    kubeconfig(&path, before);
+    let mut config = Config::default();
+    (config.cluster.kubeconfig, config.cluster.server) = (Some(path.clone()), before.to_owned());
+    let (metrics, (_, network)) = (Metrics::new("node"), watch::channel(NodeNetwork::default()));
+    let link = Link::new(&config, network, metrics.clone(), Events::default()).unwrap();
+    let shown = async || {
+        assert!(link.send(Request::get(Resource::Nodes)).await.is_err());
+        let text = metrics.render(&ObservedPods::default(), None);
+        let labels: Vec<&str> = text.lines().filter(|line| line.starts_with("limpet_apiserver_connected{")).collect();
+        (link.view().server, labels.join("\n"))
+    };
+    let connected = |server: &str| format!("limpet_apiserver_connected{{server=\"{server}\"}} 0");
+    assert_eq!(shown().await, (before.to_owned(), connected(before)));
+    kubeconfig(&path, after);
+    assert_eq!(shown().await, (after.to_owned(), connected(after)));
+}
