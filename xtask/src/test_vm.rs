@@ -8,7 +8,7 @@ use crate::{cargo, dist, kubernetes, setup, vm_image};
 
 /// The end-to-end suites that `--all` runs inside the machine: what another cgroup driver and another cgroup version may
 /// change. The others, emulated, would take hours.
-const SUITES: [&str; 8] = ["crashes", "edits", "eviction", "lifecycle", "logs", "network", "pods", "restarts"];
+const SUITES: [&str; 7] = ["crashes", "edits", "lifecycle", "logs", "network", "pods", "restarts"];
 
 /// Which of them to run.
 #[derive(Debug, clap::Args)]
