@@ -153,7 +153,8 @@ impl DesiredPods {
         PodObjects::of(record, |key| self.object(record.source, key))
     }
 
-    fn object(&self, source: SourceKind, key: &ObjectKey) -> ObjectState {
+    /// What `source` has of that object.
+    pub fn object(&self, source: SourceKind, key: &ObjectKey) -> ObjectState {
         let (objects, absent) = (&self.objects[source.index()], &self.absent[source.index()]);
         match (objects.get(key), absent) {
             (Some(object), _) => ObjectState::Known(Arc::clone(object)),

@@ -28,9 +28,10 @@ use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
+
 use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
-use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, from_apiserver, runtime_class, service};
+use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, ObjectState, from_apiserver, runtime_class, service};
 use limpet_model::source::SourceKind;
 
 /// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
@@ -40,6 +41,13 @@ pub(super) const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How many bytes the trust bundles of one projection may have together; an apiserver has at most 1 MiB in each.
 const MAX_BUNDLES: usize = 8 << 20;
+
+/// The task of one object.
+struct Fetching {
+    stop: CancellationToken,
+    /// The source has had the object, or that there is none, since the task began.
+    was_known: bool,
+}
 
 /// Follows what pods refer to, until it is dropped.
 pub(super) async fn fetch(
@@ -51,14 +59,17 @@ pub(super) async fn fetch(
 ) {
     let mut changes = desired.changes();
     let mut tasks = JoinSet::new();
-    let mut running: BTreeMap<ObjectKey, CancellationToken> = BTreeMap::new();
+    let mut running: BTreeMap<ObjectKey, Fetching> = BTreeMap::new();
     loop {
-        let wanted = desired.load();
-        let wanted = wanted.demand(SourceKind::Api);
-        running.retain(|key, stop| {
-            let stays = wanted.contains_key(key);
+        let pods = desired.load();
+        let wanted = pods.demand(SourceKind::Api);
+        running.retain(|key, fetching| {
+            let is_known = !matches!(pods.object(SourceKind::Api, key), ObjectState::Unknown);
+            // The source forgets an object with its last pod: a successor that came before this was noticed needs it again.
+            let stays = wanted.contains_key(key) && (is_known || !fetching.was_known);
+            fetching.was_known |= is_known;
             if !stays {
-                stop.cancel();
+                fetching.stop.cancel();
             }
             stays
         });
@@ -67,7 +78,7 @@ pub(super) async fn fetch(
                 continue;
             }
             let stop = CancellationToken::new();
-            running.insert(key.clone(), stop.clone());
+            running.insert(key.clone(), Fetching { stop: stop.clone(), was_known: false });
             let (link, desired, source, key) = (link.clone(), desired.clone(), source.clone(), key.clone());
             let (attachments, asking) = (attachments.clone(), asking.clone());
             tasks.spawn(async move {

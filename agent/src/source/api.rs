@@ -115,6 +115,8 @@ impl ApiSource {
     /// Begins to write what is new, unless the persister has done so after its last write. Returns the snapshot to publish
     /// after that; what needs no write is published.
     fn save(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) -> Option<Arc<SourceSnapshot>> {
+        // Only now: what a pod that is gone referred to, its successor may as well, and nothing reads it again then.
+        self.forget_unused();
         self.persister.write();
         let snapshot = self.next_snapshot();
         if self.persister.is_writing() {
@@ -176,19 +178,11 @@ impl ApiSource {
                 let _ = done.send(self.accept_cluster());
                 true
             }
-            Update::Stored(pod) => {
-                let changed = self.stored(&pod);
-                if changed {
-                    self.forget_unused();
-                }
-                changed
-            }
+            Update::Stored(pod) => self.stored(&pod),
             Update::Deleted(pod) => match (key_of(&pod), uid_of(&pod)) {
                 (Some(key), Some(uid)) => {
                     self.held.set_successor(&key, None);
-                    let changed = self.remove(&key, |known| *known.uid.to_string() == *uid);
-                    self.forget_unused();
-                    changed
+                    self.remove(&key, |known| *known.uid.to_string() == *uid)
                 }
                 _ => false,
             },
@@ -212,8 +206,6 @@ impl ApiSource {
         for pod in pods {
             self.stored(pod);
         }
-        // Only now: what a pod that is gone referred to, its successor may as well.
-        self.forget_unused();
         self.snapshot.ready = true;
     }
 
@@ -245,7 +237,6 @@ impl ApiSource {
             self.remove(key, |_| true);
             successor.iter().for_each(|pod| _ = self.stored(pod));
         }
-        self.forget_unused();
         self.save_history();
         self.show_held();
         held.into_keys().collect()

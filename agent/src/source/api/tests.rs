@@ -46,6 +46,7 @@ async fn published_by(decoder: Decoder, root: &std::path::Path, updates: Vec<Upd
     let mut all = vec![source.next_snapshot()];
     for update in updates {
         if source.take(update) {
+            source.forget_unused();
             source.persister.flush().await;
             all.push(source.next_snapshot());
         }
