@@ -16,6 +16,8 @@ use limpet_core::mirror;
 /// The longest pause that is requested after a refusal. [`Link::pause`] adds up to half of it, which makes two minutes, as
 /// with kubelet.
 const MAX_REFUSAL_PAUSE: Duration = Duration::from_secs(80);
+/// So many refused requests are repeated as soon as those that fail otherwise.
+const QUICK_RETRIES: u32 = 4;
 
 /// A TokenRequest for a token that is bound to a pod. `lifetime`: in seconds; `None`: the server's own.
 pub(super) fn token_request(audience: Option<&str>, lifetime: Option<i64>, pod: &str, pod_uid: &str) -> Value {
@@ -30,11 +32,14 @@ pub(super) fn token_request(audience: Option<&str>, lifetime: Option<i64>, pod: 
     })
 }
 
-/// The pause to request of [`Link::pause`] after the `failures`th failed TokenRequest in a row. One that is refused, as for a
-/// service account that was deleted, is rarely repeated: only a change in the cluster helps.
+/// The pause to request of [`Link::pause`] after the `failures`th failed TokenRequest in a row. One that is refused again and
+/// again, as for a service account that was deleted, is rarely repeated: only a change in the cluster helps. The first refusals
+/// may be of an account, or of a right of the node, that is just being created.
 pub(super) fn retry_pause(error: &RequestError, failures: u32) -> Option<Duration> {
     match error.code() {
-        Some(400 | 403 | 404 | 422) => Some(mirror::refusal_pause(failures, fastrand::u64(..)).min(MAX_REFUSAL_PAUSE)),
+        Some(400 | 403 | 404 | 422) if failures > QUICK_RETRIES => {
+            Some(mirror::refusal_pause(failures - QUICK_RETRIES, fastrand::u64(..)).min(MAX_REFUSAL_PAUSE))
+        }
         _ => error.retry_after(),
     }
 }
