@@ -8,7 +8,8 @@ use super::CHECK_INTERVALS;
 const CHANGE_FRACTION: u64 = 20;
 
 /// The pace of measurements that an alarm causes. Processes of a container also wait where it uses all of its own limit,
-/// for as long as it runs, however much the node has left: while nothing changes, each pause is twice the one before.
+/// for as long as it runs, however much the node has left: while nothing changes, each pause is twice the one before, up to
+/// kubelet's interval of 10 s, because another pod may begin to use up the node meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AlarmPace {
     left: Option<u64>,
@@ -21,11 +22,11 @@ impl AlarmPace {
     #[must_use]
     pub fn after(self, left: Option<u64>, lasts: Duration, alarmed: bool) -> Self {
         let unchanged = |(before, now): (u64, u64)| now > 0 && before.abs_diff(now) <= before / CHANGE_FRACTION;
-        let in_vain = alarmed && self.left.zip(left).is_some_and(unchanged);
+        let is_unchanged = alarmed && self.left.zip(left).is_some_and(unchanged);
         // Compared with the measurement that the pause has grown from: a slow decrease adds up.
-        let reference = if in_vain { self.left } else { left };
-        let pause = if in_vain { self.pause.saturating_mul(2).max(lasts) } else { lasts };
-        Self { left: reference, pause: pause.min(CHECK_INTERVALS.1) }
+        let reference = if is_unchanged { self.left } else { left };
+        let pause = if is_unchanged { self.pause.saturating_mul(2).max(lasts) } else { lasts };
+        Self { left: reference, pause: pause.min(lasts.max(CHECK_INTERVALS.0)) }
     }
 
     /// The pause between the last measurement and one that an alarm causes.
@@ -50,8 +51,8 @@ mod tests {
 
     #[test]
     fn the_pause_grows_while_alarms_find_nothing_changed() {
-        assert_eq!(pauses(&[(1_000, true); 7]), [4, 8, 16, 32, 60, 60, 60]);
-        assert_eq!(pauses(&[(1_000, true), (1_040, true), (960, true)]), [4, 8, 16]);
+        assert_eq!(pauses(&[(1_000, true); 4]), [4, 8, 10, 10]);
+        assert_eq!(pauses(&[(1_000, true), (1_040, true), (960, true)]), [4, 8, 10]);
     }
 
     #[test]
