@@ -70,6 +70,11 @@ impl WatchTarget {
         }
     }
 
+    /// Whether the agent has changed what is followed since the watch began, or does so.
+    fn has_own_change(&self) -> bool {
+        self.leads.as_ref().is_some_and(|leader| leader.own_changes.is_new())
+    }
+
     /// Waits until the agent does not change what is followed; see [`OwnChangesSeen::end`].
     async fn own_change_ends(&mut self) -> Option<String> {
         self.leads.as_mut()?.own_changes.end().await
@@ -110,7 +115,7 @@ impl Start {
         }
     }
 
-    /// After a change of the agent's own, which needs not be watched.
+    /// After a change of the agent's own, which need not be watched.
     fn skip_own_change(&mut self, made: Option<String>) {
         if let (Self::Watch(version), Some(made)) = (self, made) {
             *version = made;
@@ -146,7 +151,7 @@ pub(super) async fn follow(link: Link, mut what: WatchTarget, updates: mpsc::Sen
         }
         let lasted = watched.is_some_and(|watched| watched >= MIN_WATCH_DURATION);
         let asked = match &ended {
-            Ok(()) if lasted => {
+            Ok(()) if lasted || what.has_own_change() => {
                 (failures, unanswered) = (0, false);
                 continue;
             }

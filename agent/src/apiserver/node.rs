@@ -277,6 +277,9 @@ impl NodeReporter {
         } else if self.send_heartbeat(&node, report, sent.as_ref()).await? {
             return Ok(Some(self.sent(Some(&node), &node.uid, report, sent)));
         }
+        if !self.link.is_online() {
+            return Ok(None);
+        }
         let patch = node_object::status_patch(&self.description, report, &node, Timestamp::now());
         let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
         // The watch brings the Node as it is then.
@@ -298,8 +301,8 @@ impl NodeReporter {
         }
     }
 
-    /// Sends the report of an idle node, if that is enough. The Node that the watch would send back is ten times as long, so the
-    /// watch makes way for it; that nobody else has changed the Node meanwhile is required.
+    /// Sends a heartbeat, if that is enough. The Node that the watch would send back is ten times as long, so the watch is ended
+    /// first; the patch requires the known version, so that no other client's change is missed.
     async fn send_heartbeat(
         &self,
         node: &SeenNode,
@@ -307,11 +310,19 @@ impl NodeReporter {
         sent: Option<&SentReport>,
     ) -> Result<bool, RequestError> {
         let heartbeat = node_object::heartbeat_patch(&self.description, report, node, sent, Timestamp::now());
-        let Some(mut patch) = heartbeat else { return Ok(false) };
-        patch["metadata"]["resourceVersion"] = json!(self.version.load(Ordering::Relaxed).to_string());
+        let version = self.version.load(Ordering::Relaxed);
+        let Some(mut patch) = heartbeat.filter(|_| version != 0) else { return Ok(false) };
+        patch["metadata"]["resourceVersion"] = json!(version.to_string());
         let resource = Resource::NodeStatus(self.description.name.clone());
         let own_change = self.own_changes.begin();
-        match self.link.send(Request::patch(resource, PatchType::Strategic, patch).metadata_only()).await {
+        let request = Request::patch(resource, PatchType::Strategic, patch).metadata_only();
+        let answer = tokio::select! {
+            biased;
+            answer = self.link.send(request) => answer,
+            // The watch, which finds the next connection, must not wait for an answer that will not come.
+            () = self.link.lost() => return Ok(false),
+        };
+        match answer {
             Ok(made) => {
                 let version = version_of(&made);
                 self.version.store(version, Ordering::Relaxed);

@@ -68,10 +68,14 @@ impl OwnChangesSeen {
         }
     }
 
+    /// Whether a change is being made, or has ended since the last call of [`end`](Self::end).
+    pub(super) fn is_new(&self) -> bool {
+        self.0.has_changed().unwrap_or(false) || *self.0.borrow() == Phase::InProgress
+    }
+
     /// Waits until no change is being made; the version that one has led to since [`begins`](Self::begins) or the last call.
     pub(super) async fn end(&mut self) -> Option<String> {
-        let is_new = self.0.has_changed().unwrap_or(false) || *self.0.borrow() == Phase::InProgress;
-        if !is_new {
+        if !self.is_new() {
             return None;
         }
         match &*self.0.wait_for(|phase| *phase != Phase::InProgress).await.ok()? {
