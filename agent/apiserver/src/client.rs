@@ -41,9 +41,12 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// A connection on which nothing that was sent, probes too, has been acknowledged for so long is dead: requests would
 /// wait on it.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(20);
-/// A connection on which no request began for so long takes none any more, and is closed once the last has ended. Longer than the
-/// watch of Pods lasts: else each watch that begins again would have a new connection, whose handshake is 4 kB.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
+/// A connection on which no request began for so long takes none any more, and is closed once the last has ended. Renewals of
+/// the lease keep the one of writes.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same for the connection of reads. Longer than the watch of Pods lasts: else each watch that begins again would have a new
+/// connection, whose handshake is 4 kB.
+const IDLE_TIMEOUT_OF_READS: Duration = Duration::from_secs(15 * 60);
 /// How many bytes of one answer, and of all on one connection, may wait to be read: a bound of memory.
 const STREAM_WINDOW: u32 = 256 * 1_024;
 const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
@@ -110,11 +113,11 @@ impl Credentials {
         let auth = self.config.auth_layer().map_err(refused)?;
         let headers = self.config.extra_headers_layer().map_err(refused)?;
         // What lists, gets and watches has connections of its own: a long answer keeps no renewal of the lease waiting.
-        let connections = || {
+        let connections = |idle_timeout| {
             let connector = self.connector.clone();
-            Arc::new(Connections::new(move || connection(connector.clone())))
+            Arc::new(Connections::new(move || connection(connector.clone(), idle_timeout)))
         };
-        let (reads, writes) = (connections(), connections());
+        let (reads, writes) = (connections(IDLE_TIMEOUT_OF_READS), connections(IDLE_TIMEOUT));
         let either = tower::service_fn(move |request: http::Request<Body>| {
             let connections = if request.method() == http::Method::GET { &reads } else { &writes };
             let (connection, place) = connections.acquire();
@@ -147,10 +150,10 @@ impl std::fmt::Debug for Credentials {
 }
 
 /// One connection by HTTP/2; with a server that has only HTTP/1.1 as many as there are requests at a time.
-fn connection(connector: Connector) -> legacy::Client<Connector, Body> {
+fn connection(connector: Connector, idle_timeout: Duration) -> legacy::Client<Connector, Body> {
     legacy::Builder::new(TokioExecutor::new())
         .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE_TIMEOUT)
+        .pool_idle_timeout(idle_timeout)
         .pool_max_idle_per_host(2)
         .http2_initial_stream_window_size(STREAM_WINDOW)
         .http2_initial_connection_window_size(CONNECTION_WINDOW)

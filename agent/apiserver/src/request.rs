@@ -109,7 +109,7 @@ impl Resource {
     }
 
     /// Whether its watches have bookmarks, one a minute. They spare a list when the next watch begins, if the server has forgotten
-    /// the version of the last change by then: in a cluster only Pods change so often.
+    /// the version of the last change by then: of what a node watches only Pods change so often.
     pub fn has_bookmarks(&self) -> bool {
         matches!(self, Self::AllPods)
     }
