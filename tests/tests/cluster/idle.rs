@@ -10,8 +10,8 @@ use serde_json::json;
 
 use crate::{networked, wait_true};
 
-/// With a lease of 4 s: about as many seconds.
-const RENEWALS: usize = 4;
+/// With a lease of 4 s: about as many seconds, longer than the interval of any retry.
+const RENEWALS: usize = 12;
 
 pub(crate) fn an_idle_node_sends_renewals_alone(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
