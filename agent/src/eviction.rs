@@ -1,10 +1,9 @@
 //! Eviction under node pressure: measures what is left of the node, publishes its conditions, and has images removed and
 //! pods ended, one at a time, as [`limpet_core::eviction`] decides.
 //!
-//! It sleeps while nothing runs. Where something does, it looks again before what was left can have been used up, and
-//! sooner when the kernel reports that processes wait for memory or a disk, or that all pods together have used up what
-//! there was of memory: that is what a hog faster than that leads to. While such reports find nothing changed, they lead
-//! to fewer looks.
+//! It sleeps while nothing runs. Where something does, it measures again before what was left can have been used up. A process
+//! that uses it up faster is reported by the kernel: processes wait for memory or a disk, or all pods together have used up what
+//! was left of memory. While such reports find nothing changed, they lead to fewer measurements.
 
 pub mod alarm;
 pub mod meter;

@@ -160,7 +160,7 @@ pub fn document(node: &NodeDescription, report: &NodeReport, now: Timestamp) -> 
     document
 }
 
-/// The report of an idle node: a patch of the times of its conditions alone. `None`: the Node does not have all that was `sent`, or
+/// A heartbeat, the report of an idle node: a patch of the times of its conditions alone. `None`: the Node does not have all that was `sent`, or
 /// there is something new.
 pub fn heartbeat_patch(
     node: &NodeDescription,

@@ -338,13 +338,13 @@ impl Link {
         self.0.view.send_if_modified(|view| {
             let differs = view.server != server;
             if differs {
-                before = Some((std::mem::replace(&mut view.server, server.to_owned()), view.state.is_online()));
+                before = Some(std::mem::replace(&mut view.server, server.to_owned()));
             }
             differs
         });
-        if let Some((before, is_online)) = before {
+        if let Some(before) = before {
             self.0.metrics.apiserver().forget_server(&before);
-            self.0.metrics.apiserver().set_connected(server, is_online);
+            self.0.metrics.apiserver().set_connected(server, self.is_online());
         }
     }
 

@@ -144,7 +144,7 @@ impl NodeReporter {
                 Ok(()) = progress.volume_changes.changed() => {}
                 () = self.link.online(), if !self.link.is_online() => progress.pause = None,
                 () = self.images.changed(), if state.runtime_ready && may_report => {}
-                () = over(&mut progress.pause) => progress.pause = None,
+                () = pause_ended(&mut progress.pause) => progress.pause = None,
                 () = sleep_until_or_forever(due.into_iter().chain(until).min()) => {
                     progress.full = due.is_some_and(|due| due <= Instant::now());
                 }
@@ -382,7 +382,7 @@ impl NodeReporter {
 }
 
 /// Resolves at the end of the pause; never without one. Cancel safe.
-async fn over(pause: &mut Option<Pause>) {
+async fn pause_ended(pause: &mut Option<Pause>) {
     match pause {
         Some(pause) => _ = pause.await,
         None => std::future::pending().await,

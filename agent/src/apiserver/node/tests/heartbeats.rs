@@ -1,4 +1,4 @@
-//! Reports of times alone, for which the watch makes way.
+//! Heartbeats: the watch is ended before them, and no change by another client is missed.
 
 use std::collections::VecDeque;
 
