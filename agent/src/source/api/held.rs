@@ -35,6 +35,8 @@ pub(super) struct HeldPods {
     kept: SavedHistory,
     /// As the last list and what followed it were.
     current: ClusterHistory,
+    /// The lease alone shows that the history breaks; the next list shows how.
+    is_suspected: bool,
     /// Each with the Pod of the same name that the apiserver has, if it has one.
     pods: BTreeMap<PodKey, Option<Value>>,
 }
@@ -62,9 +64,11 @@ impl HeldPods {
             // The earlier cluster is back.
             Some(HistoryBreak::Replaced) if new_break.is_none() && self.kept.known.shares_authority(&history) => None,
             Some(HistoryBreak::Recreated) if self.kept.known.has_same_service(&history) => None,
+            // The lease of another cluster is older, too.
+            Some(suspected) if std::mem::take(&mut self.is_suspected) => Some(new_break.unwrap_or(suspected)),
             broken => broken.or(new_break),
         };
-        self.current = history;
+        (self.current, self.is_suspected) = (history, false);
         // A cluster that has everything is as good as the one before.
         let Some(broken) = broken.filter(|_| !lost.is_empty()) else {
             self.accept();
@@ -88,7 +92,9 @@ impl HeldPods {
 
     /// The cluster has gone back: what the next list does not have was not deleted.
     pub(super) fn went_back(&mut self, broken: HistoryBreak) {
-        self.kept.broken.get_or_insert(broken);
+        if self.kept.broken.is_none() {
+            (self.kept.broken, self.is_suspected) = (Some(broken), true);
+        }
     }
 
     /// The apiserver has confirmed a renewal of the node's lease.

@@ -278,6 +278,12 @@ async fn another_cluster_ends_nothing_and_the_first_one_may_come_back() {
     let web = || vec!["shop/web u-1".to_owned()];
     let both = vec!["shop/other u-7".to_owned(), "shop/web u-1".to_owned()];
     assert_eq!(seen, [(web(), true), (both, false), (web(), true), (vec![], true)]);
+    // Its lease is read first, and is older than the last renewal.
+    published(root.path(), vec![Update::Listed(known(), at(20, "a"))]).await;
+    let older = Update::WentBack(HistoryBreak::Restored { before: 20, now: 5 });
+    let all = published(root.path(), vec![older, Update::Listed(Vec::new(), at(6, "b"))]).await;
+    let Health::Unavailable(why) = &all.last().unwrap().health else { panic!("{:?}", all.last()) };
+    assert!(why.contains("its certificate authority is a different one"), "{why}");
 }
 
 #[tokio::test]
