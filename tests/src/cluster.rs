@@ -13,9 +13,10 @@ mod reported;
 mod requests;
 
 use std::fs;
+use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
@@ -32,58 +33,87 @@ use crate::suite::Case;
 use crate::sweep::CLUSTER;
 use crate::{TestNode, tools, wait};
 
-/// The cluster of this process's tests, one at a time.
-static SHARED: Mutex<Option<Cluster>> = Mutex::new(None);
+/// The cluster of this process's tests.
+static RUNNING: RwLock<Option<Cluster>> = RwLock::new(None);
 
-/// The cluster, while a test has it.
+/// The running cluster, beside other tests that have it.
 #[derive(Debug)]
-pub struct Shared(MutexGuard<'static, Option<Cluster>>);
+pub struct Shared(RwLockReadGuard<'static, Option<Cluster>>);
 
-impl std::ops::Deref for Shared {
+/// The running cluster, while no other test has it: it may be stopped.
+#[derive(Debug)]
+pub struct Exclusive(RwLockWriteGuard<'static, Option<Cluster>>);
+
+impl Deref for Shared {
     type Target = Cluster;
 
     fn deref(&self) -> &Cluster {
-        // `shared` has put it there, and it stays while this guard is held.
+        // `shared_with` has put it there, and it stays while this guard is held.
         self.0.as_ref().unwrap_or_else(|| unreachable!("a cluster that is shared is there"))
     }
 }
 
-impl std::ops::DerefMut for Shared {
-    fn deref_mut(&mut self) -> &mut Cluster {
-        self.0.as_mut().unwrap_or_else(|| unreachable!("a cluster that is shared is there"))
+impl Deref for Exclusive {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        // `exclusive_with` has put it there, and it stays while this guard is held.
+        self.0.as_ref().unwrap_or_else(|| unreachable!("an exclusive cluster is there"))
     }
 }
 
-/// The cluster of this process, running; created by the first test that needs it. Others wait.
+impl DerefMut for Exclusive {
+    fn deref_mut(&mut self) -> &mut Cluster {
+        self.0.as_mut().unwrap_or_else(|| unreachable!("an exclusive cluster is there"))
+    }
+}
+
+/// The cluster of this process, running; created by the first test that needs it.
 pub fn shared() -> Result<Shared> {
     shared_with(&[])
 }
 
 /// The same with further flags of the apiserver, where it does not run yet.
 pub fn shared_with(flags: &[&str]) -> Result<Shared> {
-    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if shared.is_none() {
-        *shared = Some(Cluster::prepare()?);
+    let running = RUNNING.read().unwrap_or_else(PoisonError::into_inner);
+    if running.as_ref().is_some_and(|cluster| cluster.apiserver.is_some()) {
+        return Ok(Shared(running));
     }
-    let mut shared = Shared(shared);
-    if shared.apiserver.is_none() {
-        shared.start_with(flags)?;
-    }
-    Ok(shared)
+    drop(running);
+    let Exclusive(started) = exclusive_with(flags)?;
+    Ok(Shared(RwLockWriteGuard::downgrade(started)))
 }
 
-/// The same with controllers and scheduler.
-pub fn whole() -> Result<Shared> {
-    let mut shared = shared()?;
-    if shared.controllers.is_empty() {
-        shared.start_controllers(&[])?;
+/// The same for a test that stops it, or that others would disturb. Waits until no other test has it.
+pub fn exclusive() -> Result<Exclusive> {
+    exclusive_with(&[])
+}
+
+/// The same with further flags of the apiserver, where it does not run yet.
+pub fn exclusive_with(flags: &[&str]) -> Result<Exclusive> {
+    let mut cluster = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
+    if cluster.is_none() {
+        *cluster = Some(Cluster::prepare()?);
     }
-    Ok(shared)
+    let mut cluster = Exclusive(cluster);
+    if cluster.apiserver.is_none() {
+        cluster.start_with(flags)?;
+    }
+    Ok(cluster)
+}
+
+/// The same with controllers and scheduler, which act on every node.
+pub fn whole() -> Result<Exclusive> {
+    let mut cluster = exclusive()?;
+    if cluster.controllers.is_empty() {
+        cluster.start_controllers(&[])?;
+    }
+    Ok(cluster)
 }
 
 /// Ends the cluster of this process and removes what it has kept.
 pub fn end() {
-    *SHARED.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *RUNNING.write().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
 /// The apiserver's flags that name files of the certificates.
@@ -331,8 +361,11 @@ impl Cluster {
         for (kind, object) in [("serviceaccounts", account), ("configmaps", map)] {
             let path = format!("/api/v1/namespaces/default/{kind}");
             let name = object["metadata"]["name"].as_str().context("no name")?;
-            if self.get(&format!("{path}/{name}"))?.is_none() {
-                self.create(&path, &object)?;
+            let is_there = || anyhow::Ok(self.get(&format!("{path}/{name}"))?.is_some());
+            if !is_there()? {
+                let created = self.create(&path, &object);
+                // Another test may have been faster.
+                ensure!(created.is_ok() || is_there()?, "{created:?}");
             }
         }
         Ok(())

@@ -12,18 +12,27 @@ use claims::{
     claims_are_directories_of_the_node, claims_of_iscsi_are_attached_with_their_secret,
     claims_of_mode_block_are_devices_of_the_node, claims_of_nfs_are_mounted_with_their_options,
 };
+use cut_link::{
+    a_successor_over_a_cut_link_waits_for_the_end_of_its_predecessor,
+    a_watch_from_a_version_that_is_too_old_begins_with_a_list,
+};
 use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, image, suite, wait};
 use node_labels::a_container_knows_the_zone_of_its_node;
+use objects::{a_pod_waits_for_what_it_refers_to_and_follows_its_edits, an_immutable_config_map_is_read_once};
 use offline::pods_start_without_an_apiserver_as_they_were_known_last;
+use overload::requests_that_an_overloaded_server_rejects_are_sent_again;
 use pod_certificates::certificates_of_pods_are_issued_by_their_signer;
 use pods_api::{the_pods_api_lists_and_watches_pods, the_pods_api_returns_what_the_apiserver_decodes};
 use pull_secrets::{
     an_image_is_pulled_with_a_token_of_the_service_account, an_image_is_pulled_with_the_secret_of_the_service_account,
 };
-use restored::{a_recreated_cluster_ends_nothing, a_restored_cluster_is_noticed_and_ends_nothing};
+use restored::{
+    a_cluster_with_another_authority_ends_nothing, a_recreated_cluster_ends_nothing,
+    a_restored_cluster_is_noticed_and_ends_nothing,
+};
 use runtime_classes::a_runtime_class_is_a_handler_of_the_node;
 use serde_json::{Value, json};
 use shortage::{a_pod_beyond_its_limit_has_failed_for_good, a_pod_that_comes_while_the_disk_is_short_fails};
@@ -34,10 +43,16 @@ use unsent_events::events_of_a_time_without_an_apiserver_outlive_the_agent;
 mod admission;
 #[path = "api_pods/claims.rs"]
 mod claims;
+#[path = "api_pods/cut_link.rs"]
+mod cut_link;
 #[path = "api_pods/node_labels.rs"]
 mod node_labels;
+#[path = "api_pods/objects.rs"]
+mod objects;
 #[path = "api_pods/offline.rs"]
 mod offline;
+#[path = "api_pods/overload.rs"]
+mod overload;
 #[path = "api_pods/pod_certificates.rs"]
 mod pod_certificates;
 #[path = "api_pods/pods_api.rs"]
@@ -62,6 +77,7 @@ fn main() -> ExitCode {
         joining(case!(a_bound_pod_runs_and_is_deleted_once_it_has_ended)),
         joining(case!(a_pod_that_ended_unseen_is_deleted_all_the_same)),
         joining(case!(a_pod_waits_for_what_it_refers_to_and_follows_its_edits)),
+        joining(case!(an_immutable_config_map_is_read_once)),
         joining(case!(the_pods_api_returns_what_the_apiserver_decodes)),
         case!(the_pods_api_lists_and_watches_pods),
         joining(case!(a_pod_has_a_token_that_the_apiserver_knows)),
@@ -70,17 +86,14 @@ fn main() -> ExitCode {
         joining(case!(trust_bundles_are_files_that_follow_their_changes)),
         joining(case!(certificates_of_pods_are_issued_by_their_signer)),
         joining(case!(a_runtime_class_is_a_handler_of_the_node)),
-        joining(case!(events_of_a_time_without_an_apiserver_outlive_the_agent)),
         joining(case!(containers_know_the_services_and_the_pod_itself_comes_first)),
         joining(case!(a_container_knows_the_zone_of_its_node)),
-        joining(case!(claims_are_directories_of_the_node)),
         joining(case!(claims_of_mode_block_are_devices_of_the_node)),
         joining(case!(claims_of_nfs_are_mounted_with_their_options)),
         joining(case!(claims_of_iscsi_are_attached_with_their_secret)),
-        joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
         joining(case!(what_was_deleted_while_the_agent_was_away_ends)),
-        joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
-        joining(case!(a_recreated_cluster_ends_nothing)),
+        joining(case!(a_successor_over_a_cut_link_waits_for_the_end_of_its_predecessor)),
+        joining(case!(requests_that_an_overloaded_server_rejects_are_sent_again)),
         joining(case!(an_edited_image_restarts_one_container_and_a_finished_pod_stays_finished)),
         joining(case!(an_unsupported_pod_is_rejected_and_a_static_pod_takes_precedence)),
         joining(case!(a_pod_is_ready_once_its_readiness_gates_are_open)),
@@ -93,6 +106,14 @@ fn main() -> ExitCode {
         // A disk that is never free enough.
         joining(case!(a_pod_that_comes_while_the_disk_is_short_fails))
             .on(|node| node.kubelet.push("evictionHard: {nodefs.available: 100Ti}".to_owned())),
+        // They stop the apiserver: the others are over by then.
+        joining(case!(events_of_a_time_without_an_apiserver_outlive_the_agent)),
+        joining(case!(claims_are_directories_of_the_node)),
+        joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),
+        joining(case!(a_restored_cluster_is_noticed_and_ends_nothing)),
+        joining(case!(a_recreated_cluster_ends_nothing)),
+        joining(case!(a_cluster_with_another_authority_ends_nothing)),
+        joining(case!(a_watch_from_a_version_that_is_too_old_begins_with_a_list)),
     ]);
     cluster::end();
     code
@@ -182,34 +203,6 @@ fn a_bound_pod_runs_and_is_deleted_once_it_has_ended(node: &mut TestNode) -> Res
     ensure!(log.contains("ending") && log.contains("ended"), "{log}");
     let sources = node.agent.cli(&["sources"])?.success()?;
     ensure!(sources.lines().filter(|line| line.starts_with("api")).count() == 1, "{sources}");
-    Ok(())
-}
-
-fn a_pod_waits_for_what_it_refers_to_and_follows_its_edits(node: &mut TestNode) -> Result<()> {
-    let cluster = cluster::shared()?;
-    cluster.add_account()?;
-    join(node, &cluster, &[])?;
-    let (map, secret) = (format!("settings-{}", node.name()), format!("keys-{}", node.name()));
-    let env = json!([{ "name": "KEY", "valueFrom": { "secretKeyRef": { "name": secret, "key": "k" } } }]);
-    let main = with(
-        shell("main", &format!("echo key=$KEY; {IDLE}")),
-        json!({ "env": env, "volumeMounts": [{ "name": "settings", "mountPath": "/settings" }] }),
-    );
-    let volumes = json!([{ "name": "settings", "configMap": { "name": map } }]);
-    create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
-    node.wait_event(&format!("configmap \"{map}\" not found"))?;
-    cluster.create("/api/v1/namespaces/default/configmaps", &object(&map, json!({ "mode": "day" })))?;
-    let keys = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": secret }, "stringData": { "k": "s3cret" } });
-    cluster.create("/api/v1/namespaces/default/secrets", &keys)?;
-    let found = wait_reported(node, &cluster, "web")?;
-    node.wait_logged("web", "main", "key=s3cret")?;
-    ensure!(node.exec("web", "main", &["cat", "/settings/mode"])? == "day");
-    cluster.patch(&format!("/api/v1/namespaces/default/configmaps/{map}"), &json!({ "data": { "mode": "night" } }))?;
-    wait::until_true(wait::SOON, "the new value in the volume", || {
-        node.exec("web", "main", &["cat", "/settings/mode"]).is_ok_and(|mode| mode == "night")
-    })?;
-    let now = wait_reported(node, &cluster, "web")?;
-    ensure!(container_id(&now, "main")? == container_id(&found, "main")?, "restarted");
     Ok(())
 }
 

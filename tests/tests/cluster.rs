@@ -37,23 +37,24 @@ mod unregistered;
 fn main() -> ExitCode {
     let code = suite::run([
         joining(case!(a_node_registers_and_renews_its_lease)),
+        joining(case!(a_deleted_node_object_is_recreated)),
         joining(case!(a_static_pod_has_a_mirror_that_comes_back_and_is_put_right)),
         joining(case!(an_edited_manifest_replaces_the_mirror_and_a_removed_one_removes_it)),
         joining(case!(a_pod_that_the_apiserver_refuses_runs_and_is_reported)),
         joining(case!(a_mirror_is_made_once_its_namespace_is_there)),
-        joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
-        joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_node_gets_its_certificates_and_renews_them)),
         joining(case!(a_node_has_its_credentials_of_a_program)),
         joining(case!(a_node_has_the_files_and_flags_of_a_k3s_agent)),
-        joining(case!(a_server_that_closes_connections_is_never_lost)),
-        joining(case!(a_deleted_node_object_is_recreated)),
         joining(case!(a_node_that_does_not_register_itself_waits_for_its_object)),
         joining(case!(a_node_that_the_server_does_not_know_is_reported)),
         joining(case!(an_idle_node_sends_renewals_alone)),
         joining(case!(a_node_that_reports_sees_what_others_change_meanwhile))
             .on(|node| node.kubelet.push("nodeStatusReportFrequency: 1s".to_owned())),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
+        // They stop the apiserver: the others are over by then.
+        joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
+        joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
+        joining(case!(a_server_that_closes_connections_is_never_lost)),
     ]);
     cluster::end();
     code
@@ -335,7 +336,7 @@ fn a_mirror_is_made_once_its_namespace_is_there(node: &mut TestNode) -> Result<(
 }
 
 fn a_node_that_starts_without_an_apiserver_joins_when_it_comes(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     cluster.stop()?;
     cluster.admit(node, &[])?;
     node.apply(&networked("web", json!({})))?;
@@ -368,7 +369,7 @@ fn a_node_that_starts_without_an_apiserver_joins_when_it_comes(node: &mut TestNo
 }
 
 fn what_happened_without_an_apiserver_is_true_when_it_is_back(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     for name in ["kept", "edited", "removed"] {
         node.apply(&networked(name, json!({})))?;
     }

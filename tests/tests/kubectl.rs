@@ -56,7 +56,7 @@ fn every_command_that_a_node_answers(node: &mut TestNode) -> Result<()> {
         ways.push(Way::Translated);
         ensure!(programs.len() >= 3, "{programs:?}: run: cargo xtask kubectl");
     }
-    let (mut cluster, address, port) = (cluster::shared()?, NodeAddress::add()?, Port::claim()?);
+    let (mut cluster, address, port) = (cluster::exclusive()?, NodeAddress::add()?, Port::claim()?);
     join_with_api(node, &cluster, &port, &address)?;
     prepare(node, &cluster)?;
     for way in ways {

@@ -84,7 +84,7 @@ fn admit_to_metrics(cluster: &Cluster, account: &str) -> Result<()> {
 }
 
 fn the_apiserver_decides_about_certificates_and_tokens(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     admit_to_metrics(&cluster, "scraper")?;
     let (scraper, other) = (token(&cluster, "scraper", None)?, token(&cluster, "other", None)?);
     let elsewhere = token(&cluster, "scraper", Some("elsewhere"))?;

@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 
 use super::Cluster;
+use super::certificates::Certificates;
 
 impl Cluster {
     /// Keeps what the cluster is now. The apiserver and etcd are down meanwhile.
@@ -28,6 +29,14 @@ impl Cluster {
     /// Recreates it, empty, with the same certificates.
     pub fn recreate(&mut self) -> Result<()> {
         self.while_down(|cluster| fs::remove_dir_all(cluster.state()).context("etcd's directory"))
+    }
+
+    /// Puts another one in its place: empty, with other authorities and certificates.
+    pub fn replace(&mut self) -> Result<()> {
+        self.while_down(|cluster| {
+            fs::remove_dir_all(cluster.state()).context("etcd's directory")?;
+            Certificates::make(&cluster.dir.join("pki")).map(drop)
+        })
     }
 
     fn while_down(&mut self, work: impl FnOnce(&Self) -> Result<()>) -> Result<()> {

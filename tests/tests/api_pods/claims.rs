@@ -50,7 +50,7 @@ fn bind(cluster: &Cluster, claim: &str, volume: &str, source: &Value) -> Result<
 }
 
 pub(super) fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;
     let name = format!("data-{}", node.name());

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{create, object, wait_reported};
 
 pub(super) fn pods_start_without_an_apiserver_as_they_were_known_last(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;
     let map = format!("settings-{}", node.name());

@@ -1,17 +1,20 @@
 //! A cluster that was restored from a backup, with a node that was connected before, and one that was not.
 
 use anyhow::{Result, ensure};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use limpet_tests::cluster::{self, Cluster, join};
 use limpet_tests::manifest::{IDLE, simple};
 use limpet_tests::node::container_id;
 use limpet_tests::{TestNode, wait};
+use serde_json::{Value, json};
 
 use super::{create, object, wait_reported};
 
 /// A pod that was made after the backup keeps running, whether or not the node was there when the cluster went back,
 /// and whether or not the cluster has come further than before by then.
 pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;
     create(node, &cluster, &simple("known", IDLE))?;
@@ -45,7 +48,7 @@ pub(super) fn a_restored_cluster_is_noticed_and_ends_nothing(node: &mut TestNode
 
 /// Its certificates are those of the cluster before, its etcd is empty, and its versions have come further.
 pub(super) fn a_recreated_cluster_ends_nothing(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     cluster.add_account()?;
     join(node, &cluster, &[])?;
     create(node, &cluster, &simple("web", IDLE))?;
@@ -65,10 +68,44 @@ pub(super) fn a_recreated_cluster_ends_nothing(node: &mut TestNode) -> Result<()
     wait_reported(node, &cluster, "new").map(drop)
 }
 
+/// Its certificates are of an authority that the node does not know, until the operator gives it other credentials.
+pub(super) fn a_cluster_with_another_authority_ends_nothing(node: &mut TestNode) -> Result<()> {
+    let mut cluster = cluster::exclusive()?;
+    cluster.add_account()?;
+    join(node, &cluster, &[])?;
+    create(node, &cluster, &simple("web", IDLE))?;
+    let before = wait_reported(node, &cluster, "web")?;
+    // Its kubeconfig contains the authority that it trusts.
+    let kubeconfig = cluster.node_credentials(node.name())?;
+    let mut document: Value = serde_json::from_slice(&std::fs::read(&kubeconfig)?)?;
+    let authority = BASE64_STANDARD.encode(std::fs::read(cluster.authority())?);
+    document["clusters"][0]["cluster"] =
+        json!({ "server": cluster.address(), "certificate-authority-data": authority });
+    std::fs::write(&kubeconfig, document.to_string())?;
+    cluster.replace()?;
+    cluster.add_account()?;
+    wait::until_true(wait::SOON, "a server that is not trusted", || {
+        let document = node.agent.cli(&["status", "-o", "json"]).map(|reply| reply.stdout).unwrap_or_default();
+        let document: Value = serde_json::from_str(&document).unwrap_or_default();
+        document["apiserver"]["cause"] == "certificate"
+    })?;
+    node.wait_running("web")?;
+
+    cluster.node_credentials(node.name())?;
+    wait_reason(node, "web", "its certificate authority is a different one")?;
+    let now = node.wait_running("web")?;
+    ensure!(container_id(&now, "main")? == container_id(&before, "main")?, "it was restarted");
+    let accepted = node.agent.cli(&["cluster", "accept"])?.success()?;
+    ensure!(accepted == format!("pod/default/{} ends\n", node.full_name("web")), "{accepted:?}");
+    node.wait_gone("web")?;
+    create(node, &cluster, &simple("new", IDLE))?;
+    wait_reported(node, &cluster, "new").map(drop)
+}
+
 /// The node's lease once it was renewed after `before`.
 fn wait_renewed(node: &TestNode, cluster: &Cluster, before: &str) -> Result<String> {
     let lease = format!("/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{}", node.name());
-    let renewed = |lease: &serde_json::Value| lease["spec"]["renewTime"].as_str().is_some_and(|time| time > before);
+    let renewed = |lease: &Value| lease["spec"]["renewTime"].as_str().is_some_and(|time| time > before);
     let lease = cluster::wait_at(cluster, &lease, "renewed", renewed)?;
     Ok(lease["spec"]["renewTime"].as_str().unwrap_or_default().to_owned())
 }
@@ -87,16 +124,11 @@ fn wait_reason(node: &TestNode, pod: &str, why: &str) -> Result<()> {
 }
 
 /// Changes so much that the cluster is at a newer version than `version`.
-fn come_further(cluster: &Cluster, version: &serde_json::Value) -> Result<()> {
-    let number = |version: &serde_json::Value| version.as_str().and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
+fn come_further(cluster: &Cluster, version: &Value) -> Result<()> {
     let maps = "/api/v1/namespaces/default/configmaps";
-    for count in 0.. {
-        let name = format!("change-{count}");
-        cluster.create(maps, &object(&name, serde_json::json!({})))?;
-        let found = cluster.get(&format!("{maps}/{name}"))?.unwrap_or_default();
-        if number(&found["metadata"]["resourceVersion"]) > number(version) + 20 {
-            break;
-        }
-    }
-    Ok(())
+    let number = |version: &Value| version.as_str().and_then(|text| text.parse::<usize>().ok()).unwrap_or(0);
+    let now = cluster.get(maps)?.unwrap_or_default();
+    let missing = number(version).saturating_sub(number(&now["metadata"]["resourceVersion"])) + 20;
+    let changes: Vec<Value> = (0..missing).map(|count| object(&format!("change-{count}"), json!({}))).collect();
+    cluster.create_all(maps, &changes)
 }

@@ -5,7 +5,7 @@ use limpet_tests::manifest::{IDLE, simple};
 use limpet_tests::{TestNode, cluster, wait};
 
 pub(super) fn events_of_a_time_without_an_apiserver_outlive_the_agent(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     cluster.add_account()?;
     cluster::join(node, &cluster, &[])?;
     let kept = node.agent.settings().root().join("unsent-events.json");

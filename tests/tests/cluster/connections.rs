@@ -17,7 +17,7 @@ const ROUNDS: usize = 10;
 
 /// With `--goaway-chance` one of fifty requests ends its HTTP/2 connection, politely: what is under way is answered.
 pub(crate) fn a_server_that_closes_connections_is_never_lost(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     cluster.stop()?;
     cluster.start_with(&["--goaway-chance=0.02"])?;
     join(node, &cluster, &[])?;

@@ -299,7 +299,7 @@ fn an_attached_volume_is_staged_published_and_given_back(node: &mut TestNode) ->
 
 /// Staged and published volumes are mounted again by what the agent knew last, as after a reboot.
 fn a_volume_outlives_a_restart_without_an_apiserver(node: &mut TestNode) -> Result<()> {
-    let mut cluster = cluster::shared()?;
+    let mut cluster = cluster::exclusive()?;
     join(node, &cluster, &[])?;
     let name = name(node);
     let driver = Driver::start(node, &name, Behaviour { stages: true, mount_group: true, ..Behaviour::default() })?;

@@ -15,7 +15,7 @@ mod relay;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use limpet_tests::cluster::{self, Cluster, Shared, condition, joining, wait_node};
+use limpet_tests::cluster::{self, Cluster, Exclusive, condition, joining, wait_node};
 use limpet_tests::manifest::with;
 use limpet_tests::{TestNode, case, suite};
 use serde_json::{Value, json};
@@ -58,8 +58,8 @@ fn main() -> ExitCode {
 }
 
 /// The cluster, reachable from everywhere, and a line to it for a node that has not joined.
-fn lay(node: &mut TestNode) -> Result<(Shared, Line)> {
-    let cluster = cluster::shared_with(&["--bind-address=0.0.0.0"])?;
+fn lay(node: &mut TestNode) -> Result<(Exclusive, Line)> {
+    let cluster = cluster::exclusive_with(&["--bind-address=0.0.0.0"])?;
     with_account(&cluster)?;
     let line = Line::lay(node)?;
     admit(node, &cluster, &line)?;
@@ -91,7 +91,7 @@ fn write_credentials(node: &TestNode, cluster: &Cluster, line: &Line) -> Result<
 }
 
 /// Lays the line, joins, and waits until the node is ready.
-fn join(node: &mut TestNode) -> Result<(Shared, Line)> {
+fn join(node: &mut TestNode) -> Result<(Exclusive, Line)> {
     let (cluster, line) = lay(node)?;
     node.agent.start()?;
     wait_ready(node, &cluster)?;

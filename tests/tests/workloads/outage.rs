@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use limpet_tests::cluster::{self, Shared, condition, wait_node};
+use limpet_tests::cluster::{self, Exclusive, condition, wait_node};
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::wire::Wire;
 use limpet_tests::{TestNode, wait};
@@ -70,7 +70,7 @@ pub(crate) fn a_pod_that_ends_while_the_node_is_away_has_ended_once(node: &mut T
 }
 
 /// Joins by way of a wire.
-fn join(node: &mut TestNode) -> Result<(Shared, Wire)> {
+fn join(node: &mut TestNode) -> Result<(Exclusive, Wire)> {
     let cluster = cluster::whole()?;
     let wire = Wire::to(cluster.port())?;
     cluster.admit(node, &[])?;
@@ -80,7 +80,7 @@ fn join(node: &mut TestNode) -> Result<(Shared, Wire)> {
     Ok((cluster, wire))
 }
 
-fn bind(node: &TestNode, cluster: &Shared, name: &str, spec: Value) -> Result<()> {
+fn bind(node: &TestNode, cluster: &Exclusive, name: &str, spec: Value) -> Result<()> {
     let bound = json!({ "metadata": { "name": node.full_name(name) }, "spec": { "nodeName": node.name() } });
     cluster.create(PODS, &with(pod(name, spec), bound))
 }
