@@ -183,13 +183,29 @@ async fn look_up(
         let why = format!("PV {volume} is not for this node: no matching NodeSelectorTerms");
         return Ok(ClaimLookup::refused(key, why));
     }
-    if volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some()) {
-        return csi::persistent(link, key, pod, (&claim, &volume), attachments, in_use).await;
+    let mut found = of_kind(link, key, pod, (&claim, &volume), attachments, in_use).await?;
+    found.object = found.object.map(|object| claim::group::added(object, &volume));
+    Ok(found)
+}
+
+/// What a claim that is bound to that volume refers to.
+async fn of_kind(
+    link: &Link,
+    key: &ObjectKey,
+    pod: &PodRecord,
+    bound: (&PersistentVolumeClaim, &PersistentVolume),
+    attachments: &Attachments,
+    in_use: &mut Option<InUse>,
+) -> Result<ClaimLookup, RequestError> {
+    let (claim, volume) = bound;
+    let spec = volume.spec.as_ref();
+    if spec.is_some_and(|spec| spec.csi.is_some()) {
+        return csi::persistent(link, key, pod, bound, attachments, in_use).await;
     }
-    if volume.spec.as_ref().is_some_and(|spec| spec.iscsi.is_some()) {
-        return iscsi::persistent(link, key, (&claim, &volume), attachments, in_use).await;
+    if spec.is_some_and(|spec| spec.iscsi.is_some()) {
+        return iscsi::persistent(link, key, bound, attachments, in_use).await;
     }
-    let found = claim::record(key.clone(), ORIGIN, &claim, &volume);
+    let found = claim::record(key.clone(), ORIGIN, claim, volume);
     Ok(found.map_or_else(
         |why| ClaimLookup::refused(key, why),
         |object| ClaimLookup { object: Some(object), attaching: None },

@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 
 use super::{create, path, wait_deleted, wait_reported};
 
+/// The group of every volume.
+const GROUP: &str = "4321";
+
 /// Makes the claim, of that owner if there is one. Its path.
 fn claim(cluster: &Cluster, name: &str, owner: Option<&Value>) -> Result<String> {
     claim_of_mode(cluster, name, owner, "Filesystem")
@@ -43,7 +46,8 @@ fn bind(cluster: &Cluster, claim: &str, volume: &str, source: &Value) -> Result<
         "claimRef": { "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": "default",
             "name": found["metadata"]["name"], "uid": found["metadata"]["uid"] },
     });
-    let document = json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": volume }, "spec": with(spec, source.clone()) });
+    let document = json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": volume, "annotations": { "pv.beta.kubernetes.io/gid": GROUP } },
+        "spec": with(spec, source.clone()) });
     cluster.create("/api/v1/persistentvolumes", &document)?;
     cluster.patch(claim, &json!({ "spec": { "volumeName": volume } }))?;
     cluster.patch(&format!("{claim}/status"), &json!({ "status": { "phase": "Bound" } }))
@@ -89,6 +93,9 @@ pub(super) fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<
     ensure!(node.exec("web", "main", &["cat", "/again/runs"])? == "run\n");
     ensure!(node.exec("web", "main", &["sh", "-c", "echo 1 > /again/file"]).is_err(), "written to a read-only volume");
     ensure!(std::fs::read_to_string(scratch.join("file"))? == "1\n");
+    let status = node.exec("web", "main", &["cat", "/proc/1/status"])?;
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).context("no groups")?;
+    ensure!(groups.split_whitespace().any(|group| group == GROUP), "the volume's group is missing: {groups}");
     // A start without an apiserver knows the volumes.
     cluster.stop()?;
     node.agent.kill();

@@ -4,6 +4,7 @@
 //! Kept as an object that a pod's volumes refer to, made of the claim and the PersistentVolume that it is bound to. Supported
 //! are volumes whose data is on the node, `hostPath` and `local`, `nfs`, `iscsi`, and `csi` with all that its driver needs.
 
+pub mod group;
 pub mod iscsi;
 pub mod tokens;
 

@@ -42,6 +42,7 @@ use limpet_model::container::Task;
 use limpet_model::container::{ContainerId, ContainerState, ContainerUser, Exit, Recorded};
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::image::LocalImage;
+use limpet_model::object::claim;
 use limpet_model::selinux::ContainerLabels;
 use limpet_model::stop_signal::StopSignal;
 
@@ -239,7 +240,8 @@ impl ContainerdExecutor {
     /// Who it runs as: the Pod's security context and the image's own `USER`, by the image's account files.
     async fn user(&self, start: &Start<'_>, rootfs: &[SnapshotMount]) -> Result<ProcessUser, StartFailure> {
         let image_user = start.image.config.config().as_ref().and_then(|config| config.user().clone());
-        let request = UserRequest::new(start.pod.record.spec(), start.container, image_user.as_deref());
+        let mut request = UserRequest::new(start.pod.record.spec(), start.container, image_user.as_deref());
+        request.groups.extend(claim::group::of_pod(&start.pod.record, &start.pod.objects));
         let accounts = match self.accounts.get(&start.image.chain_id) {
             Some(accounts) => accounts,
             None => {
