@@ -197,7 +197,7 @@ async fn start_core(
     let pressure = evictor.pressure.subscribe();
     shared.tasks.spawn(evictor.run(stop.clone()));
     enforce_allocatable(shared, &executor);
-    let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store });
+    let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store, link: cluster.clone() });
     Ok(Core { node_name, executor, observer, sources, pusher, cluster, api_updates, images, pressure, debug_orders })
 }
 

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::apiserver::Link;
 use crate::server::{SourceView, Sources};
 use crate::source::Pulse;
 use crate::status::event::{EventType, Events, MAX_MESSAGE};
@@ -96,13 +97,25 @@ pub(super) struct ConfiguredSources {
     pub(super) sources: Vec<Arc<Published>>,
     /// Where they keep what was last good.
     pub(super) store: Arc<Store>,
+    /// The connection to the apiserver, if one is configured.
+    pub(super) link: Option<Link>,
+}
+
+impl ConfiguredSources {
+    /// Where it reads: for the apiserver, the server of the kubeconfig as it is now.
+    fn place(&self, source: &Published) -> Arc<str> {
+        match (source.kind, &self.link) {
+            (SourceKind::Api, Some(link)) => Arc::from(link.view().server),
+            _ => Arc::clone(&source.place),
+        }
+    }
 }
 
 impl Sources for ConfiguredSources {
     fn views(&self) -> Vec<SourceView> {
         let view = |source: &Arc<Published>| SourceView {
             kind: source.kind,
-            place: Arc::clone(&source.place),
+            place: self.place(source),
             backend: source
                 .pulse
                 .backend()
@@ -159,7 +172,7 @@ mod tests {
         assert_eq!(emitted, [("spec.containers: required".to_owned(), 1), ("spec.containers: too many".to_owned(), 1)]);
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        let sources = ConfiguredSources { sources: vec![Arc::new(published)], store };
+        let sources = ConfiguredSources { sources: vec![Arc::new(published)], store, link: None };
         assert!(sources.views()[0].last_good.is_some() && sources.damaged().is_empty());
     }
 }

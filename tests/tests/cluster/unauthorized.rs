@@ -14,10 +14,12 @@ pub(crate) fn a_node_that_the_server_does_not_know_is_reported(node: &mut TestNo
     let flags = node.agent.settings().flags.clone();
     let path = flags.iter().find_map(|flag| flag.strip_prefix("--kubeconfig=")).context("no kubeconfig")?;
     let good = std::fs::read_to_string(path)?;
+    // Another name of the same server.
+    let server = format!("https://localhost:{}", cluster.port());
     let foreign = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "edge",
         "contexts": [{ "name": "edge", "context": { "cluster": "edge", "user": "edge" } }],
-        "clusters": [{ "name": "edge", "cluster": { "server": cluster.address(), "certificate-authority": cluster.authority() } }],
+        "clusters": [{ "name": "edge", "cluster": { "server": server, "certificate-authority": cluster.authority() } }],
         "users": [{ "name": "edge", "user": { "token": "of-another-cluster" } }],
     });
     std::fs::write(path, foreign.to_string())?;
@@ -32,10 +34,13 @@ pub(crate) fn a_node_that_the_server_does_not_know_is_reported(node: &mut TestNo
         connection().is_some_and(|connection| connection["cause"] == "unauthorized")
     })
     .with_context(|| format!("{:?}", connection()))?;
+    let shown = || node.agent.cli(&["sources"])?.success();
+    ensure!(shown()?.contains(&server), "{}", shown()?);
 
     std::fs::write(path, good)?;
     wait_node(node, &cluster, "ready", |found| condition(found, "Ready")["status"] == "True")?;
     ensure!(container_id(&wait_true(node, &cluster, "web")?, "main")? == id, "restarted");
+    ensure!(shown()?.contains(&cluster.address()) && !shown()?.contains(&server), "{}", shown()?);
     // What the time without a connection has left.
     let metrics = node.agent.metrics()?;
     let away = metrics.lines().find_map(|line| line.strip_prefix("limpet_offline_seconds_total "));
