@@ -134,9 +134,11 @@ fn replace_with(amounts: &mut BTreeMap<String, Amount>, own: Option<&BTreeMap<St
 }
 
 fn listed(amounts: BTreeMap<String, Amount>) -> Option<BTreeMap<String, Quantity>> {
-    let text = |name: &str, amount: Amount| match name == EPHEMERAL_STORAGE || is_of_pods(name) && name != CPU {
-        true => huge_pages::binary(u64::try_from(amount.units()).unwrap_or_default()),
-        false => amount.to_string(),
+    let text = |name: &str, amount: Amount| {
+        let is_binary = name == EPHEMERAL_STORAGE || is_of_pods(name) && name != CPU;
+        // Parts of a byte, of a manifest's `memory: 10m`, stay what they are.
+        let bytes = u64::try_from(amount.units()).ok().filter(|bytes| Amount::from_units(*bytes) == amount);
+        bytes.filter(|_| is_binary).map_or_else(|| amount.to_string(), huge_pages::binary)
     };
     let amounts: BTreeMap<_, _> =
         amounts.into_iter().map(|(name, amount)| (name.clone(), Quantity(text(&name, amount)))).collect();

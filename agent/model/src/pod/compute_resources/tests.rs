@@ -201,5 +201,8 @@ fn a_pods_resources_are_what_its_containers_need_together() {
     let of_pod = json!({ "requests": { "cpu": "200m" }, "limits": { "cpu": "1", "memory": "1Gi" } });
     let spec = json!({ "containers": containers, "resources": of_pod });
     assert_eq!(found(spec), (amounts("200m", "64Mi"), amounts("1", "1Gi")));
+    let parts_of_a_byte = json!({ "requests": { "cpu": "1500u", "memory": "25m" } });
+    let spec = json!({ "containers": [{ "name": "a" }], "resources": parts_of_a_byte });
+    assert_eq!(found(spec).0, parts_of_a_byte["requests"]);
     assert_eq!(found(json!({ "containers": [{ "name": "a" }] })), (Value::Null, Value::Null));
 }
