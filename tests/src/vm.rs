@@ -44,10 +44,24 @@ pub fn image() -> Option<PathBuf> {
     std::env::var_os(IMAGE_VARIABLE).map(PathBuf::from)
 }
 
-/// The suites that [`SUITES_VARIABLE`] names.
-pub fn suites() -> Vec<PathBuf> {
+/// A suite that runs inside the machine.
+#[derive(Debug, Clone)]
+pub struct Suite {
+    /// Its executable.
+    pub path: PathBuf,
+    /// A part of the names of the cases that run; empty: all.
+    pub cases: String,
+}
+
+/// The suites that [`SUITES_VARIABLE`] names: their paths, each with `=` and a part of the names of its cases where not all
+/// run, separated by colons.
+pub fn suites() -> Vec<Suite> {
     let named = std::env::var(SUITES_VARIABLE).unwrap_or_default();
-    named.split(':').filter(|path| !path.is_empty()).map(PathBuf::from).collect()
+    let suite = |text: &str| {
+        let (path, cases) = text.split_once('=').unwrap_or((text, ""));
+        Suite { path: PathBuf::from(path), cases: cases.to_owned() }
+    };
+    named.split(':').filter(|text| !text.is_empty()).map(suite).collect()
 }
 
 /// The guest's root disk: what it writes goes to a file of its own, over a base that stays as it is.

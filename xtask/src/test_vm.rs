@@ -7,8 +7,18 @@ use crate::go_program::ETCD;
 use crate::{cargo, dist, kubernetes, setup, vm_image};
 
 /// The end-to-end suites that `--all` runs inside the machine: what another cgroup driver and another cgroup version may
-/// change. The others, emulated, would take hours.
-const SUITES: [&str; 7] = ["crashes", "edits", "lifecycle", "logs", "network", "pods", "restarts"];
+/// change, each with a part of the names of its cases where not all run. The others, emulated, would take hours.
+const SUITES: [(&str, &str); 8] = [
+    ("crashes", ""),
+    ("edits", ""),
+    // The kernel reports that the pods have used up their memory, which differs between the versions.
+    ("eviction", "all_pods_are_kept_within"),
+    ("lifecycle", ""),
+    ("logs", ""),
+    ("network", ""),
+    ("pods", ""),
+    ("restarts", ""),
+];
 
 /// Which of them to run.
 #[derive(Debug, clap::Args)]
@@ -39,11 +49,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The executables of the end-to-end suites, built, separated by colons.
+/// The executables of the end-to-end suites, built, as [`vm::suites`] reads them.
 fn suites() -> Result<String> {
     let mut build = cargo::command(&["test", "-p", "limpet-tests", "--no-run"]);
-    build.args(SUITES.iter().flat_map(|suite| ["--test", suite]));
-    let suites = cargo::executables(&mut build)?.into_iter().filter(|target| SUITES.contains(&target.name.as_str()));
-    let paths: Vec<_> = suites.map(|suite| suite.path.display().to_string()).collect();
-    Ok(paths.join(":"))
+    build.args(SUITES.iter().flat_map(|(suite, _)| ["--test", suite]));
+    let built = cargo::executables(&mut build)?;
+    let suite = |(name, cases): &(&str, &str)| {
+        let path = &built.iter().find(|target| target.name == *name)?.path;
+        Some(format!("{}={cases}", path.display()))
+    };
+    Ok(SUITES.iter().filter_map(suite).collect::<Vec<_>>().join(":"))
 }

@@ -123,7 +123,7 @@ fn write_payload(files: &Path, payload: &Path) -> Result<()> {
         registry::store(&files.join("registry"), &large, "large", "1")?;
     }
     for suite in vm::suites() {
-        fs::copy(&suite, files.join(suite.file_name().context("a suite without a name")?))?;
+        fs::copy(&suite.path, files.join(suite.path.file_name().context("a suite without a name")?))?;
     }
     vm::write_payload(files, payload)?;
     fs::remove_dir_all(files).context("remove what is in the payload now")

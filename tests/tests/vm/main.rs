@@ -108,9 +108,9 @@ fn trials(lacking: Option<&str>) -> Vec<Trial> {
         };
         trials.extend(CUTS.into_iter().map(again));
     }
-    for path in vm::suites() {
-        let name = format!("suite_{}", suites::name(&path));
-        trials.push(trial(name, move |machine| suites::inside(machine, &path), lacking));
+    for suite in vm::suites() {
+        let name = format!("suite_{}", suites::name(&suite));
+        trials.push(trial(name, move |machine| suites::inside(machine, &suite), lacking));
     }
     trials
 }
