@@ -44,17 +44,19 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
         let changed = events.changed();
         let all = events.snapshot();
         limits.retain(&all);
+        // When the first of those that wait is due, which may be before the others are posted.
+        let mut next = None;
         let news = {
             let mut posted = link.outbox().posted();
             posted.retain(|name, _| all.iter().any(|event| *name == event.name(&node_name)));
             let mut news = due(&all, &posted, &node_name, Timestamp::now());
-            news.retain(|event| !limited.holds(event, Instant::now()));
+            news.retain(|event| !limited.holds(event, Instant::now(), &mut next));
             news
         };
         let more = news.len() > POST_BATCH_SIZE;
         let mut failed = None;
         for event in news.into_iter().take(POST_BATCH_SIZE) {
-            if limited.holds(event, Instant::now()) {
+            if limited.holds(event, Instant::now(), &mut next) {
                 continue;
             }
             let name = event.name(&node_name);
@@ -73,7 +75,9 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
                     tracing::debug!(event = name, %error, "posting an event failed");
                 }
                 Err(error) if error.code() == Some(BUSY) => {
-                    limited.refused(event, error.retry_after(), Instant::now(), fastrand::u64(..));
+                    let now = Instant::now();
+                    limited.refused(event, error.retry_after(), now, fastrand::u64(..));
+                    limited.holds(event, now, &mut next);
                     continue;
                 }
                 Err(error) => {
@@ -92,7 +96,6 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
             None if more => tokio::time::sleep(POST_BATCH_INTERVAL).await,
             None => {
                 failures = 0;
-                let next = limited.next(Instant::now());
                 if next.is_none() {
                     unsent.all_posted().await;
                 }
@@ -134,9 +137,52 @@ async fn post_one(link: &Link, node: &str, event: &Event, known: bool) -> Result
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use limpet_model::pod::{PodKey, PodUid};
+    use tokio::sync::mpsc;
+
     use super::*;
+    use crate::apiserver::fake::{self, Asked};
     use crate::status::event::EventType;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_was_refused_is_sent_again_though_the_next_one_took_longer() {
+        let (sent, mut received) = mpsc::unbounded_channel();
+        let refuses = Arc::new(AtomicBool::new(true));
+        let link = fake::link(move |asked: Asked| {
+            let (sent, of_node) = (sent.clone(), asked.path.contains("/namespaces/default/"));
+            let is_refused = of_node && refuses.swap(false, Ordering::Relaxed);
+            async move {
+                if is_refused {
+                    return fake::refusal(BUSY);
+                }
+                if !of_node {
+                    tokio::time::sleep(Duration::from_secs(3)).await;
+                }
+                sent.send(asked.path).unwrap();
+                fake::whole(201, &json!({}))
+            }
+        });
+        link.succeeded();
+        let events = Events::default();
+        events.emit(None, None, EventType::Normal, "Starting", String::new());
+        let pod = (PodKey::new("lab", "web"), PodUid::new("1"));
+        events.emit(Some(pod), None, EventType::Normal, "Started", String::new());
+        let unsent = UnsentEvents::new(link.clone(), "edge1".to_owned(), events.clone(), None);
+        let all = async {
+            for namespace in ["lab", "default"] {
+                assert_eq!(received.recv().await.unwrap(), format!("/api/v1/namespaces/{namespace}/events"));
+            }
+        };
+        tokio::select! {
+            () = post(link, "edge1".to_owned(), events, &unsent) => {}
+            all = timeout(Duration::from_secs(60), all) => all.unwrap(),
+        }
+    }
 
     #[test]
     fn an_event_is_due_once_and_again_with_a_higher_count_and_never_when_old() {

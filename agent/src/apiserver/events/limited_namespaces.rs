@@ -21,9 +21,14 @@ impl LimitedNamespaces {
         event.pod.as_ref().map(|(key, _)| key.namespace().to_owned())
     }
 
-    /// Whether the event waits.
-    pub(super) fn holds(&self, event: &Event, now: Instant) -> bool {
-        !self.refused.is_empty() && self.refused.get(&Self::of(event)).is_some_and(|(_, until)| *until > now)
+    /// Whether the event waits; then `next` is not later than the end of its wait.
+    pub(super) fn holds(&self, event: &Event, now: Instant, next: &mut Option<Instant>) -> bool {
+        if self.refused.is_empty() {
+            return false;
+        }
+        let until = self.refused.get(&Self::of(event)).map(|(_, until)| *until).filter(|until| *until > now);
+        *next = next.iter().copied().chain(until).min();
+        until.is_some()
     }
 
     /// The apiserver answered 429; `dice` is any number.
@@ -38,11 +43,6 @@ impl LimitedNamespaces {
         if !self.refused.is_empty() {
             self.refused.remove(&Self::of(event));
         }
-    }
-
-    /// When the first of those that wait is due.
-    pub(super) fn next(&self, now: Instant) -> Option<Instant> {
-        self.refused.values().map(|(_, until)| *until).filter(|until| *until > now).min()
     }
 }
 
@@ -69,15 +69,22 @@ mod tests {
     #[test]
     fn a_refused_namespace_waits_longer_each_time_and_no_other_does() {
         let (mut limited, now) = (LimitedNamespaces::default(), Instant::now());
-        assert_eq!(limited.next(now), None);
+        let wait = |limited: &LimitedNamespaces, namespace, now| {
+            let mut next = None;
+            assert_eq!(limited.holds(&event(namespace), now, &mut next), next.is_some());
+            next.map(|until| until - now)
+        };
+        assert_eq!(wait(&limited, "noisy", now), None);
         limited.refused(&event("noisy"), None, now, 0);
-        let first = limited.next(now).map(|until| until - now);
-        assert!(limited.holds(&event("noisy"), now) && !limited.holds(&event("calm"), now));
+        let first = wait(&limited, "noisy", now);
+        assert!(first.is_some() && wait(&limited, "calm", now).is_none());
         limited.refused(&event("noisy"), None, now, 0);
-        assert!(limited.next(now).map(|until| until - now) > first);
+        assert!(wait(&limited, "noisy", now) > first);
         limited.refused(&event("noisy"), Some(Duration::from_secs(60)), now, 0);
-        assert!(limited.holds(&event("noisy"), now + Duration::from_secs(59)));
+        assert!(wait(&limited, "noisy", now + Duration::from_secs(59)).is_some());
+        let mut next = Some(now);
+        assert!(limited.holds(&event("noisy"), now, &mut next) && next == Some(now), "the first counts");
         limited.posted(&event("noisy"));
-        assert!(!limited.holds(&event("noisy"), now));
+        assert_eq!(wait(&limited, "noisy", now), None);
     }
 }
