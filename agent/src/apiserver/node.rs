@@ -88,7 +88,7 @@ pub(super) struct NodeReporter {
     pub(super) seen: watch::Sender<NodeFromApiserver>,
     /// For the watch of the Node.
     pub(super) own_changes: OwnChanges,
-    /// The version of the Node that was seen last.
+    /// The version of the Node that was seen last, or of the list without it.
     pub(super) version: AtomicU64,
     pub(super) selectable: watch::Sender<Selectable>,
     pub(super) node_state: watch::Receiver<NodeState>,
@@ -214,10 +214,17 @@ impl NodeReporter {
     fn apply_update(&self, update: Update) {
         let seen = match update {
             Update::Bookmark(_) => return,
-            Update::Listed(nodes, _) => self.read(nodes.first()),
-            Update::Stored(node) => self.read(Some(&node)),
-            Update::Deleted(_) => {
+            Update::Listed(nodes, list) => match nodes.first() {
+                Some(node) => self.read(node),
+                None => {
+                    self.version.store(list.parse().unwrap_or_default(), Ordering::Relaxed);
+                    NodeFromApiserver::Absent
+                }
+            },
+            Update::Stored(node) => self.read(&node),
+            Update::Deleted(node) => {
                 tracing::warn!("the Node object was deleted");
+                self.version.fetch_max(version_of(&node), Ordering::Relaxed);
                 NodeFromApiserver::Absent
             }
         };
@@ -238,9 +245,9 @@ impl NodeReporter {
         self.seen.send_if_modified(|known| std::mem::replace(known, seen) != *known);
     }
 
-    fn read(&self, node: Option<&Value>) -> NodeFromApiserver {
-        self.version.store(node.map(version_of).unwrap_or_default(), Ordering::Relaxed);
-        node.and_then(SeenNode::read).into()
+    fn read(&self, node: &Value) -> NodeFromApiserver {
+        self.version.store(version_of(node), Ordering::Relaxed);
+        SeenNode::read(node).into()
     }
 
     /// Does what is to be done now, and returns when there is something to do again.
@@ -259,8 +266,32 @@ impl NodeReporter {
             NodeFromApiserver::Absent => return self.create(report, sent).await,
             NodeFromApiserver::Present(node) => node,
         };
+        match self.report_to(&node, report, sent).await {
+            // It was deleted, which no watch has reported: a late answer may say that it was created.
+            Err(error) if error.is_not_found() => {
+                self.seen.send_if_modified(|seen| {
+                    // Unless the watch has reported the next one meanwhile.
+                    let is_it = seen.node().is_some_and(|seen| seen.uid == node.uid);
+                    if is_it {
+                        *seen = NodeFromApiserver::Absent;
+                    }
+                    is_it
+                });
+                Ok(Some(Instant::now()))
+            }
+            result => result,
+        }
+    }
+
+    /// Sends what of the Node differs, if it is due.
+    async fn report_to(
+        &self,
+        node: &SeenNode,
+        report: &NodeReport,
+        sent: &mut Option<SentReport>,
+    ) -> Result<Option<Instant>, RequestError> {
         let name = self.description.name.clone();
-        if let Some(due) = node_object::report_due(&self.description, sent.as_ref(), &node, report, self.every) {
+        if let Some(due) = node_object::report_due(&self.description, sent.as_ref(), node, report, self.every) {
             let due = Instant::from_std(due);
             if due > Instant::now() {
                 return Ok(Some(due));
@@ -274,31 +305,17 @@ impl NodeReporter {
         if let Some(metadata) = node.metadata_patch(&self.description, correction) {
             let request = Request::patch(Resource::Node(name.clone()), PatchType::Merge, metadata);
             self.link.send(request.metadata_only()).await?;
-        } else if self.send_heartbeat(&node, report, sent.as_ref()).await? {
-            return Ok(Some(self.sent(Some(&node), &node.uid, report, sent)));
+        } else if self.send_heartbeat(node, report, sent.as_ref()).await? {
+            return Ok(Some(self.sent(Some(node), &node.uid, report, sent)));
         }
         if !self.link.is_online() {
             return Ok(None);
         }
-        let patch = node_object::status_patch(&self.description, report, &node, Timestamp::now());
-        let request = Request::patch(Resource::NodeStatus(name.clone()), PatchType::Strategic, patch);
+        let patch = node_object::status_patch(&self.description, report, node, Timestamp::now());
+        let request = Request::patch(Resource::NodeStatus(name), PatchType::Strategic, patch);
         // The watch brings the Node as it is then.
-        match self.link.send(request.metadata_only()).await {
-            Ok(_) => Ok(Some(self.sent(Some(&node), &node.uid, report, sent))),
-            // The watch has not reported it.
-            Err(error) if error.is_not_found() => {
-                self.seen.send_if_modified(|seen| {
-                    // Unless it has reported the next one meanwhile.
-                    let is_it = seen.node().is_some_and(|seen| seen.uid == node.uid);
-                    if is_it {
-                        *seen = NodeFromApiserver::Absent;
-                    }
-                    is_it
-                });
-                Ok(Some(Instant::now()))
-            }
-            Err(error) => Err(error),
-        }
+        self.link.send(request.metadata_only()).await?;
+        Ok(Some(self.sent(Some(node), &node.uid, report, sent)))
     }
 
     /// Sends a heartbeat, if that is enough. The Node that the watch would send back is ten times as long, so the watch is ended
@@ -348,11 +365,12 @@ impl NodeReporter {
                     SeenNode::read(&node).ok_or_else(|| RequestError::Unreadable("a Node without UID".into()))?;
                 tracing::info!(node = self.description.name, uid = node.uid, "registered with the apiserver");
                 let due = self.sent(None, &node.uid, report, sent);
-                // The watch may have brought a newer version before the answer.
+                // The watch may have brought a newer version before the answer, or the deletion.
                 if self.version.fetch_max(version, Ordering::Relaxed) < version {
                     self.seen.send_replace(Some(node).into());
                 }
-                Ok(Some(due))
+                let is_gone = self.seen.borrow().node().is_none();
+                Ok(Some(if is_gone { Instant::now() } else { due }))
             }
             // The watch is about to bring it.
             Err(error) if error.is_conflict() => Ok(None),

@@ -39,11 +39,22 @@ fn list(node: &Value) -> Value {
 
 /// The leading watch and the reporter over that link; and what the reporter has seen.
 fn start(link: &Link, tasks: &mut JoinSet<()>) -> watch::Receiver<NodeFromApiserver> {
+    start_with(link, tasks, |_| {})
+}
+
+/// The same with a reporter that is changed before.
+fn start_with(
+    link: &Link,
+    tasks: &mut JoinSet<()>,
+    change: impl FnOnce(&mut NodeReporter),
+) -> watch::Receiver<NodeFromApiserver> {
     let (send, updates) = mpsc::channel(16);
     let (seen, of_others) = watch::channel(NodeFromApiserver::Unknown);
     let (own_changes, own_changes_seen) = own_changes();
     tasks.spawn(follow(link.clone(), leading_watch(link, own_changes_seen), send));
-    tasks.spawn(reporter(link, seen, own_changes).run(updates));
+    let mut reporter = reporter(link, seen, own_changes);
+    change(&mut reporter);
+    tasks.spawn(reporter.run(updates));
     of_others
 }
 
@@ -187,4 +198,64 @@ async fn the_connection_comes_back_while_no_update_is_read() {
             update => panic!("{update:?}"),
         }
     }
+}
+
+/// The watch has begun after the deletion, for example, and the answer to the creation has come after the list.
+#[tokio::test(start_paused = true)]
+async fn a_node_that_is_gone_without_a_word_of_the_watch_is_created_again() {
+    let (created, mut creations) = mpsc::channel(1);
+    let link = fake::link(move |asked: Asked| {
+        let created = created.clone();
+        async move {
+            match (asked.method.clone(), &*asked.path) {
+                (Method::PATCH, path) if path.starts_with(NODES) => fake::refusal(404),
+                (Method::POST, NODES) => {
+                    created.send(()).await.unwrap();
+                    fake::whole(201, &stored(9, false))
+                }
+                (_, NODES) if asked.is_watch() => fake::lines(stream::pending()),
+                (_, NODES) => fake::whole(200, &list(&stored(1, false))),
+                _ => fake::whole(200, &json!({})),
+            }
+        }
+    });
+    let mut tasks = JoinSet::new();
+    let _seen = start_with(&link, &mut tasks, |reporter| {
+        reporter.register = true;
+        reporter.description.labels = BTreeMap::from([("kubernetes.io/hostname".to_owned(), "node".to_owned())]);
+    });
+    time::timeout(Duration::from_secs(1), creations.recv()).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_answer_to_the_creation_does_not_hide_the_deletion() {
+    let (created, mut creations) = mpsc::channel(1);
+    let (listed, mut lists) = mpsc::channel(1);
+    let absent = |version: &str| json!({ "kind": "NodeList", "metadata": { "resourceVersion": version }, "items": [] });
+    let link = fake::link(move |asked: Asked| {
+        let (created, listed) = (created.clone(), listed.clone());
+        async move {
+            match (asked.method.clone(), &*asked.path) {
+                (Method::POST, NODES) => {
+                    created.send(()).await.unwrap();
+                    // The Node of version 3 is deleted meanwhile: the next list, of version 5, has none.
+                    time::sleep(Duration::from_secs(5)).await;
+                    fake::whole(201, &stored(3, false))
+                }
+                (_, NODES) if asked.is_watch() => fake::lines(stream::pending()),
+                (_, NODES) => {
+                    let _ = listed.try_send(());
+                    fake::whole(200, &absent("5"))
+                }
+                _ => fake::whole(200, &json!({})),
+            }
+        }
+    });
+    let mut tasks = JoinSet::new();
+    let seen = start_with(&link, &mut tasks, |reporter| reporter.register = true);
+    lists.recv().await.unwrap();
+    for _ in 0..2 {
+        time::timeout(Duration::from_secs(10), creations.recv()).await.unwrap().unwrap();
+    }
+    assert!(seen.borrow().node().is_none(), "the Node is gone");
 }
