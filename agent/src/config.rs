@@ -148,6 +148,9 @@ pub struct Config {
     pub run_dir: PathBuf,
     /// `podLogsDir`. Default `/var/log/pods`.
     pub pod_logs_dir: PathBuf,
+    /// `volumePluginDir`: the drivers of flexVolumes. Default
+    /// `/usr/libexec/kubernetes/kubelet-plugins/volume/exec`.
+    pub volume_plugin_dir: PathBuf,
     /// `containerLogsDirectory`: kubelet's symlinks. Default `/var/log/containers`.
     pub container_logs_dir: PathBuf,
     /// containerd's socket, without `unix://`.
@@ -261,6 +264,7 @@ impl Default for Config {
             root_dir: "/var/lib/limpet".into(),
             run_dir: "/run/limpet".into(),
             pod_logs_dir: "/var/log/pods".into(),
+            volume_plugin_dir: "/usr/libexec/kubernetes/kubelet-plugins/volume/exec".into(),
             container_logs_dir: "/var/log/containers".into(),
             runtime_endpoint: "/run/containerd/containerd.sock".into(),
             manifest_path: None,

@@ -11,6 +11,7 @@
 //! | `volumes/kubernetes.io~nfs/<volume>` | an export of a server, mounted on it |
 //! | `volumes/kubernetes.io~iscsi/<volume>` | a disk of an iSCSI target, bound from where it is mounted for the node |
 //! | `volumes/kubernetes.io~csi/<volume>/mount` | a volume of a CSI driver, which has mounted it |
+//! | `volumes/<vendor>~<driver>/<volume>` | a flexVolume, which its driver has mounted |
 //! | `volumeDevices/kubernetes.io~iscsi/<volume>` | a link to the device of such a disk |
 //! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath`, or of a mount with `recursiveReadOnly` |
 //! | `containers/<container>/<container id>` | a container's termination message |
@@ -32,6 +33,7 @@ mod empty_dir;
 mod env_file;
 mod error;
 mod files;
+mod flex;
 mod host_path;
 mod hostname;
 mod hosts;
@@ -129,6 +131,8 @@ pub struct Settings {
     pub resolv_conf: Option<PathBuf>,
     /// The node's own `/etc/hosts`.
     pub hosts_file: PathBuf,
+    /// Where the drivers of flexVolumes are, each as `<vendor>~<driver>/<driver>`.
+    pub plugin_dir: PathBuf,
     /// The cluster's name servers and domain.
     pub cluster: ClusterDns,
     /// The node's resources, used for containers without limits in downwardAPI volumes.
@@ -176,25 +180,27 @@ impl Volumes {
         blocking(path, DEADLINE, move |progress| work.run(&settings, progress)).await
     }
 
-    /// Mounts the exports of servers and the disks of targets that the pod has as volumes and that are not mounted. Each has
+    /// Mounts the exports of servers, the disks of targets and the volumes of drivers that the pod has and that are not mounted. Each has
     /// its own deadline, and those of one pod are mounted side by side.
     ///
     /// # Errors
     /// One cannot be mounted: the error names it.
     pub async fn mount_exports(&self, pod: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(&pod.uid);
-        let (mut exports, mut disks) = (Vec::new(), Vec::new());
+        let (mut exports, mut disks, mut of_drivers) = (Vec::new(), Vec::new(), Vec::new());
         for volume in pod.spec().volumes.iter().flatten() {
             match source::VolumeSource::find(volume, pod, objects, &pod_dir)? {
                 Some((source::VolumeSource::Server(export), _)) => exports.push(export),
                 Some((source::VolumeSource::Disk(disk), _)) => disks.push(disk),
+                Some((source::VolumeSource::Flex(mount), _)) => of_drivers.push(mount),
                 _ => {}
             }
         }
         let exports = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up));
         let disks = futures_util::future::join_all(disks.iter().map(|disk| self.disks.set_up(disk, &pod.uid)));
-        let (exports, disks) = tokio::join!(exports, disks);
-        let mounted = exports.into_iter().chain(disks).collect::<Result<(), VolumeError>>();
+        let of_drivers = of_drivers.iter().map(|mount| mount.set_up(&self.settings.plugin_dir));
+        let (exports, disks, of_drivers) = tokio::join!(exports, disks, futures_util::future::join_all(of_drivers));
+        let mounted = exports.into_iter().chain(disks).chain(of_drivers).collect::<Result<(), VolumeError>>();
         mounted.map_err(|error| match error {
             // A tool may quote what it was given.
             VolumeError::Mount { volume, export, reason } => {
@@ -319,12 +325,13 @@ impl Volumes {
         self.disks.tear_down(&self.settings.pod_dir(uid), uid).await
     }
 
-    /// Removes all files of a pod: exports of servers are unmounted, other mounts below its directory are detached,
+    /// Removes all files of a pod: exports of servers and volumes of drivers are unmounted, other mounts below its directory are detached,
     /// busy or not, disks of targets that no other pod has are given back, and the directory is deleted without
     /// following a symlink or crossing into another mount. A missing one is success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(uid);
         nfs::unmount_all(&pod_dir).await?;
+        flex::unmount_all(&pod_dir, &self.settings.plugin_dir).await?;
         self.disks.tear_down(&pod_dir, uid).await?;
         let (pods, name) = (self.settings.pods_dir(), uid.clone());
         blocking(self.settings.pod_dir(uid), REMOVAL_DEADLINE, move |_| removal::remove(&pods, name.as_str())).await

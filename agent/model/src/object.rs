@@ -23,5 +23,5 @@ pub(crate) use decode::read;
 pub use decode::{KEYS_ANNOTATION, decode, from_apiserver, restore};
 pub use pod_objects::{ObjectState, PodObjects};
 pub use record::{Entry, ObjectKey, ObjectKind, ObjectRecord};
-pub use reference::{in_environment, iscsi_secret, mounted, of_sandbox, pull_secrets, references};
+pub use reference::{flex_secret, in_environment, iscsi_secret, mounted, of_sandbox, pull_secrets, references};
 pub use secret_bytes::SecretBytes;

@@ -197,7 +197,7 @@ pub(super) const KUBELET: &[Key] = &[
     supported("kubeReservedCgroup", Text),
     supported("enforceNodeAllocatable", Texts),
     supported("allowedUnsafeSysctls", Texts),
-    unsupported("volumePluginDir", Text),
+    supported("volumePluginDir", Text),
     supported("providerID", Text),
     unsupported_unless("kernelMemcgNotification", Bool, Is(false)),
     unsupported("logging", Object(LOGGING)),

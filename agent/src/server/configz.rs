@@ -82,6 +82,7 @@ fn kubelet_document(config: &Config) -> Value {
         "httpCheckFrequency": config.manifest_url.as_ref().map(|url| format!("{}s", url.frequency.as_secs())),
         "containerRuntimeEndpoint": format!("unix://{}", config.runtime_endpoint.display()),
         "podLogsDir": config.pod_logs_dir,
+        "volumePluginDir": config.volume_plugin_dir,
         "cgroupDriver": driver,
         "cgroupRoot": config.cgroup_root,
         "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),

@@ -51,7 +51,9 @@ fn block_device(
     let (device, read_only) = match VolumeSource::find(volume, pod, objects, pod_dir)? {
         Some((VolumeSource::Node(path), read_only)) => (path, read_only),
         Some((VolumeSource::Disk(mount), read_only)) => (mount.device(), read_only),
-        Some((VolumeSource::Server(_) | VolumeSource::Driver(_), _)) | None => return Err(no_volume()),
+        Some((VolumeSource::Server(_) | VolumeSource::Driver(_) | VolumeSource::Flex(_), _)) | None => {
+            return Err(no_volume());
+        }
     };
     progress.at(&device.path);
     device.set_up()?;

@@ -61,12 +61,22 @@ pub enum VolumeError {
         /// Why.
         reason: String,
     },
-    /// An export of a server, or a disk of a target, cannot be mounted.
+    /// The driver of a volume does not unmount it.
+    #[error("UnmountVolume.TearDown failed for volume {volume:?} : unmount {driver}: {reason}")]
+    TearDown {
+        /// The volume's name.
+        volume: String,
+        /// `vendor/driver`.
+        driver: String,
+        /// Why.
+        reason: String,
+    },
+    /// An export of a server, a disk of a target, or the volume of a driver cannot be mounted.
     #[error("MountVolume.SetUp failed for volume {volume:?} : mount {export}: {reason}")]
     Mount {
         /// The volume's name.
         volume: String,
-        /// `server:/path`, `portal-target-lun-0`.
+        /// `server:/path`, `portal-target-lun-0`, `vendor/driver`.
         export: String,
         /// Why, and the remedy.
         reason: String,

@@ -166,6 +166,11 @@ fn find(
             mount.check_mounted()?;
             mounted(mount.path, only_read, !only_read)
         }
+        Some((VolumeSource::Flex(mount), only_read)) => {
+            // A driver need not mount anything: it may fill the directory.
+            progress.at(&mount.path);
+            mounted(mount.path, only_read, !only_read)
+        }
         Some((VolumeSource::Node(host_path), only_read)) => {
             // Below `/run`, say, it may have been removed since the pod's first container started.
             progress.at(&host_path.path);

@@ -126,6 +126,7 @@ impl VolumeKind {
             Some((VolumeSource::Server(export), _)) => return Ok(Self::Mounted(export.path)),
             Some((VolumeSource::Disk(mount), _)) => return Ok(Self::Mounted(mount.path)),
             Some((VolumeSource::Driver(mount), _)) => return Ok(Self::Mounted(mount.path)),
+            Some((VolumeSource::Flex(mount), _)) => return Ok(Self::Mounted(mount.path)),
             None => {}
         }
         if volume.image.is_some() {
@@ -188,7 +189,7 @@ fn unsupported(volume: &Volume) -> VolumeError {
     VolumeError::Unsupported {
         volume: volume.name.clone(),
         reason: format!(
-            "{} is not supported; use emptyDir, hostPath, nfs, iscsi, csi, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
+            "{} is not supported; use emptyDir, hostPath, nfs, iscsi, csi, flexVolume, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             kind(volume)
         ),
     }

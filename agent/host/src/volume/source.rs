@@ -8,12 +8,13 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 
 use super::VolumeError;
 use super::csi::{self, CsiMount};
+use super::flex::FlexMount;
 use super::host_path::{HostPath, HostPathType};
 use super::iscsi::IscsiMount;
 use super::nfs::NfsMount;
 use limpet_model::object::claim::{self, ClaimedSource};
 use limpet_model::object::iscsi::IscsiVolume;
-use limpet_model::object::{ObjectKind, PodObjects, SecretBytes, iscsi_secret};
+use limpet_model::object::{ObjectKind, PodObjects, SecretBytes, flex_secret, iscsi_secret};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::all_containers;
 
@@ -28,6 +29,8 @@ pub(super) enum VolumeSource {
     Disk(Box<IscsiMount>),
     /// What a driver mounts for the pod.
     Driver(CsiMount),
+    /// What a FlexVolume driver mounts for the pod.
+    Flex(Box<FlexMount>),
 }
 
 impl VolumeSource {
@@ -55,9 +58,14 @@ impl VolumeSource {
             let found = IscsiVolume::inline(&volume.name, source);
             let agrees = usage.agrees(false, &volume.name);
             agrees.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
-            let secret = secret(volume, objects)?;
+            let secret = secret(volume, iscsi_secret(volume), objects)?;
             let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, found.read_only)?;
             return Ok(Some((Self::Disk(Box::new(mount)), found.read_only)));
+        }
+        if let Some(source) = &volume.flex_volume {
+            let secret = secret(volume, flex_secret(volume), objects)?;
+            let mount = FlexMount::of(pod, pod_dir, &volume.name, source, secret)?;
+            return Ok(Some((Self::Flex(Box::new(mount)), source.read_only == Some(true))));
         }
         Self::of_claim(volume, usage, pod, objects, pod_dir)
     }
@@ -109,9 +117,13 @@ impl VolumeSource {
     }
 }
 
-/// The values of the Secret for the volume's target.
-fn secret(volume: &Volume, objects: &PodObjects) -> Result<BTreeMap<String, SecretBytes>, VolumeError> {
-    let Some(name) = iscsi_secret(volume) else { return Ok(BTreeMap::new()) };
+/// The values of the Secret of that name, for the volume's target or driver.
+fn secret(
+    volume: &Volume,
+    name: Option<&str>,
+    objects: &PodObjects,
+) -> Result<BTreeMap<String, SecretBytes>, VolumeError> {
+    let Some(name) = name else { return Ok(BTreeMap::new()) };
     let kind = ObjectKind::Secret;
     let missing = || VolumeError::NoObject { volume: volume.name.clone(), kind, name: name.to_owned() };
     let found = objects.get(kind, name).ok_or_else(missing)?;

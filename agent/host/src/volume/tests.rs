@@ -55,6 +55,7 @@ impl Node {
             root_dir: dir.path().join("root"),
             resolv_conf: Some(dir.path().join("resolv.conf")),
             hosts_file: dir.path().join("hosts"),
+            plugin_dir: dir.path().join("plugins"),
             cluster: dns::ClusterDns { nameservers: Vec::new(), domain: String::new() },
             limits: NodeLimits {
                 cpu: Amount::from_units(1),

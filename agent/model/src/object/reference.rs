@@ -93,6 +93,11 @@ pub fn iscsi_secret(volume: &Volume) -> Option<&str> {
     disk.secret_ref.as_ref().filter(|_| has_chap).map(|secret| secret.name.as_str())
 }
 
+/// The Secret for the driver of a flexVolume.
+pub fn flex_secret(volume: &Volume) -> Option<&str> {
+    volume.flex_volume.as_ref()?.secret_ref.as_ref().map(|secret| secret.name.as_str())
+}
+
 fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {
     if let Some(map) = &volume.config_map {
         add(ObjectKind::ConfigMap, &map.name);
@@ -103,7 +108,7 @@ fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, 
     if let Some(secret) = &volume.secret {
         add(ObjectKind::Secret, secret.secret_name.as_deref().unwrap_or_default());
     }
-    if let Some(name) = iscsi_secret(volume) {
+    for name in [iscsi_secret(volume), flex_secret(volume)].into_iter().flatten() {
         add(ObjectKind::Secret, name);
     }
     let sources = volume.projected.iter().flat_map(|projected| projected.sources.iter().flatten());
@@ -149,6 +154,7 @@ mod tests {
                 {"name": "y", "emptyDir": {}},
                 {"name": "z", "iscsi": {"targetPortal": "192.0.2.1", "iqn": "iqn.2001-04.test:a", "lun": 0,
                     "chapAuthSession": true, "secretRef": {"name": "chap"}}},
+                {"name": "f", "flexVolume": {"driver": "fstab/cifs", "secretRef": {"name": "cifs"}}},
             ],
             "imagePullSecrets": [{"name": "pull"}, {}],
         }});
@@ -161,6 +167,7 @@ mod tests {
             "ConfigMap n/e",
             "Secret n/b",
             "Secret n/chap",
+            "Secret n/cifs",
             "Secret n/d",
             "Secret n/f",
             "Secret n/init",
@@ -170,7 +177,7 @@ mod tests {
 
         let names = |keys: BTreeSet<ObjectKey>| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(names(in_environment(&pod, &pod.spec().containers[0])), [wanted[0], wanted[1], wanted[4]]);
-        assert_eq!(names(mounted(&pod)), [wanted[2], wanted[3], wanted[5], wanted[6], wanted[7]]);
-        assert!(names(pull_secrets(&pod)).contains(&wanted[9].to_owned()));
+        assert_eq!(names(mounted(&pod)), [wanted[2], wanted[3], wanted[5], wanted[6], wanted[7], wanted[8]]);
+        assert!(names(pull_secrets(&pod)).contains(&wanted[10].to_owned()));
     }
 }

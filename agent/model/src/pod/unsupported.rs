@@ -34,8 +34,6 @@ const ALPHA: &str = "it is alpha in Kubernetes 1.37";
 const MIGRATED: &str = "Kubernetes serves it by a CSI driver; use csi or a claim";
 const NO_FIBRE_CHANNEL: &str =
     "limpet does not scan for disks of Fibre Channel; mount the disk on the node and use hostPath, or use csi";
-const NO_FLEX_VOLUME: &str =
-    "limpet does not run drivers of FlexVolume, which is deprecated; mount it on the node and use hostPath, or use csi";
 const NO_CLAIMS: &str = "limpet does not support ResourceClaims yet; use a device plugin";
 const REMOVED: &str = "Kubernetes has removed it";
 
@@ -52,7 +50,7 @@ pub(super) const REFUSED: &[(&str, UsedIf, &str)] = &[
     ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
     ("spec.schedulingGates", Always, "only a scheduler removes gates"),
     ("spec.evictionResponders", Always, ALPHA),
-    // Volumes; every kind but emptyDir, hostPath, nfs, iscsi, csi, image, configMap, secret, downwardAPI and projections of the
+    // Volumes; every kind but emptyDir, hostPath, nfs, iscsi, csi, flexVolume, image, configMap, secret, downwardAPI and projections of the
     // last three
     ("spec.volumes[].awsElasticBlockStore", Always, MIGRATED),
     ("spec.volumes[].azureDisk", Always, MIGRATED),
@@ -60,7 +58,6 @@ pub(super) const REFUSED: &[(&str, UsedIf, &str)] = &[
     ("spec.volumes[].cephfs", Always, REMOVED),
     ("spec.volumes[].cinder", Always, MIGRATED),
     ("spec.volumes[].fc", Always, NO_FIBRE_CHANNEL),
-    ("spec.volumes[].flexVolume", Always, NO_FLEX_VOLUME),
     ("spec.volumes[].flocker", Always, REMOVED),
     ("spec.volumes[].gcePersistentDisk", Always, MIGRATED),
     ("spec.volumes[].gitRepo", Always, "Kubernetes has disabled it for security; clone in an init container"),

@@ -40,6 +40,10 @@ fn kind(volume: &Volume) -> String {
         let access = if csi.read_only == Some(true) { ", read-only" } else { "" };
         return format!("CSI {}{access}", csi.driver);
     }
+    if let Some(flex) = &volume.flex_volume {
+        let access = if flex.read_only == Some(true) { ", read-only" } else { "" };
+        return format!("FlexVolume {}{access}", flex.driver);
+    }
     if let Some(map) = &volume.config_map {
         return format!("ConfigMap {}", map.name);
     }

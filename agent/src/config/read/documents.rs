@@ -55,6 +55,7 @@ impl ConfigDiagnostics {
             config.manifest_path = Some(directory.join(path));
         }
         self.absolute_path(map, "podLogsDir", &mut config.pod_logs_dir);
+        self.absolute_path(map, "volumePluginDir", &mut config.volume_plugin_dir);
         self.absolute_path(map, "cgroupRoot", &mut config.cgroup_root);
         if let Some((path, _)) = map.text("resolvConf") {
             config.resolv_conf = (!path.is_empty()).then(|| directory.join(path));

@@ -72,7 +72,7 @@ fn without_flags_everything_is_the_default_and_one_warning_names_the_missing_key
 #[test]
 fn every_supported_key_has_an_effect() {
     let text = format!(
-        "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
+        "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nvolumePluginDir: /v\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
          cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nkubeReserved: {{cpu: 200m}}\nsystemReserved: {{memory: 1Mi, pid: '100'}}\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\ncrashLoopBackOff: {{maxContainerRestartPeriod: 40s}}\npodPidsLimit: 512\nresolvConf: ''\n\
          serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\nimagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [q.io/base, r.io/*]\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
          evictionHard: {{memory.available: 1Gi}}\nevictionMinimumReclaim: {{memory.available: 2Gi}}\nmergeDefaultEvictionSettings: false\n\
@@ -107,6 +107,7 @@ fn every_supported_key_has_an_effect() {
         root_dir: "/r".into(),
         run_dir: "/x".into(),
         pod_logs_dir: "/l".into(),
+        volume_plugin_dir: "/v".into(),
         container_logs_dir: "/cl".into(),
         runtime_endpoint: "/run/c.sock".into(),
         manifest_path: Some(directory.join("manifests")),

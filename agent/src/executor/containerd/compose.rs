@@ -173,6 +173,7 @@ fn volume_settings(config: &Config, limits: NodeLimits) -> volume::Settings {
         root_dir: config.root_dir.clone(),
         resolv_conf: config.resolv_conf.clone(),
         hosts_file: "/etc/hosts".into(),
+        plugin_dir: config.volume_plugin_dir.clone(),
         cluster: ClusterDns { nameservers: config.cluster_dns.clone(), domain: config.cluster_domain.clone() },
         limits,
     }

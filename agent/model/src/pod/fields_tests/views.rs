@@ -14,6 +14,7 @@ const NOT_SHOWN: &[(&str, &str)] = &[
     ("spec.C.readinessProbe.terminationGracePeriodSeconds", "Kubernetes refuses it"),
     ("spec.C.volumeDevices", "kubelet has block devices of claims alone: suites volumes and csi"),
     ("spec.resources.claims", "Kubernetes refuses it"),
+    ("spec.volumes[].flexVolume", "needs a driver: suite flex_volumes"),
     ("spec.volumes[].iscsi", "needs a target: agent/host/src/volume/iscsi and a case of the machine of its own"),
     ("spec.volumes[].nfs", "needs a server: suite nfs"),
 ];

@@ -199,6 +199,7 @@ fn every_field_is_in_one_of_the_tables() {
         "spec.volumes[].hostPath",
         "spec.volumes[].image",
         "spec.volumes[].name",
+        "spec.volumes[].flexVolume",
         "spec.volumes[].iscsi",
         "spec.volumes[].nfs",
         "spec.volumes[].projected",

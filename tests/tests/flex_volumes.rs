@@ -1,0 +1,167 @@
+//! Volumes of FlexVolume drivers: mounted for a pod by a program of the node's owner, unmounted with it. The driver is a
+//! script that bind-mounts a directory.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::node::{container, container_id};
+use limpet_tests::{TestNode, case, process, suite, wait};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    suite::run([
+        case!(a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod),
+        case!(a_driver_that_is_missing_or_fails_holds_up_its_pod),
+        case!(a_pod_is_removed_once_its_driver_has_unmounted),
+    ])
+}
+
+/// The directory of drivers, with what the driver's script has beside itself.
+struct Drivers {
+    dir: PathBuf,
+}
+
+impl Drivers {
+    /// Restarts the agent with a directory of drivers that is empty.
+    fn prepare(node: &mut TestNode) -> Result<Self> {
+        let dir = node.dir().join("drivers");
+        fs::create_dir_all(dir.join("test~share"))?;
+        fs::create_dir(dir.join("share"))?;
+        node.agent.kill();
+        node.agent.reconfigure(|settings| settings.kubelet.push(format!("volumePluginDir: {}", dir.display())))?;
+        node.agent.start()?;
+        Ok(Self { dir })
+    }
+
+    /// Installs the driver `test/share`: it writes down its calls, mounts the directory `share`, and answers `init` so.
+    fn install(&self, answer: &Value) -> Result<()> {
+        let script = format!(
+            "#!/bin/sh\ncd {dir} || exit 1\necho \"$@\" >> calls\ncase $1 in\n\
+             init) echo '{answer}'; exit ;;\n\
+             mount) mount --bind share \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
+             unmount) [ ! -e busy ] && umount \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
+             esac\necho '{{\"status\": \"Failure\", \"message\": \"not today\"}}'\nexit 1\n",
+            dir = self.dir.display(),
+        );
+        // Renamed into place: a program that is open for writing cannot be run.
+        let (written, program) = (self.dir.join("new"), self.dir.join("test~share/share"));
+        fs::write(&written, script)?;
+        fs::set_permissions(&written, fs::Permissions::from_mode(0o755))?;
+        Ok(fs::rename(written, program)?)
+    }
+
+    /// The calls so far, each a word and what follows.
+    fn calls(&self) -> Vec<(String, String)> {
+        let text = fs::read_to_string(self.dir.join("calls")).unwrap_or_default();
+        text.lines().filter_map(|line| line.split_once(' ').or(Some((line, "")))).map(owned).collect()
+    }
+
+    fn share(&self) -> PathBuf {
+        self.dir.join("share")
+    }
+}
+
+fn owned((call, arguments): (&str, &str)) -> (String, String) {
+    (call.to_owned(), arguments.to_owned())
+}
+
+/// What a driver answers to `init` that mounts and does not attach.
+fn mounts() -> Value {
+    json!({ "status": "Success", "capabilities": { "attach": false } })
+}
+
+/// A pod of a container that has counted its starts in the volume before it sleeps.
+fn of_driver(name: &str, volume: Value) -> Value {
+    let mounts = json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] });
+    let main = shell("main", &format!("echo run >> /data/runs; {IDLE}"));
+    let volume = json!({ "name": "data", "flexVolume": with(json!({ "driver": "test/share" }), volume) });
+    pod(name, json!({ "containers": [with(main, mounts)], "volumes": [volume] }))
+}
+
+fn mounted_below(dir: &Path) -> usize {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts.lines().filter(|line| line.contains(&*dir.to_string_lossy()) && line.contains("test~share")).count()
+}
+
+fn a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod(node: &mut TestNode) -> Result<()> {
+    let drivers = Drivers::prepare(node)?;
+    drivers.install(&mounts())?;
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "login" }, "data": { "user": "YW5uYQ==" } });
+    node.drop_text("login.yaml", &secret.to_string())?;
+    let volume = json!({ "fsType": "cifs", "options": { "path": "//nas/a" }, "secretRef": { "name": "login" } });
+    let web = with(of_driver("web", volume), json!({ "spec": { "securityContext": { "fsGroup": 4321 } } }));
+    node.apply(&web)?;
+    let found = node.wait_running("web")?;
+    let id = container_id(&found, "main")?;
+    ensure!(drivers.share().metadata()?.gid() == 4321, "fsGroup is not set");
+    let shown = node.agent.cli(&["describe", &node.full_name("web")])?.success()?;
+    ensure!(shown.contains("FlexVolume test/share"), "{shown}");
+
+    // The next agent finds it mounted; so does the container's next start.
+    node.agent.kill();
+    node.agent.start()?;
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task of that id")?;
+    process::signal_pid(task.pid, Signal::KILL);
+    node.wait_pod("web", "started again", |pod| {
+        container_id(pod, "main").is_ok_and(|now| now != id) && container(pod, "main")["state"]["running"].is_object()
+    })?;
+    ensure!(fs::read_to_string(drivers.share().join("runs"))? == "run\nrun\n");
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait::until_true(wait::SOON, "the volume to be unmounted", || mounted_below(node.dir()) == 0)?;
+
+    let [init, mount, unmount] = &drivers.calls()[..] else { anyhow::bail!("{:?}", drivers.calls()) };
+    ensure!(*init == owned(("init", "")), "{init:?}");
+    let (path, options) = mount.1.split_once(' ').context("no options")?;
+    ensure!(mount.0 == "mount" && *unmount == owned(("unmount", path)), "{mount:?} {unmount:?}");
+    // What kubelet passes, by its `NewOptionsForDriver` and `SetUpAt`.
+    let wanted = json!({
+        "kubernetes.io/fsType": "cifs", "kubernetes.io/readwrite": "rw", "kubernetes.io/pvOrVolumeName": "data",
+        "kubernetes.io/pod.name": node.full_name("web"), "kubernetes.io/pod.namespace": "default",
+        "kubernetes.io/pod.uid": found["metadata"]["uid"], "kubernetes.io/serviceAccount.name": "",
+        "kubernetes.io/mounterArgs.FsGroup": "4321", "kubernetes.io/secret/user": "YW5uYQ==", "path": "//nas/a",
+    });
+    ensure!(serde_json::from_str::<Value>(options)? == wanted, "{options}");
+    ensure!(drivers.share().join("runs").exists(), "what the driver mounts is its own");
+    Ok(())
+}
+
+fn a_driver_that_is_missing_or_fails_holds_up_its_pod(node: &mut TestNode) -> Result<()> {
+    let drivers = Drivers::prepare(node)?;
+    node.apply(&of_driver("web", json!({})))?;
+    node.wait_event("MountVolume.SetUp failed for volume \"data\" : mount test/share: ")?;
+    node.wait_event("share is not on this node: install the driver in volumePluginDir")?;
+    drivers.install(&json!({ "status": "Success" }))?;
+    node.wait_event("its driver attaches volumes (capability attach), which a controller of a cluster has to do")?;
+    drivers.install(&json!({ "status": "Failure", "message": "no license" }))?;
+    node.wait_event("init: status Failure: no license")?;
+    drivers.install(&mounts())?;
+    node.wait_running("web")?;
+    node.remove("web")?;
+    node.wait_gone("web")
+}
+
+fn a_pod_is_removed_once_its_driver_has_unmounted(node: &mut TestNode) -> Result<()> {
+    let drivers = Drivers::prepare(node)?;
+    drivers.install(&mounts())?;
+    node.apply(&of_driver("web", json!({ "readOnly": true })))?;
+    node.apply(&of_driver("kept", json!({})))?;
+    node.wait_running("kept")?;
+    // It cannot write its start down.
+    node.wait_running("web")?;
+    ensure!(fs::read_to_string(drivers.share().join("runs"))? == "run\n", "the volume is read-only");
+    fs::write(drivers.dir.join("busy"), "")?;
+    node.remove("web")?;
+    let why = "unmount test/share: unmount: status Failure: not today";
+    let shown = || node.agent.cli(&["pods"]).is_ok_and(|reply| reply.stdout.contains(why));
+    wait::until_true(wait::SOON, why, shown)?;
+    fs::remove_file(drivers.dir.join("busy"))?;
+    wait::until_true(wait::SOON, "the volume to be unmounted", || mounted_below(node.dir()) == 1)?;
+    node.wait_gone("web")?;
+    node.wait_running("kept").map(drop)
+}
