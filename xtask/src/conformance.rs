@@ -88,16 +88,13 @@ const REWRITTEN: &str = "a manifest that is back at once with the same content r
 const REASONS: &[(&str, &str)] = &[
     ("successfully recreate when file is removed", REWRITTEN),
     ("should not continue running liveness probes", "limpet probes sidecars while their pod ends, as KEP 4438 asks"),
-    (
-        "if prestop doesn't exit",
-        "limpet ended a hook with the grace period, kubelet with its container; mended, passes when run again",
-    ),
     ("Device Plugin Failures Pod Status", "asks containerd's CRI, which this containerd has only for kubelet"),
     ("ContainerLogPath", "the node's /var/log is not that of the specs on this machine"),
     ("should not write to root filesystem", "the shell of these images is bash, whose message is another"),
     ("Aggregator", "its image, a sample apiserver, is not built here"),
     ("at least two untainted nodes", "the cluster has one node"),
     ("rollback without unnecessary restarts", "the cluster has one node"),
+    ("PLR guaranteed qos - 1 container", "this machine does not permit an oom_score_adj below zero"),
     ("PrivilegedPod", "this kernel has no dummy network devices"),
     ("/metrics/cadvisor", "limpet has the metrics of metrics.md; kubelet lacks some on cgroup v1"),
     ("Summary API", "values that cgroup v1 or this machine does not give; limpet has no PSI there"),
