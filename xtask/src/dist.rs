@@ -12,8 +12,10 @@ use crate::{cargo, setup};
 const MIN_GLIBC: (u32, u32) = (2, 34);
 
 /// Not relocated either: every container's logger is a process of it, and relocation would dirty a MiB in each. Tried
-/// without gain: identical functions folded (0.9 %).
-const FLAGS: [&str; 4] = ["-C", "target-feature=+crt-static", "-C", "relocation-model=static"];
+/// without gain: identical functions folded (0.9 %). Names of this kind distinguish the instances of a generic function, of
+/// which an idle agent runs few.
+const FLAGS: [&str; 6] =
+    ["-C", "target-feature=+crt-static", "-C", "relocation-model=static", "-C", "symbol-mangling-version=v0"];
 /// Has the linker leave out the tables for unwinding, a twelfth of the file: nothing unwinds, a panic aborts. The
 /// compiler makes them whatever its options are, for the debug information in the standard library.
 const UNWIND_TABLES_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/without_unwind_tables.ld");

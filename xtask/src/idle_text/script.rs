@@ -30,11 +30,8 @@ struct Pattern(String);
 impl Pattern {
     /// `object`: the object's file, with the archive that it is in before it: `libc.a(malloc.o)`.
     fn new(object: &str, section: &str) -> Self {
-        if let Some((name, _)) = section.rsplit_once("17h").filter(|(name, _)| name.contains("._ZN")) {
-            return Self(format!("*({name}17h*)"));
-        }
         if section.contains("._R") {
-            let name = without_number(section);
+            let name = without_hashes(without_number(section));
             return Self(format!("*({name} {name}.*)"));
         }
         let file = object.rsplit('/').next().unwrap_or(object);
@@ -51,6 +48,41 @@ impl Pattern {
         };
         Self(text)
     }
+}
+
+/// The name of a function of Rust (RFC 2603) without what changes with the versions of crates: their hashes, and the
+/// positions in the name that refer to a part before, which follow the lengths of the hashes.
+fn without_hashes(name: &str) -> String {
+    let (before, mut left) = name.split_once("._R").unwrap_or(("", name));
+    let mut general = format!("{before}._R");
+    while !left.is_empty() {
+        let number_end = left.find('_').map_or(left.len(), |end| end + 1);
+        let (kept, length) = match left.as_bytes() {
+            [b'C', b's', ..] => ("Cs*_", number_end),
+            [b'B', ..] => ("B*_", number_end),
+            // Numbers: of an item of the same name, of a lifetime, and a constant's value.
+            [b's' | b'L' | b'G', ..] => (&left[..number_end], number_end),
+            [b'K', next, ..] if !matches!(next, b'p' | b'B') => (&left[..number_end], number_end),
+            // A namespace may be any letter.
+            [b'N', _, ..] => (&left[..2], 2),
+            [b'0'..=b'9', ..] => identifier(left),
+            _ => (&left[..1], 1),
+        };
+        general.push_str(kept);
+        left = &left[length..];
+    }
+    general
+}
+
+/// An identifier at the beginning of a name, its length before it; and how long both are.
+fn identifier(name: &str) -> (&str, usize) {
+    let digits = name.find(|c: char| !c.is_ascii_digit()).unwrap_or(name.len());
+    // No identifier has the number 0 before it: that is one without letters, such as a closure's.
+    let digits = if name.starts_with('0') { 1 } else { digits };
+    let length: usize = name[..digits].parse().unwrap_or_default();
+    let separator = usize::from(name[digits..].starts_with('_'));
+    let end = (digits + separator + length).min(name.len());
+    (&name[..end], end)
 }
 
 /// Copies of a function of the standard library are private to each crate, and numbered as the whole program is compiled.
@@ -108,10 +140,10 @@ mod tests {
     const MAP: &str = "\
              VMA              LMA     Size Align Out     In      Symbol
            10000            10000      100    16 .text
-           10000            10000       40    16         /t/limpet.o:(.text._ZN3abc17h0123456789abcdefE)
-           10000            10000       40     1                 _ZN3abc17h0123456789abcdefE
-           10040            10040       c0    16         /t/limpet.o:(.text._ZN3abc17hfedcba9876543210E)
-           10100            10100       40    16         /t/limpet.o:(.text._ZN4none17hfedcba9876543210E)
+           10000            10000       40    16         /t/limpet.o:(.text._RNvMNtCs4fqI_3abcB2_)
+           10000            10000       40     1                 _RNvMNtCs4fqI_3abcB2_
+           10040            10040       c0    16         /t/limpet.o:(.text._RNvMNtCsgEmfK_3abcB3_)
+           10100            10100       40    16         /t/limpet.o:(.text._RNvMNtCsgEmfK_4noneB3_)
            10140            10140       20    16         /u/libc.a(malloc.o):(.text)
            10160            10160       20    16         /t/libring-0a1b.rlib(2c3d-aes-x86_64.o):(.text)
            10180            10180       20    16         /t/limpet.o:(.text._RNvX3std5clone.71)
@@ -122,13 +154,30 @@ mod tests {
 ";
 
     #[test]
-    fn functions_are_named_without_their_hash_and_those_used_whole_come_first() {
+    fn names_have_no_hashes_and_keep_their_identifiers() {
+        for (name, general) in [
+            (
+                ".text._RINvNtCsgEmfK2I1SDS_4core3ptr13drop_in_placeNtNtCs4fqI_5alloc3set8BTreeSetECsfe0_6limpet",
+                ".text._RINvNtCs*_4core3ptr13drop_in_placeNtNtCs*_5alloc3set8BTreeSetECs*_6limpet",
+            ),
+            (
+                ".text._RNCNvMs7_NtNtCslN_5alloc5boxed4Cs_b5queryB1Y_Kj8_0B5_",
+                ".text._RNCNvMs7_NtNtCs*_5alloc5boxed4Cs_b5queryB*_Kj8_0B*_",
+            ),
+            (".text._RNvC1_", ".text._RNvC1_"),
+        ] {
+            assert_eq!(without_hashes(name), general);
+        }
+    }
+
+    #[test]
+    fn functions_are_named_without_hashes_of_crates_and_those_used_whole_come_first() {
         let sections = sections(MAP);
         assert_eq!(sections.len(), 9);
         let executed = [vec![0x10000, 0x10150, 0x90000], vec![0x10040, 0x10160, 0x10190, 0x101c0, 0x101e0]];
         let text = text(&sections, &executed);
         let names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("    ")).collect();
-        let first = ["*libc.a:malloc.o(.text)", "*(.text._ZN3abc17h*)"];
+        let first = ["*libc.a:malloc.o(.text)", "*(.text._RNvMNtCs*_3abcB*_ .text._RNvMNtCs*_3abcB*_.*)"];
         let second = [
             "*(.text.main)",
             "*crt1.o(.text)",
