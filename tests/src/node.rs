@@ -322,6 +322,14 @@ impl TestNode {
         })
     }
 
+    /// Waits until the BPF programs are loaded, or refused, once and for all: they are loaded when a first burst of starts
+    /// has ended.
+    pub fn wait_bpf_programs(&self) -> Result<()> {
+        wait::until_true(wait::SOON, "the BPF programs, or why there are none", || {
+            self.agent.log().contains("BPF programs")
+        })
+    }
+
     /// What `limpet events` shows.
     pub fn events(&self) -> Result<String> {
         self.agent.cli(&["events"])?.success()

@@ -36,16 +36,9 @@ fn idle_agent(node: &TestNode) -> Result<Footprint> {
     wait::until(wait::SOON, "the agent's idleness", || Some(Footprint::of(pid)).filter(|agent| agent.threads == 1))
 }
 
-/// Until the BPF programs are loaded, or refused, once and for all: they are loaded when a first burst of starts has ended.
-fn wait_for_programs(node: &TestNode) -> Result<()> {
-    wait::until_true(wait::SOON, "the BPF programs, or why there are none", || {
-        node.agent.log().contains("BPF programs")
-    })
-}
-
 fn nothing_is_left_behind(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("first", IDLE))?;
-    wait_for_programs(node)?;
+    node.wait_bpf_programs()?;
     node.remove("first")?;
     let (warm_up, waves) = if suite::is_long() { (10, 50) } else { (1, 3) };
     (0..warm_up).try_for_each(|number| wave(node, number))?;
@@ -213,7 +206,7 @@ fn what_runs_for_long_does_not_grow(node: &mut TestNode) -> Result<()> {
     // A megabyte in some seconds: its log is rotated all the time.
     let chatter = "while :; do yes 'a line of a log that goes on for ever' | head -n 500; usleep 50000; done";
     node.apply(&simple("chatty", chatter))?;
-    wait_for_programs(node)?;
+    node.wait_bpf_programs()?;
     let (warm_up, time) = soak_times();
     let mut round = 0;
     let mut work = |node: &TestNode, time: Duration| -> Result<()> {

@@ -1,8 +1,8 @@
-//! A server that has no seat for the requests of a node: it answers 429 (API Priority and Fairness).
+//! A server that has one seat for the requests of a node: it answers the others with 429 (API Priority and Fairness).
 
 use anyhow::{Result, ensure};
 use limpet_tests::cluster::{self, Cluster, join};
-use limpet_tests::manifest::{IDLE, simple};
+use limpet_tests::manifest::{IDLE, simple, with};
 use limpet_tests::node::container_id;
 use limpet_tests::{TestNode, wait};
 use serde_json::json;
@@ -11,8 +11,12 @@ use super::{create, path, wait_deleted, wait_reported};
 
 const FLOW_CONTROL: &str = "/apis/flowcontrol.apiserver.k8s.io/v1";
 
-/// Has the server reject what the node writes, but for its lease. The path of what does so.
-fn reject(node: &TestNode, cluster: &Cluster) -> Result<String> {
+/// Pods that come at once.
+const PODS: usize = 4;
+
+/// Has the server run one request of what the node writes at a time, but for its lease, and reject the others: a level without
+/// seats still runs one while nothing else runs.
+fn limit(node: &TestNode, cluster: &Cluster) -> Result<()> {
     let (version, name) = ("flowcontrol.apiserver.k8s.io/v1", node.name());
     let level = json!({
         "apiVersion": version, "kind": "PriorityLevelConfiguration", "metadata": { "name": name },
@@ -35,10 +39,21 @@ fn reject(node: &TestNode, cluster: &Cluster) -> Result<String> {
     });
     let schemas = format!("{FLOW_CONTROL}/flowschemas");
     cluster.create(&schemas, &schema)?;
-    let path = format!("{schemas}/{name}");
-    // The server uses it from the moment that it has judged it.
-    cluster::wait_at(cluster, &path, "judged", |found| cluster::condition(found, "Dangling")["status"] == "False")?;
-    Ok(path)
+    cluster::wait_at(cluster, &format!("{schemas}/{name}"), "judged", |found| {
+        cluster::condition(found, "Dangling")["status"] == "False"
+    })
+    .map(drop)
+}
+
+/// Waits until a request of the node's is rejected: each version of a pod has its mirror made again.
+fn wait_rejected(node: &TestNode) -> Result<()> {
+    let mut version = 0;
+    wait::until_true(wait::SOON, "a rejected request", || {
+        version += 1;
+        let own = with(simple("own", IDLE), json!({ "metadata": { "labels": { "version": version.to_string() } } }));
+        let page = node.apply(&own).and_then(|()| node.agent.metrics());
+        page.is_ok_and(|page| page.contains("rest_client_requests_total{code=\"429\""))
+    })
 }
 
 pub(super) fn requests_that_an_overloaded_server_rejects_are_sent_again(node: &mut TestNode) -> Result<()> {
@@ -49,22 +64,15 @@ pub(super) fn requests_that_an_overloaded_server_rejects_are_sent_again(node: &m
     create(node, &cluster, &simple("deleted", IDLE))?;
     let kept = wait_reported(node, &cluster, "kept")?;
     wait_reported(node, &cluster, "deleted")?;
-    let schema = reject(node, &cluster)?;
-    node.apply(&simple("own", IDLE))?;
-    create(node, &cluster, &simple("bound", IDLE))?;
+    limit(node, &cluster)?;
+    wait_rejected(node)?;
+    let bound: Vec<String> = (0..PODS).map(|number| format!("bound-{number}")).collect();
+    for name in &bound {
+        create(node, &cluster, &simple(name, IDLE))?;
+    }
     cluster.delete(&path(node, "deleted"))?;
-    // What the server has no seat for keeps nothing from running, or from ending.
-    node.wait_running("own")?;
-    node.wait_running("bound")?;
-    node.wait_gone("deleted")?;
-    wait::until_true(wait::SOON, "a rejected request", || {
-        node.agent.metrics().is_ok_and(|page| page.contains("rest_client_requests_total{code=\"429\""))
-    })?;
-    let bound = cluster.get(&path(node, "bound"))?.unwrap_or_default();
-    ensure!(bound["status"]["phase"] == "Pending", "its status was taken: {bound}");
-
-    cluster.delete(&schema)?;
-    for name in ["own", "bound"] {
+    // All is true in the end, though the server stays as it is.
+    for name in bound.iter().map(String::as_str).chain(["own"]) {
         wait_reported(node, &cluster, name)?;
     }
     wait_deleted(node, &cluster, "deleted")?;

@@ -133,6 +133,7 @@ pub(crate) fn connections_that_are_reset_leave_nothing(node: &mut TestNode) -> R
     };
     // What the first of each kind brings into memory stays.
     cut()?;
+    node.wait_bpf_programs()?;
     let (inventory, before) = (Inventory::take(node)?, agent(node)?.private);
     cut()?;
     wait::until_none(wait::SOON, "anything that was not there before", || left(node, &inventory))?;
@@ -191,6 +192,7 @@ pub(crate) fn clients_that_are_gone_without_a_word_are_noticed(node: &mut TestNo
     // Its window is closed for as long as the others take.
     let (mut paused, _below) = api.command(network.connect(api.port())?, &exec(node, &["yes"], "output=1"))?;
     goes_on(&mut other)?;
+    node.wait_bpf_programs()?;
     let inventory = Inventory::take(node)?;
 
     let streams = Streams::open(node, &api, || network.connect(api.port()))?;

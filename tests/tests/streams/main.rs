@@ -303,6 +303,7 @@ fn clients_that_are_cut_off_or_read_nothing_leave_nothing(node: &mut TestNode) -
     wait::until_true(wait::SOON, "the end of their pipes", || {
         sessions.read_dir().is_ok_and(|mut left| left.next().is_none())
     })?;
+    node.wait_bpf_programs()?;
     let before = agent(node)?.private;
     let inventory = Inventory::take(node)?;
 
