@@ -368,7 +368,7 @@ mod tests {
             ),
             (
                 json!({"name": "disk", "mountPath": "/x"}),
-                "volume \"disk\": cephfs is not supported; use emptyDir, hostPath, nfs, iscsi, csi, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
+                "volume \"disk\": cephfs is not supported; use emptyDir, hostPath, nfs, iscsi, csi, flexVolume, image, configMap, secret, projected, downwardAPI, persistentVolumeClaim or ephemeral",
             ),
             (
                 json!({"name": "data", "mountPath": "/x", "subPathExpr": "$(A)"}),
