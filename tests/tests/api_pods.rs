@@ -106,7 +106,7 @@ fn main() -> ExitCode {
         // A disk that is never free enough.
         joining(case!(a_pod_that_comes_while_the_disk_is_short_fails))
             .on(|node| node.kubelet.push("evictionHard: {nodefs.available: 100Ti}".to_owned())),
-        // They stop the apiserver: the others are over by then.
+        // They stop the apiserver, and wait until no other case needs it.
         joining(case!(events_of_a_time_without_an_apiserver_outlive_the_agent)),
         joining(case!(claims_are_directories_of_the_node)),
         joining(case!(pods_start_without_an_apiserver_as_they_were_known_last)),

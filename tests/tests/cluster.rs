@@ -51,7 +51,7 @@ fn main() -> ExitCode {
         joining(case!(a_node_that_reports_sees_what_others_change_meanwhile))
             .on(|node| node.kubelet.push("nodeStatusReportFrequency: 1s".to_owned())),
         joining(case!(logs_and_commands_come_through_the_apiserver)),
-        // They stop the apiserver: the others are over by then.
+        // They stop the apiserver, and wait until no other case needs it.
         joining(case!(a_node_that_starts_without_an_apiserver_joins_when_it_comes)),
         joining(case!(what_happened_without_an_apiserver_is_true_when_it_is_back)),
         joining(case!(a_server_that_closes_connections_is_never_lost)),

@@ -43,7 +43,7 @@ impl Drivers {
         let script = format!(
             "#!/bin/sh\ncd {dir} || exit 1\necho \"$@\" >> calls\ncase $1 in\n\
              init) echo '{answer}'; exit ;;\n\
-             mount) mount --bind share \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
+             mount) [ ! -e busy ] && mount --bind share \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
              unmount) [ ! -e busy ] && umount \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
              esac\necho '{{\"status\": \"Failure\", \"message\": \"not today\"}}'\nexit 1\n",
             dir = self.dir.display(),
@@ -149,6 +149,14 @@ fn a_driver_that_is_missing_or_fails_holds_up_its_pod(node: &mut TestNode) -> Re
 fn a_pod_is_removed_once_its_driver_has_unmounted(node: &mut TestNode) -> Result<()> {
     let drivers = Drivers::prepare(node)?;
     drivers.install(&mounts())?;
+    // One whose volume was never mounted has nothing to unmount.
+    fs::write(drivers.dir.join("busy"), "")?;
+    node.apply(&of_driver("never", json!({})))?;
+    node.wait_event("mount: status Failure: not today")?;
+    node.remove("never")?;
+    node.wait_gone("never")?;
+    fs::remove_file(drivers.dir.join("busy"))?;
+
     node.apply(&of_driver("web", json!({ "readOnly": true })))?;
     node.apply(&of_driver("kept", json!({})))?;
     node.wait_running("kept")?;

@@ -2,8 +2,8 @@
 //!
 //! Where a page of an executable is used, the kernel maps the 64 KiB around it. What an idle node of a cluster runs is
 //! 0.8 MiB of 20 MiB of text; scattered, it held 12 MiB of memory. The script names functions as the compiler does but
-//! for the hashes of crates in them, so one that is older than the sources still holds for nearly all. It is of use for other
-//! architectures, too.
+//! for the hashes of crates in them, so one that is older than the sources still holds for nearly all. It is of use for
+//! other architectures, too.
 
 mod script;
 #[cfg(target_arch = "x86_64")]

@@ -180,8 +180,8 @@ impl Volumes {
         blocking(path, DEADLINE, move |progress| work.run(&settings, progress)).await
     }
 
-    /// Mounts the exports of servers, the disks of targets and the volumes of drivers that the pod has and that are not mounted. Each has
-    /// its own deadline, and those of one pod are mounted side by side.
+    /// Mounts the exports of servers, the disks of targets and the volumes of drivers that the pod has and that are not
+    /// mounted. Each has its own deadline, and those of one pod are mounted side by side.
     ///
     /// # Errors
     /// One cannot be mounted: the error names it.
@@ -325,9 +325,9 @@ impl Volumes {
         self.disks.tear_down(&self.settings.pod_dir(uid), uid).await
     }
 
-    /// Removes all files of a pod: exports of servers and volumes of drivers are unmounted, other mounts below its directory are detached,
-    /// busy or not, disks of targets that no other pod has are given back, and the directory is deleted without
-    /// following a symlink or crossing into another mount. A missing one is success.
+    /// Removes all files of a pod: exports of servers and volumes of drivers are unmounted, other mounts below its directory
+    /// are detached, busy or not, disks of targets that no other pod has are given back, and the directory is deleted
+    /// without following a symlink or crossing into another mount. A missing one is success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(uid);
         nfs::unmount_all(&pod_dir).await?;

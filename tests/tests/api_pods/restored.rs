@@ -59,13 +59,7 @@ pub(super) fn a_recreated_cluster_ends_nothing(node: &mut TestNode) -> Result<()
     come_further(&cluster, &before["metadata"]["resourceVersion"])?;
     node.agent.start()?;
     wait_reason(node, "web", "its data is new")?;
-    let now = node.wait_running("web")?;
-    ensure!(container_id(&now, "main")? == container_id(&before, "main")?, "it was restarted");
-    let accepted = node.agent.cli(&["cluster", "accept"])?.success()?;
-    ensure!(accepted == format!("pod/default/{} ends\n", node.full_name("web")), "{accepted:?}");
-    node.wait_gone("web")?;
-    create(node, &cluster, &simple("new", IDLE))?;
-    wait_reported(node, &cluster, "new").map(drop)
+    accept(node, &cluster, &before)
 }
 
 /// Its certificates are of an authority that the node does not know, until the operator gives it other credentials.
@@ -93,13 +87,18 @@ pub(super) fn a_cluster_with_another_authority_ends_nothing(node: &mut TestNode)
 
     cluster.node_credentials(node.name())?;
     wait_reason(node, "web", "its certificate authority is a different one")?;
+    accept(node, &cluster, &before)
+}
+
+/// The pod `web` runs on as it did `before`, until the operator takes the cluster as it is, which counts from then on.
+fn accept(node: &TestNode, cluster: &Cluster, before: &Value) -> Result<()> {
     let now = node.wait_running("web")?;
-    ensure!(container_id(&now, "main")? == container_id(&before, "main")?, "it was restarted");
+    ensure!(container_id(&now, "main")? == container_id(before, "main")?, "it was restarted");
     let accepted = node.agent.cli(&["cluster", "accept"])?.success()?;
     ensure!(accepted == format!("pod/default/{} ends\n", node.full_name("web")), "{accepted:?}");
     node.wait_gone("web")?;
-    create(node, &cluster, &simple("new", IDLE))?;
-    wait_reported(node, &cluster, "new").map(drop)
+    create(node, cluster, &simple("new", IDLE))?;
+    wait_reported(node, cluster, "new").map(drop)
 }
 
 /// The node's lease once it was renewed after `before`.

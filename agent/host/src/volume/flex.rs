@@ -51,7 +51,7 @@ struct Driver(String);
 impl Driver {
     /// `None`: it is no name that a directory of drivers can have.
     fn of(name: &str) -> Option<Self> {
-        let is_name = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains('\0');
+        let is_name = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains(['~', '\0']);
         let escaped = name.replace('/', "~");
         (name.split('/').all(is_name) && !escaped.starts_with(RESERVED)).then_some(Self(escaped))
     }
@@ -143,12 +143,17 @@ impl FlexMount {
         blocking(path.clone(), DEADLINE, move |_| files::make_dirs(&path, 0o750)).await?;
         let options = self.options().map_err(|error| failed(error.to_string()))?;
         call(&program, &["mount", &self.path.to_string_lossy(), &options]).await.map_err(failed)?;
-        let Some((group, on_root_mismatch)) = self.group.filter(|_| init.capabilities.fs_group) else { return Ok(()) };
-        let path = self.path.clone();
-        let set = move |_: &_| {
-            crate::fs_group::set(&path, group, on_root_mismatch).map_err(VolumeError::io("set fsGroup", &path))
-        };
-        blocking(self.path.clone(), CALL_DEADLINE, set).await
+        if let Some((group, on_root_mismatch)) = self.group.filter(|_| init.capabilities.fs_group) {
+            let path = self.path.clone();
+            let set = move |_: &_| {
+                crate::fs_group::set(&path, group, on_root_mismatch).map_err(VolumeError::io("set fsGroup", &path))
+            };
+            // A share of a server may have no owners; kubelet mounts it all the same.
+            if let Err(error) = blocking(self.path.clone(), CALL_DEADLINE, set).await {
+                tracing::warn!(volume = self.volume, %error, "the files of the volume do not get the pod's fsGroup");
+            }
+        }
+        Ok(())
     }
 
     /// The options as the driver gets them.
@@ -171,31 +176,35 @@ impl FlexMount {
 /// # Errors
 /// A driver fails: the volume may still be in use elsewhere, so the call is repeated with the pod's removal.
 pub(super) async fn unmount_all(pod_dir: &Path, plugin_dir: &Path) -> Result<(), VolumeError> {
-    let directory = pod_dir.join("volumes");
-    let of_drivers = {
+    let (directory, plugin_dir) = (pod_dir.join("volumes"), plugin_dir.to_owned());
+    let find = {
         let directory = directory.clone();
-        move |_: &_| volumes(&directory).map_err(VolumeError::io("read", &directory))
+        move |_: &_| mounted_volumes(&directory, &plugin_dir).map_err(VolumeError::io("read", &directory))
     };
-    for (driver, path) in blocking(directory, DEADLINE, of_drivers).await? {
-        let program = driver.program(plugin_dir);
-        // Without its driver the mount is detached with the pod's other ones.
-        if !program.is_file() {
-            continue;
-        }
+    for (driver, program, path) in blocking(directory, DEADLINE, find).await? {
         let volume = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let failed = |reason| VolumeError::TearDown { volume, driver: driver.0.replace('~', "/"), reason };
+        let failed = |reason| VolumeError::TearDown { volume, driver: driver.replace('~', "/"), reason };
         call(&program, &["unmount", &path.to_string_lossy()]).await.map_err(failed)?;
     }
     Ok(())
 }
 
-/// The volumes of drivers in the directory of a pod's volumes.
-fn volumes(directory: &Path) -> io::Result<Vec<(Driver, PathBuf)>> {
+/// The volumes in the directory of a pod's volumes that drivers have mounted or filled, each with its driver's name and
+/// program. Without its driver a mount is detached with the pod's other ones.
+fn mounted_volumes(directory: &Path, plugin_dir: &Path) -> io::Result<Vec<(String, PathBuf, PathBuf)>> {
     let mut found = Vec::new();
     for entry in entries(directory)? {
         let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if !name.starts_with(RESERVED) {
-            found.extend(entries(&entry)?.into_iter().map(|volume| (Driver(name.clone()), volume)));
+        if name.starts_with(RESERVED) {
+            continue;
+        }
+        for volume in entries(&entry)? {
+            let driver = Driver(name.clone());
+            let program = driver.program(plugin_dir);
+            // One that was never mounted, or is not any more, is an empty directory: a driver may fail to unmount it.
+            if std::fs::remove_dir(&volume).is_err() && program.is_file() {
+                found.push((driver.0, program, volume));
+            }
         }
     }
     Ok(found)
@@ -248,7 +257,7 @@ mod tests {
         let program = |name: &str| Driver::of(name).map(|driver| driver.program(Path::new("/plugins")));
         assert_eq!(program("fstab/cifs"), Some(PathBuf::from("/plugins/fstab~cifs/cifs")));
         assert_eq!(program("lvm"), Some(PathBuf::from("/plugins/lvm/lvm")));
-        for name in ["", "/cifs", "fstab/", "../bin/sh", "a/../b", ".hidden", "kubernetes.io/secret"] {
+        for name in ["", "/cifs", "fstab/", "../bin/sh", "a/../b", "a~..", ".hidden", "kubernetes.io/secret"] {
             assert_eq!(program(name), None, "{name}");
         }
     }
