@@ -29,7 +29,6 @@ const SIZE_PLACEHOLDER: &str = "<size>";
 use UsedIf::{Always, Filled, Unless};
 
 const WITHOUT_EFFECT: &str = "has no effect on a node without an apiserver";
-const HTTP_1: &str = "limpet's probes and hooks use HTTP/1.1";
 const ALPHA: &str = "it is alpha in Kubernetes 1.37";
 const MIGRATED: &str = "Kubernetes serves it by a CSI driver; use csi or a claim";
 const NO_FIBRE_CHANNEL: &str =
@@ -40,14 +39,14 @@ const REMOVED: &str = "Kubernetes has removed it";
 /// Fields that limpet does not implement, and why. `C` means every container and init container.
 pub(super) const REFUSED: &[(&str, UsedIf, &str)] = &[
     // Life
-    ("spec.C.livenessProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
-    ("spec.C.readinessProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
-    ("spec.C.startupProbe.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
+    ("spec.C.livenessProbe.httpGet.protocol", Unless(&["HTTP1"]), ALPHA),
+    ("spec.C.readinessProbe.httpGet.protocol", Unless(&["HTTP1"]), ALPHA),
+    ("spec.C.startupProbe.httpGet.protocol", Unless(&["HTTP1"]), ALPHA),
     ("spec.C.livenessProbe.grpc.mode", Unless(&["Plaintext"]), ALPHA),
     ("spec.C.readinessProbe.grpc.mode", Unless(&["Plaintext"]), ALPHA),
     ("spec.C.startupProbe.grpc.mode", Unless(&["Plaintext"]), ALPHA),
-    ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
-    ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"]), HTTP_1),
+    ("spec.C.lifecycle.postStart.httpGet.protocol", Unless(&["HTTP1"]), ALPHA),
+    ("spec.C.lifecycle.preStop.httpGet.protocol", Unless(&["HTTP1"]), ALPHA),
     ("spec.schedulingGates", Always, "only a scheduler removes gates"),
     ("spec.evictionResponders", Always, ALPHA),
     // Volumes; every kind but emptyDir, hostPath, nfs, iscsi, csi, flexVolume, image, configMap, secret, downwardAPI and projections of the

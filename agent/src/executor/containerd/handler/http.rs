@@ -1,5 +1,7 @@
 //! One GET of a probe or hook, as kubelet sends it: a connection of its own, certificates are not verified, redirects
-//! stay at their host, the body is bounded. Part of [`super`].
+//! stay at their host, the body is bounded. Servers of HTTPS probes may choose HTTP/2. Part of [`super`].
+
+mod http2;
 
 use std::error::Error as _;
 use std::io;
@@ -40,11 +42,22 @@ pub enum Purpose {
     Lifecycle,
 }
 
+impl Purpose {
+    /// What a server may choose from during the TLS handshake. kubelet's client for hooks offers nothing.
+    fn protocols(self) -> Vec<Vec<u8>> {
+        match self {
+            Self::Probe => vec![http2::ALPN.to_vec(), b"http/1.1".to_vec()],
+            Self::Lifecycle => Vec::new(),
+        }
+    }
+}
+
 /// One GET: where to, and with which headers.
 #[derive(Debug, Clone)]
 pub struct Get {
     url: Url,
     headers: HeaderMap,
+    purpose: Purpose,
 }
 
 /// An answer.
@@ -102,7 +115,7 @@ impl Get {
         }
         headers.entry(CONNECTION).or_insert(HeaderValue::from_static("close"));
         let url = Url::parse(&url).map_err(|error| failed(error.to_string()))?;
-        Ok(Self { url, headers })
+        Ok(Self { url, headers, purpose })
     }
 
     /// The same without TLS, and without what was for TLS alone.
@@ -139,7 +152,7 @@ impl Get {
     }
 
     /// The GET that `response` redirects this one to; `None`: to another host, or it is none.
-    fn redirected(&self, response: &Response<Incoming>) -> Option<Self> {
+    fn redirected<B>(&self, response: &Response<B>) -> Option<Self> {
         if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
             return None;
         }
@@ -151,7 +164,7 @@ impl Get {
             // A name given with the action is for the place that the action names.
             headers.remove(HOST);
         }
-        same.then_some(Self { url, headers })
+        same.then_some(Self { url, headers, purpose: self.purpose })
     }
 
     fn failed(&self, cause: String, without_tls: bool) -> GetFailure {
@@ -189,14 +202,18 @@ impl HttpGetter {
         let stream = stream.map_err(|error| get.failed(format!("dial tcp {}: {error}", get.authority()), false))?;
         match get.url.scheme() {
             "https" => {
-                let stream = self.handshake(host, stream).await;
-                over(stream.map_err(|error| get.failed(error.to_string(), speaks_no_tls(&error)))?, get, answered).await
+                let stream = self.handshake(host, stream, get.purpose).await;
+                let stream = stream.map_err(|error| get.failed(error.to_string(), speaks_no_tls(&error)))?;
+                match stream.get_ref().1.alpn_protocol() {
+                    Some(http2::ALPN) => http2::over(stream, get, answered).await,
+                    _ => over(stream, get, answered).await,
+                }
             }
             _ => over(stream, get, answered).await,
         }
     }
 
-    async fn handshake(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    async fn handshake(&self, host: &str, stream: TcpStream, purpose: Purpose) -> io::Result<TlsStream<TcpStream>> {
         let config = match self.tls.get() {
             Some(config) => Arc::clone(config),
             None => {
@@ -209,7 +226,7 @@ impl HttpGetter {
             // Not a name that TLS can send: none is sent.
             Err(_) => ServerName::from(stream.peer_addr()?.ip()),
         };
-        TlsConnector::from(config).connect(name, stream).await
+        TlsConnector::from(config).with_alpn(purpose.protocols()).connect(name, stream).await
     }
 }
 
@@ -241,13 +258,21 @@ async fn over<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         let status = response.status();
         Ok(Exchanged::Answer(Answer { status, body: body(response.into_body()).await? }))
     };
+    driven(answer, connection).await.map_err(failed)
+}
+
+/// The outcome of `answer`, which comes over `connection`.
+async fn driven<T, E>(
+    answer: impl Future<Output = Result<T, E>>,
+    connection: impl Future<Output = Result<(), E>>,
+) -> Result<T, E> {
     let (mut answer, mut connection) = (std::pin::pin!(answer), std::pin::pin!(connection));
     tokio::select! {
-        answer = &mut answer => answer.map_err(failed),
+        answer = &mut answer => answer,
         ended = &mut connection => match ended {
             // What came is still to be read.
-            Ok(()) => answer.await.map_err(failed),
-            Err(error) => Err(failed(error)),
+            Ok(()) => answer.await,
+            Err(error) => Err(error),
         },
     }
 }
@@ -257,13 +282,18 @@ async fn body(mut body: Incoming) -> Result<String, hyper::Error> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame?.into_data() else { continue };
-        let room = MAX_OUTPUT - bytes.len();
-        bytes.extend_from_slice(&data[..data.len().min(room)]);
-        if bytes.len() == MAX_OUTPUT {
+        if is_full_with(&mut bytes, &data) {
             break;
         }
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Appends what fits of `data` to a body; whether nothing more fits.
+fn is_full_with(body: &mut Vec<u8>, data: &[u8]) -> bool {
+    let room = MAX_OUTPUT - body.len();
+    body.extend_from_slice(&data[..data.len().min(room)]);
+    body.len() == MAX_OUTPUT
 }
 
 /// Whether what came back of a TLS handshake was something else, such as a plain answer.

@@ -181,16 +181,80 @@ async fn what_is_no_answer_is_a_failure() {
     assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
-#[tokio::test]
-async fn any_certificate_will_do() {
+/// TLS of a server that speaks `protocols`, by the names that the handshake has for them.
+fn acceptor(protocols: &[&str]) -> TlsAcceptor {
     let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(["elsewhere.example".to_owned()]).unwrap();
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(signing_key.serialize_der()));
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
-    let config = config.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap();
-    let server = Server::start(vec![ok("secret")], Some(TlsAcceptor::from(Arc::new(config)))).await;
+    let mut config = config.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap();
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
+    TlsAcceptor::from(Arc::new(config))
+}
+
+#[tokio::test]
+async fn any_certificate_will_do() {
+    let server = Server::start(vec![ok("secret")], Some(acceptor(&[]))).await;
     assert_eq!(send(&action("HTTPS", server.port, "/", &[])).await.unwrap().body, "secret");
+}
+
+/// Answers one connection over HTTP/2 alone; the result is the request.
+async fn answer_http2(listener: TcpListener, answer: Response<&'static str>) -> Request<()> {
+    let (stream, _) = listener.accept().await.unwrap();
+    let mut connection = h2::server::handshake(acceptor(&["h2"]).accept(stream).await.unwrap()).await.unwrap();
+    let (request, mut respond) = connection.accept().await.unwrap().unwrap();
+    let (head, body) = answer.into_parts();
+    let mut sent = respond.send_response(Response::from_parts(head, ()), false).unwrap();
+    sent.send_data(Bytes::from_static(body.as_bytes()), true).unwrap();
+    // Until the other end has closed it.
+    while let Some(Ok(_)) = connection.accept().await {}
+    request.map(drop)
+}
+
+#[tokio::test]
+async fn a_probe_speaks_http2_where_the_server_does() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = tokio::spawn(answer_http2(listener, Response::new("fine")));
+    let headers = [("Host", "web.example"), ("X-Key", "a"), ("Upgrade", "mine")];
+    let answer = send(&action("HTTPS", port, "/healthz?full=1", &headers)).await.unwrap();
+    assert_eq!(answer, Answer { status: StatusCode::OK, body: "fine".to_owned() });
+    let request = server.await.unwrap();
+    assert_eq!(request.uri(), "https://web.example/healthz?full=1");
+    let mut names = request.headers().iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap()));
+    let expected = [("x-key", "a"), ("user-agent", "kube-probe/1.37"), ("accept", "*/*")];
+    assert!(names.all(|header| expected.contains(&header)) && request.headers().len() == 3, "{request:?}");
+}
+
+#[tokio::test]
+async fn an_answer_over_http2_is_bounded_and_may_redirect() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let long = Response::new("x".repeat(3 * MAX_OUTPUT).leak() as &str);
+    let server = tokio::spawn(answer_http2(listener, long));
+    assert_eq!(send(&action("HTTPS", port, "/", &[])).await.unwrap().body.len(), MAX_OUTPUT);
+    server.await.unwrap();
+
+    let plain = Server::start(vec![ok("there")], None).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let there = format!("http://127.0.0.1:{}/next", plain.port);
+    let server =
+        tokio::spawn(answer_http2(listener, Response::builder().status(302).header(LOCATION, there).body("").unwrap()));
+    assert_eq!(send(&action("HTTPS", port, "/", &[])).await.unwrap().body, "there");
+    server.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hook_speaks_http_1_with_every_server() {
+    let server = Server::start(vec![ok("hooked")], Some(acceptor(&["h2", "http/1.1"]))).await;
+    let wanted = get(&action("HTTPS", server.port, "/", &[]), Purpose::Lifecycle);
+    let answer = HttpGetter::default().send(wanted, &AtomicBool::new(false)).await.unwrap();
+    assert_eq!(answer.body, "hooked");
+    // A probe, with a server that has no HTTP/2.
+    let server = Server::start(vec![ok("probed")], Some(acceptor(&["http/1.1"]))).await;
+    assert_eq!(send(&action("HTTPS", server.port, "/", &[])).await.unwrap().body, "probed");
 }
 
 #[tokio::test]
