@@ -4,6 +4,7 @@
 mod api;
 mod views;
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -26,6 +27,18 @@ const GATES: &str = "spec.readinessGates";
 const USERS: &str = "spec.hostUsers";
 /// Works in a pod that runs, and in no manifest.
 const EPHEMERAL: &str = "spec.ephemeralContainers";
+
+/// Fields that work, and that kubelet 1.37 ignores unless a feature gate is switched on: how their path begins and ends,
+/// and the gate.
+const BEHIND_GATES: &[(&str, &str, &str)] = &[
+    ("spec.C", ".lifecycle.stopSignal", "ContainerStopSignals"),
+    ("spec.volumes[]", ".emptyDir.mode", "EmptyDirVolumeMode"),
+    ("spec.volumes[]", ".defaultUser", "AtomicWriteVolumeUserFields"),
+    ("spec.volumes[]", ".user", "AtomicWriteVolumeUserFields"),
+];
+
+/// The most lines that the list of refusals may have: a screen's.
+const MAX_REFUSALS: usize = 24;
 
 const INTRODUCTION: &str = "# Fields of a Pod
 
@@ -62,8 +75,47 @@ fn every_pattern_of_the_tables_names_a_field() {
     }
 }
 
+#[test]
+fn the_refusals_fit_on_a_screen() {
+    let lines = refusals().lines().count();
+    assert!(lines <= MAX_REFUSALS, "{lines} lines");
+    for (pattern, _, why) in REFUSED {
+        let end = pattern.rsplit('.').next().unwrap();
+        assert!(refusals().lines().any(|line| line.contains(why) && line.contains(end)), "{pattern}");
+    }
+}
+
+/// What is refused: the fields of each reason.
+fn refusals() -> String {
+    let mut reasons: Vec<&str> = Vec::new();
+    for (.., why) in REFUSED {
+        if !reasons.contains(why) {
+            reasons.push(why);
+        }
+    }
+    let mut text = "\n## Refused\n\nWhatever is not in this list works, or needs what its line below names.\n\n\
+                    | field | why it is refused |\n|---|---|\n"
+        .to_owned();
+    for reason in reasons {
+        let of_reason = REFUSED.iter().filter(|(.., why)| *why == reason);
+        let names = of_reason.map(|(pattern, used, _)| format!("`{}`{}", short(pattern), when(*used)));
+        let names: BTreeSet<String> = names.collect();
+        let _ = writeln!(text, "| {} | {reason} |", names.into_iter().collect::<Vec<_>>().join(", "));
+    }
+    text
+}
+
+/// The field's path without `spec` and, for a volume, its list; one name for the three probes, and for the two hooks.
+fn short(pattern: &str) -> String {
+    let path = pattern.strip_prefix("spec.").unwrap_or(pattern);
+    let path = path.strip_prefix("volumes[].").unwrap_or(path).replace("C.", "containers[].");
+    let alike = [("livenessProbe", "*Probe"), ("readinessProbe", "*Probe"), ("startupProbe", "*Probe")];
+    let hooks = [("postStart", "*"), ("preStop", "*")];
+    alike.iter().chain(&hooks).fold(path, |path, (name, short)| path.replace(name, short))
+}
+
 fn page_text() -> String {
-    let mut page = INTRODUCTION.to_owned();
+    let mut page = INTRODUCTION.to_owned() + &refusals();
     let fields = api::fields();
     for (heading, root) in PARTS {
         let _ = write!(
@@ -109,12 +161,7 @@ fn is_decided_above(field: &str) -> bool {
 
 fn verdict(field: &str) -> String {
     if let Some((_, used, why)) = REFUSED.iter().find(|(pattern, ..)| *pattern == field) {
-        let when = match used {
-            UsedIf::Always => String::new(),
-            UsedIf::Filled => " unless empty".to_owned(),
-            UsedIf::Unless(texts) => format!(" unless {}", texts.map_join()),
-        };
-        return format!("refused{when}, because {why}");
+        return format!("refused{}, because {why}", when(*used));
     }
     if let Some((_, what)) = NEEDS_APISERVER.iter().find(|(pattern, _)| *pattern == field) {
         return format!("needs an apiserver: {what}");
@@ -134,10 +181,23 @@ fn verdict(field: &str) -> String {
     if field == TOLERATIONS {
         return format!("without an apiserver: only `{MEMORY_PRESSURE}`, of a pushed pod");
     }
+    let is_gated = |(root, end, _): &&(&str, &str, &str)| field.starts_with(root) && field.ends_with(end);
+    if let Some((.., gate)) = BEHIND_GATES.iter().find(is_gated) {
+        return format!("works; kubelet needs its feature gate `{gate}`");
+    }
     match NO_EFFECT.iter().find(|(pattern, _)| *pattern == field) {
         Some((_, UsedIf::Unless(texts))) => format!("without an apiserver: only {}", texts.map_join()),
         Some(_) => "no effect without an apiserver".to_owned(),
         None => WORKS.to_owned(),
+    }
+}
+
+/// The condition of a refusal, in words.
+fn when(used: UsedIf) -> String {
+    match used {
+        UsedIf::Always => String::new(),
+        UsedIf::Filled => " unless empty".to_owned(),
+        UsedIf::Unless(texts) => format!(" unless {}", texts.map_join()),
     }
 }
 

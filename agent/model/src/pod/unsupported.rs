@@ -33,7 +33,7 @@ const ALPHA: &str = "it is alpha in Kubernetes 1.37";
 const MIGRATED: &str = "Kubernetes serves it by a CSI driver; use csi or a claim";
 const NO_FIBRE_CHANNEL: &str =
     "limpet does not scan for disks of Fibre Channel; mount the disk on the node and use hostPath, or use csi";
-const NO_CLAIMS: &str = "limpet does not support ResourceClaims yet; use a device plugin";
+const NO_CLAIMS: &str = "limpet has no drivers of ResourceClaims; use a device plugin or the table of devices";
 const REMOVED: &str = "Kubernetes has removed it";
 
 /// Fields that limpet does not implement, and why. `C` means every container and init container.
