@@ -328,6 +328,14 @@ fn a_registry_password_from_a_secret(node: &mut TestNode) -> Result<()> {
     };
     node.apply(&pull(registry::PASSWORD))?;
     node.wait_running("web")?;
+    // A missing one is not reported where nothing has to be pulled.
+    node.apply(&pod(
+        "local",
+        json!({ "containers": [shell("main", IDLE)], "imagePullSecrets": [{ "name": "absent" }] }),
+    ))?;
+    node.wait_running("local")?;
+    let of_local = |line: &str| line.contains("local-") && line.contains("image pull secrets");
+    ensure!(!node.events()?.lines().any(of_local), "{}", node.events()?);
     let said = format!("{}{}", node.events()?, node.agent.log());
     ensure!(!said.contains(registry::PASSWORD), "the output contains the password");
     Ok(())

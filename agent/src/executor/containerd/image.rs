@@ -104,26 +104,25 @@ impl ContainerdExecutor {
         Some(PullAccount { pod, issuer: Arc::clone(issuer) })
     }
 
-    /// The pod's own registry credentials. A missing one is reported; the pull may succeed without it.
+    /// The pod's own registry credentials. One that is missing is not an error: the pull may succeed without it.
     fn pull_secrets(&self, pod: &PodState) -> PullSecrets {
-        let objects = Arc::clone(&pod.objects);
-        let names = pod.record.spec().image_pull_secrets.iter().flatten().map(|secret| secret.name.as_str());
-        let (mut found, mut missing) = (Vec::new(), Vec::new());
-        for name in names.filter(|name| !name.is_empty()) {
-            match objects.get(ObjectKind::Secret, name) {
-                Some(secret) => found.push(Arc::clone(secret)),
-                None => missing.push(name),
-            }
+        let found = names_of_pull_secrets(pod).filter_map(|name| pod.objects.get(ObjectKind::Secret, name));
+        found.map(Arc::clone).collect::<Vec<_>>().into()
+    }
+
+    /// As kubelet, after a pull that has failed.
+    fn report_missing_pull_secrets(&self, pod: &PodState) {
+        let missing = names_of_pull_secrets(pod).filter(|name| pod.objects.get(ObjectKind::Secret, name).is_none());
+        let missing = missing.collect::<Vec<_>>();
+        if missing.is_empty() {
+            return;
         }
-        if !missing.is_empty() {
-            let message = format!(
-                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
-                missing.join(", ")
-            );
-            tracing::warn!(pod = %pod.record.key, message, "pull secrets");
-            self.reporter.event(pod, None, EventType::Warning, "FailedToRetrieveImagePullSecret", message);
-        }
-        found.into()
+        let message = format!(
+            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+            missing.join(", ")
+        );
+        tracing::warn!(pod = %pod.record.key, message, "pull secrets");
+        self.reporter.event(pod, None, EventType::Warning, "FailedToRetrieveImagePullSecret", message);
     }
 
     /// kubelet's two reasons: the first failure names the error, later ones the back-off.
@@ -134,6 +133,7 @@ impl ContainerdExecutor {
         if error.is_invalid_name() {
             return Failure { reason: "InvalidImageName", message, transient: false };
         }
+        self.report_missing_pull_secrets(pod);
         if slot.pull_retry.is_some() {
             let message = format!("Back-off pulling image \"{image}\": {error}");
             self.reporter.event(
@@ -147,4 +147,10 @@ impl ContainerdExecutor {
         }
         Failure { reason: "ErrImagePull", message, transient: error.is_runtime_unavailable() }
     }
+}
+
+/// The Secrets that the pod names for its pulls.
+fn names_of_pull_secrets(pod: &PodState) -> impl Iterator<Item = &str> {
+    let secrets = pod.record.spec().image_pull_secrets.iter().flatten();
+    secrets.map(|secret| secret.name.as_str()).filter(|name| !name.is_empty())
 }
