@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         case!(of_quick_edits_only_the_last_one_starts),
         case!(an_edit_while_the_agent_is_away_is_carried_out),
         case!(cpu_and_memory_change_without_a_restart),
+        case!(a_resource_whose_policy_says_so_restarts_its_container),
         case!(a_pods_own_cpu_and_memory_change_without_a_restart),
         case!(a_memory_limit_below_what_is_used_waits),
         case!(a_resize_that_does_not_fit_waits_for_room),
@@ -195,6 +196,40 @@ fn cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {
     })?;
     ensure!(main_limits(node, &next)? == wanted(32, "20000"), "{:?}", main_limits(node, &next));
     Ok(())
+}
+
+fn a_resource_whose_policy_says_so_restarts_its_container(node: &mut TestNode) -> Result<()> {
+    let web = |cpu: &str, memory: &str| {
+        let mut web = limited(IDLE, cpu, memory);
+        let restart = |resource: &str, policy: &str| json!({ "resourceName": resource, "restartPolicy": policy });
+        let policies = json!([restart("cpu", "NotRequired"), restart("memory", "RestartContainer")]);
+        web["spec"]["containers"][0]["resizePolicy"] = policies;
+        let containers = web["spec"]["containers"].as_array_mut();
+        containers.into_iter().for_each(|containers| containers.push(shell("beside", IDLE)));
+        web
+    };
+    node.apply(&web("100m", "64Mi"))?;
+    let before = node.wait_running("web")?;
+    let wanted = |memory: u64, quota: &str| ((memory << 20).to_string(), quota.to_owned());
+    node.apply(&web("500m", "64Mi"))?;
+    wait::until_true(wait::SOON, "the cgroup of the container", || {
+        main_limits(node, &before).is_ok_and(|found| found == wanted(64, "50000"))
+    })?;
+    let resized = node.wait_running("web")?;
+    ensure!(container_id(&resized, "main")? == container_id(&before, "main")?, "{}", resized["status"]);
+
+    let said = forecast(node, &web("500m", "128Mi"))?;
+    ensure!(said.contains("restarts: container main"), "{said}");
+    node.apply(&web("500m", "128Mi"))?;
+    let after = node.wait_pod("web", "restarted", |pod| {
+        container(pod, "main")["restartCount"] == 1 && container(pod, "main")["state"]["running"].is_object()
+    })?;
+    ensure!(main_limits(node, &after)? == wanted(128, "50000"), "{:?}", main_limits(node, &after));
+    ensure!(container_id(&after, "beside")? == container_id(&before, "beside")?, "{}", after["status"]);
+    let same = |pointer: &str| after.pointer(pointer) == before.pointer(pointer);
+    ensure!(same("/metadata/uid") && same("/status/podIP") && same("/status/startTime"), "{after}");
+    ensure!(container(&after, "main")["resources"]["limits"]["memory"] == "128Mi", "{}", after["status"]);
+    node.wait_event("ResizeCompleted")
 }
 
 fn a_pods_own_cpu_and_memory_change_without_a_restart(node: &mut TestNode) -> Result<()> {

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 fn main() -> ExitCode {
     suite::run([
         case!(a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod),
+        case!(files_change_their_group_as_the_change_policy_says),
         case!(a_driver_that_is_missing_or_fails_holds_up_its_pod),
         case!(a_pod_is_removed_once_its_driver_has_unmounted),
     ])
@@ -128,6 +129,31 @@ fn a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod(node: &m
     });
     ensure!(serde_json::from_str::<Value>(options)? == wanted, "{options}");
     ensure!(drivers.share().join("runs").exists(), "what the driver mounts is its own");
+    Ok(())
+}
+
+fn files_change_their_group_as_the_change_policy_says(node: &mut TestNode) -> Result<()> {
+    let drivers = Drivers::prepare(node)?;
+    drivers.install(&mounts())?;
+    let web = |name: &str, policy: &str| {
+        let context = json!({ "fsGroup": 4321, "fsGroupChangePolicy": policy });
+        with(of_driver(name, json!({})), json!({ "spec": { "securityContext": context } }))
+    };
+    let foreign = drivers.share().join("foreign");
+    let group_of_foreign = || Ok::<_, std::io::Error>(foreign.metadata()?.gid());
+    fs::write(&foreign, "")?;
+    // The directory itself differs: all in it is changed.
+    for (name, policy, root, expected) in
+        [("first", "OnRootMismatch", 0, 4321), ("second", "OnRootMismatch", 4321, 99), ("third", "Always", 4321, 4321)]
+    {
+        std::os::unix::fs::chown(&foreign, None, Some(99))?;
+        ensure!(drivers.share().metadata()?.gid() == root, "{name}: {:?}", drivers.share().metadata()?);
+        node.apply(&web(name, policy))?;
+        node.wait_running(name)?;
+        ensure!(group_of_foreign()? == expected, "{name}: {}", group_of_foreign()?);
+        node.remove(name)?;
+        node.wait_gone(name)?;
+    }
     Ok(())
 }
 

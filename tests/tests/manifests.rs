@@ -16,7 +16,7 @@ fn main() -> ExitCode {
         case!(a_field_limpet_does_not_act_on_is_refused),
         case!(a_pod_beyond_the_security_standard_of_its_source_is_refused).on(|node| {
             node.cni = true;
-            node.limpet = vec!["podSecurity: {file: baseline}".to_owned()];
+            node.limpet = vec!["podSecurity: {file: baseline, push: restricted}".to_owned()];
         }),
         case!(two_files_that_claim_one_pod_are_both_reported),
         case!(of_two_pods_with_one_uid_the_second_waits_for_the_end_of_the_first),
@@ -262,11 +262,28 @@ fn a_pod_beyond_the_security_standard_of_its_source_is_refused(node: &mut TestNo
     wait_noted(node)?;
     node.wait_event("violates PodSecurity \"baseline:latest\": host namespaces (hostPID=true)")?;
     node.ensure_unchanged("web", &before)?;
-    // The last good version also runs after a restart, and another source has a level of its own.
+    // The last good version also runs after a restart.
     node.agent.kill();
     node.agent.start()?;
     wait_noted(node)?;
     node.ensure_unchanged("web", &before)?;
+    // Another source has a level of its own: what a file may have, a pushed pod may not.
+    let mut pushed = with(simple("pushed", IDLE), json!({ "spec": { "hostNetwork": false } }));
+    let refused = node.agent.cli_with_input(&["apply", "-f", "-"], pushed.to_string().as_bytes())?;
+    ensure!(
+        refused.code == Some(1) && refused.stderr.contains("violates PodSecurity \"restricted:latest\""),
+        "{refused:?}"
+    );
+    pushed["spec"]["containers"][0]["securityContext"] = json!({
+        "runAsNonRoot": true, "runAsUser": 1000, "allowPrivilegeEscalation": false,
+        "capabilities": { "drop": ["ALL"] }, "seccompProfile": { "type": "RuntimeDefault" },
+    });
+    node.agent.cli_with_input(&["apply", "-f", "-"], pushed.to_string().as_bytes())?.success()?;
+    node.wait_running("pushed")?;
+    // A source that is not named has none.
+    node.agent.kill();
+    node.agent.reconfigure(|settings| settings.limpet = vec!["podSecurity: {file: baseline}".to_owned()])?;
+    node.agent.start()?;
     let pushed = with(simple("free", IDLE), json!({ "spec": { "hostPID": true } })).to_string();
     node.agent.cli_with_input(&["apply", "-f", "-"], pushed.as_bytes())?.success()?;
     node.wait_running("free").map(drop)
