@@ -87,7 +87,10 @@ const REWRITTEN: &str = "a manifest that is back at once with the same content r
 /// Why specs fail, by a part of their names; the first that fits counts.
 const REASONS: &[(&str, &str)] = &[
     ("successfully recreate when file is removed", REWRITTEN),
-    ("should not continue running liveness probes", "limpet probes sidecars while their pod ends, as KEP 4438 asks"),
+    (
+        "should not continue running liveness probes",
+        "limpet probes and restarts other containers while one is stopped after a failed probe",
+    ),
     ("Device Plugin Failures Pod Status", "asks containerd's CRI, which this containerd has only for kubelet"),
     ("ContainerLogPath", "the node's /var/log is not that of the specs on this machine"),
     ("should not write to root filesystem", "the shell of these images is bash, whose message is another"),
