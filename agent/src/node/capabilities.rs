@@ -1,7 +1,7 @@
 //! The Linux capabilities the agent needs: one table with the purpose, the condition and the effect of a missing one.
 //!
 //! At its start, while it has one thread, the agent drops all others, for itself and for the programs it executes (CNI
-//! plugins). Containers are children of containerd and get their capabilities from it. Docs: `docs/configuration.md`.
+//! plugins, drivers of flexVolumes). Containers are children of containerd and get their capabilities from it. Docs: `docs/configuration.md`.
 
 use std::io;
 
@@ -21,6 +21,8 @@ pub enum When {
     Programs,
     /// If the host has AppArmor, or a `manifestGuard` is configured.
     SecurityModules,
+    /// If there is a driver in `volumePluginDir`.
+    FlexDrivers,
 }
 
 impl When {
@@ -31,6 +33,7 @@ impl When {
             Self::LowPort => "a listener below port 1024",
             Self::Programs => "built with eBPF",
             Self::SecurityModules => "AppArmor, `manifestGuard`",
+            Self::FlexDrivers => "a driver in `volumePluginDir` at the start",
         }
     }
 
@@ -44,6 +47,9 @@ impl When {
             Self::Programs => cfg!(feature = "attribution"),
             Self::SecurityModules => {
                 apparmor::is_enabled() || cfg!(feature = "attribution") && config.guard.mode.is_some()
+            }
+            Self::FlexDrivers => {
+                std::fs::read_dir(&config.volume_plugin_dir).is_ok_and(|mut drivers| drivers.next().is_some())
             }
         }
     }
@@ -70,7 +76,7 @@ const fn always(set: CapabilitySet, name: &'static str, purpose: &'static str, l
 }
 
 /// All needed capabilities. Neither the agent nor the plugins it executes use any others.
-pub static NEEDS: [Need; 18] = [
+pub static NEEDS: [Need; 20] = [
     always(
         CapabilitySet::CHOWN,
         "CAP_CHOWN",
@@ -195,6 +201,24 @@ pub static NEEDS: [Need; 18] = [
             "CAP_MAC_ADMIN",
             "loading the default AppArmor profile; BPF programs at the security hooks",
             "containers may run without the profile; kernels that ask for it refuse the guard",
+        )
+    },
+    Need {
+        when: When::FlexDrivers,
+        ..always(
+            CapabilitySet::MKNOD,
+            "CAP_MKNOD",
+            "drivers of flexVolumes that make device files",
+            "such drivers fail",
+        )
+    },
+    Need {
+        when: When::FlexDrivers,
+        ..always(
+            CapabilitySet::SYS_CHROOT,
+            "CAP_SYS_CHROOT",
+            "drivers of flexVolumes that change their root or mount namespace (`chroot`, `nsenter`)",
+            "such drivers fail",
         )
     },
 ];
