@@ -69,8 +69,8 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// Every pod that has something on disk or in the kernel.
     fn pods_with_traces(self: Arc<Self>) -> BoxFuture<'static, HashSet<PodUid>>;
 
-    /// Removes what a pod that does not exist any more left.
-    fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, ()>;
+    /// Removes what a pod that does not exist any more left. Returns whether that is all of it.
+    fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, bool>;
 
     /// Changes when a driver of volumes registers, or goes.
     fn volume_drivers(&self) -> watch::Receiver<u64>;

@@ -4,9 +4,10 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::image::V1;
 use limpet_tests::manifest::{IDLE, pod, shell, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::{TestNode, case, process, suite, wait};
@@ -16,6 +17,10 @@ use serde_json::{Value, json};
 fn main() -> ExitCode {
     suite::run([
         case!(a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod),
+        case!(a_directory_that_its_driver_fills_is_filled_once),
+        case!(a_pod_that_has_ended_gives_its_volume_back),
+        case!(a_volume_is_unmounted_before_what_lies_beside_it),
+        case!(what_a_removed_pod_left_mounted_is_unmounted_later),
         case!(files_change_their_group_as_the_change_policy_says),
         case!(a_driver_that_is_missing_or_fails_holds_up_its_pod),
         case!(a_pod_is_removed_once_its_driver_has_unmounted),
@@ -40,12 +45,18 @@ impl Drivers {
     }
 
     /// Installs the driver `test/share`: it writes down its calls, mounts the directory `share`, and answers `init` so.
+    /// Files beside it change what it does: `busy`, it fails; `loud`, it prints what it was given; `fill`, it copies instead
+    /// of mounting. It does not unmount while a part of the volume is mounted elsewhere.
     fn install(&self, answer: &Value) -> Result<()> {
         let script = format!(
             "#!/bin/sh\ncd {dir} || exit 1\necho \"$@\" >> calls\ncase $1 in\n\
              init) echo '{answer}'; exit ;;\n\
-             mount) [ ! -e busy ] && mount --bind share \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
-             unmount) [ ! -e busy ] && umount \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
+             mount) [ -e loud ] && echo \"$3\" >&2 && exit 1\n\
+             [ -e fill ] && echo run >> \"$2/filled\" && echo '{{\"status\": \"Success\"}}' && exit\n\
+             [ ! -e busy ] && mount --bind share \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
+             unmount) [ -e fill ] && [ ! -e busy ] && rm \"$2/\"* && echo '{{\"status\": \"Success\"}}' && exit\n\
+             grep -q \"${{2%/volumes/*}}/volume-subpaths\" /proc/self/mountinfo && touch busy\n\
+             [ ! -e busy ] && umount \"$2\" && echo '{{\"status\": \"Success\"}}' && exit ;;\n\
              esac\necho '{{\"status\": \"Failure\", \"message\": \"not today\"}}'\nexit 1\n",
             dir = self.dir.display(),
         );
@@ -103,8 +114,9 @@ fn a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod(node: &m
     let shown = node.agent.cli(&["describe", &node.full_name("web")])?.success()?;
     ensure!(shown.contains("FlexVolume test/share"), "{shown}");
 
-    // The next agent finds it mounted; so does the container's next start.
+    // The next agent finds it mounted; so does the container's next start, also without the Secret.
     node.agent.kill();
+    fs::remove_file(node.agent.settings().manifests().join("login.yaml"))?;
     node.agent.start()?;
     let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task of that id")?;
     process::signal_pid(task.pid, Signal::KILL);
@@ -166,10 +178,109 @@ fn a_driver_that_is_missing_or_fails_holds_up_its_pod(node: &mut TestNode) -> Re
     node.wait_event("its driver attaches volumes (capability attach), which a controller of a cluster has to do")?;
     drivers.install(&json!({ "status": "Failure", "message": "no license" }))?;
     node.wait_event("init: status Failure: no license")?;
+    // What it was given is not shown.
     drivers.install(&mounts())?;
+    let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "login" }, "data": { "user": "YW5uYQ==" } });
+    node.drop_text("login.yaml", &secret.to_string())?;
+    fs::write(drivers.dir.join("loud"), "")?;
+    node.apply(&of_driver("loud", json!({ "secretRef": { "name": "login" } })))?;
+    node.wait_event("kubernetes.io/secret/user\":\"***\"")?;
+    let said = format!("{}{}", node.events()?, node.agent.log());
+    ensure!(!said.contains("YW5uYQ=="), "the output contains the secret");
+    fs::remove_file(drivers.dir.join("loud"))?;
     node.wait_running("web")?;
     node.remove("web")?;
     node.wait_gone("web")
+}
+
+fn a_directory_that_its_driver_fills_is_filled_once(node: &mut TestNode) -> Result<()> {
+    let drivers = Drivers::prepare(node)?;
+    // As a driver prints it that is written in Go with kubelet's types.
+    drivers.install(&json!({ "status": "Success", "Capabilities": { "attach": false } }))?;
+    fs::write(drivers.dir.join("fill"), "")?;
+    let mut web = of_driver("web", json!({}));
+    let beside = with(shell("beside", IDLE), json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] }));
+    let containers = web["spec"]["containers"].as_array_mut().context("no containers")?;
+    containers.push(beside);
+    node.apply(&web)?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    node.agent.kill();
+    node.agent.start()?;
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task of that id")?;
+    process::signal_pid(task.pid, Signal::KILL);
+    node.wait_pod("web", "started again", |pod| {
+        container_id(pod, "main").is_ok_and(|now| now != id) && container(pod, "main")["state"]["running"].is_object()
+    })?;
+    ensure!(node.exec("web", "main", &["cat", "/data/filled"])? == "run\n");
+    // One that fails to give it back is called until it has.
+    fs::write(drivers.dir.join("busy"), "")?;
+    node.remove("web")?;
+    node.wait_event("unmount test/share: unmount: status Failure: not today")?;
+    fs::remove_file(drivers.dir.join("busy"))?;
+    node.wait_gone("web")?;
+    let calls: Vec<String> = drivers.calls().into_iter().map(|(call, _)| call).collect();
+    let unmounts = calls.iter().filter(|call| *call == "unmount").count();
+    ensure!(calls[..2] == ["init", "mount"] && calls.len() == 2 + unmounts && unmounts > 1, "{calls:?}");
+    Ok(())
+}
+
+fn a_pod_that_has_ended_gives_its_volume_back(node: &mut TestNode) -> Result<()> {
+    let drivers = Drivers::prepare(node)?;
+    drivers.install(&mounts())?;
+    let mut job = of_driver("job", json!({}));
+    job["spec"]["containers"][0] =
+        with(shell("main", "exit 0"), json!({ "volumeMounts": [{ "name": "data", "mountPath": "/data" }] }));
+    node.apply(&with(job, json!({ "spec": { "restartPolicy": "Never" } })))?;
+    node.wait_pod("job", "finished", |pod| pod["status"]["phase"] == "Succeeded")?;
+    wait::until_true(wait::SOON, "the volume to be unmounted", || {
+        mounted_below(node.dir()) == 0 && drivers.calls().iter().any(|(call, _)| call == "unmount")
+    })?;
+    node.remove("job")?;
+    node.wait_gone("job")?;
+    let unmounts = drivers.calls().iter().filter(|(call, _)| call == "unmount").count();
+    ensure!(unmounts == 1, "{:?}", drivers.calls());
+    Ok(())
+}
+
+/// Image volumes are detached with all that is mounted for the pod, and a subPath keeps a volume in use.
+fn a_volume_is_unmounted_before_what_lies_beside_it(node: &mut TestNode) -> Result<()> {
+    let drivers = Drivers::prepare(node)?;
+    drivers.install(&mounts())?;
+    let mut web = of_driver("web", json!({}));
+    web["spec"]["volumes"]
+        .as_array_mut()
+        .context("no volumes")?
+        .push(json!({ "name": "image", "image": { "reference": V1 } }));
+    web["spec"]["containers"][0]["volumeMounts"] = json!([
+        { "name": "data", "mountPath": "/data" }, { "name": "data", "mountPath": "/part", "subPath": "part" },
+        { "name": "image", "mountPath": "/image" },
+    ]);
+    node.apply(&web)?;
+    node.wait_running("web")?;
+    ensure!(drivers.share().join("part").is_dir(), "no subPath");
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    let calls: Vec<String> = drivers.calls().into_iter().map(|(call, _)| call).collect();
+    ensure!(calls == ["init", "mount", "unmount"] && !drivers.dir.join("busy").exists(), "{calls:?}");
+    Ok(())
+}
+
+fn what_a_removed_pod_left_mounted_is_unmounted_later(node: &mut TestNode) -> Result<()> {
+    let drivers = Drivers::prepare(node)?;
+    drivers.install(&mounts())?;
+    node.agent.kill();
+    // Of a pod that neither a source nor containerd knows.
+    let pod = node.agent.settings().root().join("pods/0d2f3b51-6c0e-4f7a-9d0b-4c9d3f6a1e77");
+    let path = pod.join("volumes/test~share/data");
+    fs::create_dir_all(&path)?;
+    process::checked(Command::new("mount").arg("--bind").arg(drivers.share()).arg(&path))?;
+    fs::write(drivers.dir.join("busy"), "")?;
+    node.agent.start()?;
+    let failed = || node.agent.log().contains("removing leftovers failed; retried later");
+    wait::until_true(wait::SOON, "the driver to fail", failed)?;
+    fs::remove_file(drivers.dir.join("busy"))?;
+    wait::until_true(wait::SOON, "the volume to be unmounted", || mounted_below(node.dir()) == 0)?;
+    wait::until_true(wait::SOON, "the pod's directory to be removed", || !pod.exists())
 }
 
 fn a_pod_is_removed_once_its_driver_has_unmounted(node: &mut TestNode) -> Result<()> {
@@ -186,9 +297,9 @@ fn a_pod_is_removed_once_its_driver_has_unmounted(node: &mut TestNode) -> Result
     node.apply(&of_driver("web", json!({ "readOnly": true })))?;
     node.apply(&of_driver("kept", json!({})))?;
     node.wait_running("kept")?;
-    // It cannot write its start down.
+    node.exec("kept", "main", &["touch", "/data/of-kept"])?;
     node.wait_running("web")?;
-    ensure!(fs::read_to_string(drivers.share().join("runs"))? == "run\n", "the volume is read-only");
+    ensure!(node.exec("web", "main", &["touch", "/data/of-web"]).is_err(), "the volume is read-only");
     fs::write(drivers.dir.join("busy"), "")?;
     node.remove("web")?;
     let why = "unmount test/share: unmount: status Failure: not today";

@@ -4,6 +4,7 @@
 
 pub mod apparmor;
 pub mod blocking;
+mod boot;
 pub mod cgroup;
 pub mod directory;
 pub mod disk_usage;

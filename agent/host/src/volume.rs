@@ -73,6 +73,7 @@ pub use self::in_use::{InUse, VolumesInUse};
 pub use self::measured::MeasuredVolume;
 pub use self::termination::MAX_TERMINATION_MESSAGE;
 use crate::blocking::{self, DEADLINE, Progress};
+use crate::keyed_lock::KeyedLock;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::{PodRecord, PodUid};
@@ -120,6 +121,8 @@ pub struct Warning {
 pub struct Volumes {
     settings: Arc<Settings>,
     disks: Arc<iscsi::IscsiDisks>,
+    /// By the path of a driver's volume.
+    flex_locks: Arc<KeyedLock<PathBuf>>,
 }
 
 /// The volumes' directory and the DNS settings.
@@ -153,7 +156,7 @@ impl Volumes {
     /// Volumes with these settings; disks of targets are in `in_use` while they are attached. Does not access the disk.
     pub fn new(settings: Settings, in_use: VolumesInUse) -> Self {
         let disks = iscsi::IscsiDisks::new(&settings.root_dir, in_use);
-        Self { settings: Arc::new(settings), disks: Arc::new(disks) }
+        Self { settings: Arc::new(settings), disks: Arc::new(disks), flex_locks: Arc::default() }
     }
 
     /// Has the disks of targets in use that agents before this one have attached.
@@ -198,7 +201,7 @@ impl Volumes {
         }
         let exports = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up));
         let disks = futures_util::future::join_all(disks.iter().map(|disk| self.disks.set_up(disk, &pod.uid)));
-        let of_drivers = of_drivers.iter().map(|mount| mount.set_up(&self.settings.plugin_dir));
+        let of_drivers = of_drivers.iter().map(|mount| mount.set_up(&self.settings.plugin_dir, &self.flex_locks));
         let (exports, disks, of_drivers) = tokio::join!(exports, disks, futures_util::future::join_all(of_drivers));
         let mounted = exports.into_iter().chain(disks).chain(of_drivers).collect::<Result<(), VolumeError>>();
         mounted.map_err(|error| match error {
@@ -317,12 +320,16 @@ impl Volumes {
         blocking(self.pod_dir(uid), DEADLINE, read).await
     }
 
-    /// Detaches the iSCSI disks of a finished pod: another node may need them. Its other volumes stay.
+    /// Detaches the iSCSI disks of a pod that runs no more, and has drivers unmount its flexVolumes: another pod or node
+    /// may need them. Its other volumes stay.
     ///
     /// # Errors
-    /// A disk is still in use, or its target does not answer; it is tried again by a further call.
-    pub async fn give_back_disks(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        self.disks.tear_down(&self.settings.pod_dir(uid), uid).await
+    /// One is still in use, or its target or driver fails; it is tried again by a further call.
+    pub async fn give_back(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        let pod_dir = self.settings.pod_dir(uid);
+        let of_drivers = flex::unmount_all(&pod_dir, &self.settings.plugin_dir);
+        let (of_drivers, disks) = tokio::join!(of_drivers, self.disks.tear_down(&pod_dir, uid));
+        of_drivers.and(disks)
     }
 
     /// Removes all files of a pod: exports of servers and volumes of drivers are unmounted, other mounts below its directory
@@ -331,8 +338,7 @@ impl Volumes {
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
         let pod_dir = self.settings.pod_dir(uid);
         nfs::unmount_all(&pod_dir).await?;
-        flex::unmount_all(&pod_dir, &self.settings.plugin_dir).await?;
-        self.disks.tear_down(&pod_dir, uid).await?;
+        self.give_back(uid).await?;
         let (pods, name) = (self.settings.pods_dir(), uid.clone());
         blocking(self.settings.pod_dir(uid), REMOVAL_DEADLINE, move |_| removal::remove(&pods, name.as_str())).await
     }

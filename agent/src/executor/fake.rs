@@ -332,14 +332,8 @@ impl Executor for FakeExecutor {
         async move { self.world().traces() }.boxed()
     }
 
-    fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, ()> {
-        async move {
-            // Orphans are removed with patience: one that fails would stay until the next start of the agent.
-            while self.done("RemoveOrphan", |world| world.remove_pod(&uid)).await.is_err() {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-        }
-        .boxed()
+    fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, bool> {
+        async move { self.done("RemoveOrphan", |world| world.remove_pod(&uid)).await.is_ok() }.boxed()
     }
 
     fn volume_drivers(&self) -> watch::Receiver<u64> {

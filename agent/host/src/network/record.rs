@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::conflist::{self, Conflist};
 use super::{AttachRequest, BandwidthLimits, PortMapping};
+use crate::boot::boot_id;
 use limpet_model::pod::PodUid;
 
 /// The network namespace a pod was attached in: its path, and two fields that identify it.
@@ -28,8 +29,7 @@ pub(super) struct NetworkNamespace {
 impl NetworkNamespace {
     /// Identifies the namespace at `path`.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
-        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
-        Ok(Self { path: path.to_owned(), inode: std::fs::metadata(path)?.ino(), boot_id })
+        Ok(Self { path: path.to_owned(), inode: std::fs::metadata(path)?.ino(), boot_id: boot_id()? })
     }
 
     /// Whether the namespace still exists at its path.

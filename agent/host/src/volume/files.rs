@@ -54,6 +54,13 @@ pub(super) fn write_in_place(path: &Path, text: &str, keep_appended: bool) -> Re
     file.and_then(write).map_err(VolumeError::io("write", path))
 }
 
+/// The first `max` bytes of a file.
+pub(super) fn read_bounded(path: &Path, max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// The file's text; `None` if it does not exist. Invalid UTF-8 is replaced.
 pub(super) fn read(path: &Path) -> Result<Option<String>, VolumeError> {
     let file = match File::open(path) {

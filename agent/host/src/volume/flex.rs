@@ -3,7 +3,10 @@
 //! `unmount`.
 //!
 //! A driver with the capability `attach` needs a controller that attaches the volume to the node, and is refused. A mount
-//! outlives the agent: its successor finds it mounted.
+//! outlives the agent: its successor finds it mounted, and what [`record`] has of it.
+
+mod driver;
+mod record;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,21 +15,21 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::FlexVolumeSource;
-use serde::Deserialize;
-use tokio::process::Command;
 
-use super::node_tools::output_text;
-use super::{VolumeError, blocking, files, mounted};
+use self::driver::{CallError, Capabilities, Driver, RESERVED, call};
+use self::record::Record;
+use super::source::SecretValues;
+use super::{VolumeError, blocking, files, mounted, removal, sub_path};
 use crate::blocking::DEADLINE;
-use crate::program;
-use limpet_model::object::SecretBytes;
+use crate::boot::boot_id;
+use crate::keyed_lock::KeyedLock;
+use limpet_model::object::{ObjectKind, SecretBytes};
 use limpet_model::pod::PodRecord;
 
-/// How long a driver may take for a call.
-const CALL_DEADLINE: Duration = Duration::from_secs(120);
-/// Kubernetes' own kinds of volumes, whose directories no driver has.
-const RESERVED: &str = "kubernetes.io~";
+/// How long giving the files to a group may take without progress.
+const FS_GROUP_DEADLINE: Duration = Duration::from_secs(600);
 
 /// A volume to be mounted by a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,53 +38,13 @@ pub(super) struct FlexMount {
     pub volume: String,
     /// Where it is mounted.
     pub path: PathBuf,
+    pod_dir: PathBuf,
     driver: Driver,
     /// The options of the manifest and those that kubelet adds.
     options: BTreeMap<String, String>,
-    /// The values of its Secret.
-    secret: BTreeMap<String, SecretBytes>,
+    secret: SecretValues,
     /// The pod's `fsGroup`, and whether `fsGroupChangePolicy` is `OnRootMismatch`; `None` where nothing is written.
     group: Option<(u32, bool)>,
-}
-
-/// The name of a driver as a directory, `vendor~driver`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Driver(String);
-
-impl Driver {
-    /// `None`: it is no name that a directory of drivers can have.
-    fn of(name: &str) -> Option<Self> {
-        let is_name = |part: &str| !part.is_empty() && !part.starts_with('.') && !part.contains(['~', '\0']);
-        let escaped = name.replace('/', "~");
-        (name.split('/').all(is_name) && !escaped.starts_with(RESERVED)).then_some(Self(escaped))
-    }
-
-    fn program(&self, plugin_dir: &Path) -> PathBuf {
-        plugin_dir.join(&self.0).join(self.0.rsplit('~').next().unwrap_or(&self.0))
-    }
-}
-
-/// What a driver answers.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Answer {
-    status: String,
-    message: String,
-    capabilities: Capabilities,
-}
-
-/// What a driver can do; as kubelet has it, all that it does not deny.
-#[derive(Debug, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Capabilities {
-    attach: bool,
-    fs_group: bool,
-}
-
-impl Default for Capabilities {
-    fn default() -> Self {
-        Self { attach: true, fs_group: true }
-    }
 }
 
 impl FlexMount {
@@ -91,7 +54,7 @@ impl FlexMount {
         pod_dir: &Path,
         volume: &str,
         source: &FlexVolumeSource,
-        secret: BTreeMap<String, SecretBytes>,
+        secret: SecretValues,
     ) -> Result<Self, VolumeError> {
         let driver = Driver::of(&source.driver).ok_or_else(|| VolumeError::Unsupported {
             volume: volume.to_owned(),
@@ -118,6 +81,7 @@ impl FlexMount {
         Ok(Self {
             volume: volume.to_owned(),
             path: pod_dir.join("volumes").join(&driver.0).join(volume),
+            pod_dir: pod_dir.to_owned(),
             driver,
             options,
             secret,
@@ -125,147 +89,208 @@ impl FlexMount {
         })
     }
 
-    /// Has the driver mount it, unless it is mounted.
-    pub(super) async fn set_up(&self, plugin_dir: &Path) -> Result<(), VolumeError> {
-        let path = self.path.clone();
-        let subject = path.parent().unwrap_or(&path).to_owned();
-        if blocking(subject, DEADLINE, move |_| mounted::is_mounted(&path)).await? {
+    /// Has the driver mount it, unless it is there. `locks`: one for each path, since containers of a pod start side by
+    /// side.
+    pub(super) async fn set_up(&self, plugin_dir: &Path, locks: &KeyedLock<PathBuf>) -> Result<(), VolumeError> {
+        let _guard = locks.lock(self.path.clone()).await;
+        let mount = self.clone();
+        let (is_there, is_mounted) = beside(&self.path, move || mount.look()).await?;
+        if is_there {
             return Ok(());
         }
         let program = self.driver.program(plugin_dir);
-        let failed = |reason| self.failed(reason);
-        let init = call(&program, &["init"]).await.map_err(failed)?;
-        if init.capabilities.attach {
+        let able = self.call(&program, &["init"]).await?;
+        if able.attach {
             let reason = "its driver attaches volumes (capability attach), which a controller of a cluster has to do";
-            return Err(failed(reason.to_owned()));
+            return Err(self.failed(reason.to_owned()));
         }
+        // One that is mounted is of an agent that ended here.
+        if !is_mounted {
+            self.mount(&program).await?;
+        }
+        if able.fs_group {
+            self.set_group().await?;
+        }
+        let mount = self.clone();
+        beside(&self.path, move || mount.note(able)).await
+    }
+
+    /// Whether a driver has mounted or filled it, and whether something is mounted there. Blocks.
+    fn look(&self) -> Result<(bool, bool), VolumeError> {
+        let is_mounted = mounted::is_mounted(&self.path)?;
+        let record = record::read(&self.pod_dir, &self.driver.0, &self.volume);
+        Ok((record.is_some_and(|record| is_mounted || !record.mounted), is_mounted))
+    }
+
+    /// Writes down that it is there. Blocks.
+    fn note(&self, able: Capabilities) -> Result<(), VolumeError> {
+        let boot = boot_id().map_err(VolumeError::io("read", "/proc"))?;
+        let record = Record { boot, mounted: mounted::is_mounted(&self.path)?, relabel: able.relabel };
+        record::write(&self.pod_dir, &self.driver.0, &self.volume, &record)
+    }
+
+    async fn mount(&self, program: &Path) -> Result<(), VolumeError> {
+        let options = self.options()?;
         let path = self.path.clone();
-        blocking(path.clone(), DEADLINE, move |_| files::make_dirs(&path, 0o750)).await?;
-        let options = self.options().map_err(|error| failed(error.to_string()))?;
-        call(&program, &["mount", &self.path.to_string_lossy(), &options]).await.map_err(failed)?;
-        if let Some((group, on_root_mismatch)) = self.group.filter(|_| init.capabilities.fs_group) {
+        beside(&self.path, move || files::make_dirs(&path, 0o750)).await?;
+        let mounted = self.call(program, &["mount", &self.path.to_string_lossy(), &options]).await;
+        if mounted.is_err() {
+            // As kubelet: what was never mounted is not unmounted. A driver may have got half way.
             let path = self.path.clone();
-            let set = move |_: &_| {
-                crate::fs_group::set(&path, group, on_root_mismatch).map_err(VolumeError::io("set fsGroup", &path))
-            };
-            // A share of a server may have no owners; kubelet mounts it all the same.
-            if let Err(error) = blocking(self.path.clone(), CALL_DEADLINE, set).await {
-                tracing::warn!(volume = self.volume, %error, "the files of the volume do not get the pod's fsGroup");
-            }
+            let _ =
+                beside(&self.path, move || std::fs::remove_dir(&path).map_err(VolumeError::io("remove", &path))).await;
+        }
+        mounted.map(drop)
+    }
+
+    async fn set_group(&self) -> Result<(), VolumeError> {
+        let Some((group, on_root_mismatch)) = self.group else { return Ok(()) };
+        let path = self.path.clone();
+        let set = move |_: &_| Ok(crate::fs_group::set(&path, group, on_root_mismatch));
+        // A share of a server may have no owners; kubelet mounts it all the same.
+        if let Err(error) = blocking(self.path.clone(), FS_GROUP_DEADLINE, set).await? {
+            tracing::warn!(volume = self.volume, %error, "the files of the volume do not get the pod's fsGroup");
         }
         Ok(())
     }
 
-    /// The options as the driver gets them.
-    fn options(&self) -> serde_json::Result<String> {
-        let secret = |(key, value): (&String, &SecretBytes)| {
-            (format!("kubernetes.io/secret/{key}"), BASE64_STANDARD.encode(value.expose()))
-        };
-        let mut options: BTreeMap<String, String> = self.secret.iter().map(secret).collect();
-        options.extend(self.options.clone());
-        serde_json::to_string(&options)
+    /// Whether containers get its files with their SELinux label. Blocks.
+    pub(super) fn is_relabelled(&self) -> bool {
+        record::read(&self.pod_dir, &self.driver.0, &self.volume).is_none_or(|record| record.relabel)
     }
 
+    /// The options as the driver gets them.
+    fn options(&self) -> Result<String, VolumeError> {
+        let missing = |name: &String| VolumeError::NoObject {
+            volume: self.volume.clone(),
+            kind: ObjectKind::Secret,
+            name: name.clone(),
+        };
+        let secret = self.secret.as_ref().map_err(missing)?.iter();
+        let mut options: BTreeMap<String, String> =
+            secret.map(|(key, value)| (format!("kubernetes.io/secret/{key}"), encoded(value))).collect();
+        options.extend(self.options.clone());
+        serde_json::to_string(&options).map_err(|error| self.failed(error.to_string()))
+    }
+
+    async fn call(&self, program: &Path, arguments: &[&str]) -> Result<Capabilities, VolumeError> {
+        let what = arguments.first().copied().unwrap_or_default();
+        call(program, arguments).await.map_err(|error| self.failed(error.reason(what)))
+    }
+
+    /// A driver may quote what it was given: the Secret's values as the call has them.
     fn failed(&self, reason: String) -> VolumeError {
-        VolumeError::Mount { volume: self.volume.clone(), export: self.driver.0.replace('~', "/"), reason }
+        let values = self.secret.iter().flatten().map(|(_, value)| encoded(value));
+        let reason = values.filter(|value| !value.is_empty()).fold(reason, |text, value| text.replace(&value, "***"));
+        VolumeError::Mount { volume: self.volume.clone(), export: self.driver.name(), reason }
     }
 }
 
-/// Has the drivers unmount all volumes that they have mounted for the pod.
+fn encoded(value: &SecretBytes) -> String {
+    BASE64_STANDARD.encode(value.expose())
+}
+
+/// A volume that a driver has mounted or filled, or may have.
+#[derive(Debug, Clone)]
+struct Mounted {
+    volume: String,
+    path: PathBuf,
+    driver: Driver,
+}
+
+/// Has the drivers unmount all volumes that they have mounted for the pod, side by side. Without its driver a mount is
+/// detached with the pod's other ones.
 ///
 /// # Errors
-/// A driver fails: the volume may still be in use elsewhere, so the call is repeated with the pod's removal.
+/// A driver fails: the volume may still be in use elsewhere, so the call has to be repeated.
 pub(super) async fn unmount_all(pod_dir: &Path, plugin_dir: &Path) -> Result<(), VolumeError> {
-    let (directory, plugin_dir) = (pod_dir.join("volumes"), plugin_dir.to_owned());
+    let directory = pod_dir.join("volumes");
     let find = {
         let directory = directory.clone();
-        move |_: &_| mounted_volumes(&directory, &plugin_dir).map_err(VolumeError::io("read", &directory))
+        move |_: &_| volumes(&directory).map_err(VolumeError::io("read", &directory))
     };
-    for (driver, program, path) in blocking(directory, DEADLINE, find).await? {
-        let volume = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let failed = |reason| VolumeError::TearDown { volume, driver: driver.replace('~', "/"), reason };
-        call(&program, &["unmount", &path.to_string_lossy()]).await.map_err(failed)?;
-    }
-    Ok(())
+    let found = blocking(directory, DEADLINE, find).await?;
+    let unmounted = join_all(found.iter().map(|volume| volume.unmount(pod_dir, plugin_dir))).await;
+    unmounted.into_iter().collect()
 }
 
-/// The volumes in the directory of a pod's volumes that drivers have mounted or filled, each with its driver's name and
-/// program. Without its driver a mount is detached with the pod's other ones.
-fn mounted_volumes(directory: &Path, plugin_dir: &Path) -> io::Result<Vec<(String, PathBuf, PathBuf)>> {
-    let mut found = Vec::new();
-    for entry in entries(directory)? {
-        let name = entry.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.starts_with(RESERVED) {
-            continue;
+impl Mounted {
+    async fn unmount(&self, pod_dir: &Path, plugin_dir: &Path) -> Result<(), VolumeError> {
+        let program = self.driver.program(plugin_dir);
+        let (parts, tool) = (sub_path::directory(pod_dir, &self.volume), program.clone());
+        let has_driver = beside(&self.path, move || {
+            // They keep the file system in use.
+            removal::detach_below(&parts)?;
+            Ok(tool.is_file())
+        });
+        if !has_driver.await? {
+            return Ok(());
         }
-        for volume in entries(&entry)? {
-            let driver = Driver(name.clone());
-            let program = driver.program(plugin_dir);
-            // One that was never mounted, or is not any more, is an empty directory: a driver may fail to unmount it.
-            if std::fs::remove_dir(&volume).is_err() && program.is_file() {
-                found.push((driver.0, program, volume));
+        let unmounted = call(&program, &["unmount", &self.path.to_string_lossy()]).await;
+        let (volume, pod_dir) = (self.clone(), pod_dir.to_owned());
+        beside(&self.path, move || volume.unmounted(&pod_dir, unmounted)).await
+    }
+
+    /// What comes of the call. Blocks.
+    fn unmounted(&self, pod_dir: &Path, called: Result<Capabilities, CallError>) -> Result<(), VolumeError> {
+        match called {
+            // As kubelet, which unmounts it then.
+            Ok(_) | Err(CallError::NotSupported) => {}
+            // Nothing is there, and nothing is known to have been in this run of the kernel.
+            Err(_) if self.is_nothing(pod_dir)? => {}
+            Err(error) => {
+                return Err(VolumeError::TearDown {
+                    volume: self.volume.clone(),
+                    driver: self.driver.name(),
+                    reason: error.reason("unmount"),
+                });
             }
+        }
+        removal::detach_below(&self.path)?;
+        record::remove(pod_dir, &self.driver.0, &self.volume)?;
+        // What a driver has filled it with goes with the pod's directory.
+        let _ = std::fs::remove_dir(&self.path);
+        Ok(())
+    }
+
+    fn is_nothing(&self, pod_dir: &Path) -> Result<bool, VolumeError> {
+        let is_recorded = record::read(pod_dir, &self.driver.0, &self.volume).is_some();
+        Ok(!is_recorded && !mounted::is_mounted(&self.path)?)
+    }
+}
+
+/// Works on what is beside the volume at `path`, never in it.
+async fn beside<T: Send + 'static>(
+    path: &Path,
+    work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
+) -> Result<T, VolumeError> {
+    blocking(path.parent().unwrap_or(path).to_owned(), DEADLINE, move |_| work()).await
+}
+
+/// The volumes of drivers in the directory of a pod's volumes. Blocks.
+fn volumes(directory: &Path) -> io::Result<Vec<Mounted>> {
+    let mut found = Vec::new();
+    for driver in directories(directory)?.into_iter().filter(|name| !name.starts_with(RESERVED)) {
+        for volume in directories(&directory.join(&driver))? {
+            let path = directory.join(&driver).join(&volume);
+            found.push(Mounted { volume, path, driver: Driver(driver.clone()) });
         }
     }
     Ok(found)
 }
 
-/// What is in a directory; nothing where it does not exist.
-fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        entries => entries?.map(|entry| Ok(entry?.path())).collect(),
-    }
-}
-
-/// Calls the driver; the error is its message.
-async fn call(program: &Path, arguments: &[&str]) -> Result<Answer, String> {
-    let what = arguments.first().copied().unwrap_or_default();
-    let mut command = Command::new(program);
-    command.args(arguments);
-    let output = match program::run(command, b"", CALL_DEADLINE).await {
-        Ok(output) => output,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return Err(format!("{} is not on this node: install the driver in volumePluginDir", program.display()));
-        }
-        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
-            return Err(format!("{what}: no answer from the driver for {} s", CALL_DEADLINE.as_secs()));
-        }
-        Err(error) => return Err(format!("{}: {error}", program.display())),
+/// The directories in a directory, without access to what is mounted there; none where it does not exist.
+fn directories(directory: &Path) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
     };
-    let answer: Answer = match serde_json::from_slice(&output.stdout) {
-        Ok(answer) => answer,
-        Err(_) if !output.success => return Err(format!("{what}: {}", output_text(&output))),
-        Err(error) => return Err(format!("{what}: the driver's answer is not what FlexVolume requires: {error}")),
-    };
-    match (answer.status.as_str(), output.success) {
-        ("Success", true) => Ok(answer),
-        ("Success", false) => {
-            Err(format!("{what}: the driver failed with the status Success: {}", output_text(&output)))
-        }
-        (status, _) => Err(format!("{what}: status {status}: {}", answer.message)),
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_driver_is_a_program_below_the_directory_of_plugins() {
-        let program = |name: &str| Driver::of(name).map(|driver| driver.program(Path::new("/plugins")));
-        assert_eq!(program("fstab/cifs"), Some(PathBuf::from("/plugins/fstab~cifs/cifs")));
-        assert_eq!(program("lvm"), Some(PathBuf::from("/plugins/lvm/lvm")));
-        for name in ["", "/cifs", "fstab/", "../bin/sh", "a/../b", "a~..", ".hidden", "kubernetes.io/secret"] {
-            assert_eq!(program(name), None, "{name}");
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            found.push(entry.file_name().to_string_lossy().into_owned());
         }
     }
-
-    #[test]
-    fn a_driver_attaches_volumes_unless_it_denies_it() {
-        let attaches = |text: &str| serde_json::from_str::<Answer>(text).unwrap().capabilities.attach;
-        assert!(attaches(r#"{"status": "Success"}"#) && attaches(r#"{"status": "Success", "capabilities": {}}"#));
-        assert!(!attaches(r#"{"status": "Success", "capabilities": {"attach": false, "supportsMetrics": true}}"#));
-    }
+    Ok(found)
 }

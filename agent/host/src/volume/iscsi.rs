@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use limpet_model::object::SecretBytes;
+use limpet_model::object::ObjectKind;
 use limpet_model::object::iscsi::IscsiVolume;
 use limpet_model::pod::{PodRecord, PodUid};
 use tokio::process::Command;
@@ -33,6 +33,7 @@ use self::record::Record;
 use super::host_path::{HostPath, HostPathType};
 use super::in_use::{InUse, VolumesInUse};
 use super::node_tools::tool_dirs;
+use super::source::SecretValues;
 use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::DEADLINE;
 use crate::keyed_lock::KeyedLock;
@@ -59,6 +60,8 @@ pub(super) struct IscsiMount {
     options: Vec<String>,
     read_only: bool,
     chap: Chap,
+    /// The name of its Secret, if that does not exist.
+    missing_secret: Option<String>,
     /// Its name in the Node's status.
     unique_name: String,
     /// The group that its files are given to, and whether only if its root has another.
@@ -82,7 +85,7 @@ impl IscsiMount {
         pod_dir: &Path,
         volume: &str,
         found: &IscsiVolume,
-        secret: std::collections::BTreeMap<String, SecretBytes>,
+        secret: SecretValues,
         read_only: bool,
     ) -> Result<Self, VolumeError> {
         let disk = Disk::of(found).map_err(|reason| VolumeError::Unsupported { volume: volume.to_owned(), reason })?;
@@ -102,7 +105,12 @@ impl IscsiMount {
             options: found.options.clone(),
             read_only,
             unique_name: found.unique_name(),
-            chap: Chap { discovery: found.chap_discovery, session: found.chap_session, values: secret },
+            missing_secret: secret.as_ref().err().cloned(),
+            chap: Chap {
+                discovery: found.chap_discovery,
+                session: found.chap_session,
+                values: secret.unwrap_or_default(),
+            },
             group: group.filter(|_| !read_only).map(|group| (group, policy == Some("OnRootMismatch"))),
         })
     }
@@ -188,6 +196,9 @@ impl IscsiDisks {
         // The device is looked up each time: its name may later belong to another disk.
         if !mount.block && on_files(&path, mounted::is_mounted).await? {
             return Ok(());
+        }
+        if let Some(name) = mount.missing_secret.clone() {
+            return Err(VolumeError::NoObject { volume: mount.volume.clone(), kind: ObjectKind::Secret, name });
         }
         let _guard = self.locks.lock(mount.disk.iqn.clone()).await;
         // First the record that this pod must be cleaned up.

@@ -169,7 +169,8 @@ fn find(
         Some((VolumeSource::Flex(mount), only_read)) => {
             // A driver need not mount anything: it may fill the directory.
             progress.at(&mount.path);
-            mounted(mount.path, only_read, !only_read)
+            let labelled = !only_read && mount.is_relabelled();
+            mounted(mount.path, only_read, labelled)
         }
         Some((VolumeSource::Node(host_path), only_read)) => {
             // Below `/run`, say, it may have been removed since the pod's first container started.

@@ -20,7 +20,15 @@ pub(super) fn tool_dirs() -> Vec<PathBuf> {
 pub(super) fn output_text(output: &program::Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let mut line = if lines.is_empty() { "it failed without output".to_owned() } else { lines.join("; ") };
+    if lines.is_empty() { "it failed without output".to_owned() } else { cut(lines.join("; ")) }
+}
+
+/// A program's message, in one line.
+pub(super) fn bounded(text: &str) -> String {
+    cut(text.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+fn cut(mut line: String) -> String {
     while line.len() > MAX_OUTPUT {
         line.pop();
     }

@@ -58,12 +58,12 @@ impl VolumeSource {
             let found = IscsiVolume::inline(&volume.name, source);
             let agrees = usage.agrees(false, &volume.name);
             agrees.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
-            let secret = secret(volume, iscsi_secret(volume), objects)?;
+            let secret = secret(iscsi_secret(volume), objects);
             let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, found.read_only)?;
             return Ok(Some((Self::Disk(Box::new(mount)), found.read_only)));
         }
         if let Some(source) = &volume.flex_volume {
-            let secret = secret(volume, flex_secret(volume), objects)?;
+            let secret = secret(flex_secret(volume), objects);
             let mount = FlexMount::of(pod, pod_dir, &volume.name, source, secret)?;
             return Ok(Some((Self::Flex(Box::new(mount)), source.read_only == Some(true))));
         }
@@ -102,7 +102,7 @@ impl VolumeSource {
             ClaimedSource::Iscsi(found) => {
                 let read_only = read_only_claim || found.read_only;
                 let secret = claim::iscsi::secret(object);
-                let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, read_only)?;
+                let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, Ok(secret), read_only)?;
                 Ok(Some((Self::Disk(Box::new(mount)), read_only)))
             }
             ClaimedSource::Csi(found) if found.block => {
@@ -117,16 +117,13 @@ impl VolumeSource {
     }
 }
 
+/// The values of a Secret; or its name if there is none, which matters only where the volume is still to be mounted.
+pub(super) type SecretValues = Result<BTreeMap<String, SecretBytes>, String>;
+
 /// The values of the Secret of that name, for the volume's target or driver.
-fn secret(
-    volume: &Volume,
-    name: Option<&str>,
-    objects: &PodObjects,
-) -> Result<BTreeMap<String, SecretBytes>, VolumeError> {
+fn secret(name: Option<&str>, objects: &PodObjects) -> SecretValues {
     let Some(name) = name else { return Ok(BTreeMap::new()) };
-    let kind = ObjectKind::Secret;
-    let missing = || VolumeError::NoObject { volume: volume.name.clone(), kind, name: name.to_owned() };
-    let found = objects.get(kind, name).ok_or_else(missing)?;
+    let found = objects.get(ObjectKind::Secret, name).ok_or_else(|| name.to_owned())?;
     Ok(found.data.iter().map(|(key, entry)| (key.clone(), entry.bytes.clone())).collect())
 }
 

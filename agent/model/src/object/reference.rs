@@ -93,9 +93,10 @@ pub fn iscsi_secret(volume: &Volume) -> Option<&str> {
     disk.secret_ref.as_ref().filter(|_| has_chap).map(|secret| secret.name.as_str())
 }
 
-/// The Secret for the driver of a flexVolume.
+/// The Secret for the driver of a flexVolume; kubelet ignores a reference without a name.
 pub fn flex_secret(volume: &Volume) -> Option<&str> {
-    volume.flex_volume.as_ref()?.secret_ref.as_ref().map(|secret| secret.name.as_str())
+    let secret = volume.flex_volume.as_ref()?.secret_ref.as_ref();
+    secret.map(|secret| secret.name.as_str()).filter(|name| !name.is_empty())
 }
 
 fn of_volume(pod: &PodRecord, volume: &Volume, add: &mut impl FnMut(ObjectKind, &str)) {

@@ -236,18 +236,28 @@ impl ContainerdExecutor {
     /// records, logs and other volumes stay.
     pub(super) async fn release_sandbox(&self, pod: &PodState) -> Result<(), Failure> {
         self.release(&pod.record.uid).await?;
-        // Another node may need them; neither waits for the other.
-        let (drivers, disks) = tokio::join!(self.tear_down_csi(pod), self.give_back_disks(pod));
-        drivers.and(disks)
+        // Another pod or node may need them; neither waits for the other.
+        let (drivers, given_back) = tokio::join!(self.tear_down_csi(pod), self.give_back(pod));
+        drivers.and(given_back)
     }
 
-    async fn give_back_disks(&self, pod: &PodState) -> Result<(), Failure> {
-        let given_back = self.volumes.give_back_disks(&pod.record.uid).await;
-        given_back.map_err(|error| {
-            let message = pod.objects.redact(format!("UnmountVolume.TearDown failed: {error}"));
-            tracing::warn!(pod = %pod.record.key, message, "detaching a disk failed; retried later");
+    async fn give_back(&self, pod: &PodState) -> Result<(), Failure> {
+        self.give_back_of(&pod.record.uid).await.map_err(|failure| {
+            let message = pod.objects.redact(failure.message);
+            tracing::warn!(pod = %pod.record.key, message, "giving back a volume failed; retried later");
             self.reporter.event(pod, None, EventType::Warning, FAILED_UNMOUNT, message.clone());
-            Failure { reason: FAILED_UNMOUNT, message, transient: false }
+            Failure { message, ..failure }
+        })
+    }
+
+    async fn give_back_of(&self, uid: &PodUid) -> Result<(), Failure> {
+        let reason = FAILED_UNMOUNT;
+        self.volumes.give_back(uid).await.map_err(|error| {
+            let message = match &error {
+                VolumeError::TearDown { .. } => error.to_string(),
+                _ => format!("UnmountVolume.TearDown failed: {error}"),
+            };
+            Failure { reason, message, transient: false }
         })
     }
 
@@ -295,6 +305,8 @@ impl ContainerdExecutor {
             orphan_processes::end_shims(ContainerId::pod_digits(&pod.record.uid)).await;
         }
         self.release(&pod.record.uid).await?;
+        // Before any mount of the pod is detached: a driver unmounts its own.
+        self.give_back(pod).await?;
         self.remove_image_volumes(&pod.record.uid).await?;
         self.tear_down_csi(pod).await?;
         // The pod's directory goes last: with it gone, nothing says that the logs are limpet's.
@@ -325,30 +337,36 @@ impl ContainerdExecutor {
         found
     }
 
-    /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile.
-    pub(super) async fn clear(&self, uid: &PodUid) {
+    /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile. Returns
+    /// whether that is all of it.
+    pub(super) async fn clear(&self, uid: &PodUid) -> bool {
         tracing::info!(%uid, "removing leftovers of a pod that no longer exists");
         orphan_processes::end_shims(ContainerId::pod_digits(uid)).await;
         if let Err(failure) = self.release(uid).await {
             tracing::warn!(%uid, message = failure.message, "removing leftovers failed; retried later");
-            return;
+            return false;
         }
-        let mut given_back = self.remove_image_volumes(uid).await;
+        let mut given_back = self.give_back_of(uid).await;
+        if given_back.is_ok() {
+            given_back = self.remove_image_volumes(uid).await;
+        }
         if given_back.is_ok() {
             given_back = self.unmount_orphan(uid).await;
         }
         if let Err(failure) = given_back {
             tracing::warn!(%uid, message = failure.message, "removing leftovers failed; retried later");
-            return;
+            return false;
         }
         let pod = uid.clone();
         let removed = self.try_on_logs(uid, move |logs| logs.remove_logs_of(&pod)).await;
         if let Err(error) = removed.and_then(|removed| removed) {
             tracing::warn!(%uid, %error, "removing leftover logs failed; retried later");
-            return;
+            return false;
         }
-        if let Err(error) = self.volumes.remove(uid).await {
+        let removed = self.volumes.remove(uid).await;
+        if let Err(error) = &removed {
             tracing::warn!(%uid, %error, "removing leftovers failed; retried later");
         }
+        removed.is_ok()
     }
 }

@@ -68,7 +68,7 @@ impl Executor for ContainerdExecutor {
         async move { self.traces().await }.boxed()
     }
 
-    fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, ()> {
+    fn remove_orphan(self: Arc<Self>, uid: PodUid) -> BoxFuture<'static, bool> {
         async move { self.clear(&uid).await }.boxed()
     }
 

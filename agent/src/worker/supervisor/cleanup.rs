@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use limpet_core::backoff;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::PodUid;
 use limpet_model::pod::images::normalized_images;
@@ -15,8 +17,10 @@ use super::Supervisor;
 pub(super) enum Cleaned {
     /// The pods that have something on disk or in the kernel.
     Found(HashSet<PodUid>),
-    /// What that pod left is removed, as far as it could be.
-    Removed(PodUid),
+    /// What that pod left is removed, as far as it could be; whether that is all.
+    Removed(PodUid, bool),
+    /// Those that were not removed are due again.
+    Due,
     /// Whether all that broken-off pulls left is released.
     PullsForgotten(bool),
 }
@@ -31,6 +35,10 @@ pub(super) struct Cleanup {
     searched: bool,
     /// Pods whose orphans are still to be removed, or are being removed: none of that UID may start.
     orphans: Vec<PodUid>,
+    /// Pods whose orphans were not removed: a driver or a plugin failed.
+    failed: Vec<PodUid>,
+    /// The pause before they are tried again.
+    pause: Duration,
     /// Pulls may have been interrupted for images that no pod needs any more.
     pulls_are_stale: bool,
     /// Something of them was not released at the last try.
@@ -79,9 +87,19 @@ impl Supervisor {
     /// Takes in what a job has done.
     pub(super) fn cleaned(&mut self, done: Result<Cleaned, JoinError>) {
         match done {
-            Ok(Cleaned::Found(found)) => self.remove_orphans(found),
-            Ok(Cleaned::Removed(uid)) => {
+            Ok(Cleaned::Found(found)) => {
+                self.cleanup.searched = true;
+                self.remove_orphans(found);
+            }
+            Ok(Cleaned::Due) => {
+                let failed = std::mem::take(&mut self.cleanup.failed);
+                self.remove_orphans(failed);
+            }
+            Ok(Cleaned::Removed(uid, all)) => {
                 self.cleanup.orphans.retain(|orphan| *orphan != uid);
+                if !all {
+                    self.cleanup.failed.push(uid);
+                }
                 self.remove_next_orphan();
                 // A pod of that UID may have been waiting.
                 self.start_waiting();
@@ -101,8 +119,7 @@ impl Supervisor {
         }
     }
 
-    fn remove_orphans(&mut self, found: HashSet<PodUid>) {
-        self.cleanup.searched = true;
+    fn remove_orphans(&mut self, found: impl IntoIterator<Item = PodUid>) {
         // One that is being deleted and has no worker ended while the agent was away.
         let wanted = self.desired.pods.values().filter(|record| !record.is_deleting());
         let desired: HashSet<&PodUid> = wanted.map(|record| &record.uid).collect();
@@ -114,13 +131,25 @@ impl Supervisor {
         self.remove_next_orphan();
     }
 
-    /// One at a time: a CNI plugin that hangs delays other orphans, and no pod.
+    /// One at a time: a CNI plugin that hangs delays other orphans, and no pod. Those that failed follow after a pause.
     fn remove_next_orphan(&mut self) {
-        let Some(uid) = self.cleanup.orphans.first().cloned() else { return };
+        let Some(uid) = self.cleanup.orphans.first().cloned() else { return self.try_failed_later() };
         let executor = Arc::clone(&self.context.executor);
         self.cleanup.jobs.spawn(async move {
-            executor.remove_orphan(uid.clone()).await;
-            Cleaned::Removed(uid)
+            let all = executor.remove_orphan(uid.clone()).await;
+            Cleaned::Removed(uid, all)
+        });
+    }
+
+    fn try_failed_later(&mut self) {
+        if self.cleanup.failed.is_empty() {
+            return;
+        }
+        self.cleanup.pause = backoff::next(self.cleanup.pause);
+        let pause = self.cleanup.pause;
+        self.cleanup.jobs.spawn(async move {
+            tokio::time::sleep(pause).await;
+            Cleaned::Due
         });
     }
 }

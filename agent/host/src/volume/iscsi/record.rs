@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;
+use crate::boot::boot_id;
 use crate::volume::{VolumeError, files};
 use limpet_model::pod::PodUid;
 
@@ -23,8 +24,6 @@ const FILE: &str = "disk.json";
 const PODS: &str = "pods";
 /// Bytes of a record that are read at most.
 const MAX_RECORD: u64 = 1 << 20;
-/// A name for this run of the kernel.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A disk in use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,7 +67,7 @@ impl Record {
 
 /// The name for this run of the kernel.
 pub(super) fn boot() -> String {
-    fs::read_to_string(BOOT_ID).map(|text| text.trim().to_owned()).unwrap_or_default()
+    boot_id().unwrap_or_default()
 }
 
 /// Where the disk's file system is mounted.
@@ -163,11 +162,8 @@ fn remove(how: fn(PathBuf) -> io::Result<()>, path: &Path) -> Result<(), VolumeE
 }
 
 fn read(directory: &Path) -> Option<Record> {
-    use std::io::Read as _;
     let path = directory.join(FILE);
-    let mut text = Vec::new();
-    let file = fs::File::open(&path).ok()?;
-    file.take(MAX_RECORD).read_to_end(&mut text).ok()?;
+    let text = files::read_bounded(&path, MAX_RECORD).ok()?;
     match serde_json::from_slice(&text) {
         Ok(record) => Some(record),
         Err(error) => {

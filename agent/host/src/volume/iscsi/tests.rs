@@ -84,14 +84,14 @@ impl Fixture {
         let mut found = volume(fields);
         found.block = true;
         let pod = crate::volume::tests::record(json!({"containers": []}));
-        IscsiMount::of(&pod, &self.at("root/pods/u"), "data", &found, Default::default(), false).unwrap()
+        IscsiMount::of(&pod, &self.at("root/pods/u"), "data", &found, Ok(Default::default()), false).unwrap()
     }
 
     /// The disk as a directory of that pod.
     fn mounted(&self, read_only: bool, uid: &str) -> IscsiMount {
         let pod = crate::volume::tests::record(json!({"containers": []}));
         let pod_dir = self.at("root/pods").join(uid);
-        IscsiMount::of(&pod, &pod_dir, "data", &volume(json!({})), Default::default(), read_only).unwrap()
+        IscsiMount::of(&pod, &pod_dir, "data", &volume(json!({})), Ok(Default::default()), read_only).unwrap()
     }
 
     /// The tools of a blank disk, which is a tmpfs once it is mounted.
