@@ -285,3 +285,27 @@ pub(super) const TOKEN_ATTRIBUTES: &[Key] = &[
 
 /// One variable of its `env`.
 pub(super) const CREDENTIAL_PROVIDER_VARIABLE: &[Key] = &[supported("name", Text), supported("value", Text)];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_names_every_key_without_effect() {
+        let page = include_str!("../../../docs/configuration.md");
+        let (_, list) = page.split_once("### Keys without effect").unwrap_or_default();
+        let (list, _) = list.split_once("\n## ").unwrap_or_default();
+        let is_named = |key: &&Key| {
+            let parts: &[Key] = if let Shape::Object(parts) = key.shape { parts } else { &[] };
+            list.contains(&format!("`{}`", key.name))
+                || parts.iter().any(|part| list.contains(&format!("`{}.{}`", key.name, part.name)))
+        };
+        let silent = KUBELET.iter().filter(|key| matches!(key.support, Support::NotYet(_)));
+        let missing: Vec<_> = silent.filter(|key| !is_named(key)).map(|key| key.name).collect();
+        assert!(missing.is_empty() && !list.is_empty(), "not in docs/configuration.md: {missing:?}");
+        let acting = KUBELET.iter().filter(|key| key.support == Support::Acts && is_named(key));
+        // Those that the list names to say what counts instead.
+        let acting: Vec<_> = acting.map(|key| key.name).collect();
+        assert_eq!(acting, ["maxPods", "serializeImagePulls", "maxParallelImagePulls", "containerRuntimeEndpoint"]);
+    }
+}
