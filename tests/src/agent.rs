@@ -117,6 +117,8 @@ pub struct Settings {
     pub snapshotter: &'static str,
     /// Further flags of `limpet run`.
     pub flags: Vec<String>,
+    /// Further variables of its environment.
+    pub environment: Vec<(&'static str, String)>,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
     /// Further lines of the LimpetConfiguration.
@@ -342,6 +344,7 @@ impl Agent {
                 command
             }
         };
+        command.envs(self.settings.environment.iter().map(|(name, value)| (name, value)));
         command.args(["run", "--hostname-override", &self.settings.node_name]);
         command.args(["--v", &self.settings.verbosity.to_string(), "--config"]).arg(self.settings.config());
         command.args(&self.settings.flags).env("RUST_BACKTRACE", "1");

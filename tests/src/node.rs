@@ -153,6 +153,7 @@ impl TestNode {
             cni_plugins: cni::plugin_dirs(),
             snapshotter: options.snapshotter,
             flags: Vec::new(),
+            environment: Vec::new(),
             kubelet: options.kubelet.clone(),
             limpet: options.limpet.clone(),
         };

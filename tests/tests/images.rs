@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         case!(a_password_is_taken_from_the_auth_file),
         case!(a_wrong_password_is_reported),
         case!(a_password_is_taken_from_a_credential_provider),
+        case!(an_image_is_pulled_through_the_proxy_of_the_agents_environment),
         case!(a_broken_download_goes_on_where_it_stopped),
         case!(an_image_that_is_here_serves_while_its_registry_is_gone),
         // Without the demo images: their lower layer is that of every image here.
@@ -55,6 +56,36 @@ fn start_registry(node: &TestNode, closed: bool) -> Result<Registry> {
     let registry = if closed { Registry::start_closed(&dir)? } else { Registry::start(&dir)? };
     registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
     Ok(registry)
+}
+
+/// The registry's name has no address: the proxy alone leads there.
+fn an_image_is_pulled_through_the_proxy_of_the_agents_environment(node: &mut TestNode) -> Result<()> {
+    let registry = Registry::start(&node.dir().join("registry"))?;
+    let image = build("proxied", 1000)?;
+    registry.add(&image, "proxied", "v1")?;
+    let hosts = node.containerd.certs_d().join(HOST);
+    fs::create_dir_all(&hosts)?;
+    fs::write(hosts.join("hosts.toml"), format!("server = \"http://{HOST}\"\n"))?;
+    let proxy = Proxy::start(registry.address())?;
+    let address = format!("http://{}", proxy.address());
+    for (excepted, runs) in [("registry.test", false), ("other.test", true)] {
+        node.agent.kill();
+        node.agent.reconfigure(|settings| {
+            settings.environment = vec![("HTTP_PROXY", address.clone()), ("NO_PROXY", excepted.to_owned())];
+        })?;
+        node.agent.start()?;
+        node.apply(&running(&image))?;
+        match runs {
+            false => {
+                node.wait_event("Failed to pull image")?;
+                ensure!(proxy.requests().is_empty(), "{:?}", proxy.requests());
+            }
+            true => drop(node.wait_running("web")?),
+        }
+    }
+    let asked = proxy.requests();
+    ensure!(asked.iter().any(|head| head.starts_with(&format!("GET http://{HOST}/v2/"))), "{asked:?}");
+    Ok(())
 }
 
 fn build(repository: &str, size: usize) -> Result<Image> {
