@@ -126,6 +126,8 @@ pub fn prepare(node: &TestNode, root: &Path) -> Result<()> {
     fs::create_dir_all(host.join("directory/below"))?;
     fs::write(host.join("file"), "of the node\n")?;
     fs::write(host.join("directory/file"), "in a directory of the node\n")?;
+    // It stays after its listener.
+    std::os::unix::net::UnixListener::bind(host.join("socket"))?;
     Ok(())
 }
 
