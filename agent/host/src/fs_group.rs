@@ -5,11 +5,14 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, Stat};
 
 use crate::tree::{self, MAX_DEPTH};
 
+/// How long giving the files of a volume to a group may take.
+pub const DEADLINE: Duration = Duration::from_secs(600);
 /// What files get: the group may read and write.
 const FILE_MODE: u32 = 0o660;
 /// What directories get: the group may search them too, and what is made in them belongs to it.

@@ -40,6 +40,7 @@ mod hosts;
 mod image;
 mod in_use;
 mod iscsi;
+mod local;
 mod measured;
 mod mounted;
 mod mounts;
@@ -121,8 +122,8 @@ pub struct Warning {
 pub struct Volumes {
     settings: Arc<Settings>,
     disks: Arc<iscsi::IscsiDisks>,
-    /// By the path of a driver's volume.
-    flex_locks: Arc<KeyedLock<PathBuf>>,
+    /// By the path of a volume of a driver or of the node.
+    locks: Arc<KeyedLock<PathBuf>>,
 }
 
 /// The volumes' directory and the DNS settings.
@@ -156,7 +157,7 @@ impl Volumes {
     /// Volumes with these settings; disks of targets are in `in_use` while they are attached. Does not access the disk.
     pub fn new(settings: Settings, in_use: VolumesInUse) -> Self {
         let disks = iscsi::IscsiDisks::new(&settings.root_dir, in_use);
-        Self { settings: Arc::new(settings), disks: Arc::new(disks), flex_locks: Arc::default() }
+        Self { settings: Arc::new(settings), disks: Arc::new(disks), locks: Arc::default() }
     }
 
     /// Has the disks of targets in use that agents before this one have attached.
@@ -180,7 +181,11 @@ impl Volumes {
         self.mount_exports(pod, objects).await?;
         let settings = self.settings.clone();
         let path = settings.pod_dir(&pod.uid);
-        blocking(path, DEADLINE, move |progress| work.run(&settings, progress)).await
+        let mut warnings = blocking(path.clone(), DEADLINE, move |progress| work.run(&settings, progress)).await?;
+        for volume in local::LocalVolume::all(pod, objects, &path)? {
+            warnings.extend(volume.set_up(&self.settings.pods_dir(), &pod.uid, &self.locks).await?);
+        }
+        Ok(warnings)
     }
 
     /// Mounts the exports of servers, the disks of targets and the volumes of drivers that the pod has and that are not
@@ -201,7 +206,7 @@ impl Volumes {
         }
         let exports = futures_util::future::join_all(exports.iter().map(nfs::NfsMount::set_up));
         let disks = futures_util::future::join_all(disks.iter().map(|disk| self.disks.set_up(disk, &pod.uid)));
-        let of_drivers = of_drivers.iter().map(|mount| mount.set_up(&self.settings.plugin_dir, &self.flex_locks));
+        let of_drivers = of_drivers.iter().map(|mount| mount.set_up(&self.settings.plugin_dir, &self.locks));
         let (exports, disks, of_drivers) = tokio::join!(exports, disks, futures_util::future::join_all(of_drivers));
         let mounted = exports.into_iter().chain(disks).chain(of_drivers).collect::<Result<(), VolumeError>>();
         mounted.map_err(|error| match error {
@@ -329,7 +334,8 @@ impl Volumes {
         let pod_dir = self.settings.pod_dir(uid);
         let of_drivers = flex::unmount_all(&pod_dir, &self.settings.plugin_dir);
         let (of_drivers, disks) = tokio::join!(of_drivers, self.disks.tear_down(&pod_dir, uid));
-        of_drivers.and(disks)
+        let directories = blocking(pod_dir.clone(), DEADLINE, move |_| local::give_back(&pod_dir)).await;
+        of_drivers.and(disks).and(directories)
     }
 
     /// Removes all files of a pod: exports of servers and volumes of drivers are unmounted, other mounts below its directory

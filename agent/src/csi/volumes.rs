@@ -13,7 +13,6 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -34,7 +33,6 @@ pub use volume_request::VolumeRequest;
 use volume_request::fs_group_of;
 
 /// How long the files of a volume may take to be given to a group.
-const FS_GROUP_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Why a volume is not there, or not gone.
 #[derive(Debug, thiserror::Error)]
@@ -208,7 +206,7 @@ impl CsiVolumes {
         calling("setting the group of a volume's files");
         let subject = path.clone();
         let given =
-            blocking::run(subject.clone(), FS_GROUP_DEADLINE, move |_| fs_group::set(&path, group, on_root_mismatch));
+            blocking::run(subject.clone(), fs_group::DEADLINE, move |_| fs_group::set(&path, group, on_root_mismatch));
         given.await.and_then(|given| given).map_err(file(data, "set the group of", subject))
     }
 

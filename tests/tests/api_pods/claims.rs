@@ -1,6 +1,6 @@
 //! Claims of pods: directories, devices, exports and disks, by the volumes that they are bound to.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::cluster::{self, Cluster, join};
@@ -16,6 +16,9 @@ use super::{create, path, wait_deleted, wait_reported};
 
 /// The group of every volume.
 const GROUP: &str = "4321";
+
+/// The group of the pod.
+const FS_GROUP: u32 = 5432;
 
 /// Makes the claim, of that owner if there is one. Its path.
 fn claim(cluster: &Cluster, name: &str, owner: Option<&Value>) -> Result<String> {
@@ -60,6 +63,7 @@ pub(super) fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<
     let name = format!("data-{}", node.name());
     let (data, scratch) = (node.dir().join("data"), node.dir().join("scratch"));
     std::fs::create_dir(&scratch)?;
+    std::fs::write(scratch.join("earlier"), "")?;
     let main = with(
         shell("main", &format!("echo run >> /data/runs; {IDLE}")),
         json!({ "volumeMounts": [
@@ -74,7 +78,12 @@ pub(super) fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<
         { "name": "again", "persistentVolumeClaim": { "claimName": name, "readOnly": true } },
         { "name": "scratch", "ephemeral": { "volumeClaimTemplate": template } },
     ]);
-    create(node, &cluster, &pod("web", json!({ "containers": [main], "volumes": volumes })))?;
+    let context = json!({ "fsGroup": FS_GROUP });
+    create(
+        node,
+        &cluster,
+        &pod("web", json!({ "containers": [main], "volumes": volumes, "securityContext": context })),
+    )?;
     node.wait_event(&format!("persistentvolumeclaim \"{name}\" not found"))?;
     let claimed = claim(&cluster, &name, None)?;
     node.wait_event(&format!("PVC {name} is not bound"))?;
@@ -93,6 +102,8 @@ pub(super) fn claims_are_directories_of_the_node(node: &mut TestNode) -> Result<
     ensure!(node.exec("web", "main", &["cat", "/again/runs"])? == "run\n");
     ensure!(node.exec("web", "main", &["sh", "-c", "echo 1 > /again/file"]).is_err(), "written to a read-only volume");
     ensure!(std::fs::read_to_string(scratch.join("file"))? == "1\n");
+    let of_local = scratch.join("earlier").metadata()?.gid();
+    ensure!(of_local == FS_GROUP && data.metadata()?.gid() == 0, "fsGroup is for local volumes alone: {of_local}");
     let status = node.exec("web", "main", &["cat", "/proc/1/status"])?;
     let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).context("no groups")?;
     ensure!(groups.split_whitespace().any(|group| group == GROUP), "the volume's group is missing: {groups}");

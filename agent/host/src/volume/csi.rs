@@ -23,7 +23,7 @@ pub(super) struct CsiMount {
 /// driver publishes it.
 pub(super) fn device(pod_dir: &Path, volume: &str, name: &str) -> HostPath {
     let path = pod_dir.join("volumeDevices/kubernetes.io~csi").join(name);
-    HostPath { volume: volume.to_owned(), path, kind: HostPathType::BlockDevice, labelled: false }
+    HostPath { volume: volume.to_owned(), path, kind: HostPathType::BlockDevice, owned: false }
 }
 
 impl CsiMount {

@@ -11,7 +11,6 @@ mod record;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -24,12 +23,10 @@ use super::source::SecretValues;
 use super::{VolumeError, blocking, files, mounted, removal, sub_path};
 use crate::blocking::DEADLINE;
 use crate::boot::boot_id;
+use crate::fs_group;
 use crate::keyed_lock::KeyedLock;
 use limpet_model::object::{ObjectKind, SecretBytes};
 use limpet_model::pod::PodRecord;
-
-/// How long giving the files to a group may take without progress.
-const FS_GROUP_DEADLINE: Duration = Duration::from_secs(600);
 
 /// A volume to be mounted by a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,9 +143,9 @@ impl FlexMount {
     async fn set_group(&self) -> Result<(), VolumeError> {
         let Some((group, on_root_mismatch)) = self.group else { return Ok(()) };
         let path = self.path.clone();
-        let set = move |_: &_| Ok(crate::fs_group::set(&path, group, on_root_mismatch));
+        let set = move |_: &_| Ok(fs_group::set(&path, group, on_root_mismatch));
         // A share of a server may have no owners; kubelet mounts it all the same.
-        if let Err(error) = blocking(self.path.clone(), FS_GROUP_DEADLINE, set).await? {
+        if let Err(error) = blocking(self.path.clone(), fs_group::DEADLINE, set).await? {
             tracing::warn!(volume = self.volume, %error, "the files of the volume do not get the pod's fsGroup");
         }
         Ok(())

@@ -29,8 +29,9 @@ pub(super) struct HostPath {
     pub volume: String,
     pub path: PathBuf,
     pub kind: HostPathType,
-    /// Its files get the label of SELinux of the containers that mount it (`local`).
-    pub labelled: bool,
+    /// Its files are for the pods that write to it (a directory of `local`): they get the label of SELinux of the containers
+    /// that mount it, and the `fsGroup`.
+    pub owned: bool,
 }
 
 impl HostPath {
@@ -49,7 +50,7 @@ impl HostPath {
                 return Err(VolumeError::Unsupported { volume: volume.to_owned(), reason });
             }
         };
-        Ok(Self { volume: volume.to_owned(), path: source.path.clone().into(), kind, labelled: false })
+        Ok(Self { volume: volume.to_owned(), path: source.path.clone().into(), kind, owned: false })
     }
 
     /// Checks the path. Symlinks are followed, as in the mount later.

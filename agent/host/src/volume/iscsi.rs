@@ -36,15 +36,13 @@ use super::node_tools::tool_dirs;
 use super::source::SecretValues;
 use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::DEADLINE;
+use crate::fs_group;
 use crate::keyed_lock::KeyedLock;
 use crate::program;
 
 /// The tool that logs in and out, and the packages that it is in.
 const ISCSIADM: &str = "iscsiadm";
 const PACKAGES: &str = "install open-iscsi (Debian, Ubuntu, Alpine) or iscsi-initiator-utils (Fedora)";
-
-/// How long the files of a volume may take to be given to a group.
-const FS_GROUP_DEADLINE: Duration = Duration::from_secs(600);
 
 /// A disk as a volume of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,7 +123,7 @@ impl IscsiMount {
 
     /// The device that containers get.
     pub(super) fn device(self) -> HostPath {
-        HostPath { volume: self.volume, path: self.path, kind: HostPathType::BlockDevice, labelled: false }
+        HostPath { volume: self.volume, path: self.path, kind: HostPathType::BlockDevice, owned: false }
     }
 
     fn failed(&self, reason: String) -> VolumeError {
@@ -231,8 +229,8 @@ impl IscsiDisks {
         on_files(shared, move |path| file_system::check_access(path, wants_write)).await.map_err(text)??;
         if let Some((group, on_root_mismatch)) = mount.group {
             let path = shared.to_owned();
-            let set = move |_: &_| crate::fs_group::set(&path, group, on_root_mismatch);
-            let set = crate::blocking::run(shared.to_owned(), FS_GROUP_DEADLINE, set).await.and_then(|set| set);
+            let set = move |_: &_| fs_group::set(&path, group, on_root_mismatch);
+            let set = crate::blocking::run(shared.to_owned(), fs_group::DEADLINE, set).await.and_then(|set| set);
             set.map_err(|error| format!("set the group of its files: {error}"))?;
         }
         let target = mount.path.clone();

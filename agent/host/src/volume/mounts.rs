@@ -177,7 +177,7 @@ fn find(
             progress.at(&host_path.path);
             host_path.set_up()?;
             propagation::check(&volume.name, propagation, &host_path.path)?;
-            Ok(FoundVolume { path: host_path.path, only_read, labelled: host_path.labelled })
+            Ok(FoundVolume { path: host_path.path, only_read, labelled: host_path.owned })
         }
         None => {
             let (path, only_read) = preparation::location(volume, pod_dir)?;

@@ -91,7 +91,8 @@ impl VolumeSource {
                 HostPath::of(&volume.name, &source).map(|found| Some((Self::Node(found), read_only_claim)))
             }
             ClaimedSource::Local(source) => {
-                let found = HostPath { labelled: !read_only_claim, ..HostPath::of(&volume.name, &source)? };
+                let owned = !read_only_claim && !claimed.block;
+                let found = HostPath { owned, ..HostPath::of(&volume.name, &source)? };
                 Ok(Some((Self::Node(found), read_only_claim)))
             }
             ClaimedSource::Nfs { export, options } => {

@@ -1,0 +1,154 @@
+//! local: a directory of the node that a claim names. Its files get the `fsGroup` of the first pod that has it, as by
+//! kubelet: pods that have it beside that one would take it from each other.
+//!
+//! Which pods have it is written down in their directories: containers mount the directory itself, so no mount of the node
+//! shows it.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::source::VolumeSource;
+use super::{VolumeError, Warning, blocking, files};
+use crate::fs_group;
+use crate::keyed_lock::KeyedLock;
+use limpet_model::object::PodObjects;
+use limpet_model::pod::{PodRecord, PodUid};
+
+/// Where a pod's volumes of this kind are written down, below its directory.
+const RECORDS: &str = "plugins/kubernetes.io~local-volume";
+/// Bytes of a record that are read at most: a path.
+const MAX_RECORD: u64 = 4 << 10;
+
+/// A writable volume of a pod with an `fsGroup`.
+#[derive(Debug, Clone)]
+pub(super) struct LocalVolume {
+    volume: String,
+    path: PathBuf,
+    group: u32,
+    on_root_mismatch: bool,
+}
+
+impl LocalVolume {
+    /// Those of the pod.
+    pub(super) fn all(pod: &PodRecord, objects: &PodObjects, pod_dir: &Path) -> Result<Vec<Self>, VolumeError> {
+        let context = pod.spec().security_context.as_ref();
+        let Some(group) = context.and_then(|context| u32::try_from(context.fs_group?).ok()) else {
+            return Ok(Vec::new());
+        };
+        let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
+        let mut found = Vec::new();
+        for volume in pod.spec().volumes.iter().flatten() {
+            if let Some((VolumeSource::Node(path), _)) = VolumeSource::find(volume, pod, objects, pod_dir)?
+                && path.owned
+            {
+                let on_root_mismatch = policy == Some("OnRootMismatch");
+                found.push(Self { volume: volume.name.clone(), path: path.path, group, on_root_mismatch });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives the files to the group, unless another pod has the volume: kubelet's warning says so if its group differs.
+    /// `locks`: one for each path.
+    pub(super) async fn set_up(
+        &self,
+        pods: &Path,
+        uid: &PodUid,
+        locks: &KeyedLock<PathBuf>,
+    ) -> Result<Option<Warning>, VolumeError> {
+        let _guard = locks.lock(self.path.clone()).await;
+        let (volume, pods, uid) = (self.clone(), pods.to_owned(), uid.clone());
+        blocking(self.path.clone(), fs_group::DEADLINE, move |_| volume.take(&pods, &uid)).await
+    }
+
+    fn take(&self, pods: &Path, uid: &PodUid) -> Result<Option<Warning>, VolumeError> {
+        let warning = if is_of_another(pods, uid, &self.path)? {
+            self.differs()?
+        } else {
+            let set = fs_group::set(&self.path, self.group, self.on_root_mismatch);
+            set.map_err(VolumeError::io("set fsGroup", &self.path))?;
+            None
+        };
+        let records = pods.join(uid.as_str()).join(RECORDS);
+        files::make_dirs(&records, 0o750)?;
+        let record = records.join(&self.volume);
+        std::fs::write(&record, self.path.as_os_str().as_bytes()).map_err(VolumeError::io("write", &record))?;
+        Ok(warning)
+    }
+
+    fn differs(&self) -> Result<Option<Warning>, VolumeError> {
+        let found = self.path.metadata().map_err(VolumeError::io("stat", &self.path))?.gid();
+        let message = format!(
+            "The requested fsGroup is {}, but the volume {} has GID {found}. The volume may not be shareable.",
+            self.group, self.volume
+        );
+        Ok((found != self.group).then_some(Warning { reason: "AlreadyMountedVolume", message }))
+    }
+}
+
+/// The pod runs no more: what it had is free for the group of another pod. Blocks.
+pub(super) fn give_back(pod_dir: &Path) -> Result<(), VolumeError> {
+    let records = pod_dir.join(RECORDS);
+    match std::fs::remove_dir_all(&records) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(VolumeError::io("remove", &records)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether another pod has the directory at `path`. Blocks.
+fn is_of_another(pods: &Path, uid: &PodUid, path: &Path) -> Result<bool, VolumeError> {
+    for other in files::directories(pods)?.iter().filter(|other| *other != uid) {
+        let records = pods.join(other.as_str()).join(RECORDS);
+        let entries = match std::fs::read_dir(&records) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries.map_err(VolumeError::io("read", &records))?,
+        };
+        let is_same = |entry: io::Result<std::fs::DirEntry>| {
+            let text = entry.and_then(|entry| files::read_bounded(&entry.path(), MAX_RECORD));
+            text.is_ok_and(|text| text == path.as_os_str().as_bytes())
+        };
+        if entries.into_iter().any(is_same) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use limpet_tests::need;
+
+    use super::*;
+
+    #[test]
+    fn the_first_pod_of_a_volume_gives_it_its_group() {
+        if need::root("owners of files").is_none() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (pods, path) = (dir.path().join("pods"), dir.path().join("disk"));
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("file"), "").unwrap();
+        let uid = |digit: u8| PodUid::new(format!("0d2f3b51-6c0e-4f7a-9d0b-4c9d3f6a1e7{digit}"));
+        let volume =
+            |group: u32| LocalVolume { volume: "data".to_owned(), path: path.clone(), group, on_root_mismatch: false };
+        let group = || path.join("file").metadata().unwrap().gid();
+        for pod in 1..=3 {
+            std::fs::create_dir_all(pods.join(uid(pod).as_str())).unwrap();
+        }
+        assert_eq!((volume(4000).take(&pods, &uid(1)).unwrap(), group()), (None, 4000));
+        let warning = volume(5000).take(&pods, &uid(2)).unwrap().unwrap();
+        assert_eq!((warning.reason, group()), ("AlreadyMountedVolume", 4000));
+        assert!(warning.message.starts_with("The requested fsGroup is 5000, but the volume data has GID 4000."));
+        assert_eq!(volume(4000).take(&pods, &uid(3)).unwrap(), None);
+        // Again: a sandbox that is recreated. Then all others have ended.
+        assert_eq!(volume(5000).take(&pods, &uid(2)).unwrap().unwrap(), warning);
+        for pod in [1, 3] {
+            give_back(&pods.join(uid(pod).as_str())).unwrap();
+        }
+        assert_eq!((volume(5000).take(&pods, &uid(2)).unwrap(), group()), (None, 5000));
+    }
+}
