@@ -39,3 +39,23 @@ async fn the_server_of_an_edited_kubeconfig_is_shown() {
     kubeconfig(&path, after);
     assert_eq!(shown().await, (after.to_owned(), connected(after)));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_links_or_credentials_ends_a_pause() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kubeconfig");
+    kubeconfig(&path, "http://127.0.0.1:1");
+    let mut config = Config::default();
+    config.cluster.kubeconfig = Some(path);
+    let (network, seen) = watch::channel(NodeNetwork::default());
+    let link = Link::new(&config, seen, Metrics::new("node"), Events::default()).unwrap();
+    let began = tokio::time::Instant::now();
+    let changed = async { network.send_modify(|_| {}) };
+    assert!(tokio::join!(link.pause(10, None), changed).0);
+    let changed = async { link.0.credentials.send_modify(|_| {}) };
+    assert!(tokio::join!(link.pause(10, None), changed).0);
+    assert_eq!(began.elapsed(), std::time::Duration::ZERO);
+    // Without one it lasts.
+    assert!(!link.pause(10, None).await);
+    assert!(began.elapsed() > std::time::Duration::from_secs(1));
+}
