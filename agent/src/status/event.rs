@@ -13,6 +13,9 @@ use limpet_model::pod::{PodKey, PodUid, fault};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
+/// What reports the events.
+const COMPONENT: &str = "limpet";
+
 /// The most distinct events stored; the oldest is dropped first.
 pub const MAX_EVENTS: usize = 1_000;
 /// An apiserver's limit for the message of an event, in bytes; a longer one is cut.
@@ -99,7 +102,10 @@ impl Event {
             count: i32::try_from(self.count).ok(),
             first_timestamp: Some(Time(self.first_seen)),
             last_timestamp: Some(Time(self.last_seen)),
-            source: Some(EventSource { component: Some("limpet".to_owned()), host: Some(node.to_owned()) }),
+            source: Some(EventSource { component: Some(COMPONENT.to_owned()), host: Some(node.to_owned()) }),
+            // As client-go has it since 1.27: `kubectl events` and field selectors read these.
+            reporting_component: Some(COMPONENT.to_owned()),
+            reporting_instance: Some(node.to_owned()),
             ..KubeEvent::default()
         }
     }
