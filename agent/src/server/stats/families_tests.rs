@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use self::exposition::{Family, families};
-use self::tables::{ABSENT, DIFFERENT, UNRECORDED};
+use self::tables::{ABSENT, ABSENT_IN_CLUSTER, DIFFERENT, UNRECORDED};
 use super::tests::usage;
 use super::{cadvisor, resource};
 use crate::status::metrics::tests::{filled, page};
@@ -66,6 +66,12 @@ fn a_family_of_kubelets_name_is_kubelets() {
                 _ => {}
             }
         }
+        for (pattern, _) in ABSENT_IN_CLUSTER {
+            let beginning = pattern.trim_end_matches('*');
+            if limpet.keys().any(|name| name.starts_with(beginning)) {
+                faults.push(format!("{path} {pattern} is there, and in the table of what is not"));
+            }
+        }
         for entry in ABSENT.iter().filter(|(page, ..)| *page == path) {
             if !kubelet.keys().any(|name| absence(path, name) == Some(entry)) {
                 faults.push(format!("{path} {}: kubelet has none of it", entry.1));
@@ -114,6 +120,13 @@ fn page_text() -> String {
         }
         for (_, pattern, why) in absent {
             let _ = writeln!(text, "| `{pattern}` | {why} |");
+        }
+        if path == "/metrics" {
+            let _ =
+                write!(text, "\nOf those that a kubelet in a cluster has as well:\n\n| family | why |\n|---|---|\n");
+            for (pattern, why) in ABSENT_IN_CLUSTER {
+                let _ = writeln!(text, "| `{pattern}` | {why} |");
+            }
         }
     }
     text

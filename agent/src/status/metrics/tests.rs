@@ -74,6 +74,7 @@ pub(crate) fn filled() -> Metrics {
     metrics.image_removed(ImageRemoval::Age);
     metrics.evicted(Signal::MemoryAvailable);
     metrics.node_pressure(Pressure::Memory, false);
+    metrics.set_claims([(("default".to_owned(), "data".to_owned()), ClaimFigures::default())]);
     metrics
 }
 

@@ -19,6 +19,12 @@ pub(super) const UNRECORDED: &[(&str, &str)] = &[
     ("kubelet_image_garbage_collected_total", "as kubelet's, once an image was removed"),
     ("kubelet_image_pull_duration_seconds", "as kubelet's, once an image was pulled"),
     ("kubelet_server_expiration_renew_errors", BY_REQUEST),
+    ("kubelet_volume_stats_available_bytes", OF_CLAIMS),
+    ("kubelet_volume_stats_capacity_bytes", OF_CLAIMS),
+    ("kubelet_volume_stats_inodes", OF_CLAIMS),
+    ("kubelet_volume_stats_inodes_free", OF_CLAIMS),
+    ("kubelet_volume_stats_inodes_used", OF_CLAIMS),
+    ("kubelet_volume_stats_used_bytes", OF_CLAIMS),
     ("kubelet_websocket_streaming_requests_total", "as kubelet's, once a WebSocket was opened"),
     ("prober_probe_total", "kubelet has it on `/metrics/probes` alone"),
     ("rest_client_request_duration_seconds", REST_CLIENT),
@@ -29,6 +35,7 @@ pub(super) const UNRECORDED: &[(&str, &str)] = &[
 
 const BY_REQUEST: &str =
     "as kubelet's, while the node asks for that certificate (`rotateCertificates`, `serverTLSBootstrap`)";
+const OF_CLAIMS: &str = "as kubelet's, of the volumes of CSI drivers that report them";
 const REST_CLIENT: &str = "in a cluster; `resource` in place of `host`, which is always the same";
 const PRESSURE: &str = "as kubelet's, with cgroup v2";
 
@@ -38,6 +45,22 @@ const NO_RECORDS: &str = "alpha; the log names each pod that may not use an imag
 const VOLUMES: &str = "volumes are made by a pod's worker; a failure is an event of the pod";
 const CALLS: &str = "the calls are timed: `kubelet_runtime_operations_duration_seconds`";
 const NODE_EXPORTER: &str = "of the machine's disks; node_exporter has it";
+
+/// Families that a kubelet in a cluster shows beside the recorded ones, that are not there, and why.
+pub(super) const ABSENT_IN_CLUSTER: &[(&str, &str)] = &[
+    ("csi_operations_seconds", "the calls have deadlines; a failure is an event of the pod"),
+    ("kubelet_admission_rejections_total", "status and event of the pod have the reason"),
+    ("kubelet_container_requested_resizes_total", "conditions and events of the pod have each resize"),
+    ("kubelet_device_plugin_*", "the log has each registration, the Node the devices"),
+    ("kubelet_pod_resources_endpoint_*", "of the socket's requests; nothing on the node depends on their number"),
+    ("kubelet_preemptions", "the preempted pod has the reason `Preempting`"),
+    ("podcertificate_states", "a pod without its certificate waits, and its status has the reason"),
+    ("rest_client_dns_resolution_duration_seconds", "part of `rest_client_request_duration_seconds`"),
+    ("rest_client_exec_plugin_*", "a plugin that fails is the cause that `limpet status` shows"),
+    ("rest_client_rate_limiter_duration_seconds", "there is no limiter: the server's answer 429 holds requests back"),
+    ("rest_client_request_retries_total", "a retry is a request, and is counted in `rest_client_requests_total`"),
+    ("rest_client_transport_*", "there is one connection"),
+];
 
 /// Families of kubelet's that are not there, by page and name, or the beginning of names before a `*`, and why.
 pub(super) const ABSENT: &[(&str, &str, &str)] = &[
