@@ -32,8 +32,6 @@ use limpet_model::pod::{PodRecord, PodUid};
 pub use volume_request::VolumeRequest;
 use volume_request::fs_group_of;
 
-/// How long the files of a volume may take to be given to a group.
-
 /// Why a volume is not there, or not gone.
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
