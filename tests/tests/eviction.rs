@@ -265,9 +265,12 @@ fn all_pods_are_kept_within_what_is_not_reserved(node: &mut TestNode) -> Result<
     wait::until_true(wait::SOON, metric, || node.agent.metrics().is_ok_and(|metrics| metrics.contains(metric)))?;
     let still = node.wait_running("calm")?;
     ensure!(container(&still, "main")["containerID"] == container(&calm, "main")["containerID"]);
-    // More than all may have: the kernel reports it, long before memory would be measured again.
+    // More than all may have, at once: the kernel reports it, before memory is measured again.
     let before = node.agent.log_size();
-    push(node, &simple("greedy", &hog(300)))?;
+    let mut greedy = simple("greedy", &format!("fallocate -l 60M /dev/shm/hog; fallocate -l 150M /data/hog; {IDLE}"));
+    greedy["spec"]["volumes"] = json!([{ "name": "data", "emptyDir": { "medium": "Memory" } }]);
+    greedy["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+    push(node, &greedy)?;
     let alarm = "the pods have used up the available memory";
     wait::until_true(wait::SOON, alarm, || node.agent.log_from(before).contains(alarm))
 }
