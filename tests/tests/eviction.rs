@@ -267,9 +267,13 @@ fn all_pods_are_kept_within_what_is_not_reserved(node: &mut TestNode) -> Result<
     ensure!(container(&still, "main")["containerID"] == container(&calm, "main")["containerID"]);
     // More than all may have, at once: the kernel reports it, before memory is measured again.
     let before = node.agent.log_size();
-    let mut greedy = simple("greedy", &format!("fallocate -l 60M /dev/shm/hog; fallocate -l 150M /data/hog; {IDLE}"));
-    greedy["spec"]["volumes"] = json!([{ "name": "data", "emptyDir": { "medium": "Memory" } }]);
-    greedy["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+    let fill = format!("for dir in /dev/shm /a /b; do fallocate -l 58M $dir/hog; done; {IDLE}");
+    let mut greedy = simple("greedy", &fill);
+    // Each is as large as what pods may request, 60 MiB.
+    greedy["spec"]["volumes"] =
+        ["a", "b"].map(|name| json!({ "name": name, "emptyDir": { "medium": "Memory" } })).to_vec().into();
+    greedy["spec"]["containers"][0]["volumeMounts"] =
+        ["a", "b"].map(|name| json!({ "name": name, "mountPath": format!("/{name}") })).to_vec().into();
     push(node, &greedy)?;
     let alarm = "the pods have used up the available memory";
     wait::until_true(wait::SOON, alarm, || node.agent.log_from(before).contains(alarm))
