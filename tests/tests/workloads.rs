@@ -11,7 +11,7 @@ use certificates::{
     a_node_bootstraps_again_whose_certificate_expired_while_it_was_off,
     certificates_are_signed_and_renewed_by_the_controllers,
 };
-use limpet_tests::cluster::{self, Cluster, join, joining, wait_at};
+use limpet_tests::cluster::{self, Cluster, join, joining, node_path, wait_at};
 use limpet_tests::manifest::{IDLE, shell, with};
 use limpet_tests::{TestNode, case, image, suite, wait};
 use namespace::a_namespace_is_deleted_and_recreated;
@@ -237,6 +237,11 @@ fn a_node_is_cordoned_drained_and_tainted(node: &mut TestNode) -> Result<()> {
     let name = node.name().to_owned();
     let nothing_runs =
         |node: &TestNode| wait::until_true(A_WHILE, "no pod", || node.pods().is_ok_and(|pods| pods.is_empty()));
+    // Cordoned, it is closed to new pods alone: those that it has run on.
+    cluster.run_kubectl(&["cordon", &name])?;
+    let cordoned = cluster.get(&node_path(node))?.context("no node")?;
+    ensure!(cordoned["spec"]["unschedulable"] == true, "{}", cordoned["spec"]);
+    ensure!(node.pods()?.len() == 2, "the pods of a cordoned node run on");
     cluster.run_kubectl(&["drain", &name, "--timeout=120s"])?;
     nothing_runs(node)?;
     let shown = cluster.run_kubectl(&["get", "node", &name])?;
