@@ -151,6 +151,20 @@ fn a_node_registers_and_renews_its_lease(node: &mut TestNode) -> Result<()> {
     }
     let runtime = status["nodeInfo"]["containerRuntimeVersion"].as_str().unwrap_or_default();
     ensure!(runtime.starts_with("containerd://") && runtime.len() > "containerd://".len(), "{runtime}");
+    for name in ["", "runc"] {
+        let handlers = status["runtimeHandlers"].as_array().cloned().unwrap_or_default();
+        let handler = handlers.iter().find(|handler| handler["name"] == name).context("no handler of the runtime")?;
+        let features = &handler["features"];
+        ensure!(features["recursiveReadOnlyMounts"] == true && features["userNamespaces"].is_boolean(), "{handler}");
+    }
+    ensure!(status["features"] == json!({ "supplementalGroupsPolicy": true }), "{}", status["features"]);
+    // Without kubelet's API there are no WebSockets to declare.
+    let declared = json!([
+        "InPlacePodLevelResourcesVerticalScaling",
+        "InPlacePodVerticalScalingInitContainers",
+        "RestartAllContainersOnContainerExits",
+    ]);
+    ensure!(status["declaredFeatures"] == declared, "{}", status["declaredFeatures"]);
 
     // The images that were there, and one that comes.
     let images = |found: &Value| found["status"]["images"].as_array().cloned().unwrap_or_default();
