@@ -22,8 +22,6 @@ use limpet_model::source::SourceKind;
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 /// kubelet's annotation with the time at which the pod was first seen.
 const SEEN_ANNOTATION: &str = "kubernetes.io/config.seen";
-/// The fingerprint of the manifest: an edit in place keeps the UID, and changes the mirror.
-const MANIFEST_ANNOTATION: &str = "limpet.dev/manifest-fingerprint";
 /// Conditions that a pod has at times: those that are gone must be removed by name.
 const PASSING_CONDITIONS: [&str; 3] = ["PodResizePending", "PodResizeInProgress", "DisruptionTarget"];
 /// Those of them that only the node sets. Others set `DisruptionTarget` on the apiserver's own pods.
@@ -59,9 +57,9 @@ impl DesiredMirror {
         let mut annotations = metadata.annotations.clone().unwrap_or_default();
         let own = [
             (MIRROR_ANNOTATION, self.record.uid.to_string()),
-            (HASH_ANNOTATION, self.record.uid.to_string()),
+            // Of the content, as kubelet's: an edit in place keeps the UID, and `kubeadm upgrade` waits for another hash.
+            (HASH_ANNOTATION, self.record.fingerprint.to_string()),
             (SOURCE_ANNOTATION, self.record.source.to_string()),
-            (MANIFEST_ANNOTATION, self.record.fingerprint.to_string()),
         ];
         annotations.extend(own.map(|(name, value)| (name.to_owned(), value)));
         // A manifest may have its own.
@@ -136,7 +134,7 @@ impl Mirror {
                 None => now.get(name) == Some(value),
             })
         };
-        let of_pod = [MIRROR_ANNOTATION, MANIFEST_ANNOTATION]
+        let of_pod = [MIRROR_ANNOTATION, HASH_ANNOTATION]
             .iter()
             .all(|name| self.annotations.get(*name) == annotations.get(*name));
         if self.deleting {

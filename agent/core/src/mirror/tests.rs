@@ -155,7 +155,9 @@ fn a_mirror_has_kubelets_annotations_and_one_owner() {
     let metadata = &document["metadata"];
     let annotations = &metadata["annotations"];
     assert_eq!(annotations["kubernetes.io/config.mirror"], "0123");
-    assert_eq!(annotations["kubernetes.io/config.hash"], "0123");
+    // Of the content, where the UID stays through edits.
+    let hash = annotations["kubernetes.io/config.hash"].as_str().unwrap();
+    assert_eq!(hash, wanted.record.fingerprint.to_string());
     assert_eq!(annotations["kubernetes.io/config.source"], "file");
     assert_eq!(annotations["kubernetes.io/config.seen"], "2026-11-23T00:00:00Z");
     assert_eq!((&annotations["note"], &metadata["labels"]), (&json!("a"), &json!({ "app": "web" })));
