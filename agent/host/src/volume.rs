@@ -334,7 +334,8 @@ impl Volumes {
         let pod_dir = self.settings.pod_dir(uid);
         let of_drivers = flex::unmount_all(&pod_dir, &self.settings.plugin_dir);
         let (of_drivers, disks) = tokio::join!(of_drivers, self.disks.tear_down(&pod_dir, uid));
-        let directories = blocking(pod_dir.clone(), DEADLINE, move |_| local::give_back(&pod_dir)).await;
+        // Not beside the pod's other files: a call on those may hang until the exports of servers are unmounted.
+        let directories = blocking(local::records(&pod_dir), DEADLINE, move |_| local::give_back(&pod_dir)).await;
         of_drivers.and(disks).and(directories)
     }
 

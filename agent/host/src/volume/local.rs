@@ -71,7 +71,7 @@ impl LocalVolume {
             set.map_err(VolumeError::io("set fsGroup", &self.path))?;
             None
         };
-        let records = pods.join(uid.as_str()).join(RECORDS);
+        let records = records(&pods.join(uid.as_str()));
         files::make_dirs(&records, 0o750)?;
         let record = records.join(&self.volume);
         std::fs::write(&record, self.path.as_os_str().as_bytes()).map_err(VolumeError::io("write", &record))?;
@@ -88,9 +88,14 @@ impl LocalVolume {
     }
 }
 
+/// Where the pod's volumes of this kind are written down.
+pub(super) fn records(pod_dir: &Path) -> PathBuf {
+    pod_dir.join(RECORDS)
+}
+
 /// The pod runs no more: what it had is free for the group of another pod. Blocks.
 pub(super) fn give_back(pod_dir: &Path) -> Result<(), VolumeError> {
-    let records = pod_dir.join(RECORDS);
+    let records = records(pod_dir);
     match std::fs::remove_dir_all(&records) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(VolumeError::io("remove", &records)(error)),
         _ => Ok(()),
@@ -100,7 +105,7 @@ pub(super) fn give_back(pod_dir: &Path) -> Result<(), VolumeError> {
 /// Whether another pod has the directory at `path`. Blocks.
 fn is_of_another(pods: &Path, uid: &PodUid, path: &Path) -> Result<bool, VolumeError> {
     for other in files::directories(pods)?.iter().filter(|other| *other != uid) {
-        let records = pods.join(other.as_str()).join(RECORDS);
+        let records = records(&pods.join(other.as_str()));
         let entries = match std::fs::read_dir(&records) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries.map_err(VolumeError::io("read", &records))?,
