@@ -131,15 +131,23 @@ fn a_pod_under_limpet_is_as_under_kubelet(node: &mut TestNode) -> Result<()> {
 }
 
 /// Every fifth pod of the corpus, in the long form every one; with `LIMPET_TEST_VIEWS=text` those whose name contains
-/// the text. With each comes the pod that has to run before it.
+/// the text. With each comes the pod that has to run before it, and the one that waits for it.
 fn chosen() -> Result<Vec<Case>> {
     let part = std::env::var("LIMPET_TEST_VIEWS").ok();
     let step = if suite::is_long() || part.is_some() { 1 } else { 5 };
     let part = part.unwrap_or_default();
     let mut all = manifests::cases(&manifests::dir())?;
     let named: Vec<_> = all.iter().filter(|case| case.name.contains(&part)).step_by(step).collect();
-    let before = named.iter().filter_map(|case| case.after.clone());
-    let names: BTreeSet<String> = named.iter().map(|case| case.name.clone()).chain(before).collect();
+    let mut names: BTreeSet<String> = named.iter().map(|case| case.name.clone()).collect();
+    // What comes after one that is chosen may be what brings it to its end.
+    names.extend(
+        all.iter()
+            .filter(|case| case.after.as_ref().is_some_and(|before| names.contains(before)))
+            .map(|case| case.name.clone())
+            .collect::<Vec<_>>(),
+    );
+    let before = all.iter().filter(|case| names.contains(&case.name)).filter_map(|case| case.after.clone());
+    names.extend(before.collect::<Vec<_>>());
     all.retain(|case| names.contains(&case.name));
     Ok(all)
 }
