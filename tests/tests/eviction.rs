@@ -56,12 +56,7 @@ fn main() -> ExitCode {
             node.kubelet = lines("memory.available", "1Mi", "1s");
         }),
         case!(memory_is_measured_more_often_the_less_is_left),
-        case!(process_ids_are_reclaimed).on(|node| {
-            let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
-            let limits = limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
-            let all = limits.min().unwrap_or_default();
-            node.kubelet = lines("pid.available", &format!("'{all}'"), "1s");
-        }),
+        case!(process_ids_are_reclaimed),
     ])
 }
 
@@ -284,6 +279,14 @@ fn process_ids_are_reclaimed(node: &mut TestNode) -> Result<()> {
     node.apply(&critical(&forks(20)))?;
     node.wait_running("critical")?;
     push(node, &simple("forks", &forks(10)))?;
+    node.wait_running("forks")?;
+    // From here on too few are left: a pod that is pushed under pressure would not start.
+    let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
+    let limits = limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
+    let all = limits.min().unwrap_or_default();
+    node.agent.kill();
+    node.agent.reconfigure(|settings| settings.kubelet = lines("pid.available", &format!("'{all}'"), "1s"))?;
+    node.agent.start()?;
     let evicted = wait_evicted(node, "forks")?;
     let message = evicted["status"]["message"].as_str().unwrap_or_default();
     ensure!(message.starts_with("The node was low on resource: pids. Threshold quantity: "), "{message}");
