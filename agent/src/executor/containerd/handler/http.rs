@@ -167,6 +167,21 @@ impl Get {
         same.then_some(Self { url, headers, purpose: self.purpose })
     }
 
+    /// What `response` comes to; `body` reads the beginning of its body.
+    async fn take<B, E>(
+        &self,
+        response: Response<B>,
+        answered: &AtomicBool,
+        body: impl AsyncFnOnce(B) -> Result<String, E>,
+    ) -> Result<Exchanged, E> {
+        if let Some(next) = self.redirected(&response) {
+            return Ok(Exchanged::Redirect(Box::new(next)));
+        }
+        answered.store(true, Ordering::Relaxed);
+        let status = response.status();
+        Ok(Exchanged::Answer(Answer { status, body: body(response.into_body()).await? }))
+    }
+
     fn failed(&self, cause: String, without_tls: bool) -> GetFailure {
         GetFailure { url: self.url.to_string(), cause, without_tls }
     }
@@ -251,12 +266,7 @@ async fn over<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let (mut sender, connection) = handshake.map_err(failed)?;
     let answer = async {
         let response = sender.send_request(request).await?;
-        if let Some(next) = get.redirected(&response) {
-            return Ok(Exchanged::Redirect(Box::new(next)));
-        }
-        answered.store(true, Ordering::Relaxed);
-        let status = response.status();
-        Ok(Exchanged::Answer(Answer { status, body: body(response.into_body()).await? }))
+        get.take(response, answered, body).await
     };
     driven(answer, connection).await.map_err(failed)
 }

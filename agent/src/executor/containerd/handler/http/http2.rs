@@ -1,17 +1,21 @@
 //! A GET over HTTP/2, for a server that chose it during the TLS handshake: Go's client, which kubelet probes with,
 //! offers it to every HTTPS server, and some servers speak nothing else. Part of [`super`].
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
+use bytes::Bytes;
 use h2::RecvStream;
 use hyper::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use hyper::{Request, Uri, http};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Answer, Exchanged, Get, GetFailure, driven, is_full_with};
+use super::{Exchanged, Get, GetFailure, driven, is_full_with};
 
 /// How the TLS handshake names HTTP/2 (RFC 9113, section 3.2).
 pub(super) const ALPN: &[u8] = b"h2";
+
+/// The most bytes that the headers of an answer may have.
+const MAX_HEADERS: u32 = 64 << 10;
 
 /// Headers of one connection, which HTTP/2 forbids (RFC 9113, section 8.2.2).
 const OF_A_CONNECTION: [HeaderName; 6] = [
@@ -31,16 +35,12 @@ pub(super) async fn over<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> Result<Exchanged, GetFailure> {
     let failed = |error: h2::Error| get.failed(error.to_string(), false);
     let request = request(get).map_err(|error| get.failed(error.to_string(), false))?;
-    let (sender, connection) = h2::client::handshake(stream).await.map_err(failed)?;
+    let mut client = h2::client::Builder::new();
+    client.enable_push(false).max_header_list_size(MAX_HEADERS);
+    let (sender, connection) = client.handshake::<_, Bytes>(stream).await.map_err(failed)?;
     let answer = async {
         let (response, _) = sender.ready().await?.send_request(request, true)?;
-        let response = response.await?;
-        if let Some(next) = get.redirected(&response) {
-            return Ok(Exchanged::Redirect(Box::new(next)));
-        }
-        answered.store(true, Ordering::Relaxed);
-        let status = response.status();
-        Ok(Exchanged::Answer(Answer { status, body: body(response.into_body()).await? }))
+        get.take(response.await?, answered, body).await
     };
     driven(answer, connection).await.map_err(failed)
 }
