@@ -270,10 +270,10 @@ impl Volumes {
         image::path(&self.settings.pod_dir(uid), volume)
     }
 
-    /// Detaches all that is mounted for a pod with image volumes, and returns their names.
+    /// Detaches all that is mounted for a pod with image volumes, and returns their names. [`Self::unmount`] must have
+    /// succeeded.
     pub async fn detach_images(&self, uid: &PodUid) -> Result<Vec<String>, VolumeError> {
         let path = self.settings.pod_dir(uid);
-        nfs::unmount_all(&path).await?;
         blocking(path.clone(), DEADLINE, move |_| image::detach(&path)).await
     }
 
@@ -339,13 +339,19 @@ impl Volumes {
         of_drivers.and(disks).and(directories)
     }
 
-    /// Removes all files of a pod: exports of servers and volumes of drivers are unmounted, other mounts below its directory
-    /// are detached, busy or not, disks of targets that no other pod has are given back, and the directory is deleted
-    /// without following a symlink or crossing into another mount. A missing one is success.
+    /// Unmounts what a pod has of servers, drivers and targets, before it is removed. Exports go first, by force where their
+    /// server does not answer: calls on the pod's other files may wait for that.
+    ///
+    /// # Errors
+    /// As [`Self::give_back`].
+    pub async fn unmount(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        nfs::unmount_all(&self.settings.pod_dir(uid)).await?;
+        self.give_back(uid).await
+    }
+
+    /// Removes all files of a pod after [`Self::unmount`]: other mounts below its directory are detached, busy or not, and the
+    /// directory is deleted without following a symlink or crossing into another mount. A missing one is success.
     pub async fn remove(&self, uid: &PodUid) -> Result<(), VolumeError> {
-        let pod_dir = self.settings.pod_dir(uid);
-        nfs::unmount_all(&pod_dir).await?;
-        self.give_back(uid).await?;
         let (pods, name) = (self.settings.pods_dir(), uid.clone());
         blocking(self.settings.pod_dir(uid), REMOVAL_DEADLINE, move |_| removal::remove(&pods, name.as_str())).await
     }
@@ -354,10 +360,11 @@ impl Volumes {
     pub async fn list(&self) -> Vec<PodUid> {
         let dir = self.settings.pods_dir();
         let listed = blocking(dir.clone(), DEADLINE, move |_| files::directories(&dir)).await;
-        listed.unwrap_or_else(|error| {
+        let names = listed.unwrap_or_else(|error| {
             tracing::warn!(%error, "listing the directories of pods failed");
             Vec::new()
-        })
+        });
+        names.into_iter().map(PodUid::new).collect()
     }
 }
 

@@ -6,7 +6,6 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use super::VolumeError;
-use limpet_model::pod::PodUid;
 
 /// Bytes of a managed file that are read at most.
 const MAX_FILE: u64 = 1 << 20;
@@ -73,22 +72,22 @@ pub(super) fn read(path: &Path) -> Result<Option<String>, VolumeError> {
     Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// The names of the directories in `dir` as pod UIDs.
-pub(super) fn directories(dir: &Path) -> Result<Vec<PodUid>, VolumeError> {
+/// The names of the directories in `dir`, in order; none if it does not exist. What is mounted on them is not accessed.
+pub(super) fn directories(dir: &Path) -> Result<Vec<String>, VolumeError> {
     let entries = match std::fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(VolumeError::io("list", dir)(error)),
     };
-    let mut pods = Vec::new();
+    let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(VolumeError::io("list", dir))?;
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            pods.extend(entry.file_name().to_str().map(PodUid::new));
+            names.extend(entry.file_name().into_string());
         }
     }
-    pods.sort();
-    Ok(pods)
+    names.sort();
+    Ok(names)
 }
 
 /// `O_NOFOLLOW` as the standard library takes it.

@@ -9,7 +9,6 @@ mod driver;
 mod record;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -202,11 +201,7 @@ struct Mounted {
 /// A driver fails: the volume may still be in use elsewhere, so the call has to be repeated.
 pub(super) async fn unmount_all(pod_dir: &Path, plugin_dir: &Path) -> Result<(), VolumeError> {
     let directory = pod_dir.join("volumes");
-    let find = {
-        let directory = directory.clone();
-        move |_: &_| volumes(&directory).map_err(VolumeError::io("read", &directory))
-    };
-    let found = blocking(directory, DEADLINE, find).await?;
+    let found = blocking(directory.clone(), DEADLINE, move |_| volumes(&directory)).await?;
     let unmounted = join_all(found.iter().map(|volume| volume.unmount(pod_dir, plugin_dir))).await;
     unmounted.into_iter().collect()
 }
@@ -265,28 +260,12 @@ async fn beside<T: Send + 'static>(
 }
 
 /// The volumes of drivers in the directory of a pod's volumes. Blocks.
-fn volumes(directory: &Path) -> io::Result<Vec<Mounted>> {
+fn volumes(directory: &Path) -> Result<Vec<Mounted>, VolumeError> {
     let mut found = Vec::new();
-    for driver in directories(directory)?.into_iter().filter(|name| !name.starts_with(RESERVED)) {
-        for volume in directories(&directory.join(&driver))? {
+    for driver in files::directories(directory)?.into_iter().filter(|name| !name.starts_with(RESERVED)) {
+        for volume in files::directories(&directory.join(&driver))? {
             let path = directory.join(&driver).join(&volume);
             found.push(Mounted { volume, path, driver: Driver(driver.clone()) });
-        }
-    }
-    Ok(found)
-}
-
-/// The directories in a directory, without access to what is mounted there; none where it does not exist.
-fn directories(directory: &Path) -> io::Result<Vec<String>> {
-    let entries = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            found.push(entry.file_name().to_string_lossy().into_owned());
         }
     }
     Ok(found)

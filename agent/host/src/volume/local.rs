@@ -104,8 +104,8 @@ pub(super) fn give_back(pod_dir: &Path) -> Result<(), VolumeError> {
 
 /// Whether another pod has the directory at `path`. Blocks.
 fn is_of_another(pods: &Path, uid: &PodUid, path: &Path) -> Result<bool, VolumeError> {
-    for other in files::directories(pods)?.iter().filter(|other| *other != uid) {
-        let records = records(&pods.join(other.as_str()));
+    for other in files::directories(pods)?.iter().filter(|other| *other != uid.as_str()) {
+        let records = records(&pods.join(other));
         let entries = match std::fs::read_dir(&records) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             entries => entries.map_err(VolumeError::io("read", &records))?,

@@ -40,6 +40,15 @@ fn mount_failure(error: VolumeError) -> Failure {
 }
 
 /// The hostname that the pod's processes see: its own, or with `hostNetwork` the host's as it is now.
+/// In kubelet's words, which the failure of a driver has already.
+fn unmount_failure(error: &VolumeError) -> Failure {
+    let message = match error {
+        VolumeError::TearDown { .. } => error.to_string(),
+        _ => format!("UnmountVolume.TearDown failed: {error}"),
+    };
+    Failure { reason: FAILED_UNMOUNT, message, transient: false }
+}
+
 fn hostname(record: &PodRecord, cluster_domain: &str) -> Result<String, VolumeError> {
     let own = pod_hostname(record, cluster_domain)?;
     if record.host_network() {
@@ -242,23 +251,16 @@ impl ContainerdExecutor {
     }
 
     async fn give_back(&self, pod: &PodState) -> Result<(), Failure> {
-        self.give_back_of(&pod.record.uid).await.map_err(|failure| {
-            let message = pod.objects.redact(failure.message);
-            tracing::warn!(pod = %pod.record.key, message, "giving back a volume failed; retried later");
-            self.reporter.event(pod, None, EventType::Warning, FAILED_UNMOUNT, message.clone());
-            Failure { message, ..failure }
-        })
+        let given_back = self.volumes.give_back(&pod.record.uid).await;
+        given_back.map_err(|error| self.report_unmount(pod, &error))
     }
 
-    async fn give_back_of(&self, uid: &PodUid) -> Result<(), Failure> {
-        let reason = FAILED_UNMOUNT;
-        self.volumes.give_back(uid).await.map_err(|error| {
-            let message = match &error {
-                VolumeError::TearDown { .. } => error.to_string(),
-                _ => format!("UnmountVolume.TearDown failed: {error}"),
-            };
-            Failure { reason, message, transient: false }
-        })
+    fn report_unmount(&self, pod: &PodState, error: &VolumeError) -> Failure {
+        let failure = unmount_failure(error);
+        let message = pod.objects.redact(failure.message);
+        tracing::warn!(pod = %pod.record.key, message, "giving back a volume failed; retried later");
+        self.reporter.event(pod, None, EventType::Warning, FAILED_UNMOUNT, message.clone());
+        Failure { message, ..failure }
     }
 
     async fn release(&self, uid: &PodUid) -> Result<(), Failure> {
@@ -306,7 +308,8 @@ impl ContainerdExecutor {
         }
         self.release(&pod.record.uid).await?;
         // Before any mount of the pod is detached: a driver unmounts its own.
-        self.give_back(pod).await?;
+        let unmounted = self.volumes.unmount(&pod.record.uid).await;
+        unmounted.map_err(|error| self.report_unmount(pod, &error))?;
         self.remove_image_volumes(&pod.record.uid).await?;
         self.tear_down_csi(pod).await?;
         // The pod's directory goes last: with it gone, nothing says that the logs are limpet's.
@@ -346,7 +349,7 @@ impl ContainerdExecutor {
             tracing::warn!(%uid, message = failure.message, "removing leftovers failed; retried later");
             return false;
         }
-        let mut given_back = self.give_back_of(uid).await;
+        let mut given_back = self.volumes.unmount(uid).await.map_err(|error| unmount_failure(&error));
         if given_back.is_ok() {
             given_back = self.remove_image_volumes(uid).await;
         }
