@@ -95,6 +95,16 @@ fn of_driver(name: &str, volume: Value) -> Value {
     pod(name, json!({ "containers": [with(main, mounts)], "volumes": [volume] }))
 }
 
+/// Kills the container of that id in pod `web`, and waits for the next one.
+fn restart_container(node: &TestNode, id: &str) -> Result<()> {
+    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task of that id")?;
+    process::signal_pid(task.pid, Signal::KILL);
+    let is_next = |pod: &Value| {
+        container_id(pod, "main").is_ok_and(|now| now != id) && container(pod, "main")["state"]["running"].is_object()
+    };
+    node.wait_pod("web", "started again", is_next).map(drop)
+}
+
 fn mounted_below(dir: &Path) -> usize {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     mounts.lines().filter(|line| line.contains(&*dir.to_string_lossy()) && line.contains("test~share")).count()
@@ -118,11 +128,7 @@ fn a_volume_is_mounted_once_with_its_options_and_unmounted_with_its_pod(node: &m
     node.agent.kill();
     fs::remove_file(node.agent.settings().manifests().join("login.yaml"))?;
     node.agent.start()?;
-    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task of that id")?;
-    process::signal_pid(task.pid, Signal::KILL);
-    node.wait_pod("web", "started again", |pod| {
-        container_id(pod, "main").is_ok_and(|now| now != id) && container(pod, "main")["state"]["running"].is_object()
-    })?;
+    restart_container(node, &id)?;
     ensure!(fs::read_to_string(drivers.share().join("runs"))? == "run\nrun\n");
     node.remove("web")?;
     node.wait_gone("web")?;
@@ -206,11 +212,7 @@ fn a_directory_that_its_driver_fills_is_filled_once(node: &mut TestNode) -> Resu
     let id = container_id(&node.wait_running("web")?, "main")?;
     node.agent.kill();
     node.agent.start()?;
-    let task = node.containerd.tasks()?.into_iter().find(|task| task.id == id).context("no task of that id")?;
-    process::signal_pid(task.pid, Signal::KILL);
-    node.wait_pod("web", "started again", |pod| {
-        container_id(pod, "main").is_ok_and(|now| now != id) && container(pod, "main")["state"]["running"].is_object()
-    })?;
+    restart_container(node, &id)?;
     ensure!(node.exec("web", "main", &["cat", "/data/filled"])? == "run\n");
     // One that fails to give it back is called until it has.
     fs::write(drivers.dir.join("busy"), "")?;

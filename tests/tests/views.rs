@@ -140,12 +140,9 @@ fn chosen() -> Result<Vec<Case>> {
     let named: Vec<_> = all.iter().filter(|case| case.name.contains(&part)).step_by(step).collect();
     let mut names: BTreeSet<String> = named.iter().map(|case| case.name.clone()).collect();
     // What comes after one that is chosen may be what brings it to its end.
-    names.extend(
-        all.iter()
-            .filter(|case| case.after.as_ref().is_some_and(|before| names.contains(before)))
-            .map(|case| case.name.clone())
-            .collect::<Vec<_>>(),
-    );
+    let waits = |case: &&Case| case.after.as_ref().is_some_and(|before| names.contains(before));
+    let waiting: Vec<_> = all.iter().filter(waits).map(|case| case.name.clone()).collect();
+    names.extend(waiting);
     let before = all.iter().filter(|case| names.contains(&case.name)).filter_map(|case| case.after.clone());
     names.extend(before.collect::<Vec<_>>());
     all.retain(|case| names.contains(&case.name));
