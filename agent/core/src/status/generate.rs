@@ -46,7 +46,7 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
         list.push(container_status(pod, slot, node, now));
     }
     main_statuses.sort_by(|a, b| a.name.cmp(&b.name));
-    if is_final(pod) {
+    if matches!(&*phase, "Failed" | "Succeeded") {
         let last_init = pod.containers.iter().rfind(|slot| matches!(slot.role, Role::Init | Role::Sidecar));
         let ends_with_sidecar = last_init.is_some_and(|slot| slot.role == Role::Sidecar);
         never_ran::set(&mut init_statuses, &mut main_statuses, ends_with_sidecar);
@@ -54,8 +54,9 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     let node_ips: Vec<IpAddr> = node.network.addresses.iter().collect();
     let pod_ips = pod_ips(pod, node.network.addresses);
     let verdict = pod.verdict.as_ref();
-    // Of a pod that the node has refused no container waits.
-    let refused = verdict.is_some() && pod.containers.iter().all(|slot| slot.instance.is_none() && slot.busy.is_none());
+    let has_begun = || pod.containers.iter().any(|slot| slot.instance.is_some() || slot.busy.is_some());
+    // No container of a pod that the node does not take waits.
+    let refused = verdict.is_some_and(|it| it.is_rejection() || !it.is_final()) && !has_begun();
     let rejected = refused && verdict.is_some_and(PodVerdict::is_rejection);
     let conditions = || conditions::of_pod(pod, &phase, (&init_statuses, &main_statuses), now.wall, before);
     PodStatus {

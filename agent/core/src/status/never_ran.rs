@@ -1,4 +1,4 @@
-//! Containers that never ran, in the last status of a deleted pod: none of them waits any more. Pure; kubelet's `TerminatePod`
+//! Containers that never ran, in the status of a pod that has ended: none of them waits any more. Pure; kubelet's `TerminatePod`
 //! (pkg/kubelet/status/status_manager.go).
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus};

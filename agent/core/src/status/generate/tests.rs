@@ -168,7 +168,7 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
     let cases: [Case; 6] = [
         (None, waiting(), "Pending", None, 0),
         (None, rejected(), "Failed", None, 0),
-        (None, deadline(), "Failed", None, 0),
+        (None, deadline(), "Failed", Some(137), 1),
         (Some(None), deadline(), "Running", None, 1),
         (Some(Some(143)), deadline(), "Failed", Some(143), 1),
         (Some(Some(0)), deadline(), "Failed", Some(0), 1),
@@ -186,6 +186,13 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
         let state = containers.first().and_then(|one| one.state.as_ref()?.terminated.as_ref());
         assert_eq!((state.map(|ended| ended.exit_code), containers.len()), (code, listed), "{main:?}");
     }
+    // One container has run, and the other never did.
+    let mut half = pod("Always", 0, 2);
+    put(&mut half, 0, Some(0), Duration::from_secs(10));
+    half.verdict = Some(deadline());
+    let code = |it: ContainerStatus| it.state.and_then(|state| state.terminated).map(|ended| ended.exit_code);
+    let codes: Vec<_> = status(&half).container_statuses.into_iter().flatten().map(code).collect();
+    assert_eq!(codes, [Some(0), Some(137)]);
     assert_eq!(
         (status(&pod("Always", 0, 1)).reason, rejected().message.starts_with("Pod was rejected: ")),
         (None, true)
