@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use super::{create, path, wait_reported};
 
-/// Holds the lock until it has ended, which takes a while, and notes a second holder.
+/// Holds the lock until it has ended, which takes half of what a deletion by force leaves it, and notes a second holder.
 const HOLDER: &str = "mkdir /lock/held || echo second >> /lock/faults
-    trap 'sleep 2; rmdir /lock/held; exit 0' TERM
+    trap 'sleep 1; rmdir /lock/held; exit 0' TERM
     echo run >> /lock/runs
     sleep 100000 & wait";
 
