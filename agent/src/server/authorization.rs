@@ -129,6 +129,12 @@ pub(super) enum Refusal {
         /// A token would do as well.
         tokens: bool,
     },
+    /// No authority of the node's has signed the client's certificate, or it is not valid now.
+    #[error("the client's certificate is not valid by authentication.x509.clientCAFile: {why}")]
+    InvalidCertificate {
+        /// What is wrong with it.
+        why: String,
+    },
     /// An invalid token, or none at all.
     #[error("this token is not valid")]
     InvalidToken,
@@ -168,9 +174,10 @@ impl Refusal {
     /// kubelet's answer.
     fn status(&self) -> (StatusCode, &'static str) {
         match self {
-            Self::Unauthenticated { .. } | Self::InvalidToken | Self::TokenNotReviewed => {
-                (StatusCode::UNAUTHORIZED, "Unauthorized")
-            }
+            Self::Unauthenticated { .. }
+            | Self::InvalidCertificate { .. }
+            | Self::InvalidToken
+            | Self::TokenNotReviewed => (StatusCode::UNAUTHORIZED, "Unauthorized"),
             Self::AccessNotReviewed { .. } => (StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
             _ => (StatusCode::FORBIDDEN, "Forbidden"),
         }

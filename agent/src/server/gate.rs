@@ -1,7 +1,7 @@
 //! The gate of kubelet's API on the network: says of each request who makes it, and whether that user may.
 //!
 //! The order is kubelet's: the certificate of the connection, a token, and otherwise the anonymous user, where
-//! `authentication.anonymous` lets such callers in. A token that is not valid is refused even then.
+//! `authentication.anonymous` lets such callers in. A certificate or a token that is not valid is refused even then.
 
 use std::sync::Arc;
 
@@ -74,30 +74,30 @@ impl Gate {
 
 /// A client that has connected.
 pub(super) struct NetworkClient {
-    /// Whom its certificate names.
-    certificate: Option<Arc<User>>,
+    /// Whom its certificate names, if it has one that does; an error says why the certificate is not valid.
+    certificate: Result<Option<Arc<User>>, String>,
     gate: Arc<Gate>,
 }
 
 impl NetworkClient {
-    /// A client that has connected with that certificate, which is verified.
-    pub(super) fn new(certificate: Option<User>, gate: Arc<Gate>) -> Self {
-        Self { certificate: certificate.map(Arc::new), gate }
+    /// A client that has connected with the certificate of that user, with none, or with one that is not valid.
+    pub(super) fn new(certificate: Result<Option<User>, String>, gate: Arc<Gate>) -> Self {
+        Self { certificate: certificate.map(|user| user.map(Arc::new)), gate }
     }
 
     /// Whether its certificate names a user.
     pub(super) fn is_named(&self) -> bool {
-        self.certificate.is_some()
+        matches!(self.certificate, Ok(Some(_)))
     }
 
     /// What is known of it before its first request.
     pub(super) fn standing(&self) -> Standing {
         let settings = &self.gate.settings;
         match &self.certificate {
-            Some(user) => standing(settings, user),
-            None if settings.takes_tokens() => Standing::Asked,
-            None if settings.anonymous => standing(settings, &authentication::anonymous()),
-            None => Standing::Refused,
+            Ok(Some(user)) => standing(settings, user),
+            _ if settings.takes_tokens() => Standing::Asked,
+            Ok(None) if settings.anonymous => standing(settings, &authentication::anonymous()),
+            _ => Standing::Refused,
         }
     }
 
@@ -115,13 +115,14 @@ impl NetworkClient {
     }
 
     async fn user(&self, request: &mut Request) -> Result<Arc<User>, Refusal> {
-        if let Some(user) = &self.certificate {
+        if let Ok(Some(user)) = &self.certificate {
             return Ok(Arc::clone(user));
         }
-        match self.gate.of_token(request).await? {
-            Some(user) => Ok(user),
-            None if self.gate.settings.anonymous => Ok(Arc::new(authentication::anonymous())),
-            None => Err(Refusal::Unauthenticated { tokens: self.gate.settings.takes_tokens() }),
+        match (self.gate.of_token(request).await?, &self.certificate) {
+            (Some(user), _) => Ok(user),
+            (None, Err(why)) => Err(Refusal::InvalidCertificate { why: why.clone() }),
+            (None, Ok(_)) if self.gate.settings.anonymous => Ok(Arc::new(authentication::anonymous())),
+            (None, Ok(_)) => Err(Refusal::Unauthenticated { tokens: self.gate.settings.takes_tokens() }),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! neither a restart nor a watch. Without `tlsCertFile` it is the one that the apiserver has issued
 //! (`serverTLSBootstrap`); otherwise the first client has a self-signed certificate made, which stays.
 
+mod client_certificate;
 mod self_signed;
 
 use std::io;
@@ -11,9 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
 use rustls::{RootCertStore, ServerConfig, SupportedCipherSuite, version};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -22,8 +25,9 @@ use tokio_rustls::server::TlsStream;
 use super::authentication;
 use super::caller::Caller;
 use super::gate::{Gate, NetworkClient};
-use crate::apiserver::certificates;
+use crate::apiserver::{User, certificates};
 use crate::config::{Config, ServerSettings};
+use client_certificate::RequestedCertificate;
 use limpet_host::blocking;
 use self_signed::SelfSignedError;
 
@@ -74,7 +78,29 @@ impl Stamp {
 /// What the files held.
 struct Loaded {
     files: Vec<Stamp>,
+    current: Current,
+}
+
+/// How clients are served now.
+#[derive(Clone)]
+struct Current {
     config: Arc<ServerConfig>,
+    /// Verifies the certificates of clients; `None` without `clientCAFile`.
+    authorities: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl Current {
+    /// The user of a client's certificate, the first of `chain`; `None` where there is none, or where it names no user, as in
+    /// kubelet. The error says why it is not valid.
+    fn user(&self, chain: &[CertificateDer<'_>]) -> Result<Option<User>, String> {
+        let (Some((certificate, intermediates)), Some(authorities)) = (chain.split_first(), &self.authorities) else {
+            return Ok(None);
+        };
+        match authorities.verify_client_cert(certificate, intermediates, UnixTime::now()) {
+            Ok(_) => Ok(authentication::of_certificate(certificate.as_ref())),
+            Err(error) => Err(error.to_string()),
+        }
+    }
 }
 
 /// The TLS of one listener.
@@ -105,15 +131,13 @@ impl Tls {
     pub(super) async fn accept(self: Arc<Self>, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Caller)> {
         let tls = Arc::clone(&self);
         let reading = blocking::run(self.pki_dir.clone(), READ_TIMEOUT, move |_| tls.current());
-        let config = match reading.await {
-            Ok(Ok(config)) => config,
+        let current = match reading.await {
+            Ok(Ok(current)) => current,
             Ok(Err(error)) => return Err(self.report(error.to_string())),
             Err(error) => return Err(self.report(error.to_string())),
         };
-        let stream = TlsAcceptor::from(config).accept(stream).await?;
-        let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        // A certificate that names no user counts as none, as in kubelet.
-        let user = certificate.and_then(|certificate| authentication::of_certificate(certificate.as_ref()));
+        let stream = TlsAcceptor::from(Arc::clone(&current.config)).accept(stream).await?;
+        let user = current.user(stream.get_ref().1.peer_certificates().unwrap_or_default());
         let client = NetworkClient::new(user, Arc::clone(&self.gate));
         Ok((stream, Caller::Network(Arc::new(client))))
     }
@@ -127,8 +151,8 @@ impl Tls {
         io::Error::other(cause)
     }
 
-    /// The configuration of what the files hold now. Blocks.
-    fn current(&self) -> Result<Arc<ServerConfig>, TlsError> {
+    /// What the files hold now. Blocks.
+    fn current(&self) -> Result<Current, TlsError> {
         let (certificate, key) = match &self.settings.certificate {
             _ if self.settings.certificate_by_request => {
                 let file = certificates::serving_certificate(&self.pki_dir);
@@ -144,16 +168,16 @@ impl Tls {
         let files = files.into_iter().flatten().map(|path| Stamp::of(path)).collect::<Result<Vec<_>, _>>()?;
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = loaded.as_ref().filter(|loaded| loaded.files == files) {
-            return Ok(Arc::clone(&loaded.config));
+            return Ok(loaded.current.clone());
         }
-        let config = Arc::new(load(&self.settings, &certificate, &key)?);
-        *loaded = Some(Loaded { files, config: Arc::clone(&config) });
+        let current = load(&self.settings, &certificate, &key)?;
+        *loaded = Some(Loaded { files, current: current.clone() });
         *self.reported.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        Ok(config)
+        Ok(current)
     }
 }
 
-fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<ServerConfig, TlsError> {
+fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<Current, TlsError> {
     let mut provider = rustls::crypto::ring::default_provider();
     if !settings.cipher_suites.is_empty() {
         // Those of TLS 1.3 are not chosen by name, as in Go.
@@ -172,24 +196,27 @@ fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<Ser
     let chain = certificates(certificate)?;
     let pem = |source| TlsError::Pem { path: key.to_owned(), source };
     let key = PrivateKeyDer::from_pem_file(key).map_err(pem)?;
-    let builder = match &settings.client_ca {
+    let authorities = match &settings.client_ca {
+        None => None,
+        Some(path) => Some(authorities(path, provider)?),
+    };
+    let builder = match authorities.clone() {
         None => builder.with_no_client_auth(),
-        Some(path) => {
-            let mut roots = RootCertStore::empty();
-            for authority in certificates(path)? {
-                roots.add(authority).map_err(|source| TlsError::Authority { path: path.clone(), source })?;
-            }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                // Without a certificate the answer is 401, which says what is missing.
-                .allow_unauthenticated()
-                .build()
-                .map_err(|source| TlsError::Authorities { path: path.clone(), source })?;
-            builder.with_client_cert_verifier(verifier)
-        }
+        Some(authorities) => builder.with_client_cert_verifier(Arc::new(RequestedCertificate { authorities })),
     };
     let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Certificate)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(config)
+    Ok(Current { config: Arc::new(config), authorities })
+}
+
+fn authorities(path: &Path, provider: Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for authority in certificates(path)? {
+        roots.add(authority).map_err(|source| TlsError::Authority { path: path.to_owned(), source })?;
+    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+        .build()
+        .map_err(|source| TlsError::Authorities { path: path.to_owned(), source })
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -23,11 +23,11 @@ fn alone(change: impl FnOnce(&mut ServerSettings)) -> Arc<Gate> {
 }
 
 pub(in crate::server) fn named(gate: &Arc<Gate>, name: &str) -> NetworkClient {
-    NetworkClient::new(Some(User { name: name.to_owned(), ..User::default() }), Arc::clone(gate))
+    NetworkClient::new(Ok(Some(User { name: name.to_owned(), ..User::default() })), Arc::clone(gate))
 }
 
 pub(in crate::server) fn unnamed(gate: &Arc<Gate>) -> NetworkClient {
-    NetworkClient::new(None, Arc::clone(gate))
+    NetworkClient::new(Ok(None), Arc::clone(gate))
 }
 
 /// A client of a gate without an apiserver.
@@ -53,6 +53,19 @@ const PODS: Option<Permission> = Some(Permission::Nodes(Subresource::Pods));
 
 async fn ask(client: &NetworkClient, permission: Option<Permission>, token: Option<&str>) -> Result<(), String> {
     client.admit(permission, &mut request("/x", token)).await.map_err(|refusal| refusal.to_string())
+}
+
+/// As in kubelet such a client is not taken for one without a certificate, but its token counts.
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_certificate_is_not_valid_needs_a_token() {
+    let (gate, _) = in_cluster(|settings| (settings.anonymous, settings.mode) = (true, AuthorizationMode::AlwaysAllow));
+    let client = NetworkClient::new(Err("UnknownIssuer".to_owned()), Arc::clone(&gate));
+    let refused = ask(&client, METRICS, None).await.unwrap_err();
+    assert!(refused.contains("certificate is not valid") && refused.ends_with("UnknownIssuer"), "{refused}");
+    assert_eq!(ask(&client, METRICS, Some("anna")).await, Ok(()));
+    assert_eq!(ask(&unnamed(&gate), METRICS, None).await, Ok(()));
+    let alone = alone(|settings| (settings.anonymous, settings.mode) = (true, AuthorizationMode::AlwaysAllow));
+    assert_eq!(NetworkClient::new(Err(String::new()), alone).standing(), Standing::Refused);
 }
 
 const FORBIDDEN: &str = "Forbidden (user=anna, verb=get, resource=nodes, subresource(s)=[pods proxy])";

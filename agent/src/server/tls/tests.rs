@@ -3,6 +3,7 @@
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsConnector;
@@ -80,7 +81,11 @@ fn client_config(server: &Path, pair: Option<Pair>) -> ClientConfig {
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
     let builder = builder.with_root_certificates(roots);
     match pair {
-        Some((chain, key)) => builder.with_client_auth_cert(chain, key).unwrap(),
+        // Without the check of a builder whether certificate and key belong together.
+        Some((chain, key)) => {
+            let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
+            builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(CertifiedKey::new(chain, key))))
+        }
         None => builder.with_no_client_auth(),
     }
 }
@@ -101,13 +106,23 @@ async fn a_certificate_names_its_user_and_only_listed_ones_are_admitted() {
         (Some(client(&own, "anna", "readers")), (true, true)),
         (Some(client(&own, "system:node:edge2", "system:nodes")), (true, false)),
         (Some(client(&own, "", "readers")), (false, false)),
+        (Some(client(&foreign, "apiserver", "system:masters")), (false, false)),
         (None, (false, false)),
     ];
     for (pair, expected) in table {
         assert_eq!(of(&server.meet(pair).await.unwrap()), expected);
     }
-    let refused = server.meet(Some(client(&foreign, "apiserver", "system:masters"))).await.unwrap_err();
-    assert!(refused.contains("invalid peer certificate"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_certificate_of_another_key_has_no_connection() {
+    let own = authority();
+    let server = Server::new(|_| {});
+    server.trust(&own);
+    let (chain, _) = client(&own, "apiserver", "system:masters");
+    let (_, key) = client(&own, "apiserver", "system:masters");
+    let refused = server.meet(Some((chain, key))).await.unwrap_err();
+    assert!(refused.contains("BadSignature"), "{refused}");
 }
 
 #[tokio::test]
@@ -154,12 +169,12 @@ async fn files_that_are_replaced_count_for_the_next_client_and_missing_ones_are_
     assert!(error.contains("ca.crt: No such file"), "{error}");
 
     server.trust(&before);
-    assert!(server.meet(Some(client(&before, "apiserver", ""))).await.is_ok());
+    assert!(of(&server.meet(Some(client(&before, "apiserver", ""))).await.unwrap()).0);
     let made = std::fs::read(server.dir.path().join("pki/kubelet.crt")).unwrap();
 
     server.trust(&after);
-    assert!(server.meet(Some(client(&before, "apiserver", ""))).await.is_err());
-    assert!(server.meet(Some(client(&after, "apiserver", ""))).await.is_ok());
+    assert!(!of(&server.meet(Some(client(&before, "apiserver", ""))).await.unwrap()).0);
+    assert!(of(&server.meet(Some(client(&after, "apiserver", ""))).await.unwrap()).0);
     let kept = std::fs::read(server.dir.path().join("pki/kubelet.crt")).unwrap();
     assert!(made == kept, "the self-signed certificate stays");
 }
