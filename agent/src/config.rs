@@ -24,6 +24,8 @@ use limpet_bpf::GuardMode;
 
 pub use cluster::ClusterSettings;
 pub use flags::{RunFlags, ServerFlags};
+#[cfg(test)]
+pub(crate) use keys::kubelet_names;
 pub use kubelet_flags::KubeletFlags;
 pub use read::load;
 pub use server::{AuthorizationMode, DebugHandlers, ServerSettings};
@@ -239,6 +241,8 @@ pub struct Config {
     pub server: ServerSettings,
     /// `--v`: kubelet's verbosity; 0 to 10.
     pub verbosity: u8,
+    /// What the KubeletConfiguration says of keys without effect, which `/configz` shows.
+    pub without_effect: serde_json::Map<String, serde_json::Value>,
     /// `ignoreOtherAgents`: start although a kubelet runs on this node, for a trial next to it with another containerd.
     pub ignore_other_agents: bool,
     /// `socketAllowedPods`: the pods whose processes may use the local socket.
@@ -308,6 +312,7 @@ impl Default for Config {
             metrics_address: None,
             server: ServerSettings::default(),
             verbosity: 2,
+            without_effect: serde_json::Map::new(),
             ignore_other_agents: false,
             socket_allowed_pods: Vec::new(),
             secret_key: None,

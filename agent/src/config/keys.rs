@@ -223,6 +223,12 @@ pub(super) const KUBELET: &[Key] = &[
     unsupported("userNamespaces", Object(&[unsupported("idsPerPod", Int)])),
 ];
 
+/// The keys of KubeletConfiguration.
+#[cfg(test)]
+pub(crate) fn kubelet_names() -> impl Iterator<Item = &'static str> {
+    KUBELET.iter().map(|key| key.name)
+}
+
 /// LimpetConfiguration, `limpet.dev/v1alpha1`: what kubelet has no key for.
 pub(super) const LIMPET: &[Key] = &[
     supported("apiVersion", Text),

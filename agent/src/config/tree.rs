@@ -54,6 +54,18 @@ impl Value {
             Self::Map(_) => "a map",
         }
     }
+
+    /// The value as JSON; null for a number that is not whole, which is not kept.
+    pub(super) fn to_json(&self) -> serde_json::Value {
+        match self {
+            Self::Null | Self::Float => serde_json::Value::Null,
+            Self::Bool(value) => (*value).into(),
+            Self::Int(value) => (*value).into(),
+            Self::Text(text) => text.as_str().into(),
+            Self::List(nodes) => nodes.iter().map(|node| node.value.to_json()).collect(),
+            Self::Map(entries) => entries.iter().map(|entry| (entry.key.clone(), entry.node.value.to_json())).collect(),
+        }
+    }
 }
 
 /// A value and its position.

@@ -2,19 +2,23 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::ServerState;
-use crate::config::{Config, Reservation, ReservedCgroup, ServerSettings};
+use crate::config::{ClusterSettings, Config, Reservation, ReservedCgroup, ServerSettings};
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_core::eviction::{Amount, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
 use limpet_host::cgroup::CgroupDriver;
+use limpet_model::go_duration;
 use limpet_model::node::Device;
+
+/// kubelet's values of keys without effect, and limpet's where it behaves as with another one (`failSwapOn`). A client that
+/// decodes the document into Go's type takes a missing key for zero, which is a value of its own: `cpuCFSQuota: false`.
+const WITHOUT_EFFECT: &str = include_str!("configz/without_effect.json");
 
 pub(super) async fn configz(State(state): State<ServerState>) -> Json<Value> {
     Json(document(&state.config))
@@ -42,7 +46,7 @@ impl Eviction {
                 maps.hard.insert(signal, text(threshold.value));
             } else {
                 maps.soft.insert(signal, text(threshold.value));
-                maps.grace.insert(signal, format!("{}s", threshold.grace.as_secs_f64()));
+                maps.grace.insert(signal, go_duration::show(threshold.grace));
             }
             maps.reclaim.extend(threshold.min_reclaim.map(|amount| (signal, text(amount))));
         }
@@ -52,48 +56,58 @@ impl Eviction {
 
 /// The document of a configuration. It holds no header of the URL and no key, and of files their paths alone.
 pub(crate) fn document(config: &Config) -> Value {
-    let mut document = json!({
-        "kubeletconfig": kubelet_document(config),
-        "limpetconfig": limpet_document(config),
-    });
-    if let Some(kubelet) = document["kubeletconfig"].as_object_mut() {
-        for part in [listeners(&config.server), images(config)] {
-            kubelet.extend(part.as_object().cloned().unwrap_or_default());
-        }
-        // Go's clients take no null for a duration.
-        kubelet.retain(|_, value| !value.is_null());
-        kubelet.insert("kind".to_owned(), "KubeletConfiguration".into());
-        kubelet.insert("apiVersion".to_owned(), "kubelet.config.k8s.io/v1beta1".into());
+    // A test parses it.
+    let mut kubelet: Map<String, Value> = serde_json::from_str(WITHOUT_EFFECT).unwrap_or_default();
+    put_over(&mut kubelet, config.without_effect.clone());
+    for part in [kubelet_document(config), cluster(&config.cluster), listeners(&config.server), images(config)] {
+        put_over(&mut kubelet, part.as_object().cloned().unwrap_or_default());
     }
-    document
+    json!({ "kubeletconfig": kubelet, "limpetconfig": limpet_document(config) })
 }
 
-/// The KubeletConfiguration without what [`listeners`] and [`images`] add.
+/// Adds what `later` has. Null says that there is no value: Go's clients take no null for a duration.
+fn put_over(earlier: &mut Map<String, Value>, later: Map<String, Value>) {
+    for (key, value) in later {
+        match (earlier.get_mut(&key), value) {
+            (_, Value::Null) => {}
+            (Some(Value::Object(known)), Value::Object(more)) => put_over(known, more),
+            (None, Value::Object(more)) => {
+                let mut known = Map::new();
+                put_over(&mut known, more);
+                earlier.insert(key, known.into());
+            }
+            (_, value) => drop(earlier.insert(key, value)),
+        }
+    }
+}
+
+/// The KubeletConfiguration without what [`cluster`], [`listeners`] and [`images`] add.
 fn kubelet_document(config: &Config) -> Value {
     let driver = match config.cgroup_driver {
         CgroupDriver::Cgroupfs => "cgroupfs",
         CgroupDriver::Systemd => "systemd",
     };
     let eviction = Eviction::of(&config.eviction);
-    let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
     json!({
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "staticPodPath": config.manifest_path,
         "staticPodURL": config.manifest_url.as_ref().map(|url| url.address.to_string()),
-        "httpCheckFrequency": config.manifest_url.as_ref().map(|url| format!("{}s", url.frequency.as_secs())),
+        "httpCheckFrequency": config.manifest_url.as_ref().map(|url| go_duration::show(url.frequency)),
         "containerRuntimeEndpoint": format!("unix://{}", config.runtime_endpoint.display()),
         "podLogsDir": config.pod_logs_dir,
         "volumePluginDir": config.volume_plugin_dir,
         "cgroupDriver": driver,
         "cgroupRoot": config.cgroup_root,
         "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
-        "crashLoopBackOff": { "maxContainerRestartPeriod": format!("{}s", config.max_restart_pause.as_secs()) },
+        "crashLoopBackOff": { "maxContainerRestartPeriod": go_duration::show(config.max_restart_pause) },
         "maxPods": config.max_pods,
         "kubeReserved": quantities(&config.reserved.kube),
         "systemReserved": quantities(&config.reserved.system),
         "enforceNodeAllocatable": enforced(config),
         "kubeReservedCgroup": config.reserved.kube_cgroup.as_ref().map(|limited| &limited.group),
         "systemReservedCgroup": config.reserved.system_cgroup.as_ref().map(|limited| &limited.group),
-        "runtimeRequestTimeout": format!("{}s", config.runtime_request_timeout.as_secs()),
+        "runtimeRequestTimeout": go_duration::show(config.runtime_request_timeout),
         "seccompDefault": config.seccomp_default,
         "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },
         "singleProcessOOMKill": config.single_process_oom_kill,
@@ -107,15 +121,9 @@ fn kubelet_document(config: &Config) -> Value {
         "evictionSoft": eviction.soft,
         "evictionSoftGracePeriod": eviction.grace,
         "evictionMinimumReclaim": eviction.reclaim,
-        "evictionPressureTransitionPeriod": format!("{}s", config.eviction.transition.as_secs_f64()),
+        "evictionPressureTransitionPeriod": go_duration::show(config.eviction.transition),
         "evictionMaxPodGracePeriod": config.eviction.max_pod_grace.as_secs(),
-        "registerNode": config.cluster.register,
-        "providerID": config.cluster.provider_id,
-        "registerWithTaints": config.cluster.taints.iter().map(taint).collect::<Vec<_>>(),
-        "nodeStatusUpdateFrequency": format!("{}s", config.cluster.frequencies.correction.as_secs_f64()),
-        "nodeStatusReportFrequency": format!("{}s", config.cluster.frequencies.report.as_secs_f64()),
-        "nodeStatusMaxImages": config.cluster.max_images.and_then(|most| i32::try_from(most).ok()).unwrap_or(-1),
-        "nodeLeaseDurationSeconds": config.cluster.lease_duration.as_secs(),
+        "volumeStatsAggPeriod": go_duration::show(config.volume_stats_period),
         "logging": { "verbosity": config.verbosity },
     })
 }
@@ -186,6 +194,21 @@ fn quantities(reservation: &Reservation) -> BTreeMap<Cow<'static, str>, String> 
     some.map(|resource| (resource.name(), requests[resource].to_string())).chain(pids).collect()
 }
 
+/// The settings of a node of a cluster.
+fn cluster(cluster: &ClusterSettings) -> Value {
+    let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
+    json!({
+        "rotateCertificates": cluster.rotate_certificates,
+        "registerNode": cluster.register,
+        "providerID": cluster.provider_id,
+        "registerWithTaints": cluster.taints.iter().map(taint).collect::<Vec<_>>(),
+        "nodeStatusUpdateFrequency": go_duration::show(cluster.frequencies.correction),
+        "nodeStatusReportFrequency": go_duration::show(cluster.frequencies.report),
+        "nodeStatusMaxImages": cluster.max_images.and_then(|most| i32::try_from(most).ok()).unwrap_or(-1),
+        "nodeLeaseDurationSeconds": cluster.lease_duration.as_secs(),
+    })
+}
+
 /// The settings of images: their pulls, who may use them, and when they go.
 fn images(config: &Config) -> Value {
     json!({
@@ -193,8 +216,8 @@ fn images(config: &Config) -> Value {
         "maxParallelImagePulls": config.max_parallel_pulls,
         "imageGCHighThresholdPercent": config.image_gc.high_percent,
         "imageGCLowThresholdPercent": config.image_gc.low_percent,
-        "imageMinimumGCAge": format!("{}s", config.image_gc.min_age.as_secs_f64()),
-        "imageMaximumGCAge": format!("{}s", config.image_gc.max_age.unwrap_or_default().as_secs_f64()),
+        "imageMinimumGCAge": go_duration::show(config.image_gc.min_age),
+        "imageMaximumGCAge": go_duration::show(config.image_gc.max_age.unwrap_or_default()),
         "imagePullCredentialsVerificationPolicy": config.image_verification.as_str(),
         "preloadedImagesVerificationAllowlist": config.image_verification.allowlist(),
     })
@@ -202,7 +225,6 @@ fn images(config: &Config) -> Value {
 
 /// The settings of the listeners on the network.
 fn listeners(server: &ServerSettings) -> Value {
-    let seconds = |duration: Duration| format!("{}s", duration.as_secs_f64());
     json!({
         "enableServer": server.enabled,
         "address": server.address,
@@ -214,24 +236,111 @@ fn listeners(server: &ServerSettings) -> Value {
         "tlsPrivateKeyFile": server.certificate.as_ref().map(|(_, key)| key),
         "tlsCipherSuites": server.cipher_suites.iter().filter_map(|suite| suite.as_str()).collect::<Vec<_>>(),
         "tlsCurvePreferences": server.key_exchanges.iter().map(|group| u16::from(*group)).collect::<Vec<_>>(),
-        "streamingConnectionIdleTimeout": seconds(server.stream_idle_timeout.unwrap_or_default()),
+        "streamingConnectionIdleTimeout": go_duration::show(server.stream_idle_timeout.unwrap_or_default()),
         "enableDebuggingHandlers": server.debug.enabled,
         "enableSystemLogHandler": server.debug.system_logs,
         "enableSystemLogQuery": server.debug.system_log_query,
         "enableProfilingHandler": server.debug.profiling,
         "enableDebugFlagsHandler": server.debug.flags,
+        "serverTLSBootstrap": server.certificate_by_request,
         "tlsMinVersion": if server.tls13_only { "VersionTLS13" } else { "VersionTLS12" },
         "authentication": {
             "x509": { "clientCAFile": server.client_ca },
             "anonymous": { "enabled": server.anonymous },
-            "webhook": { "enabled": server.takes_tokens(), "cacheTTL": seconds(server.token_lifetime) },
+            "webhook": { "enabled": server.takes_tokens(), "cacheTTL": go_duration::show(server.token_lifetime) },
         },
         "authorization": {
             "mode": server.mode.as_str(),
             "webhook": {
-                "cacheAuthorizedTTL": seconds(server.allowed_lifetime),
-                "cacheUnauthorizedTTL": seconds(server.denied_lifetime),
+                "cacheAuthorizedTTL": go_duration::show(server.allowed_lifetime),
+                "cacheUnauthorizedTTL": go_duration::show(server.denied_lifetime),
             },
         },
     })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::config::{RunFlags, kubelet_names, load};
+
+    fn keys(document: &Value) -> BTreeSet<&str> {
+        document["kubeletconfig"].as_object().unwrap().keys().map(String::as_str).collect()
+    }
+
+    /// Go's encoder leaves these out where nothing is set, and its decoder takes nothing for what is missing.
+    const UNSET: &[&str] = &[
+        "staticPodPath",
+        "staticPodURL",
+        "staticPodURLHeader",
+        "tlsCertFile",
+        "tlsPrivateKeyFile",
+        "enableContentionProfiling",
+        "kubeletCgroups",
+        "systemCgroups",
+        "cpuManagerPolicyOptions",
+        "topologyManagerPolicyOptions",
+        "qosReserved",
+        "podCIDR",
+        "runOnce",
+        "podsPerCore",
+        "protectKernelDefaults",
+        "featureGates",
+        "reservedSystemCPUs",
+        "showHiddenMetricsForVersion",
+        "systemReservedCgroup",
+        "kubeReservedCgroup",
+        "providerID",
+        "kernelMemcgNotification",
+        "shutdownGracePeriodByPodPriority",
+        "reservedMemory",
+        "memoryThrottlingFactor",
+        "tracing",
+        "imageServiceEndpoint",
+        "userNamespaces",
+    ];
+
+    #[test]
+    fn every_key_has_a_value_as_in_kubelets_document() {
+        let document = document(&Config::default());
+        let missing: Vec<_> = kubelet_names().filter(|key| !keys(&document).contains(key)).collect();
+        assert_eq!(missing, UNSET);
+    }
+
+    #[test]
+    fn the_document_is_a_configuration_that_gives_itself() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config.json");
+        let reads = |document: &Value| {
+            std::fs::write(&file, document["kubeletconfig"].to_string()).unwrap();
+            load(&RunFlags { config: Some(file.clone()), ..RunFlags::default() }).unwrap().0
+        };
+        let mut config = Config { manifest_path: Some("/manifests".into()), max_pods: 7, ..Config::default() };
+        config.cluster.rotate_certificates = true;
+        config.without_effect.insert("syncFrequency".to_owned(), "5s".into());
+        let first = document(&config);
+        let again = document(&reads(&first));
+        assert_eq!(first["kubeletconfig"], again["kubeletconfig"]);
+        assert_eq!(
+            (&again["kubeletconfig"]["maxPods"], &again["kubeletconfig"]["syncFrequency"]),
+            (&json!(7), &json!("5s"))
+        );
+    }
+
+    #[test]
+    fn keys_without_effect_are_shown_as_they_are_given() {
+        let given = json!({ "fileCheckFrequency": "30s", "logging": { "flushFrequency": "1s" }, "featureGates": { "A": true } });
+        let config = Config { without_effect: given.as_object().unwrap().clone(), ..Config::default() };
+        let document = &document(&config)["kubeletconfig"];
+        let logging = json!({ "format": "text", "flushFrequency": "1s", "verbosity": 2 });
+        assert_eq!((&document["fileCheckFrequency"], &document["logging"]), (&json!("30s"), &logging));
+        assert_eq!((&document["featureGates"]["A"], &document["cpuCFSQuota"]), (&json!(true), &json!(true)));
+        assert_eq!(
+            (&document["runtimeRequestTimeout"], &document["authentication"]["x509"]),
+            (&json!("2m0s"), &json!({}))
+        );
+    }
 }

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::super::keys::{KUBELET, LIMPET};
+use super::super::keys::{KUBELET, LIMPET, Support};
 use super::super::kubelet_flags::KubeletFlags;
 use super::super::tree::{Entry, Map, Node, Position, Value, put_over};
 use super::super::{Config, ConfigError, RunFlags};
@@ -66,6 +66,7 @@ impl ConfigDiagnostics {
         self.origin = of_files;
         if let Some(entries) = &merged.kubelet {
             self.kubelet(&Map { entries }, &directory, config);
+            config.without_effect = without_effect(entries);
         }
         if let Some(entries) = &merged.limpet {
             self.limpet(&Map { entries }, config);
@@ -147,6 +148,12 @@ impl ConfigDiagnostics {
         kubelet.retain(|known| known.key == "featureGates" || !entries.iter().any(|entry| entry.key == known.key));
         put_over(kubelet, entries);
     }
+}
+
+/// The entries of keys that do not act, by key.
+fn without_effect(entries: &[Entry]) -> serde_json::Map<String, serde_json::Value> {
+    let acts = |entry: &&Entry| KUBELET.iter().any(|key| key.name == entry.key && key.support == Support::Acts);
+    entries.iter().filter(|entry| !acts(entry)).map(|entry| (entry.key.clone(), entry.node.value.to_json())).collect()
 }
 
 /// The drop-ins of a directory and of those below it, by name; links to directories are not followed.

@@ -220,6 +220,7 @@ fn every_supported_key_has_an_effect() {
         cni_bin_dirs: vec!["/bin1".into(), "/bin2".into()],
         metrics_address: Some("127.0.0.1:10249".parse().unwrap()),
         verbosity: 2,
+        without_effect: serde_json::Map::new(),
         local_image_when_unreachable: true,
         probe_timer_slack: 5,
         pod_security: SecurityLevels::PRIVILEGED
