@@ -50,6 +50,19 @@ systemctl daemon-reload
 systemctl restart limpet
 cp /etc/kubernetes/manifests/*.yaml /etc/limpet/manifests/";
 
+/// `hundredths`: of seconds since the boot, which no setting of the clock changes.
+const TO_1970: &str = "set -e
+hundredths() { tr -d . < /proc/uptime | cut -d' ' -f1; }
+echo $(($(date +%s) - $(hundredths) / 100)) > /run/boot-time
+date -s 1970-01-02T00:00:00
+systemctl restart limpet";
+const TO_PRESENT: &str = "set -e
+hundredths() { tr -d . < /proc/uptime | cut -d' ' -f1; }
+begin=$(hundredths)
+date -s @$(($(cat /run/boot-time) + begin / 100)) > /dev/null
+until limpet status | grep -q 'Apiserver: *online'; do sleep 0.1; done
+echo $(($(hundredths) - begin))";
+
 pub(crate) fn outlives_a_power_cut(machine: &Machine) -> Result<()> {
     let payload = write_payload(machine.dir())?;
     let mut guest = machine.boot_with(None, &payload)?;
@@ -59,6 +72,7 @@ pub(crate) fn outlives_a_power_cut(machine: &Machine) -> Result<()> {
     guest.run(&format!("{} <<'END'\n{settings}\n---\n{deployment}\nEND", kubectl("apply -f -")))?;
     let pod = ready_with_restarts(&mut guest, 0)?;
     ran(&mut guest, 1)?;
+    a_clock_of_1970(&mut guest)?;
     guest.run("sync")?;
 
     let mut guest = machine.boot_with(Some(guest.power_cut()), &payload)?;
@@ -79,6 +93,24 @@ pub(crate) fn outlives_a_power_cut(machine: &Machine) -> Result<()> {
     leftovers::none(&mut guest)?;
     guest.power_cut();
     Ok(())
+}
+
+/// The agent starts in 1970, when no certificate is valid yet; once the clock is set, it is a node of its cluster again.
+fn a_clock_of_1970(guest: &mut Guest) -> Result<()> {
+    let before = containers(guest)?;
+    guest.run(TO_1970)?;
+    let skewed = "limpet status | grep 'Apiserver: *offline since .*: clock skew'";
+    guest.until(SOON, "the state of a clock that is behind", skewed, |_| Some(()))?;
+    let hundredths = guest.run(TO_PRESENT)?;
+    let took = Duration::from_millis(10 * hundredths.trim().parse::<u64>().with_context(|| hundredths.clone())?);
+    println!("online {took:?} after the clock was set");
+    ensure!(containers(guest)? == before, "a container was restarted");
+    Ok(())
+}
+
+/// The IDs of all containers that run.
+fn containers(guest: &mut Guest) -> Result<String> {
+    guest.run("limpet pods -A -o json | grep -o 'containerd://[0-9a-f]*' | sort")
 }
 
 /// kubeadm and kubectl, kubeadm's configuration, and the images of a control plane.
