@@ -121,6 +121,8 @@ pub struct Settings {
     pub environment: Vec<(&'static str, String)>,
     /// Further lines of the KubeletConfiguration.
     pub kubelet: Vec<String>,
+    /// A file that is the KubeletConfiguration instead, whole.
+    pub kubelet_configuration: Option<PathBuf>,
     /// Further lines of the LimpetConfiguration.
     pub limpet: Vec<String>,
 }
@@ -179,14 +181,21 @@ impl Settings {
         if !self.resolv_conf().exists() {
             fs::write(self.resolv_conf(), "nameserver 192.0.2.53\n")?;
         }
-        let plugin_dirs = serde_json::to_string(&self.cni_plugins)?;
-        let text = format!(
+        let kubelet = match &self.kubelet_configuration {
+            Some(file) => fs::read_to_string(file).with_context(|| format!("{}", file.display()))?,
+            None => self.kubelet_configuration(),
+        };
+        let text = format!("{kubelet}---\n{}", self.limpet_configuration()?);
+        fs::write(self.config(), text).with_context(|| format!("{}", self.config().display()))
+    }
+}
+
+impl Settings {
+    fn kubelet_configuration(&self) -> String {
+        format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: {}\n\
              containerRuntimeEndpoint: unix://{}\ncgroupDriver: {}\ncgroupRoot: {}\npodLogsDir: {}\n\
-             resolvConf: {}\n{}---\napiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n\
-             rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
-             cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: {}\npluginDirectory: {}\n\
-             cdiSpecDirectories: [{}]\n{}",
+             resolvConf: {}\n{}",
             self.manifests().display(),
             self.endpoint.display(),
             cgroup_driver(),
@@ -194,6 +203,16 @@ impl Settings {
             self.pod_logs().display(),
             self.resolv_conf().display(),
             self.kubelet_lines(),
+        )
+    }
+
+    fn limpet_configuration(&self) -> Result<String> {
+        let plugin_dirs = serde_json::to_string(&self.cni_plugins)?;
+        Ok(format!(
+            "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n\
+             rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
+             cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: {}\npluginDirectory: {}\n\
+             cdiSpecDirectories: [{}]\n{}",
             self.root().display(),
             self.run().display(),
             self.container_logs().display(),
@@ -203,12 +222,9 @@ impl Settings {
             self.plugins().display(),
             self.plugins().join("cdi").display(),
             lines(&self.limpet),
-        );
-        fs::write(self.config(), text).with_context(|| format!("{}", self.config().display()))
+        ))
     }
-}
 
-impl Settings {
     /// What the test requests, and neither image garbage collection nor eviction nor a listener unless it does: the
     /// machine's disk may be as full as it is.
     fn kubelet_lines(&self) -> String {

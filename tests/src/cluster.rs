@@ -201,11 +201,12 @@ impl Cluster {
             .args(["--requestheader-username-headers=X-Remote-User"])
             .args(["--requestheader-extra-headers-prefix=X-Remote-Extra-", "--enable-aggregator-routing=true"])
             // It is stopped while nodes watch; their requests have to fail at once meanwhile.
-            .arg("--shutdown-delay-duration=0s")
-            .args(flags);
+            .arg("--shutdown-delay-duration=0s");
         for (flag, file) in FILES {
             command.arg(format!("--{flag}={}", self.certificates.file(file).display()));
         }
+        // Of two values of one flag the later one counts.
+        command.args(flags);
         let mut daemon = Daemon::start(&mut command, &self.dir.join("apiserver.log"))?;
         let mut ended = false;
         let waited = wait::until_true(FIRST_START, "the apiserver's readiness", || {

@@ -106,6 +106,12 @@ impl Kubelet {
         fs::write(&path, serde_json::to_vec_pretty(&configuration)?).with_context(|| format!("{}", path.display()))
     }
 
+    /// Has it read this configuration at its next start.
+    pub fn configure_by(&self, file: &Path) -> Result<()> {
+        let own = self.dir.join("config.yaml");
+        fs::copy(file, &own).map(drop).with_context(|| format!("{}", own.display()))
+    }
+
     /// The TLS port of its API.
     pub fn port(&self) -> u16 {
         self.ports[1].number

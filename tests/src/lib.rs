@@ -35,6 +35,7 @@ pub mod registry;
 pub mod specs;
 pub mod suite;
 pub mod sweep;
+pub mod systemd_unit;
 pub mod terminal;
 pub mod tools;
 pub mod view;

@@ -155,6 +155,7 @@ impl TestNode {
             flags: Vec::new(),
             environment: Vec::new(),
             kubelet: options.kubelet.clone(),
+            kubelet_configuration: None,
             limpet: options.limpet.clone(),
         };
         if let Some(size) = options.image_disk {

@@ -2,7 +2,7 @@
 //! the names they require, and ginkgo, which runs them. Its reports go to `target/conformance`.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -21,20 +21,14 @@ const SKIP_VARIABLE: &str = "LIMPET_CONFORMANCE_SKIP";
 /// After that long what is left of the specs is not run: `4h`.
 const LIMIT_VARIABLE: &str = "LIMPET_CONFORMANCE_LIMIT";
 /// The longest that all specs together may take.
-const SUITE_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
-/// What restarts kubelet, by its unit of systemd, with a configuration of its own.
-const RESTARTS_KUBELET: &str = "restarts kubelet by its systemd unit";
+pub const SUITE_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
 /// What asks containerd's CRI.
 const ASKS_CRI: &str = "asks the CRI of the runtime, which has only kubelet's pods";
 /// The specs of a node that cannot run here, by a part of their names, and why. All are labelled `Serial`.
 pub const CANNOT_RUN: &[(&str, &str)] = &[
     ("GarbageCollect Garbage Collection Test", ASKS_CRI),
     ("ImageGarbageCollect", ASKS_CRI),
-    ("OOMKiller", RESTARTS_KUBELET),
-    ("KubletTLS", RESTARTS_KUBELET),
-    ("ReloadKubeletClientCAFileTest", RESTARTS_KUBELET),
-    ("Kubelet Endpoints when config is updated", RESTARTS_KUBELET),
-    ("A node running restartable init containers reboots", RESTARTS_KUBELET),
+    ("A node running restartable init containers reboots", ASKS_CRI),
     ("and the container runtime is temporarily down during pod termination", ASKS_CRI),
     ("temporarily failed termination due to volume failing to unmount", "needs an image with an NFS server"),
     (
@@ -76,12 +70,18 @@ pub fn serve(images: &[Image], registry: &Registry, certs_d: &Path) -> Result<()
     allow_plain_http(certs_d, "registry.k8s.io", registry.address())
 }
 
+/// Where specs run that a node with the directory `dir` is for: what they write without a path is there.
+pub fn directory(dir: &Path) -> PathBuf {
+    dir.join("suite")
+}
+
 impl Specs<'_> {
-    /// Runs them by ginkgo, whose path and arguments `starter` gets. The files lie below `dir`. Fails when a spec does.
-    pub fn run(&self, mut starter: Command, dir: &Path) -> Result<()> {
+    /// Runs them by ginkgo, whose path and arguments `starter` gets, in [`directory`] below `dir`, and has `wait` wait for
+    /// its end. Fails when a spec does.
+    pub fn run(&self, mut starter: Command, dir: &Path, wait: impl FnOnce(&mut Daemon) -> Result<()>) -> Result<()> {
         let program = tools::kubernetes(self.program).with_context(|| missing(self.program))?;
         let ginkgo = tools::kubernetes("ginkgo").with_context(|| missing("ginkgo"))?;
-        let dir = dir.join("suite");
+        let dir = directory(dir);
         fs::create_dir_all(&dir)?;
         // ginkgo runs a program of that name, in its directory.
         let own = dir.join(format!("{}.test", self.program));
@@ -103,7 +103,7 @@ impl Specs<'_> {
         fs::create_dir_all(&reports)?;
         let log = reports.join(format!("{}.log", self.report));
         fs::remove_file(&log).ok();
-        Daemon::start(&mut starter, &log)?.wait(SUITE_TIMEOUT)?;
+        wait(&mut Daemon::start(&mut starter, &log)?)?;
         let found = fs::read(dir.join(&report)).with_context(|| process::tail(&read(&log), 60))?;
         let found: Value = serde_json::from_slice(&found)?;
         let whole = if is_of_a_part() { fs::read(reports.join(&report)).ok() } else { None };

@@ -8,7 +8,7 @@ use limpet_tests::kubeadm::host::Host;
 use limpet_tests::kubeadm::{ADDRESSES, images, initial, wait_mirrors};
 use limpet_tests::process::tail;
 use limpet_tests::registry::Registry;
-use limpet_tests::specs::{self, Specs};
+use limpet_tests::specs::{self, SUITE_TIMEOUT, Specs};
 use limpet_tests::{TestNode, agent, tools};
 
 /// Those that need the node for themselves are run one at a time after the others.
@@ -52,7 +52,7 @@ fn run(report: &str, host: &mut Host<'_>) -> Result<()> {
         format!("--kubectl-path={}", kubectl.display()),
     ];
     let specs = Specs { program: "e2e", report, labels: LABELS, left_out: &[], arguments: &arguments };
-    let ran = specs.run(host.command("env"), host.node.dir());
+    let ran = specs.run(host.command("env"), host.node.dir(), |specs| specs.wait(SUITE_TIMEOUT).map(drop));
     fs::copy(log, agent::workspace_dir().join(format!("target/conformance/{report}-agent.log")))?;
     ran
 }

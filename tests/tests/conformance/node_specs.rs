@@ -1,8 +1,9 @@
 //! The specs of a node, `test/e2e_node`, against a node of a cluster without anything else. They speak to the apiserver, to the pods, and
-//! to the agent's ports 10250, 10255 and 10248.
+//! to the agent's ports 10250, 10255 and 10248. Some give the agent another configuration, which they read from `/configz` and
+//! change, and restart it as a [unit of systemd](SystemdUnit).
 
 use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,7 +12,8 @@ use limpet_tests::cluster::kubelet_api::NodeAddress;
 use limpet_tests::cluster::{Cluster, cluster_role_binding, condition};
 use limpet_tests::kubelet::Kubelet;
 use limpet_tests::registry::Registry;
-use limpet_tests::specs::{self, Specs};
+use limpet_tests::specs::{self, SUITE_TIMEOUT, Specs};
+use limpet_tests::systemd_unit::{Request, SystemdUnit};
 use limpet_tests::{TestNode, agent, tools, wait};
 use serde_json::json;
 
@@ -27,9 +29,23 @@ pub(crate) fn limpet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
         settings.kubelet.extend(kubelet_lines());
     })?;
     node.agent.start()?;
-    let name = node.name().to_owned();
-    bench.wait_ready(&name)?;
-    let ran = bench.run("limpet", node, &name, &node.agent.settings().pod_logs(), &node.agent.settings().root());
+    bench.wait_ready(node.name())?;
+    let settings = node.agent.settings();
+    let places = Places {
+        node: node.name().to_owned(),
+        logs: settings.pod_logs(),
+        root: settings.root(),
+        plugins: settings.plugins(),
+    };
+    let ran = bench.run("limpet", &places, |request| {
+        node.agent.kill();
+        if request == Request::Kill {
+            return Ok(());
+        }
+        let configuration = bench.configuration();
+        node.agent.reconfigure(|settings| settings.kubelet_configuration = configuration)?;
+        node.agent.start()
+    });
     fs::write(agent::workspace_dir().join("target/conformance/limpet-agent.log"), node.agent.log())?;
     ran
 }
@@ -46,10 +62,19 @@ pub(crate) fn kubelet_runs_the_node_specs(node: &mut TestNode) -> Result<()> {
         }
     })?;
     kubelet.spawn()?;
-    let name = kubelet.name().to_owned();
-    bench.wait_ready(&name)?;
-    let dir = node.dir().join("kubelet");
-    let ran = bench.run("kubelet", node, &name, &dir.join("logs"), &dir.join("root"));
+    bench.wait_ready(kubelet.name())?;
+    let root = kubelet.root();
+    let places = Places { node: kubelet.name().to_owned(), logs: kubelet.pod_logs(), plugins: root.clone(), root };
+    let ran = bench.run("kubelet", &places, |request| {
+        kubelet.stop()?;
+        if request == Request::Kill {
+            return Ok(());
+        }
+        if let Some(configuration) = bench.configuration() {
+            kubelet.configure_by(&configuration)?;
+        }
+        kubelet.spawn()
+    });
     kubelet.stop()?;
     ran
 }
@@ -75,12 +100,28 @@ struct Bench {
     address: NodeAddress,
     token: String,
     _registry: Registry,
+    /// The node's.
+    dir: PathBuf,
+    /// containerd's socket.
+    endpoint: PathBuf,
+}
+
+/// Where the specs find what is an agent's.
+struct Places {
+    /// The name of its node.
+    node: String,
+    logs: PathBuf,
+    root: PathBuf,
+    plugins: PathBuf,
 }
 
 impl Bench {
     fn prepare(node: &TestNode) -> Result<Self> {
         // The suite makes pods before their namespace has its service account.
-        let mut cluster = Cluster::boot_with(&["--disable-admission-plugins=ServiceAccount"])?;
+        // As Kubernetes runs the suite, the apiserver has no certificate of its own for nodes, whose authority a spec replaces.
+        let without_certificate = ["--kubelet-client-certificate=", "--kubelet-client-key="];
+        let mut cluster =
+            Cluster::boot_with(&[&["--disable-admission-plugins=ServiceAccount"], &without_certificate[..]].concat())?;
         cluster.start_controllers(&[])?;
         let token = token(&cluster)?;
         let images = specs::images(node.dir())?;
@@ -88,7 +129,8 @@ impl Bench {
         // What is to be pulled always comes from here.
         let registry = Registry::start(&node.dir().join("registry"))?;
         specs::serve(&images, &registry, &node.containerd.certs_d())?;
-        Ok(Self { cluster, address: NodeAddress::add()?, token, _registry: registry })
+        let (dir, endpoint) = (node.dir().to_owned(), node.containerd.socket());
+        Ok(Self { cluster, address: NodeAddress::add()?, token, _registry: registry, dir, endpoint })
     }
 
     fn wait_ready(&self, name: &str) -> Result<()> {
@@ -99,17 +141,24 @@ impl Bench {
         })
     }
 
-    /// Runs the specs.
-    fn run(&self, agent: &str, node: &TestNode, name: &str, logs: &Path, root: &Path) -> Result<()> {
-        let system = node.dir().join("system.yaml");
+    /// The configuration that the specs have written for the agent's next start.
+    fn configuration(&self) -> Option<PathBuf> {
+        let file = specs::directory(&self.dir).join("kubelet-config");
+        file.exists().then_some(file)
+    }
+
+    /// Runs the specs; `carry_out` stops and starts the agent.
+    fn run(&self, agent: &str, places: &Places, carry_out: impl FnMut(Request) -> Result<()>) -> Result<()> {
+        let system = self.dir.join("system.yaml");
         fs::write(&system, "os: Linux\n")?;
+        let unit = SystemdUnit::new(&self.dir.join("unit"))?;
         let script = "mkdir -p /var/log/pods /var/lib/kubelet && mount --bind \"$LOGS\" /var/log/pods && \
                       mkdir -p \"$ROOT/device-plugins\" && mount --rbind \"$ROOT\" /var/lib/kubelet && \
                       mount --bind \"$PLUGINS\" /var/lib/kubelet/device-plugins && exec \"$@\"";
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", script, "sh"]);
-        let plugins = if agent == "limpet" { node.agent.settings().plugins() } else { root.to_owned() };
-        command.env("LOGS", logs).env("ROOT", root).env("PLUGINS", plugins.join("device-plugins"));
+        command.args(["--mount", "sh", "-c", script, "sh"]).env("PATH", unit.search_path()?);
+        command.env("LOGS", &places.logs).env("ROOT", &places.root);
+        command.env("PLUGINS", places.plugins.join("device-plugins"));
         let arguments = [
             "--start-services=false".to_owned(),
             "--stop-services=false".to_owned(),
@@ -117,11 +166,11 @@ impl Bench {
             format!("--system-spec-file={}", system.display()),
             format!("--host={}", self.cluster.address()),
             format!("--bearer-token={}", self.token),
-            format!("--node-name={name}"),
-            format!("--container-runtime-endpoint=unix://{}", node.containerd.socket().display()),
+            format!("--node-name={}", places.node),
+            format!("--container-runtime-endpoint=unix://{}", self.endpoint.display()),
         ];
         Specs { program: "e2e_node", report: agent, labels: LABELS, left_out: specs::CANNOT_RUN, arguments: &arguments }
-            .run(command, node.dir())
+            .run(command, &self.dir, |specs| unit.serve(specs, SUITE_TIMEOUT, carry_out))
     }
 }
 
