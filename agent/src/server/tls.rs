@@ -15,8 +15,8 @@ use std::time::SystemTime;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, SupportedCipherSuite, version};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
@@ -206,6 +206,9 @@ fn load(settings: &ServerSettings, certificate: &Path, key: &Path) -> Result<Cur
     };
     let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Certificate)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    // A session that can be resumed holds the client's chain, which anyone can make 64 KiB long: 256 of them are 16 MiB.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
     Ok(Current { config: Arc::new(config), authorities })
 }
 

@@ -1,6 +1,6 @@
-//! The certificates of clients. The handshake takes every one whose key the client has, and its authority is verified afterwards,
-//! as in kubelet (`tls.RequestClientCert`): a client with a certificate of another authority, or an expired one, gets an answer:
-//! 401, or what its token or an anonymous caller may do.
+//! The certificates of clients. The handshake checks only that the client has the key. The chain is verified afterwards, as in
+//! kubelet (`tls.RequestClientCert`): a client with a certificate of another authority, or with an expired one, gets 401 unless
+//! its token is valid. It is never anonymous.
 
 use std::sync::Arc;
 

@@ -54,6 +54,15 @@ impl Server {
 
     /// Who the server takes the client for; the errors of both sides otherwise.
     async fn meet(&self, pair: Option<Pair>) -> Result<Caller, String> {
+        self.meet_by(&[&version::TLS13, &version::TLS12], pair).await
+    }
+
+    /// The same by one of these versions of TLS.
+    async fn meet_by(
+        &self,
+        versions: &[&'static rustls::SupportedProtocolVersion],
+        pair: Option<Pair>,
+    ) -> Result<Caller, String> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let tls = Arc::clone(&self.tls);
@@ -64,7 +73,7 @@ impl Server {
             Ok(caller)
         });
         let (certificate, _) = self_signed::ensure(&self.dir.path().join("pki"), "edge1").unwrap();
-        let connector = TlsConnector::from(Arc::new(client_config(&certificate, pair)));
+        let connector = TlsConnector::from(Arc::new(client_config(&certificate, versions, pair)));
         let stream = TcpStream::connect(address).await.unwrap();
         if let Ok(mut stream) = connector.connect(ServerName::try_from("edge1").unwrap(), stream).await {
             let _ = stream.read(&mut [0; 5]).await;
@@ -74,11 +83,15 @@ impl Server {
 }
 
 /// A client that trusts the server's self-signed certificate alone.
-fn client_config(server: &Path, pair: Option<Pair>) -> ClientConfig {
+fn client_config(
+    server: &Path,
+    versions: &[&'static rustls::SupportedProtocolVersion],
+    pair: Option<Pair>,
+) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(server).unwrap()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(versions).unwrap();
     let builder = builder.with_root_certificates(roots);
     match pair {
         // Without the check of a builder whether certificate and key belong together.
@@ -119,10 +132,22 @@ async fn a_certificate_of_another_key_has_no_connection() {
     let own = authority();
     let server = Server::new(|_| {});
     server.trust(&own);
-    let (chain, _) = client(&own, "apiserver", "system:masters");
-    let (_, key) = client(&own, "apiserver", "system:masters");
-    let refused = server.meet(Some((chain, key))).await.unwrap_err();
-    assert!(refused.contains("BadSignature"), "{refused}");
+    for version in [&version::TLS12, &version::TLS13] {
+        let (chain, key) = client(&own, "apiserver", "system:masters");
+        let stolen = (chain.clone(), client(&own, "apiserver", "system:masters").1);
+        assert_eq!(of(&server.meet_by(&[version], Some((chain, key))).await.unwrap()), (true, true), "{version:?}");
+        let refused = server.meet_by(&[version], Some(stolen)).await.unwrap_err();
+        assert!(refused.contains("BadSignature"), "{version:?}: {refused}");
+    }
+}
+
+/// A stored session would hold what a client without credentials has sent.
+#[tokio::test]
+async fn no_session_is_stored() {
+    let server = Server::new(|_| {});
+    server.trust(&authority());
+    let config = server.tls.current().unwrap().config;
+    assert!(!config.session_storage.can_cache() && config.send_tls13_tickets == 0);
 }
 
 #[tokio::test]
