@@ -148,6 +148,8 @@ impl Evictor {
         memory.disks_last = self.policy.pause_of_busy(Pressure::Disk, &measured.seen);
         memory.memory_lasts = self.policy.pause_of_busy(Pressure::Memory, &measured.seen);
         let stalls = std::mem::take(&mut memory.stalls);
+        // Taken here, because a look that ends a pod returns early; otherwise the next look would not set the alarm.
+        let alarmed = std::mem::take(&mut memory.alarmed);
         let left = self.policy.memory_left(&measured.seen);
         memory.memory_pace = memory.memory_pace.after(left, memory.memory_lasts, stalls.memory);
         if measured.seen.contains_key(&Signal::ImagefsAvailable) {
@@ -174,7 +176,7 @@ impl Evictor {
             memory.pods_alarm = None;
             return None;
         }
-        memory.pods_alarm = if std::mem::take(&mut memory.alarmed) { None } else { self.set_alarm(&measured).await };
+        memory.pods_alarm = if alarmed { None } else { self.set_alarm(&measured).await };
         let pause = self.policy.pause(&measured.seen);
         let memory_available = measured.seen.get(&Signal::MemoryAvailable).map(|memory| memory.available);
         tracing::debug!(
