@@ -59,8 +59,8 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// The processes of the host.
     fn processes(&self) -> &dyn Processes;
 
-    /// Every container of this node. `first`: the agent has just started, and orphans of a start that was cut short are
-    /// removed before.
+    /// Every container of this node. Before that, the first call after the agent's start removes what interrupted starts of an
+    /// earlier agent left, and later calls the leases whose deletion failed.
     fn list(self: Arc<Self>, first: bool) -> BoxFuture<'static, Result<Vec<FoundContainer>, ExecutorError>>;
 
     /// The sandbox of a pod that was found running, if it is whole.

@@ -31,6 +31,7 @@ use super::attach::AttachPoint;
 use super::client::{Client, calling};
 use super::error::{RuntimeError, found};
 use super::record;
+use super::start_leases::StartLeases;
 use limpet_host::orphan_processes;
 use limpet_model::container::FoundContainer;
 use limpet_model::container::Task;
@@ -105,12 +106,13 @@ pub struct NewContainer<'a> {
 pub struct Containers {
     pub(super) client: Client,
     config: ContainersConfig,
+    pub(super) leases: StartLeases,
 }
 
 impl Containers {
     /// Calls over `client`.
     pub fn new(client: Client, config: ContainersConfig) -> Self {
-        Self { client, config }
+        Self { client, config, leases: StartLeases::default() }
     }
 
     fn containers(&self) -> ContainersClient<tonic::transport::Channel> {

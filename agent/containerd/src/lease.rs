@@ -14,9 +14,11 @@ use limpet_model::container::ContainerId;
 
 impl Containers {
     /// Creates a lease that protects a start's resources until the container refers to them. It has no expiry, since a clock
-    /// change must not end it; [`Self::sweep_leases`] removes orphans of a crash.
+    /// change must not end it; [`Self::sweep_leases`] removes orphans of a crash. Those of earlier starts of the container are
+    /// released first.
     pub async fn lease(&self, id: &ContainerId) -> Result<String, RuntimeError> {
-        let lease = lease_of(id);
+        self.release_orphans_of(id).await?;
+        let lease = self.leases.begin(id);
         let labels = HashMap::from([(record::LABEL_MANAGED.to_owned(), "start".to_owned())]);
         match LeasesClient::new(self.client.channel())
             .create(self.client.call("Leases.Create", CreateRequest { id: lease.clone(), labels }))
@@ -24,11 +26,15 @@ impl Containers {
         {
             Ok(_) => Ok(lease),
             Err(status) if status.code() == Code::AlreadyExists => Ok(lease),
-            Err(status) => Err(RuntimeError::of("Leases.Create", id.as_str(), status)),
+            Err(status) => {
+                // It exists if only the answer was lost.
+                self.leases.end(&lease);
+                Err(RuntimeError::of("Leases.Create", id.as_str(), status))
+            }
         }
     }
 
-    /// Removes everything that an interrupted start of the container has created, its lease included. Its process may run: the
+    /// Removes everything that interrupted starts of the container have created, their leases included. Its process may run: the
     /// start's last answer was lost.
     pub async fn remove_failed_attempt(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         // containerd deletes no task that runs.
@@ -36,15 +42,34 @@ impl Containers {
             self.wait(id).await?;
         }
         self.remove_never_ran(id).await?;
-        self.release(&lease_of(id)).await
+        self.release_orphans_of(id).await
     }
 
-    /// Releases a lease.
+    async fn release_orphans_of(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+        for lease in self.leases.orphans(Some(id)) {
+            self.release(&lease).await?;
+        }
+        Ok(())
+    }
+
+    /// Releases a lease. One for which this fails is an orphan: see [`Self::release_orphaned_leases`].
     pub async fn release(&self, lease: &str) -> Result<(), RuntimeError> {
+        self.leases.end(lease);
         let request = self.client.call("Leases.Delete", DeleteRequest { id: lease.to_owned(), sync: false });
         found(LeasesClient::new(self.client.channel()).delete(request).await)
             .map_err(|status| RuntimeError::of("Leases.Delete", lease, status))?;
+        self.leases.deleted(lease);
         Ok(())
+    }
+
+    /// Releases the leases of ended starts whose release has failed. Called after each reconnection. After a failure the others
+    /// are left to the next call, too.
+    pub async fn release_orphaned_leases(&self) {
+        for lease in self.leases.orphans(None) {
+            if let Err(error) = self.release(&lease).await {
+                return tracing::debug!(%error, "cannot delete the lease of a start; it is deleted after the next reconnection");
+            }
+        }
     }
 
     /// Releases the orphaned leases of starts that a crash interrupted. Called once, before anything starts.
@@ -60,8 +85,4 @@ impl Containers {
         }
         Ok(())
     }
-}
-
-fn lease_of(id: &ContainerId) -> String {
-    format!("limpet-start-{id}")
 }

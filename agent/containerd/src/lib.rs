@@ -17,5 +17,6 @@ pub mod record;
 pub mod snapshot_mount;
 pub mod snapshotter;
 pub mod spec;
+mod start_leases;
 pub mod stdin;
 pub mod user;

@@ -308,11 +308,14 @@ impl ContainerdExecutor {
         Outcome::Discarded { index, id, gone: removed.is_ok() }
     }
 
-    /// containerd's whole state; `first`: what a crash in mid-start left is swept before.
+    /// containerd's whole state. Before reading it, the first call releases the leases that an earlier agent left, and later calls
+    /// those whose deletion failed.
     async fn list_containers(&self, first: bool) -> Result<Vec<FoundContainer>, RuntimeError> {
         if first {
             self.containers.sweep_leases().await?;
             limpet_containerd::exec::sweep(&self.client, &self.config.exec_dir()).await;
+        } else {
+            self.containers.release_orphaned_leases().await;
         }
         let listed = self.timed("list_containers", self.containers.list()).await;
         if listed.is_err() {

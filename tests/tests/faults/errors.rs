@@ -6,8 +6,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::{TestNode, suite};
 
-use crate::fault::{self, Code, FAULT_VARIABLE, Fault, Harm, Moment};
-use crate::proxy::Call;
+use crate::fault::{self, Code, FAULT_VARIABLE, Fault, Harm, Moment, Target};
+use crate::proxy::{Armed, Call};
 use crate::rig::{Rig, request_timeout};
 use crate::subject::{Kind, PHASES, Phase, Subject};
 
@@ -57,6 +57,28 @@ pub(crate) fn errors_and_silence_at_every_call(node: &mut TestNode) -> Result<()
     ensure!(rig.injected > 0, "no error and no silence was injected");
     ensure!(missed.is_empty(), "never reached, in two attempts: {}", missed.join(" "));
     Ok(())
+}
+
+/// It protects what the container's snapshot takes on the disk, as long as it is there.
+pub(crate) fn a_lease_whose_deletion_fails_goes_after_a_reconnection(node: &mut TestNode) -> Result<()> {
+    let mut rig = Rig::new(node, Some(request_timeout(TIMEOUT)))?;
+    let mut subject = Subject::new(rig.node, "leased", Kind::Lasting, 100)?;
+    rig.reset()?;
+    let harm = Harm::Answer(Code::Unavailable);
+    // The agent tries twice.
+    let refusals = [1, 2].map(|number| Armed {
+        target: Target { method: "Leases.Delete".to_owned(), number, about: None },
+        moment: Moment::Before,
+        harm,
+        blow: rig.blow(harm, &subject),
+    });
+    rig.proxy.arm(refusals);
+    subject.begin(rig.node, Phase::Start)?;
+    rig.node.wait_running("leased")?;
+    let leases = rig.node.containerd.ctr(&["leases", "ls", "-q"])?;
+    ensure!(leases.contains("limpet-start-"), "both refusals, and no lease is left: {leases:?}");
+    rig.start_containerd()?;
+    rig.settle(&[&subject], None)
 }
 
 /// Every error at every call; ordinarily one at one call of each method, another one each time.

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use limpet_tests::node::NodeOptions;
 use limpet_tests::{case, suite};
 
-use errors::errors_and_silence_at_every_call;
+use errors::{a_lease_whose_deletion_fails_goes_after_a_reconnection, errors_and_silence_at_every_call};
 use idle::an_idle_agent_makes_no_calls;
 use kills::kills_of_the_agent_at_every_step;
 use processes::{
@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         case!(a_stopped_shim_holds_up_its_own_pod_only).on(node),
         case!(a_shim_that_does_not_tell_of_an_end_is_named).on(node),
         case!(an_idle_agent_makes_no_calls).on(node),
+        case!(a_lease_whose_deletion_fails_goes_after_a_reconnection).on(node),
         case!(random_edits_and_kills).on(node),
     ])
 }

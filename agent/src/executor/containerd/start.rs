@@ -213,14 +213,15 @@ impl ContainerdExecutor {
         Ok(Ran::Now { pid, created })
     }
 
-    /// Gives a start's lease back. One that will not go is tried once more, and then left to the next sweep.
+    /// Gives a start's lease back. One that will not go is tried once more, and then after containerd's next
+    /// reconnection.
     async fn release_lease(&self, lease: &str) {
         let mut released = self.containers.release(lease).await;
         if released.is_err() {
             released = self.containers.release(lease).await;
         }
         if let Err(error) = released {
-            tracing::debug!(%error, "cannot delete the lease of a start; the next sweep deletes it");
+            tracing::debug!(%error, "cannot delete the lease of a start; it is deleted after the next reconnection");
         }
     }
 
