@@ -1,5 +1,7 @@
 //! The end-to-end suites, some at a time: most of their time they wait for graces, pauses and probes. Each prints what
-//! `cargo test` would show of it, once it has finished.
+//! `cargo test` would show of it, once it has finished; the errors of failed cases are repeated at the end of the run.
+
+mod failures;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -30,7 +32,7 @@ enum Job {
 }
 
 /// Runs those of package limpet-tests, with what `environment` has in its environment. Fails with the names of those
-/// that failed.
+/// that failed and the errors of their cases.
 pub(crate) fn run(mut suites: Vec<Executable>, environment: &Command) -> Result<()> {
     let place = |name: &str| LONG_SUITES.iter().position(|first| *first == name).unwrap_or(LONG_SUITES.len());
     suites.sort_by_key(|suite| place(&suite.name));
@@ -43,14 +45,15 @@ pub(crate) fn run(mut suites: Vec<Executable>, environment: &Command) -> Result<
                 while let Some(job) = pop(&jobs) {
                     if let Err(error) = job.run(environment) {
                         eprintln!("error: {}: {error:#}", job.name());
-                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(job.name().to_owned());
+                        let failure = (job.name().to_owned(), format!("{}: {error:#}", job.name()));
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
                     }
                 }
             });
         }
     });
-    let failed = failed.into_inner().unwrap_or_default();
-    ensure!(failed.is_empty(), "failed: {}", failed.join(", "));
+    let (failed, errors): (Vec<_>, Vec<_>) = failed.into_inner().unwrap_or_default().into_iter().unzip();
+    ensure!(failed.is_empty(), "failed: {}\n{}", failed.join(", "), errors.join("\n"));
     Ok(())
 }
 
@@ -107,6 +110,7 @@ fn run_suite(suite: &Executable, environment: &Command) -> Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "     Running {} ({})", suite.name, suite.path.display())?;
     stdout.write_all(&output)?;
-    ensure!(status.success(), "test failed, to rerun pass `-p limpet-tests --test {}`", suite.name);
+    let cases = failures::of(&String::from_utf8_lossy(&output)).join("\n");
+    ensure!(status.success(), "{status}, to rerun pass `-p limpet-tests --test {}`\n{cases}", suite.name);
     Ok(())
 }
