@@ -205,14 +205,14 @@ fn paths(node: &TestNode) -> Vec<String> {
     all.chain(of_web.iter().map(|path| format!("{path}/../../../healthz"))).collect()
 }
 
-/// A file for curl that requests all the paths repeatedly, each time with another token.
-fn requests(node: &TestNode, port: &Port, name: &str, times: usize) -> Result<PathBuf> {
+/// A file for curl that requests all the paths repeatedly, each time with another token. `options`: further lines for each.
+fn requests(node: &TestNode, port: &Port, name: &str, times: usize, options: &str) -> Result<PathBuf> {
     let mut text = String::new();
     for time in 0..times {
         for path in paths(node) {
             text += &format!(
                 "url = \"https://127.0.0.1:{}{path}\"\nheader = \"Authorization: Bearer {name}-{time}\"\n\
-                 insecure\npath-as-is\ngloboff\nsilent\nno-progress-meter\nmax-time = 60\noutput = /dev/null\nwrite-out = \"%{{http_code}} %{{url}}\\n\"\nnext\n",
+                 insecure\npath-as-is\ngloboff\nsilent\nno-progress-meter\nmax-time = 60\noutput = /dev/null\nwrite-out = \"%{{http_code}} %{{url}}\\n\"\n{options}next\n",
                 port.number
             );
         }
@@ -246,6 +246,8 @@ fn statuses(node: &TestNode, port: &Port, arguments: &[&str]) -> Result<Vec<(u16
 /// How much private memory a flood may leave the agent with, beyond what it had before: the buffers of the connections
 /// that are open at once, and what is remembered of tokens. Measured: 1.4 MiB.
 const FLOOD_KIB: u64 = 8 << 10;
+/// 48 KiB of certificates; a message of a handshake has at most 64.
+const MAX_CHAIN_PEM: usize = 64 << 10;
 
 fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Result<()> {
     let cluster = cluster::shared()?;
@@ -268,8 +270,10 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
         "/O=system:masters/CN=admin",
     ]);
     process::checked(openssl.arg("-keyout").arg(&foreign).arg("-out").arg(foreign.with_extension("crt")))?;
-    let both = [std::fs::read(&foreign)?, std::fs::read(foreign.with_extension("crt"))?].concat();
-    std::fs::write(&foreign, both)?;
+    // With as many certificates as a handshake may have: nothing of them is to stay in memory.
+    let certificate = std::fs::read_to_string(foreign.with_extension("crt"))?;
+    let chain = certificate.repeat(MAX_CHAIN_PEM / certificate.len());
+    std::fs::write(&foreign, std::fs::read_to_string(&foreign)? + &chain)?;
 
     let port = join_with_api(node, &cluster)?;
     node.apply(&pod("web", json!({ "containers": [shell("main", IDLE)] })))?;
@@ -296,7 +300,7 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
     let spdy = ["--http1.1", "-X", "POST", "-H", "Connection: Upgrade", "-H", "Upgrade: SPDY/3.1", "-H", &of_a_pod];
     let body = ["-X", "PUT", "-d", "10", "-H", &of_a_pod];
     let table: [(&str, &[&str], &[u16]); 9] = [
-        ("nobody", &[], &[401]),
+        ("no credentials", &[], &[401]),
         ("a certificate of another authority", &["--cert", &foreign], &[401]),
         ("one that has expired", &["--cert", &expired], &[401]),
         ("another node", &["--cert", &other_node], &[403]),
@@ -313,7 +317,7 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
         ensure!(wrong.is_none(), "{who}: {wrong:?} instead of {allowed:?}");
     }
 
-    // All at once: silent connections, half requests, and floods of invalid tokens.
+    // All at once: silent connections, half requests, floods of invalid tokens, and of connections with long chains.
     let pid = node.agent.pid().context("no agent")?;
     // They are loaded soon after a container runs, which takes 18 MiB for a moment.
     wait::until_true(wait::SOON, "the BPF programs", || node.agent.log().contains("\"program\":\"oom_victim\""))?;
@@ -321,8 +325,9 @@ fn hostile_clients_get_nothing_and_hold_up_nothing(node: &mut TestNode) -> Resul
     let silent: Vec<_> =
         (0..64).map(|_| std::net::TcpStream::connect(("127.0.0.1", port.number))).collect::<Result<_, _>>()?;
     let mut clients = Vec::new();
-    for name in ["one", "two", "three", "four"] {
-        let file = requests(node, &port, name, 2)?;
+    let chain = format!("cert = \"{foreign}\"\nheader = \"Connection: close\"\n");
+    for (name, times, options) in [("one", 2, ""), ("two", 2, ""), ("three", 2, ""), ("four", 4, &*chain)] {
+        let file = requests(node, &port, name, times, options)?;
         let mut curl = Command::new("curl");
         curl.args(["--parallel", "--parallel-max", "50", "--config"]).arg(&file);
         clients.push(Daemon::start(&mut curl, &node.dir().join(format!("{name}.answers")))?);

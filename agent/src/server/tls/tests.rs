@@ -1,6 +1,8 @@
 //! Who gets in with which certificate, and files that change under a running server.
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, date_time_ymd,
+};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
@@ -24,7 +26,12 @@ fn authority() -> Authority {
 
 /// A client's certificate of that authority.
 fn client(authority: &Authority, name: &str, group: &str) -> Pair {
+    changed_client(authority, name, group, |_| {})
+}
+
+fn changed_client(authority: &Authority, name: &str, group: &str, change: impl FnOnce(&mut CertificateParams)) -> Pair {
     let mut params = CertificateParams::new(Vec::new()).unwrap();
+    change(&mut params);
     params.distinguished_name.push(DnType::CommonName, name);
     params.distinguished_name.push(DnType::OrganizationName, group);
     let key = KeyPair::generate().unwrap();
@@ -114,12 +121,18 @@ async fn a_certificate_names_its_user_and_only_listed_ones_are_admitted() {
     let (own, foreign) = (authority(), authority());
     let server = Server::new(|_| {});
     server.trust(&own);
+    let expired = changed_client(&own, "apiserver", "", |params| params.not_after = date_time_ymd(2020, 1, 1));
+    let of_a_server = changed_client(&own, "apiserver", "", |params| {
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+    });
     let table = [
         (Some(client(&own, "apiserver", "system:masters")), (true, true)),
         (Some(client(&own, "anna", "readers")), (true, true)),
         (Some(client(&own, "system:node:edge2", "system:nodes")), (true, false)),
         (Some(client(&own, "", "readers")), (false, false)),
         (Some(client(&foreign, "apiserver", "system:masters")), (false, false)),
+        (Some(expired), (false, false)),
+        (Some(of_a_server), (false, false)),
         (None, (false, false)),
     ];
     for (pair, expected) in table {
