@@ -241,7 +241,7 @@ pub struct Config {
     pub server: ServerSettings,
     /// `--v`: kubelet's verbosity; 0 to 10.
     pub verbosity: u8,
-    /// What the KubeletConfiguration says of keys without effect, which `/configz` shows.
+    /// Entries of the KubeletConfiguration and kubelet's flags that have no effect; `/configz` shows them.
     pub without_effect: serde_json::Map<String, serde_json::Value>,
     /// `ignoreOtherAgents`: start although a kubelet runs on this node, for a trial next to it with another containerd.
     pub ignore_other_agents: bool,

@@ -280,7 +280,7 @@ pub(super) fn misfit(shape: Shape, node: &Node) -> Option<(Position, &'static st
         (Shape::Bool, Value::Bool(_))
         | (Shape::Int, Value::Int(_))
         | (Shape::DurationOrInt, Value::Int(_) | Value::Text(_))
-        | (Shape::Float, Value::Int(_) | Value::Float)
+        | (Shape::Float, Value::Int(_) | Value::Float(_))
         | (Shape::Text | Shape::Duration | Shape::Switch, Value::Text(_))
         | (Shape::Switch, Value::Bool(_))
         | (Shape::Map | Shape::Object(_), Value::Map(_))

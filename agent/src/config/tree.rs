@@ -27,7 +27,7 @@ pub(super) enum Value {
     Null,
     Bool(bool),
     Int(i64),
-    Float,
+    Float(f64),
     Text(String),
     List(Vec<Node>),
     Map(Vec<Entry>),
@@ -48,17 +48,18 @@ impl Value {
             Self::Null => "nothing",
             Self::Bool(_) => "true or false",
             Self::Int(_) => "a whole number",
-            Self::Float => "a number",
+            Self::Float(_) => "a number",
             Self::Text(_) => "text",
             Self::List(_) => "a list",
             Self::Map(_) => "a map",
         }
     }
 
-    /// The value as JSON; null for a number that is not whole, which is not kept.
+    /// The value as JSON; null for a number that JSON does not have, such as infinity.
     pub(super) fn to_json(&self) -> serde_json::Value {
         match self {
-            Self::Null | Self::Float => serde_json::Value::Null,
+            Self::Null => serde_json::Value::Null,
+            Self::Float(value) => (*value).into(),
             Self::Bool(value) => (*value).into(),
             Self::Int(value) => (*value).into(),
             Self::Text(text) => text.as_str().into(),
@@ -157,7 +158,7 @@ impl Node {
                     entry.node.set_origin(origin);
                 }
             }
-            Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float | Value::Text(_) => {}
+            Value::Null | Value::Bool(_) | Value::Int(_) | Value::Float(_) | Value::Text(_) => {}
         }
     }
 }
@@ -223,8 +224,8 @@ impl<'de> Visitor<'de> for ValueVisitor {
         i64::try_from(value).map(Value::Int).map_err(|_| E::custom("the number is too large"))
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Value, E> {
-        Ok(Value::Float)
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Value::Float(value))
     }
 
     fn visit_str<E>(self, value: &str) -> Result<Value, E> {

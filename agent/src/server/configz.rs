@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::ServerState;
 use crate::config::{ClusterSettings, Config, Reservation, ReservedCgroup, ServerSettings};
 use limpet_containerd::container::runtime::RuntimeClass;
-use limpet_core::eviction::{Amount, EvictionPolicy};
+use limpet_core::eviction::{Amount, DEFAULT_HARD, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::go_duration;
@@ -37,7 +37,8 @@ impl Eviction {
     fn of(policy: &EvictionPolicy) -> Self {
         let text = |amount: Amount| match amount {
             Amount::Absolute(amount) => amount.to_string(),
-            Amount::Share(share) => format!("{}%", share * 100.0),
+            // As it was written: in 32 bits 0.15 is 15.000001%.
+            Amount::Share(share) => format!("{}%", (f64::from(share) * 1e6).round() / 1e4),
         };
         let mut maps = Self::default();
         for threshold in &policy.thresholds {
@@ -49,6 +50,10 @@ impl Eviction {
                 maps.grace.insert(signal, go_duration::show(threshold.grace));
             }
             maps.reclaim.extend(threshold.min_reclaim.map(|amount| (signal, text(amount))));
+        }
+        if maps.hard.is_empty() {
+            // No hard threshold at all would be read as the default ones.
+            maps.hard = DEFAULT_HARD.iter().map(|(signal, _)| (signal.as_str(), "0%".to_owned())).collect();
         }
         maps
     }
@@ -267,6 +272,9 @@ mod tests {
     use super::*;
     use crate::config::{RunFlags, kubelet_names, load};
 
+    const KUBEADM: &str = include_str!("../config/read/tests/kubeadm.yaml");
+    const SUPPORTED: &str = include_str!("../config/read/tests/supported.yaml");
+
     fn keys(document: &Value) -> BTreeSet<&str> {
         document["kubeletconfig"].as_object().unwrap().keys().map(String::as_str).collect()
     }
@@ -311,36 +319,86 @@ mod tests {
     }
 
     #[test]
-    fn the_document_is_a_configuration_that_gives_itself() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("config.json");
-        let reads = |document: &Value| {
-            std::fs::write(&file, document["kubeletconfig"].to_string()).unwrap();
-            load(&RunFlags { config: Some(file.clone()), ..RunFlags::default() }).unwrap().0
+    fn the_default_thresholds_are_shown_as_in_kubelets_document() {
+        let document = document(&Config::default());
+        let expected = json!({
+            "imagefs.available": "15%", "imagefs.inodesFree": "5%", "memory.available": "104857600",
+            "nodefs.available": "10%", "nodefs.inodesFree": "5%",
+        });
+        assert_eq!(document["kubeletconfig"]["evictionHard"], expected);
+        let percent = |percent: u32| {
+            let config = read(&kubelet_text(&format!("evictionHard: {{nodefs.available: {percent}%}}")));
+            super::document(&config)["kubeletconfig"]["evictionHard"]["nodefs.available"].clone()
         };
-        let mut config = Config { manifest_path: Some("/manifests".into()), max_pods: 7, ..Config::default() };
-        config.cluster.rotate_certificates = true;
-        config.without_effect.insert("syncFrequency".to_owned(), "5s".into());
-        let first = document(&config);
-        let again = document(&reads(&first));
-        assert_eq!(first["kubeletconfig"], again["kubeletconfig"]);
-        assert_eq!(
-            (&again["kubeletconfig"]["maxPods"], &again["kubeletconfig"]["syncFrequency"]),
-            (&json!(7), &json!("5s"))
-        );
+        (1..100).for_each(|number| assert_eq!(percent(number), json!(format!("{number}%"))));
+    }
+
+    fn read(text: &str) -> Config {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config");
+        std::fs::write(&file, text).unwrap();
+        load(&RunFlags { config: Some(file), ..RunFlags::default() }).unwrap().0
+    }
+
+    fn kubelet_text(more: &str) -> String {
+        format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{more}\n")
+    }
+
+    /// The node tests of Kubernetes change the document, and give the agent the whole as its configuration.
+    #[test]
+    fn a_configuration_survives_a_round_trip() {
+        let off = kubelet_text("evictionHard: {memory.available: 0%, nodefs.available: 0%}");
+        let partly_off = kubelet_text("evictionHard: {memory.available: 1Gi, nodefs.available: 0%}");
+        let without_effect = kubelet_text("syncFrequency: 5s\nmemoryThrottlingFactor: 0.8\nkubeAPIQPS: 0");
+        let (supported, _) = SUPPORTED.split_once("---").unwrap();
+        for text in
+            [kubelet_text("maxPods: 7"), KUBEADM.to_owned(), supported.to_owned(), off, partly_off, without_effect]
+        {
+            let first = read(&text);
+            let shown = document(&first)["kubeletconfig"].clone();
+            let mut again = read(&shown.to_string());
+            assert_eq!(document(&again)["kubeletconfig"], shown, "{text}");
+            (again.file, again.without_effect) = (first.file.clone(), first.without_effect.clone());
+            // Without an apiserver no token is valid.
+            again.server.tokens = first.server.tokens;
+            // The headers may be secret.
+            if let (Some(url), Some(shown)) = (&first.manifest_url, &mut again.manifest_url) {
+                shown.headers = url.headers.clone();
+            }
+            assert_eq!(again, first, "{text}");
+        }
     }
 
     #[test]
     fn keys_without_effect_are_shown_as_they_are_given() {
-        let given = json!({ "fileCheckFrequency": "30s", "logging": { "flushFrequency": "1s" }, "featureGates": { "A": true } });
-        let config = Config { without_effect: given.as_object().unwrap().clone(), ..Config::default() };
-        let document = &document(&config)["kubeletconfig"];
-        let logging = json!({ "format": "text", "flushFrequency": "1s", "verbosity": 2 });
-        assert_eq!((&document["fileCheckFrequency"], &document["logging"]), (&json!("30s"), &logging));
+        let text = "fileCheckFrequency: 30s\nlogging: {flushFrequency: 1s}\nfeatureGates: {A: true}\nmemoryThrottlingFactor: 0.8";
+        let document = &document(&read(&kubelet_text(text)))["kubeletconfig"];
+        assert_eq!(
+            (&document["fileCheckFrequency"], &document["logging"]["flushFrequency"]),
+            (&json!("30s"), &json!("1s"))
+        );
+        assert_eq!((&document["logging"]["format"], &document["logging"]["verbosity"]), (&json!("text"), &json!(2)));
         assert_eq!((&document["featureGates"]["A"], &document["cpuCFSQuota"]), (&json!(true), &json!(true)));
+        assert_eq!(document["memoryThrottlingFactor"], json!(0.8));
         assert_eq!(
             (&document["runtimeRequestTimeout"], &document["authentication"]["x509"]),
             (&json!("2m0s"), &json!({}))
         );
+    }
+
+    /// kubelet's own document of the same file has these.
+    #[test]
+    fn zeros_in_kubeadms_file_are_shown_as_defaults() {
+        let document = &document(&read(KUBEADM))["kubeletconfig"];
+        let shown = ["syncFrequency", "fileCheckFrequency", "httpCheckFrequency", "cpuManagerReconcilePeriod"];
+        assert_eq!(shown.map(|key| &document[key]), [&json!("1m0s"), &json!("20s"), &json!("20s"), &json!("10s")]);
+        assert_eq!(
+            (&document["logging"]["flushFrequency"], &document["streamingConnectionIdleTimeout"]),
+            (&json!("5s"), &json!("4h0m0s"))
+        );
+        let given = kubelet_text("kubeAPIQPS: 0\nkubeAPIBurst: 0\nreservedSystemCPUs: '0'");
+        let document = &super::document(&read(&given))["kubeletconfig"];
+        let shown = ["kubeAPIQPS", "kubeAPIBurst", "reservedSystemCPUs"];
+        assert_eq!(shown.map(|key| &document[key]), [&json!(0), &json!(100), &json!("0")]);
     }
 }

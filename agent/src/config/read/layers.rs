@@ -5,12 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::super::keys::{KUBELET, LIMPET, Support};
+use super::super::keys::{KUBELET, Key, LIMPET, Shape, Support};
 use super::super::kubelet_flags::KubeletFlags;
 use super::super::tree::{Entry, Map, Node, Position, Value, put_over};
 use super::super::{Config, ConfigError, RunFlags};
 use super::{ConfigDiagnostics, read_capped};
 use limpet_core::eviction::{Amount, DEFAULT_HARD};
+use limpet_model::go_duration;
 
 /// kubelet reads the files of `--config-dir` that end so.
 const DROP_IN: &str = "conf";
@@ -66,7 +67,7 @@ impl ConfigDiagnostics {
         self.origin = of_files;
         if let Some(entries) = &merged.kubelet {
             self.kubelet(&Map { entries }, &directory, config);
-            config.without_effect = without_effect(entries);
+            config.without_effect = without_effect(entries, KUBELET);
         }
         if let Some(entries) = &merged.limpet {
             self.limpet(&Map { entries }, config);
@@ -150,10 +151,54 @@ impl ConfigDiagnostics {
     }
 }
 
-/// The entries of keys that do not act, by key.
-fn without_effect(entries: &[Entry]) -> serde_json::Map<String, serde_json::Value> {
-    let acts = |entry: &&Entry| KUBELET.iter().any(|key| key.name == entry.key && key.support == Support::Acts);
-    entries.iter().filter(|entry| !acts(entry)).map(|entry| (entry.key.clone(), entry.node.value.to_json())).collect()
+/// Keys without effect whose zero is a value: pointers in Go's type. kubelet replaces the zero of any other by its default.
+const POINTERS: [&str; 13] = [
+    "registryPullQPS",
+    "eventRecordQPS",
+    "kubeAPIQPS",
+    "oomScoreAdj",
+    "containerLogMaxWorkers",
+    "containerLogMonitorInterval",
+    "cpuCFSQuotaPeriod",
+    "iptablesMasqueradeBit",
+    "iptablesDropBit",
+    "memoryThrottlingFactor",
+    "idsPerPod",
+    "endpoint",
+    "samplingRatePerMillion",
+];
+
+/// The entries of keys that do not act, by key, without those that have the zero of kubeadm's files: `syncFrequency: 0s`.
+fn without_effect(entries: &[Entry], keys: &[Key]) -> serde_json::Map<String, serde_json::Value> {
+    let mut shown = serde_json::Map::new();
+    for entry in entries {
+        let key = keys.iter().find(|key| key.name == entry.key);
+        let shape = key.map(|key| key.shape);
+        let acts = key.is_some_and(|key| key.support == Support::Acts);
+        // kubelet reads its flags again after it has set the defaults.
+        let by_flag = entry.node.position.at.is_none();
+        if acts || !by_flag && is_zero(shape, &entry.node.value) && !POINTERS.contains(&&*entry.key) {
+            continue;
+        }
+        let value = match (shape, &entry.node.value) {
+            (Some(Shape::Object(keys)), Value::Map(entries)) => without_effect(entries, keys).into(),
+            (_, value) => value.to_json(),
+        };
+        shown.insert(entry.key.clone(), value);
+    }
+    shown
+}
+
+/// Whether a value is the number zero, a duration of zero or an empty text.
+fn is_zero(shape: Option<Shape>, value: &Value) -> bool {
+    match (shape, value) {
+        (Some(Shape::Duration | Shape::DurationOrInt), Value::Text(text)) => {
+            go_duration::parse(text).is_some_and(|duration| duration.is_zero())
+        }
+        (_, Value::Text(text)) => text.is_empty(),
+        (_, Value::Int(number)) => *number == 0,
+        _ => false,
+    }
 }
 
 /// The drop-ins of a directory and of those below it, by name; links to directories are not followed.

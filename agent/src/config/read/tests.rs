@@ -71,34 +71,11 @@ fn without_flags_everything_is_the_default_and_one_warning_names_the_missing_key
 
 #[test]
 fn every_supported_key_has_an_effect() {
-    let text = format!(
-        "{KUBELET_HEAD}staticPodPath: manifests\npodLogsDir: /l\nvolumePluginDir: /v\nclusterDomain: cluster.local.\nclusterDNS: [10.0.0.10, fd00::10]\n\
-         cgroupRoot: /edge\ncgroupDriver: systemd\nmaxPods: 20\nkubeReserved: {{cpu: 200m}}\nsystemReserved: {{memory: 1Mi, pid: '100'}}\nruntimeRequestTimeout: 90s\nvolumeStatsAggPeriod: 2m\ncrashLoopBackOff: {{maxContainerRestartPeriod: 40s}}\npodPidsLimit: 512\nresolvConf: ''\n\
-         serializeImagePulls: false\nmaxParallelImagePulls: 3\nimageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 70\nimageMinimumGCAge: 5m\nimageMaximumGCAge: 168h\nimagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages\npreloadedImagesVerificationAllowlist: [q.io/base, r.io/*]\ncontainerLogMaxSize: 5Mi\ncontainerLogMaxFiles: 3\n\
-         evictionHard: {{memory.available: 1Gi}}\nevictionMinimumReclaim: {{memory.available: 2Gi}}\nmergeDefaultEvictionSettings: false\n\
-         evictionSoft: {{pid.available: 10%}}\nevictionSoftGracePeriod: {{pid.available: 1m}}\nevictionPressureTransitionPeriod: 2m\nevictionMaxPodGracePeriod: 9\n\
-         enableServer: true\naddress: 10.0.0.5\nport: 10350\nreadOnlyPort: 10355\nhealthzPort: 10348\nhealthzBindAddress: '::1'\n\
-         tlsCertFile: node.crt\ntlsPrivateKeyFile: /node.key\ntlsMinVersion: VersionTLS13\n\
-         tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\ntlsCurvePreferences: [29, 23]\nrotateCertificates: true\nserverTLSBootstrap: false\n\
-         enableDebuggingHandlers: false\nenableSystemLogHandler: true\nenableSystemLogQuery: true\nenableProfilingHandler: false\nenableDebugFlagsHandler: false\nstreamingConnectionIdleTimeout: 10m\n\
-         authentication:\n  x509: {{clientCAFile: /ca.crt}}\n  anonymous: {{enabled: true}}\n  webhook: {{enabled: false, cacheTTL: 1m}}\n\
-         authorization:\n  mode: AlwaysAllow\n  webhook: {{cacheAuthorizedTTL: 2m, cacheUnauthorizedTTL: 3s}}\n\
-         allowedUnsafeSysctls: ['net.*']\nregisterNode: false\nproviderID: edge://7\nregisterWithTaints: [{{key: a, value: b, effect: NoSchedule}}]\nnodeStatusReportFrequency: 1m\nnodeStatusUpdateFrequency: 20s\nnodeLeaseDurationSeconds: 20\nnodeStatusMaxImages: -1\nenforceNodeAllocatable: [system-reserved, kube-reserved-compressible]\nsystemReservedCgroup: /system.slice\nkubeReservedCgroup: /runtime.slice\nseccompDefault: true\nmemorySwap: {{swapBehavior: LimitedSwap}}\nsingleProcessOOMKill: true\ncontainerRuntimeEndpoint: unix:///run/c.sock\nstaticPodURL: https://fleet.example/pods\n\
-         httpCheckFrequency: 1m30s\nstaticPodURLHeader:\n  X-Node: [a, b]\n---\n\
-         {LIMPET_HEAD}rootDirectory: /r\nrunDirectory: /x\ncontainerLogsDirectory: /cl\nregistryConfigDirectory: /certs\n\
-         cniConfigDirectory: /cni\ncniBinaryDirectories: [/bin1, /bin2]\nsnapshotter: native\nruntimeBinary: /usr/bin/crun\n\
-         runtimeClasses:\n  crun: {{binary: /usr/bin/crun, noPivotRoot: true, noNewKeyring: true, devices: [nvidia.com/gpu=all]}}\n  runsc: {{runtime: io.containerd.runsc.v1, config: /runsc.toml}}\n\
-         metricsAddress: 127.0.0.1:10249\nnodeIP: 192.168.1.5\nlocalImageWhenUnreachable: true\nprobeTimerSlackPercent: 5\npodSecurity: {{file: baseline, url: restricted}}\nignoreOtherAgents: true\nmanifestWatch: inotify\n\
-         devices:\n  example.com/modem: {{paths: [/dev/ttyS0], cdi: [nvidia.com/gpu=all], exclusive: true, permissions: rw}}\n\
-         serverAllowedNames: [kube-apiserver, 'group:readers']\nsocketAllowedPods: [default/deployer, lab/ci]\ncriSocket: unix:///run/cri.sock\nsecretEncryptionKey: credential:limpet\npluginDirectory: /plugins\ncdiSpecDirectories: [/cdi]\n\
-         manifestGuard: strict\nmanifestGuardRequired: false\nmanifestGuardExecutables: [/usr/bin/dpkg]\n\
-         manifestGuardCgroups: [/sys/fs/cgroup/system.slice/ansible.service]\n\
-         staticPodURLCAFile: /ca.pem\nstaticPodURLCertFile: /cert.pem\nstaticPodURLKeyFile: /key.pem\n"
-    );
+    let text = include_str!("tests/supported.yaml");
     for key in KUBELET.iter().chain(LIMPET).filter(|key| key.support == Support::Acts) {
         assert!(text.contains(&format!("\n{}:", key.name)) || text.starts_with(key.name), "{} is not tried", key.name);
     }
-    let (config, warnings, directory) = load_text(&text, &[]);
+    let (config, warnings, directory) = load_text(text, &[]);
     let mut allowlist = Allowlist::default();
     ["q.io/base", "r.io/*"].iter().for_each(|pattern| allowlist.add(pattern).unwrap());
     let expected = Config {
