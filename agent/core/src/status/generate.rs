@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::node_state::NodeState;
 use crate::plan::{self, awaits, restart_all};
-use crate::state::{ContainerSlot, ImageState, Instance, Now, PodState, PostStart, SandboxState};
+use crate::state::{ContainerSlot, ImageState, Instance, Now, OngoingAction, PodState, PostStart, SandboxState};
 use crate::status::{conditions, never_ran, resources};
 use limpet_model::container::{ContainerUser, Exit};
 use limpet_model::go_duration;
@@ -55,7 +55,7 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
     let pod_ips = pod_ips(pod, node.network.addresses);
     let verdict = pod.verdict.as_ref();
     let has_begun = || pod.containers.iter().any(|slot| slot.instance.is_some() || slot.busy.is_some());
-    // No container of a pod that the node does not take waits.
+    // A pod that is rejected or held back lists no containers.
     let refused = verdict.is_some_and(|it| it.is_rejection() || !it.is_final()) && !has_begun();
     let rejected = refused && verdict.is_some_and(PodVerdict::is_rejection);
     let conditions = || conditions::of_pod(pod, &phase, (&init_statuses, &main_statuses), now.wall, before);
@@ -131,9 +131,9 @@ fn first_waits_for_hook(slot: &ContainerSlot) -> bool {
     slot.awaits_post_start() && slot.previous.is_none()
 }
 
-/// Whether a container runs: as long as one does, a sidecar for example, the phase is not final.
+/// Whether a container runs or is being started: as long as one does, a sidecar for example, the phase is not final.
 fn lives(pod: &PodState) -> bool {
-    pod.containers.iter().any(ContainerSlot::is_running)
+    pod.containers.iter().any(|slot| slot.is_running() || matches!(slot.busy, Some(OngoingAction::Starting(_))))
 }
 
 fn container_status(pod: &PodState, slot: &ContainerSlot, node: NodeState, now: Now) -> ContainerStatus {

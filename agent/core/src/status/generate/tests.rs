@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use super::*;
 use crate::fixtures::{self, READY, exit, now, on_network, sandbox};
 use crate::state::RetryState;
+use limpet_model::container::ContainerId;
 use limpet_model::pod::compute_resources::pod_limits;
 
 /// A pod with an address: its init containers `i0`…, its containers `m0`….
@@ -159,16 +160,20 @@ fn a_pod_keeps_its_addresses_when_its_sandbox_is_released() {
 
 #[test]
 fn a_verdict_is_the_reason_and_the_message_of_the_status() {
-    use limpet_model::verdict::PodVerdict;
+    use limpet_model::node::Pressure;
+    use limpet_model::verdict::{Eviction, PodVerdict};
     let deadline = || PodVerdict::deadline_exceeded();
     let rejected = || PodVerdict::rejected("SysctlForbidden", "forbidden sysctl: \"kernel.x\" not allowlisted");
     let waiting = || PodVerdict::waiting("OutOfpods", "Node has too many pods".to_owned());
     // The container as in `phases_follow_kubelets_table`, the verdict; phase, terminated with a code, listed containers.
     type Case = (Option<Option<i32>>, PodVerdict, &'static str, Option<i32>, usize);
-    let cases: [Case; 6] = [
+    let pressure = Eviction { pressure: Pressure::Memory, grace_seconds: 0 };
+    let evicted = || PodVerdict::evicted_under_pressure(pressure, "The node was low on resource: memory. ".to_owned());
+    let cases: [Case; 7] = [
         (None, waiting(), "Pending", None, 0),
         (None, rejected(), "Failed", None, 0),
         (None, deadline(), "Failed", Some(137), 1),
+        (None, evicted(), "Failed", Some(137), 1),
         (Some(None), deadline(), "Running", None, 1),
         (Some(Some(143)), deadline(), "Failed", Some(143), 1),
         (Some(Some(0)), deadline(), "Failed", Some(0), 1),
@@ -193,6 +198,17 @@ fn a_verdict_is_the_reason_and_the_message_of_the_status() {
     let code = |it: ContainerStatus| it.state.and_then(|state| state.terminated).map(|ended| ended.exit_code);
     let codes: Vec<_> = status(&half).container_statuses.into_iter().flatten().map(code).collect();
     assert_eq!(codes, [Some(0), Some(137)]);
+    // A sidecar that is being started may yet run.
+    for (verdict, after) in [(Some(deadline()), "Failed"), (None, "Succeeded")] {
+        let mut ending = pod("Never", 0, 2);
+        ending.containers[1].role = Role::Sidecar;
+        put(&mut ending, 0, Some(0), Duration::from_secs(10));
+        put(&mut ending, 1, Some(1), Duration::from_secs(10));
+        ending.verdict = verdict;
+        assert_eq!(status(&ending).phase.as_deref(), Some(after));
+        ending.containers[1].busy = Some(OngoingAction::Starting(ContainerId::new("starting")));
+        assert_eq!(status(&ending).phase.as_deref(), Some("Running"), "before it is {after}");
+    }
     assert_eq!(
         (status(&pod("Always", 0, 1)).reason, rejected().message.starts_with("Pod was rejected: ")),
         (None, true)
