@@ -103,13 +103,10 @@ impl Specs<'_> {
         fs::create_dir_all(&reports)?;
         let log = reports.join(format!("{}.log", self.report));
         fs::remove_file(&log).ok();
-        wait(&mut Daemon::start(&mut starter, &log)?)?;
-        let found = fs::read(dir.join(&report)).with_context(|| process::tail(&read(&log), 60))?;
-        let found: Value = serde_json::from_slice(&found)?;
-        let whole = if is_of_a_part() { fs::read(reports.join(&report)).ok() } else { None };
-        let whole = whole.map(|before| serde_json::from_slice(&before)).transpose()?;
-        let written = whole.map_or_else(|| found.clone(), |before| replaced(before, &found));
-        fs::write(reports.join(&report), written.to_string())?;
+        let ended = wait(&mut Daemon::start(&mut starter, &log)?);
+        // Kept even if the specs were cut short, whose error says more than that of a report that they did not complete.
+        let kept = keep_report(&dir.join(&report), &reports.join(&report));
+        let found = ended.and(kept).with_context(|| process::tail(&read(&log), 60))?;
         let states = found[0]["SpecReports"].as_array().into_iter().flatten().filter_map(|spec| spec["State"].as_str());
         let (passed, failed) = states.fold((0, 0), |(passed, failed), state| match state {
             "passed" => (passed + 1, failed),
@@ -120,6 +117,16 @@ impl Specs<'_> {
         ensure!(failed == 0, "{failed} specs failed:\n{}", process::tail(&read(&log), 60));
         Ok(())
     }
+}
+
+/// Copies the report of a run, whose outcomes replace those of `whole` if it is a part; returns it.
+fn keep_report(of_run: &Path, whole: &Path) -> Result<Value> {
+    let found: Value = serde_json::from_slice(&fs::read(of_run)?).with_context(|| of_run.display().to_string())?;
+    let before = if is_of_a_part() { fs::read(whole).ok() } else { None };
+    let before = before.map(|before| serde_json::from_slice(&before)).transpose()?;
+    let written = before.map_or_else(|| found.clone(), |before| replaced(before, &found));
+    fs::write(whole, written.to_string())?;
+    Ok(found)
 }
 
 /// Whether only the specs that [`FOCUS_VARIABLE`] names are run: their outcomes replace those of an earlier run.

@@ -22,34 +22,33 @@ pub enum Request {
     Kill,
 }
 
-/// The scripts, and the two pipes by which they request and are answered.
+/// The scripts, and the pipe by which they request. Each makes a pipe for its answer, which it names in the request.
 #[derive(Debug)]
 pub struct SystemdUnit {
     dir: PathBuf,
-    /// Open for reading and writing, so that neither side waits for the other and it has no end between two requests.
     requests: File,
-    answers: PathBuf,
 }
 
 impl SystemdUnit {
     /// Writes the scripts into `dir`.
     pub fn new(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir)?;
-        let (pipe, answers) = (dir.join("requests"), dir.join("answers"));
-        process::output("mkfifo", &[&pipe, &answers])?;
-        let requests = OpenOptions::new().read(true).write(true).open(&pipe)?;
+        let pipe = dir.join("requests");
+        process::output("mkfifo", &[&pipe])?;
+        let requests = open(&pipe)?;
         let systemctl = format!(
             "#!/bin/sh\ncase \"$1\" in\nlist-units) echo 'kubelet-limpet.service loaded active running limpet' ;;\n\
-             restart | kill) echo \"$1\" > {}; read -r _ < {} ;;\nesac\n",
-            pipe.display(),
-            answers.display()
+             restart | kill)\n    answer={}/answer.$$\n    mkfifo \"$answer\"\n    echo \"$1 $answer\" > {}\n    \
+             read -r done < \"$answer\"\n    rm \"$answer\"\n    [ \"$done\" = done ] ;;\nesac\n",
+            dir.display(),
+            pipe.display()
         );
         for (name, text) in [("sudo", "#!/bin/sh\nexec \"$@\"\n"), ("systemctl", &systemctl)] {
             let script = dir.join(name);
             fs::write(&script, text)?;
             fs::set_permissions(&script, Permissions::from_mode(0o755))?;
         }
-        Ok(Self { dir: dir.to_owned(), requests, answers })
+        Ok(Self { dir: dir.to_owned(), requests })
     }
 
     /// The `PATH` on which the scripts come first.
@@ -71,19 +70,31 @@ impl SystemdUnit {
                 writeln!(&self.requests, "end").context("end the unit")?;
                 ended
             });
-            // The specs fail by themselves where a request does.
             let mut carried_out = Ok(());
+            // What is written stays until a script that is late reads it.
+            let mut answers = Vec::new();
             for request in BufReader::new(&self.requests).lines() {
-                let done = match &*request? {
+                let request = request.unwrap_or_default();
+                let (verb, answer) = request.split_once(' ').unwrap_or((&request, ""));
+                let done = match verb {
                     "restart" => carry_out(Request::Restart),
                     "kill" => carry_out(Request::Kill),
                     _ => break,
                 };
-                carried_out = carried_out.and(done);
-                writeln!(File::options().write(true).open(&self.answers)?, "done")?;
+                let answered = open(Path::new(answer)).and_then(|mut pipe| {
+                    writeln!(pipe, "{}", if done.is_ok() { "done" } else { "failed" })?;
+                    Ok(pipe)
+                });
+                carried_out = carried_out.and(done).and(answered.map(|pipe| answers.push(pipe)));
             }
             let ended = ended.join().unwrap_or_else(|_| bail!("the wait for the specs panicked"));
-            ended.and(carried_out)
+            // The specs fail, too, where a request does.
+            carried_out.and(ended.map(drop))
         })
     }
+}
+
+/// A pipe, open for reading and writing: neither end waits for the other.
+fn open(pipe: &Path) -> Result<File> {
+    OpenOptions::new().read(true).write(true).open(pipe).with_context(|| pipe.display().to_string())
 }
