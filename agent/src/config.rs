@@ -241,7 +241,8 @@ pub struct Config {
     pub server: ServerSettings,
     /// `--v`: kubelet's verbosity; 0 to 10.
     pub verbosity: u8,
-    /// Entries of the KubeletConfiguration and kubelet's flags that have no effect; `/configz` shows them.
+    /// Entries of the KubeletConfiguration and kubelet's flags that have no effect, but for zeros that stand for kubelet's
+    /// default; `/configz` shows them.
     pub without_effect: serde_json::Map<String, serde_json::Value>,
     /// `ignoreOtherAgents`: start although a kubelet runs on this node, for a trial next to it with another containerd.
     pub ignore_other_agents: bool,

@@ -183,15 +183,15 @@ impl Settings {
         }
         let kubelet = match &self.kubelet_configuration {
             Some(file) => fs::read_to_string(file).with_context(|| format!("{}", file.display()))?,
-            None => self.kubelet_configuration(),
+            None => self.default_kubelet_configuration(),
         };
-        let text = format!("{kubelet}---\n{}", self.limpet_configuration()?);
+        let text = format!("{kubelet}\n---\n{}", self.limpet_configuration()?);
         fs::write(self.config(), text).with_context(|| format!("{}", self.config().display()))
     }
 }
 
 impl Settings {
-    fn kubelet_configuration(&self) -> String {
+    fn default_kubelet_configuration(&self) -> String {
         format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: {}\n\
              containerRuntimeEndpoint: unix://{}\ncgroupDriver: {}\ncgroupRoot: {}\npodLogsDir: {}\n\

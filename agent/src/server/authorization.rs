@@ -129,7 +129,8 @@ pub(super) enum Refusal {
         /// A token would do as well.
         tokens: bool,
     },
-    /// No authority of the node's has signed the client's certificate, or it is not valid now.
+    /// The client's certificate is not signed by an authority in `authentication.x509.clientCAFile`, is not valid now, or is
+    /// not one of a client.
     #[error("the client's certificate is not valid by authentication.x509.clientCAFile: {why}")]
     InvalidCertificate {
         /// What is wrong with it.

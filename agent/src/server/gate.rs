@@ -1,8 +1,8 @@
 //! The gate of kubelet's API on the network: says of each request who makes it, and whether that user may.
 //!
 //! The order is kubelet's: the certificate of the connection, a token, and otherwise the anonymous user, where
-//! `authentication.anonymous` lets such callers in. A token that is not valid is refused even then, and so is a
-//! certificate that is not valid, unless the token is.
+//! `authentication.anonymous` lets such callers in. An invalid token is refused even then, and so is an invalid
+//! certificate, unless the request also has a valid token.
 
 use std::sync::Arc;
 

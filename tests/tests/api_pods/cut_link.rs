@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{create, path, wait_reported};
 
-/// Holds the lock until it has ended, which takes half of what a deletion by force leaves it, and notes a second holder.
+/// Holds the lock until it has ended, 1 s after its signal; a forced deletion allows 2 s. Notes a second holder.
 const HOLDER: &str = "mkdir /lock/held || echo second >> /lock/faults
     trap 'sleep 1; rmdir /lock/held; exit 0' TERM
     echo run >> /lock/runs

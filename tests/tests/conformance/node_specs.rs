@@ -117,8 +117,8 @@ struct Places {
 
 impl Bench {
     fn prepare(node: &TestNode) -> Result<Self> {
-        // The suite makes pods before their namespace has its service account.
-        // As Kubernetes runs the suite, the apiserver has no certificate of its own for nodes, whose authority a spec replaces.
+        // The suite creates pods before their namespace has its service account. A spec replaces the authority of the node's
+        // clients, so that the apiserver has no client certificate for nodes, as where Kubernetes runs the suite.
         let without_certificate = ["--kubelet-client-certificate=", "--kubelet-client-key="];
         let mut cluster =
             Cluster::boot_with(&[&["--disable-admission-plugins=ServiceAccount"], &without_certificate[..]].concat())?;

@@ -50,7 +50,7 @@ systemctl daemon-reload
 systemctl restart limpet
 cp /etc/kubernetes/manifests/*.yaml /etc/limpet/manifests/";
 
-/// `hundredths`: of a second, since the boot: no change of the clock affects it.
+/// `hundredths` of a second since the boot; changes of the clock do not affect it.
 const TO_1970: &str = "set -e
 hundredths() { tr -d . < /proc/uptime | cut -d' ' -f1; }
 echo $(($(date +%s) - $(hundredths) / 100)) > /run/boot-time
