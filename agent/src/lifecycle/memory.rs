@@ -102,7 +102,8 @@ pub async fn release_after_bursts(followed: Arc<WatchedProcesses>, stop: Cancell
     stop.run_until_cancelled(async { tokio::join!(after_bursts, when_idle) }).await;
 }
 
-async fn release_on_the_blocking_pool() {
+/// [`release_memory`] for callers that must not wait for it.
+pub async fn release_on_the_blocking_pool() {
     if let Err(error) = tokio::task::spawn_blocking(release_memory).await {
         tracing::error!(%error, "returning memory to the kernel failed");
     }

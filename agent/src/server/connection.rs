@@ -1,6 +1,7 @@
 //! Connections: how many are open at once, how long a request may take to arrive and an answer to leave, how they close.
 
 mod authority;
+mod crowd;
 mod deadline;
 mod delivery;
 mod place;
@@ -30,8 +31,10 @@ use tokio_util::task::TaskTracker;
 use tracing::{debug, warn};
 
 use super::caller::{Caller, CallerLookup};
-use super::tls::Tls;
+use super::tls::{HandshakeLimit, Tls};
+use crate::lifecycle::memory;
 use authority::LocalAuthority;
+use crowd::Crowd;
 use deadline::Deadline;
 use limpet_host::peer::Peer;
 use limpet_host::tcp::{self, Delivery};
@@ -136,11 +139,11 @@ pub(super) struct Secure {
 }
 
 impl Listener for Secure {
-    type Stream = TlsStream<TcpStream>;
+    type Stream = TlsStream<HandshakeLimit<TcpStream>>;
     const IS_NETWORK: bool = true;
     // Every kernel says it of TCP.
     const DELIVERY: Option<fn(&Self::Stream) -> Delivery> =
-        Some(|stream| tcp::delivery(stream.get_ref().0).unwrap_or(Delivery::Acknowledged));
+        Some(|stream| tcp::delivery(stream.get_ref().0.get_ref()).unwrap_or(Delivery::Acknowledged));
 
     async fn accept(&self) -> io::Result<(Opening<Self::Stream>, Option<Source>)> {
         let (stream, address) = self.listener.accept().await?;
@@ -159,7 +162,7 @@ impl Listener for Secure {
 /// Accepts and serves connections until `stop`, then lets open ones finish.
 pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: CancellationToken) {
     let connections = TaskTracker::new();
-    let places = Places::default();
+    let (places, crowd) = (Places::default(), Crowd::default());
     loop {
         let accepted = async {
             let place = if L::IS_NETWORK { None } else { places.opening().await };
@@ -176,9 +179,10 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                     debug!(?source, "connection closed: too many are being opened");
                     continue;
                 }
-                let (app, stop, places) = (app.clone(), stop.clone(), places.clone());
+                let (app, stop, places, crowd) = (app.clone(), stop.clone(), places.clone(), crowd.clone());
                 let calls = Calls(connections.clone());
-                connections.spawn(async move {
+                crowd.enter();
+                let serving = async move {
                     let (stream, caller) = match opening.await {
                         Ok(opened) => opened,
                         Err(error) => return debug!(%error, "connection refused"),
@@ -193,6 +197,12 @@ pub(super) async fn serve<L: Listener>(listener: L, app: Router, stop: Cancellat
                     }
                     // A holder that keeps the place, such as a stream, is no longer one of these connections.
                     place.leave();
+                };
+                connections.spawn(async move {
+                    serving.await;
+                    if crowd.leave() {
+                        memory::release_on_the_blocking_pool().await;
+                    }
                 });
             }
             Err(error) => {

@@ -5,6 +5,7 @@
 //! (`serverTLSBootstrap`); otherwise the first client has a self-signed certificate made, which stays.
 
 mod client_certificate;
+mod handshake_limit;
 mod self_signed;
 
 use std::io;
@@ -28,6 +29,7 @@ use super::gate::{Gate, NetworkClient};
 use crate::apiserver::{User, certificates};
 use crate::config::{Config, ServerSettings};
 use client_certificate::RequestedCertificate;
+pub(super) use handshake_limit::HandshakeLimit;
 use limpet_host::blocking;
 use self_signed::SelfSignedError;
 
@@ -128,7 +130,10 @@ impl Tls {
     }
 
     /// Does the handshake with a client, and verifies its certificate if it has one.
-    pub(super) async fn accept(self: Arc<Self>, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, Caller)> {
+    pub(super) async fn accept(
+        self: Arc<Self>,
+        stream: TcpStream,
+    ) -> io::Result<(TlsStream<HandshakeLimit<TcpStream>>, Caller)> {
         let tls = Arc::clone(&self);
         let reading = blocking::run(self.pki_dir.clone(), READ_TIMEOUT, move |_| tls.current());
         let current = match reading.await {
@@ -136,7 +141,8 @@ impl Tls {
             Ok(Err(error)) => return Err(self.report(error.to_string())),
             Err(error) => return Err(self.report(error.to_string())),
         };
-        let stream = TlsAcceptor::from(Arc::clone(&current.config)).accept(stream).await?;
+        let mut stream = TlsAcceptor::from(Arc::clone(&current.config)).accept(HandshakeLimit::new(stream)).await?;
+        stream.get_mut().0.lift();
         let user = current.user(stream.get_ref().1.peer_certificates().unwrap_or_default());
         let client = NetworkClient::new(user, Arc::clone(&self.gate));
         Ok((stream, Caller::Network(Arc::new(client))))

@@ -19,7 +19,7 @@ use super::source::{PerSourceLimit, SlotPermit, Source};
 /// [`PLACE_TIMEOUT`].
 pub(super) const MAX_CONNECTIONS: usize = 128;
 /// Open connections of a network whose clients are not known yet; further ones are closed at once.
-pub(super) const MAX_UNKNOWN: usize = 1024;
+pub(super) const MAX_UNKNOWN: usize = 512;
 /// How long a client of a network that is known waits for its place.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Open connections of callers who may use nothing; further ones are closed at once.

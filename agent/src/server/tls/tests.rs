@@ -11,6 +11,7 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsConnector;
 
 use super::super::authorization::Standing;
+use super::handshake_limit::MAX_HANDSHAKE;
 use super::*;
 use crate::config::AuthorizationMode;
 use tempfile::TempDir;
@@ -152,6 +153,19 @@ async fn a_certificate_of_another_key_has_no_connection() {
         let refused = server.meet_by(&[version], Some(stolen)).await.unwrap_err();
         assert!(refused.contains("BadSignature"), "{version:?}: {refused}");
     }
+}
+
+/// rustls alone would keep 64 KiB of it.
+#[tokio::test]
+async fn a_handshake_has_a_bounded_size() {
+    let own = authority();
+    let server = Server::new(|_| {});
+    server.trust(&own);
+    let (chain, key) = client(&own, "apiserver", "system:masters");
+    let with_bytes = |bytes: usize| (vec![chain[0].clone(); bytes / chain[0].len()], key.clone_key());
+    assert_eq!(of(&server.meet(Some(with_bytes(MAX_HANDSHAKE / 2))).await.unwrap()), (true, true));
+    let refused = server.meet(Some(with_bytes(MAX_HANDSHAKE * 2))).await.unwrap_err();
+    assert!(refused.contains("the TLS handshake has more than 16384 bytes"), "{refused}");
 }
 
 /// A stored session would hold what a client without credentials has sent.
