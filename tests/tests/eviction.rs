@@ -42,10 +42,7 @@ fn main() -> ExitCode {
             node.image_disk = Some(128 << 20);
             node.kubelet = lines("imagefs.available", "48Mi", "1s");
         }),
-        case!(memory_is_reclaimed_and_critical_pods_stay).on(|node| {
-            // Never so much is left: the node need not run out of it.
-            node.kubelet = lines("memory.available", "99.9%", "1s");
-        }),
+        case!(memory_is_reclaimed_and_critical_pods_stay),
         case!(all_pods_are_kept_within_what_is_not_reserved).on(|node| {
             let reserved = memory_of_the_node() - (OF_ALL_PODS >> 10);
             node.kubelet = lines("memory.available", "100Mi", "1s");
@@ -233,6 +230,9 @@ fn memory_is_reclaimed_and_critical_pods_stay(node: &mut TestNode) -> Result<()>
     node.apply(&critical(&hog(48)))?;
     let before = node.wait_running("critical")?;
     push(node, &simple("hog", &hog(24)))?;
+    node.wait_running("hog")?;
+    // Never so much is left: the node need not run out of it.
+    restart_under_pressure(node, "memory.available", "99.9%")?;
     let evicted = wait_evicted(node, "hog")?;
     let message = evicted["status"]["message"].as_str().unwrap_or_default();
     ensure!(message.starts_with("The node was low on resource: memory. Threshold quantity: "), "{message}");
@@ -241,6 +241,14 @@ fn memory_is_reclaimed_and_critical_pods_stay(node: &mut TestNode) -> Result<()>
     let after = node.wait_running("critical")?;
     ensure!(container(&before, "main")["containerID"] == container(&after, "main")["containerID"]);
     Ok(())
+}
+
+/// Sets a threshold that is exceeded from then on. The pods have to run by now: a pod that is pushed under pressure does not
+/// start.
+fn restart_under_pressure(node: &mut TestNode, signal: &str, threshold: &str) -> Result<()> {
+    node.agent.kill();
+    node.agent.reconfigure(|settings| settings.kubelet = lines(signal, threshold, "1s"))?;
+    node.agent.start()
 }
 
 fn all_pods_are_kept_within_what_is_not_reserved(node: &mut TestNode) -> Result<()> {
@@ -280,13 +288,10 @@ fn process_ids_are_reclaimed(node: &mut TestNode) -> Result<()> {
     node.wait_running("critical")?;
     push(node, &simple("forks", &forks(10)))?;
     node.wait_running("forks")?;
-    // From here on too few are left: a pod that is pushed under pressure would not start.
     let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"];
     let limits = limits.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok());
     let all = limits.min().unwrap_or_default();
-    node.agent.kill();
-    node.agent.reconfigure(|settings| settings.kubelet = lines("pid.available", &format!("'{all}'"), "1s"))?;
-    node.agent.start()?;
+    restart_under_pressure(node, "pid.available", &format!("'{all}'"))?;
     let evicted = wait_evicted(node, "forks")?;
     let message = evicted["status"]["message"].as_str().unwrap_or_default();
     ensure!(message.starts_with("The node was low on resource: pids. Threshold quantity: "), "{message}");
