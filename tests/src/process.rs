@@ -92,6 +92,14 @@ impl Daemon {
         self.child.wait().ok();
     }
 
+    /// Ends it and all that it has started, but for what has a process group of its own.
+    pub fn kill_group(&mut self) {
+        if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+            rustix::process::kill_process_group(group, Signal::KILL).ok();
+        }
+        self.child.wait().ok();
+    }
+
     /// What it has written so far.
     pub fn log(&self) -> String {
         std::fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
@@ -140,4 +148,22 @@ pub fn mentioning(text: &str) -> Vec<u32> {
 pub fn tail(text: &str, lines: usize) -> String {
     let all: Vec<_> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_ends_with_what_its_first_process_has_started() {
+        let log = std::env::temp_dir().join(format!("limpet-group-{}", std::process::id()));
+        let mut shell = Daemon::start(Command::new("sh").args(["-c", "sleep 1000 & echo $!; wait"]), &log).unwrap();
+        let child = || shell.log().trim().parse::<u32>().ok();
+        let child = wait::until(wait::SOON, "the child", child).unwrap();
+        assert!(is_alive(child));
+        shell.kill_group();
+        wait::until_true(wait::SOON, "the child's end", || !is_alive(child)).unwrap();
+        std::fs::remove_file(log).unwrap();
+    }
 }

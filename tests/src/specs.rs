@@ -103,7 +103,12 @@ impl Specs<'_> {
         fs::create_dir_all(&reports)?;
         let log = reports.join(format!("{}.log", self.report));
         fs::remove_file(&log).ok();
-        let ended = wait(&mut Daemon::start(&mut starter, &log)?);
+        let mut suite = Daemon::start(&mut starter, &log)?;
+        let ended = wait(&mut suite);
+        if ended.is_err() {
+            // ginkgo's own child would go on, and disturb the next run.
+            suite.kill_group();
+        }
         // Kept even if the specs were cut short, whose error says more than that of a report that they did not complete.
         let kept = keep_report(&dir.join(&report), &reports.join(&report));
         let found = ended.and(kept).with_context(|| process::tail(&read(&log), 60))?;
