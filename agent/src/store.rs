@@ -30,6 +30,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use redb::backends::FileBackend;
 use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
 pub use changes::Changes;
@@ -363,7 +364,9 @@ fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreErr
 
 fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     let file = private_file(path).map_err(|error| DatabaseError::Storage(StorageError::Io(error)))?;
-    quarantine::guarded(path, || Database::builder().set_cache_size(PAGE_CACHE_SIZE).create_file(file))
+    quarantine::guarded(path, || {
+        Database::builder().set_cache_size(PAGE_CACHE_SIZE).create_with_backend(FileBackend::new(file)?)
+    })
 }
 
 /// The database holds Secrets: only the agent's user may read it, even if an earlier version created it readable.
