@@ -38,14 +38,11 @@ use crate::manifest_guard::{self, ArmError, AttemptReporter};
 use crate::node::NodeLock;
 use crate::node::capacity::Capacity;
 use crate::node::network::NetworkFollower;
-use crate::reporter::Reporter;
+use crate::server::Sources;
 use crate::server::diagnostics::{DiagnosticsState, SetVerbosity};
 use crate::server::images::ImagesState;
-use crate::server::{Health, Heartbeat, Sources};
 use crate::source::api;
 use crate::source::push::{self, Pusher};
-use crate::status::event::{EventType, Events};
-use crate::status::metrics::Metrics;
 use crate::worker::node_claims::NodeClaims;
 use cluster::join_cluster;
 use database::open_store;
@@ -62,6 +59,10 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::health::{Health, Heartbeat};
+use limpet_telemetry::metrics::Metrics;
+use limpet_telemetry::reporter::Reporter;
 use observer::NodeObserver;
 use published::ConfiguredSources;
 use serving::{Sockets, start_serving};
@@ -365,6 +366,6 @@ fn reporter(shared: &SharedParts, node: &NodeFacts) -> Reporter {
         metrics: shared.metrics.clone(),
         observed: shared.observed.clone(),
         health: shared.health.clone(),
-        device_plugins: Arc::clone(&shared.device_plugins),
+        devices: shared.device_plugins.clone(),
     }
 }

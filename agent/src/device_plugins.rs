@@ -20,11 +20,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::connection::Connection;
-use crate::clock::sleep_until_or_forever;
-use crate::private_file;
 #[cfg(test)]
 use limpet_core::device_plugins::PluginDevice;
 use limpet_core::device_plugins::{DeviceCount, Inventory, PluginId};
+use limpet_host::clock::sleep_until_or_forever;
+use limpet_host::private_file;
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::is_extended_resource;
 use limpet_model::pod::{PodKey, PodUid};

@@ -16,11 +16,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::sleep_until_or_forever;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::image_gc::{self, KnownPods};
-use crate::status::event::{EventType, Events};
-use crate::status::metrics::Metrics;
 use crate::worker::inbox::EvictionOrder;
 use alarm::Alarm;
 use limpet_core::eviction::alarm_pace::AlarmPace;
@@ -28,8 +25,11 @@ use limpet_core::eviction::{CHECK_INTERVALS, EvictionPolicy, Signal, Threshold, 
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::ObservedPod;
 use limpet_host::cgroup::MemoryAlarm;
+use limpet_host::clock::sleep_until_or_forever;
 use limpet_model::node::Pressure;
 use limpet_model::verdict::{EVICTED, Eviction, PodVerdict};
+use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::metrics::Metrics;
 use meter::{Measured, NodeMeter};
 
 /// What happens within this time is one look.

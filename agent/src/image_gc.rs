@@ -13,19 +13,19 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{self, sleep_until_or_forever};
-use crate::status::event::{EventType, Events};
-use crate::status::metrics::{ImageRemoval, Metrics};
 use limpet_containerd::image::{ImageError, Images};
 use limpet_core::image_gc::{DiskSpace, Image, ImageGcPolicy, Ledger, next_look, to_make_room, too_old};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::status::observed::Observed;
+use limpet_host::clock::{self, sleep_until_or_forever};
 use limpet_host::{blocking, file_system};
 use limpet_model::image::StoredImage;
 use limpet_model::pod::images::normalized_images;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::metrics::{ImageRemoval, Metrics};
 
 /// What happens within this time is one look: the containers of a pod that ends, the pulls of one that starts.
 const COLLECTION_DELAY: Duration = Duration::from_secs(1);

@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use crate::attribution::cgroup_path;
 use crate::config::{Config, GuardSettings};
 use crate::lifecycle::{kernel_types, memory};
-use crate::status::event::{EventType, Events};
-use crate::status::metrics::{GuardVerdict, Metrics};
 use limpet_model::attribution::WatchObserver;
+use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::metrics::{GuardVerdict, Metrics};
 
 /// The directory of the guard's pinned links: one guard per machine, as there is one agent.
 pub const PINS: &str = "/sys/fs/bpf/limpet-guard";

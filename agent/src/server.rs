@@ -2,7 +2,7 @@
 //! routes on the network.
 //!
 //! Handlers read snapshots and render them, pass a push to the push source and a debug container to its pod, or have the
-//! kernel's counters read ([`crate::usage`]); none waits for a container.
+//! kernel's counters read ([`limpet_telemetry::usage`]); none waits for a container.
 //! kubelet's routes ([`kubelet`]) and limpet's own ([`local`]) are separate types: a network listener cannot have the
 //! latter. A layer decides before any handler whether the caller has the route's permission ([`authorization`]).
 //! A connection costs one task; the number of connections, request size and request time are bounded.
@@ -24,13 +24,14 @@ use crate::apiserver::{Link, Reviews};
 use crate::config::Config;
 use crate::device_plugins::DevicePlugins;
 use crate::source::push::Pusher;
-use crate::status::event::Events;
-use crate::status::metrics::{Metrics, ServerType};
-use crate::usage::Meter;
 use limpet_core::merge::Desired;
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::Observed;
 use limpet_model::attribution::WatchObserver;
+use limpet_telemetry::event::Events;
+use limpet_telemetry::health::Health;
+use limpet_telemetry::metrics::{Metrics, ServerType};
+use limpet_telemetry::usage::Meter;
 
 mod api;
 mod authentication;
@@ -81,7 +82,6 @@ pub(crate) use api::OUTCOME;
 use caller::{Caller, CallerLookup};
 use cri::CriState;
 use gate::Gate;
-pub use health::{Health, Heartbeat};
 use kubelet::KubeletRoutes;
 use local::LocalRoutes;
 use requests::counted;

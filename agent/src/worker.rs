@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use crate::executor::Executor;
 use crate::lifecycle::watched_processes::WatchedProcesses;
-use crate::reporter::Reporter;
 use inbox::EvictionOrder;
 use limpet_core::probe::ProbeGrid;
+use limpet_telemetry::reporter::Reporter;
 use node_claims::NodeClaims;
 use tokio::sync::mpsc;
 

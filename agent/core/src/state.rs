@@ -24,6 +24,7 @@ use crate::backoff;
 use crate::storage::{self, StorageWatch};
 pub use cgroup::CgroupState;
 pub use hook::{Hooks, PostStart};
+pub use limpet_model::clock::Now;
 use limpet_model::container::ContainerId;
 use limpet_model::image_name::normalize;
 use limpet_model::object::PodObjects;
@@ -53,15 +54,6 @@ pub const MAX_SANDBOX_BACKOFF: Duration = Duration::from_secs(15);
 pub const REPUBLISH_INTERVAL: Duration = Duration::from_secs(60);
 /// The longest back-off once the node's network has changed.
 pub const MAX_BACKOFF_AFTER_NETWORK_CHANGE: Duration = Duration::from_secs(1);
-
-/// One time on both clocks: monotonic for delays, wall for what people read.
-#[derive(Debug, Clone, Copy)]
-pub struct Now {
-    /// For delays and deadlines; never jumps.
-    pub mono: Instant,
-    /// For people and for records; may jump.
-    pub wall: Timestamp,
-}
 
 /// A sandbox with its addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -5,6 +5,7 @@
 
 pub mod actor;
 pub mod attribution;
+pub mod clock;
 pub mod container;
 pub mod device_allocation;
 pub mod directory_id;
@@ -31,3 +32,6 @@ pub mod stop_signal;
 pub mod taint;
 pub mod user_namespace;
 pub mod verdict;
+
+/// The version of Kubernetes' Pod API that limpet is built with.
+pub const POD_API: &str = "v1.37";

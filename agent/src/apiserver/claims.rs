@@ -21,7 +21,6 @@ use super::link::Link;
 use super::node::NodeFromApiserver;
 use crate::csi::{CsiVolumes, InUse, VolumesInUse};
 use crate::source::api;
-use crate::status::event::Events;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_model::manifest::api::ORIGIN;
@@ -30,6 +29,7 @@ use limpet_model::object::claim;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::Events;
 
 /// How often the cause is read of a volume that is not attached: a node may not watch VolumeAttachments of others.
 const ATTACHING_CHECK_INTERVAL: Duration = Duration::from_secs(60);

@@ -17,10 +17,10 @@ use self::limited_namespaces::LimitedNamespaces;
 use self::limits::{Decision, EventLimits};
 use super::link::{BUSY, Link};
 use super::unsent_events::UnsentEvents;
-use crate::clock::sleep_until_or_forever;
-use crate::status::event::{Event, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_host::clock::sleep_until_or_forever;
+use limpet_telemetry::event::{Event, Events};
 
 /// The most events that are posted at once, and the pause that follows: a burst is spread.
 const POST_BATCH_SIZE: usize = 25;
@@ -147,7 +147,7 @@ mod tests {
 
     use super::*;
     use crate::apiserver::fake::{self, Asked};
-    use crate::status::event::EventType;
+    use limpet_telemetry::event::EventType;
 
     #[tokio::test(start_paused = true)]
     async fn an_event_that_was_refused_is_sent_again_though_the_next_one_took_longer() {

@@ -6,11 +6,11 @@ use std::path::Path;
 use crate::config::Config;
 use crate::node::capacity::Capacity;
 use crate::node::facts::architecture;
-use crate::status::POD_API;
 use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM};
 use limpet_core::node_object::{ExternalCloud, NodeDescription};
 use limpet_host::proc_files::MemoryInfo;
 use limpet_host::{blocking, user_namespace};
+use limpet_model::POD_API;
 use limpet_model::node::NodeFacts;
 
 /// Describes the node for its object. Reads files; what cannot be read stays empty.

@@ -12,11 +12,11 @@ use tokio::sync::watch;
 
 use super::link::Link;
 use crate::config::Config;
-use crate::status::event::Events;
-use crate::status::metrics::Metrics;
 use limpet_apiserver::Client;
 use limpet_apiserver::client::Body;
 use limpet_core::node_state::NodeNetwork;
+use limpet_telemetry::event::Events;
+use limpet_telemetry::metrics::Metrics;
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) type Answer = Result<Response<StreamBody<BoxStream<'static, Result<Frame<Bytes>, BoxError>>>>, BoxError>;

@@ -19,15 +19,15 @@ use super::follow::Update;
 use super::in_flight::InFlight;
 use super::link::Link;
 use super::node::NodeFromApiserver;
-use crate::clock::sleep_until_or_forever;
-use crate::status::event::{EventType, Events};
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::mirror::{self, Acknowledged, DesiredMirror, Mirror, Owner, Step};
 use limpet_core::status::observed::{Observed, ObservedPod};
 use limpet_core::stored_status::{Reported, StoredStatus};
+use limpet_host::clock::sleep_until_or_forever;
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::{EventType, Events};
 
 /// A step that is to be done: of which pod, what it is to be, and the generation of its mirror.
 type Planned = (PodKey, Step, Option<DesiredMirror>, Option<i64>);

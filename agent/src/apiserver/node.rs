@@ -15,10 +15,8 @@ use super::images::NodeImages;
 use super::link::Link;
 use super::own_change::OwnChanges;
 use super::runtime::NodeRuntime;
-use crate::clock::sleep_until_or_forever;
 use crate::csi::VolumesInUse;
 use crate::device_plugins::DevicePlugins;
-use crate::status::event::{EventType, Events};
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::admission::Selectable;
@@ -27,7 +25,9 @@ use limpet_core::node_object::{
     self, Frequencies, LabelCorrection, NodeDescription, NodeReport, RuntimeAbsence, SeenNode, SentReport,
 };
 use limpet_core::node_state::NodeState;
+use limpet_host::clock::sleep_until_or_forever;
 use limpet_host::network::NetworkStatus;
+use limpet_telemetry::event::{EventType, Events};
 
 /// What the apiserver has of the Node.
 #[derive(Debug, Clone, Default, PartialEq)]

@@ -13,7 +13,6 @@ use super::corrections::Corrections;
 use super::follow::Update;
 use super::in_flight::InFlight;
 use super::link::Link;
-use crate::clock::sleep_until_or_forever;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::api_pod::{self, ApiPod, Ended, LocalPod};
 use limpet_core::connectivity;
@@ -22,6 +21,7 @@ use limpet_core::mirror::{self, Acknowledged, Step};
 use limpet_core::source::Rejection;
 use limpet_core::status::observed::{Consumer, Observed, ObservedPod};
 use limpet_core::stored_status::{Reported, StoredStatus};
+use limpet_host::clock::sleep_until_or_forever;
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
 

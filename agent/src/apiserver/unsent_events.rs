@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use super::events::due;
 use super::link::Link;
-use crate::private_file;
-use crate::status::event::{Event, Events, MAX_EVENTS, MAX_MESSAGE};
+use limpet_host::private_file;
+use limpet_telemetry::event::{Event, Events, MAX_EVENTS, MAX_MESSAGE};
 
 /// How long events may be in memory alone.
 const SAVE_INTERVAL: Duration = Duration::from_secs(600);
@@ -137,8 +137,8 @@ fn write(path: &Path, items: Vec<KubeEvent>) -> io::Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::status::event::EventType;
     use limpet_model::pod::{PodKey, PodUid};
+    use limpet_telemetry::event::EventType;
 
     #[test]
     fn events_are_read_as_they_were_written() {

@@ -17,7 +17,6 @@ use super::published::Published;
 use super::supervision::{LIFECYCLE_INBOX, node_claims};
 use super::{AppError, DECODER, drain, service};
 use crate::apiserver::{self, HollowRuntime, Link, NodeRuntime};
-use crate::clock;
 use crate::config::Config;
 use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use crate::device_plugins::DevicePlugins;
@@ -29,11 +28,7 @@ use crate::lifecycle::watched_processes::WatchedProcesses;
 use crate::merge_loop;
 use crate::node::capacity::Capacity;
 use crate::node::network::NetworkFollower;
-use crate::reporter::Reporter;
-use crate::server::{Health, Heartbeat};
 use crate::source::api::{self, ApiSource};
-use crate::status::event::Events;
-use crate::status::metrics::Metrics;
 use crate::store::Store;
 use crate::worker::WorkerContext;
 use crate::worker::supervisor::{Intake, Supervisor};
@@ -44,10 +39,15 @@ use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::status::observed::Observed;
+use limpet_host::clock;
 use limpet_host::network::NetworkStatus;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::Events;
+use limpet_telemetry::health::{Health, Heartbeat};
+use limpet_telemetry::metrics::Metrics;
+use limpet_telemetry::reporter::Reporter;
 
 /// How many there can be: as many as their pods' networks have room in 10.0.0.0/8.
 pub const MAX_HOLLOW_NODES: u32 = (1 << 24) / POD_ADDRESSES;
@@ -147,7 +147,7 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         metrics: metrics.clone(),
         observed: observed.clone(),
         health,
-        device_plugins: Arc::clone(&common.device_plugins),
+        devices: common.device_plugins.clone(),
     };
     let network = Ipv4Addr::from_bits(POD_NETWORKS.to_bits() + number.min(MAX_HOLLOW_NODES - 1) * POD_ADDRESSES);
     let world = Arc::new(Mutex::new(World::calm(u64::from(number), network)));

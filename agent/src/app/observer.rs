@@ -2,12 +2,12 @@
 
 use std::ffi::OsStr;
 
-use crate::status::event::{EventType, Events};
-use crate::status::metrics::Metrics;
 use limpet_core::status::observed::Observed;
 use limpet_host::cgroup::{CgroupOwner, Cgroups};
 use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::{Backend, WatchObserver};
+use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::metrics::Metrics;
 
 /// Knows this node's pods.
 pub(super) struct NodeObserver {

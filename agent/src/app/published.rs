@@ -7,9 +7,6 @@ use std::sync::Arc;
 use crate::apiserver::Link;
 use crate::server::{SourceView, Sources};
 use crate::source::Pulse;
-use crate::status::event::{EventType, Events, MAX_MESSAGE};
-use crate::status::metrics::Metrics;
-use crate::status::rejection;
 use crate::store::Store;
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::{ChangeKind, ManifestChange, Rejection, SourceSnapshot, delta};
@@ -18,6 +15,9 @@ use limpet_model::actor::Actor;
 use limpet_model::error_chain::error_chain;
 use limpet_model::pod::{PodKey, fault};
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::{EventType, Events, MAX_MESSAGE};
+use limpet_telemetry::metrics::Metrics;
+use limpet_telemetry::rejection;
 
 /// One configured source.
 #[derive(Debug)]

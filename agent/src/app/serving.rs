@@ -19,10 +19,10 @@ use crate::server::kubelet::StreamStates;
 use crate::server::logs::LogState;
 use crate::server::port_forward::PortForwardState;
 use crate::server::{self, ServerState};
-use crate::usage::claims::ClaimMeter;
-use crate::usage::disks::{DiskMeter, MeasureDisks};
-use crate::usage::{Meter, NodeReader};
 use limpet_containerd::image::Images;
+use limpet_telemetry::usage::claims::ClaimMeter;
+use limpet_telemetry::usage::disks::{DiskMeter, MeasureDisks};
+use limpet_telemetry::usage::{Meter, NodeReader};
 
 /// The sockets that are reserved before anything else starts.
 pub(super) struct Sockets {

@@ -8,7 +8,6 @@ use super::SharedParts;
 use super::published::Published;
 use super::shortage::Shortages;
 use crate::attribution::Feed;
-use crate::clock;
 use crate::config::Config;
 use crate::device_plugins::DevicePlugins;
 use crate::ephemeral_containers::DebugOrder;
@@ -19,7 +18,6 @@ use crate::lifecycle::watched_processes::WatchedProcesses;
 use crate::merge_loop;
 use crate::node::capacity::Capacity;
 use crate::node::facts::architecture;
-use crate::server::Heartbeat;
 use crate::worker::WorkerContext;
 use crate::worker::node_claims::{NodeClaims, NodeOffer};
 use crate::worker::supervisor::{Intake, Supervisor};
@@ -27,7 +25,9 @@ use limpet_containerd::event_stream;
 use limpet_core::node_object::initial_labels;
 use limpet_core::node_state::NodeState;
 use limpet_core::probe::ProbeGrid;
+use limpet_host::clock;
 use limpet_model::node::NodeFacts;
+use limpet_telemetry::health::Heartbeat;
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
 pub(super) const LIFECYCLE_INBOX: usize = 1_024;

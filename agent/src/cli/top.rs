@@ -16,7 +16,7 @@ use super::output::DocumentFormat;
 use super::screen::Screen;
 use super::table::{Cell, Table};
 use crate::server::usage::{PodUsageDocument, Reading, UsageDocument};
-use crate::usage::rates::rate;
+use limpet_telemetry::usage::rates::rate;
 
 /// Between the two readings of one table.
 pub(super) const READING_INTERVAL: Duration = Duration::from_secs(1);

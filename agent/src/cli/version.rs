@@ -28,7 +28,7 @@ pub(super) async fn run(client: &SocketClient, args: VersionArgs, screen: Screen
         Some(format) => format.render(&json!({ "client": here, "agent": agent }))?,
         None => {
             let agent = agent.as_deref().unwrap_or("not reachable");
-            format!("limpet   {here}\nagent    {agent}\nPod API  {}\n", crate::status::POD_API)
+            format!("limpet   {here}\nagent    {agent}\nPod API  {}\n", limpet_model::POD_API)
         }
     };
     screen.print(&text)?;

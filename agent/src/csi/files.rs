@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::private_file;
+use limpet_host::private_file;
 
 /// The file's name.
 const FILE: &str = "vol_data.json";

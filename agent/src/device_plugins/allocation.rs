@@ -12,6 +12,7 @@ use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::{devices, pod_devices};
 use limpet_model::pod::{PodRecord, Role};
 use limpet_model::source::SourceKind;
+use limpet_telemetry::reporter::DeviceHealth;
 
 /// Why a container does not get its devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -162,9 +163,11 @@ impl DevicePlugins {
         }
         Ok(())
     }
+}
 
+impl DeviceHealth for DevicePlugins {
     /// Shows the health of the devices that the regular containers have, as kubelet does.
-    pub fn show_health(&self, record: &PodRecord, status: &mut PodStatus) {
+    fn show_health(&self, record: &PodRecord, status: &mut PodStatus) {
         for container in status.container_statuses.iter_mut().flatten() {
             let given = self.given(record, &container.name);
             if given.is_empty() {

@@ -31,13 +31,10 @@ use tokio::time::Instant;
 
 use self::handler::HttpGetter;
 use self::start::START_ERROR;
-use crate::clock;
 use crate::config::Config;
 use crate::csi::CsiVolumes;
 use crate::device_plugins::DevicePlugins;
 use crate::pull_records::PullRecords;
-use crate::reporter::Reporter;
-use crate::status::event::EventType;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::Containers;
 use limpet_containerd::error::RuntimeError;
@@ -53,6 +50,7 @@ use limpet_core::plan::KillCause;
 use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase, Stopping};
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
+use limpet_host::clock;
 use limpet_host::network::Network;
 use limpet_host::sandbox::Sandboxes;
 use limpet_host::volume::Volumes;
@@ -64,6 +62,8 @@ use limpet_model::pod::PodUid;
 use limpet_model::process::SIGKILL;
 use limpet_model::selinux::ContainerContexts;
 use limpet_model::verdict::PodVerdict;
+use limpet_telemetry::event::EventType;
+use limpet_telemetry::reporter::Reporter;
 
 /// How long the removal of a pod's logs may take; a busy SD card takes seconds for each file.
 const LOGS_DEADLINE: Duration = Duration::from_secs(60);

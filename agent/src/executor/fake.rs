@@ -26,7 +26,7 @@ use limpet_model::sandbox::{PodAddresses, Sandbox};
 use tokio::sync::watch;
 
 use crate::executor::{Executor, ExecutorError};
-use crate::reporter::Reporter;
+use limpet_telemetry::reporter::Reporter;
 use world::World;
 
 /// How long a call that hangs is waited for: containerd's deadline (`runtimeRequestTimeout`).

@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::capacity::{Capacity, reserved_limits};
 use crate::config::{Reservation, Reserved, ReservedCgroup};
-use crate::status::event::{EventType, Events};
 use limpet_host::cgroup::{AllPodsLimits, Cgroups, ReservedLimits};
+use limpet_telemetry::event::{EventType, Events};
 
 /// kubelet's pause between two tries. Eviction ends pods meanwhile, where they have more memory in use.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);

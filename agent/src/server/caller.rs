@@ -16,13 +16,13 @@ use super::ServerState;
 use super::gate::NetworkClient;
 use crate::attribution::actor_of_process;
 use crate::config::Config;
-use crate::status::event::{EventType, Events};
 use limpet_core::status::observed::Observed;
 use limpet_host::peer::Peer;
 use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::WatchObserver;
 use limpet_model::pod::identity;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::{EventType, Events};
 
 /// How long `/proc` may take to show a process.
 const IDENTIFY_TIMEOUT: Duration = Duration::from_secs(5);

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::ServerState;
 use super::watch::{self, EventWatch};
 use super::{pods, view};
-use crate::status::event::Event;
 use limpet_model::pod::PodKey;
+use limpet_telemetry::event::Event;
 
 #[derive(Debug, Deserialize)]
 pub(super) struct EventsQuery {

@@ -7,7 +7,7 @@ use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
 use super::routes::Routes;
 use super::{ServerState, api, events, pods, status, usage};
-use crate::status::POD_API;
+use limpet_model::POD_API;
 
 /// limpet's own routes.
 pub struct LocalRoutes(pub(super) Routes);

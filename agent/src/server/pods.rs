@@ -13,13 +13,13 @@ use super::document::{DescribeDocument, HistoryDocument, PodsDocument, SourceDoc
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
 use super::{ServerState, SourceView, status};
-use crate::status::metrics::{CONTENT_TYPE, ClaimFigures};
-use crate::usage::claims::ClaimName;
-use crate::usage::disks::VolumeDisk;
 use limpet_core::merge::DesiredPods;
 use limpet_core::source::{Health, ManifestChange};
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::metrics::{CONTENT_TYPE, ClaimFigures};
+use limpet_telemetry::usage::claims::ClaimName;
+use limpet_telemetry::usage::disks::VolumeDisk;
 
 /// The query of routes that can be watched.
 #[derive(Debug, Deserialize)]

@@ -9,7 +9,7 @@ use axum::response::Response;
 use tokio::time::Instant;
 use tower::Layer as _;
 
-use crate::status::metrics::{Metrics, RequestKind, ServerType};
+use limpet_telemetry::metrics::{Metrics, RequestKind, ServerType};
 
 /// The routes whose answers become streams, by the beginning of their paths.
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "portForward"];

@@ -1,6 +1,6 @@
 //! kubelet's figures: `/stats/summary` and the pages for Prometheus below `/metrics/`.
 //!
-//! Each request reads the kernel's counters, off the agent's thread ([`crate::usage`]), and renders what it has read. The
+//! Each request reads the kernel's counters, off the agent's thread ([`limpet_telemetry::usage`]), and renders what it has read. The
 //! Summary has what directories take, too, as it was measured a while ago at the most.
 
 pub(super) mod cadvisor;
@@ -23,8 +23,8 @@ use serde::Deserialize;
 use self::exposition::{Kind, Page, Sample};
 use super::pods::json;
 use super::{ServerState, health};
-use crate::status::metrics::CONTENT_TYPE;
 use limpet_host::cgroup::usage::Depth;
+use limpet_telemetry::metrics::CONTENT_TYPE;
 
 /// The query of `/stats/summary`.
 #[derive(Debug, Deserialize)]

@@ -25,7 +25,6 @@ use crate::cli::client::SocketClient;
 use crate::config::DebugHandlers;
 use crate::image_gc::KnownPods;
 use crate::source::push;
-use crate::status::event::{Event, EventType};
 use limpet_containerd::client::Client;
 use limpet_containerd::image::{Images, ImagesConfig};
 use limpet_core::fixtures::observed;
@@ -35,6 +34,8 @@ use limpet_core::status::observed::ObservedPod;
 use limpet_host::sandbox::Sandboxes;
 use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::{Event, EventType};
+use limpet_telemetry::health::Heartbeat;
 
 /// A directory that is removed with the test.
 struct TempDir(PathBuf);

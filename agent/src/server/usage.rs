@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::ServerState;
 use super::pods::json;
 use super::stats::failed;
-use crate::usage::{NodeUsage, PodUsage};
 use limpet_core::node_state::NodePressure;
 use limpet_host::cgroup::usage::{Depth, GroupUsage};
 use limpet_model::node::Pressure;
+use limpet_telemetry::usage::{NodeUsage, PodUsage};
 
 /// The counters of every running pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -15,7 +15,6 @@ use super::document::{
 };
 use super::sources::SourceView;
 use crate::apiserver::{ClusterView, Link};
-use crate::status::event::Event;
 use limpet_core::connectivity::Connectivity;
 use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Health, Rejection};
@@ -23,6 +22,7 @@ use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_model::object::ObjectKey;
 use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::Event;
 
 /// A Pod for serialization, borrowed from the snapshots.
 #[derive(Debug, Serialize)]

@@ -17,8 +17,8 @@ use super::ServerState;
 use super::document::PodChange;
 use super::pod_changes::{ChangeKind, PodChanges, Remarks};
 use super::view;
-use crate::status::event::Event;
 use limpet_model::pod::PodKey;
+use limpet_telemetry::event::Event;
 
 /// The lines of a stream.
 pub(super) trait Lines: Send + 'static {

@@ -25,7 +25,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::attribution::Feed;
-use crate::clock::sleep_until_or_forever;
 use crate::source::Pulse;
 use crate::source::persist::Persister;
 use crate::store::Store;
@@ -36,6 +35,7 @@ use limpet_core::source::change::ChangeLog;
 use limpet_core::source::rejection_log::RejectionLog;
 use limpet_core::source::view::{Contents, View};
 use limpet_core::source::{Decoder, Health, SourceSnapshot};
+use limpet_host::clock::sleep_until_or_forever;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::WatchSettings;
 use limpet_model::directory_id::DirectoryId;

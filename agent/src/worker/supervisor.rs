@@ -19,7 +19,6 @@ use super::inbox::{EvictionOrder, Inbox, PodCommand};
 use super::node_claims::Entry;
 use super::pod_worker::{PodWorker, WorkEnded};
 use crate::ephemeral_containers::{DebugError, DebugOrder};
-use crate::server::Heartbeat;
 use cleanup::Cleanup;
 use limpet_core::admission::may_preempt;
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
@@ -32,6 +31,7 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::source::SourceKind;
+use limpet_telemetry::health::Heartbeat;
 use reading::Reading;
 
 /// What the supervisor listens to.

@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use limpet::config::{self, RunFlags};
 use limpet::csi::{CsiVolumes, VolumesInUse};
+use limpet::device_plugins::DevicePlugins;
 use limpet::executor::Executor;
 use limpet::executor::containerd::ContainerdExecutor;
 use limpet::executor::containerd::compose::{Backends, ExecutorParts};
@@ -17,10 +18,6 @@ use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{Behaviour, World};
 use limpet::node;
 use limpet::node::network::NetworkFollower;
-use limpet::reporter::Reporter;
-use limpet::server::Health;
-use limpet::status::event::Events;
-use limpet::status::metrics::Metrics;
 use limpet_containerd::container::NewContainer;
 use limpet_core::outcome::{self, Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
@@ -31,6 +28,10 @@ use limpet_model::manifest;
 use limpet_model::pod::PodUid;
 use limpet_model::source::SourceKind;
 use limpet_model::stop_signal::{MIN_GRACE_PERIOD, StopSignal};
+use limpet_telemetry::event::Events;
+use limpet_telemetry::health::Health;
+use limpet_telemetry::metrics::Metrics;
+use limpet_telemetry::reporter::Reporter;
 use limpet_tests::image::V1;
 use limpet_tests::manifest::{pod, shell, with};
 use limpet_tests::{TestNode, wait};
@@ -153,7 +154,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
         metrics: Metrics::new(&facts.name),
         observed: Observed::default(),
         health: Health::new().0,
-        device_plugins: Arc::default(),
+        devices: Arc::<DevicePlugins>::default(),
     };
     let csi = CsiVolumes::new(Arc::default(), VolumesInUse::default(), &facts.name, &config.root_dir, None);
     let parts = ExecutorParts {

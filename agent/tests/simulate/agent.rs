@@ -8,15 +8,12 @@ use std::time::Duration;
 use limpet::apiserver::{self, HollowRuntime, Link, Unsent};
 use limpet::config::Config;
 use limpet::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
+use limpet::device_plugins::DevicePlugins;
 use limpet::ephemeral_containers::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{World, live};
 use limpet::merge_loop;
-use limpet::reporter::Reporter;
-use limpet::server::Health as AgentHealth;
 use limpet::source::api::{self, ApiSource};
-use limpet::status::event::Events;
-use limpet::status::metrics::Metrics;
 use limpet::store::Store;
 use limpet::worker::WorkerContext;
 use limpet::worker::inbox::EvictionOrder;
@@ -38,6 +35,10 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
 use limpet_model::pod::requests::Requests;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::Events;
+use limpet_telemetry::health::Health as AgentHealth;
+use limpet_telemetry::metrics::Metrics;
+use limpet_telemetry::reporter::Reporter;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -147,7 +148,7 @@ impl Agent {
             metrics,
             observed: observed.clone(),
             health,
-            device_plugins: Arc::default(),
+            devices: Arc::<DevicePlugins>::default(),
         };
         let context = WorkerContext {
             executor: Arc::new(FakeExecutor::new(Arc::clone(world))),

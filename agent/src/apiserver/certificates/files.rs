@@ -16,8 +16,8 @@ use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
 use super::signing_request::Purpose;
-use crate::private_file::write;
 use limpet_core::certificate::Validity;
+use limpet_host::private_file::write;
 
 /// How many certificates stay: the one in use, and the one before, whose connections may still be open.
 const KEPT_CERTIFICATES: usize = 2;

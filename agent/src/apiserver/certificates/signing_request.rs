@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
-use crate::status::metrics::NodeCertificate;
+use limpet_telemetry::metrics::NodeCertificate;
 
 /// Which of its two certificates the node requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::status::event::Event;
 use limpet_core::connectivity;
+use limpet_telemetry::event::Event;
 
 /// Those that were refused.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ mod tests {
     use limpet_model::pod::{PodKey, PodUid};
 
     use super::*;
-    use crate::status::event::EventType;
+    use limpet_telemetry::event::EventType;
 
     fn event(namespace: &str) -> Event {
         Event {

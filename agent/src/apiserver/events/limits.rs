@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::status::event::{Event, EventType};
 use limpet_model::pod::PodUid;
+use limpet_telemetry::event::{Event, EventType};
 
 /// client-go's `defaultSpamBurst`.
 const SPAM_BURST: u32 = 25;

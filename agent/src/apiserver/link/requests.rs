@@ -36,8 +36,8 @@ impl Link {
                 Err(error) => Err(error),
             };
             let (waited, took) = (begun - asked, begun.elapsed());
-            self.0.metrics.apiserver().answered(&verb, resource, took, traffic);
             let Traffic { code, sent, received } = traffic;
+            self.0.metrics.apiserver().answered(&verb, resource, took, sent, received);
             let (waited_ms, took_ms) = (waited.as_millis(), took.as_millis());
             tracing::debug!(code, waited_ms, took_ms, sent, received, "answered");
             self.count_answer(need, permit.as_ref(), &result);

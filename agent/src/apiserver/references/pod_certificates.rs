@@ -18,7 +18,6 @@ use crate::apiserver::follow::{Update, WatchTarget, follow};
 use crate::apiserver::link::Link;
 use crate::apiserver::node::NodeFromApiserver;
 use crate::source::api;
-use crate::status::event::{EventType, Events};
 use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_core::mirror;
@@ -27,6 +26,7 @@ use limpet_model::object::pod_certificate::{self, Answer, PodCertificateDemand, 
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::{EventType, Events};
 
 /// kubelet's bound on how many seconds after its time a renewal may be requested, so that not all nodes do so at once.
 const MAX_RENEWAL_JITTER_SECONDS: u64 = 300;

@@ -6,7 +6,6 @@ use futures_util::future::join_all;
 
 use super::{CsiVolumes, of_pod};
 use crate::csi::files::VolumeData;
-use crate::usage::disks::VolumeDisk;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::disk_usage::{DiskUsage, Walk};
 use limpet_host::file_system::Space;
@@ -14,6 +13,7 @@ use limpet_model::object::claim;
 use limpet_model::pod::PodRecord;
 use limpet_node_api::csi::VolumeUsage;
 use limpet_node_api::csi::volume_usage::Unit;
+use limpet_telemetry::usage::disks::VolumeDisk;
 
 /// How long a driver may take: requests for usage wait for it.
 const STATS_TIMEOUT: Duration = Duration::from_secs(3);

@@ -4,7 +4,6 @@
 use k8s_openapi::api::core::v1::PodSpec;
 
 use super::ContainerdExecutor;
-use crate::status::event::EventType;
 use limpet_core::admission::UNEXPECTED;
 use limpet_core::outcome::Failure;
 use limpet_core::state::PodState;
@@ -13,6 +12,7 @@ use limpet_host::{apparmor, selinux};
 use limpet_model::pod::apparmor::needs;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
+use limpet_telemetry::event::EventType;
 
 /// The node does not run a pod.
 pub(super) enum NotAdmitted {

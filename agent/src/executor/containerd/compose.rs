@@ -25,7 +25,7 @@ use crate::config::Config;
 use crate::csi::CsiVolumes;
 use crate::device_plugins::DevicePlugins;
 use crate::pull_records::PullRecords;
-use crate::reporter::Reporter;
+use limpet_telemetry::reporter::Reporter;
 
 /// Why there is no executor: what pods run in is not available.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::ContainerdExecutor;
 use crate::csi::{CsiError, VolumeRequest};
-use crate::status::event::EventType;
 use limpet_core::outcome::Failure;
 use limpet_core::state::{FAILED_UNMOUNT, PodState};
 use limpet_host::volume::VolumeError;
@@ -14,6 +13,7 @@ use limpet_model::object::claim::{self, CsiCall, tokens};
 use limpet_model::object::csi::CsiVolume;
 use limpet_model::object::{ObjectRecord, PodObjects};
 use limpet_model::pod::{PodRecord, PodUid};
+use limpet_telemetry::event::EventType;
 
 /// How long to wait for the driver of an unused volume, before others have their turn.
 const DRIVER_WAIT: Duration = Duration::from_secs(10);

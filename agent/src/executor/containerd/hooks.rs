@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::ContainerdExecutor;
 use super::handler::{Executed, Get, HandlerError, Purpose, tcp_connect};
-use crate::status::event::EventType;
+use limpet_telemetry::event::EventType;
 
 /// Why a hook has failed.
 enum HookFailure {

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::ContainerdExecutor;
-use crate::status::event::EventType;
 use limpet_containerd::image::{AccountOfPod, ImageError, PullAccess, PullAccount, PullSecrets};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, PodState};
@@ -12,6 +11,7 @@ use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::images::image_volumes;
 use limpet_model::source::SourceKind;
+use limpet_telemetry::event::EventType;
 
 impl ContainerdExecutor {
     pub(super) async fn ensure_image(&self, pod: &PodState, slot: &ContainerSlot) -> Result<Arc<LocalImage>, Failure> {

@@ -10,13 +10,13 @@ use tokio::time::Instant;
 
 use super::ContainerdExecutor;
 use super::handler::{Get, HandlerError, Purpose, authority, check_health, port, tcp_connect, within};
-use crate::status::event::EventType;
-use crate::status::metrics::ProbeResult;
 use limpet_containerd::spec::expand_probe_command;
 use limpet_core::outcome::Outcome;
 use limpet_core::state::{Instance, PodState};
 use limpet_model::container::ContainerId;
 use limpet_model::probe::{ProbeKind, ProbeRecord};
+use limpet_telemetry::event::EventType;
+use limpet_telemetry::metrics::ProbeResult;
 
 /// How often a probe without a result is tried, as with kubelet.
 const MAX_TRIES: usize = 3;

@@ -7,13 +7,13 @@ use tokio::time::Instant;
 
 use super::ContainerdExecutor;
 use crate::pull_records::AnnouncedPull;
-use crate::status::event::EventType;
 use limpet_containerd::image::{ImageError, PullAccess, PullStep, PulledNow};
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::error_chain::error_chain;
 use limpet_model::go_duration;
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::normalize;
+use limpet_telemetry::event::EventType;
 
 /// How long a pull takes before an event shows its progress.
 const FIRST_REPORT: Duration = Duration::from_secs(30);

@@ -16,7 +16,7 @@ use limpet_model::pod::qos::MEMORY;
 use limpet_model::pod::{PodRecord, PodUid};
 
 use super::{ContainerdExecutor, failure};
-use crate::status::event::EventType;
+use limpet_telemetry::event::EventType;
 
 /// kubelet's event of a resize that could not be done.
 const RESIZE_ERROR: &str = "ResizeError";

@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::PodSpec;
 
 use super::start::START_ERROR;
 use super::{ContainerdExecutor, failure, sandbox_of};
-use crate::status::event::EventType;
 use limpet_containerd::client::calling;
 use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM, RuntimeClass};
 use limpet_core::outcome::Failure;
@@ -26,6 +25,7 @@ use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::PodAddresses;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::selinux::PodLabelling;
+use limpet_telemetry::event::EventType;
 
 const FAILED: &str = "FailedCreatePodSandBox";
 /// kubelet's reason when the cgroup of a pod cannot be set up.

@@ -23,9 +23,6 @@ use self::failed::{START_ERROR_CODE, StartFailure, config_error, is_lost_mount, 
 pub(super) use self::users::map_layers;
 use super::permit::with_permit;
 use super::{ContainerdExecutor, ended_state, sandbox_of};
-use crate::clock;
-use crate::status::event::EventType;
-use crate::status::metrics::ContainerType;
 use limpet_containerd::client::calling;
 use limpet_containerd::container::{NewContainer, Rootfs, TaskStreams};
 use limpet_containerd::error::RuntimeError;
@@ -36,6 +33,7 @@ use limpet_core::adopt::observed_exit;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState};
 use limpet_host::blocking::{self, DEADLINE};
+use limpet_host::clock;
 use limpet_host::orphan_processes;
 use limpet_host::process;
 use limpet_model::container::Task;
@@ -45,6 +43,8 @@ use limpet_model::image::LocalImage;
 use limpet_model::object::claim;
 use limpet_model::selinux::ContainerLabels;
 use limpet_model::stop_signal::StopSignal;
+use limpet_telemetry::event::EventType;
+use limpet_telemetry::metrics::ContainerType;
 
 /// What one start is made from.
 struct Start<'a> {

@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use futures_util::future::BoxFuture;
 
 use super::ContainerdExecutor;
-use crate::status::event::EventType;
-use crate::usage::disks::{ContainerDisk, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 use limpet_core::outcome::Outcome;
 use limpet_core::state::PodState;
 use limpet_core::status::observed::{ObservedContainer, ObservedPod};
@@ -21,6 +19,8 @@ use limpet_host::volume::MeasuredVolume;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::verdict::EVICTED;
+use limpet_telemetry::event::EventType;
+use limpet_telemetry::usage::disks::{ContainerDisk, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 
 /// The walk of one directory ends after so long; what it has seen by then counts.
 const WALK_TIMEOUT: Duration = Duration::from_secs(10);

@@ -14,8 +14,8 @@ use limpet_model::process::{ProcessHandle, Processes};
 use tokio::sync::watch;
 
 use super::ContainerdExecutor;
-use crate::clock;
 use crate::executor::{Executor, ExecutorError};
+use limpet_host::clock;
 
 impl Executor for ContainerdExecutor {
     fn now(&self) -> Now {

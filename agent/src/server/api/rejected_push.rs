@@ -5,11 +5,11 @@ use axum::response::{IntoResponse, Response};
 
 use crate::server::ServerState;
 use crate::server::status_error::StatusError;
-use crate::status::rejection;
 use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_model::pod::{Fault, PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
+use limpet_telemetry::rejection;
 
 /// The object that was to be pushed.
 pub(super) struct RejectedPush<'a> {

@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use super::super::stats::cadvisor::{Families, LABELS, families};
 use super::super::stats::exposition::{Family, Kind, Sample};
 use super::container::nanoseconds;
-use crate::usage::NodeUsage;
 use limpet_model::container::pod_id;
 use limpet_node_api::runtime as cri;
+use limpet_telemetry::usage::NodeUsage;
 
 /// Where the container's id, the namespace and the pod are among the labels.
 const CONTAINER_ID: &str = "name";
@@ -27,10 +27,10 @@ pub(super) fn descriptors(usage: &NodeUsage) -> Vec<cri::MetricDescriptor> {
 pub(super) fn pods(usage: &NodeUsage) -> Vec<cri::PodSandboxMetrics> {
     let mut values = Values(BTreeMap::new());
     families(usage, &mut values);
-    let of_pod = |pod: &crate::usage::PodUsage| {
+    let of_pod = |pod: &limpet_telemetry::usage::PodUsage| {
         let name = (pod.record.key.namespace().to_owned(), pod.record.key.name().to_owned());
         let Of { own, mut containers } = values.0.remove(&name).unwrap_or_default();
-        let of_container = |one: &crate::usage::ContainerUsage| cri::ContainerMetrics {
+        let of_container = |one: &limpet_telemetry::usage::ContainerUsage| cri::ContainerMetrics {
             container_id: one.id.clone(),
             metrics: containers.remove(&one.id).unwrap_or_default(),
         };

@@ -9,14 +9,14 @@ use tonic::{Request, Response, Status};
 
 use super::container::Run;
 use super::{Answer, CriState, events, exec, metrics, refusal, sandbox, selection, stats};
-use crate::usage::NodeUsage;
-use crate::usage::rates::NanoCores;
 use limpet_core::status::observed::ObservedPods;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_host::cgroup::usage::Depth;
 use limpet_host::network::NetworkStatus;
 use limpet_node_api::runtime as cri;
 use limpet_node_api::runtime::runtime_service_server::RuntimeService;
+use limpet_telemetry::usage::NodeUsage;
+use limpet_telemetry::usage::rates::NanoCores;
 
 /// The version of CRI.
 const API_VERSION: &str = "v1";

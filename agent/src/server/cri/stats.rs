@@ -7,8 +7,8 @@ use limpet_node_api::runtime as cri;
 
 use super::container::{Run, nanoseconds};
 use super::sandbox;
-use crate::usage::rates::NanoCores;
-use crate::usage::{NodeUsage, PodUsage};
+use limpet_telemetry::usage::rates::NanoCores;
+use limpet_telemetry::usage::{NodeUsage, PodUsage};
 
 /// The interface whose counters are a pod's own, as in kubelet's Summary.
 const DEFAULT_INTERFACE: &str = "eth0";

@@ -11,7 +11,7 @@ use super::super::spdy::frame::Status;
 use super::forward::forward;
 use super::pairs::Pairs;
 use super::{PortForwardState, SessionPermit, Target};
-use crate::clock::sleep_until_or_forever;
+use limpet_host::clock::sleep_until_or_forever;
 
 /// How long a client may take to receive the last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

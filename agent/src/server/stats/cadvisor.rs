@@ -7,9 +7,9 @@ use jiff::Timestamp;
 
 use super::exposition::{Family as Head, Kind, Page, Sample};
 use super::resource::seconds;
-use crate::usage::NodeUsage;
 use limpet_host::cgroup::usage::{CpuQuota, CpuUsage, GroupUsage, MemoryUsage};
 use limpet_host::proc_files::{Interface, Stalls};
+use limpet_telemetry::usage::NodeUsage;
 
 /// The labels of every series.
 pub(in crate::server) const LABELS: [&str; 6] = ["container", "id", "image", "name", "namespace", "pod"];

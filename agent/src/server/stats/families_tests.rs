@@ -15,7 +15,7 @@ use self::exposition::{Family, families};
 use self::tables::{ABSENT, ABSENT_IN_CLUSTER, DIFFERENT, UNRECORDED};
 use super::tests::usage;
 use super::{cadvisor, resource};
-use crate::status::metrics::tests::{filled, page};
+use limpet_telemetry::fixtures::{filled, page};
 
 /// A page of both.
 struct Page {

@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 
 use super::exposition::{Kind, Page, Sample};
-use crate::usage::{ContainerUsage, NodeUsage, PodUsage};
 use limpet_host::cgroup::usage::GroupUsage;
+use limpet_telemetry::usage::{ContainerUsage, NodeUsage, PodUsage};
 
 /// The end of a family's name, its kind, what kubelet says of it, and the value of a group.
 type Family = (&'static str, Kind, fn(&str) -> String, fn(&GroupUsage) -> Option<f64>);

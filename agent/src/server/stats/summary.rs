@@ -9,11 +9,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Value, json};
 
 use self::file_systems::FileSystems;
-use crate::usage::disks::Disks;
-use crate::usage::rates::NanoCores;
-use crate::usage::{ContainerUsage, NodeUsage, PodUsage};
 use limpet_host::cgroup::usage::GroupUsage;
 use limpet_host::proc_files::{Interface, ProcessIds, Stall, Stalls};
+use limpet_telemetry::usage::disks::Disks;
+use limpet_telemetry::usage::rates::NanoCores;
+use limpet_telemetry::usage::{ContainerUsage, NodeUsage, PodUsage};
 
 /// The interface whose counters are a pod's own in kubelet's Summary.
 const DEFAULT_INTERFACE: &str = "eth0";

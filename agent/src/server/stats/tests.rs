@@ -13,10 +13,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::{cadvisor, resource, summary};
-use crate::usage::claims::ClaimMeter;
-use crate::usage::disks::{ContainerDisk, Dated, DiskMeter, Disks, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
-use crate::usage::rates::NanoCores;
-use crate::usage::{ContainerUsage, Meter, NodeUsage, PodUsage, ReadUsage};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_host::cgroup::usage::{
     CpuQuota, CpuUsage, Depth, GroupUsage, MemoryUsage, Pressures, SampleTime, SwapUsage,
@@ -26,6 +22,12 @@ use limpet_host::file_system::Space;
 use limpet_host::proc_files::{Interface, ProcessIds, Stall, Stalls, Traffic};
 use limpet_model::fixtures::record;
 use limpet_model::pod::PodUid;
+use limpet_telemetry::usage::claims::ClaimMeter;
+use limpet_telemetry::usage::disks::{
+    ContainerDisk, Dated, DiskMeter, Disks, ImageDisk, MeasureDisks, PodDisk, VolumeDisk,
+};
+use limpet_telemetry::usage::rates::NanoCores;
+use limpet_telemetry::usage::{ContainerUsage, Meter, NodeUsage, PodUsage, ReadUsage};
 
 /// A reading that is always the same.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::private_file::write;
+use limpet_host::private_file::write;
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{World, short};
-use crate::clock::sleep_until_or_forever;
+use limpet_host::clock::sleep_until_or_forever;
 
 impl World {
     pub(super) fn draw_obedience(&mut self) -> Option<Duration> {

@@ -4,11 +4,11 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{object, time};
-use crate::usage::NodeUsage;
-use crate::usage::disks::{ContainerDisk, Dated, Disks, ImageDisk, PodDisk, VolumeDisk};
 use limpet_host::disk_usage::{DiskUsage, Walk};
 use limpet_host::file_system::Space;
 use limpet_model::pod::PodUid;
+use limpet_telemetry::usage::NodeUsage;
+use limpet_telemetry::usage::disks::{ContainerDisk, Dated, Disks, ImageDisk, PodDisk, VolumeDisk};
 
 /// The file systems of one summary.
 #[derive(Clone, Copy)]

@@ -16,14 +16,15 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::device_plugins::DevicePlugins;
 use crate::executor::fake::FakeExecutor;
 use crate::executor::fake::world::World;
-use crate::reporter::Reporter;
-use crate::server::Health;
-use crate::status::event::Events;
-use crate::status::metrics::Metrics;
 use crate::worker::inbox::Inbox;
 use crate::worker::node_claims::{Entry, Hold, NodeOffer};
+use limpet_telemetry::event::Events;
+use limpet_telemetry::health::Health;
+use limpet_telemetry::metrics::Metrics;
+use limpet_telemetry::reporter::Reporter;
 
 fn context() -> WorkerContext {
     let world = Arc::new(Mutex::new(World::new(1, false)));
@@ -37,7 +38,7 @@ fn context() -> WorkerContext {
         metrics: Metrics::new("edge1"),
         observed: Observed::default(),
         health,
-        device_plugins: Arc::default(),
+        devices: Arc::<DevicePlugins>::default(),
     };
     let one_pod = NodeOffer { max_pods: Some(1), ..NodeOffer::default() };
     WorkerContext {

@@ -1,7 +1,7 @@
 //! Publishes a rejected manifest of any source as event and metric.
 
 use super::metrics::{Metrics, RejectionReason};
-use crate::status::event::{EventType, Events};
+use crate::event::{EventType, Events};
 use limpet_model::pod::{Fault, PodRecord, Severity};
 use limpet_model::source::SourceKind;
 

@@ -404,4 +404,4 @@ type Seconds = prometheus_client::metrics::counter::ConstCounter<f64>;
 type Reading = prometheus_client::metrics::gauge::ConstGauge<f64>;
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::json;
 
 use super::*;
-use limpet_apiserver::Traffic;
+use crate::fixtures::page;
 use limpet_core::fixtures::observed;
 use limpet_core::source::Health;
 use limpet_core::status::observed::Observed;
@@ -31,57 +31,6 @@ fn parse(page: &str) -> Vec<(String, f64)> {
 
 fn value(samples: &[(String, f64)], name: &str) -> f64 {
     samples.iter().find(|(sample, _)| sample == name).unwrap_or_else(|| panic!("no {name} in {samples:#?}")).1
-}
-
-/// Metrics of which every family has a value.
-pub(crate) fn filled() -> Metrics {
-    let metrics = Metrics::new("edge1");
-    metrics.set_cgroup_version(2);
-    metrics.container_start_begun(ContainerType::Container);
-    metrics.container_start_failed(ContainerType::Container, "ErrImagePull");
-    metrics.container_terminated(ContainerType::Container, 3, "Error");
-    metrics.image_pulled(1, Duration::from_secs(1));
-    let request = RequestKind {
-        long_running: "false",
-        method: "GET",
-        path: "metrics".to_owned(),
-        server_type: ServerType::ReadOnly,
-    };
-    metrics.request_answered(&request, Duration::from_millis(1));
-    metrics.websocket_opened("exec");
-    let pod = observed(json!({ "metadata": { "name": "web-edge1" } }));
-    metrics.probed(&pod.record, "main", ProbeKind::Liveness, ProbeResult::Successful);
-    metrics.runtime_operation("create_task", Duration::from_millis(40), false);
-    let apiserver = metrics.apiserver();
-    apiserver.set_connected("https://127.0.0.1:6443", true);
-    apiserver.requested("GET", "pods", "200".to_owned());
-    apiserver.answered(
-        "GET",
-        "pods",
-        Duration::from_millis(3),
-        Traffic { code: Some(200), sent: Some(0), received: Some(70) },
-    );
-    apiserver.set_unsent(&[("event", 2)]);
-    apiserver.set_first_token_expiry(Some(Timestamp::now()));
-    for certificate in NodeCertificate::ALL {
-        apiserver.certificate_held(certificate, None);
-    }
-    metrics.merge_change(MergeChange::Added);
-    metrics.manifest_rejected(SourceKind::File, RejectionReason::Invalid, 1);
-    metrics.manifest_watch("inotify", Some("fanotify"));
-    metrics.manifest_written_by_pod(None, None);
-    metrics.manifest_guarded(GuardVerdict::Refused, 1);
-    metrics.image_removed(ImageRemoval::Age);
-    metrics.evicted(Signal::MemoryAvailable);
-    metrics.node_pressure(Pressure::Memory, false);
-    metrics.set_claims([(("default".to_owned(), "data".to_owned()), ClaimFigures::default())]);
-    metrics
-}
-
-/// The page of a node with one source.
-pub(crate) fn page(metrics: &Metrics) -> String {
-    let file = SourceSnapshot { health: Health::Good, ready: true, ..SourceSnapshot::default() };
-    metrics.render(&Observed::default().load(), [(SourceKind::File, &file, Some(jiff::Timestamp::UNIX_EPOCH))])
 }
 
 #[test]

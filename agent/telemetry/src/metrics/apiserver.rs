@@ -18,7 +18,6 @@ use prometheus_client::registry::Registry;
 use tokio::time::Instant;
 
 use super::{Reading, Seconds};
-use limpet_apiserver::Traffic;
 
 /// client-go's buckets.
 const SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
@@ -140,11 +139,18 @@ impl ApiserverMetrics {
         self.requests.get_or_create(&CodeLabels { code, method: method.to_owned(), resource }).inc();
     }
 
-    /// A request that is no watch has ended after `took`.
-    pub fn answered(&self, verb: &str, resource: &'static str, took: Duration, traffic: Traffic) {
+    /// A request that is no watch has ended after `took`; `sent` and `received` are the bytes of its bodies.
+    pub fn answered(
+        &self,
+        verb: &str,
+        resource: &'static str,
+        took: Duration,
+        sent: Option<usize>,
+        received: Option<usize>,
+    ) {
         let labels = VerbLabels { resource, verb: verb.to_owned() };
         self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
-        for (family, bytes) in [(&self.sent, traffic.sent), (&self.received, traffic.received)] {
+        for (family, bytes) in [(&self.sent, sent), (&self.received, received)] {
             if let Some(bytes) = bytes {
                 family.get_or_create(&labels).observe(bytes as f64);
             }

@@ -2,16 +2,17 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::PodStatus;
 use tokio::sync::watch;
 
-use crate::device_plugins::DevicePlugins;
-use crate::server::Health;
-use crate::status::event::{EventType, Events};
-use crate::status::metrics::{ContainerType, MergeChange, Metrics};
+use crate::event::{EventType, Events};
+use crate::health::Health;
+use crate::metrics::{ContainerType, MergeChange, Metrics};
 use limpet_core::admission::{Refusal, deferred_message};
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
@@ -46,7 +47,13 @@ pub struct Reporter {
     /// Whether containerd answers, for health checks.
     pub health: Health,
     /// Which devices of plugins containers have.
-    pub device_plugins: Arc<DevicePlugins>,
+    pub devices: Arc<dyn DeviceHealth>,
+}
+
+/// The devices of plugins that containers have, as far as a pod's status shows them.
+pub trait DeviceHealth: fmt::Debug + Send + Sync {
+    /// Writes the health of the devices that the pod's containers have into its status, as kubelet does.
+    fn show_health(&self, record: &PodRecord, status: &mut PodStatus);
 }
 
 impl Reporter {
@@ -60,7 +67,7 @@ impl Reporter {
             true => before.or(pod.record.pod.status.as_ref()).cloned().unwrap_or_default(),
             false => generate(pod, node, qos.as_str(), now, before),
         };
-        self.device_plugins.show_health(&pod.record, &mut status);
+        self.devices.show_health(&pod.record, &mut status);
         let observed = ObservedPod {
             record: Arc::clone(pod.deferred.as_ref().map_or(&pod.record, |deferred| &deferred.desired)),
             allocated: pod.deferred.is_some().then(|| Arc::clone(&pod.record)),

@@ -1,7 +1,7 @@
 //! The time that decisions are made with, and waiting for it.
 
 use jiff::Timestamp;
-use limpet_core::state::Now;
+use limpet_model::clock::Now;
 use tokio::time::Instant;
 
 /// This moment. The monotonic part is tokio's clock, which tests pause.
