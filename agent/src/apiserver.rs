@@ -48,8 +48,6 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
-use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
-use crate::device_plugins::DevicePlugins;
 use crate::source::api;
 pub use facts::describe;
 use follow::{Leader, WatchTarget, follow};
@@ -63,6 +61,8 @@ use limpet_core::node_state::NodeState;
 use limpet_core::status::observed::Observed;
 use limpet_host::network::NetworkStatus;
 use limpet_model::source::SourceKind;
+use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
 pub use link::{ClusterView, Link};
 use node::{NodeFromApiserver, NodeReporter};

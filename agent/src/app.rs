@@ -28,8 +28,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::apiserver::Link;
 use crate::config::{Config, RunFlags};
-use crate::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
-use crate::device_plugins::DevicePlugins;
 use crate::ephemeral_containers::{self, DebugOrder};
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, ExecutorParts};
@@ -59,6 +57,8 @@ use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
+use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;

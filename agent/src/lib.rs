@@ -9,8 +9,6 @@ pub mod app;
 pub mod attribution;
 pub mod cli;
 pub mod config;
-pub mod csi;
-pub mod device_plugins;
 pub mod ephemeral_containers;
 pub mod fuzz;
 
@@ -21,8 +19,6 @@ pub mod lifecycle;
 pub mod manifest_guard;
 pub mod merge_loop;
 pub mod node;
-pub mod plugin_directory;
-pub mod plugin_socket;
 pub mod pull_records;
 pub mod server;
 pub mod source;

@@ -22,12 +22,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::apiserver::{Link, Reviews};
 use crate::config::Config;
-use crate::device_plugins::DevicePlugins;
 use crate::source::push::Pusher;
 use limpet_core::merge::Desired;
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::Observed;
 use limpet_model::attribution::WatchObserver;
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health;
 use limpet_telemetry::metrics::{Metrics, ServerType};

@@ -1,6 +1,5 @@
 //! The gRPC connection to containerd: one multiplexed channel, every request with namespace and deadline.
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,35 +12,6 @@ pub const NAMESPACE: &str = "k8s.io";
 
 /// The deadline of a call, after which it fails with the call's name.
 pub const CALL_DEADLINE: Duration = Duration::from_secs(120);
-
-tokio::task_local! {
-    /// The call that the task waits for, so that [`watched`] can report which one hangs.
-    static CALL: Cell<Option<&'static str>>;
-}
-
-/// Records the call that the current task is about to wait for: `Tasks.Kill`, `CNI ADD`.
-pub fn calling(call: &'static str) {
-    // Outside of `watched` the call is not needed.
-    let _ = CALL.try_with(|current| current.set(Some(call)));
-}
-
-/// Runs `work`, and after each further period of `slow` reports which call it waits for.
-pub async fn watched<T>(slow: Duration, report: impl Fn(&'static str), work: impl Future<Output = T>) -> T {
-    let watch = async {
-        let mut work = std::pin::pin!(work);
-        loop {
-            tokio::select! {
-                done = &mut work => return done,
-                () = tokio::time::sleep(slow) => {
-                    if let Some(call) = CALL.with(Cell::get) {
-                        report(call);
-                    }
-                }
-            }
-        }
-    };
-    CALL.scope(Cell::new(None), watch).await
-}
 
 /// A lazily connected channel to containerd's socket. Clones share the connection.
 #[derive(Debug, Clone)]
@@ -97,7 +67,7 @@ impl Client {
 
     /// The same for `call`, which is reported when it hangs.
     pub fn call<T>(&self, call: &'static str, message: T) -> tonic::Request<T> {
-        calling(call);
+        limpet_host::call_watch::calling(call);
         self.request(message)
     }
 

@@ -28,10 +28,11 @@ use tonic::Code;
 
 use self::runtime::RuntimeClass;
 use super::attach::AttachPoint;
-use super::client::{Client, calling};
+use super::client::Client;
 use super::error::{RuntimeError, found};
 use super::record;
 use super::start_leases::StartLeases;
+use limpet_host::call_watch::calling;
 use limpet_host::orphan_processes;
 use limpet_model::container::FoundContainer;
 use limpet_model::container::Task;

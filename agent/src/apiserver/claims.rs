@@ -19,7 +19,6 @@ use tokio::sync::{mpsc, watch};
 
 use super::link::Link;
 use super::node::NodeFromApiserver;
-use crate::csi::{CsiVolumes, InUse, VolumesInUse};
 use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
@@ -29,6 +28,7 @@ use limpet_model::object::claim;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::source::SourceKind;
+use limpet_plugins::csi::{CsiVolumes, InUse, VolumesInUse};
 use limpet_telemetry::event::Events;
 
 /// How often the cause is read of a volume that is not attached: a node may not watch VolumeAttachments of others.

@@ -7,10 +7,10 @@ use tokio::sync::watch;
 
 use super::link::Link;
 use super::node::NodeFromApiserver;
-use crate::csi::CsiDrivers;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::csi_node::{Step, step};
+use limpet_plugins::csi::CsiDrivers;
 
 /// The steps that bring a CSINode up to date, at most: delete, create, remove an entry, add one.
 const MAX_STEPS: usize = 6;

@@ -15,8 +15,6 @@ use super::images::NodeImages;
 use super::link::Link;
 use super::own_change::OwnChanges;
 use super::runtime::NodeRuntime;
-use crate::csi::VolumesInUse;
-use crate::device_plugins::DevicePlugins;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::admission::Selectable;
@@ -27,6 +25,8 @@ use limpet_core::node_object::{
 use limpet_core::node_state::NodeState;
 use limpet_host::clock::sleep_until_or_forever;
 use limpet_host::network::NetworkStatus;
+use limpet_plugins::csi::VolumesInUse;
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::{EventType, Events};
 
 /// What the apiserver has of the Node.

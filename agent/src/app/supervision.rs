@@ -9,7 +9,6 @@ use super::published::Published;
 use super::shortage::Shortages;
 use crate::attribution::Feed;
 use crate::config::Config;
-use crate::device_plugins::DevicePlugins;
 use crate::ephemeral_containers::DebugOrder;
 use crate::executor::Executor;
 use crate::executor::containerd::ContainerdExecutor;
@@ -27,6 +26,7 @@ use limpet_core::node_state::NodeState;
 use limpet_core::probe::ProbeGrid;
 use limpet_host::clock;
 use limpet_model::node::NodeFacts;
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::health::Heartbeat;
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.

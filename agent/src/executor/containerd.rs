@@ -32,8 +32,6 @@ use tokio::time::Instant;
 use self::handler::HttpGetter;
 use self::start::START_ERROR;
 use crate::config::Config;
-use crate::csi::CsiVolumes;
-use crate::device_plugins::DevicePlugins;
 use crate::pull_records::PullRecords;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::Containers;
@@ -62,6 +60,8 @@ use limpet_model::pod::PodUid;
 use limpet_model::process::SIGKILL;
 use limpet_model::selinux::ContainerContexts;
 use limpet_model::verdict::PodVerdict;
+use limpet_plugins::csi::CsiVolumes;
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::EventType;
 use limpet_telemetry::reporter::Reporter;
 

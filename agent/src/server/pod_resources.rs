@@ -9,7 +9,6 @@ use tonic::{Request, Response, Status};
 
 use super::ServerState;
 use super::grpc::MAX_MESSAGE;
-use crate::device_plugins::DevicePlugins;
 use limpet_core::device_plugins::{Inventory, PluginDevice};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_model::node::Device;
@@ -21,6 +20,7 @@ use limpet_node_api::pod_resources::{
     GetPodResourcesRequest, GetPodResourcesResponse, ListPodResourcesRequest, ListPodResourcesResponse, NumaNode,
     PodResources, TopologyInfo,
 };
+use limpet_plugins::device_plugins::DevicePlugins;
 
 /// The services of the socket.
 pub(super) fn services(state: ServerState) -> Router {

@@ -13,7 +13,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::device_plugins::DevicePlugins;
 use allocations::{Allocations, Purpose, Room, one_place};
 use limpet_core::admission::{self, OUT_OF, PendingResize, Refusal, Selectable};
 use limpet_model::pod::device::pod_devices;
@@ -22,6 +21,7 @@ use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
+use limpet_plugins::device_plugins::DevicePlugins;
 use tokio::sync::{Notify, watch};
 
 pub use hold::{Hold, Refused, uses_node};

@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use limpet::config::{self, RunFlags};
-use limpet::csi::{CsiVolumes, VolumesInUse};
-use limpet::device_plugins::DevicePlugins;
 use limpet::executor::Executor;
 use limpet::executor::containerd::ContainerdExecutor;
 use limpet::executor::containerd::compose::{Backends, ExecutorParts};
@@ -28,6 +26,8 @@ use limpet_model::manifest;
 use limpet_model::pod::PodUid;
 use limpet_model::source::SourceKind;
 use limpet_model::stop_signal::{MIN_GRACE_PERIOD, StopSignal};
+use limpet_plugins::csi::{CsiVolumes, VolumesInUse};
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health;
 use limpet_telemetry::metrics::Metrics;

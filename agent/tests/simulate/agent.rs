@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use limpet::apiserver::{self, HollowRuntime, Link, Unsent};
 use limpet::config::Config;
-use limpet::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
-use limpet::device_plugins::DevicePlugins;
 use limpet::ephemeral_containers::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{World, live};
@@ -35,6 +33,8 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
 use limpet_model::pod::requests::Requests;
 use limpet_model::source::SourceKind;
+use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health as AgentHealth;
 use limpet_telemetry::metrics::Metrics;

@@ -13,7 +13,6 @@ use super::{Attachments, ClaimLookup, bound_volume, decoded, is_attached, user};
 use crate::apiserver::link::Link;
 use crate::apiserver::references::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
 use crate::apiserver::service_accounts::retry_pause;
-use crate::csi::InUse;
 use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
@@ -23,6 +22,7 @@ use limpet_model::object::claim::{self, ClaimedSource, ClaimedVolume, CsiCall};
 use limpet_model::object::csi::CsiVolume;
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, SecretBytes, from_apiserver};
 use limpet_model::pod::PodRecord;
+use limpet_plugins::csi::InUse;
 
 /// What a claim's volume is for its driver. One that has to be attached is in use from here on.
 pub(super) async fn persistent(

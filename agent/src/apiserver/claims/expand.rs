@@ -12,7 +12,6 @@ use serde_json::Value;
 use super::{Attachments, decoded, user};
 use crate::apiserver::claims::csi::secret;
 use crate::apiserver::link::Link;
-use crate::csi::ExpandError;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
@@ -22,6 +21,7 @@ use limpet_model::object::csi::CsiVolume;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::quantity::bytes;
+use limpet_plugins::csi::ExpandError;
 use limpet_telemetry::event::EventType;
 
 /// The shortest time between two checks of a claim: between two syncs of a pod by kubelet. The longest is half as much

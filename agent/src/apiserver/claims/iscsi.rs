@@ -8,12 +8,12 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret
 use super::csi::secret;
 use super::{Attachments, ClaimLookup, bound_volume, is_attached};
 use crate::apiserver::link::Link;
-use crate::csi::InUse;
 use limpet_apiserver::RequestError;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::claim;
 use limpet_model::object::iscsi::IscsiVolume;
 use limpet_model::object::{ObjectKey, SecretBytes};
+use limpet_plugins::csi::InUse;
 
 /// The disk that a claim is bound to. It is in use from here on, and waits for the controller that gives it to one node
 /// at a time if its access mode is `ReadWriteOnce`.

@@ -22,9 +22,9 @@ use tokio::sync::{Semaphore, watch};
 use super::ContainerdExecutor;
 use super::handler::HttpGetter;
 use crate::config::Config;
-use crate::csi::CsiVolumes;
-use crate::device_plugins::DevicePlugins;
 use crate::pull_records::PullRecords;
+use limpet_plugins::csi::CsiVolumes;
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::reporter::Reporter;
 
 /// Why there is no executor: what pods run in is not available.

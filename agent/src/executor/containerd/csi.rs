@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::ContainerdExecutor;
-use crate::csi::{CsiError, VolumeRequest};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{FAILED_UNMOUNT, PodState};
 use limpet_host::volume::VolumeError;
@@ -13,6 +12,7 @@ use limpet_model::object::claim::{self, CsiCall, tokens};
 use limpet_model::object::csi::CsiVolume;
 use limpet_model::object::{ObjectRecord, PodObjects};
 use limpet_model::pod::{PodRecord, PodUid};
+use limpet_plugins::csi::{CsiError, VolumeRequest};
 use limpet_telemetry::event::EventType;
 
 /// How long to wait for the driver of an unused volume, before others have their turn.

@@ -8,10 +8,10 @@ use k8s_openapi::api::core::v1::PodSpec;
 
 use super::start::START_ERROR;
 use super::{ContainerdExecutor, failure, sandbox_of};
-use limpet_containerd::client::calling;
 use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM, RuntimeClass};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, FAILED_MOUNT, FAILED_UNMOUNT, PodSandbox, PodState};
+use limpet_host::call_watch::calling;
 use limpet_host::cgroup::CgroupError;
 use limpet_host::network::AttachRequest;
 use limpet_host::orphan_processes;

@@ -23,7 +23,6 @@ use self::failed::{START_ERROR_CODE, StartFailure, config_error, is_lost_mount, 
 pub(super) use self::users::map_layers;
 use super::permit::with_permit;
 use super::{ContainerdExecutor, ended_state, sandbox_of};
-use limpet_containerd::client::calling;
 use limpet_containerd::container::{NewContainer, Rootfs, TaskStreams};
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::snapshot_mount;
@@ -33,6 +32,7 @@ use limpet_core::adopt::observed_exit;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::state::{ContainerSlot, ImageState, Instance, Life, PodSandbox, PodState};
 use limpet_host::blocking::{self, DEADLINE};
+use limpet_host::call_watch::calling;
 use limpet_host::clock;
 use limpet_host::orphan_processes;
 use limpet_host::process;

@@ -1,10 +1,10 @@
 //! What device plugins give a container that is about to start.
 
 use super::ContainerdExecutor;
-use crate::device_plugins::AllocateError;
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::device_allocation::DeviceAllocation;
+use limpet_plugins::device_plugins::AllocateError;
 
 impl ContainerdExecutor {
     /// What device plugins give it. Before a permit is taken: a plugin that hangs delays no other pod.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Container;
 
 use super::{ContainerdExecutor, Start, StartFailure, config_error, devices};
-use limpet_containerd::client::calling;
 use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_host::blocking::Progress;
+use limpet_host::call_watch::calling;
 use limpet_host::sandbox::id_mapped::IdMapping;
 use limpet_host::sandbox::label_shared_memory;
 use limpet_host::volume::Volumes;

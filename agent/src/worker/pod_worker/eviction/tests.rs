@@ -16,11 +16,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::device_plugins::DevicePlugins;
 use crate::executor::fake::FakeExecutor;
 use crate::executor::fake::world::World;
 use crate::worker::inbox::Inbox;
 use crate::worker::node_claims::{Entry, Hold, NodeOffer};
+use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health;
 use limpet_telemetry::metrics::Metrics;

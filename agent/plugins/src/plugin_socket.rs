@@ -10,7 +10,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 ///
 /// # Errors
 /// What is reported when no process listens.
-pub async fn connect(socket: PathBuf) -> Result<Channel, String> {
+pub(crate) async fn connect(socket: PathBuf) -> Result<Channel, String> {
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
@@ -22,6 +22,6 @@ pub async fn connect(socket: PathBuf) -> Result<Channel, String> {
 }
 
 /// The message of a plugin's error.
-pub fn status_message(status: &Status) -> String {
+pub(crate) fn status_message(status: &Status) -> String {
     format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::connection::Connection;
-#[cfg(test)]
+#[cfg(any(test, feature = "fixtures"))]
 use limpet_core::device_plugins::PluginDevice;
 use limpet_core::device_plugins::{DeviceCount, Inventory, PluginId};
 use limpet_host::clock::sleep_until_or_forever;
@@ -96,13 +96,13 @@ impl DevicePlugins {
     }
 
     /// Without a place on disk, for tests.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fixtures"))]
     pub fn with_table<const N: usize>(table: [&str; N]) -> Self {
         Self { table: table.map(str::to_owned).into(), ..Self::default() }
     }
 
     /// A plugin lists healthy devices of the resource, for tests.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fixtures"))]
     pub fn list(&self, resource: &str, count: usize) {
         let devices =
             (0..count).map(|index| (index.to_string(), PluginDevice { healthy: true, ..PluginDevice::default() }));

@@ -6,7 +6,7 @@ use tonic::Code;
 
 use super::{CsiError, CsiVolumes, key};
 use crate::csi::driver::Mounting;
-use limpet_containerd::client::calling;
+use limpet_host::call_watch::calling;
 use limpet_model::object::csi::CsiVolume;
 use limpet_model::pod::PodUid;
 
