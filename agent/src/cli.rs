@@ -15,7 +15,6 @@ use clap_complete::CompleteEnv;
 mod age;
 mod apply;
 mod attach;
-pub mod client;
 mod cluster;
 pub mod completion;
 mod cp;
@@ -49,8 +48,8 @@ mod ui;
 pub mod validate;
 mod version;
 
-use client::SocketClient;
 use error::CliError;
+use limpet_wire::socket_client::SocketClient;
 use screen::Screen;
 
 use crate::config::{KubeletFlags, RunFlags};

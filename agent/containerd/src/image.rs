@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::client::Client;
 use limpet_host::blocking;
 use limpet_model::object::ObjectRecord;
+use limpet_model::pull_progress::PullProgress;
 
 mod archive;
 mod auth;
@@ -43,7 +44,6 @@ pub use credential_provider::{
 pub use error::{CallError, ImageError};
 pub use flight::{PullStep, PulledNow, RunningPull};
 pub use preload::ArchiveEvent;
-pub use progress::PullProgress;
 
 use content::Store;
 use credential_provider::{CredentialProviders, ProvidedCredentials};

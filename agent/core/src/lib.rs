@@ -16,6 +16,7 @@ pub mod byte_size;
 pub mod certificate;
 pub mod cluster_history;
 pub mod connectivity;
+pub mod cpu_rate;
 pub mod csi_node;
 pub mod device_plugins;
 pub mod eviction;

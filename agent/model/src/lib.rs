@@ -25,6 +25,7 @@ pub mod pod;
 pub mod probe;
 pub mod process;
 pub mod pull_credential;
+pub mod pull_progress;
 pub mod sandbox;
 pub mod selinux;
 pub mod source;

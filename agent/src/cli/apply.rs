@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::validate;
-use crate::server::{OUTCOME, document};
 use limpet_core::source::resource::Resource;
 use limpet_model::manifest::Manifest;
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{Fault, PodRecord, Severity};
 use limpet_model::source::SourceKind;
+use limpet_wire::pods::{self as document, OUTCOME};
+use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// A placeholder for the node name, which only the agent knows; it is never shown.
 const SOME_NODE: &str = "node";
@@ -52,11 +52,11 @@ pub(super) async fn run(client: &SocketClient, args: ApplyArgs, screen: Screen) 
                     response.headers().get(OUTCOME).and_then(|outcome| outcome.to_str().ok()).unwrap_or("configured");
                 screen.print(&format!("{}/{} {}\n", resource.singular(), printable(&name), printable(outcome)))?;
             }
-            Err(CliError::Refused { message, .. }) => {
+            Err(ClientError::Refused { message, .. }) => {
                 failed = true;
                 print_error(&message);
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(if failed { EXIT_FAULTS } else { 0 })

@@ -5,14 +5,14 @@ use std::io::IsTerminal as _;
 use clap_complete::engine::ArgValueCompleter;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::client::SocketClient;
 use super::completion;
 use super::error::CliError;
 use super::exec::{query, stream};
 use super::screen::Screen;
 use super::target::{container, find};
-use crate::server::exec::PROTOCOL_V5;
 use limpet_model::pod::{PodKey, ephemeral};
+use limpet_wire::command::PROTOCOL_V5;
+use limpet_wire::socket_client::SocketClient;
 
 /// `limpet attach`.
 #[derive(Debug, clap::Args)]

@@ -1,9 +1,9 @@
 //! `limpet cluster`: what only the operator can decide about the cluster that the node is in.
 
-use super::client::SocketClient;
 use super::error::CliError;
 use super::screen::Screen;
-use crate::server::cluster::AcceptedDocument;
+use limpet_wire::socket_client::SocketClient;
+use limpet_wire::status::AcceptedDocument;
 
 /// Arguments of `limpet cluster`.
 #[derive(Debug, clap::Args)]

@@ -11,10 +11,10 @@ use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::Shells;
 
 use super::DEFAULT_SOCKET;
-use super::client::SocketClient;
 use super::error::CliError;
 use super::screen::Screen;
-use crate::server::document::PodNames;
+use limpet_wire::pods::PodNames;
+use limpet_wire::socket_client::SocketClient;
 
 /// How long completion may take.
 const COMPLETION_TIMEOUT: Duration = Duration::from_millis(400);

@@ -20,12 +20,12 @@ use clap_complete::engine::ArgValueCompleter;
 use self::location::Location;
 use self::root::ContainerRoot;
 use self::tree::{CopyError, Owner, Report, Rules, Source, Target};
-use super::client::SocketClient;
 use super::completion;
 use super::error::CliError;
 use super::screen::{Screen, printable};
 use super::target::{container, find};
-use crate::server::document::DescribeDocument;
+use limpet_wire::pods::DescribeDocument;
+use limpet_wire::socket_client::SocketClient;
 
 /// How often progress is drawn.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(500);

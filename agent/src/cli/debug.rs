@@ -8,12 +8,12 @@ use k8s_openapi::api::core::v1::{
 };
 use serde_json::Value;
 
-use super::client::SocketClient;
 use super::error::CliError;
 use super::screen::Screen;
 use super::target::find;
 use super::{attach, completion, logs};
-use crate::server::document::{PodChange, PodNames};
+use limpet_wire::pods::{PodChange, PodNames};
+use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// What follows `debugger-` in a name: kubectl's characters, which make no words.
 const SUFFIX: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -129,7 +129,7 @@ pub(super) async fn run(client: &SocketClient, args: DebugArgs, screen: Screen) 
     let tty = tty && std::io::IsTerminal::is_terminal(&std::io::stdin());
     match attach::connect(client, (&pod.key(), &name), true, tty, screen).await {
         // It has ended meanwhile.
-        Err(CliError::Refused { status: 404, .. }) => logs::print(client, &log).await,
+        Err(CliError::Client(ClientError::Refused { status: 404, .. })) => logs::print(client, &log).await,
         attached => attached,
     }
 }
@@ -202,7 +202,7 @@ async fn begun(client: &SocketClient, names: &PodNames, container: &str, screen:
             said = waits;
         }
     }
-    Err(CliError::Connection { socket: client.socket().to_owned(), message: "limpet has stopped".to_owned() })
+    Err(ClientError::Connection { socket: client.socket().to_owned(), message: "limpet has stopped".to_owned() }.into())
 }
 
 fn state<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerState> {

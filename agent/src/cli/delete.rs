@@ -10,13 +10,13 @@ use hyper::body::Incoming;
 use hyper::header::WARNING;
 
 use super::apply::{NamedDocument, print_error, read};
-use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::{completion, target};
-use crate::server::document::{DEFAULT_NAMESPACE, PodChange, PodNames};
 use limpet_core::source::resource::Resource;
 use limpet_model::pod::PodKey;
+use limpet_wire::pods::{DEFAULT_NAMESPACE, PodChange, PodNames};
+use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// Arguments of `limpet delete`.
 #[derive(Debug, clap::Args)]
@@ -72,12 +72,12 @@ pub(super) async fn run(client: &SocketClient, args: DeleteArgs, screen: Screen)
                     terminating.insert(key);
                 }
             }
-            Err(CliError::Refused { status: 404, .. }) if args.ignore_not_found => {}
-            Err(CliError::Refused { message, .. }) => {
+            Err(ClientError::Refused { status: 404, .. }) if args.ignore_not_found => {}
+            Err(ClientError::Refused { message, .. }) => {
                 failed = true;
                 print_error(&message);
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
     }
     if args.wait && !terminating.is_empty() {
@@ -167,7 +167,7 @@ async fn wait_terminated(client: &SocketClient, mut terminating: BTreeSet<PodKey
             None => {
                 let message =
                     "limpet stopped before the pods had terminated; they terminate when it runs again".to_owned();
-                return Err(CliError::Connection { socket: client.socket().to_owned(), message });
+                return Err(ClientError::Connection { socket: client.socket().to_owned(), message }.into());
             }
         }
     }

@@ -8,15 +8,15 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::client::SocketClient;
 use super::error::CliError;
 use super::output::DocumentFormat;
 use super::pod_status::Summary;
 use super::screen::{Screen, Tone};
 use super::sheet::Sheet;
 use super::{age, completion, events, history, sources, target};
-use crate::server::document::DescribeDocument;
 use limpet_model::pod::ephemeral;
+use limpet_wire::pods::DescribeDocument;
+use limpet_wire::socket_client::SocketClient;
 
 /// Arguments of `limpet describe`.
 #[derive(Debug, clap::Args)]

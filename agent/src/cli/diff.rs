@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::apply::print_error;
-use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS, EXIT_USAGE};
 use super::output::DocumentFormat;
 use super::screen::Screen;
 use super::validate;
-use crate::server::diff::document::{DiffDocument, DiffFile, DiffRequest};
 use limpet_core::forecast::{as_if_running, forecast, only};
 use limpet_core::source::Snapshots;
 use limpet_core::source::proposal::{Proposal, Proposed, propose};
 use limpet_model::source::SourceKind;
+use limpet_wire::diff::{DiffDocument, DiffFile, DiffRequest};
+use limpet_wire::socket_client::SocketClient;
 
 const PATH: &str = "/limpet/v1/diff";
 

@@ -1,7 +1,8 @@
 //! The errors of subcommands, with their exit codes.
 
 use std::io;
-use std::path::PathBuf;
+
+use limpet_wire::socket_client::ClientError;
 
 /// Faults were found, or the requested object does not exist.
 pub const EXIT_FAULTS: u8 = 1;
@@ -15,44 +16,9 @@ pub const EXIT_FORBIDDEN: u8 = 4;
 /// Why a subcommand failed. Printed once, by `cli::main`.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
-    /// No process listens on the socket.
-    #[error("limpet is not running (no socket at {}): start it with: systemctl start limpet", socket.display())]
-    NotRunning {
-        /// The socket's path.
-        socket: PathBuf,
-    },
-    /// The socket exists, but the user may not use it.
-    #[error("not allowed to talk to limpet at {}: run this as root", socket.display())]
-    Forbidden {
-        /// The socket's path.
-        socket: PathBuf,
-    },
-    /// The connection failed.
-    #[error("connection to limpet at {} failed: {message}", socket.display())]
-    Connection {
-        /// The socket's path.
-        socket: PathBuf,
-        /// The library's message.
-        message: String,
-    },
-    /// The agent responded with an error; the message is its own.
-    #[error("{message}")]
-    Refused {
-        /// HTTP status.
-        status: u16,
-        /// The agent's message.
-        message: String,
-    },
-    /// An unreadable response.
-    #[error(
-        "limpet's response to {path} cannot be read: {message}; do the agent and this command have the same version?"
-    )]
-    Answer {
-        /// The requested path.
-        path: String,
-        /// What is wrong with the response.
-        message: String,
-    },
+    /// The agent did not do what it was asked for.
+    #[error(transparent)]
+    Client(#[from] ClientError),
     /// No such pod or container, or several: the message lists the candidates.
     #[error("{0}")]
     Target(String),
@@ -76,12 +42,18 @@ impl CliError {
     /// The process's exit code.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::NotRunning { .. } | Self::Connection { .. } | Self::Answer { .. } => EXIT_UNREACHABLE,
-            Self::Forbidden { .. } => EXIT_FORBIDDEN,
+            Self::Client(error) => match error {
+                ClientError::NotRunning { .. } | ClientError::Connection { .. } | ClientError::Answer { .. } => {
+                    EXIT_UNREACHABLE
+                }
+                ClientError::Forbidden { .. } => EXIT_FORBIDDEN,
+                ClientError::Request(_) => EXIT_USAGE,
+                ClientError::Refused { .. } => EXIT_FAULTS,
+            },
             Self::Usage(_) => EXIT_USAGE,
             // The reader closed the pipe, as in `limpet pods | head -1`.
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
-            Self::Refused { .. } | Self::Target(_) | Self::Output(_) | Self::System { .. } => EXIT_FAULTS,
+            Self::Target(_) | Self::Output(_) | Self::System { .. } => EXIT_FAULTS,
         }
     }
 

@@ -6,13 +6,13 @@ use k8s_openapi::api::core::v1::Event;
 use serde_json::Value;
 
 use super::age;
-use super::client::SocketClient;
 use super::completion;
 use super::error::{CliError, EXIT_UNREACHABLE};
 use super::output::DocumentFormat;
 use super::screen::{Screen, Tone};
 use super::table::{Cell, Table};
 use super::target;
+use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// Arguments of `limpet events`.
 #[derive(Debug, clap::Args)]
@@ -46,7 +46,7 @@ pub(super) async fn run(client: &SocketClient, args: EventsArgs, screen: Screen)
         return Ok(0);
     }
     let events: Vec<Event> = serde_json::from_value(list["items"].take())
-        .map_err(|error| CliError::Answer { path: "/limpet/v1/events".to_owned(), message: error.to_string() })?;
+        .map_err(|error| ClientError::Answer { path: "/limpet/v1/events".to_owned(), message: error.to_string() })?;
     if events.is_empty() {
         screen.remark("No events.")?;
         return Ok(0);

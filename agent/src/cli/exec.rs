@@ -7,11 +7,11 @@ use std::io::{IsTerminal as _, Write as _};
 
 use clap_complete::engine::ArgValueCompleter;
 
-use super::client::SocketClient;
 use super::completion;
 use super::error::CliError;
 use super::target::{container, find};
-use crate::server::exec::PROTOCOL_V5;
+use limpet_wire::command::PROTOCOL_V5;
+use limpet_wire::socket_client::SocketClient;
 
 /// `limpet exec`.
 #[derive(Debug, clap::Args)]
@@ -73,7 +73,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::server::exec::Command;
+    use limpet_wire::command::Command;
 
     #[derive(Parser)]
     struct Line {

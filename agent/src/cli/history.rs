@@ -3,14 +3,14 @@
 use clap_complete::engine::ArgValueCompleter;
 use jiff::Timestamp;
 
-use super::client::SocketClient;
 use super::error::CliError;
 use super::output::DocumentFormat;
 use super::screen::{Screen, Tone};
 use super::table::{Cell, Table};
 use super::{age, completion, target};
-use crate::server::document::HistoryDocument;
 use limpet_core::source::{ChangeKind, ManifestChange};
+use limpet_wire::pods::HistoryDocument;
+use limpet_wire::socket_client::SocketClient;
 
 /// Arguments of `limpet history`.
 #[derive(Debug, clap::Args)]

@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 
 use super::age;
-use super::client::SocketClient;
 use super::error::CliError;
 use super::screen::{Screen, Tone};
 use super::table::{Cell, Table};
 use crate::cli::output::DocumentFormat;
-use crate::server::images::{ImageDiskDocument, ImageDocument, ImageNames, ImageRequest};
 use limpet_core::byte_size;
+use limpet_wire::images::{ImageDiskDocument, ImageDocument, ImageNames, ImageRequest};
+use limpet_wire::socket_client::SocketClient;
 
 /// Arguments of `limpet images`.
 #[derive(Debug, clap::Args)]

@@ -6,10 +6,10 @@ use clap_complete::engine::ArgValueCompleter;
 use http_body_util::BodyExt as _;
 use jiff::{SignedDuration, Timestamp};
 
-use super::client::SocketClient;
 use super::completion;
 use super::error::CliError;
 use super::target::{container, find};
+use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// `limpet logs`.
 #[derive(Debug, clap::Args)]
@@ -71,8 +71,10 @@ pub(super) async fn print(client: &SocketClient, path: &str) -> Result<u8, CliEr
     let mut body = client.accepted(client.get(path).await?).await?.into_body();
     let mut out = std::io::stdout().lock();
     while let Some(frame) = body.frame().await {
-        let frame = frame
-            .map_err(|error| CliError::Connection { socket: client.socket().to_owned(), message: error.to_string() })?;
+        let frame = frame.map_err(|error| ClientError::Connection {
+            socket: client.socket().to_owned(),
+            message: error.to_string(),
+        })?;
         if let Some(data) = frame.data_ref() {
             out.write_all(data)?;
             // Flush each chunk: a follower should see it at once.

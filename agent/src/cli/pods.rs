@@ -7,7 +7,6 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::age;
-use super::client::SocketClient;
 use super::completion;
 use super::error::{CliError, EXIT_UNREACHABLE};
 use super::output::DocumentFormat;
@@ -15,7 +14,8 @@ use super::pod_status::Summary;
 use super::screen::{Screen, Tone, printable};
 use super::table::{Cell, Table};
 use super::target;
-use crate::server::document::{PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
+use limpet_wire::pods::{PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
+use limpet_wire::socket_client::SocketClient;
 
 /// The formats of `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

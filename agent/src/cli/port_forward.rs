@@ -13,16 +13,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use self::ports::{Address, Forwarding, PortArgument};
-use super::client::SocketClient;
 use super::completion;
 use super::error::CliError;
 use super::target::find;
-use crate::server::document::PodNames;
-use crate::server::port_forward::{PORT, PROTOCOL, REQUEST_ID, STREAM_TYPE};
-use crate::server::spdy::connection::{Ended, Handle, Role, Stream, connection};
-use crate::server::spdy::frame::Status;
-use crate::server::spdy::headers::Headers;
-use crate::server::spdy::tcp;
+use limpet_wire::pods::PodNames;
+use limpet_wire::port_forward::{PORT, PROTOCOL, REQUEST_ID, STREAM_TYPE};
+use limpet_wire::socket_client::{ClientError, SocketClient};
+use limpet_wire::spdy::connection::{Ended, Handle, Role, Stream, connection};
+use limpet_wire::spdy::frame::Status;
+use limpet_wire::spdy::headers::Headers;
+use limpet_wire::spdy::tcp;
 
 /// `limpet port-forward`.
 #[derive(Debug, clap::Args)]
@@ -60,7 +60,7 @@ pub(super) async fn run(client: &SocketClient, args: PortForwardArgs) -> Result<
         }
     }
     driver.await;
-    Err(CliError::Refused { status: 500, message: "lost connection to pod".to_owned() })
+    Err(ClientError::Refused { status: 500, message: "lost connection to pod".to_owned() }.into())
 }
 
 /// The ports as numbers; names are those of the pod's containers.

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 
 use super::age;
-use super::client::SocketClient;
 use super::error::CliError;
 use super::output::DocumentFormat;
 use super::screen::{Screen, Tone, printable};
 use super::table::{Cell, Table};
-use crate::server::document::{RejectionDocument, SourceDocument};
+use limpet_wire::pods::{RejectionDocument, SourceDocument};
+use limpet_wire::socket_client::SocketClient;
 
 /// Arguments of `limpet sources`.
 #[derive(Debug, clap::Args)]
@@ -115,7 +115,7 @@ pub(super) fn rejection(rejected: &RejectionDocument) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::document::{FaultDocument, MissingObjectDocument};
+    use limpet_wire::pods::{FaultDocument, MissingObjectDocument};
 
     #[test]
     fn sources_are_shown_with_rejected_manifests() {

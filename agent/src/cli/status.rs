@@ -8,7 +8,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
 use super::age;
-use super::client::SocketClient;
 use super::error::{CliError, EXIT_FAULTS};
 use super::output::DocumentFormat;
 use super::pod_status::Summary;
@@ -16,8 +15,9 @@ use super::pods::{name, namespace};
 use super::screen::{Screen, Tone, printable};
 use super::sheet::Sheet;
 use super::sources;
-use crate::server::document::{PodEntry, PodsDocument, SourceDocument};
-use crate::server::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument};
+use limpet_wire::pods::{PodEntry, PodsDocument, SourceDocument};
+use limpet_wire::socket_client::SocketClient;
+use limpet_wire::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument};
 
 /// Arguments of `limpet status`.
 #[derive(Debug, clap::Args)]

@@ -19,12 +19,12 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 use self::archive::Archive;
-use super::client::SocketClient;
 use super::doctor;
 use super::error::CliError;
 use super::screen::Screen;
 use crate::config::RunFlags;
 use crate::server::configz;
+use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// The end of each container's log that is taken, in KiB.
 const LOG_KIB: u64 = 64;
@@ -64,7 +64,7 @@ pub(super) async fn run(
 ) -> Result<u8, CliError> {
     // A user who may not use the socket may not read the files either.
     let agent = match client.connect().await {
-        Err(error @ CliError::Forbidden { .. }) => return Err(error),
+        Err(error @ ClientError::Forbidden { .. }) => return Err(error.into()),
         Err(error) => Err(error.to_string()),
         Ok(_) => Ok(()),
     };

@@ -2,10 +2,9 @@
 
 use std::io::Write as _;
 
-use super::client::SocketClient;
 use super::error::CliError;
-use crate::server::document::PodNames;
-use limpet_model::pod::PodKey;
+use limpet_wire::pods::PodNames;
+use limpet_wire::socket_client::SocketClient;
 
 /// The most candidates listed in an error.
 const MAX_CANDIDATES: usize = 8;
@@ -84,13 +83,6 @@ fn list(pods: &[&PodNames]) -> String {
         text.push_str(&format!(" and {} more", pods.len() - MAX_CANDIDATES));
     }
     text
-}
-
-impl PodNames {
-    /// The pod's key.
-    pub fn key(&self) -> PodKey {
-        PodKey::new(self.namespace.as_str(), self.name.as_str())
-    }
 }
 
 #[cfg(test)]

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::SocketClient;
 use super::error::CliError;
 use super::output::DocumentFormat;
 use super::screen::Screen;
 use super::table::{Cell, Table};
-use crate::server::usage::{PodUsageDocument, Reading, UsageDocument};
-use limpet_telemetry::usage::rates::rate;
+use limpet_core::cpu_rate::rate;
+use limpet_wire::socket_client::SocketClient;
+use limpet_wire::usage::{PodUsageDocument, Reading, UsageDocument};
 
 /// Between the two readings of one table.
 pub(super) const READING_INTERVAL: Duration = Duration::from_secs(1);
@@ -96,7 +96,7 @@ pub(super) fn page(before: &UsageDocument, after: &UsageDocument, screen: &Scree
 
 /// The agent's counters.
 pub(super) async fn read(client: &SocketClient) -> Result<UsageDocument, CliError> {
-    client.get_json("/limpet/v1/usage").await
+    Ok(client.get_json("/limpet/v1/usage").await?)
 }
 
 /// What one pod uses.
@@ -214,7 +214,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
-    use crate::server::usage::ContainerUsageDocument;
+    use limpet_wire::usage::ContainerUsageDocument;
 
     fn document(uptime: u64, pods: &[(&str, &str, u64, u64)]) -> UsageDocument {
         let reading = |cpu, memory: u64| Reading {

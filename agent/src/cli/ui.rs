@@ -27,14 +27,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::client::SocketClient;
 use super::error::CliError;
 use super::exec::stream::read_stdin;
 use super::screen::Screen;
-use crate::server::document::PodChange;
 use feed::Feed;
 use feeds::{Feeds, PODS};
 use keys::Keys;
+use limpet_wire::pods::PodChange;
+use limpet_wire::socket_client::SocketClient;
 use paint::Frame;
 use state::{Order, Ui};
 use terminal::{Abilities, FullScreen, Writer, columns_and_lines};

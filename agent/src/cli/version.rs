@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::SocketClient;
 use super::error::CliError;
 use super::output::DocumentFormat;
 use super::screen::Screen;
+use limpet_wire::socket_client::SocketClient;
 
 /// The timeout of the agent's response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -13,7 +13,7 @@ use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderName, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
@@ -29,12 +29,11 @@ use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::{PodKey, identity};
+use limpet_wire::pods::OUTCOME;
 use rejected_push::RejectedPush;
 
 /// The limit of a request body, the same as of a manifest file.
 const MAX_BODY: usize = 10 << 20;
-/// The result of a PUT: `created`, `configured` or `unchanged`.
-pub(crate) const OUTCOME: HeaderName = HeaderName::from_static("limpet-outcome");
 
 /// The routes.
 pub(super) fn routes() -> Routes<ServerState> {

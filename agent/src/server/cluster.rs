@@ -3,7 +3,6 @@
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
 use super::authorization::Permission::Write;
@@ -11,19 +10,13 @@ use super::pods::json;
 use super::routes::Routes;
 use super::status_error::StatusError;
 use crate::source::api;
+use limpet_wire::status::AcceptedDocument;
 
 /// What the route needs.
 #[derive(Debug, Clone)]
 pub struct ClusterState {
     /// The source of the apiserver's pods; `None` in no cluster.
     pub source: Option<mpsc::Sender<api::Update>>,
-}
-
-/// The pods that end, because the cluster does not have them.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AcceptedDocument {
-    /// `namespace/name` of each.
-    pub ended: Vec<String>,
 }
 
 /// The route.

@@ -3,8 +3,6 @@
 //! GET compares the running pods with what the sources hold now; the manifest directory is reread. POST compares them
 //! with the sources' manifests after replacing some by those of the request.
 
-pub mod document;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,7 +20,6 @@ use super::pods::json;
 use super::routes::Routes;
 use super::sources::{SourceView, Sources};
 use crate::source::file;
-use document::{DiffDocument, DiffRequest};
 use limpet_core::forecast::{Forecast, forecast, images};
 use limpet_core::source::Snapshots;
 use limpet_core::source::proposal::{Proposal, propose};
@@ -31,6 +28,7 @@ use limpet_core::status::observed::Observed;
 use limpet_host::blocking;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
+use limpet_wire::diff::{DiffDocument, DiffRequest};
 
 /// The limit of a request body: a whole directory of manifests.
 const MAX_BODY: usize = 64 << 20;

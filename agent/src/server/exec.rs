@@ -6,7 +6,6 @@ mod protocol;
 mod session;
 mod spdy;
 mod websocket;
-mod wire;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,18 +24,18 @@ use self::session::{Process, Session};
 use super::authorization::{Permission, Subresource};
 use super::channels::{Encoding, bounded};
 use super::connection::OpenStreams;
-use super::idle::IdleTimeout;
 use super::routes::Routes;
-use super::spdy::upgrade::{is_requested, negotiate};
+use crate::server::spdy_upgrade::{is_requested, negotiate};
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::ExecRequest;
 use limpet_core::status::observed::{Observed, ObservedPod, ObservedPods};
 use limpet_model::pod::PodKey;
+use limpet_wire::idle::IdleTimeout;
 
 pub use attach::AttachState;
+use limpet_wire::command::{Command, Streams};
 pub(super) use session::OUTPUT_IDLE;
 pub(super) use websocket::check_messages;
-pub use wire::{Channel, Command, PROTOCOL_V4, PROTOCOL_V5, Streams, parse_status, size as size_message};
 
 /// The container to run a command in, or to attach to.
 #[derive(Debug, Clone, PartialEq, Eq)]

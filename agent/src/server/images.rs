@@ -9,7 +9,7 @@ use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::authorization::Permission::{Read, Write};
@@ -17,8 +17,9 @@ use super::pods::{WatchQuery, json};
 use super::routes::Routes;
 use super::watch::{self, Lines};
 use crate::image_gc::{KnownPods, is_named, prune, space};
-use limpet_containerd::image::{ImageError, Images, PullAccess, PullProgress, PullStep, RunningPull};
+use limpet_containerd::image::{ImageError, Images, PullAccess, PullStep, RunningPull};
 use limpet_model::image::StoredImage;
+use limpet_wire::images::{ImageDiskDocument, ImageDocument, ImageNames, ImageRequest, PullEvent};
 
 /// What the routes need.
 #[derive(Debug, Clone)]
@@ -27,71 +28,6 @@ pub struct ImagesState {
     pub images: Images,
     /// Whose images they are.
     pub pods: Arc<KnownPods>,
-}
-
-/// One image as it is shown.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ImageDocument {
-    /// Its names, normalized.
-    pub names: Vec<String>,
-    /// What they resolve to.
-    pub digest: String,
-    /// Bytes of documents and packed layers; missing when a part of it is.
-    pub size: Option<u64>,
-    /// Whether it must not be removed.
-    pub pinned: bool,
-    /// When it came.
-    pub created: Option<Time>,
-    /// When it was last used, as far as that was written down. Of an image in use, the end of an earlier use.
-    pub last_used: Option<Time>,
-    /// A container uses it.
-    pub in_use: bool,
-    /// The pods that need it, as `namespace/name`.
-    pub pods: Vec<String>,
-}
-
-/// The disk that images lie on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ImageDiskDocument {
-    /// The directory of the snapshots.
-    pub directory: PathBuf,
-    /// All bytes of its file system.
-    pub capacity: u64,
-    /// Bytes that can still be written.
-    pub available: u64,
-    /// As garbage collection rounds it.
-    pub used_percent: u64,
-}
-
-/// The image, or the archive's path, that a request is about.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct ImageRequest {
-    /// A reference as in a Pod, or an absolute path.
-    pub image: String,
-    /// For a pin: whether it is set or removed.
-    #[serde(default)]
-    pub pinned: bool,
-}
-
-/// What a pull or an import brought, or what was removed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageNames {
-    /// The images' names, normalized.
-    pub images: Vec<String>,
-}
-
-/// One line of `/limpet/v1/images/pull?watch=1`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "type", content = "entry", rename_all = "UPPERCASE")]
-pub enum PullEvent {
-    /// How far the pull is.
-    Progress(PullProgress),
-    /// Its end: what it brought.
-    Pulled(ImageNames),
-    /// Its end: why it failed.
-    Failed(String),
 }
 
 /// The routes.

@@ -9,7 +9,6 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
-use super::document::{DescribeDocument, HistoryDocument, PodsDocument, SourceDocument};
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
 use super::{ServerState, SourceView, status};
@@ -20,6 +19,7 @@ use limpet_model::source::SourceKind;
 use limpet_telemetry::metrics::{CONTENT_TYPE, ClaimFigures};
 use limpet_telemetry::usage::claims::ClaimName;
 use limpet_telemetry::usage::disks::VolumeDisk;
+use limpet_wire::pods::{DescribeDocument, HistoryDocument, PodsDocument, SourceDocument};
 
 /// The query of routes that can be watched.
 #[derive(Debug, Deserialize)]

@@ -23,24 +23,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::authorization::{Permission, Subresource};
 use super::channels::{Encoding, bounded};
-use super::idle::IdleTimeout;
 use super::routes::Routes;
-use super::spdy::upgrade::{is_requested, negotiate};
+use crate::server::spdy_upgrade::{is_requested, negotiate};
 use limpet_core::status::observed::{Observed, ObservedPod};
 use limpet_host::pod_port::{self, PodPortError};
 use limpet_host::sandbox::Sandboxes;
 use limpet_model::pod::{PodKey, PodUid};
+use limpet_wire::idle::IdleTimeout;
+use limpet_wire::port_forward::PROTOCOL;
 
 pub(super) use channels::check_messages;
 
-/// The protocol: pairs of streams, `error` and `data`, with the headers below.
-pub const PROTOCOL: &str = "portforward.k8s.io";
-/// The header that says what a stream is for.
-pub const STREAM_TYPE: &str = "streamtype";
-/// The header with the pod's port.
-pub const PORT: &str = "port";
-/// The header that makes two streams a pair.
-pub const REQUEST_ID: &str = "requestid";
 /// SPDY within the binary messages of a WebSocket.
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 /// Clients that forward ports at once.

@@ -6,7 +6,6 @@ use axum::extract::State;
 use axum::response::Response;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use serde::{Deserialize, Serialize};
 
 use super::ServerState;
 use super::pods::json;
@@ -17,94 +16,9 @@ use limpet_core::certificate::Validity;
 use limpet_core::connectivity::Connectivity;
 use limpet_host::blocking;
 use limpet_host::proc_files::boot_time;
-use limpet_model::node::Pressure;
 use limpet_model::object::{ObjectKind, token};
 use limpet_model::source::SourceKind;
-
-/// How the agent and the node are doing.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct StatusDocument {
-    /// The agent's version.
-    pub version: String,
-    /// The node's name.
-    pub node: String,
-    /// When the agent started.
-    pub started: Time,
-    /// When the machine did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub booted: Option<Time>,
-    /// Whether containerd's event stream is open.
-    pub containerd: bool,
-    /// The connection to the apiserver; `None`: the node is in no cluster.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub apiserver: Option<ApiserverDocument>,
-    /// The node's certificates.
-    pub certificates: Vec<CertificateDocument>,
-    /// The tokens of service accounts that pods have.
-    pub tokens: TokensDocument,
-    /// The node's conditions that hold; `None` before the first measurement.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub conditions: Option<Vec<Pressure>>,
-}
-
-/// The connection to the apiserver.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ApiserverDocument {
-    /// Its URL.
-    pub server: String,
-    /// `connecting`, `online` or `offline`.
-    pub state: String,
-    /// Why it is offline: `unreachable`, `certificate expired`, …
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cause: Option<String>,
-    /// The newest failure.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-    /// Since when.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<Time>,
-    /// When it answered a request last, since the agent started.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_sync: Option<Time>,
-    /// What is not sent to it yet.
-    pub unsent: UnsentDocument,
-}
-
-/// What is not sent to the apiserver yet.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct UnsentDocument {
-    /// Pods of the apiserver with another status than it knows.
-    pub statuses: usize,
-    /// Mirror pods to make, replace, remove or report on.
-    pub mirrors: usize,
-    /// Events.
-    pub events: usize,
-}
-
-/// One certificate.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CertificateDocument {
-    /// `client`: by which the node names itself to the apiserver; `serving`: which its own API shows.
-    pub purpose: String,
-    /// Its first moment.
-    pub not_before: Time,
-    /// Its last one.
-    pub not_after: Time,
-}
-
-/// The tokens of service accounts.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TokensDocument {
-    /// How many there are.
-    pub count: usize,
-    /// When the first of them expires.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub first_expiry: Option<Time>,
-}
+use limpet_wire::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument, UnsentDocument};
 
 /// All of it, now.
 pub(super) async fn status(State(state): State<ServerState>) -> Response {

@@ -14,14 +14,12 @@ use super::cluster::ClusterState;
 use super::debug_container::DebugContainerState;
 use super::diagnostics::DiagnosticsState;
 use super::diff::DiffState;
-use super::document::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use super::exec::{AttachState, ExecState};
 use super::images::ImagesState;
 use super::kubelet::StreamStates;
 use super::logs::LogState;
 use super::port_forward::PortForwardState;
 use super::*;
-use crate::cli::client::SocketClient;
 use crate::config::DebugHandlers;
 use crate::image_gc::KnownPods;
 use crate::source::push;
@@ -36,6 +34,8 @@ use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{Event, EventType};
 use limpet_telemetry::health::Heartbeat;
+use limpet_wire::pods::{DescribeDocument, PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
+use limpet_wire::socket_client::SocketClient;
 
 /// A directory that is removed with the test.
 struct TempDir(PathBuf);

@@ -9,10 +9,6 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodSpec, PodStatus}
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Serialize;
 
-use super::document::{
-    ContainerDocument, DescribeDocument, FaultDocument, MissingObjectDocument, PodEntry, PodNames, RejectionDocument,
-    SourceDocument,
-};
 use super::sources::SourceView;
 use crate::apiserver::{ClusterView, Link};
 use limpet_core::connectivity::Connectivity;
@@ -20,9 +16,13 @@ use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Health, Rejection};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_model::object::ObjectKey;
-use limpet_model::pod::{Fault, PodKey, PodRecord, Severity};
+use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use limpet_telemetry::event::Event;
+use limpet_wire::pods::rejection;
+use limpet_wire::pods::{
+    ContainerDocument, DescribeDocument, MissingObjectDocument, PodEntry, PodNames, RejectionDocument, SourceDocument,
+};
 
 /// A Pod for serialization, borrowed from the snapshots.
 #[derive(Debug, Serialize)]
@@ -313,31 +313,4 @@ fn lost_claim(duplicate: &Duplicate) -> RejectionDocument {
     fault.origin = Arc::clone(&loser.origin);
     let fault = fault.with_remedy("change or remove one of them");
     rejection(&Rejection { origin: Arc::clone(&loser.origin), faults: vec![fault], kept: Vec::new() })
-}
-
-/// A rejected manifest as shown to users.
-pub(super) fn rejection(refused: &Rejection) -> RejectionDocument {
-    let mut faults: Vec<&Fault> = refused.faults.iter().collect();
-    faults.sort_by_key(|fault| fault.severity);
-    RejectionDocument {
-        origin: refused.origin.to_string(),
-        faults: faults.into_iter().map(fault).collect(),
-        kept: refused.kept.iter().map(ToString::to_string).collect(),
-    }
-}
-
-fn fault(fault: &Fault) -> FaultDocument {
-    let severity = match fault.severity {
-        Severity::Error => "error",
-        Severity::Warning => "warning",
-    };
-    FaultDocument {
-        severity: severity.to_owned(),
-        line: fault.position.map(|(line, _)| line),
-        column: fault.position.map(|(_, column)| column),
-        path: fault.path.clone(),
-        message: fault.message.clone(),
-        remedy: fault.remedy.clone(),
-        text: fault.to_string(),
-    }
 }

@@ -14,11 +14,11 @@ use futures_util::stream;
 use serde::Serialize;
 
 use super::ServerState;
-use super::document::PodChange;
 use super::pod_changes::{ChangeKind, PodChanges, Remarks};
 use super::view;
 use limpet_model::pod::PodKey;
 use limpet_telemetry::event::Event;
+use limpet_wire::pods::PodChange;
 
 /// The lines of a stream.
 pub(super) trait Lines: Send + 'static {

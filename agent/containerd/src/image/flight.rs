@@ -7,11 +7,11 @@ use futures_util::future::{BoxFuture, Shared, WeakShared};
 use tokio::sync::watch;
 
 use super::error::ImageError;
-use super::progress::PullProgress;
 use super::{Images, PullAccess};
 use limpet_model::image::LocalImage;
 use limpet_model::image_name::{ImageName, normalize};
 use limpet_model::pull_credential::PullCredential;
+use limpet_model::pull_progress::PullProgress;
 
 /// What a pull brought.
 #[derive(Debug, Clone)]

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use limpet_model::probe::ProbeKind;
 
 use crate::cli::sheet::Sheet;
-use crate::server::document::ContainerDocument;
+use limpet_wire::pods::ContainerDocument;
 
 pub(super) fn describe(
     sheet: &mut Sheet,

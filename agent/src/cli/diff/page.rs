@@ -4,11 +4,11 @@ use serde_json::Value;
 
 use super::super::screen::{Screen, Tone, printable};
 use super::super::validate;
-use crate::server::diff::document::{
+use limpet_model::pod::{Fault, Severity};
+use limpet_wire::diff::{
     DiffDocument, DiffFile, FieldDocument, ImageDocument, ObjectDiffDocument, PodDiffDocument, ValueDocument,
 };
-use crate::server::document::{DEFAULT_NAMESPACE, FaultDocument, RejectionDocument};
-use limpet_model::pod::{Fault, Severity};
+use limpet_wire::pods::{DEFAULT_NAMESPACE, FaultDocument, RejectionDocument};
 
 /// The most characters shown of one value.
 const MAX_VALUE: usize = 60;

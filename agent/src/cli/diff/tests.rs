@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
-use crate::server::diff::document::ImageDocument;
+use limpet_wire::diff::ImageDocument;
 
 const SCREEN: Screen = Screen { color: false, quiet: false };
 

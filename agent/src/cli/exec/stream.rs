@@ -12,7 +12,8 @@ use tokio_tungstenite::tungstenite::{Error, Message, protocol::Role};
 
 use super::terminal::{RawMode, size};
 use crate::cli::error::CliError;
-use crate::server::exec::{Channel, parse_status, size_message};
+use limpet_wire::command::{Channel, parse_status, size as size_message};
+use limpet_wire::socket_client::ClientError;
 
 /// The largest message of input, in bytes.
 const MAX_INPUT_MESSAGE: usize = 32 << 10;
@@ -62,7 +63,7 @@ async fn receive(mut stream: impl Stream<Item = Result<Message, Error>> + Unpin)
             Some((Channel::Stdout, data)) => show(io::stdout().lock(), data)?,
             Some((Channel::Stderr, data)) => show(io::stderr().lock(), data)?,
             Some((Channel::Error, data)) if !data.is_empty() => {
-                return parse_status(data).map_err(|message| CliError::Refused { status: 500, message });
+                return Ok(parse_status(data).map_err(|message| ClientError::Refused { status: 500, message })?);
             }
             _ => {}
         }

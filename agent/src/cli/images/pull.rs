@@ -3,11 +3,11 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use crate::cli::client::SocketClient;
 use crate::cli::error::CliError;
 use crate::cli::screen::{Screen, printable};
-use crate::server::images::{ImageNames, ImageRequest, PullEvent};
-use limpet_containerd::image::PullProgress;
+use limpet_model::pull_progress::PullProgress;
+use limpet_wire::images::{ImageNames, ImageRequest, PullEvent};
+use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// The least time between two lines where there is no terminal.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
@@ -24,16 +24,16 @@ pub(super) async fn run(client: &SocketClient, image: String, screen: Screen) ->
         match events.next().await {
             Ok(Some(PullEvent::Progress(progress))) => display.show(progress)?,
             Ok(Some(PullEvent::Pulled(names))) => break Ok(names),
-            Ok(Some(PullEvent::Failed(message))) => break Err(CliError::Refused { status: 500, message }),
+            Ok(Some(PullEvent::Failed(message))) => break Err(ClientError::Refused { status: 500, message }),
             Ok(None) => {
                 let message = "limpet stopped; the next pull resumes where this one ended".to_owned();
-                break Err(CliError::Connection { socket: client.socket().to_owned(), message });
+                break Err(ClientError::Connection { socket: client.socket().to_owned(), message });
             }
             Err(error) => break Err(error),
         }
     };
     display.end()?;
-    ended
+    Ok(ended?)
 }
 
 /// How the progress is shown.

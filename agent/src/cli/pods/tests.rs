@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::server::document::{FaultDocument, RejectionDocument};
+use limpet_wire::pods::{FaultDocument, RejectionDocument};
 
 const NOW: &str = "2026-01-10T00:00:00Z";
 

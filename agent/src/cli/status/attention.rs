@@ -6,9 +6,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::{PodCounts, state};
 use crate::cli::age;
 use crate::cli::sources;
-use crate::server::document::SourceDocument;
-use crate::server::status::{CertificateDocument, StatusDocument};
 use limpet_model::source::SourceKind;
+use limpet_wire::pods::SourceDocument;
+use limpet_wire::status::{CertificateDocument, StatusDocument};
 
 /// So many pods are named; the others are counted.
 const MAX_NAMED_PODS: usize = 10;

@@ -10,11 +10,11 @@ use serde_json::Value;
 
 use super::archive::Archive;
 use super::redaction;
-use crate::cli::client::SocketClient;
 use crate::cli::error::CliError;
 use crate::cli::screen::Screen;
 use crate::cli::{describe, events, pods};
-use crate::server::document::{DescribeDocument, PodNames};
+use limpet_wire::pods::{DescribeDocument, PodNames};
+use limpet_wire::socket_client::SocketClient;
 
 /// How long one document may take.
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(30);

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::Event;
 use serde_json::Value;
 
-use crate::server::document::{DescribeDocument, PodChange};
-use crate::server::usage::UsageDocument;
+use limpet_wire::pods::{DescribeDocument, PodChange};
+use limpet_wire::usage::UsageDocument;
 
 /// A pod's namespace and name.
 pub(super) type PodId = (String, String);

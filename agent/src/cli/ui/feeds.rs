@@ -15,10 +15,10 @@ use tokio_util::task::AbortOnDropHandle;
 use super::feed::{DetailOf, EventsOf, Feed, Figures, LogOf, Subscriptions};
 use super::state::LOG_LINES;
 use super::text::log_line;
-use crate::cli::client::{JsonLines, SocketClient};
 use crate::cli::error::CliError;
 use crate::cli::top;
-use crate::server::document::PodChange;
+use limpet_wire::pods::PodChange;
+use limpet_wire::socket_client::{ClientError, JsonLines, SocketClient};
 
 /// The updates that may be queued. A task with further ones waits.
 const UPDATE_QUEUE_LEN: usize = 64;
@@ -138,7 +138,7 @@ async fn arrival(client: &SocketClient) -> io::Result<()> {
         // From here on no event is lost.
         match client.connect().await {
             Ok(_) => return Ok(()),
-            Err(CliError::NotRunning { .. }) => {}
+            Err(ClientError::NotRunning { .. }) => {}
             Err(error) => return Err(io::Error::other(error.to_string())),
         }
         if existing(client.socket()) == near {
@@ -195,7 +195,7 @@ async fn read_log(client: &SocketClient, of: &LogOf, news: &mpsc::Sender<Feed>) 
     let mut body = client.accepted(client.get(&path).await?).await?.into_body();
     let mut pending: Vec<u8> = Vec::new();
     while let Some(frame) = body.frame().await {
-        let broken = |error: hyper::Error| CliError::Connection {
+        let broken = |error: hyper::Error| ClientError::Connection {
             socket: client.socket().to_owned(),
             message: error.to_string(),
         };

@@ -3,7 +3,7 @@
 use super::feed::{LogOf, PodId};
 use super::page::{Page, ScrollPosition};
 use super::state::LOG_LINES;
-use crate::server::document::PodEntry;
+use limpet_wire::pods::PodEntry;
 
 /// The log of one container, of those its pod has.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use super::{help, log, usage};
 use crate::cli::pods::{self, Listing};
 use crate::cli::screen::Screen;
 use crate::cli::{describe, events};
-use crate::server::document::{PodChange, PodEntry};
+use limpet_wire::pods::{PodChange, PodEntry};
 
 /// How many events are kept.
 const MAX_EVENTS: usize = 1000;

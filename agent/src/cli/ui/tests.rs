@@ -4,8 +4,8 @@ use serde_json::json;
 
 use super::keys::Key;
 use super::*;
-use crate::server::document::{DescribeDocument, PodEntry};
 use feed::{Figures, Subscriptions};
+use limpet_wire::pods::{DescribeDocument, PodEntry};
 
 const NOW: &str = "2026-01-10T00:00:00Z";
 

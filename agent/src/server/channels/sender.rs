@@ -9,7 +9,7 @@ use futures_util::stream::SplitSink;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::super::idle::Idle;
+use limpet_wire::idle::Idle;
 
 /// How often a silent client is pinged, to notice one that has gone.
 const PING_INTERVAL: Duration = Duration::from_secs(30);

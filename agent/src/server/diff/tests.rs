@@ -6,11 +6,11 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::super::caller::tests::for_host;
-use super::document::{DiffDocument, DiffFile, DiffRequest};
 use super::*;
-use crate::cli::client::SocketClient;
 use limpet_core::forecast::as_if_running;
 use limpet_core::source::SourceSnapshot;
+use limpet_wire::diff::{DiffDocument, DiffFile, DiffRequest};
+use limpet_wire::socket_client::SocketClient;
 
 const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
@@ -78,7 +78,7 @@ fn fixture(directory: &[(&str, String)]) -> Fixture {
 
 /// Each pod with its change, and which of its images are present.
 fn changes(document: &DiffDocument) -> Vec<String> {
-    let present = |pod: &document::PodDiffDocument| -> Vec<Option<bool>> {
+    let present = |pod: &limpet_wire::diff::PodDiffDocument| -> Vec<Option<bool>> {
         pod.images.iter().map(|image| image.present).collect()
     };
     let pods = document.pods.iter();

@@ -16,15 +16,15 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::session::{Activity, Incoming, Outgoing, pump, send};
-use super::wire::{Channel, Streams, exit_status, failure_status};
 use super::{ExecLookupError, ExecTarget};
-use crate::server::idle::IdleTimeout;
 use crate::server::logs::{LogTarget, finished};
 use limpet_containerd::attach::{AttachPoint, AttachedStreams};
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::ExecControl;
 use limpet_containerd::log::{LogStream, ReadOptions, open};
 use limpet_core::status::observed::Observed;
+use limpet_wire::command::{Channel, Streams, exit_status, failure_status};
+use limpet_wire::idle::IdleTimeout;
 
 /// What the route needs.
 #[derive(Clone)]

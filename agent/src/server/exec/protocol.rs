@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::super::channels::Encoding;
-use super::wire::{PROTOCOL_V4, PROTOCOL_V5};
+use limpet_wire::command::{PROTOCOL_V4, PROTOCOL_V5};
 
 /// The version that client and server have agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,8 +53,8 @@ impl Version {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{exit_status, failure_status};
     use super::*;
+    use limpet_wire::command::{exit_status, failure_status};
 
     #[test]
     fn old_versions_have_a_text_for_failures_alone() {

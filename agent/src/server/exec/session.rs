@@ -16,10 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::attach::Attachment;
 use super::protocol::Version;
-use super::wire::{Channel, Streams, exit_status, failure_status};
-use crate::server::idle::IdleTimeout;
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::{ExecControl, ExecError, ExecRequest, ExecSession, start};
+use limpet_wire::command::{Channel, Streams, exit_status, failure_status};
+use limpet_wire::idle::IdleTimeout;
 
 /// The most output that is sent at once, in bytes.
 const MAX_OUTPUT_MESSAGE: usize = 16 << 10;

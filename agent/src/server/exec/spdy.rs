@@ -8,11 +8,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::super::spdy::connection::{Handle, Input, Output, Role, Stream, connection};
-use super::super::spdy::frame::Status;
 use super::protocol::Version;
 use super::session::{self, CLOSE_TIMEOUT, Incoming, OUTPUT_QUEUE_LEN, Outgoing, Session};
-use super::wire::{Channel, Streams, parse_size};
+use limpet_wire::command::{Channel, Streams, parse_size};
+use limpet_wire::spdy::connection::{Handle, Input, Output, Role, Stream, connection};
+use limpet_wire::spdy::frame::Status;
 
 /// How long a client may take to open its streams, as in kubelet.
 const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);

@@ -11,13 +11,15 @@ use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::super::caller::tests::for_host;
-use super::super::spdy::connection::{Handle, Input, Role as SpdyRole, Stream, connection};
-use super::super::spdy::headers::Headers;
 use super::*;
-use crate::cli::client::SocketClient;
 use crate::cli::error::CliError;
-use crate::server::document::PodNames;
 use limpet_containerd::fixtures::TestContainer;
+use limpet_wire::command::{Channel, PROTOCOL_V4, PROTOCOL_V5, parse_status, size as size_message};
+use limpet_wire::pods::PodNames;
+use limpet_wire::socket_client::ClientError;
+use limpet_wire::socket_client::SocketClient;
+use limpet_wire::spdy::connection::{Handle, Input, Role as SpdyRole, Stream, connection};
+use limpet_wire::spdy::headers::Headers;
 
 /// A server with the exec route.
 struct Node {
@@ -59,7 +61,7 @@ impl Node {
         Some(Self { container, client: SocketClient::new(&socket), stop })
     }
 
-    async fn connect(&self, query: &str, protocol: &str) -> Result<Socket, CliError> {
+    async fn connect(&self, query: &str, protocol: &str) -> Result<Socket, ClientError> {
         let path = format!("/exec/default/web-edge1/app?{query}");
         let stream = self.client.upgrade(&path, protocol).await?;
         Ok(Socket(WebSocketStream::from_raw_socket(stream, Role::Client, None).await))
@@ -257,7 +259,7 @@ async fn old_versions_have_texts_for_failures_and_sizes_from_the_third_on() {
         }
         let [_, out, _, status] = received;
         let expected = match protocol.starts_with("v4") {
-            true => wire::exit_status(3),
+            true => limpet_wire::command::exit_status(3),
             false => b"command terminated with non-zero exit code: 3".to_vec(),
         };
         assert_eq!((&*out, status), (&b"fooo"[..], expected), "{protocol}");
@@ -345,7 +347,7 @@ async fn invalid_requests_fail_before_the_upgrade() {
         ),
     ] {
         match node.connect(query, protocol).await {
-            Err(CliError::Refused { status: 400, message }) => assert_eq!(message, expected),
+            Err(ClientError::Refused { status: 400, message }) => assert_eq!(message, expected),
             other => panic!("{query}: {:?}", other.map(|_| ())),
         }
     }

@@ -10,10 +10,10 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::super::channels::{Encoding, send_queued};
-use super::super::idle::Idle;
 use super::protocol::Version;
 use super::session::{self, CLOSE_TIMEOUT, Incoming, OUTPUT_QUEUE_LEN, Outgoing, Session};
-use super::wire::{Channel, parse_size};
+use limpet_wire::command::{Channel, parse_size};
+use limpet_wire::idle::Idle;
 
 /// Serves the client of `socket`.
 pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encoding) {

@@ -16,9 +16,9 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::super::channels::{Encoding, send_queued};
-use super::super::idle::Idle;
 use super::{PortForwardState, SessionPermit, Target};
 use limpet_host::pod_port::PodPortError;
+use limpet_wire::idle::Idle;
 
 /// The protocols, by name; a client that names none has the first.
 pub(super) const PROTOCOLS: [(&str, Encoding); 2] =

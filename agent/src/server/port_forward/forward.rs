@@ -7,11 +7,11 @@ use bytes::Bytes;
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use super::super::spdy::connection::{Input, Output, Stream};
-use super::super::spdy::tcp;
 use super::Target;
 use super::pairs::Pair;
 use limpet_host::pod_port::PodPortError;
+use limpet_wire::spdy::connection::{Input, Output, Stream};
+use limpet_wire::spdy::tcp;
 
 /// A client that sends no more may still wait for an answer. A pod that answers nothing for so long is not waited for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::spdy::headers::Headers;
-use super::{PORT, REQUEST_ID, STREAM_TYPE};
+use limpet_wire::port_forward::{PORT, REQUEST_ID, STREAM_TYPE};
+use limpet_wire::spdy::headers::Headers;
 
 /// How long the first stream of a pair waits for the second, as in kubelet.
 const PAIR_TIMEOUT: Duration = Duration::from_secs(30);

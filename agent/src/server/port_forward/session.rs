@@ -6,12 +6,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use super::super::spdy::connection::{Handle, Role, Stream, connection};
-use super::super::spdy::frame::Status;
 use super::forward::forward;
 use super::pairs::Pairs;
 use super::{PortForwardState, SessionPermit, Target};
 use limpet_host::clock::sleep_until_or_forever;
+use limpet_wire::spdy::connection::{Handle, Role, Stream, connection};
+use limpet_wire::spdy::frame::Status;
 
 /// How long a client may take to receive the last frames.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);

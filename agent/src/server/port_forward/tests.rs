@@ -10,12 +10,13 @@ use tokio_tungstenite::tungstenite::protocol::Role as WebSocketRole;
 use tokio_util::io::{CopyToBytes, SinkWriter, StreamReader};
 
 use super::super::caller::tests::for_host;
-use super::super::spdy::connection::{Handle, Role, Stream, connection};
-use super::super::spdy::headers::Headers;
 use super::*;
-use crate::cli::client::SocketClient;
-use crate::cli::error::CliError;
 use limpet_core::fixtures::observed;
+use limpet_wire::port_forward::{PORT, REQUEST_ID, STREAM_TYPE};
+use limpet_wire::socket_client::ClientError;
+use limpet_wire::socket_client::SocketClient;
+use limpet_wire::spdy::connection::{Handle, Role, Stream, connection};
+use limpet_wire::spdy::headers::Headers;
 
 /// A server with the route, and one pod, whose ports are this machine's.
 struct Node {
@@ -60,7 +61,7 @@ impl Node {
         Self { observed: all, client: SocketClient::new(&socket), stop, _dir: dir }
     }
 
-    async fn spdy(&self, path: &str) -> Result<Handle, CliError> {
+    async fn spdy(&self, path: &str) -> Result<Handle, ClientError> {
         Ok(drive(self.client.upgrade_spdy(path, PROTOCOL).await?))
     }
 
@@ -249,7 +250,7 @@ async fn a_reset_closes_the_connection_to_the_pod() {
     let client = node.spdy("/portForward/default/web-edge1").await.unwrap();
     let (mut error, data) = (open(&client, "error", port, 0).await, open(&client, "data", port, 0).await);
     let (mut pod, _) = listener.accept().await.unwrap();
-    data.output.reset(super::super::spdy::frame::Status::Cancel).await;
+    data.output.reset(limpet_wire::spdy::frame::Status::Cancel).await;
     assert_eq!(all(&mut error).await, b"");
     // Closed, or reset where something was unread.
     assert!(matches!(pod.read(&mut [0; 1]).await, Ok(0) | Err(_)));
@@ -280,20 +281,20 @@ async fn what_cannot_be_forwarded_is_refused_before_the_upgrade() {
         ("/portForward/default/web-edge1", "v4.channel.k8s.io", 403),
     ] {
         match node.client.upgrade_spdy(path, protocol).await {
-            Err(CliError::Refused { status: refused, .. }) => assert_eq!(refused, status, "{path}"),
+            Err(ClientError::Refused { status: refused, .. }) => assert_eq!(refused, status, "{path}"),
             other => panic!("{path}: {:?}", other.map(drop)),
         }
     }
     match node.client.upgrade("/portForward/default/web-edge1", "v9.channel.k8s.io").await {
-        Err(CliError::Refused { status: 400, message }) => assert!(message.contains(TUNNEL), "{message}"),
+        Err(ClientError::Refused { status: 400, message }) => assert!(message.contains(TUNNEL), "{message}"),
         other => panic!("{:?}", other.map(drop)),
     }
     match node.client.upgrade("/portForward/default/web-edge1?port=0", "v4.channel.k8s.io").await {
-        Err(CliError::Refused { status: 400, message }) => assert_eq!(message, "port \"0\" must be > 0"),
+        Err(ClientError::Refused { status: 400, message }) => assert_eq!(message, "port \"0\" must be > 0"),
         other => panic!("{:?}", other.map(drop)),
     }
     // As many clients as there is room for.
     let path = "/portForward/default/web-edge1";
     let _clients = (node.spdy(path).await.unwrap(), node.spdy(path).await.unwrap());
-    assert!(matches!(node.spdy(path).await, Err(CliError::Refused { status: 503, .. })));
+    assert!(matches!(node.spdy(path).await, Err(ClientError::Refused { status: 503, .. })));
 }

@@ -1,8 +1,9 @@
 //! Pods and objects over the socket, with a push source behind it.
 
 use super::*;
-use crate::cli::error::CliError;
 use limpet_model::manifest;
+use limpet_wire::pods::OUTCOME;
+use limpet_wire::socket_client::ClientError;
 
 /// A server with a push source of its own.
 struct Bench {
@@ -64,9 +65,9 @@ impl Bench {
     }
 }
 
-fn status_of(error: CliError) -> (u16, String) {
+fn status_of(error: ClientError) -> (u16, String) {
     match error {
-        CliError::Refused { status, message } => (status, message),
+        ClientError::Refused { status, message } => (status, message),
         other => panic!("{other}"),
     }
 }

@@ -17,7 +17,7 @@ use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::Backend;
 use tower::ServiceExt as _;
 
-use crate::cli::error::CliError;
+use limpet_wire::socket_client::ClientError;
 
 const OBSERVABILITY: [(&str, &str, Permission); 7] = [
     ("GET", "/healthz", Nodes(Healthz)),
@@ -229,7 +229,7 @@ async fn a_pods_process_on_the_socket_has_a_status_and_the_pod_one_event() {
         assert!(error.contains("processes of pods may not use limpet's socket"), "{path}: {error}");
     }
     let web = "/api/v1/namespaces/default/pods/web";
-    let CliError::Refused { status, .. } = client.put(web, b"{}".to_vec()).await.unwrap_err() else {
+    let ClientError::Refused { status, .. } = client.put(web, b"{}".to_vec()).await.unwrap_err() else {
         panic!("not sent")
     };
     assert_eq!(status, 403);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::NodeUsage;
+use limpet_core::cpu_rate::rate;
 use limpet_host::cgroup::usage::GroupUsage;
 
 /// Readings that are closer together count as one: the kernel's counters are not exact to the millisecond.
@@ -47,12 +48,6 @@ fn next(last: Option<&Sample>, uptime: Duration, total: u64) -> Sample {
         return *last;
     }
     Sample { uptime, total, rate: rate(last.total, total, elapsed) }
-}
-
-/// Nanoseconds of CPU time in each second; `None`: the counter was reset, or there was no time between the readings.
-pub fn rate(before: u64, after: u64, elapsed: Duration) -> Option<u64> {
-    let used = u128::from(after.checked_sub(before)?);
-    u64::try_from((used * 1_000_000_000).checked_div(elapsed.as_nanos())?).ok()
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::super::idle::{Idle, IdleTimeout};
 use super::frame::{Decoder, Encoder, Frame, MAX_DATA, Status};
 use super::headers::Headers;
+use crate::idle::{Idle, IdleTimeout};
 
 /// The most streams that are open at once: 128 forwarded connections.
 pub const MAX_STREAMS: usize = 256;

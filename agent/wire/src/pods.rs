@@ -5,14 +5,18 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use hyper::header::HeaderName;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use limpet_core::source::ManifestChange;
-use limpet_model::pod;
+use limpet_core::source::{ManifestChange, Rejection};
+use limpet_model::pod::{self, Fault, PodKey, Severity};
+
+/// The result of a PUT: `created`, `configured` or `unchanged`.
+pub const OUTCOME: HeaderName = HeaderName::from_static("limpet-outcome");
 
 /// The namespace of a pod without one.
 pub const DEFAULT_NAMESPACE: &str = "default";
@@ -195,4 +199,38 @@ pub struct HistoryDocument {
     pub pod: String,
     /// The last changes of its manifest, oldest first.
     pub changes: Vec<ManifestChange>,
+}
+
+impl PodNames {
+    /// The pod's key.
+    pub fn key(&self) -> PodKey {
+        PodKey::new(self.namespace.as_str(), self.name.as_str())
+    }
+}
+
+/// A rejected manifest as shown to users.
+pub fn rejection(refused: &Rejection) -> RejectionDocument {
+    let mut faults: Vec<&Fault> = refused.faults.iter().collect();
+    faults.sort_by_key(|fault| fault.severity);
+    RejectionDocument {
+        origin: refused.origin.to_string(),
+        faults: faults.into_iter().map(fault).collect(),
+        kept: refused.kept.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn fault(fault: &Fault) -> FaultDocument {
+    let severity = match fault.severity {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    };
+    FaultDocument {
+        severity: severity.to_owned(),
+        line: fault.position.map(|(line, _)| line),
+        column: fault.position.map(|(_, column)| column),
+        path: fault.path.clone(),
+        message: fault.message.clone(),
+        remedy: fault.remedy.clone(),
+        text: fault.to_string(),
+    }
 }

@@ -20,8 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
-use super::error::CliError;
-use crate::server::spdy::upgrade::{PROTOCOL, SPDY};
+use crate::spdy::{PROTOCOL, SPDY};
 
 /// The limit of a response that is read whole: 10,000 pods fit in.
 const MAX_RESPONSE: usize = 256 << 20;
@@ -29,6 +28,52 @@ const MAX_RESPONSE: usize = 256 << 20;
 const MAX_LINE: usize = 4 << 20;
 /// The limit of an error page that is shown.
 const MAX_MESSAGE: usize = 256 << 10;
+
+/// Why the agent did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// No process listens on the socket.
+    #[error("limpet is not running (no socket at {}): start it with: systemctl start limpet", socket.display())]
+    NotRunning {
+        /// The socket's path.
+        socket: PathBuf,
+    },
+    /// The socket exists, but the user may not use it.
+    #[error("not allowed to talk to limpet at {}: run this as root", socket.display())]
+    Forbidden {
+        /// The socket's path.
+        socket: PathBuf,
+    },
+    /// The connection failed.
+    #[error("connection to limpet at {} failed: {message}", socket.display())]
+    Connection {
+        /// The socket's path.
+        socket: PathBuf,
+        /// The library's message.
+        message: String,
+    },
+    /// The agent responded with an error; the message is its own.
+    #[error("{message}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The agent's message.
+        message: String,
+    },
+    /// An unreadable response.
+    #[error(
+        "limpet's response to {path} cannot be read: {message}; do the agent and this command have the same version?"
+    )]
+    Answer {
+        /// The requested path.
+        path: String,
+        /// What is wrong with the response.
+        message: String,
+    },
+    /// A request that cannot be written.
+    #[error("{0}")]
+    Request(String),
+}
 
 /// A client of the agent's socket. Needs a tokio runtime.
 #[derive(Debug, Clone)]
@@ -48,57 +93,60 @@ impl SocketClient {
     }
 
     /// A connected stream, for other protocols.
-    pub async fn connect(&self) -> Result<UnixStream, CliError> {
+    pub async fn connect(&self) -> Result<UnixStream, ClientError> {
         let socket = || self.socket.clone();
         UnixStream::connect(&self.socket).await.map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => CliError::NotRunning { socket: socket() },
-            io::ErrorKind::PermissionDenied => CliError::Forbidden { socket: socket() },
-            _ => CliError::Connection { socket: socket(), message: error.to_string() },
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NotRunning { socket: socket() },
+            io::ErrorKind::PermissionDenied => ClientError::Forbidden { socket: socket() },
+            _ => ClientError::Connection { socket: socket(), message: error.to_string() },
         })
     }
 
     /// Requests `path` (with its query) and returns any response, errors included.
-    pub async fn get(&self, path: &str) -> Result<Response<Incoming>, CliError> {
+    pub async fn get(&self, path: &str) -> Result<Response<Incoming>, ClientError> {
         self.send(Request::get(path), &[], Bytes::new()).await
     }
 
-    /// PUTs a JSON document to `path`. A status other than 2xx is [`CliError::Refused`].
-    pub async fn put(&self, path: &str, document: Vec<u8>) -> Result<Response<Incoming>, CliError> {
+    /// PUTs a JSON document to `path`. A status other than 2xx is [`ClientError::Refused`].
+    pub async fn put(&self, path: &str, document: Vec<u8>) -> Result<Response<Incoming>, ClientError> {
         let headers = [(CONTENT_TYPE, "application/json")];
         self.accepted(self.send(Request::put(path), &headers, document.into()).await?).await
     }
 
-    /// POSTs a JSON document to `path` and reads the response. A status other than 2xx is [`CliError::Refused`].
-    pub async fn post_json<T: DeserializeOwned>(&self, path: &str, document: &impl Serialize) -> Result<T, CliError> {
+    /// POSTs a JSON document to `path` and reads the response. A status other than 2xx is [`ClientError::Refused`].
+    pub async fn post_json<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        document: &impl Serialize,
+    ) -> Result<T, ClientError> {
         let body = self.whole(path, self.post(path, document).await?).await?;
         serde_json::from_slice(&body).map_err(|error| bad_response(path, &error))
     }
 
-    async fn post(&self, path: &str, document: &impl Serialize) -> Result<Response<Incoming>, CliError> {
-        let document = serde_json::to_vec(document).map_err(|error| CliError::Usage(error.to_string()))?;
+    async fn post(&self, path: &str, document: &impl Serialize) -> Result<Response<Incoming>, ClientError> {
+        let document = serde_json::to_vec(document).map_err(|error| ClientError::Request(error.to_string()))?;
         self.send(Request::post(path), &[(CONTENT_TYPE, "application/json")], document.into()).await
     }
 
-    /// DELETEs `path`. A status other than 2xx is [`CliError::Refused`].
-    pub async fn delete(&self, path: &str) -> Result<Response<Incoming>, CliError> {
+    /// DELETEs `path`. A status other than 2xx is [`ClientError::Refused`].
+    pub async fn delete(&self, path: &str) -> Result<Response<Incoming>, ClientError> {
         self.accepted(self.send(Request::delete(path), &[], Bytes::new()).await?).await
     }
 
-    /// The whole response as text. A status other than 2xx is [`CliError::Refused`].
-    #[cfg(test)]
-    pub async fn get_text(&self, path: &str) -> Result<String, CliError> {
+    /// The whole response as text. A status other than 2xx is [`ClientError::Refused`].
+    pub async fn get_text(&self, path: &str) -> Result<String, ClientError> {
         let body = self.get_bytes(path).await?;
         String::from_utf8(body.into()).map_err(|error| bad_response(path, &error))
     }
 
-    /// The whole response as JSON. A status other than 2xx is [`CliError::Refused`].
-    pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
+    /// The whole response as JSON. A status other than 2xx is [`ClientError::Refused`].
+    pub async fn get_json<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         let body = self.get_bytes(path).await?;
         serde_json::from_slice(&body).map_err(|error| bad_response(path, &error))
     }
 
     /// A stream of JSON documents, one per line.
-    pub async fn lines<T: DeserializeOwned>(&self, path: &str) -> Result<JsonLines<T>, CliError> {
+    pub async fn lines<T: DeserializeOwned>(&self, path: &str) -> Result<JsonLines<T>, ClientError> {
         self.lines_of(path, self.get(path).await?).await
     }
 
@@ -107,7 +155,7 @@ impl SocketClient {
         &self,
         path: &str,
         document: &impl Serialize,
-    ) -> Result<JsonLines<T>, CliError> {
+    ) -> Result<JsonLines<T>, ClientError> {
         self.lines_of(path, self.post(path, document).await?).await
     }
 
@@ -115,13 +163,13 @@ impl SocketClient {
         &self,
         path: &str,
         response: Response<Incoming>,
-    ) -> Result<JsonLines<T>, CliError> {
+    ) -> Result<JsonLines<T>, ClientError> {
         let body = self.accepted(response).await?.into_body();
         Ok(JsonLines { client: self.clone(), path: path.to_owned(), body, pending: Vec::new(), documents: PhantomData })
     }
 
     /// Requests `path` as a WebSocket with that subprotocol and returns the raw stream after the handshake.
-    pub async fn upgrade(&self, path: &str, subprotocol: &str) -> Result<TokioIo<Upgraded>, CliError> {
+    pub async fn upgrade(&self, path: &str, subprotocol: &str) -> Result<TokioIo<Upgraded>, ClientError> {
         let key = tokio_tungstenite::tungstenite::handshake::client::generate_key();
         let headers = [
             (CONNECTION, "Upgrade"),
@@ -134,12 +182,12 @@ impl SocketClient {
     }
 
     /// POSTs to `path` for a SPDY connection with that protocol and returns the raw stream after the handshake.
-    pub async fn upgrade_spdy(&self, path: &str, protocol: &str) -> Result<TokioIo<Upgraded>, CliError> {
+    pub async fn upgrade_spdy(&self, path: &str, protocol: &str) -> Result<TokioIo<Upgraded>, ClientError> {
         let headers = [(CONNECTION, "Upgrade"), (UPGRADE, SPDY), (PROTOCOL, protocol)];
         self.switched(path, self.send(Request::post(path), &headers, Bytes::new()).await?).await
     }
 
-    async fn switched(&self, path: &str, response: Response<Incoming>) -> Result<TokioIo<Upgraded>, CliError> {
+    async fn switched(&self, path: &str, response: Response<Incoming>) -> Result<TokioIo<Upgraded>, ClientError> {
         if response.status() != StatusCode::SWITCHING_PROTOCOLS {
             return match self.accepted(response).await {
                 Ok(_) => Err(bad_response(path, &"no upgrade")),
@@ -154,7 +202,7 @@ impl SocketClient {
         request: request::Builder,
         headers: &[(HeaderName, &str)],
         body: Bytes,
-    ) -> Result<Response<Incoming>, CliError> {
+    ) -> Result<Response<Incoming>, ClientError> {
         let stream = self.connect().await?;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(&error))?;
@@ -164,22 +212,22 @@ impl SocketClient {
         for (name, value) in headers {
             request = request.header(name, *value);
         }
-        let request = request.body(Full::new(body)).map_err(|error| CliError::Usage(error.to_string()))?;
+        let request = request.body(Full::new(body)).map_err(|error| ClientError::Request(error.to_string()))?;
         sender.send_request(request).await.map_err(|error| self.broken(&error))
     }
 
-    async fn get_bytes(&self, path: &str) -> Result<Bytes, CliError> {
+    async fn get_bytes(&self, path: &str) -> Result<Bytes, ClientError> {
         self.whole(path, self.get(path).await?).await
     }
 
-    async fn whole(&self, path: &str, response: Response<Incoming>) -> Result<Bytes, CliError> {
+    async fn whole(&self, path: &str, response: Response<Incoming>) -> Result<Bytes, ClientError> {
         let body = self.accepted(response).await?.into_body();
         let whole = http_body_util::Limited::new(body, MAX_RESPONSE).collect().await;
         whole.map(http_body_util::Collected::to_bytes).map_err(|error| bad_response(path, &error))
     }
 
     /// The response, if its status is 2xx; otherwise the agent's error message.
-    pub async fn accepted(&self, response: Response<Incoming>) -> Result<Response<Incoming>, CliError> {
+    pub async fn accepted(&self, response: Response<Incoming>) -> Result<Response<Incoming>, ClientError> {
         let status = response.status();
         if status.is_success() {
             return Ok(response);
@@ -189,16 +237,16 @@ impl SocketClient {
         // Errors of the apiserver routes are `Status` documents with a message.
         let status_message = serde_json::from_str::<Status>(&text).ok().and_then(|status| status.message);
         let message = status_message.unwrap_or(if text.is_empty() { status.to_string() } else { text });
-        Err(CliError::Refused { status: status.as_u16(), message })
+        Err(ClientError::Refused { status: status.as_u16(), message })
     }
 
-    fn broken(&self, error: &hyper::Error) -> CliError {
-        CliError::Connection { socket: self.socket.clone(), message: error.to_string() }
+    fn broken(&self, error: &hyper::Error) -> ClientError {
+        ClientError::Connection { socket: self.socket.clone(), message: error.to_string() }
     }
 }
 
-fn bad_response(path: &str, error: &dyn std::fmt::Display) -> CliError {
-    CliError::Answer { path: path.to_owned(), message: error.to_string() }
+fn bad_response(path: &str, error: &dyn std::fmt::Display) -> ClientError {
+    ClientError::Answer { path: path.to_owned(), message: error.to_string() }
 }
 
 /// Documents as they arrive, one per line.
@@ -213,7 +261,7 @@ pub struct JsonLines<T> {
 
 impl<T: DeserializeOwned> JsonLines<T> {
     /// The next document; `None` when the agent closed the stream.
-    pub async fn next(&mut self) -> Result<Option<T>, CliError> {
+    pub async fn next(&mut self) -> Result<Option<T>, ClientError> {
         loop {
             if let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
                 let document = serde_json::from_slice(&self.pending[..end]);

@@ -36,7 +36,7 @@ impl Channel {
     }
 
     /// The channel of that number.
-    pub(super) fn of(number: u8) -> Option<Self> {
+    pub fn of(number: u8) -> Option<Self> {
         let all = [Self::Stdin, Self::Stdout, Self::Stderr, Self::Error, Self::Resize, Self::Close];
         all.into_iter().find(|channel| *channel as u8 == number)
     }
@@ -115,14 +115,14 @@ pub fn size(width: u16, height: u16) -> Vec<u8> {
 }
 
 /// Width and height from the message of [`size`] or another client.
-pub(super) fn parse_size(data: &[u8]) -> Option<(u16, u16)> {
+pub fn parse_size(data: &[u8]) -> Option<(u16, u16)> {
     let size: Value = serde_json::from_slice(data).ok()?;
     let field = |name: &str| u16::try_from(size.get(name)?.as_u64()?).ok();
     Some((field("Width")?, field("Height")?))
 }
 
 /// The `Status` of a command that exited.
-pub(super) fn exit_status(code: i32) -> Vec<u8> {
+pub fn exit_status(code: i32) -> Vec<u8> {
     let status = match code {
         0 => json!({ "metadata": {}, "status": "Success" }),
         _ => json!({
@@ -137,7 +137,7 @@ pub(super) fn exit_status(code: i32) -> Vec<u8> {
 }
 
 /// The `Status` of a command that did not run, or whose exit code is unknown.
-pub(super) fn failure_status(message: &str) -> Vec<u8> {
+pub fn failure_status(message: &str) -> Vec<u8> {
     let status = json!({
         "metadata": {},
         "status": "Failure",

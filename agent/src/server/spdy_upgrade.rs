@@ -6,11 +6,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
+use limpet_wire::spdy::{PROTOCOL, SPDY};
 
-/// What `Upgrade` names.
-pub(crate) const SPDY: &str = "SPDY/3.1";
-/// The protocols that a client has, and the one that is spoken.
-pub(crate) const PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
 /// The protocols that the server has, where none of the client's is among them.
 const ACCEPTED: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
 

@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 /// How long a stream may be idle; `None`: as long as it likes.
-pub(super) type IdleTimeout = Option<Duration>;
+pub type IdleTimeout = Option<Duration>;
 
 /// The idle time of one stream.
 #[derive(Debug)]
-pub(super) struct Idle {
+pub struct Idle {
     timeout: IdleTimeout,
     start: Instant,
     /// When the stream was used last, in milliseconds after the start.
@@ -20,18 +20,18 @@ pub(super) struct Idle {
 
 impl Idle {
     /// Of a stream that begins now.
-    pub(super) fn new(timeout: IdleTimeout) -> Self {
+    pub fn new(timeout: IdleTimeout) -> Self {
         Self { timeout, start: Instant::now(), used: AtomicU64::new(0) }
     }
 
     /// The stream carries data now.
-    pub(super) fn reset(&self) {
+    pub fn reset(&self) {
         let elapsed = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.used.store(elapsed, Ordering::Relaxed);
     }
 
     /// Resolves once the stream has carried nothing for the timeout.
-    pub(super) async fn expired(&self) {
+    pub async fn expired(&self) {
         let Some(timeout) = self.timeout else { return std::future::pending().await };
         loop {
             let used = self.used.load(Ordering::Relaxed);

@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::server::document::RejectionDocument;
-use crate::server::view;
+use crate::pods::{self, RejectionDocument};
 use limpet_core::forecast::replacement::Replacement;
 use limpet_core::forecast::{self, Effect, Forecast, ObjectForecast, PodForecast, ValueChange};
 use limpet_core::source::Rejection;
@@ -162,7 +161,7 @@ impl DiffDocument {
         Self {
             pods: forecast.pods.iter().filter_map(|pod| PodDiffDocument::of(pod, present)).collect(),
             objects: forecast.objects.iter().filter_map(ObjectDiffDocument::of).collect(),
-            rejected: rejected.iter().map(view::rejection).collect(),
+            rejected: rejected.iter().map(pods::rejection).collect(),
             remarks: Vec::new(),
         }
     }
