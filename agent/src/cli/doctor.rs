@@ -24,15 +24,14 @@ mod secrets;
 use serde::Serialize;
 use std::path::PathBuf;
 
-use super::error::{CliError, EXIT_FAULTS};
-use super::output::DocumentFormat;
-use super::screen::{Screen, Tone, printable};
 use crate::config::{Config, RunFlags};
-pub(super) use runtime::output_of;
+use limpet_cli::error::{CliError, EXIT_FAULTS};
+use limpet_cli::output::DocumentFormat;
+use limpet_cli::screen::{Screen, Tone, printable};
 
 /// Arguments of `limpet doctor`: those of `limpet run`, so that it checks what the agent would use.
 #[derive(Debug, clap::Args)]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     #[command(flatten)]
     flags: RunFlags,
     /// Output format

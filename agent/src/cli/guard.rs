@@ -5,9 +5,9 @@ use std::path::Path;
 
 use limpet_bpf::GuardState;
 
-use super::error::{CliError, EXIT_FAULTS};
-use super::screen::Screen;
 use crate::manifest_guard::PINS;
+use limpet_cli::error::{CliError, EXIT_FAULTS};
+use limpet_cli::screen::Screen;
 
 /// Arguments of `limpet guard`.
 #[derive(Debug, clap::Args)]

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::error::CliError;
 use super::run::logging;
 use crate::app::hollow::{self, HollowNodes, MAX_HOLLOW_NODES};
 use crate::config::{self, RunFlags};
 use crate::lifecycle::memory;
 use crate::node;
 use limpet_apiserver::Credentials;
+use limpet_cli::error::CliError;
 use limpet_model::pod::is_dns_subdomain;
 
 /// How many files and connections a node has open: its database, its watches, and what its pods refer to.

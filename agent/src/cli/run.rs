@@ -3,7 +3,7 @@
 //! Exit codes: 0 stopped on request; 1 error of the machine (disk, database); 2 usage or configuration; 4 permission
 //! denied; 5 another agent runs on this node.
 
-pub mod logging;
+pub(crate) mod logging;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::lifecycle::memory;
 use crate::node::{self, NameNotice, StartError};
 
 /// Runs the agent until a signal stops it; returns the exit code.
-pub fn run(flags: &RunFlags) -> ExitCode {
+pub(crate) fn run(flags: &RunFlags) -> ExitCode {
     if let Err(error) = forbid_core_dumps() {
         return fail(&error, 1);
     }
@@ -51,7 +51,7 @@ fn fail(error: &dyn std::error::Error, code: u8) -> ExitCode {
 ///
 /// # Errors
 /// Whatever prevents the start, with its exit code; the message is printed to stderr.
-pub fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
+pub(crate) fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
     let (config, warnings) = config::load(flags)?;
     let verbosity = logging::init(config.verbosity);
     for warning in warnings {

@@ -4,10 +4,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::runtime::output_of;
 use super::{Finding, Level};
 use crate::config::Config;
 use crate::node::capabilities::{self, Need};
+use limpet_cli::program_output::output_of;
 use limpet_host::user_namespace;
 
 /// pidfds that can be polled, which container exits are detected by.

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::Finding;
-use super::runtime::{output_of, same_mount_namespace};
+use super::runtime::same_mount_namespace;
 use crate::config::{AuthorizationMode, Config, ConfigError, RunFlags, ServerSettings};
 use crate::node::OtherAgent;
+use limpet_cli::program_output::output_of;
 use limpet_host::file_system::hides_changes;
 use limpet_host::peer;
 

@@ -4,7 +4,6 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use containerd_client::services::v1::Plugin;
@@ -13,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Finding;
 use crate::config::Config;
+use limpet_cli::program_output::output_of;
 use limpet_containerd::client::Client;
 use limpet_containerd::event_stream;
 use limpet_containerd::snapshotter;
@@ -188,14 +188,6 @@ fn path_of(pid: u32) -> Option<OsString> {
 
 fn in_path(program: &str, search: &OsString) -> Option<PathBuf> {
     std::env::split_paths(search).map(|directory| directory.join(program)).find(|path| path.is_file())
-}
-
-/// A program's output if it succeeds in time; `None` otherwise.
-pub(in crate::cli) async fn output_of(program: impl AsRef<std::ffi::OsStr>, arguments: &[&str]) -> Option<String> {
-    let mut command = tokio::process::Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let output = tokio::time::timeout(RUNTIME_TIMEOUT, command.output()).await.ok()?.ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -12,7 +12,9 @@ use tokio_tungstenite::tungstenite::protocol::Role;
 
 use super::super::caller::tests::for_host;
 use super::*;
-use crate::cli::error::CliError;
+use limpet_cli::ClientCommand;
+use limpet_cli::error::CliError;
+use limpet_cli::screen::Screen;
 use limpet_containerd::fixtures::TestContainer;
 use limpet_wire::command::{Channel, PROTOCOL_V4, PROTOCOL_V5, parse_status, size as size_message};
 use limpet_wire::pods::PodNames;
@@ -70,11 +72,11 @@ impl Node {
     async fn limpet_exec(&self, line: &[&str]) -> Result<u8, CliError> {
         #[derive(clap::Parser)]
         struct Line {
-            #[command(flatten)]
-            args: crate::cli::exec::ExecArgs,
+            #[command(subcommand)]
+            command: ClientCommand,
         }
-        let line = Line::parse_from(["exec"].iter().chain(line));
-        crate::cli::exec::run(&self.client, line.args).await
+        let line = Line::parse_from(["limpet", "exec"].iter().chain(line));
+        limpet_cli::run(line.command, &self.client, Screen::new(true, false)).await
     }
 }
 

@@ -1,0 +1,133 @@
+//! The command line of the agent's clients: one file per subcommand.
+//!
+//! Subcommands talk to the agent over the local socket (`limpet_wire::socket_client`); `validate` and `diff --offline`
+//! work without it. What concerns the agent itself (`run`, `doctor`, `guard`) belongs to the executable.
+//! Results go to stdout, remarks and errors to stderr. Exit codes: 0 success, 1 faults found, 2 usage, 3 the agent
+//! cannot be reached, 4 permission denied ([`error`]); `diff` exits with 1 for a difference.
+
+mod age;
+mod apply;
+mod attach;
+mod cluster;
+mod completion;
+mod cp;
+mod debug;
+mod delete;
+mod describe;
+mod diff;
+pub mod error;
+mod events;
+mod exec;
+mod history;
+mod images;
+mod logs;
+pub mod output;
+mod pod_status;
+mod pods;
+mod port_forward;
+pub mod program_output;
+pub mod screen;
+mod sheet;
+mod sources;
+mod status;
+pub mod support_bundle;
+mod table;
+mod target;
+mod top;
+mod ui;
+mod validate;
+mod version;
+
+use clap::Subcommand;
+use limpet_wire::socket_client::SocketClient;
+
+use error::CliError;
+use screen::Screen;
+
+/// The default path of the agent's socket.
+pub const DEFAULT_SOCKET: &str = "/run/limpet/limpet.sock";
+
+/// The subcommands of clients.
+#[derive(Debug, Subcommand)]
+pub enum ClientCommand {
+    /// List the pods of this node
+    #[command(visible_aliases = ["ps", "get"], aliases = ["pod", "po"])]
+    Pods(pods::PodsArgs),
+    /// Show what pods and containers use
+    Top(top::TopArgs),
+    /// Show pods, events, logs and pressure on a full screen, without changing anything
+    Ui(ui::UiArgs),
+    /// Show the details of one pod
+    Describe(describe::DescribeArgs),
+    /// Print a container's log
+    Logs(logs::LogsArgs),
+    /// Run a command in a container
+    Exec(exec::ExecArgs),
+    /// Connect to the output and the input of a running container
+    Attach(attach::AttachArgs),
+    /// Add a container to a running pod, to look into it
+    Debug(debug::DebugArgs),
+    /// Copy files between a container and this machine
+    Cp(cp::CpArgs),
+    /// Forward ports of this machine to a pod
+    PortForward(port_forward::PortForwardArgs),
+    /// List this node's events
+    Events(events::EventsArgs),
+    /// Show the changes of a pod's manifest and who made them
+    History(history::HistoryArgs),
+    /// Apply pods, ConfigMaps and Secrets to the agent
+    Apply(apply::ApplyArgs),
+    /// Show what manifests would change
+    Diff(diff::DiffArgs),
+    /// Delete applied pods, ConfigMaps and Secrets
+    Delete(delete::DeleteArgs),
+    /// Show how the agent, its connection to a cluster and the node's credentials are doing, and what needs attention
+    Status(status::StatusArgs),
+    /// Accept a restored or replaced cluster: end the pods it does not have
+    Cluster(cluster::ClusterArgs),
+    /// Check manifests without an agent
+    Validate(validate::ValidateArgs),
+    /// Show the sources of pods, and rejected manifests
+    #[command(display_order = 102)]
+    Sources(sources::SourcesArgs),
+    /// List the images of this node, pull, import, pin and remove them
+    #[command(visible_alias = "image", display_order = 103)]
+    Images(images::ImagesArgs),
+    /// Print the versions of this command and of the agent
+    #[command(display_order = 106)]
+    Version(version::VersionArgs),
+    /// Print a shell completion script
+    #[command(display_order = 107)]
+    Completion(completion::CompletionArgs),
+}
+
+/// Runs one of them; returns the exit code.
+///
+/// # Errors
+/// Why it failed, to be printed once.
+pub async fn run(command: ClientCommand, client: &SocketClient, screen: Screen) -> Result<u8, CliError> {
+    match command {
+        ClientCommand::Validate(args) => validate::run(&args, screen),
+        ClientCommand::Completion(args) => completion::run(&args, screen),
+        ClientCommand::Pods(args) => pods::run(client, args, screen).await,
+        ClientCommand::Top(args) => top::run(client, args, screen).await,
+        ClientCommand::Ui(args) => ui::run(client, args, screen).await,
+        ClientCommand::Describe(args) => describe::run(client, args, screen).await,
+        ClientCommand::Logs(args) => logs::run(client, args).await,
+        ClientCommand::Exec(args) => exec::run(client, args).await,
+        ClientCommand::Attach(args) => attach::run(client, args, screen).await,
+        ClientCommand::Debug(args) => debug::run(client, args, screen).await,
+        ClientCommand::Cp(args) => cp::run(client, args, screen).await,
+        ClientCommand::PortForward(args) => port_forward::run(client, args).await,
+        ClientCommand::Events(args) => events::run(client, args, screen).await,
+        ClientCommand::History(args) => history::run(client, args, screen).await,
+        ClientCommand::Sources(args) => sources::run(client, args, screen).await,
+        ClientCommand::Cluster(args) => cluster::run(client, &args, screen).await,
+        ClientCommand::Status(args) => status::run(client, args, screen).await,
+        ClientCommand::Images(args) => images::run(client, args, screen).await,
+        ClientCommand::Apply(args) => apply::run(client, args, screen).await,
+        ClientCommand::Diff(args) => diff::run(client, args, screen).await,
+        ClientCommand::Delete(args) => delete::run(client, args, screen).await,
+        ClientCommand::Version(args) => version::run(client, args, screen).await,
+    }
+}

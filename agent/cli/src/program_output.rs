@@ -1,0 +1,16 @@
+//! The output of another program, for what only it knows.
+
+use std::ffi::OsStr;
+use std::process::Stdio;
+use std::time::Duration;
+
+/// How long a program may take.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// A program's output if it succeeds in time; `None` otherwise.
+pub async fn output_of(program: impl AsRef<OsStr>, arguments: &[&str]) -> Option<String> {
+    let mut command = tokio::process::Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let output = tokio::time::timeout(TIMEOUT, command.output()).await.ok()?.ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,227 @@
+//! `limpet status`: the agent, its sources and pods, the connection to a cluster, the node's credentials and conditions on
+//! one screen, and what of it needs attention.
+
+mod attention;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Serialize;
+
+use super::age;
+use super::error::{CliError, EXIT_FAULTS};
+use super::output::DocumentFormat;
+use super::pod_status::Summary;
+use super::pods::{name, namespace};
+use super::screen::{Screen, Tone, printable};
+use super::sheet::Sheet;
+use super::sources;
+use limpet_wire::pods::{PodEntry, PodsDocument, SourceDocument};
+use limpet_wire::socket_client::SocketClient;
+use limpet_wire::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument};
+
+/// Arguments of `limpet status`.
+#[derive(Debug, clap::Args)]
+pub struct StatusArgs {
+    /// Output format
+    #[arg(short, long, value_name = "FORM")]
+    output: Option<DocumentFormat>,
+}
+
+/// All that is shown.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    #[serde(flatten)]
+    status: StatusDocument,
+    pods: PodCounts,
+    sources: Vec<SourceDocument>,
+    /// What needs attention, a sentence each.
+    attention: Vec<String>,
+}
+
+/// The pods of the node.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+struct PodCounts {
+    total: usize,
+    running: usize,
+    ready: usize,
+    failing: Vec<FailingPod>,
+}
+
+/// A pod that does not do what it is to do.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct FailingPod {
+    namespace: String,
+    name: String,
+    /// As `limpet pods` shows it.
+    status: String,
+}
+
+pub(super) async fn run(client: &SocketClient, args: StatusArgs, screen: Screen) -> Result<u8, CliError> {
+    let status: StatusDocument = client.get_json("/limpet/v1/status").await?;
+    let sources: Vec<SourceDocument> = client.get_json("/limpet/v1/sources").await?;
+    let PodsDocument { pods, .. } = client.get_json("/limpet/v1/pods").await?;
+    let now = Timestamp::now();
+    let report = Report::new(status, sources, &pods, now);
+    let text = match args.output {
+        Some(format) => format.render(&report)?,
+        None => render(&report, &screen, now),
+    };
+    screen.print(&text)?;
+    Ok(if report.attention.is_empty() { 0 } else { EXIT_FAULTS })
+}
+
+impl Report {
+    fn new(status: StatusDocument, sources: Vec<SourceDocument>, pods: &[PodEntry], now: Timestamp) -> Self {
+        let pods = PodCounts::of(pods);
+        let attention = attention::points(&status, &sources, &pods, now);
+        Self { status, pods, sources, attention }
+    }
+}
+
+impl PodCounts {
+    fn of(pods: &[PodEntry]) -> Self {
+        let mut counts = Self { total: pods.len(), ..Self::default() };
+        for entry in pods {
+            let status = entry.pod.status.as_ref();
+            let ready = |one: &k8s_openapi::api::core::v1::PodCondition| one.type_ == "Ready" && one.status == "True";
+            counts.running += usize::from(status.is_some_and(|status| status.phase.as_deref() == Some("Running")));
+            let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+            counts.ready += usize::from(conditions.iter().any(ready));
+            let summary = Summary::of(&entry.pod);
+            if summary.tone() == Tone::Bad {
+                counts.failing.push(FailingPod {
+                    namespace: namespace(entry).to_owned(),
+                    name: name(entry).to_owned(),
+                    status: summary.status,
+                });
+            }
+        }
+        counts
+    }
+}
+
+fn render(report: &Report, screen: &Screen, now: Timestamp) -> String {
+    let points = || report.attention.iter().map(|point| screen.paint(Tone::Bad, &printable(point)));
+    if screen.quiet {
+        return points().map(|point| format!("{point}\n")).collect();
+    }
+    let status = &report.status;
+    let mut sheet = Sheet::new(now);
+    sheet.field("Agent", &format!("limpet {} on {}", status.version, status.node));
+    sheet.time("Started", Some(&status.started));
+    sheet.time("Booted", status.booted.as_ref());
+    sheet.painted(
+        "containerd",
+        &match status.containerd {
+            true => screen.paint(Tone::Good, "connected"),
+            false => screen.paint(Tone::Bad, "not connected"),
+        },
+    );
+    sheet.painted("Pods", &pods(&report.pods, screen));
+    sheet.section("Sources");
+    sheet.indented(|sheet| report.sources.iter().for_each(|one| sheet.painted(&one.source, &source(one, screen, now))));
+    match &status.apiserver {
+        None => sheet.field("Apiserver", "no apiserver configured"),
+        Some(apiserver) => connection(&mut sheet, apiserver, screen),
+    }
+    sheet.section("Credentials");
+    sheet.indented(|sheet| {
+        for held in &status.certificates {
+            sheet.painted(&held.purpose, &certificate(held, screen, now));
+        }
+        sheet.painted("tokens", &tokens(&status.tokens, screen, now));
+    });
+    sheet.painted(
+        "Conditions",
+        &match status.conditions.as_deref() {
+            None => "not measured yet".to_owned(),
+            Some([]) => screen.paint(Tone::Good, "none"),
+            Some(all) => {
+                let names: Vec<&str> = all.iter().map(|condition| condition.as_str()).collect();
+                screen.paint(Tone::Bad, &names.join(", "))
+            }
+        },
+    );
+    if !report.attention.is_empty() {
+        sheet.text("\n");
+        sheet.section("Needs attention");
+        points().for_each(|point| sheet.text(&format!("  {point}\n")));
+    }
+    sheet.into_text()
+}
+
+fn pods(counts: &PodCounts, screen: &Screen) -> String {
+    let PodCounts { total, running, ready, failing } = counts;
+    let failing = match failing.len() {
+        0 => String::new(),
+        count => format!(", {}", screen.paint(Tone::Bad, &format!("{count} failing"))),
+    };
+    format!("{total}: {running} running, {ready} ready{failing}")
+}
+
+fn source(source: &SourceDocument, screen: &Screen, now: Timestamp) -> String {
+    let (state, tone) = sources::state(source, now);
+    let rejected = match source.rejected.len() {
+        0 => String::new(),
+        count => format!(", {}", screen.paint(Tone::Bad, &format!("{count} rejected"))),
+    };
+    let pods = if source.pods == 1 { "pod" } else { "pods" };
+    format!("{}, {} {pods}{rejected}", screen.paint(tone, &printable(&state)), source.pods)
+}
+
+fn connection(sheet: &mut Sheet, apiserver: &ApiserverDocument, screen: &Screen) {
+    let (state, tone) = state(apiserver, sheet.now());
+    sheet.painted("Apiserver", &screen.paint(tone, &printable(&state)));
+    sheet.indented(|sheet| {
+        sheet.field("server", &apiserver.server);
+        match &apiserver.last_sync {
+            Some(at) => sheet.time("last sync", Some(at)),
+            None => sheet.field("last sync", "not since the agent started"),
+        }
+        let unsent = &apiserver.unsent;
+        let kinds = [(unsent.statuses, "pod statuses"), (unsent.mirrors, "mirror pods"), (unsent.events, "events")];
+        let kinds = kinds.iter().filter(|(count, _)| *count > 0).map(|(count, kind)| format!("{count} {kind}"));
+        let kinds = kinds.collect::<Vec<_>>().join(", ");
+        sheet.field("unsent", if kinds.is_empty() { "nothing" } else { &kinds });
+    });
+}
+
+/// `online since 3d`, `offline since 6h: certificate expired: …`.
+fn state(apiserver: &ApiserverDocument, now: Timestamp) -> (String, Tone) {
+    let since =
+        apiserver.since.as_ref().map_or_else(String::new, |Time(at)| format!(" since {}", age::since(*at, now)));
+    let why = [&apiserver.cause, &apiserver.message].into_iter().flatten().map(|part| format!(": {part}"));
+    let tone = match apiserver.state.as_str() {
+        "online" => Tone::Good,
+        "connecting" => Tone::Warn,
+        _ => Tone::Bad,
+    };
+    (format!("{}{since}{}", apiserver.state, why.collect::<String>()), tone)
+}
+
+fn certificate(held: &CertificateDocument, screen: &Screen, now: Timestamp) -> String {
+    let (tone, validity) = (attention::certificate(held, now).map_or(Tone::Good, |_| Tone::Bad), held.not_after.0);
+    let text = match now {
+        now if now < held.not_before.0 => {
+            format!("certificate is valid in {}: check the clock", age::since(now, held.not_before.0))
+        }
+        now if now > validity => format!("certificate expired {} ago", age::since(validity, now)),
+        now => format!("certificate expires in {}", age::since(now, validity)),
+    };
+    screen.paint(tone, &text)
+}
+
+fn tokens(tokens: &TokensDocument, screen: &Screen, now: Timestamp) -> String {
+    match &tokens.first_expiry {
+        _ if tokens.count == 0 => "none".to_owned(),
+        Some(Time(at)) if *at < now => {
+            screen.paint(Tone::Bad, &format!("{}, the first expired {} ago", tokens.count, age::since(*at, now)))
+        }
+        Some(Time(at)) => format!("{}, the first expires in {}", tokens.count, age::since(now, *at)),
+        None => tokens.count.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests;
