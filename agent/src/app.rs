@@ -9,6 +9,7 @@ mod database;
 mod error;
 pub mod hollow;
 mod listeners;
+mod node_runtime;
 mod observer;
 mod published;
 mod service;
@@ -26,7 +27,6 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::apiserver::Link;
 use crate::config::{Config, RunFlags};
 use crate::ephemeral_containers::{self, DebugOrder};
 use crate::executor::containerd::ContainerdExecutor;
@@ -39,23 +39,25 @@ use crate::node::network::NetworkFollower;
 use crate::server::Sources;
 use crate::server::diagnostics::{DiagnosticsState, SetVerbosity};
 use crate::server::images::ImagesState;
-use crate::source::api;
 use crate::source::push::{self, Pusher};
 use crate::worker::node_claims::NodeClaims;
 use cluster::join_cluster;
 use database::open_store;
 pub use error::AppError;
-use limpet_containerd::image::{Images, ServiceAccounts};
+use limpet_cluster::Link;
+use limpet_containerd::image::Images;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure};
 use limpet_core::source::Decoder;
+use limpet_core::source::cluster_update;
 use limpet_core::status::observed::Observed;
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::node::NodeFacts;
+use limpet_model::service_account::ServiceAccounts;
 use limpet_model::source::SourceKind;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
@@ -125,7 +127,7 @@ struct Core {
     /// The connection to the cluster.
     cluster: Option<Link>,
     /// To the source of the apiserver's pods.
-    api_updates: Option<mpsc::Sender<api::Update>>,
+    api_updates: Option<mpsc::Sender<cluster_update::Update>>,
     images: ImagesState,
     pressure: watch::Receiver<NodePressure>,
     /// To the supervisor: containers of `limpet debug`.
@@ -280,7 +282,7 @@ async fn shared(
         capacity,
         backends: Backends::open(&config, node, volumes_in_use.clone()).await,
         volumes_in_use,
-        link: Link::new(&config, node_network.clone(), metrics.clone(), events.clone()),
+        link: Link::new(&config.cluster, &config.pki_dir(), node_network.clone(), metrics.clone(), events.clone()),
         node_network,
         slots: Arc::default(),
         desired: Desired::default(),

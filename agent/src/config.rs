@@ -3,7 +3,6 @@
 //! `Config` is validated in full before the first side effect; later code uses it without further checks.
 
 mod cipher_suites;
-mod cluster;
 mod curves;
 mod flags;
 mod keys;
@@ -22,11 +21,11 @@ use std::time::Duration;
 use crate::store::KeyLocation;
 use limpet_bpf::GuardMode;
 
-pub use cluster::ClusterSettings;
 pub use flags::{RunFlags, ServerFlags};
 #[cfg(test)]
 pub(crate) use keys::kubelet_names;
 pub use kubelet_flags::KubeletFlags;
+pub use limpet_cluster::settings::ClusterSettings;
 pub use read::load;
 pub use server::{AuthorizationMode, DebugHandlers, ServerSettings};
 

@@ -4,7 +4,6 @@
 //! containerd towards it, and `status` publishes what is observed. `ARCHITECTURE.md` shows the whole; each module below
 //! is one part.
 
-pub mod apiserver;
 pub mod app;
 pub mod attribution;
 pub mod cli;

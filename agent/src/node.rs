@@ -1,4 +1,5 @@
-//! The node. `name` determines its name once; `facts` and `capacity` read the machine; `network` watches its addresses;
+//! The node. `name` determines its name once; `facts` and `capacity` read the machine; `description` is what its
+//! Node object says of it; `network` watches its addresses;
 //! `allocatable` limits what pods get; `agent_lock` makes this agent the only one; `capabilities` drops the agent's
 //! unneeded capabilities; `name_service` resolves names without the C library.
 
@@ -6,6 +7,7 @@ pub mod agent_lock;
 pub mod allocatable;
 pub mod capabilities;
 pub mod capacity;
+pub mod description;
 pub mod facts;
 pub mod name;
 pub mod name_service;

@@ -20,9 +20,9 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch as watch_channel;
 use tokio_util::sync::CancellationToken;
 
-use crate::apiserver::{Link, Reviews};
 use crate::config::Config;
 use crate::source::push::Pusher;
+use limpet_cluster::{Link, Reviews};
 use limpet_core::merge::Desired;
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::Observed;

@@ -16,6 +16,7 @@ use super::client::Client;
 use limpet_host::blocking;
 use limpet_model::object::ObjectRecord;
 use limpet_model::pull_progress::PullProgress;
+use limpet_model::service_account::AccountOfPod;
 
 mod archive;
 mod auth;
@@ -38,9 +39,7 @@ mod removal;
 mod token;
 mod unpack;
 
-pub use credential_provider::{
-    AccountOfPod, CredentialProvider, PullAccount, ServiceAccount, ServiceAccounts, TokenAttributes, TokenCache,
-};
+pub use credential_provider::{CredentialProvider, PullAccount, TokenAttributes, TokenCache};
 pub use error::{CallError, ImageError};
 pub use flight::{PullStep, PulledNow, RunningPull};
 pub use preload::ArchiveEvent;

@@ -3,6 +3,7 @@
 //! The sources themselves (directory, URL, push) do the I/O; this module decides what their input means.
 
 pub mod change;
+pub mod cluster_update;
 pub mod delta;
 pub mod proposal;
 pub mod push_error;

@@ -28,6 +28,7 @@ pub mod pull_credential;
 pub mod pull_progress;
 pub mod sandbox;
 pub mod selinux;
+pub mod service_account;
 pub mod source;
 pub mod stop_signal;
 pub mod taint;

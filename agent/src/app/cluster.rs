@@ -6,12 +6,15 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 
 use super::SharedParts;
-use crate::apiserver::{self, Containerd, Link};
-use crate::source::api;
+use super::node_runtime::Containerd;
+use crate::node::description;
 use crate::worker::node_claims::NodeClaims;
+use limpet_cluster::Link;
+use limpet_cluster::certificates::CertificateSettings;
 use limpet_containerd::image::Images;
 use limpet_core::admission::Selectable;
 use limpet_core::node_state::NodeState;
+use limpet_core::source::cluster_update;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
 
@@ -21,12 +24,16 @@ pub(super) fn join_cluster(
     facts: NodeFacts,
     sources: Vec<SourceKind>,
     node_state: watch::Receiver<NodeState>,
-    source: Option<mpsc::Sender<api::Update>>,
+    source: Option<mpsc::Sender<cluster_update::Update>>,
     images: Images,
 ) -> Option<Link> {
     let link = shared.link.clone()?;
-    let inputs = apiserver::Inputs {
-        config: Arc::clone(&shared.config),
+    let inputs = limpet_cluster::Inputs {
+        settings: shared.config.cluster.clone(),
+        certificates: CertificateSettings {
+            directory: shared.config.pki_dir(),
+            serving: shared.config.server.certificate_by_request,
+        },
         observed: shared.observed.clone(),
         desired: shared.desired.clone(),
         sources,
@@ -44,8 +51,8 @@ pub(super) fn join_cluster(
         unsent_events: Some(shared.config.root_dir.join("unsent-events.json")),
     };
     let (config, capacity) = (Arc::clone(&shared.config), shared.capacity.clone());
-    let description = async move { apiserver::describe(&config, &facts, &capacity).await };
-    shared.tasks.spawn(apiserver::run(link.clone(), inputs, description, shared.stop.clone()));
+    let description = async move { description::describe(&config, &facts, &capacity).await };
+    shared.tasks.spawn(limpet_cluster::run(link.clone(), inputs, description, shared.stop.clone()));
     Some(link)
 }
 

@@ -16,7 +16,6 @@ use super::cluster::follow_selectable;
 use super::published::Published;
 use super::supervision::{LIFECYCLE_INBOX, node_claims};
 use super::{AppError, DECODER, drain, service};
-use crate::apiserver::{self, HollowRuntime, Link, NodeRuntime};
 use crate::config::Config;
 use crate::ephemeral_containers;
 use crate::executor::fake::FakeExecutor;
@@ -25,17 +24,21 @@ use crate::lifecycle::memory;
 use crate::lifecycle::watched_processes::WatchedProcesses;
 use crate::merge_loop;
 use crate::node::capacity::Capacity;
+use crate::node::description;
 use crate::node::network::NetworkFollower;
-use crate::source::api::{self, ApiSource};
+use crate::source::api::ApiSource;
 use crate::store::Store;
 use crate::worker::WorkerContext;
 use crate::worker::supervisor::{Intake, Supervisor};
 use limpet_apiserver::Credentials;
+use limpet_cluster::certificates::CertificateSettings;
+use limpet_cluster::{HollowRuntime, Link, NodeRuntime};
 use limpet_core::admission::Selectable;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::probe::ProbeGrid;
+use limpet_core::source::cluster_update;
 use limpet_core::status::observed::Observed;
 use limpet_host::clock;
 use limpet_host::network::NetworkStatus;
@@ -154,14 +157,18 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
     let (node_state, selectable) = supervise(common, &facts, world, reporter, (&slots, &desired), heartbeat);
     let link = Link::by(
         common.credentials.as_node(name),
-        &common.config,
+        &common.config.cluster.server,
         common.node_network.clone(),
         metrics,
         events.clone(),
     );
     let (csi, volumes_in_use) = (Arc::<CsiDrivers>::default(), VolumesInUse::default());
-    let inputs = apiserver::Inputs {
-        config: Arc::clone(&common.config),
+    let inputs = limpet_cluster::Inputs {
+        settings: common.config.cluster.clone(),
+        certificates: CertificateSettings {
+            directory: common.config.pki_dir(),
+            serving: common.config.server.certificate_by_request,
+        },
         observed,
         desired,
         sources: Vec::new(),
@@ -179,8 +186,8 @@ async fn start(common: &Common, number: u32, name: &str, dir: &Path) -> Result<(
         unsent_events: None,
     };
     let (config, capacity) = (Arc::clone(&common.config), common.capacity.clone());
-    let description = async move { apiserver::describe(&config, &facts, &capacity).await };
-    common.tasks.spawn(apiserver::run(link, inputs, description, common.stop.clone()));
+    let description = async move { description::describe(&config, &facts, &capacity).await };
+    common.tasks.spawn(limpet_cluster::run(link, inputs, description, common.stop.clone()));
     Ok(())
 }
 
@@ -190,13 +197,13 @@ async fn start_source(
     name: &str,
     dir: &Path,
     published: Published,
-) -> Result<mpsc::Sender<api::Update>, AppError> {
+) -> Result<mpsc::Sender<cluster_update::Update>, AppError> {
     let path = dir.join(format!("{name}.db"));
     let opened = tokio::task::spawn_blocking(move || Store::open(&path)).await;
     let (store, _) = opened.map_err(|error| AppError::Died("opening a database", error))??;
     let source = ApiSource::new(name, Arc::new(store), DECODER);
     let published = Published { pulse: source.pulse(), ..published };
-    let (updates, inbox) = api::channel();
+    let (updates, inbox) = cluster_update::channel();
     let stop = common.stop.clone();
     common.tasks.spawn(async move { source.run(inbox, |snapshot| published.publish(snapshot), stop).await });
     Ok(updates)

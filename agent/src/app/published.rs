@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::apiserver::Link;
 use crate::server::{SourceView, Sources};
 use crate::source::Pulse;
 use crate::store::Store;
+use limpet_cluster::Link;
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::{ChangeKind, ManifestChange, Rejection, SourceSnapshot, delta};
 use limpet_core::status::observed::Observed;

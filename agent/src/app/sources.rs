@@ -10,11 +10,12 @@ use super::published::Published;
 use super::{DECODER, SharedParts};
 use crate::attribution::Feed;
 use crate::source::Pulse;
-use crate::source::api::{self, ApiSource};
+use crate::source::api::ApiSource;
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{self, PushContext, PushSource};
 use crate::store::Store;
+use limpet_core::source::cluster_update;
 
 /// Starts the configured sources. Also returns the way to that of the apiserver, if the node is in a cluster.
 pub(super) fn start_sources(
@@ -24,7 +25,7 @@ pub(super) fn start_sources(
     pushed: push::Inbox,
     observer: &Arc<dyn WatchObserver>,
     feeds: mpsc::Receiver<Feed>,
-) -> (Vec<Arc<Published>>, Option<mpsc::Sender<api::Update>>) {
+) -> (Vec<Arc<Published>>, Option<mpsc::Sender<cluster_update::Update>>) {
     let stop = &shared.stop;
     let mut all = Vec::new();
     let decoder = DECODER.with_security(shared.config.pod_security);
@@ -55,7 +56,7 @@ pub(super) fn start_sources(
     }
     let cluster = &shared.config.cluster;
     let updates = cluster.kubeconfig.is_some().then(|| {
-        let (updates, inbox) = api::channel();
+        let (updates, inbox) = cluster_update::channel();
         let source = ApiSource::new(node_name, Arc::clone(store), decoder);
         let published = published(shared, SourceKind::Api, &cluster.server, "watch", source.pulse());
         all.push(Arc::clone(&published));

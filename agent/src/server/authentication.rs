@@ -10,7 +10,7 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use sha2::{Digest as _, Sha256};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use crate::apiserver::User;
+use limpet_cluster::User;
 
 /// What a subprotocol begins with that is a token.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";

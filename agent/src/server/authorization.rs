@@ -14,8 +14,8 @@ use super::caller::{Caller, Origin};
 use super::connection::ConnectionSlot;
 use super::gate::NetworkClient;
 use super::status_error::StatusError;
-use crate::apiserver::User;
 use crate::config::{AuthorizationMode, ServerSettings};
+use limpet_cluster::User;
 
 /// What a route gives its caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

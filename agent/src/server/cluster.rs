@@ -9,14 +9,14 @@ use super::authorization::Permission::Write;
 use super::pods::json;
 use super::routes::Routes;
 use super::status_error::StatusError;
-use crate::source::api;
+use limpet_core::source::cluster_update;
 use limpet_wire::status::AcceptedDocument;
 
 /// What the route needs.
 #[derive(Debug, Clone)]
 pub struct ClusterState {
     /// The source of the apiserver's pods; `None` in no cluster.
-    pub source: Option<mpsc::Sender<api::Update>>,
+    pub source: Option<mpsc::Sender<cluster_update::Update>>,
 }
 
 /// The route.
@@ -30,7 +30,7 @@ async fn accept(State(state): State<ClusterState>) -> Response {
         return refusal(StatusCode::CONFLICT, "Conflict", "the node is in no cluster").into_response();
     };
     let (done, answer) = oneshot::channel();
-    let sent = source.send(api::Update::Accepted(done)).await.is_ok();
+    let sent = source.send(cluster_update::Update::Accepted(done)).await.is_ok();
     match answer.await {
         Ok(ended) if sent => json(&AcceptedDocument { ended: ended.iter().map(ToString::to_string).collect() }),
         _ => refusal(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", "limpet is stopping").into_response(),

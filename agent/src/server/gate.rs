@@ -11,8 +11,8 @@ use axum::extract::Request;
 use super::authentication::{self, Malformed, Token};
 use super::authorization::{Permission, Refusal, Standing, Subresource, standing, verb};
 use super::reviewer::Reviewer;
-use crate::apiserver::{Access, Reviews, User};
 use crate::config::ServerSettings;
+use limpet_cluster::{Access, Reviews, User};
 
 /// What decides about the clients of a listener.
 pub(super) struct Gate {

@@ -12,8 +12,8 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
 use super::expiring::Expiring;
-use crate::apiserver::{Access, ReviewError, Reviews, User};
 use crate::config::ServerSettings;
+use limpet_cluster::{Access, ReviewError, Reviews, User};
 
 /// Answers of each kind that are remembered.
 const MAX_REMEMBERED: NonZeroUsize = NonZeroUsize::new(1_024).unwrap();

@@ -9,9 +9,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::ServerState;
 use super::pods::json;
-use crate::apiserver::certificates;
-use crate::apiserver::{Link, Unsent};
 use crate::config::Config;
+use limpet_cluster::certificates;
+use limpet_cluster::{Link, Unsent};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::Connectivity;
 use limpet_host::blocking;

@@ -26,10 +26,10 @@ use tokio_rustls::server::TlsStream;
 use super::authentication;
 use super::caller::Caller;
 use super::gate::{Gate, NetworkClient};
-use crate::apiserver::{User, certificates};
 use crate::config::{Config, ServerSettings};
 use client_certificate::RequestedCertificate;
 pub(super) use handshake_limit::HandshakeLimit;
+use limpet_cluster::{User, certificates};
 use limpet_host::blocking;
 use self_signed::SelfSignedError;
 

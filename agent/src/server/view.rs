@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Serialize;
 
 use super::sources::SourceView;
-use crate::apiserver::{ClusterView, Link};
+use limpet_cluster::{ClusterView, Link};
 use limpet_core::connectivity::Connectivity;
 use limpet_core::merge::{DesiredPods, Duplicate};
 use limpet_core::source::{Health, Rejection};

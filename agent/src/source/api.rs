@@ -6,7 +6,6 @@
 //! or replaced, only at the operator's command.
 
 mod held;
-mod update;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,6 +22,7 @@ use crate::store::Store;
 use held::HeldPods;
 use limpet_core::cluster_history::{ClusterHistory, HistoryBreak};
 use limpet_core::last_good::LastGood;
+use limpet_core::source::cluster_update::{UPDATE_QUEUE_LEN, Update};
 use limpet_core::source::delta::Edits;
 use limpet_core::source::view::Contents;
 use limpet_core::source::{Decoder, Health, Rejection, SourceSnapshot};
@@ -30,8 +30,6 @@ use limpet_model::manifest::api::{self, ORIGIN};
 use limpet_model::object::{ObjectKey, ObjectRecord, references};
 use limpet_model::pod::{PodKey, PodRecord, is_terminal_phase, security};
 use limpet_model::source::SourceKind;
-use update::UPDATE_QUEUE_LEN;
-pub use update::{Update, channel};
 
 /// Under which name the history of the cluster is kept: no pod and no object has one without a slash.
 const HISTORY: &str = "cluster";

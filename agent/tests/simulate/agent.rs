@@ -5,19 +5,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use limpet::apiserver::{self, HollowRuntime, Link, Unsent};
-use limpet::config::Config;
 use limpet::ephemeral_containers::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{World, live};
 use limpet::merge_loop;
-use limpet::source::api::{self, ApiSource};
+use limpet::source::api::ApiSource;
 use limpet::store::Store;
 use limpet::worker::WorkerContext;
 use limpet::worker::inbox::EvictionOrder;
 use limpet::worker::node_claims::{NodeClaims, NodeOffer};
 use limpet::worker::supervisor::{Intake, Supervisor};
 use limpet_apiserver::Client;
+use limpet_cluster::certificates::CertificateSettings;
+use limpet_cluster::settings::ClusterSettings;
+use limpet_cluster::{HollowRuntime, Link, Unsent};
 use limpet_core::admission::Selectable;
 use limpet_core::connectivity::Connectivity;
 use limpet_core::merge::Desired;
@@ -25,6 +26,7 @@ use limpet_core::merge::slot::Slots;
 use limpet_core::node_object::NodeDescription;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::probe::ProbeGrid;
+use limpet_core::source::cluster_update;
 use limpet_core::source::view::View;
 use limpet_core::source::{Decoder, Health};
 use limpet_core::status::observed::Observed;
@@ -85,7 +87,7 @@ pub(crate) struct Membership {
 /// The agent's part in a cluster.
 struct Member {
     link: Link,
-    source: mpsc::Sender<api::Update>,
+    source: mpsc::Sender<cluster_update::Update>,
 }
 
 impl Agent {
@@ -202,7 +204,7 @@ impl Agent {
     pub(crate) async fn accept_cluster(&self) {
         let (done, accepted) = oneshot::channel();
         let member = self.member.as_ref().unwrap();
-        member.source.send(api::Update::Accepted(done)).await.unwrap();
+        member.source.send(cluster_update::Update::Accepted(done)).await.unwrap();
         accepted.await.unwrap();
     }
 
@@ -249,17 +251,17 @@ impl Parts<'_> {
     /// Starts the source of the apiserver's pods, and the connection.
     fn take_part(self, tasks: &mut JoinSet<()>, Membership { client, database }: Membership) -> Member {
         let store = Arc::new(Store::open(&database).unwrap().0.inline());
-        let (source, inbox) = api::channel();
+        let (source, inbox) = cluster_update::channel();
         let (slots, of_api) = (Arc::clone(self.slots), ApiSource::new(NODE, store, DECODER));
         let publish = move |snapshot| slots.publish(SourceKind::Api, snapshot);
         tasks.spawn(of_api.run(inbox, publish, self.stop.clone()));
-        let config = Arc::new(Config::default());
-        let link = Link::over(client, &config, self.node_network.clone(), self.metrics.clone(), self.events.clone());
+        let link = Link::over(client, "", self.node_network.clone(), self.metrics.clone(), self.events.clone());
         let (selectable, _) = watch::channel(Selectable::default());
         let (_, node_state) = watch::channel(NodeState::default());
         let (csi, volumes_in_use) = (Arc::<CsiDrivers>::default(), VolumesInUse::default());
-        let inputs = apiserver::Inputs {
-            config,
+        let inputs = limpet_cluster::Inputs {
+            settings: ClusterSettings::default(),
+            certificates: CertificateSettings { directory: "/nonexistent".into(), serving: false },
             observed: self.observed.clone(),
             desired: self.desired.clone(),
             sources: vec![SourceKind::File, SourceKind::Api],
@@ -283,7 +285,7 @@ impl Parts<'_> {
             unsent_events: None,
         };
         let description = std::future::ready(description());
-        tasks.spawn(apiserver::run(link.clone(), inputs, description, self.stop.clone()));
+        tasks.spawn(limpet_cluster::run(link.clone(), inputs, description, self.stop.clone()));
         Member { link, source }
     }
 }

@@ -22,7 +22,7 @@ use limpet_model::pull_credential::PullCredential;
 mod service_account;
 
 use service_account::Identity;
-pub use service_account::{AccountOfPod, PullAccount, ServiceAccount, ServiceAccounts, TokenAttributes, TokenCache};
+pub use service_account::{PullAccount, TokenAttributes, TokenCache};
 
 /// How long a program may take, as with kubelet.
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use limpet_containerd::client::Client;
 use limpet_containerd::container::{Containers, ContainersConfig};
-use limpet_containerd::image::{Images, ImagesConfig, ServiceAccounts};
+use limpet_containerd::image::{Images, ImagesConfig};
 use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
 use limpet_core::node_state::NodeNetwork;
@@ -17,6 +17,7 @@ use limpet_host::volume::{self, ClusterDns, Volumes, VolumesInUse};
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::selinux::ContainerContexts;
+use limpet_model::service_account::ServiceAccounts;
 use tokio::sync::{Semaphore, watch};
 
 use super::ContainerdExecutor;

@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::ContainerdExecutor;
-use limpet_containerd::image::{AccountOfPod, ImageError, PullAccess, PullAccount, PullSecrets};
+use limpet_containerd::image::{ImageError, PullAccess, PullAccount, PullSecrets};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::images::image_volumes;
+use limpet_model::service_account::AccountOfPod;
 use limpet_model::source::SourceKind;
 use limpet_telemetry::event::EventType;
 

@@ -337,7 +337,8 @@ fn a_slow_disk_delays_no_lease_and_gets_few_writes() {
     runtime.block_on(async {
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        let ((send, inbox), (publish, mut published)) = (channel(), mpsc::unbounded_channel());
+        let ((send, inbox), (publish, mut published)) =
+            (limpet_core::source::cluster_update::channel(), mpsc::unbounded_channel());
         let publish =
             move |snapshot: Arc<SourceSnapshot>| publish.send((snapshot.pods.len(), snapshot.objects.len())).unwrap();
         let running =

@@ -3,13 +3,12 @@
 //! A provider that has them gets a token of the service account whose pod needs the image, and annotations of that
 //! account; its answers are cached for that account alone.
 
-use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
+use limpet_model::service_account::{AccountOfPod, ServiceAccount, ServiceAccounts};
+use std::collections::BTreeMap;
 
-use limpet_model::pull_credential::{PullCredential, PullServiceAccount};
+use limpet_model::pull_credential::PullCredential;
 
 /// A provider's `tokenAttributes`, by the fields of kubelet's CredentialProviderConfig.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,49 +32,6 @@ pub enum TokenCache {
     Token,
     /// Answers are for all pods of a service account.
     ServiceAccount,
-}
-
-/// What is known of a service account.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServiceAccount {
-    /// Its UID.
-    pub uid: String,
-    /// Its annotations.
-    pub annotations: BTreeMap<String, String>,
-}
-
-/// Reads service accounts and issues their tokens: an apiserver.
-pub trait ServiceAccounts: fmt::Debug + Send + Sync {
-    /// The account of the pod. An error is one line for people.
-    fn account<'a>(&'a self, pod: &'a AccountOfPod) -> BoxFuture<'a, Result<ServiceAccount, String>>;
-
-    /// A token of the account with this UID, bound to the pod. An error is one line for people.
-    fn token<'a>(
-        &'a self,
-        pod: &'a AccountOfPod,
-        uid: &'a str,
-        audience: &'a str,
-    ) -> BoxFuture<'a, Result<String, String>>;
-}
-
-/// A pod, and the service account it runs as.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AccountOfPod {
-    /// The namespace of both.
-    pub namespace: String,
-    /// The pod's name.
-    pub pod: String,
-    /// The pod's UID.
-    pub pod_uid: String,
-    /// The service account's name.
-    pub name: String,
-}
-
-impl AccountOfPod {
-    /// The account with this UID.
-    pub(in crate::image) fn identified(&self, uid: String) -> PullServiceAccount {
-        PullServiceAccount { uid, namespace: self.namespace.clone(), name: self.name.clone() }
-    }
 }
 
 /// Whose tokens providers get in a pull, and who issues them.

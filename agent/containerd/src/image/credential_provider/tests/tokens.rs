@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use limpet_model::service_account::{AccountOfPod, ServiceAccount, ServiceAccounts};
 use serde_json::{Value, json};
 
 use super::*;

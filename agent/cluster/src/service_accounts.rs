@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::link::Link;
 use limpet_apiserver::{Request, RequestError, Resource};
-use limpet_containerd::image::{AccountOfPod, ServiceAccount, ServiceAccounts};
 use limpet_core::mirror;
+use limpet_model::service_account::{AccountOfPod, ServiceAccount, ServiceAccounts};
 
 /// The longest pause that is requested after a refusal. [`Link::pause`] adds up to half of it, which makes two minutes, as
 /// with kubelet.

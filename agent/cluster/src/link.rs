@@ -5,7 +5,7 @@
 //! connection is used again.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,9 +13,10 @@ use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
+use super::certificates::client_certificate;
+use super::events;
 use super::outbox::{Outbox, Unsent};
-use super::{certificates, events};
-use crate::config::Config;
+use crate::settings::ClusterSettings;
 use limpet_apiserver::{CertificateFault, Client, Credentials, RequestError};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{Cause, Connectivity};
@@ -97,50 +98,51 @@ struct LinkState {
 }
 
 impl Link {
-    /// A connection that is not made yet; `None` without a kubeconfig.
+    /// A connection that is not made yet; `None` without a kubeconfig. `certificates`: the directory of the node's own.
     pub fn new(
-        config: &Config,
+        settings: &ClusterSettings,
+        certificates: &Path,
         node_network: watch::Receiver<NodeNetwork>,
         metrics: Metrics,
         events: Events,
     ) -> Option<Self> {
-        let kubeconfig = config.cluster.kubeconfig.clone()?;
-        let certificate = config.cluster.manages_certificate().then(|| certificates::client_certificate(config));
-        Some(Self::of(Origin::Files { kubeconfig, certificate }, config, node_network, metrics, events))
+        let kubeconfig = settings.kubeconfig.clone()?;
+        let certificate = settings.manages_certificate().then(|| client_certificate(certificates));
+        Some(Self::of(Origin::Files { kubeconfig, certificate }, &settings.server, node_network, metrics, events))
     }
 
     /// A connection by this client: of a simulated cluster.
     pub fn over(
         client: Client,
-        config: &Config,
+        server: &str,
         node_network: watch::Receiver<NodeNetwork>,
         metrics: Metrics,
         events: Events,
     ) -> Self {
-        Self::of(Origin::Fixed(client), config, node_network, metrics, events)
+        Self::of(Origin::Fixed(client), server, node_network, metrics, events)
     }
 
     /// A connection by credentials that were read before, which is not made yet.
     pub fn by(
         credentials: Credentials,
-        config: &Config,
+        server: &str,
         node_network: watch::Receiver<NodeNetwork>,
         metrics: Metrics,
         events: Events,
     ) -> Self {
-        Self::of(Origin::Read(Box::new(credentials)), config, node_network, metrics, events)
+        Self::of(Origin::Read(Box::new(credentials)), server, node_network, metrics, events)
     }
 
     fn of(
         origin: Origin,
-        config: &Config,
+        server: &str,
         node_network: watch::Receiver<NodeNetwork>,
         metrics: Metrics,
         events: Events,
     ) -> Self {
-        metrics.apiserver().set_connected(&config.cluster.server, false);
+        metrics.apiserver().set_connected(server, false);
         let (view, _) = watch::channel(ClusterView {
-            server: config.cluster.server.clone(),
+            server: server.to_owned(),
             state: Connectivity::Connecting,
             last_online: None,
             mirrors: 0,

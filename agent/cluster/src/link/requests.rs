@@ -18,12 +18,12 @@ use limpet_apiserver::{Request, RequestError, Resource, Selector, Traffic, Watch
 use limpet_core::stored_status::StoredStatus;
 
 /// `Too Many Requests`, RFC 6585.
-pub(in crate::apiserver) const BUSY: u16 = 429;
+pub(crate) const BUSY: u16 = 429;
 
 impl Link {
     /// Sends a request. One without a connection, or that the server does not accept as this node's, ends the
     /// connection for all.
-    pub(in crate::apiserver) async fn send(&self, request: Request) -> Result<Value, RequestError> {
+    pub(crate) async fn send(&self, request: Request) -> Result<Value, RequestError> {
         let (verb, resource) = (request.method.to_string(), request.resource.kind());
         let span = tracing::debug_span!("request", verb, path = request.resource.path());
         let sent = async {
@@ -48,7 +48,7 @@ impl Link {
     }
 
     /// Reports the status of a Pod by a strategic merge patch. Returns the status that is stored then.
-    pub(in crate::apiserver) async fn report_status(
+    pub(crate) async fn report_status(
         &self,
         namespace: String,
         name: String,
@@ -61,7 +61,7 @@ impl Link {
     }
 
     /// Begins a watch.
-    pub(in crate::apiserver) async fn watch(
+    pub(crate) async fn watch(
         &self,
         resource: Resource,
         selector: &Selector,
@@ -88,12 +88,12 @@ impl Link {
     }
 
     /// Whether a list may be requested as the beginning of a watch.
-    pub(in crate::apiserver) fn streams_lists(&self) -> bool {
+    pub(crate) fn streams_lists(&self) -> bool {
         self.0.streams_lists.load(Ordering::Relaxed)
     }
 
     /// The server has refused that. After an upgrade of the server the next agent tries again.
-    pub(in crate::apiserver) fn set_no_streaming_lists(&self) {
+    pub(crate) fn set_no_streaming_lists(&self) {
         self.0.streams_lists.store(false, Ordering::Relaxed);
     }
 
@@ -148,7 +148,7 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::apiserver::fake::{self, Asked};
+    use crate::fake::{self, Asked};
 
     fn of_service(name: &str) -> Request {
         Request::get(Resource::Service("default".to_owned(), name.to_owned()))

@@ -10,12 +10,12 @@ use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use tokio::sync::mpsc;
 
 use super::{Attachments, ClaimLookup, bound_volume, decoded, is_attached, user};
-use crate::apiserver::link::Link;
-use crate::apiserver::references::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
-use crate::apiserver::service_accounts::retry_pause;
-use crate::source::api;
+use crate::link::Link;
+use crate::references::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
+use crate::service_accounts::retry_pause;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
+use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::claim::tokens::{self, IssuedToken};
 use limpet_model::object::claim::{self, ClaimedSource, ClaimedVolume, CsiCall};
@@ -151,7 +151,7 @@ pub(super) async fn keep_tokens(
     link: &Link,
     desired: &Desired,
     key: &ObjectKey,
-    source: &mpsc::Sender<api::Update>,
+    source: &mpsc::Sender<cluster_update::Update>,
     mut object: Arc<ObjectRecord>,
 ) {
     let mut failures = 0;
@@ -164,7 +164,7 @@ pub(super) async fn keep_tokens(
             Ok(renewed) => {
                 failures = 0;
                 object = Arc::new(renewed);
-                let _ = source.send(api::Update::Object(key.clone(), Some(Arc::clone(&object)))).await;
+                let _ = source.send(cluster_update::Update::Object(key.clone(), Some(Arc::clone(&object)))).await;
                 tokio::time::sleep(MIN_RENEWAL_INTERVAL).await;
             }
             Err(error) => {

@@ -16,11 +16,11 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::link::{BUSY, Link};
 use super::node::NodeFromApiserver;
-use crate::source::api::Update;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::cluster_history::{self, HistoryBreak, LostWrites, Renewal, lease_break};
 use limpet_core::node_lease::{self, KnownLease, LEASE_NAMESPACE};
+use limpet_core::source::cluster_update::Update;
 
 /// How many renewals without an answer are remembered: each may have arrived.
 const MAX_UNANSWERED: usize = 16;

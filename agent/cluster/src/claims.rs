@@ -19,9 +19,9 @@ use tokio::sync::{mpsc, watch};
 
 use super::link::Link;
 use super::node::NodeFromApiserver;
-use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
+use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::node_selector;
 use limpet_model::object::claim;
@@ -66,7 +66,7 @@ pub(super) async fn resolve(
     link: &Link,
     desired: &Desired,
     key: &ObjectKey,
-    source: &mpsc::Sender<api::Update>,
+    source: &mpsc::Sender<cluster_update::Update>,
     mut attachments: Attachments,
 ) {
     let known = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
@@ -83,7 +83,7 @@ pub(super) async fn resolve(
         let asked = match Box::pin(look_up(link, key, &pod, &attachments, &mut in_use)).await {
             Ok(ClaimLookup { object, attaching }) => {
                 let object = object.map(Arc::new);
-                let _ = source.send(api::Update::Object(key.clone(), object.clone())).await;
+                let _ = source.send(cluster_update::Update::Object(key.clone(), object.clone())).await;
                 if let Some(found) = object.filter(|object| claim::source(object).is_ok()) {
                     break found;
                 }
@@ -120,7 +120,7 @@ async fn maintain(
     link: &Link,
     desired: &Desired,
     key: &ObjectKey,
-    source: &mpsc::Sender<api::Update>,
+    source: &mpsc::Sender<cluster_update::Update>,
     found: Arc<ObjectRecord>,
     attachments: &Attachments,
     in_use: Option<InUse>,

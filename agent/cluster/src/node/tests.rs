@@ -75,7 +75,7 @@ fn reporter(link: &Link, seen: watch::Sender<NodeFromApiserver>, own_changes: Ow
     NodeReporter {
         link: link.clone(),
         register: false,
-        every: crate::config::Config::default().cluster.frequencies,
+        every: crate::settings::ClusterSettings::default().frequencies,
         description: description(),
         seen,
         own_changes,

@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::link::Link;
-use crate::config::Config;
 use limpet_apiserver::Client;
 use limpet_apiserver::client::Body;
 use limpet_core::node_state::NodeNetwork;
@@ -52,7 +51,7 @@ where
         }
     });
     let (_, network) = watch::channel(NodeNetwork::default());
-    Link::over(Client::over(service), &Config::default(), network, Metrics::new("node"), Events::default())
+    Link::over(Client::over(service), "", network, Metrics::new("node"), Events::default())
 }
 
 /// A whole answer.

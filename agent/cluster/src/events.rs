@@ -146,7 +146,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::apiserver::fake::{self, Asked};
+    use crate::fake::{self, Asked};
     use limpet_telemetry::event::EventType;
 
     #[tokio::test(start_paused = true)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::apiserver::certificates;
+use crate::certificates;
 use limpet_apiserver::client::DEADLINE;
 use limpet_apiserver::{Client, RequestError, kubeconfig};
 use limpet_core::certificate::Validity;
@@ -16,8 +16,8 @@ use limpet_host::blocking;
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A client that was made.
-pub(in crate::apiserver) struct Opened {
-    pub(in crate::apiserver) client: Client,
+pub(crate) struct Opened {
+    pub(crate) client: Client,
     /// When its certificate is valid; `None`: it has none.
     pub(super) identity: Option<Validity>,
     /// A program was run for it.
@@ -26,7 +26,7 @@ pub(in crate::apiserver) struct Opened {
 
 /// Reads the files, and when the certificate among them is valid; runs the program of the kubeconfig, if it has one.
 /// `certificate`: a file with certificate and key that may count instead of the kubeconfig's user.
-pub(in crate::apiserver) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<Opened, RequestError> {
+pub(crate) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<Opened, RequestError> {
     let failed = |error: io::Error| RequestError::Credentials(error.to_string());
     let read = path.clone();
     let look = move |_: &_| {

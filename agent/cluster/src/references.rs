@@ -24,9 +24,9 @@ use super::claims;
 use super::follow::{Update, WatchTarget, follow};
 use super::link::Link;
 use super::service_accounts::{retry_pause, token_request};
-use crate::source::api;
 use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
+use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;
 
 use limpet_model::object::token::{self, TokenDemand};
@@ -53,7 +53,7 @@ struct Fetching {
 pub(super) async fn fetch(
     link: Link,
     desired: Desired,
-    source: mpsc::Sender<api::Update>,
+    source: mpsc::Sender<cluster_update::Update>,
     attachments: claims::Attachments,
     asking: CertificateContext,
 ) {
@@ -111,7 +111,7 @@ async fn follow_object(
     link: Link,
     key: &ObjectKey,
     resource: fn(String) -> Resource,
-    source: &mpsc::Sender<api::Update>,
+    source: &mpsc::Sender<cluster_update::Update>,
 ) {
     let resource = resource(key.namespace.to_string());
     let followed = WatchTarget { resource, selector: Selector::of_name(&key.name), leads: None };
@@ -128,10 +128,10 @@ async fn follow_object(
             let object = object.map(|object| from_apiserver(&object, key.kind, ORIGIN)).transpose();
             match object {
                 Ok(object) if is_immutable => {
-                    let _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await;
+                    let _ = source.send(cluster_update::Update::Object(key.clone(), object.map(Arc::new))).await;
                     return;
                 }
-                Ok(object) => _ = source.send(api::Update::Object(key.clone(), object.map(Arc::new))).await,
+                Ok(object) => _ = source.send(cluster_update::Update::Object(key.clone(), object.map(Arc::new))).await,
                 Err(faults) => {
                     let reason = faults.first().map(ToString::to_string).unwrap_or_default();
                     tracing::warn!(object = %key, reason, "an object cannot be used; its last version stays in effect");
@@ -146,7 +146,7 @@ async fn follow_object(
 }
 
 /// Follows the Services of a namespace, or the one of the apiserver itself.
-async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<cluster_update::Update>) {
     let selector = match &*key.name {
         service::KUBERNETES => Selector::of_name(&key.name),
         _ => Selector::default(),
@@ -169,14 +169,14 @@ async fn follow_services(link: Link, key: &ObjectKey, source: &mpsc::Sender<api:
                 }
             }
             let record = Arc::new(service::record(key.clone(), ORIGIN, services.values()));
-            let _ = source.send(api::Update::Object(key.clone(), Some(record))).await;
+            let _ = source.send(cluster_update::Update::Object(key.clone(), Some(record))).await;
         }
     };
     tokio::join!(follow(link, followed, send), hand_on);
 }
 
 /// Watches the ClusterTrustBundles that the key selects.
-async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender<cluster_update::Update>) {
     let selector = match TrustBundleDemand::from_name(&key.name) {
         TrustBundleDemand::Named(name) => Selector::of_name(&name),
         TrustBundleDemand::Signer { signer, labels } => {
@@ -203,7 +203,7 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
             }
             let texts = bundles.values().map(String::as_str);
             let record = (!bundles.is_empty()).then(|| Arc::new(trust_bundle::record(key.clone(), ORIGIN, texts)));
-            let _ = source.send(api::Update::Object(key.clone(), record)).await;
+            let _ = source.send(cluster_update::Update::Object(key.clone(), record)).await;
         }
     };
     tokio::join!(follow(link, followed, send), pass_on);
@@ -212,7 +212,12 @@ async fn follow_trust_bundles(link: Link, key: &ObjectKey, source: &mpsc::Sender
 /// Follows a RuntimeClass. A pod that has begun with it keeps it when the class is deleted, so that its containers can
 /// be started again. An apiserver refuses to change a handler; of a class that was deleted and created with another
 /// one, the new one counts.
-async fn follow_runtime_class(link: Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+async fn follow_runtime_class(
+    link: Link,
+    desired: &Desired,
+    key: &ObjectKey,
+    source: &mpsc::Sender<cluster_update::Update>,
+) {
     let selector = Selector::of_name(&key.name);
     let followed = WatchTarget { resource: Resource::RuntimeClasses, selector, leads: None };
     let (send, mut updates) = mpsc::channel(1);
@@ -230,14 +235,14 @@ async fn follow_runtime_class(link: Link, desired: &Desired, key: &ObjectKey, so
             }
             is_known = handler.is_some();
             let record = handler.map(|handler| Arc::new(runtime_class::record(key.clone(), ORIGIN, handler)));
-            let _ = source.send(api::Update::Object(key.clone(), record)).await;
+            let _ = source.send(cluster_update::Update::Object(key.clone(), record)).await;
         }
     };
     tokio::join!(follow(link, followed, send), pass_on);
 }
 
 /// Asks for a token whenever the one there is has passed most of its life.
-async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<api::Update>) {
+async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<cluster_update::Update>) {
     let Some(demand) = TokenDemand::from_name(&key.name) else { return };
     let mut newest = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
     let mut failures = 0;
@@ -254,7 +259,7 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
                 failures = 0;
                 let token = Arc::new(token);
                 newest = Some(Arc::clone(&token));
-                let _ = source.send(api::Update::Object(key.clone(), Some(token))).await;
+                let _ = source.send(cluster_update::Update::Object(key.clone(), Some(token))).await;
                 tokio::time::sleep(MIN_RENEWAL_INTERVAL).await;
             }
             Err(error) => {

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret
 
 use super::csi::secret;
 use super::{Attachments, ClaimLookup, bound_volume, is_attached};
-use crate::apiserver::link::Link;
+use crate::link::Link;
 use limpet_apiserver::RequestError;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::claim;

@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::Value;
 
 use super::{Attachments, decoded, user};
-use crate::apiserver::claims::csi::secret;
-use crate::apiserver::link::Link;
+use crate::claims::csi::secret;
+use crate::link::Link;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;

@@ -12,7 +12,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -22,7 +21,7 @@ use tokio::sync::watch;
 
 use super::link::{self, Link};
 use super::node::NodeFromApiserver;
-use crate::config::{ClusterSettings, Config};
+use crate::settings::ClusterSettings;
 use files::{Contents, FileError, Files};
 use limpet_apiserver::kubeconfig::{self, KubeconfigError};
 use limpet_apiserver::watch::{Change, Watch};
@@ -63,13 +62,22 @@ enum CertificateError {
     Unanswered { name: String },
 }
 
+/// Where the node's certificates are, and which of them are requested.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CertificateSettings {
+    /// `--cert-dir`: the directory of the certificates.
+    pub directory: PathBuf,
+    /// `serverTLSBootstrap`: the certificate of the node's own API is requested.
+    pub serving: bool,
+}
+
 /// The file with the certificate and the key by which the node names itself.
-pub(super) fn client_certificate(config: &Config) -> PathBuf {
-    Files::new(config.pki_dir(), Purpose::Client).current()
+pub(super) fn client_certificate(directory: &Path) -> PathBuf {
+    Files::new(directory.to_owned(), Purpose::Client).current()
 }
 
 /// The file with the certificate and the key that the node shows, in the directory of its certificates.
-pub(crate) fn serving_certificate(directory: &Path) -> PathBuf {
+pub fn serving_certificate(directory: &Path) -> PathBuf {
     Files::new(directory.to_owned(), Purpose::Serving).current()
 }
 
@@ -89,33 +97,33 @@ pub(super) fn identity(kubeconfig: &Path, certificate: Option<&Path>) -> Option<
 }
 
 /// When the certificate in that file is valid; `None`: there is none. Blocks.
-pub(crate) fn validity(file: &Path) -> Option<Validity> {
+pub fn validity(file: &Path) -> Option<Validity> {
     Contents::of(&std::fs::read(file).ok()?).map(|contents| contents.validity)
 }
 
 /// Asks for certificates, as far as this is configured.
 pub(super) async fn run(
     link: Link,
-    config: Arc<Config>,
+    (settings, certificates): (ClusterSettings, CertificateSettings),
     node: String,
     network: watch::Receiver<NodeNetwork>,
     seen: watch::Receiver<NodeFromApiserver>,
 ) {
     let rotation = |purpose| CertificateRotation {
         link: link.clone(),
-        files: Files::new(config.pki_dir(), purpose),
+        files: Files::new(certificates.directory.clone(), purpose),
         purpose,
         node: node.clone(),
         chance: fastrand::u64(..),
     };
     let client = async {
-        if config.cluster.manages_certificate() {
-            rotation(Purpose::Client).keep_client(&config.cluster).await;
+        if settings.manages_certificate() {
+            rotation(Purpose::Client).keep_client(&settings).await;
         }
     };
     let serving = async {
-        if config.server.certificate_by_request {
-            let cloud = config.cluster.external_cloud.then_some(seen);
+        if certificates.serving {
+            let cloud = settings.external_cloud.then_some(seen);
             rotation(Purpose::Serving).keep_serving(NodeNames { node: node.clone(), network, cloud }).await;
         }
     };

@@ -1,16 +1,16 @@
-//! What the source of the apiserver's pods receives.
+//! What the cluster tells the source of the apiserver's pods.
 
 use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use limpet_core::cluster_history::{ClusterHistory, HistoryBreak, Renewal};
+use crate::cluster_history::{ClusterHistory, HistoryBreak, Renewal};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodKey;
 
 /// How many updates may wait; then those who send them do.
-pub(super) const UPDATE_QUEUE_LEN: usize = 16;
+pub const UPDATE_QUEUE_LEN: usize = 16;
 
 /// What is new at the apiserver.
 #[derive(Debug)]

@@ -10,17 +10,12 @@ use limpet_host::wall_clock::{self, Wake};
 impl Link {
     /// The pause after the `failures`th failure in a row. A change of the node's links or addresses, new credentials
     /// and a clock that is set end it: then true.
-    pub(in crate::apiserver) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
+    pub(crate) async fn pause(&self, failures: u32, asked: Option<Duration>) -> bool {
         self.pause_after(failures, asked, Duration::ZERO).await
     }
 
     /// The same after a failure that took so long, which counts as a part of the pause.
-    pub(in crate::apiserver) async fn pause_after(
-        &self,
-        failures: u32,
-        asked: Option<Duration>,
-        took: Duration,
-    ) -> bool {
+    pub(crate) async fn pause_after(&self, failures: u32, asked: Option<Duration>, took: Duration) -> bool {
         let runs_program = self.0.runs_program.load(Ordering::Relaxed);
         let longest = self.0.view.borrow().state.longest_pause(failures, runs_program);
         let pause = connectivity::pause(failures, asked, longest, fastrand::u64(..));
@@ -42,7 +37,7 @@ impl Link {
     }
 
     /// Resolves at the next change of the node's links or addresses.
-    pub(in crate::apiserver) async fn network_changed(&self) {
+    pub(crate) async fn network_changed(&self) {
         let mut network = self.0.node_network.clone();
         network.mark_unchanged();
         if network.changed().await.is_err() {

@@ -24,10 +24,10 @@ async fn the_server_of_an_edited_kubeconfig_is_shown() {
     // Both refuse connections.
     let (before, after) = ("http://127.0.0.1:1", "http://127.0.0.1:2");
     kubeconfig(&path, before);
-    let mut config = Config::default();
-    (config.cluster.kubeconfig, config.cluster.server) = (Some(path.clone()), before.to_owned());
+    let mut settings = ClusterSettings::default();
+    (settings.kubeconfig, settings.server) = (Some(path.clone()), before.to_owned());
     let (metrics, (_, network)) = (Metrics::new("node"), watch::channel(NodeNetwork::default()));
-    let link = Link::new(&config, network, metrics.clone(), Events::default()).unwrap();
+    let link = Link::new(&settings, dir.path(), network, metrics.clone(), Events::default()).unwrap();
     let shown = async || {
         assert!(link.send(Request::get(Resource::Nodes)).await.is_err());
         let text = metrics.render(&ObservedPods::default(), None);
@@ -45,10 +45,10 @@ async fn a_change_of_links_or_credentials_ends_a_pause() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     kubeconfig(&path, "http://127.0.0.1:1");
-    let mut config = Config::default();
-    config.cluster.kubeconfig = Some(path);
+    let mut settings = ClusterSettings::default();
+    settings.kubeconfig = Some(path);
     let (network, seen) = watch::channel(NodeNetwork::default());
-    let link = Link::new(&config, seen, Metrics::new("node"), Events::default()).unwrap();
+    let link = Link::new(&settings, dir.path(), seen, Metrics::new("node"), Events::default()).unwrap();
     let began = tokio::time::Instant::now();
     let changed = async { network.send_modify(|_| {}) };
     assert!(tokio::join!(link.pause(10, None), changed).0);

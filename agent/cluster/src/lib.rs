@@ -8,19 +8,18 @@
 //! - `link` is the connection and sends all requests; `certificates` requests and renews the node's certificates.
 //! - `follow` lists and watches this node's Node and the Pods bound to it; `split` separates mirrors from
 //!   the apiserver's own pods.
-//! - `node`, `lease` and `csi_node` report the node, by what `facts`, `images` and `runtime` read of it.
+//! - `node`, `lease` and `csi_node` report the node, by what `images` and `runtime` read of it.
 //! - `mirrors` shows the pods of the agent's own sources; `pods` reports on the apiserver's own, which go to
-//!   [`crate::source::api`], a source like the others; `corrections` limits how often an
+//!   the source of the apiserver's pods, a source like the others; `corrections` limits how often an
 //!   overwritten status is corrected; `outbox` counts what has not been sent yet.
 //! - `references` and `claims` fetch what the apiserver's pods refer to; `service_accounts` requests tokens.
 //! - `events` and `unsent_events` post the node's events; `reviews` authenticates and authorizes callers.
 
-pub(crate) mod certificates;
+pub mod certificates;
 mod claims;
 mod corrections;
 mod csi_node;
 mod events;
-mod facts;
 #[cfg(test)]
 mod fake;
 mod follow;
@@ -37,6 +36,7 @@ mod references;
 mod reviews;
 mod runtime;
 mod service_accounts;
+pub mod settings;
 mod split;
 mod unsent_events;
 
@@ -47,9 +47,8 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Config;
-use crate::source::api;
-pub use facts::describe;
+use crate::settings::ClusterSettings;
+use certificates::CertificateSettings;
 use follow::{Leader, WatchTarget, follow};
 use lease::Lease;
 use limpet_apiserver::{Resource, Selector};
@@ -58,6 +57,7 @@ use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_object::NodeDescription;
 use limpet_core::node_state::NodeState;
+use limpet_core::source::cluster_update;
 use limpet_core::status::observed::Observed;
 use limpet_host::network::NetworkStatus;
 use limpet_model::source::SourceKind;
@@ -70,7 +70,6 @@ pub use outbox::Unsent;
 use own_change::OwnChanges;
 use references::pod_certificates::CertificateContext;
 pub use reviews::{Access, ReviewError, Reviews, User};
-pub(crate) use runtime::Containerd;
 pub use runtime::{HollowRuntime, NodeRuntime, RuntimeError};
 use unsent_events::UnsentEvents;
 
@@ -80,8 +79,10 @@ const UPDATE_QUEUE_LEN: usize = 16;
 /// What the tasks read of the agent.
 #[derive(Debug)]
 pub struct Inputs {
-    /// The configuration.
-    pub config: Arc<Config>,
+    /// `--kubeconfig` and the related settings.
+    pub settings: ClusterSettings,
+    /// Where the node's certificates are, and which of them are requested.
+    pub certificates: CertificateSettings,
     /// What runs.
     pub observed: Observed,
     /// What is to run.
@@ -109,12 +110,12 @@ pub struct Inputs {
     /// What each source has published.
     pub slots: Arc<Slots>,
     /// The source of the apiserver's pods.
-    pub source: mpsc::Sender<api::Update>,
+    pub source: mpsc::Sender<cluster_update::Update>,
     /// The file of the events that are not sent when the agent stops; `None`: they are lost.
     pub unsent_events: Option<PathBuf>,
 }
 
-/// Takes part in the cluster that `link` leads to, until `stop`. `description`: of the node, see [`describe`].
+/// Takes part in the cluster that `link` leads to, until `stop`. `description`: of the node.
 pub async fn run(
     link: Link,
     inputs: Inputs,
@@ -145,7 +146,7 @@ async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: 
     let lease = Arc::new(Lease {
         link: link.clone(),
         name: name.clone(),
-        duration: inputs.config.cluster.lease_duration,
+        duration: inputs.settings.lease_duration,
         source: inputs.source.clone(),
         unanswered: Mutex::default(),
         version: AtomicU64::default(),
@@ -166,9 +167,10 @@ async fn work(link: Link, inputs: Inputs, description: NodeDescription, unsent: 
         seen_by_others.clone(),
     );
     let csi_node = csi_node::run(link.clone(), name.clone(), Arc::clone(&inputs.csi), seen_by_others.clone());
-    let (config, events) = (Arc::clone(&inputs.config), inputs.events.clone());
+    let events = inputs.events.clone();
+    let settings = (inputs.settings.clone(), inputs.certificates.clone());
     let certificates =
-        certificates::run(link.clone(), config, name.clone(), link.node_network(), seen_by_others.clone());
+        certificates::run(link.clone(), settings, name.clone(), link.node_network(), seen_by_others.clone());
     let reporter = node_reporter(&link, inputs, description, (seen, own_changes));
     // Boxed: the states of all of them would otherwise lie in one future that is moved.
     tokio::join!(
@@ -213,8 +215,8 @@ fn node_reporter(
 ) -> NodeReporter {
     NodeReporter {
         link: link.clone(),
-        register: inputs.config.cluster.register,
-        every: inputs.config.cluster.frequencies,
+        register: inputs.settings.register,
+        every: inputs.settings.frequencies,
         description,
         seen,
         own_changes,
@@ -222,7 +224,7 @@ fn node_reporter(
         selectable: inputs.selectable,
         node_state: inputs.node_state,
         network: inputs.network,
-        images: images::NodeImages::new(Arc::clone(&inputs.runtime), inputs.config.cluster.max_images),
+        images: images::NodeImages::new(Arc::clone(&inputs.runtime), inputs.settings.max_images),
         runtime: inputs.runtime,
         device_plugins: inputs.device_plugins,
         volumes_in_use: inputs.volumes_in_use,

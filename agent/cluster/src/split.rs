@@ -5,10 +5,10 @@ use tokio::sync::mpsc;
 
 use super::follow::Update;
 use super::link::Link;
-use crate::source::api;
 use limpet_apiserver::{Request, Resource};
 use limpet_core::cluster_history::ClusterHistory;
 use limpet_core::mirror::MIRROR_ANNOTATION;
+use limpet_core::source::cluster_update;
 use limpet_model::object::service::KUBERNETES;
 
 /// How many times the apiserver's own Service is read while there is none, or its server fails: for some seconds.
@@ -22,7 +22,7 @@ pub(super) struct Receivers {
     /// Of the others, to report on them.
     pub(super) pods: mpsc::Sender<Update>,
     /// Of the others, to run them.
-    pub(super) source: mpsc::Sender<api::Update>,
+    pub(super) source: mpsc::Sender<cluster_update::Update>,
 }
 
 /// Passes every update on; ends when the sender is dropped.
@@ -39,17 +39,17 @@ pub(super) async fn split(link: Link, mut updates: mpsc::Receiver<Update>, recei
                 let _ = mirrors.send(Update::Listed(of_mirrors, version.clone())).await;
                 // Before it runs: a pod that ends at once is known then to those who report its end.
                 let _ = pods.send(Update::Listed(own.clone(), version)).await;
-                let _ = source.send(api::Update::Listed(own, history)).await;
+                let _ = source.send(cluster_update::Update::Listed(own, history)).await;
             }
-            Update::Bookmark(version) => _ = source.send(api::Update::Reached(version)).await,
+            Update::Bookmark(version) => _ = source.send(cluster_update::Update::Reached(version)).await,
             Update::Stored(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Stored(pod)).await,
             Update::Deleted(pod) if is_mirror(&pod) => _ = mirrors.send(Update::Deleted(pod)).await,
             Update::Stored(pod) => {
                 let _ = pods.send(Update::Stored(pod.clone())).await;
-                let _ = source.send(api::Update::Stored(pod)).await;
+                let _ = source.send(cluster_update::Update::Stored(pod)).await;
             }
             Update::Deleted(pod) => {
-                let _ = source.send(api::Update::Deleted(pod.clone())).await;
+                let _ = source.send(cluster_update::Update::Deleted(pod.clone())).await;
                 let _ = pods.send(Update::Deleted(pod)).await;
             }
         }

@@ -6,14 +6,12 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use tokio::sync::watch;
 
-use limpet_containerd::client::Client;
-use limpet_containerd::image::Images;
 use limpet_model::image::StoredImage;
 
 /// Why the runtime did not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct RuntimeError(String);
+pub struct RuntimeError(pub String);
 
 /// Answers what a Node object shows.
 pub trait NodeRuntime: fmt::Debug + Send + Sync {
@@ -28,33 +26,6 @@ pub trait NodeRuntime: fmt::Debug + Send + Sync {
 
     /// Changes when an image was stored or removed.
     fn contents(&self) -> watch::Receiver<u64>;
-}
-
-/// containerd.
-#[derive(Debug)]
-pub(crate) struct Containerd {
-    /// Asked for its version.
-    pub(crate) client: Client,
-    /// Its images.
-    pub(crate) images: Images,
-}
-
-impl NodeRuntime for Containerd {
-    fn version(&self) -> BoxFuture<'_, Option<String>> {
-        async { self.client.version().await.ok().map(|version| format!("containerd://{version}")) }.boxed()
-    }
-
-    fn images(&self) -> BoxFuture<'_, Result<Vec<StoredImage>, RuntimeError>> {
-        async move { self.images.stored().await.map_err(|error| RuntimeError(error.to_string())) }.boxed()
-    }
-
-    fn image_size<'a>(&'a self, image: &'a StoredImage) -> BoxFuture<'a, Result<Option<u64>, RuntimeError>> {
-        async move { self.images.size(image).await.map_err(|error| RuntimeError(error.to_string())) }.boxed()
-    }
-
-    fn contents(&self) -> watch::Receiver<u64> {
-        self.images.contents()
-    }
 }
 
 /// A runtime whose containers are numbers: it has no images.

@@ -14,13 +14,13 @@ use tokio::sync::{mpsc, watch};
 use zeroize::Zeroizing;
 
 use super::sleep_until;
-use crate::apiserver::follow::{Update, WatchTarget, follow};
-use crate::apiserver::link::Link;
-use crate::apiserver::node::NodeFromApiserver;
-use crate::source::api;
+use crate::follow::{Update, WatchTarget, follow};
+use crate::link::Link;
+use crate::node::NodeFromApiserver;
 use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_core::mirror;
+use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::pod_certificate::{self, Answer, PodCertificateDemand, Requester};
 use limpet_model::object::{ObjectKey, ObjectRecord};
@@ -35,13 +35,13 @@ const RENEWAL_OVERDUE_AFTER: Duration = Duration::from_secs(600);
 
 /// What a request needs of the node.
 #[derive(Debug, Clone)]
-pub(in crate::apiserver) struct CertificateContext {
+pub(crate) struct CertificateContext {
     /// The node's name.
-    pub(in crate::apiserver) node_name: String,
+    pub(crate) node_name: String,
     /// The Node as the apiserver has it.
-    pub(in crate::apiserver) node: watch::Receiver<NodeFromApiserver>,
+    pub(crate) node: watch::Receiver<NodeFromApiserver>,
     /// Where refusals and delays are reported.
-    pub(in crate::apiserver) events: Events,
+    pub(crate) events: Events,
 }
 
 /// Why there is no certificate yet.
@@ -74,7 +74,7 @@ pub(super) async fn maintain(
     link: &Link,
     desired: &Desired,
     key: &ObjectKey,
-    source: &mpsc::Sender<api::Update>,
+    source: &mpsc::Sender<cluster_update::Update>,
     mut asking: CertificateContext,
 ) {
     let Some(demand) = PodCertificateDemand::from_name(&key.name) else { return };
@@ -96,7 +96,7 @@ pub(super) async fn maintain(
                 (failures, reported) = (0, 0);
                 let record = Arc::new(record);
                 newest = Some(Arc::clone(&record));
-                let _ = source.send(api::Update::Object(key.clone(), Some(record))).await;
+                let _ = source.send(cluster_update::Update::Object(key.clone(), Some(record))).await;
                 tokio::time::sleep(super::MIN_RENEWAL_INTERVAL).await;
             }
             Err(error) => {
