@@ -8,6 +8,7 @@ mod cluster;
 mod database;
 mod error;
 pub mod hollow;
+mod image_collection;
 mod listeners;
 mod node_runtime;
 mod observer;
@@ -28,29 +29,28 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, RunFlags};
-use crate::ephemeral_containers::{self, DebugOrder};
 use crate::executor::containerd::ContainerdExecutor;
 use crate::executor::containerd::compose::{Backends, ExecutorParts};
-use crate::image_gc::{ImageCollector, KnownPods};
+use crate::image_gc::ImageCollector;
 use crate::manifest_guard::{self, ArmError, AttemptReporter};
 use crate::node::NodeLock;
 use crate::node::capacity::Capacity;
 use crate::node::network::NetworkFollower;
-use crate::server::Sources;
-use crate::server::diagnostics::{DiagnosticsState, SetVerbosity};
-use crate::server::images::ImagesState;
-use crate::source::push::{self, Pusher};
 use crate::worker::node_claims::NodeClaims;
 use cluster::join_cluster;
 use database::open_store;
 pub use error::AppError;
+use image_collection::RequestedCollection;
 use limpet_cluster::Link;
 use limpet_containerd::image::Images;
+use limpet_core::debug_order::{self, DebugOrder};
+use limpet_core::known_pods::KnownPods;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure};
 use limpet_core::source::Decoder;
 use limpet_core::source::cluster_update;
+use limpet_core::source::push::{self, Pusher};
 use limpet_core::status::observed::Observed;
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
@@ -61,6 +61,9 @@ use limpet_model::service_account::ServiceAccounts;
 use limpet_model::source::SourceKind;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
+use limpet_server::Sources;
+use limpet_server::diagnostics::{DiagnosticsState, SetVerbosity};
+use limpet_server::images::ImagesState;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
@@ -192,7 +195,7 @@ async fn start_core(
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     let (evictor, shortages) = evictor(shared, &executor, &sources);
-    let (debug_orders, debug_requests) = ephemeral_containers::channel();
+    let (debug_orders, debug_requests) = debug_order::channel();
     let node_state = supervise(shared, &executor, &sources, heartbeat, offer, shortages, debug_requests);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
     let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
@@ -322,7 +325,8 @@ fn collect_images(shared: &SharedParts, images: &Images, pods: &Arc<KnownPods>) 
         metrics: shared.metrics.clone(),
     };
     shared.tasks.spawn(collector.run(shared.stop.clone()));
-    ImagesState { images: images.clone(), pods: Arc::clone(pods) }
+    let collection = Arc::new(RequestedCollection { images: images.clone(), pods: Arc::clone(pods) });
+    ImagesState { images: images.clone(), pods: Arc::clone(pods), collection }
 }
 
 /// The node's own network and the pods': a change of either may be what a pod is waiting for.

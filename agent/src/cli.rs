@@ -17,10 +17,10 @@ mod guard;
 mod hollow_node;
 mod run;
 
+use crate::config::configz;
 use crate::config::{KubeletFlags, RunFlags};
-use crate::lifecycle::memory;
 use crate::node::name_service;
-use crate::server::configz;
+use limpet_host::memory;
 
 /// A node agent for Kubernetes Pods on constrained edge hardware.
 #[derive(Debug, Parser)]

@@ -3,13 +3,13 @@
 //! `Config` is validated in full before the first side effect; later code uses it without further checks.
 
 mod cipher_suites;
+pub mod configz;
 mod curves;
 mod flags;
 mod keys;
 mod kubelet_flags;
 mod quantity;
 mod read;
-mod server;
 mod tree;
 mod url;
 
@@ -26,8 +26,8 @@ pub use flags::{RunFlags, ServerFlags};
 pub(crate) use keys::kubelet_names;
 pub use kubelet_flags::KubeletFlags;
 pub use limpet_cluster::settings::ClusterSettings;
+pub use limpet_server::settings::{AuthorizationMode, DebugHandlers, NodeSettings, ServerSettings};
 pub use read::load;
-pub use server::{AuthorizationMode, DebugHandlers, ServerSettings};
 
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
@@ -378,6 +378,22 @@ impl Config {
     /// The directory of the terminals that clients attach to.
     pub fn attach_dir(&self) -> PathBuf {
         self.run_dir.join("attach")
+    }
+
+    /// What the server uses and shows of it.
+    pub fn node_settings(&self) -> NodeSettings {
+        NodeSettings {
+            server: self.server.clone(),
+            pki_dir: self.pki_dir(),
+            socket_allowed_pods: self.socket_allowed_pods.clone(),
+            devices: self.devices.clone(),
+            cgroup_driver: self.cgroup_driver,
+            runtime_endpoint: self.runtime_endpoint.clone(),
+            root_dir: self.root_dir.clone(),
+            snapshotter: self.snapshotter.clone(),
+            cni_conf_dir: self.cni_conf_dir.clone(),
+            runtime_classes: self.runtime_classes.keys().cloned().collect(),
+        }
     }
 
     /// A pod's own directory below the root: volumes, network result, termination messages.

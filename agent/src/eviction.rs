@@ -17,11 +17,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::executor::containerd::ContainerdExecutor;
-use crate::image_gc::{self, KnownPods};
+use crate::image_gc;
 use crate::worker::inbox::EvictionOrder;
 use alarm::Alarm;
 use limpet_core::eviction::alarm_pace::AlarmPace;
 use limpet_core::eviction::{CHECK_INTERVALS, EvictionPolicy, Signal, Threshold, ThresholdTracker, rank};
+use limpet_core::known_pods::KnownPods;
 use limpet_core::node_state::NodePressure;
 use limpet_core::status::observed::ObservedPod;
 use limpet_host::cgroup::MemoryAlarm;

@@ -5,7 +5,7 @@
 //! pod's use of the disk is measured, or the disk for eviction, it measures the disk at that moment, too. Each look
 //! reads the pods last, and a start that takes an image after that keeps it.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +15,10 @@ use tokio_util::sync::CancellationToken;
 
 use limpet_containerd::image::{ImageError, Images};
 use limpet_core::image_gc::{DiskSpace, Image, ImageGcPolicy, Ledger, next_look, to_make_room, too_old};
-use limpet_core::merge::Desired;
-use limpet_core::merge::slot::Slots;
-use limpet_core::status::observed::Observed;
+use limpet_core::known_pods::{KnownPods, is_named};
 use limpet_host::clock::{self, sleep_until_or_forever};
 use limpet_host::{blocking, file_system};
 use limpet_model::image::StoredImage;
-use limpet_model::pod::images::normalized_images;
-use limpet_model::pod::{PodKey, PodRecord};
-use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{ImageRemoval, Metrics};
 
@@ -31,50 +26,6 @@ use limpet_telemetry::metrics::{ImageRemoval, Metrics};
 const COLLECTION_DELAY: Duration = Duration::from_secs(1);
 /// The first look when nothing happens before it, as kubelet's; and the pause after one that was not possible.
 const COLLECTION_INTERVAL: Duration = Duration::from_secs(300);
-
-/// The pods that are known: those that are wanted, that lose their name to another, and that run.
-#[derive(Debug)]
-pub struct KnownPods {
-    /// The pods of the sources, their last good versions included.
-    pub desired: Desired,
-    /// What the sources hold.
-    pub slots: Arc<Slots>,
-    /// What runs.
-    pub observed: Observed,
-    /// The sources of this node.
-    pub sources: Vec<SourceKind>,
-}
-
-impl KnownPods {
-    /// The normalized names of the images they need; `None` until every source has spoken.
-    fn images(&self) -> Option<HashSet<String>> {
-        let mut images = HashSet::new();
-        self.every(|record| images.extend(normalized_images(record))).then_some(images)
-    }
-
-    /// The pods that need each image, by its normalized name.
-    pub fn users(&self) -> BTreeMap<String, BTreeSet<PodKey>> {
-        let mut users: BTreeMap<String, BTreeSet<PodKey>> = BTreeMap::new();
-        self.every(|record| {
-            for image in normalized_images(record) {
-                users.entry(image).or_default().insert(record.key.clone());
-            }
-        });
-        users
-    }
-
-    /// Calls `visit` for each, perhaps more than once. Returns whether every source has spoken.
-    fn every(&self, mut visit: impl FnMut(&PodRecord)) -> bool {
-        let desired = self.desired.load();
-        desired.pods.values().for_each(|record| visit(record));
-        for snapshot in &self.slots.load() {
-            let rivals = snapshot.rivals.values().flat_map(|rivals| rivals.iter());
-            snapshot.pods.values().chain(rivals).for_each(|record| visit(record));
-        }
-        self.observed.load().pods.values().for_each(|pod| visit(&pod.record));
-        self.sources.iter().all(|source| desired.is_ready(*source))
-    }
-}
 
 /// The task that collects images.
 #[derive(Debug)]
@@ -277,12 +228,6 @@ pub async fn prune(images: &Images, pods: &KnownPods) -> Result<Option<Vec<Image
         }
     }
     Ok(Some(gone))
-}
-
-/// Whether one of `names` is of that image, or is its digest.
-pub fn is_named(image: &StoredImage, names: &HashSet<String>) -> bool {
-    let digest = |name: &String| name.rsplit_once('@').is_some_and(|(_, digest)| digest == &*image.digest);
-    image.names.iter().any(|name| names.contains(name)) || names.iter().any(digest)
 }
 
 /// Why images could not be collected.

@@ -8,7 +8,6 @@ pub mod app;
 pub mod attribution;
 pub mod cli;
 pub mod config;
-pub mod ephemeral_containers;
 pub mod fuzz;
 
 pub mod eviction;
@@ -19,7 +18,6 @@ pub mod manifest_guard;
 pub mod merge_loop;
 pub mod node;
 pub mod pull_records;
-pub mod server;
 pub mod source;
 pub mod store;
 pub mod watch;

@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attribution::cgroup_path;
 use crate::config::{Config, GuardSettings};
-use crate::lifecycle::{kernel_types, memory};
+use crate::lifecycle::kernel_types;
+use limpet_host::memory;
 use limpet_model::attribution::WatchObserver;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{GuardVerdict, Metrics};

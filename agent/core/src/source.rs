@@ -6,6 +6,7 @@ pub mod change;
 pub mod cluster_update;
 pub mod delta;
 pub mod proposal;
+pub mod push;
 pub mod push_error;
 pub mod rejection_log;
 pub mod resource;

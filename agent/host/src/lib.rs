@@ -15,6 +15,7 @@ pub mod fs_group;
 pub mod huge_pages;
 pub mod inotify;
 pub mod keyed_lock;
+pub mod memory;
 pub mod mount_table;
 pub mod network;
 pub mod node_network;

@@ -17,10 +17,8 @@ use super::published::Published;
 use super::supervision::{LIFECYCLE_INBOX, node_claims};
 use super::{AppError, DECODER, drain, service};
 use crate::config::Config;
-use crate::ephemeral_containers;
 use crate::executor::fake::FakeExecutor;
 use crate::executor::fake::world::{POD_ADDRESSES, World, live};
-use crate::lifecycle::memory;
 use crate::lifecycle::watched_processes::WatchedProcesses;
 use crate::merge_loop;
 use crate::node::capacity::Capacity;
@@ -34,6 +32,7 @@ use limpet_apiserver::Credentials;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::{HollowRuntime, Link, NodeRuntime};
 use limpet_core::admission::Selectable;
+use limpet_core::debug_order;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
@@ -114,7 +113,7 @@ pub async fn run(nodes: HollowNodes) -> Result<(), AppError> {
         tasks: TaskTracker::new(),
     };
     common.tasks.spawn(follower.run(stop.clone()));
-    common.tasks.spawn(memory::release_after_bursts(Arc::clone(&common.followed), stop.clone()));
+    common.tasks.spawn(crate::lifecycle::memory::release_after_bursts(Arc::clone(&common.followed), stop.clone()));
     for number in (0..count).take_while(|_| !stop.is_cancelled()) {
         start(&common, number, &format!("{prefix}-{number}"), &dir).await?;
     }
@@ -242,7 +241,7 @@ fn supervise(
     // There are no image loads, evictions or debug containers; the senders live as long as the supervisor.
     let (archives, images) = watch::channel(Arc::default());
     let (unpressed, pressure) = watch::channel(NodePressure::from_iter([]));
-    let (debugs, debug) = ephemeral_containers::channel();
+    let (debugs, debug) = debug_order::channel();
     let intake = Intake {
         merged,
         lifecycle,

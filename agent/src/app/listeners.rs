@@ -10,13 +10,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::SharedParts;
-use crate::server::cri::CriState;
-use crate::server::kubelet::KubeletRoutes;
-use crate::server::{self, ServerState};
 use limpet_core::node_state::NodeNetwork;
 use limpet_model::error_chain::error_chain;
 use limpet_plugins::device_plugins::registration;
 use limpet_plugins::plugin_directory::{self, Registries};
+use limpet_server::cri::CriState;
+use limpet_server::kubelet::KubeletRoutes;
+use limpet_server::{self as server, ServerState};
 
 /// After which time an address is tried again that another process has, or that the node does not have yet.
 const TRY_AGAIN: Duration = Duration::from_secs(30);

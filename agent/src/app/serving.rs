@@ -7,19 +7,22 @@ use tokio::net::{TcpListener, UnixListener};
 
 use super::listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
 use super::{AppError, Core, DECODER, SharedParts};
+use crate::attribution::actor_of_process;
+use crate::config::configz::document;
 use crate::config::{Config, DebugHandlers};
 use crate::executor::containerd::ContainerdExecutor;
-use crate::server::cluster::ClusterState;
-use crate::server::cri::CriState;
-use crate::server::debug_container::DebugContainerState;
-use crate::server::diagnostics::DiagnosticsState;
-use crate::server::diff::{DiffState, HasImage};
-use crate::server::exec::{AttachState, ExecState};
-use crate::server::kubelet::StreamStates;
-use crate::server::logs::LogState;
-use crate::server::port_forward::PortForwardState;
-use crate::server::{self, ServerState};
+use crate::source::file;
 use limpet_containerd::image::Images;
+use limpet_server::cluster::ClusterState;
+use limpet_server::cri::CriState;
+use limpet_server::debug_container::DebugContainerState;
+use limpet_server::diagnostics::DiagnosticsState;
+use limpet_server::diff::{DiffState, HasImage, ReadDirectory};
+use limpet_server::exec::{AttachState, ExecState};
+use limpet_server::kubelet::StreamStates;
+use limpet_server::logs::LogState;
+use limpet_server::port_forward::PortForwardState;
+use limpet_server::{self as server, Configz, ServerState};
 use limpet_telemetry::usage::claims::ClaimMeter;
 use limpet_telemetry::usage::disks::{DiskMeter, MeasureDisks};
 use limpet_telemetry::usage::{Meter, NodeReader};
@@ -70,7 +73,9 @@ pub(super) fn start_serving(shared: &SharedParts, core: Core, sockets: Sockets, 
 fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> ServerState {
     ServerState {
         node_name: Arc::clone(&core.node_name),
-        config: Arc::clone(&shared.config),
+        settings: Arc::new(shared.config.node_settings()),
+        configz: configz(&shared.config),
+        actor_of_process,
         desired: shared.desired.clone(),
         observed: shared.observed.clone(),
         sources: Arc::clone(&core.sources),
@@ -94,8 +99,25 @@ fn diff_state(shared: &SharedParts, core: &Core) -> DiffState {
         decoder: DECODER.with_security(shared.config.pod_security),
         sources: Arc::clone(&core.sources),
         observed: shared.observed.clone(),
+        read_directory: read_directory(shared, core),
         has_image: has_image(core.executor.images.clone()),
     }
+}
+
+/// Makes the document of `/configz` at each request: kept, it would take more memory than the agent's idle tasks.
+fn configz(config: &Arc<Config>) -> Arc<Configz> {
+    let config = Arc::clone(config);
+    Arc::new(move || document(&config))
+}
+
+/// Reads the manifest directory as the file source does.
+fn read_directory(shared: &SharedParts, core: &Core) -> Arc<ReadDirectory> {
+    let (path, node_name) = (shared.config.manifest_path.clone(), Arc::clone(&core.node_name));
+    let decoder = DECODER.with_security(shared.config.pod_security);
+    Arc::new(move || match &path {
+        Some(path) => file::read_all(path, &node_name, decoder),
+        None => Ok(Vec::new()),
+    })
 }
 
 /// The routes that carry streams of containers, and those for diagnosing the agent.

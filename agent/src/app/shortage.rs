@@ -9,9 +9,9 @@ use super::published::Published;
 use crate::eviction::Evictor;
 use crate::eviction::meter::NodeMeter;
 use crate::executor::containerd::ContainerdExecutor;
-use crate::image_gc::KnownPods;
 use crate::node::allocatable::Enforcement;
 use crate::worker::inbox::EvictionOrder;
+use limpet_core::known_pods::KnownPods;
 use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
 

@@ -13,9 +13,10 @@ use crate::source::Pulse;
 use crate::source::api::ApiSource;
 use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
-use crate::source::push::{self, PushContext, PushSource};
+use crate::source::push::{PushContext, PushSource};
 use crate::store::Store;
 use limpet_core::source::cluster_update;
+use limpet_core::source::push;
 
 /// Starts the configured sources. Also returns the way to that of the apiserver, if the node is in a cluster.
 pub(super) fn start_sources(

@@ -12,10 +12,10 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::run::logging;
 use crate::app::hollow::{self, HollowNodes, MAX_HOLLOW_NODES};
 use crate::config::{self, RunFlags};
-use crate::lifecycle::memory;
 use crate::node;
 use limpet_apiserver::Credentials;
 use limpet_cli::error::CliError;
+use limpet_host::memory;
 use limpet_model::pod::is_dns_subdomain;
 
 /// How many files and connections a node has open: its database, its watches, and what its pods refer to.

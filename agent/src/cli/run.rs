@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use crate::app::{self, Prepared};
 use crate::config::{self, RunFlags};
-use crate::lifecycle::memory;
 use crate::node::{self, NameNotice, StartError};
+use limpet_host::memory;
 
 /// Runs the agent until a signal stops it; returns the exit code.
 pub(crate) fn run(flags: &RunFlags) -> ExitCode {

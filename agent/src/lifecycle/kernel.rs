@@ -10,10 +10,11 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendError;
 use tokio_util::sync::CancellationToken;
 
+use super::kernel_types;
 use super::watched_processes::{Changes, WatchedProcesses};
-use super::{kernel_types, memory};
 use crate::attribution::Feed;
 use limpet_attribution::bpf_feed::{self, FeedEnd};
+use limpet_host::memory;
 use limpet_model::container::ContainerId;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::process::ProcessName;

@@ -5,7 +5,6 @@
 //! source starts with the content of the store and is ready at once.
 
 mod objects;
-mod request;
 mod saved;
 
 use std::collections::BTreeSet;
@@ -23,6 +22,7 @@ use limpet_core::last_good::{LastGood, Manifests};
 use limpet_core::merge::slot::Slots;
 use limpet_core::source::delta::Edits;
 use limpet_core::source::first_claim;
+use limpet_core::source::push::{By, Inbox, ORIGIN, Request, Stored, Verb};
 use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_core::source::{Decoder, Health, ManifestChange, SourceSnapshot};
@@ -30,8 +30,6 @@ use limpet_core::status::observed::Observed;
 use limpet_model::error_chain::error_chain;
 use limpet_model::pod::{PodKey, PodRecord, identity};
 use limpet_model::source::SourceKind;
-use request::{By, Request};
-pub use request::{DeletedObject, Inbox, Pusher, Stored, Verb, channel};
 use saved::{Records, Saved};
 
 /// The parts of the node that the push source depends on.
@@ -129,8 +127,7 @@ impl PushSource {
             }
         };
         for (name, saved) in &loaded.records {
-            let restored =
-                self.decoder.restore_all(&saved.manifests, request::ORIGIN, SourceKind::Push, &self.node_name);
+            let restored = self.decoder.restore_all(&saved.manifests, ORIGIN, SourceKind::Push, &self.node_name);
             if restored.pods.is_empty() && restored.objects.is_empty() {
                 error!(%name, "a pushed pod or object cannot be read");
             }
@@ -297,5 +294,7 @@ fn deleted(record: &PodRecord, grace: Option<u64>, now: Timestamp) -> PodRecord 
     record
 }
 
+#[cfg(test)]
+mod api_tests;
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::{Notify, oneshot};
 
-use crate::ephemeral_containers::DebugOrder;
+use limpet_core::debug_order::DebugOrder;
 use limpet_model::container::ContainerId;
 use limpet_model::container::FoundContainer;
 use limpet_model::lifecycle::LifecycleEvent;

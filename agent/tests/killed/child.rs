@@ -8,11 +8,12 @@ use std::sync::Arc;
 use limpet::merge_loop;
 use limpet::source::file::FileSource;
 use limpet::source::http::{Address, HttpSettings, HttpSource};
-use limpet::source::push::{self, PushContext, PushSource, Pusher};
+use limpet::source::push::{PushContext, PushSource};
 use limpet::store::Store;
 use limpet_core::merge::slot::Slots;
 use limpet_core::merge::{Desired, Merged};
 use limpet_core::source::Decoder;
+use limpet_core::source::push::{self, Pusher};
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
@@ -150,12 +151,20 @@ async fn run_command(command: &str, pusher: &Pusher) -> String {
     let done = match words[..] {
         ["put-map", name, value] => {
             let text = model::map(name, value).to_string().into_bytes();
-            pusher.put_object(map(name), text).await.map(|stored| stored.verb.as_str())
+            let stored = match pusher.object(&map(name), &text) {
+                Ok(record) => pusher.put_object(record).await,
+                Err(error) => Err(error),
+            };
+            stored.map(|stored| stored.verb.as_str())
         }
         ["delete-map", name] => pusher.delete_object(map(name)).await.map(|_| "deleted"),
         ["put", name, image] => {
             let text = model::pod(name, image).to_string().into_bytes();
-            pusher.put("default", name, text).await.map(|stored| stored.verb.as_str())
+            let stored = match pusher.pod("default", name, &text) {
+                Ok(record) => pusher.put(record).await,
+                Err(error) => Err(error),
+            };
+            stored.map(|stored| stored.verb.as_str())
         }
         ["delete", name] => pusher.delete("default", name, None).await.map(|_| "deleted"),
         _ => panic!("{command}"),

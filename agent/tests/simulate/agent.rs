@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use limpet::ephemeral_containers::{self, DebugOrder};
 use limpet::executor::fake::FakeExecutor;
 use limpet::executor::fake::world::{World, live};
 use limpet::merge_loop;
@@ -21,6 +20,7 @@ use limpet_cluster::settings::ClusterSettings;
 use limpet_cluster::{HollowRuntime, Link, Unsent};
 use limpet_core::admission::Selectable;
 use limpet_core::connectivity::Connectivity;
+use limpet_core::debug_order::{self, DebugOrder};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_object::NodeDescription;
@@ -125,7 +125,7 @@ impl Agent {
         let (addresses, node_network) = watch::channel(node_network);
         let (pressure, conditions) = watch::channel(NodePressure::from_iter([]));
         let (orders, evictions) = mpsc::channel(1);
-        let (debugs, debug) = ephemeral_containers::channel();
+        let (debugs, debug) = debug_order::channel();
         let (observed, occurrences, metrics) = (Observed::default(), Events::default(), Metrics::new(NODE));
         let mut sources = vec![SourceKind::File];
         let member = membership.map(|membership| {

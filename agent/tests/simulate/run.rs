@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use limpet::ephemeral_containers::DebugOrder;
 use limpet::executor::fake::world::World;
 use limpet::worker::inbox::EvictionOrder;
+use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::lifecycle::LifecycleEvent;

@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::super::ServerFlags;
 use super::super::cipher_suites::{Named, named};
 use super::super::curves::numbered;
-use super::super::server::{AuthorizationMode, ServerSettings};
 use super::super::tree::{Map, Position};
 use super::ConfigDiagnostics;
 use limpet_model::go_duration;
+use limpet_server::settings::{AuthorizationMode, ServerSettings};
 
 /// The node's certificate and its key, and where the file names them.
 #[derive(Default)]

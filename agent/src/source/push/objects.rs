@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{DeletedObject, PushSource, Stored, Verb};
+use super::{PushSource, Stored, Verb};
 use limpet_core::source::SourceSnapshot;
+use limpet_core::source::push::DeletedObject;
 use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_model::object::{ObjectKey, ObjectRecord, references};

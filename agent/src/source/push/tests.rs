@@ -6,6 +6,8 @@ use limpet_model::manifest;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use limpet_core::source::push::{Pusher, channel};
+
 use super::*;
 use limpet_core::fixtures::observed;
 use limpet_core::source::delta;
@@ -71,7 +73,7 @@ impl Bench {
 
     async fn put(&self, name: &str, image: &str) -> Result<Verb, PushError> {
         let (pusher, ..) = self.running.as_ref().unwrap();
-        pusher.put("default", name, text(name, image)).await.map(|stored| stored.verb)
+        pusher.put(pusher.pod("default", name, &text(name, image))?).await.map(|stored| stored.verb)
     }
 
     async fn delete(&self, name: &str, grace: Option<u64>) -> Result<Arc<PodRecord>, PushError> {
@@ -173,11 +175,11 @@ async fn an_invalid_request_is_rejected_with_the_reason() {
     assert_eq!(bench.put("cam", "x:2").await.unwrap(), Verb::Created, "a push comes before a URL");
     let (pusher, ..) = bench.running.as_ref().unwrap();
     let put = |namespace: &'static str, name: &'static str, text: Vec<u8>| async move {
-        pusher
-            .put(namespace, name, text)
-            .await
-            .map(|stored| stored.record.key.to_string())
-            .map_err(|error| error.to_string())
+        let stored = match pusher.pod(namespace, name, &text) {
+            Ok(record) => pusher.put(record).await,
+            Err(error) => Err(error),
+        };
+        stored.map(|stored| stored.record.key.to_string()).map_err(|error| error.to_string())
     };
     let two = [text("a", "x:1"), b"---\n".to_vec(), text("b", "x:1")].concat();
     let table = [
@@ -208,7 +210,11 @@ fn map(name: &str) -> ObjectKey {
 impl Bench {
     async fn put_object(&self, key: ObjectKey, text: Vec<u8>) -> Result<Verb, String> {
         let (pusher, ..) = self.running.as_ref().unwrap();
-        pusher.put_object(key, text).await.map(|stored| stored.verb).map_err(|error| error.to_string())
+        let stored = match pusher.object(&key, &text) {
+            Ok(record) => pusher.put_object(record).await,
+            Err(error) => Err(error),
+        };
+        stored.map(|stored| stored.verb).map_err(|error| error.to_string())
     }
 
     async fn delete_object(&self, key: ObjectKey) -> Result<Vec<PodKey>, String> {
@@ -245,7 +251,7 @@ async fn objects_are_stored_as_pods_are_and_report_the_pods_that_refer_to_them()
     let web = String::from_utf8(text("web", "x:1")).unwrap();
     let web = web.replace("spec: {", "spec: {volumes: [{name: v, configMap: {name: m}}], ");
     let (pusher, ..) = bench.running.as_ref().unwrap();
-    pusher.put("default", "web", web.into_bytes()).await.unwrap();
+    pusher.put(pusher.pod("default", "web", web.as_bytes()).unwrap()).await.unwrap();
     assert_eq!(bench.delete_object(map("m")).await, Ok(vec![PodKey::new("default", "web-edge1")]));
     assert_eq!(bench.delete_object(map("m")).await, Err("configmaps \"m\" not found".to_owned()));
     assert_eq!(bench.delete_object(secret).await, Ok(Vec::new()));
@@ -358,7 +364,9 @@ async fn concurrent_pushes_are_handled_in_order() {
     let mut pushes = tokio::task::JoinSet::new();
     for n in 0..60 {
         let (pusher, name) = (pusher.clone(), format!("p{}", n % 20));
-        pushes.spawn(async move { pusher.put("default", &name, text(&name, &format!("x:{n}"))).await.unwrap().verb });
+        pushes.spawn(async move {
+            pusher.put(pusher.pod("default", &name, &text(&name, &format!("x:{n}"))).unwrap()).await.unwrap().verb
+        });
     }
     let verbs = pushes.join_all().await;
     assert_eq!(verbs.iter().filter(|verb| **verb == Verb::Created).count(), 20);

@@ -6,7 +6,7 @@ use limpet_core::plan::is_finished;
 use limpet_model::pod::ephemeral;
 
 use super::PodWorker;
-use crate::ephemeral_containers::{DebugError, DebugOrder};
+use limpet_core::debug_order::{DebugError, DebugOrder};
 
 impl PodWorker {
     /// Adds a container to the pod, unless that ends. It takes the way of those that an apiserver adds.

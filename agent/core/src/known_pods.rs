@@ -1,0 +1,62 @@
+//! The images that pods need: of those that are wanted, that lose their name to another, and that run.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use crate::merge::Desired;
+use crate::merge::slot::Slots;
+use crate::status::observed::Observed;
+use limpet_model::image::StoredImage;
+use limpet_model::pod::images::normalized_images;
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
+
+/// The pods that are known: those that are wanted, that lose their name to another, and that run.
+#[derive(Debug)]
+pub struct KnownPods {
+    /// The pods of the sources, their last good versions included.
+    pub desired: Desired,
+    /// What the sources hold.
+    pub slots: Arc<Slots>,
+    /// What runs.
+    pub observed: Observed,
+    /// The sources of this node.
+    pub sources: Vec<SourceKind>,
+}
+
+impl KnownPods {
+    /// The normalized names of the images they need; `None` until every source has spoken.
+    pub fn images(&self) -> Option<HashSet<String>> {
+        let mut images = HashSet::new();
+        self.every(|record| images.extend(normalized_images(record))).then_some(images)
+    }
+
+    /// The pods that need each image, by its normalized name.
+    pub fn users(&self) -> BTreeMap<String, BTreeSet<PodKey>> {
+        let mut users: BTreeMap<String, BTreeSet<PodKey>> = BTreeMap::new();
+        self.every(|record| {
+            for image in normalized_images(record) {
+                users.entry(image).or_default().insert(record.key.clone());
+            }
+        });
+        users
+    }
+
+    /// Calls `visit` for each, perhaps more than once. Returns whether every source has spoken.
+    fn every(&self, mut visit: impl FnMut(&PodRecord)) -> bool {
+        let desired = self.desired.load();
+        desired.pods.values().for_each(|record| visit(record));
+        for snapshot in &self.slots.load() {
+            let rivals = snapshot.rivals.values().flat_map(|rivals| rivals.iter());
+            snapshot.pods.values().chain(rivals).for_each(|record| visit(record));
+        }
+        self.observed.load().pods.values().for_each(|pod| visit(&pod.record));
+        self.sources.iter().all(|source| desired.is_ready(*source))
+    }
+}
+
+/// Whether one of `names` is of that image, or is its digest.
+pub fn is_named(image: &StoredImage, names: &HashSet<String>) -> bool {
+    let digest = |name: &String| name.rsplit_once('@').is_some_and(|(_, digest)| digest == &*image.digest);
+    image.names.iter().any(|name| names.contains(name)) || names.iter().any(digest)
+}

@@ -1,0 +1,226 @@
+//! `/limpet/v1/diff`: what manifests would change, as a dry run: nothing is written, pulled or published.
+//!
+//! GET compares the running pods with what the sources hold now; the manifest directory is reread. POST compares them
+//! with the sources' manifests after replacing some by those of the request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use futures_util::future::{BoxFuture, join_all};
+use tokio::time::{Instant, timeout};
+
+use super::authorization::Permission::Read;
+use super::pods::json;
+use super::routes::Routes;
+use super::sources::{SourceView, Sources};
+use limpet_core::forecast::{Forecast, forecast, images};
+use limpet_core::source::Snapshots;
+use limpet_core::source::proposal::{Proposal, propose};
+use limpet_core::source::{Decoder, Health, Rejection};
+use limpet_core::status::observed::Observed;
+use limpet_host::blocking;
+use limpet_model::manifest::Manifest;
+use limpet_model::source::SourceKind;
+use limpet_wire::diff::{DiffDocument, DiffRequest};
+
+/// The limit of a request body: a whole directory of manifests.
+const MAX_BODY: usize = 64 << 20;
+/// How long reading and comparing may take: thousands of manifests on a slow processor.
+const DIFF_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long containerd may take to report which images are present.
+const IMAGE_CHECK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Whether an image is present on this node; `None`: unknown.
+pub type HasImage = dyn Fn(String) -> BoxFuture<'static, Option<bool>> + Send + Sync;
+
+/// Reads every manifest of the directory, by its name there; called on a blocking thread. An error is one line for people.
+pub type ReadDirectory = dyn Fn() -> Result<Vec<(Arc<str>, Manifest)>, String> + Send + Sync;
+
+/// What the routes need.
+#[derive(Clone)]
+pub struct DiffState {
+    /// The settled node name.
+    pub node_name: Arc<str>,
+    /// `staticPodPath`.
+    pub manifest_path: Option<PathBuf>,
+    /// Decodes manifests.
+    pub decoder: Decoder,
+    /// The sources' snapshots.
+    pub sources: Arc<dyn Sources>,
+    /// The observed pods.
+    pub observed: Observed,
+    /// Reads the manifest directory.
+    pub read_directory: Arc<ReadDirectory>,
+    /// Checks whether images are present.
+    pub has_image: Arc<HasImage>,
+}
+
+/// The routes.
+pub(super) fn routes(state: DiffState) -> Routes {
+    // Proposing changes nothing.
+    let routes = Routes::default().get("/limpet/v1/diff", Read, current).post("/limpet/v1/diff", Read, proposed);
+    routes.body_limit(MAX_BODY).with_state(state)
+}
+
+/// The comparison, before the images are checked.
+struct Comparison {
+    forecast: Forecast,
+    rejected: Vec<Rejection>,
+    remarks: Vec<String>,
+}
+
+async fn current(State(state): State<DiffState>) -> Response {
+    answer(state, |state| Ok(state.current())).await
+}
+
+async fn proposed(State(state): State<DiffState>, Json(request): Json<DiffRequest>) -> Response {
+    answer(state, move |state| state.proposed(request)).await
+}
+
+/// Reads and compares off the agent's thread, then checks the images.
+async fn answer(
+    state: DiffState,
+    compare: impl FnOnce(&DiffState) -> Result<Comparison, String> + Send + 'static,
+) -> Response {
+    let comparing = state.clone();
+    // A subject of its own: it need not wait for the source's reading, nor the source for it.
+    let subject = state.manifest_path.clone().unwrap_or_default().join("limpet diff");
+    let found = match blocking::run(subject, DIFF_TIMEOUT, move |_| compare(&comparing)).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(message)) => return (StatusCode::BAD_REQUEST, message).into_response(),
+        Err(error) => return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    };
+    let present = state.present(&found.forecast).await;
+    let document = DiffDocument::of(&found.forecast, &found.rejected, &present);
+    json(&DiffDocument { remarks: found.remarks, ..document })
+}
+
+impl DiffState {
+    /// What the sources hold now; the manifest directory is reread.
+    fn current(&self) -> Comparison {
+        let views = self.sources.views();
+        let before = snapshots(&views);
+        let (mut proposals, mut whole, mut remarks) = (Vec::new(), false, Vec::new());
+        for view in &views {
+            match (&view.snapshot.health, view.kind) {
+                (Health::Unavailable(reason), _) => remarks.push(format!("{} source: {reason}", view.kind)),
+                (Health::Starting, _) => {
+                    remarks.push(format!("{} source: has not completed its first read", view.kind))
+                }
+                (Health::Good | Health::Blind(_), SourceKind::File) => match self.read_directory() {
+                    Ok(files) => (proposals, whole) = (files, true),
+                    Err(reason) => {
+                        remarks.push(format!("{} source: {reason}; its last good manifests stay in effect", view.kind))
+                    }
+                },
+                (Health::Good | Health::Blind(_), _) => {}
+            }
+        }
+        let after = propose(&before, proposals, whole).snapshots;
+        let rejected = after.iter().flat_map(|snapshot| snapshot.rejected.values());
+        let rejected = rejected.map(|refused| Rejection::clone(refused)).collect();
+        let forecast = forecast(&self.observed.load(), &before, &after, true, Instant::now().into_std());
+        Comparison { forecast, rejected, remarks }
+    }
+
+    /// What the sources would hold with the request's manifests.
+    fn proposed(&self, request: DiffRequest) -> Result<Comparison, String> {
+        let views = self.sources.views();
+        let before = snapshots(&views);
+        let own = request.directory.as_deref().is_some_and(|directory| self.is_manifest_path(directory));
+        let whole = request.whole || own;
+        let named = request.source.as_deref().or(whole.then_some(SourceKind::File.as_str()));
+        let asked = named.map(|name| configured(&views, name)).transpose()?;
+        if whole && asked != Some(SourceKind::File) {
+            return Err("only the manifest directory is compared whole".to_owned());
+        }
+        let mut proposals = Vec::new();
+        for file in request.files {
+            proposals.push(self.proposal(&file.name, file.text.as_bytes(), asked, &views, &before));
+        }
+        let of_urls = proposals.iter().filter(|proposal| proposal.source == SourceKind::Http).count();
+        if of_urls > 1 {
+            return Err("a URL has one answer: compare one file with it".to_owned());
+        }
+        let proposed = propose(&before, proposals, whole);
+        let forecast = forecast(&self.observed.load(), &before, &proposed.snapshots, false, Instant::now().into_std());
+        Ok(Comparison { forecast, rejected: proposed.rejected, remarks: Vec::new() })
+    }
+
+    fn proposal(
+        &self,
+        name: &str,
+        text: &[u8],
+        asked: Option<SourceKind>,
+        views: &[SourceView],
+        before: &Snapshots,
+    ) -> Proposal {
+        let read = |origin: &str, source| self.decoder.read(text, origin, source, &self.node_name);
+        let manifest = read(name, SourceKind::File);
+        let source = asked.unwrap_or_else(|| source_of(&manifest, views, before));
+        let place = views.iter().find(|view| view.kind == source).map(|view| Arc::clone(&view.place));
+        match (source, place) {
+            (SourceKind::File, _) => Proposal { source, name: Arc::from(name), manifest },
+            (SourceKind::Http, Some(place)) => Proposal { source, manifest: read(&place, source), name: place },
+            _ => Proposal { source, name: Arc::from(name), manifest: read(name, source) },
+        }
+    }
+
+    fn read_directory(&self) -> Result<Vec<Proposal>, String> {
+        let proposal = |(name, manifest)| Proposal { source: SourceKind::File, name, manifest };
+        Ok((self.read_directory)()?.into_iter().map(proposal).collect())
+    }
+
+    fn is_manifest_path(&self, directory: &Path) -> bool {
+        let real = |path: &Path| path.canonicalize().ok();
+        self.manifest_path.as_deref().and_then(real).is_some_and(|own| real(directory) == Some(own))
+    }
+
+    /// Which of the required images are present, as far as containerd responds in time.
+    async fn present(&self, forecast: &Forecast) -> BTreeMap<String, bool> {
+        let needed: BTreeSet<String> =
+            forecast.pods.iter().flat_map(|pod| images(pod).into_values().map(|(image, _)| image)).collect();
+        let ask = |image: String| async {
+            let here = timeout(IMAGE_CHECK_TIMEOUT, (self.has_image)(image.clone())).await;
+            Some((image, here.ok().flatten()?))
+        };
+        join_all(needed.into_iter().map(ask)).await.into_iter().flatten().collect()
+    }
+}
+
+fn snapshots(views: &[SourceView]) -> Snapshots {
+    let mut snapshots = Snapshots::default();
+    for view in views {
+        snapshots[view.kind.index()] = Arc::clone(&view.snapshot);
+    }
+    snapshots
+}
+
+fn configured(views: &[SourceView], name: &str) -> Result<SourceKind, String> {
+    let source = SourceKind::from_name(name).filter(|kind| views.iter().any(|view| view.kind == *kind));
+    source.ok_or_else(|| {
+        let names: Vec<&str> = views.iter().map(|view| view.kind.as_str()).collect();
+        format!("no source {name} is configured, only {}", names.join(", "))
+    })
+}
+
+/// The source that defines the manifest's pods now; new pods go to the first source.
+fn source_of(manifest: &Manifest, views: &[SourceView], before: &Snapshots) -> SourceKind {
+    let has = |kind: &SourceKind| {
+        let snapshot = &before[kind.index()];
+        manifest.pods.iter().any(|pod| snapshot.pods.contains_key(&pod.key))
+            || manifest.refused.iter().any(|key| snapshot.pods.contains_key(key))
+            || manifest.objects.iter().any(|object| snapshot.objects.contains_key(&object.key))
+    };
+    let kinds = || views.iter().map(|view| view.kind);
+    kinds().find(has).or_else(|| kinds().next()).unwrap_or(SourceKind::File)
+}
+
+#[cfg(test)]
+mod tests;

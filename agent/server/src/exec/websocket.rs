@@ -1,0 +1,110 @@
+//! A command over a WebSocket: one byte for the channel, then data ([`super::wire`]).
+
+use std::future::ready;
+
+use axum::body::Bytes;
+use axum::extract::ws::{CloseFrame, Message, WebSocket, close_code};
+use futures_util::stream::SplitSink;
+use futures_util::{FutureExt as _, Sink, SinkExt, Stream, StreamExt, stream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::super::channels::{Encoding, send_queued};
+use super::protocol::Version;
+use super::session::{self, CLOSE_TIMEOUT, Incoming, OUTPUT_QUEUE_LEN, Outgoing, Session};
+use limpet_wire::command::{Channel, parse_size};
+use limpet_wire::idle::Idle;
+
+/// Serves the client of `socket`.
+pub(super) async fn serve(socket: WebSocket, session: Session, encoding: Encoding) {
+    let closable = session.version >= Version::V5;
+    let (sink, stream) = socket.split();
+    let (messages, queue) = mpsc::channel(OUTPUT_QUEUE_LEN);
+    // An empty message tells the client that it is connected, as kubelet's does.
+    let first = match (session.streams.stdout, session.streams.stderr) {
+        (true, _) => Channel::Stdout,
+        (false, true) => Channel::Stderr,
+        (false, false) => Channel::Error,
+    };
+    // The queue is empty, and its other end is in this function.
+    let _ = messages.send((first, Bytes::new())).await;
+    let idle = Idle::new(session.idle);
+    let mut client = Box::pin(incoming(stream, closable, encoding, &idle));
+    let stop = session.stop.clone();
+    tokio::select! {
+        () = session::serve(&mut client, messages, write(sink, queue, encoding, &idle), session) => {}
+        () = idle.expired() => return,
+    }
+    // RFC 6455, 5.5.1: the connection is closed after the client's own close message. One that is closed before, with
+    // something of the client unread, is reset, and what an apiserver between has not passed on yet is lost.
+    let closed = async { while client.next().await.is_some() {} };
+    tokio::select! {
+        _ = timeout(CLOSE_TIMEOUT, closed) => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+/// What the client sends, until it disconnects.
+fn incoming(
+    stream: impl Stream<Item = Result<Message, axum::Error>>,
+    closable: bool,
+    encoding: Encoding,
+    idle: &Idle,
+) -> impl Stream<Item = Incoming> {
+    let open = stream.take_while(|message| ready(!matches!(message, Err(_) | Ok(Message::Close(_)))));
+    open.filter_map(move |message| {
+        let message = message.ok().and_then(|message| encoding.decode(message));
+        let Some((channel, data)) = message else { return ready(None) };
+        idle.reset();
+        ready(match Channel::of(channel) {
+            Some(Channel::Stdin) => Some(Incoming::Stdin(data)),
+            Some(Channel::Close) if closable && *data == [0] => Some(Incoming::StdinEnd),
+            Some(Channel::Resize) => parse_size(&data).map(|(width, height)| Incoming::Size(width, height)),
+            // Not for a client to send; kubelet ignores them too.
+            _ => None,
+        })
+    })
+}
+
+/// Sends queued messages, and a ping now and then; returns when the queue is closed or the client has disconnected.
+async fn write(
+    mut sink: SplitSink<WebSocket, Message>,
+    mut queue: mpsc::Receiver<Outgoing>,
+    encoding: Encoding,
+    idle: &Idle,
+) {
+    let encode = |(channel, data): Outgoing| encoding.encode(channel as u8, &data);
+    if send_queued(&mut sink, &mut queue, encode, idle).await.is_ok() {
+        close(sink).await;
+    }
+}
+
+/// What a client's messages come to: input within what was sent, and its end only in a version that has one.
+///
+/// # Panics
+/// When that does not hold.
+pub(crate) fn check_messages(messages: &[Message], encoding: Encoding, closable: bool) {
+    let (idle, all) = (Idle::new(None), stream::iter(messages.iter().cloned().map(Ok)));
+    let received: Vec<_> = incoming(all, closable, encoding, &idle).collect().now_or_never().unwrap_or_default();
+    let length = |message: &Message| match message {
+        Message::Text(text) => text.len(),
+        Message::Binary(data) => data.len(),
+        Message::Ping(_) | Message::Pong(_) | Message::Close(_) => 0,
+    };
+    let (mut input, mut ends) = (0, false);
+    for message in received {
+        match message {
+            Incoming::Stdin(data) => input += data.len(),
+            Incoming::StdinEnd => ends = true,
+            Incoming::Size(..) => {}
+        }
+    }
+    let sent: usize = messages.iter().map(length).sum();
+    assert!(input <= sent && (closable || !ends), "{input} bytes of input of {sent}, ends: {ends}");
+}
+
+async fn close(mut sink: impl Sink<Message> + Unpin) {
+    let normal = CloseFrame { code: close_code::NORMAL, reason: "".into() };
+    // A client that has disconnected needs no close message.
+    let _ = sink.send(Message::Close(Some(normal))).await;
+}

@@ -1,0 +1,139 @@
+//! The gate of kubelet's API on the network: says of each request who makes it, and whether that user may.
+//!
+//! The order is kubelet's: the certificate of the connection, a token, and otherwise the anonymous user, where
+//! `authentication.anonymous` lets such callers in. An invalid token is refused even then, and so is an invalid
+//! certificate, unless the request also has a valid token.
+
+use std::sync::Arc;
+
+use axum::extract::Request;
+
+use super::authentication::{self, Malformed, Token};
+use super::authorization::{Permission, Refusal, Standing, Subresource, standing, verb};
+use super::reviewer::Reviewer;
+use crate::settings::ServerSettings;
+use limpet_cluster::{Access, Reviews, User};
+
+/// What decides about the clients of a listener.
+pub(super) struct Gate {
+    settings: ServerSettings,
+    node_name: Arc<str>,
+    /// `None` in no cluster.
+    reviewer: Option<Reviewer>,
+}
+
+impl Gate {
+    /// Decides as `settings` say, and by `reviews` where there is an apiserver.
+    pub(super) fn new(settings: ServerSettings, node_name: Arc<str>, reviews: Option<Arc<dyn Reviews>>) -> Self {
+        let reviewer = reviews.filter(|_| settings.reviews).map(|reviews| Reviewer::new(reviews, &settings));
+        Self { settings, node_name, reviewer }
+    }
+
+    /// The user of a token of the request, which is then taken out of it; `None`: it has none, or none is taken.
+    async fn of_token(&self, request: &mut Request) -> Result<Option<Arc<User>>, Refusal> {
+        let Some(reviewer) = self.reviewer.as_ref().filter(|_| self.settings.takes_tokens()) else { return Ok(None) };
+        let tokens = Token::all(request.headers()).map_err(|Malformed| Refusal::InvalidToken)?;
+        let mut refusal = None;
+        for token in tokens {
+            match reviewer.user(token.text()).await {
+                Ok(Some(user)) => {
+                    token.remove(request.headers_mut());
+                    return Ok(Some(Arc::new(authentication::known(User::clone(&user)))));
+                }
+                Ok(None) => refusal = refusal.or(Some(Refusal::InvalidToken)),
+                Err(error) => {
+                    tracing::debug!(%error, "reviewing a token failed");
+                    refusal = Some(Refusal::TokenNotReviewed);
+                }
+            }
+        }
+        refusal.map_or(Ok(None), Err)
+    }
+
+    /// Whether the user may do that.
+    async fn decide(&self, user: &User, verb: &'static str, subresource: Subresource) -> Result<(), Refusal> {
+        match standing(&self.settings, user) {
+            Standing::Admitted => return Ok(()),
+            Standing::Refused => return Err(Refusal::NotAdmitted),
+            Standing::Asked => {}
+        }
+        let Some(reviewer) = &self.reviewer else { return Err(Refusal::NotAdmitted) };
+        for name in subresource.names() {
+            let access = Access { verb, node: &self.node_name, subresource: name };
+            match reviewer.is_allowed(user, access).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::debug!(%error, user = user.name, verb, subresource = name, "reviewing an access failed");
+                    return Err(Refusal::AccessNotReviewed { user: user.name.clone(), verb, subresource: name });
+                }
+            }
+        }
+        Err(Refusal::Forbidden { user: user.name.clone(), verb, subresources: subresource.names() })
+    }
+}
+
+/// A client that has connected.
+pub(super) struct NetworkClient {
+    /// Whom its certificate names, if it has one that does; an error says why the certificate is not valid.
+    certificate: Result<Option<Arc<User>>, String>,
+    gate: Arc<Gate>,
+}
+
+impl NetworkClient {
+    /// A client that has connected with the certificate of that user, with none, or with one that is not valid.
+    pub(super) fn new(certificate: Result<Option<User>, String>, gate: Arc<Gate>) -> Self {
+        Self { certificate: certificate.map(|user| user.map(Arc::new)), gate }
+    }
+
+    /// Whether its certificate names a user.
+    pub(super) fn is_named(&self) -> bool {
+        matches!(self.certificate, Ok(Some(_)))
+    }
+
+    /// What is known of it before its first request.
+    pub(super) fn standing(&self) -> Standing {
+        let settings = &self.gate.settings;
+        match &self.certificate {
+            Ok(Some(user)) => standing(settings, user),
+            _ if settings.takes_tokens() => Standing::Asked,
+            Ok(None) if settings.anonymous => standing(settings, &authentication::anonymous()),
+            _ => Standing::Refused,
+        }
+    }
+
+    /// Whether it may send that request to a route with that permission; `None`: there is no such route. A token of the
+    /// request is taken out of it.
+    pub(super) async fn admit(&self, permission: Option<Permission>, request: &mut Request) -> Result<(), Refusal> {
+        let user = self.user(request).await?;
+        let subresource = match permission {
+            Some(Permission::Nodes(subresource)) => subresource,
+            None => Subresource::of_path(request.uri().path()),
+            // No listener on the network has limpet's own routes.
+            Some(Permission::Read | Permission::Write) => return Err(Refusal::NotAdmitted),
+        };
+        self.gate.decide(&user, verb(request.method()), subresource).await
+    }
+
+    async fn user(&self, request: &mut Request) -> Result<Arc<User>, Refusal> {
+        if let Ok(Some(user)) = &self.certificate {
+            return Ok(Arc::clone(user));
+        }
+        match (self.gate.of_token(request).await?, &self.certificate) {
+            (Some(user), _) => Ok(user),
+            (None, Err(why)) => Err(Refusal::InvalidCertificate { why: why.clone() }),
+            (None, Ok(_)) if self.gate.settings.anonymous => Ok(Arc::new(authentication::anonymous())),
+            (None, Ok(_)) => Err(Refusal::Unauthenticated { tokens: self.gate.settings.takes_tokens() }),
+        }
+    }
+}
+
+impl std::fmt::Debug for NetworkClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NetworkClient").field("certificate", &self.certificate).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(super) mod tests;

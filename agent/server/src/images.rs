@@ -1,0 +1,215 @@
+//! `/limpet/v1/images`: the node's images: what is there and who needs it, pulls, imports, pins, and removal.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::Serialize;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::authorization::Permission::{Read, Write};
+use super::pods::{WatchQuery, json};
+use super::routes::Routes;
+use super::watch::{self, Lines};
+use limpet_containerd::image::{ImageError, Images, PullAccess, PullStep, RunningPull};
+use limpet_core::image_gc::DiskSpace;
+use limpet_core::known_pods::{KnownPods, is_named};
+use limpet_model::image::StoredImage;
+use limpet_wire::images::{ImageDiskDocument, ImageDocument, ImageNames, ImageRequest, PullEvent};
+
+/// What the routes need.
+#[derive(Debug, Clone)]
+pub struct ImagesState {
+    /// The image store.
+    pub images: Images,
+    /// Whose images they are.
+    pub pods: Arc<KnownPods>,
+    /// Removes and measures them.
+    pub collection: Arc<dyn ImageCollection>,
+}
+
+/// The garbage collection of images, as far as a user asks for it.
+pub trait ImageCollection: fmt::Debug + Send + Sync {
+    /// Removes every image that no pod and no container needs, and returns their names; `None`: not every source has
+    /// been read yet.
+    fn prune(&self) -> BoxFuture<'_, Result<Option<Vec<String>>, ImageError>>;
+
+    /// The space of the disk that a directory of images lies on. An error is one line for people.
+    fn space(&self, directory: PathBuf) -> BoxFuture<'_, Result<DiskSpace, String>>;
+}
+
+/// The routes.
+pub(super) fn routes(state: ImagesState) -> Routes {
+    let routes = Routes::default()
+        .get("/limpet/v1/images", Read, list)
+        .get("/limpet/v1/images/disk", Read, disk)
+        .post("/limpet/v1/images/pull", Write, pull)
+        .post("/limpet/v1/images/import", Write, import)
+        .post("/limpet/v1/images/pin", Write, pin)
+        .post("/limpet/v1/images/prune", Write, remove_unneeded);
+    routes.with_state(state)
+}
+
+async fn list(State(state): State<ImagesState>) -> Response {
+    answer(documents(&state).await)
+}
+
+async fn documents(state: &ImagesState) -> Result<Vec<ImageDocument>, ImageError> {
+    let users = state.pods.users();
+    let of_containers = state.images.of_containers().await?;
+    let mut documents = Vec::new();
+    for image in state.images.stored().await? {
+        let size = state.images.size(&image).await?;
+        let named = |name: &String| is_named(&image, &[name.clone()].into());
+        let pods: BTreeSet<_> = users.iter().filter(|(name, _)| named(name)).flat_map(|(_, pods)| pods).collect();
+        documents.push(ImageDocument {
+            size,
+            in_use: is_named(&image, &of_containers),
+            pods: pods.into_iter().map(ToString::to_string).collect(),
+            pinned: image.pinned,
+            created: image.created.map(Time),
+            last_used: image.last_used.map(Time),
+            names: display_names(&image),
+            digest: image.digest.to_string(),
+        });
+    }
+    documents.sort_by(|a, b| a.names.cmp(&b.names));
+    Ok(documents)
+}
+
+/// The names people gave it: containerd's CRI plugin adds the digest of its configuration as one more.
+fn display_names(image: &StoredImage) -> Vec<String> {
+    let mut names: Vec<String> = image.names.iter().filter(|name| !name.starts_with("sha256:")).cloned().collect();
+    names.sort();
+    names
+}
+
+async fn disk(State(state): State<ImagesState>) -> Response {
+    let directory = match state.images.directory().await {
+        Ok(directory) => directory,
+        Err(error) => return failure(&error),
+    };
+    match state.collection.space(directory.clone()).await {
+        Ok(space) => json(&ImageDiskDocument {
+            capacity: space.capacity,
+            available: space.available,
+            used_percent: space.used_percent(),
+            directory,
+        }),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+/// Pulls an image; with `watch=1` its progress comes first, a document a line.
+async fn pull(
+    State(state): State<ImagesState>,
+    Query(query): Query<WatchQuery>,
+    Json(request): Json<ImageRequest>,
+) -> Response {
+    // It continues only while the caller waits; broken off, the next one resumes it.
+    if !query.wanted() {
+        let pulled = state.images.pull(&request.image).await;
+        return answer(pulled.map(|image| ImageNames { images: vec![image.name.to_string()] }));
+    }
+    match state.images.start_pull(&request.image, PullAccess::default()) {
+        Ok(pull) => watch::lines(PullWatch::of(pull)),
+        Err(error) => failure(&error),
+    }
+}
+
+/// A pull as lines: `PullEvent` documents, of which a slow reader misses some but the last; `None` after its end. It
+/// continues until this is dropped, also while its reader is stopped.
+struct PullWatch {
+    events: tokio::sync::watch::Receiver<Option<PullEvent>>,
+    _pull: AbortOnDropHandle<()>,
+}
+
+impl PullWatch {
+    fn of(mut pull: RunningPull) -> Self {
+        let (sender, events) = tokio::sync::watch::channel(None);
+        let pull = async move {
+            loop {
+                match pull.next().await {
+                    PullStep::Progress(progress) => drop(sender.send_replace(Some(PullEvent::Progress(progress)))),
+                    PullStep::Ended(result) => {
+                        sender.send_replace(Some(match result {
+                            Ok(pulled) => PullEvent::Pulled(ImageNames { images: vec![pulled.image.name.to_string()] }),
+                            Err(error) => PullEvent::Failed(error.to_string()),
+                        }));
+                        return;
+                    }
+                }
+            }
+        };
+        Self { events, _pull: AbortOnDropHandle::new(tokio::spawn(pull)) }
+    }
+}
+
+impl Lines for PullWatch {
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        self.events.changed().await.ok()?;
+        let event = self.events.borrow_and_update().clone()?;
+        let mut line = Vec::new();
+        watch::push(&mut line, &event);
+        Some(line)
+    }
+}
+
+async fn import(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {
+    let path = PathBuf::from(request.image);
+    if !path.is_absolute() {
+        let message = format!("{} is not an absolute path", path.display());
+        return (StatusCode::BAD_REQUEST, message).into_response();
+    }
+    answer(state.images.import_archive(&path).await.map(|images| ImageNames { images }))
+}
+
+async fn pin(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {
+    match state.images.pin(&request.image, request.pinned).await {
+        Ok(true) => {
+            if !request.pinned {
+                state.images.released();
+            }
+            json(&ImageNames { images: vec![request.image] })
+        }
+        Ok(false) => {
+            let message = format!("no image {:?} on this node; limpet images lists them", request.image);
+            (StatusCode::NOT_FOUND, message).into_response()
+        }
+        Err(error) => failure(&error),
+    }
+}
+
+async fn remove_unneeded(State(state): State<ImagesState>) -> Response {
+    match state.collection.prune().await {
+        Ok(Some(images)) => json(&ImageNames { images }),
+        Ok(None) => {
+            let message = "not every source of pods has been read yet, so it is not known which images are needed";
+            (StatusCode::CONFLICT, message).into_response()
+        }
+        Err(error) => failure(&error),
+    }
+}
+
+fn answer(result: Result<impl Serialize, ImageError>) -> Response {
+    match result {
+        Ok(document) => json(&document),
+        Err(error) => failure(&error),
+    }
+}
+
+fn failure(error: &ImageError) -> Response {
+    let code = match error {
+        error if error.is_invalid_name() => StatusCode::BAD_REQUEST,
+        error if error.is_runtime_unavailable() => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (code, error.to_string()).into_response()
+}

@@ -1,0 +1,286 @@
+//! The local socket: kubelet's HTTP routes for node tools, and limpet's own routes for the command line; and kubelet's
+//! routes on the network.
+//!
+//! Handlers read snapshots and render them, pass a push to the push source and a debug container to its pod, or have the
+//! kernel's counters read ([`limpet_telemetry::usage`]); none waits for a container.
+//! kubelet's routes ([`kubelet`]) and limpet's own ([`local`]) are separate types: a network listener cannot have the
+//! latter. A layer decides before any handler whether the caller has the route's permission ([`authorization`]).
+//! A connection costs one task; the number of connections, request size and request time are bounded.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use jiff::Timestamp;
+use serde_json::Value;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch as watch_channel;
+use tokio_util::sync::CancellationToken;
+
+use crate::settings::NodeSettings;
+use limpet_cluster::{Link, Reviews};
+use limpet_core::merge::Desired;
+use limpet_core::node_state::NodePressure;
+use limpet_core::source::push::Pusher;
+use limpet_core::status::observed::Observed;
+use limpet_model::actor::Actor;
+use limpet_model::attribution::WatchObserver;
+use limpet_plugins::device_plugins::DevicePlugins;
+use limpet_telemetry::event::Events;
+use limpet_telemetry::health::Health;
+use limpet_telemetry::metrics::{Metrics, ServerType};
+use limpet_telemetry::usage::Meter;
+
+mod api;
+mod authentication;
+mod authorization;
+mod bodies;
+mod caller;
+pub mod channels;
+pub mod cluster;
+mod connection;
+pub mod cri;
+pub mod debug_container;
+pub mod diagnostics;
+pub mod diff;
+mod events;
+pub mod exec;
+mod expiring;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
+mod gate;
+mod grpc;
+pub mod health;
+pub mod images;
+pub mod kubelet;
+pub mod local;
+pub mod logs;
+mod node_logs;
+mod pod_changes;
+mod pod_resources;
+mod pods;
+mod pods_api;
+pub mod port_forward;
+mod requests;
+mod reviewer;
+mod routes;
+mod run;
+pub mod settings;
+pub mod sources;
+mod spdy_upgrade;
+mod stats;
+pub mod status;
+mod status_error;
+mod tls;
+pub mod usage;
+mod view;
+mod watch;
+
+use caller::{Caller, CallerLookup};
+use cri::CriState;
+use gate::Gate;
+use kubelet::KubeletRoutes;
+use local::LocalRoutes;
+use requests::counted;
+pub use sources::{SourceView, Sources};
+use tls::Tls;
+
+/// Makes the document of `/configz`.
+pub type Configz = dyn Fn() -> Value + Send + Sync;
+
+/// Describes a process by its pid and its pidfd.
+pub type ActorOfProcess = fn(u32, BorrowedFd<'_>, &dyn WatchObserver) -> Actor;
+
+/// What every handler reads. Clones share everything.
+#[derive(Clone)]
+pub struct ServerState {
+    /// The node name.
+    pub node_name: Arc<str>,
+    /// What the routes use and show of the configuration.
+    pub settings: Arc<NodeSettings>,
+    /// The whole configuration in effect, as `/configz` shows it.
+    pub configz: Arc<Configz>,
+    /// Describes the process that makes a request.
+    pub actor_of_process: ActorOfProcess,
+    /// The desired pods.
+    pub desired: Desired,
+    /// The observed pods.
+    pub observed: Observed,
+    /// The sources, their health and the manifests they reject.
+    pub sources: Arc<dyn Sources>,
+    /// The node's events.
+    pub events: Events,
+    /// Sends pods, ConfigMaps and Secrets to the push source.
+    pub pusher: Pusher,
+    /// Finds the pod of a process that connects.
+    pub observer: Arc<dyn WatchObserver>,
+    /// The connection to the apiserver; `None` in no cluster.
+    pub cluster: Option<Link>,
+    /// Counters, for `/metrics`.
+    pub metrics: Metrics,
+    /// Measures what the node and its pods use.
+    pub meter: Meter,
+    /// What the node is short of.
+    pub pressure: watch_channel::Receiver<NodePressure>,
+    /// When the agent started.
+    pub started: Timestamp,
+    /// Whether the agent is alive and ready.
+    pub health: Health,
+    /// The devices of plugins.
+    pub device_plugins: Arc<DevicePlugins>,
+}
+
+/// Why a listener could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// A file that is not a socket has the socket's path.
+    #[error("{} is not a socket; move it away, it will not be overwritten", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A system call failed.
+    #[error("{step} {}", path.display())]
+    Socket {
+        /// What was tried: `bind`, `restrict`, …
+        step: &'static str,
+        /// The socket's path.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// `metricsAddress` would be reachable from the network.
+    #[error("metricsAddress {address} is not a loopback address; use 127.0.0.1 or [::1]")]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// Listening on the address failed.
+    #[error("listen on metricsAddress {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Opens the local socket at `path`, mode 0600, and replaces the socket of an earlier agent. The agent's lock
+/// has made sure that no other agent still serves it.
+///
+/// The new socket is created under another name and renamed over the old one, so that only root can ever connect.
+/// Must be called within a tokio runtime.
+pub fn bind(path: &Path) -> Result<UnixListener, ServerError> {
+    let failed = |step| move |source| ServerError::Socket { step, path: path.to_owned(), source };
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory).map_err(failed("create the directory of"))?;
+    }
+    if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+        return Err(ServerError::NotASocket { path: path.to_owned() });
+    }
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(".new");
+    let fresh = PathBuf::from(fresh);
+    match std::fs::remove_file(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(failed("remove the stale temporary file of")(error));
+        }
+        _ => {}
+    }
+    let listener = UnixListener::bind(&fresh).map_err(failed("bind"))?;
+    std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600)).map_err(failed("restrict"))?;
+    std::fs::rename(&fresh, path).map_err(failed("rename"))?;
+    Ok(listener)
+}
+
+/// Opens `metricsAddress`; only loopback addresses are allowed.
+pub async fn bind_metrics(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    if !address.ip().is_loopback() {
+        return Err(ServerError::NotLoopback { address });
+    }
+    TcpListener::bind(address).await.map_err(|source| ServerError::Listen { address, source })
+}
+
+/// Serves the local socket until `stop`; open connections then have half a second to finish. `state` names the callers.
+pub async fn serve(
+    listener: UnixListener,
+    state: ServerState,
+    kubelet: KubeletRoutes,
+    local: LocalRoutes,
+    stop: CancellationToken,
+) {
+    let lookup = Arc::new(CallerLookup::new(&state));
+    let app = counted(kubelet.0.merge(local.0).into_router(), &state.metrics, ServerType::ReadWrite);
+    let app = app.layer(from_fn_with_state(Arc::clone(&lookup), caller::report_refused));
+    connection::serve(connection::Local { listener, lookup }, app, stop).await;
+}
+
+/// Serves CRI on its socket until `stop`, to those who may use the local socket.
+pub async fn serve_cri(listener: UnixListener, state: CriState, stop: CancellationToken) {
+    let lookup = Arc::new(CallerLookup::new(&state.server));
+    serve_grpc(listener, lookup, cri::services(state), stop).await;
+}
+
+/// Serves kubelet's PodResources on its socket until `stop`, to those who may use the local socket.
+pub async fn serve_pod_resources(listener: UnixListener, state: ServerState, stop: CancellationToken) {
+    let lookup = Arc::new(CallerLookup::new(&state));
+    serve_grpc(listener, lookup, pod_resources::services(state), stop).await;
+}
+
+/// Serves kubelet's Pods API on its socket until `stop`, to those who may use the local socket.
+pub async fn serve_pods_api(listener: UnixListener, state: ServerState, stop: CancellationToken) {
+    let lookup = Arc::new(CallerLookup::new(&state));
+    serve_grpc(listener, lookup, pods_api::services(state), stop).await;
+}
+
+/// Serves the registration of device plugins on its socket until `stop`: to whoever can open it, as kubelet does, since
+/// plugins run in pods.
+pub async fn serve_registration(listener: UnixListener, state: ServerState, services: Router, stop: CancellationToken) {
+    let lookup = Arc::new(CallerLookup::new(&state));
+    connection::serve(connection::Grpc(connection::Local { listener, lookup }), services, stop).await;
+}
+
+async fn serve_grpc(listener: UnixListener, lookup: Arc<CallerLookup>, services: Router, stop: CancellationToken) {
+    let app = grpc::guarded(services).layer(from_fn_with_state(Arc::clone(&lookup), caller::report_refused));
+    connection::serve(connection::Grpc(connection::Local { listener, lookup }), app, stop).await;
+}
+
+/// Serves `/metrics` and the health routes on `metricsAddress` until `stop`.
+pub async fn serve_metrics(listener: TcpListener, state: ServerState, stop: CancellationToken) {
+    let metrics = state.metrics.clone();
+    let app = counted(kubelet::observability().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
+    connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
+}
+
+/// Serves health alone on `healthzPort` until `stop`.
+pub async fn serve_health(listener: TcpListener, state: ServerState, stop: CancellationToken) {
+    let metrics = state.metrics.clone();
+    let app = counted(kubelet::health().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
+    connection::serve(connection::Plain { listener, caller: Caller::Anonymous }, app, stop).await;
+}
+
+/// Serves pods, figures, health and metrics on `readOnlyPort` until `stop`.
+pub async fn serve_read_only(listener: TcpListener, state: ServerState, stop: CancellationToken) {
+    let metrics = state.metrics.clone();
+    let app = counted(kubelet::read_only().with_state(state).into_router(), &metrics, ServerType::ReadOnly);
+    connection::serve(connection::Plain { listener, caller: Caller::ReadOnly }, app, stop).await;
+}
+
+/// Serves kubelet's API on `port` until `stop`, by TLS: to those whom its gate admits.
+pub async fn serve_api(listener: TcpListener, state: &ServerState, kubelet: KubeletRoutes, stop: CancellationToken) {
+    let reviews = state.cluster.clone().map(|link| Arc::new(link) as Arc<dyn Reviews>);
+    let gate = Gate::new(state.settings.server.clone(), Arc::clone(&state.node_name), reviews);
+    let tls = Arc::new(Tls::new(&state.settings, &state.node_name, gate));
+    let app = counted(kubelet.0.into_router(), &state.metrics, ServerType::ReadWrite);
+    connection::serve(connection::Secure { listener, tls }, app, stop).await;
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! What `limpet status` reads: how the agent, its connection to the apiserver and the node's credentials are doing.
+
+use std::path::PathBuf;
+
+use axum::extract::State;
+use axum::response::Response;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::ServerState;
+use super::pods::json;
+use crate::settings::NodeSettings;
+use limpet_cluster::certificates;
+use limpet_cluster::{Link, Unsent};
+use limpet_core::certificate::Validity;
+use limpet_core::connectivity::Connectivity;
+use limpet_host::blocking;
+use limpet_host::proc_files::boot_time;
+use limpet_model::object::{ObjectKind, token};
+use limpet_model::source::SourceKind;
+use limpet_wire::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument, UnsentDocument};
+
+/// All of it, now.
+pub(super) async fn status(State(state): State<ServerState>) -> Response {
+    let pressure = *state.pressure.borrow();
+    json(&StatusDocument {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: state.node_name.to_string(),
+        started: Time(state.started),
+        booted: boot_time().map(Time),
+        containerd: state.health.has_containerd(),
+        apiserver: state.cluster.as_ref().map(|link| apiserver(link, &state.node_name)),
+        certificates: certificates(&state).await,
+        tokens: tokens(&state),
+        conditions: pressure.is_known().then(|| pressure.iter().collect()),
+    })
+}
+
+fn apiserver(link: &Link, node: &str) -> ApiserverDocument {
+    let view = link.view();
+    let (state, since, cause, message) = match view.state {
+        Connectivity::Connecting => ("connecting", None, None, None),
+        Connectivity::Online { since } => ("online", Some(since), None, None),
+        Connectivity::Offline { since, cause, message } => ("offline", Some(since), Some(cause), Some(message)),
+    };
+    let Unsent { statuses, mirrors, events } = link.unsent(node);
+    ApiserverDocument {
+        server: view.server,
+        state: state.to_owned(),
+        cause: cause.map(|cause| cause.to_string()),
+        message,
+        since: since.map(Time),
+        last_sync: link.last_answer().map(Time),
+        unsent: UnsentDocument { statuses, mirrors, events },
+    }
+}
+
+/// The certificates there are. One that cannot be read is omitted and logged.
+async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
+    let client = state.cluster.as_ref().and_then(Link::identity);
+    let serving = match serving_file(&state.settings) {
+        Some(file) => {
+            let read = blocking::run(file.clone(), blocking::DEADLINE, move |_| certificates::validity(&file));
+            read.await.ok().flatten()
+        }
+        None => None,
+    };
+    let document = |(purpose, held): (&str, Option<Validity>)| {
+        let Validity { not_before, not_after } = held?;
+        Some(CertificateDocument {
+            purpose: purpose.to_owned(),
+            not_before: Time(not_before),
+            not_after: Time(not_after),
+        })
+    };
+    [("client", client), ("serving", serving)].into_iter().filter_map(document).collect()
+}
+
+/// The certificate of kubelet's API, where it is one that has to be renewed: no client trusts the self-signed one.
+fn serving_file(config: &NodeSettings) -> Option<PathBuf> {
+    config.server.api()?;
+    match &config.server.certificate {
+        _ if config.server.certificate_by_request => Some(certificates::serving_certificate(&config.pki_dir)),
+        Some((certificate, _)) => Some(certificate.clone()),
+        None => None,
+    }
+}
+
+/// The tokens that pods of the apiserver have.
+pub(super) fn tokens(state: &ServerState) -> TokensDocument {
+    let views = state.sources.views();
+    let of_apiserver = views.iter().filter(|view| view.kind == SourceKind::Api);
+    let expiries: Vec<Option<Timestamp>> = of_apiserver
+        .flat_map(|view| view.snapshot.objects.iter())
+        .filter(|(key, _)| key.kind == ObjectKind::ServiceAccountToken)
+        .map(|(_, record)| token::expiry(record))
+        .collect();
+    TokensDocument { count: expiries.len(), first_expiry: expiries.into_iter().flatten().min().map(Time) }
+}

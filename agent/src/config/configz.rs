@@ -1,0 +1,397 @@
+//! `/configz`: the configuration in effect, under kubelet's field names where kubelet has the field.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::config::{ClusterSettings, Config, Reservation, ReservedCgroup, ServerSettings};
+use limpet_containerd::container::runtime::RuntimeClass;
+use limpet_core::eviction::{Amount, DEFAULT_HARD, EvictionPolicy};
+use limpet_core::node_object::NodeTaint;
+use limpet_host::cgroup::CgroupDriver;
+use limpet_model::go_duration;
+use limpet_model::node::Device;
+
+/// kubelet's values of keys without effect, and limpet's where it behaves as with another one (`failSwapOn`). A client that
+/// decodes the document into Go's type takes a missing key for zero, which is a value of its own: `cpuCFSQuota: false`.
+const WITHOUT_EFFECT: &str = include_str!("configz/without_effect.json");
+
+/// kubelet's maps of thresholds.
+#[derive(Default)]
+struct Eviction {
+    hard: BTreeMap<&'static str, String>,
+    soft: BTreeMap<&'static str, String>,
+    grace: BTreeMap<&'static str, String>,
+    reclaim: BTreeMap<&'static str, String>,
+}
+
+impl Eviction {
+    fn of(policy: &EvictionPolicy) -> Self {
+        let text = |amount: Amount| match amount {
+            Amount::Absolute(amount) => amount.to_string(),
+            // As it was written: in 32 bits 0.15 is 15.000001%.
+            Amount::Share(share) => format!("{}%", (f64::from(share) * 1e6).round() / 1e4),
+        };
+        let mut maps = Self::default();
+        for threshold in &policy.thresholds {
+            let signal = threshold.signal.as_str();
+            if threshold.is_hard() {
+                maps.hard.insert(signal, text(threshold.value));
+            } else {
+                maps.soft.insert(signal, text(threshold.value));
+                maps.grace.insert(signal, go_duration::show(threshold.grace));
+            }
+            maps.reclaim.extend(threshold.min_reclaim.map(|amount| (signal, text(amount))));
+        }
+        if maps.hard.is_empty() {
+            // No hard threshold at all would be read as the default ones.
+            maps.hard = DEFAULT_HARD.iter().map(|(signal, _)| (signal.as_str(), "0%".to_owned())).collect();
+        }
+        maps
+    }
+}
+
+/// The document of a configuration. It holds no header of the URL and no key, and of files their paths alone.
+pub(crate) fn document(config: &Config) -> Value {
+    // A test parses it.
+    let mut kubelet: Map<String, Value> = serde_json::from_str(WITHOUT_EFFECT).unwrap_or_default();
+    put_over(&mut kubelet, config.without_effect.clone());
+    for part in [kubelet_document(config), cluster(&config.cluster), listeners(&config.server), images(config)] {
+        put_over(&mut kubelet, part.as_object().cloned().unwrap_or_default());
+    }
+    json!({ "kubeletconfig": kubelet, "limpetconfig": limpet_document(config) })
+}
+
+/// Adds what `later` has. Null says that there is no value: Go's clients take no null for a duration.
+fn put_over(earlier: &mut Map<String, Value>, later: Map<String, Value>) {
+    for (key, value) in later {
+        match (earlier.get_mut(&key), value) {
+            (_, Value::Null) => {}
+            (Some(Value::Object(known)), Value::Object(more)) => put_over(known, more),
+            (None, Value::Object(more)) => {
+                let mut known = Map::new();
+                put_over(&mut known, more);
+                earlier.insert(key, known.into());
+            }
+            (_, value) => drop(earlier.insert(key, value)),
+        }
+    }
+}
+
+/// The KubeletConfiguration without what [`cluster`], [`listeners`] and [`images`] add.
+fn kubelet_document(config: &Config) -> Value {
+    let driver = match config.cgroup_driver {
+        CgroupDriver::Cgroupfs => "cgroupfs",
+        CgroupDriver::Systemd => "systemd",
+    };
+    let eviction = Eviction::of(&config.eviction);
+    json!({
+        "kind": "KubeletConfiguration",
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "staticPodPath": config.manifest_path,
+        "staticPodURL": config.manifest_url.as_ref().map(|url| url.address.to_string()),
+        "httpCheckFrequency": config.manifest_url.as_ref().map(|url| go_duration::show(url.frequency)),
+        "containerRuntimeEndpoint": format!("unix://{}", config.runtime_endpoint.display()),
+        "podLogsDir": config.pod_logs_dir,
+        "volumePluginDir": config.volume_plugin_dir,
+        "cgroupDriver": driver,
+        "cgroupRoot": config.cgroup_root,
+        "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
+        "crashLoopBackOff": { "maxContainerRestartPeriod": go_duration::show(config.max_restart_pause) },
+        "maxPods": config.max_pods,
+        "kubeReserved": quantities(&config.reserved.kube),
+        "systemReserved": quantities(&config.reserved.system),
+        "enforceNodeAllocatable": enforced(config),
+        "kubeReservedCgroup": config.reserved.kube_cgroup.as_ref().map(|limited| &limited.group),
+        "systemReservedCgroup": config.reserved.system_cgroup.as_ref().map(|limited| &limited.group),
+        "runtimeRequestTimeout": go_duration::show(config.runtime_request_timeout),
+        "seccompDefault": config.seccomp_default,
+        "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },
+        "singleProcessOOMKill": config.single_process_oom_kill,
+        "containerLogMaxSize": config.log_rotation.max_size.to_string(),
+        "containerLogMaxFiles": config.log_rotation.max_files,
+        "resolvConf": config.resolv_conf.clone().unwrap_or_default(),
+        "clusterDNS": config.cluster_dns,
+        "clusterDomain": config.cluster_domain,
+        "allowedUnsafeSysctls": config.allowed_unsafe_sysctls,
+        "evictionHard": eviction.hard,
+        "evictionSoft": eviction.soft,
+        "evictionSoftGracePeriod": eviction.grace,
+        "evictionMinimumReclaim": eviction.reclaim,
+        "evictionPressureTransitionPeriod": go_duration::show(config.eviction.transition),
+        "evictionMaxPodGracePeriod": config.eviction.max_pod_grace.as_secs(),
+        "volumeStatsAggPeriod": go_duration::show(config.volume_stats_period),
+        "logging": { "verbosity": config.verbosity },
+    })
+}
+
+/// The LimpetConfiguration.
+fn limpet_document(config: &Config) -> Value {
+    let class = |(name, class): (&String, &RuntimeClass)| {
+        let RuntimeClass { runtime, binary, config, no_pivot_root, no_new_keyring, devices } = class;
+        let fields = json!({
+            "runtime": runtime, "binary": binary, "config": config, "noPivotRoot": no_pivot_root,
+            "noNewKeyring": no_new_keyring, "devices": devices,
+        });
+        (name.clone(), fields)
+    };
+    let device = |(name, device): (&String, &Device)| {
+        let Device { paths, cdi, exclusive, permissions } = device;
+        (name.clone(), json!({ "paths": paths, "cdi": cdi, "exclusive": exclusive, "permissions": permissions }))
+    };
+    let devices: serde_json::Map<String, Value> = config.devices.iter().map(device).collect();
+    let classes: serde_json::Map<String, Value> = config.runtime_classes.iter().map(class).collect();
+    json!({
+        "hostnameOverride": config.hostname_override,
+        "kubeconfig": config.cluster.kubeconfig,
+        "rootDirectory": config.root_dir,
+        "runDirectory": config.run_dir,
+        "socket": config.socket(),
+        "containerLogsDirectory": config.container_logs_dir,
+        "staticPodURLCAFile": config.manifest_url.as_ref().and_then(|url| url.ca_file.clone()),
+        "nodeIP": (!config.node_ip.is_empty()).then(|| config.node_ip.to_string()),
+        "snapshotter": config.snapshotter,
+        "runtimeBinary": config.runtime_binary,
+        "runtimeClasses": classes,
+        "devices": devices,
+        "registryConfigDirectory": config.registry_config_dir,
+        "cniConfigDirectory": config.cni_conf_dir,
+        "cniBinaryDirectories": config.cni_bin_dirs,
+        "metricsAddress": config.metrics_address,
+        "serverAllowedNames": config.server.allowed_names,
+        "criSocket": config.cri_socket(),
+        "pluginDirectory": config.plugin_dir(),
+        "cdiSpecDirectories": config.cdi_dirs,
+        "secretEncryptionKey": config.secret_key.as_ref().map(ToString::to_string),
+        "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}
+
+/// `enforceNodeAllocatable`, whose words name the cgroups that are limited.
+fn enforced(config: &Config) -> Vec<&'static str> {
+    let reserved = &config.reserved;
+    let word = |cgroup: &Option<ReservedCgroup>, [all, part]: [&'static str; 2]| {
+        cgroup.as_ref().map(|limited| if limited.compressible_only { part } else { all })
+    };
+    let words: Vec<_> = config
+        .limit_all_pods
+        .then_some("pods")
+        .into_iter()
+        .chain(word(&reserved.system_cgroup, ["system-reserved", "system-reserved-compressible"]))
+        .chain(word(&reserved.kube_cgroup, ["kube-reserved", "kube-reserved-compressible"]))
+        .collect();
+    if words.is_empty() { vec!["none"] } else { words }
+}
+
+/// The amounts that are not nothing, by the resource's name.
+fn quantities(reservation: &Reservation) -> BTreeMap<Cow<'static, str>, String> {
+    let requests = &reservation.resources;
+    let some = requests.resources().filter(|resource| !requests[*resource].is_zero());
+    let pids = (reservation.pids > 0).then(|| (Cow::Borrowed("pid"), reservation.pids.to_string()));
+    some.map(|resource| (resource.name(), requests[resource].to_string())).chain(pids).collect()
+}
+
+/// The settings of a node of a cluster.
+fn cluster(cluster: &ClusterSettings) -> Value {
+    let taint = |taint: &NodeTaint| json!({ "key": taint.key, "value": taint.value, "effect": taint.effect });
+    json!({
+        "rotateCertificates": cluster.rotate_certificates,
+        "registerNode": cluster.register,
+        "providerID": cluster.provider_id,
+        "registerWithTaints": cluster.taints.iter().map(taint).collect::<Vec<_>>(),
+        "nodeStatusUpdateFrequency": go_duration::show(cluster.frequencies.correction),
+        "nodeStatusReportFrequency": go_duration::show(cluster.frequencies.report),
+        "nodeStatusMaxImages": cluster.max_images.and_then(|most| i32::try_from(most).ok()).unwrap_or(-1),
+        "nodeLeaseDurationSeconds": cluster.lease_duration.as_secs(),
+    })
+}
+
+/// The settings of images: their pulls, who may use them, and when they go.
+fn images(config: &Config) -> Value {
+    json!({
+        "serializeImagePulls": config.max_parallel_pulls == 1,
+        "maxParallelImagePulls": config.max_parallel_pulls,
+        "imageGCHighThresholdPercent": config.image_gc.high_percent,
+        "imageGCLowThresholdPercent": config.image_gc.low_percent,
+        "imageMinimumGCAge": go_duration::show(config.image_gc.min_age),
+        "imageMaximumGCAge": go_duration::show(config.image_gc.max_age.unwrap_or_default()),
+        "imagePullCredentialsVerificationPolicy": config.image_verification.as_str(),
+        "preloadedImagesVerificationAllowlist": config.image_verification.allowlist(),
+    })
+}
+
+/// The settings of the listeners on the network.
+fn listeners(server: &ServerSettings) -> Value {
+    json!({
+        "enableServer": server.enabled,
+        "address": server.address,
+        "port": server.port,
+        "readOnlyPort": server.read_only_port,
+        "healthzPort": server.healthz_port,
+        "healthzBindAddress": server.healthz_address,
+        "tlsCertFile": server.certificate.as_ref().map(|(certificate, _)| certificate),
+        "tlsPrivateKeyFile": server.certificate.as_ref().map(|(_, key)| key),
+        "tlsCipherSuites": server.cipher_suites.iter().filter_map(|suite| suite.as_str()).collect::<Vec<_>>(),
+        "tlsCurvePreferences": server.key_exchanges.iter().map(|group| u16::from(*group)).collect::<Vec<_>>(),
+        "streamingConnectionIdleTimeout": go_duration::show(server.stream_idle_timeout.unwrap_or_default()),
+        "enableDebuggingHandlers": server.debug.enabled,
+        "enableSystemLogHandler": server.debug.system_logs,
+        "enableSystemLogQuery": server.debug.system_log_query,
+        "enableProfilingHandler": server.debug.profiling,
+        "enableDebugFlagsHandler": server.debug.flags,
+        "serverTLSBootstrap": server.certificate_by_request,
+        "tlsMinVersion": if server.tls13_only { "VersionTLS13" } else { "VersionTLS12" },
+        "authentication": {
+            "x509": { "clientCAFile": server.client_ca },
+            "anonymous": { "enabled": server.anonymous },
+            "webhook": { "enabled": server.takes_tokens(), "cacheTTL": go_duration::show(server.token_lifetime) },
+        },
+        "authorization": {
+            "mode": server.mode.as_str(),
+            "webhook": {
+                "cacheAuthorizedTTL": go_duration::show(server.allowed_lifetime),
+                "cacheUnauthorizedTTL": go_duration::show(server.denied_lifetime),
+            },
+        },
+    })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::config::{RunFlags, kubelet_names, load};
+
+    const KUBEADM: &str = include_str!("read/tests/kubeadm.yaml");
+    const SUPPORTED: &str = include_str!("read/tests/supported.yaml");
+
+    fn keys(document: &Value) -> BTreeSet<&str> {
+        document["kubeletconfig"].as_object().unwrap().keys().map(String::as_str).collect()
+    }
+
+    /// Go's encoder leaves these out where nothing is set, and its decoder takes nothing for what is missing.
+    const UNSET: &[&str] = &[
+        "staticPodPath",
+        "staticPodURL",
+        "staticPodURLHeader",
+        "tlsCertFile",
+        "tlsPrivateKeyFile",
+        "enableContentionProfiling",
+        "kubeletCgroups",
+        "systemCgroups",
+        "cpuManagerPolicyOptions",
+        "topologyManagerPolicyOptions",
+        "qosReserved",
+        "podCIDR",
+        "runOnce",
+        "podsPerCore",
+        "protectKernelDefaults",
+        "featureGates",
+        "reservedSystemCPUs",
+        "showHiddenMetricsForVersion",
+        "systemReservedCgroup",
+        "kubeReservedCgroup",
+        "providerID",
+        "kernelMemcgNotification",
+        "shutdownGracePeriodByPodPriority",
+        "reservedMemory",
+        "memoryThrottlingFactor",
+        "tracing",
+        "imageServiceEndpoint",
+        "userNamespaces",
+    ];
+
+    #[test]
+    fn every_key_has_a_value_as_in_kubelets_document() {
+        let document = document(&Config::default());
+        let missing: Vec<_> = kubelet_names().filter(|key| !keys(&document).contains(key)).collect();
+        assert_eq!(missing, UNSET);
+    }
+
+    #[test]
+    fn the_default_thresholds_are_shown_as_in_kubelets_document() {
+        let document = document(&Config::default());
+        let expected = json!({
+            "imagefs.available": "15%", "imagefs.inodesFree": "5%", "memory.available": "104857600",
+            "nodefs.available": "10%", "nodefs.inodesFree": "5%",
+        });
+        assert_eq!(document["kubeletconfig"]["evictionHard"], expected);
+        let percent = |percent: u32| {
+            let config = read(&kubelet_text(&format!("evictionHard: {{nodefs.available: {percent}%}}")));
+            super::document(&config)["kubeletconfig"]["evictionHard"]["nodefs.available"].clone()
+        };
+        (1..100).for_each(|number| assert_eq!(percent(number), json!(format!("{number}%"))));
+    }
+
+    fn read(text: &str) -> Config {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config");
+        std::fs::write(&file, text).unwrap();
+        load(&RunFlags { config: Some(file), ..RunFlags::default() }).unwrap().0
+    }
+
+    fn kubelet_text(more: &str) -> String {
+        format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{more}\n")
+    }
+
+    /// The node tests of Kubernetes change the document, and give the agent the whole as its configuration.
+    #[test]
+    fn a_configuration_survives_a_round_trip() {
+        let off = kubelet_text("evictionHard: {memory.available: 0%, nodefs.available: 0%}");
+        let partly_off = kubelet_text("evictionHard: {memory.available: 1Gi, nodefs.available: 0%}");
+        let without_effect = kubelet_text("syncFrequency: 5s\nmemoryThrottlingFactor: 0.8\nkubeAPIQPS: 0");
+        let (supported, _) = SUPPORTED.split_once("---").unwrap();
+        for text in
+            [kubelet_text("maxPods: 7"), KUBEADM.to_owned(), supported.to_owned(), off, partly_off, without_effect]
+        {
+            let first = read(&text);
+            let shown = document(&first)["kubeletconfig"].clone();
+            let mut again = read(&shown.to_string());
+            assert_eq!(document(&again)["kubeletconfig"], shown, "{text}");
+            (again.file, again.without_effect) = (first.file.clone(), first.without_effect.clone());
+            // Without an apiserver no token is valid.
+            again.server.tokens = first.server.tokens;
+            // The headers may be secret.
+            if let (Some(url), Some(shown)) = (&first.manifest_url, &mut again.manifest_url) {
+                shown.headers = url.headers.clone();
+            }
+            assert_eq!(again, first, "{text}");
+        }
+    }
+
+    #[test]
+    fn keys_without_effect_are_shown_as_they_are_given() {
+        let text = "fileCheckFrequency: 30s\nlogging: {flushFrequency: 1s}\nfeatureGates: {A: true}\nmemoryThrottlingFactor: 0.8";
+        let document = &document(&read(&kubelet_text(text)))["kubeletconfig"];
+        assert_eq!(
+            (&document["fileCheckFrequency"], &document["logging"]["flushFrequency"]),
+            (&json!("30s"), &json!("1s"))
+        );
+        assert_eq!((&document["logging"]["format"], &document["logging"]["verbosity"]), (&json!("text"), &json!(2)));
+        assert_eq!((&document["featureGates"]["A"], &document["cpuCFSQuota"]), (&json!(true), &json!(true)));
+        assert_eq!(document["memoryThrottlingFactor"], json!(0.8));
+        assert_eq!(
+            (&document["runtimeRequestTimeout"], &document["authentication"]["x509"]),
+            (&json!("2m0s"), &json!({}))
+        );
+    }
+
+    /// kubelet's own document of the same file has these.
+    #[test]
+    fn zeros_in_kubeadms_file_are_shown_as_defaults() {
+        let document = &document(&read(KUBEADM))["kubeletconfig"];
+        let shown = ["syncFrequency", "fileCheckFrequency", "httpCheckFrequency", "cpuManagerReconcilePeriod"];
+        assert_eq!(shown.map(|key| &document[key]), [&json!("1m0s"), &json!("20s"), &json!("20s"), &json!("10s")]);
+        assert_eq!(
+            (&document["logging"]["flushFrequency"], &document["streamingConnectionIdleTimeout"]),
+            (&json!("5s"), &json!("4h0m0s"))
+        );
+        let given = kubelet_text("kubeAPIQPS: 0\nkubeAPIBurst: 0\nreservedSystemCPUs: '0'");
+        let document = &super::document(&read(&given))["kubeletconfig"];
+        let shown = ["kubeAPIQPS", "kubeAPIBurst", "reservedSystemCPUs"];
+        assert_eq!(shown.map(|key| &document[key]), [&json!(0), &json!(100), &json!("0")]);
+    }
+}
