@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::executor::containerd::ContainerdExecutor;
 use crate::image_gc;
-use crate::worker::inbox::EvictionOrder;
 use alarm::Alarm;
 use limpet_core::eviction::alarm_pace::AlarmPace;
 use limpet_core::eviction::{CHECK_INTERVALS, EvictionPolicy, Signal, Threshold, ThresholdTracker, rank};
@@ -31,6 +30,7 @@ use limpet_model::node::Pressure;
 use limpet_model::verdict::{EVICTED, Eviction, PodVerdict};
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::Metrics;
+use limpet_worker::inbox::EvictionOrder;
 use meter::{Measured, NodeMeter};
 
 /// What happens within this time is one look.

@@ -5,4 +5,3 @@
 pub mod kernel;
 pub mod kernel_types;
 pub mod memory;
-pub mod watched_processes;

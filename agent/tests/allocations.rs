@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use allocation_counter::{AllocationInfo, measure};
 use imbl::OrdMap;
-use limpet::merge_loop;
 use limpet_core::merge::slot::Slots;
 use limpet_core::merge::{Desired, Merged, PodChange};
 use limpet_core::source::SourceSnapshot;
 use limpet_core::source::delta::Edits;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
 use limpet_model::source::SourceKind;
+use limpet_worker::merge_loop;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;

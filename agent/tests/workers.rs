@@ -11,9 +11,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use agent::{Agent, NODE, pass};
-use limpet::executor::fake::Fault;
-use limpet::executor::fake::world::{Behaviour, World};
-use limpet::worker::inbox::EvictionOrder;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::container::ContainerId;
@@ -22,6 +19,9 @@ use limpet_model::manifest;
 use limpet_model::node::{NodeAddresses, Pressure};
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::{Eviction, PodVerdict};
+use limpet_worker::fake::Fault;
+use limpet_worker::fake::world::{Behaviour, World};
+use limpet_worker::inbox::EvictionOrder;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 

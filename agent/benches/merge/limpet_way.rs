@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Instant;
 
 use imbl::OrdMap;
-use limpet::merge_loop;
 use limpet_core::merge::slot::Slots;
 use limpet_core::merge::table::MergeTable;
 use limpet_core::merge::{Desired, Merged};
@@ -15,6 +14,7 @@ use limpet_core::source::SourceSnapshot;
 use limpet_core::source::delta::Edits;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
+use limpet_worker::merge_loop;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use limpet::merge_loop;
 use limpet::source::file::FileSource;
 use limpet::store::Store;
 use limpet_core::merge::Desired;
@@ -15,6 +14,7 @@ use limpet_core::merge::slot::Slots;
 use limpet_core::source::Decoder;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
+use limpet_worker::merge_loop;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 

@@ -8,7 +8,6 @@ use tokio_util::task::TaskTracker;
 use super::SharedParts;
 use super::node_runtime::Containerd;
 use crate::node::description;
-use crate::worker::node_claims::NodeClaims;
 use limpet_cluster::Link;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_containerd::image::Images;
@@ -17,6 +16,7 @@ use limpet_core::node_state::NodeState;
 use limpet_core::source::cluster_update;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
+use limpet_worker::node_claims::NodeClaims;
 
 /// Starts the connection to the cluster of the kubeconfig, if there is one. Nothing waits for it.
 pub(super) fn join_cluster(

@@ -2,7 +2,7 @@
 //!
 //! Each is the agent but for what it runs pods in: its connection with a lease and watches of its own, the apiserver's
 //! source with its database, merge, supervisor, workers, statuses and events. Containers are numbers in memory
-//! ([`crate::executor::fake`]). The nodes share this machine's facts, its network, the runtime and the settings of TLS.
+//! ([`limpet_worker::fake`]). The nodes share this machine's facts, its network, the runtime and the settings of TLS.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,11 @@ use super::published::Published;
 use super::supervision::{LIFECYCLE_INBOX, node_claims};
 use super::{AppError, DECODER, drain, service};
 use crate::config::Config;
-use crate::executor::fake::FakeExecutor;
-use crate::executor::fake::world::{POD_ADDRESSES, World, live};
-use crate::lifecycle::watched_processes::WatchedProcesses;
-use crate::merge_loop;
 use crate::node::capacity::Capacity;
 use crate::node::description;
 use crate::node::network::NetworkFollower;
 use crate::source::api::ApiSource;
 use crate::store::Store;
-use crate::worker::WorkerContext;
-use crate::worker::supervisor::{Intake, Supervisor};
 use limpet_apiserver::Credentials;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::{HollowRuntime, Link, NodeRuntime};
@@ -50,6 +44,12 @@ use limpet_telemetry::event::Events;
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
+use limpet_worker::WorkerContext;
+use limpet_worker::fake::FakeExecutor;
+use limpet_worker::fake::world::{POD_ADDRESSES, World, live};
+use limpet_worker::merge_loop;
+use limpet_worker::supervisor::{Intake, Supervisor};
+use limpet_worker::watched_processes::WatchedProcesses;
 
 /// How many there can be: as many as their pods' networks have room in 10.0.0.0/8.
 pub const MAX_HOLLOW_NODES: u32 = (1 << 24) / POD_ADDRESSES;

@@ -10,10 +10,10 @@ use crate::eviction::Evictor;
 use crate::eviction::meter::NodeMeter;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::node::allocatable::Enforcement;
-use crate::worker::inbox::EvictionOrder;
 use limpet_core::known_pods::KnownPods;
 use limpet_core::node_state::NodePressure;
 use limpet_model::node::Pressure;
+use limpet_worker::inbox::EvictionOrder;
 
 /// How many pods may be about to be ended at once.
 const EVICTION_QUEUE_LEN: usize = 64;

@@ -11,7 +11,6 @@ use tokio::sync::mpsc::error::SendError;
 use tokio_util::sync::CancellationToken;
 
 use super::kernel_types;
-use super::watched_processes::{Changes, WatchedProcesses};
 use crate::attribution::Feed;
 use limpet_attribution::bpf_feed::{self, FeedEnd};
 use limpet_host::memory;
@@ -20,6 +19,7 @@ use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::process::ProcessName;
 use limpet_model::process::Sender;
 use limpet_model::process::container_in_cgroups;
+use limpet_worker::watched_processes::{Changes, WatchedProcesses};
 
 /// Events that are handled in a row, before anything else has its turn.
 const MAX_EVENT_BATCH: usize = 1_024;

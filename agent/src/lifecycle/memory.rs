@@ -5,7 +5,7 @@ use std::sync::Arc;
 use limpet_host::memory::release_on_the_blocking_pool;
 use tokio_util::sync::CancellationToken;
 
-use super::watched_processes::WatchedProcesses;
+use limpet_worker::watched_processes::WatchedProcesses;
 
 /// Returns memory to the kernel after each burst of container starts or exits, and again once what follows it has
 /// ended, until `stop`.

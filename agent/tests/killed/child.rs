@@ -5,7 +5,6 @@ use std::io::{BufRead, Write};
 use std::path::Path;
 use std::sync::Arc;
 
-use limpet::merge_loop;
 use limpet::source::file::FileSource;
 use limpet::source::http::{Address, HttpSettings, HttpSource};
 use limpet::source::push::{PushContext, PushSource};
@@ -18,6 +17,7 @@ use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use limpet_tests::wait;
+use limpet_worker::merge_loop;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;

@@ -11,12 +11,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::SignedDuration;
-use limpet::executor::fake::world::{Behaviour, World};
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
 use limpet_model::manifest;
 use limpet_model::node::NodeAddresses;
 use limpet_model::source::SourceKind;
+use limpet_worker::fake::world::{Behaviour, World};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 

@@ -6,8 +6,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use limpet::executor::fake::world::World;
-use limpet::worker::inbox::EvictionOrder;
 use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::view::{Contents, View};
@@ -17,6 +15,8 @@ use limpet_model::node::{NodeAddresses, Pressure};
 use limpet_model::pod::ephemeral;
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::{Eviction, PodVerdict};
+use limpet_worker::fake::world::World;
+use limpet_worker::inbox::EvictionOrder;
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::time::Instant;

@@ -1,5 +1,5 @@
 //! Whether the host has what a pod requests by name: profiles of security modules, devices of plugins. Node-level
-//! checks run earlier: see [`crate::worker::node_claims`].
+//! checks run earlier: see [`limpet_worker::node_claims`].
 
 use k8s_openapi::api::core::v1::PodSpec;
 

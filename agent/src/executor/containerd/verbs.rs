@@ -14,8 +14,8 @@ use limpet_model::process::{ProcessHandle, Processes};
 use tokio::sync::watch;
 
 use super::ContainerdExecutor;
-use crate::executor::{Executor, ExecutorError};
 use limpet_host::clock;
+use limpet_worker::executor::{Executor, ExecutorError};
 
 impl Executor for ContainerdExecutor {
     fn now(&self) -> Now {

@@ -9,8 +9,8 @@ use limpet_model::container::{ContainerId, FoundContainer};
 use limpet_model::pod::{PodRecord, PodUid};
 
 use super::PodWorker;
-use crate::worker::adoption::take_over;
-use crate::worker::inbox::{MOST_PASSED_OVER, Messages, PodCommand};
+use crate::adoption::take_over;
+use crate::inbox::{MOST_PASSED_OVER, Messages, PodCommand};
 
 impl PodWorker {
     /// Takes in what has come since the worker looked last.

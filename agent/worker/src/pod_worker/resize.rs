@@ -6,7 +6,7 @@ use limpet_core::state::Deferred;
 use limpet_model::pod::PodRecord;
 
 use super::PodWorker;
-use crate::worker::node_claims::NoRoom;
+use crate::node_claims::NoRoom;
 
 impl PodWorker {
     /// Brings the pod to `desired`, but for resources that do not fit now: it gets them once they do.

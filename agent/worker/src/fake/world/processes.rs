@@ -38,7 +38,7 @@ impl World {
         }
     }
 
-    pub(in crate::executor::fake) fn terminate(&mut self, id: &ContainerId) {
+    pub(in crate::fake) fn terminate(&mut self, id: &ContainerId) {
         self.check_pre_stop(id);
         let Some(one) = self.containers.get(id) else { return };
         let obeys = one.obeys;
@@ -49,7 +49,7 @@ impl World {
         self.note(|| format!("SIGTERM {} obeys {obeys:?}", short(id)));
     }
 
-    pub(in crate::executor::fake) fn kill(&mut self, id: &ContainerId) {
+    pub(in crate::fake) fn kill(&mut self, id: &ContainerId) {
         if let Some(Task::Running { pid }) = self.task(id) {
             self.exit(pid, 137);
         }
@@ -113,10 +113,10 @@ pub async fn live(world: &Mutex<World>) {
 }
 
 /// Counts a call as long as it is under way, however it ends.
-pub(in crate::executor::fake) struct UnderWay<'a>(&'a Mutex<World>);
+pub(in crate::fake) struct UnderWay<'a>(&'a Mutex<World>);
 
 impl<'a> UnderWay<'a> {
-    pub(in crate::executor::fake) fn new(world: &'a Mutex<World>) -> Self {
+    pub(in crate::fake) fn new(world: &'a Mutex<World>) -> Self {
         world.lock().unwrap_or_else(PoisonError::into_inner).under_way += 1;
         Self(world)
     }
@@ -130,7 +130,7 @@ impl Drop for UnderWay<'_> {
 
 /// The processes of the simulated node.
 #[derive(Debug, Clone)]
-pub(in crate::executor::fake) struct WorldProcesses(pub(in crate::executor::fake) Arc<Mutex<World>>);
+pub(in crate::fake) struct WorldProcesses(pub(in crate::fake) Arc<Mutex<World>>);
 
 impl Processes for WorldProcesses {
     fn open(&self, pid: u32) -> Option<Arc<dyn ProcessHandle>> {

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep};
 
 use super::processes::UnderWay;
 use super::{World, is_running, short};
-use crate::executor::fake::FakeExecutor;
+use crate::fake::FakeExecutor;
 
 /// Longer than any grace period.
 const HANG_DURATION: Duration = Duration::from_secs(600);
@@ -54,7 +54,7 @@ impl Drop for Running {
 }
 
 impl FakeExecutor {
-    pub(in crate::executor::fake) async fn post_start(&self, pod: &PodState, index: usize) -> Outcome {
+    pub(in crate::fake) async fn post_start(&self, pod: &PodState, index: usize) -> Outcome {
         let Some(id) = pod.containers[index].instance.as_ref().map(|instance| instance.id.clone()) else {
             return Outcome::PostStarted { index, id: None, result: Ok(()) };
         };
@@ -77,7 +77,7 @@ impl FakeExecutor {
         Outcome::PostStarted { index, id: Some(id), result }
     }
 
-    pub(in crate::executor::fake) async fn pre_stop(
+    pub(in crate::fake) async fn pre_stop(
         &self,
         id: &ContainerId,
         stopping: Stopping,
@@ -95,7 +95,7 @@ impl FakeExecutor {
 }
 
 /// How much later than its grace period SIGKILL of a container may come because of its hook.
-pub(in crate::executor::fake) fn hook_allowance(slot: &ContainerSlot) -> Duration {
+pub(in crate::fake) fn hook_allowance(slot: &ContainerSlot) -> Duration {
     if slot.hooks.pre_stop { MIN_GRACE_PERIOD } else { Duration::ZERO }
 }
 

@@ -16,10 +16,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::executor::fake::FakeExecutor;
-use crate::executor::fake::world::World;
-use crate::worker::inbox::Inbox;
-use crate::worker::node_claims::{Entry, Hold, NodeOffer};
+use crate::fake::FakeExecutor;
+use crate::fake::world::World;
+use crate::inbox::Inbox;
+use crate::node_claims::{Entry, Hold, NodeOffer};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health;

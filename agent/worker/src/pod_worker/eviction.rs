@@ -15,9 +15,9 @@ use limpet_model::verdict::PodVerdict;
 use tokio::sync::{mpsc, oneshot};
 
 use super::PodWorker;
-use crate::worker::WorkerContext;
-use crate::worker::inbox::EvictionOrder;
-use crate::worker::node_claims::NodeClaims;
+use crate::WorkerContext;
+use crate::inbox::EvictionOrder;
+use crate::node_claims::NodeClaims;
 
 /// Orders to end for this pod that are still to be sent. The node counts those pods as ending, so it learns of an order
 /// that is never sent.

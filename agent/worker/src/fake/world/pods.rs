@@ -8,7 +8,7 @@ use limpet_model::pod::{PodRecord, PodUid};
 use super::World;
 
 impl World {
-    pub(in crate::executor::fake) fn create_sandbox(&mut self, record: &PodRecord) -> String {
+    pub(in crate::fake) fn create_sandbox(&mut self, record: &PodRecord) -> String {
         self.next_sandbox += 1;
         let next = self.next_sandbox.to_string();
         self.directories.insert(record.uid.to_string());
@@ -18,7 +18,7 @@ impl World {
     }
 
     /// Sets a pod's limits.
-    pub(in crate::executor::fake) fn set_cgroup(&mut self, uid: &PodUid, limits: CgroupLimits) {
+    pub(in crate::fake) fn set_cgroup(&mut self, uid: &PodUid, limits: CgroupLimits) {
         self.cgroups.insert(uid.to_string(), limits);
         self.refused_limits.remove(uid.as_str());
         self.note(|| format!("cgroup of {uid} {limits:?}"));
@@ -26,7 +26,7 @@ impl World {
     }
 
     /// The kernel refused a pod's limits.
-    pub(in crate::executor::fake) fn refuse_limits(&mut self, uid: &PodUid) {
+    pub(in crate::fake) fn refuse_limits(&mut self, uid: &PodUid) {
         self.refused_limits.insert(uid.to_string());
     }
 
@@ -35,7 +35,7 @@ impl World {
         self.cgroups.get(uid.as_str()).copied()
     }
 
-    pub(in crate::executor::fake) fn remove_sandbox(&mut self, uid: &PodUid) {
+    pub(in crate::fake) fn remove_sandbox(&mut self, uid: &PodUid) {
         self.ends.remove(uid.as_str());
         self.sandboxes.remove(uid.as_str());
         self.cgroups.remove(uid.as_str());
@@ -44,17 +44,17 @@ impl World {
     }
 
     /// Removes what a pod keeps beyond its containers.
-    pub(in crate::executor::fake) fn remove_pod(&mut self, uid: &PodUid) {
+    pub(in crate::fake) fn remove_pod(&mut self, uid: &PodUid) {
         self.remove_sandbox(uid);
         self.ephemeral.retain(|(of, _)| of != uid.as_str());
         self.directories.remove(uid.as_str());
     }
 
-    pub(in crate::executor::fake) fn sandbox(&self, uid: &PodUid) -> Option<String> {
+    pub(in crate::fake) fn sandbox(&self, uid: &PodUid) -> Option<String> {
         self.sandboxes.get(uid.as_str()).cloned()
     }
 
-    pub(in crate::executor::fake) fn traces(&self) -> HashSet<PodUid> {
+    pub(in crate::fake) fn traces(&self) -> HashSet<PodUid> {
         let with_any = self.sandboxes.keys().chain(self.cgroups.keys()).chain(&self.directories);
         with_any.map(|uid| PodUid::new(uid.as_str())).collect()
     }

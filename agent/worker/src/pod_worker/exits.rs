@@ -10,7 +10,7 @@ use limpet_model::container::{ContainerId, Task};
 use limpet_model::process::{ProcessName, Sender};
 
 use super::PodWorker;
-use crate::worker::process_watch::{Answer, ProcessKey};
+use crate::process_watch::{Answer, ProcessKey};
 
 impl PodWorker {
     /// A process has exited without a TaskExit event; `answer` is containerd's view of its task.

@@ -9,7 +9,7 @@ use limpet_model::pod::PodUid;
 use super::{Container, World};
 
 impl World {
-    pub(in crate::executor::fake) fn found(&self) -> Vec<FoundContainer> {
+    pub(in crate::fake) fn found(&self) -> Vec<FoundContainer> {
         let found = self.containers.iter().map(|(id, one)| FoundContainer {
             id: id.clone(),
             recorded: one.recorded.clone(),

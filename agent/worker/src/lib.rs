@@ -1,20 +1,25 @@
 //! One task per pod: decide what to do next, have it done, wait for the next event.
 //!
-//! [`pod_worker`] is the task, [`supervisor`] the owner of all such tasks. What to do is decided by
-//! [`limpet_core::plan`], and done by an [`Executor`].
+//! [`merge_loop`] says what is desired, [`pod_worker`] is the task of a pod, [`supervisor`] the owner of all such tasks. What to do is decided by
+//! [`limpet_core::plan`], and done by an [`executor::Executor`].
 
 pub mod adoption;
+pub mod executor;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fake;
 mod hook_jobs;
 pub mod inbox;
+pub mod merge_loop;
 pub mod node_claims;
 pub mod pod_worker;
 pub mod process_watch;
 pub mod supervisor;
+pub mod watched_processes;
 
 use std::sync::Arc;
 
 use crate::executor::Executor;
-use crate::lifecycle::watched_processes::WatchedProcesses;
+use crate::watched_processes::WatchedProcesses;
 use inbox::EvictionOrder;
 use limpet_core::probe::ProbeGrid;
 use limpet_telemetry::reporter::Reporter;

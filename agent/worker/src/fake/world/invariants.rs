@@ -54,7 +54,7 @@ impl World {
 
     /// Gives a running container the resources of the pod's version. Above its pod's limits it may be tried once these
     /// were refused, and is refused too.
-    pub(in crate::executor::fake) fn resize(
+    pub(in crate::fake) fn resize(
         &mut self,
         pod: &PodState,
         slot: &ContainerSlot,
@@ -98,7 +98,7 @@ impl World {
     }
 
     /// The agent begins to start a container: a verdict is known by then, or comes while the start is under way.
-    pub(in crate::executor::fake) fn begin_start(&mut self, pod: &PodState, slot: &ContainerSlot) {
+    pub(in crate::fake) fn begin_start(&mut self, pod: &PodState, slot: &ContainerSlot) {
         if self.has_failed(&pod.record.uid) {
             self.violate(format!("{}/{} starts after a verdict", pod.record.key, slot.name));
         }
@@ -168,7 +168,7 @@ impl World {
     }
 
     /// The agent begins to stop a container, or tries again.
-    pub(in crate::executor::fake) fn begin_stop(&mut self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
+    pub(in crate::fake) fn begin_stop(&mut self, pod: &PodState, slot: &ContainerSlot, cause: KillCause) {
         let quiet = self.quiet;
         let Some(instance) = &slot.instance else { return };
         let id = &instance.id;
@@ -234,7 +234,7 @@ impl World {
     }
 
     /// The agent is about to send SIGKILL.
-    pub(in crate::executor::fake) fn begin_kill(&mut self, id: &ContainerId, cause: KillCause) {
+    pub(in crate::fake) fn begin_kill(&mut self, id: &ContainerId, cause: KillCause) {
         if cause == KillCause::AllRestart {
             self.begin_end_of_all(id);
         }

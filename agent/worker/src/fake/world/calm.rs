@@ -23,7 +23,7 @@ impl World {
     }
 
     /// The addresses of a pod with that sandbox.
-    pub(in crate::executor::fake) fn addresses(&self, record: &PodRecord, sandbox: &str) -> Vec<IpAddr> {
+    pub(in crate::fake) fn addresses(&self, record: &PodRecord, sandbox: &str) -> Vec<IpAddr> {
         let Some(network) = self.network.filter(|_| !record.spec().host_network.unwrap_or(false)) else {
             return Vec::new();
         };

@@ -11,9 +11,9 @@ use limpet_model::pod::PodKey;
 use tokio::task::{JoinError, JoinSet};
 
 use super::{Supervisor, command_for};
+use crate::adoption::{self, FoundPod};
 use crate::executor::ExecutorError;
-use crate::worker::adoption::{self, FoundPod};
-use crate::worker::node_claims::uses_node;
+use crate::node_claims::uses_node;
 
 /// After a reading that failed, while containerd's events still come.
 const READ_AGAIN: Duration = Duration::from_secs(1);

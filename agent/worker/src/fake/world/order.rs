@@ -25,7 +25,7 @@ pub(super) struct PodEnd {
 
 impl World {
     /// The agent begins, or continues, to stop a container because its pod ends.
-    pub(in crate::executor::fake) fn note_end(&mut self, pod: &PodState) {
+    pub(in crate::fake) fn note_end(&mut self, pod: &PodState) {
         let (now, quiet) = (Instant::now(), self.quiet);
         // The end was requested before the first stop if a start was under way then.
         let began = pod.ends_since.map_or(now, Instant::from);

@@ -40,15 +40,15 @@ struct Tally {
 
 /// What comes of one run of a probe.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::executor::fake) struct ProbeRun {
-    pub(in crate::executor::fake) takes: Duration,
+pub(in crate::fake) struct ProbeRun {
+    pub(in crate::fake) takes: Duration,
     passed: Option<bool>,
     quiet: u32,
 }
 
 impl World {
     /// A probe begins.
-    pub(in crate::executor::fake) fn draw_probe(
+    pub(in crate::fake) fn draw_probe(
         &mut self,
         pod: &PodState,
         slot: &ContainerSlot,
@@ -86,7 +86,7 @@ impl World {
     }
 
     /// A probe has run: its result, as the agent sees it.
-    pub(in crate::executor::fake) fn probed(
+    pub(in crate::fake) fn probed(
         &mut self,
         pod: &PodState,
         slot: &ContainerSlot,
@@ -141,7 +141,7 @@ impl World {
         overdue.into_iter().for_each(|id| self.violate(format!("{id} runs on although its probe has failed")));
     }
 
-    pub(in crate::executor::fake) fn record_probes(&mut self, id: &ContainerId, record: ProbeRecord) {
+    pub(in crate::fake) fn record_probes(&mut self, id: &ContainerId, record: ProbeRecord) {
         self.note(|| format!("record {} {record:?}", short(id)));
         if let Some(one) = self.containers.get_mut(id) {
             one.recorded.probes = record;
