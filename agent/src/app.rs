@@ -4,20 +4,19 @@
 //! apiserver; what fails before the tasks is an error with an exit code, what fails after them a log line and
 //! another try.
 
-mod cluster;
+pub mod cluster;
 mod database;
 mod error;
-pub mod hollow;
 mod image_collection;
 mod listeners;
 mod node_runtime;
 mod observer;
-mod published;
-mod service;
+pub mod published;
+pub mod service;
 mod serving;
 mod shortage;
 mod sources;
-mod supervision;
+pub mod supervision;
 
 use limpet_model::manifest;
 use std::sync::Arc;
@@ -81,7 +80,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
 const GUARD_DEADLINE: Duration = Duration::from_secs(60);
 
 /// How bytes become pods, whatever the source.
-const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
+pub const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
 /// What the agent is composed of, once it may start.
 pub struct Prepared {
@@ -250,7 +249,8 @@ async fn guard(shared: &SharedParts, cgroups: &Cgroups, observer: &Arc<dyn Watch
     Ok(())
 }
 
-async fn drain(tasks: &TaskTracker) {
+/// Waits until the tasks have put down what they are doing, for 15 s at most.
+pub async fn drain(tasks: &TaskTracker) {
     tasks.close();
     if tokio::time::timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
         tracing::warn!(tasks = tasks.len(), "stop timed out; some tasks were still running");

@@ -14,7 +14,7 @@ use limpet_wire::socket_client::SocketClient;
 
 mod doctor;
 mod guard;
-mod hollow_node;
+pub mod logging;
 mod run;
 
 use crate::config::configz;
@@ -55,9 +55,6 @@ enum Command {
     /// Show or remove the manifest guard
     #[command(display_order = 104)]
     Guard(guard::GuardArgs),
-    /// Simulate many nodes in one process
-    #[command(hide = true)]
-    HollowNode(hollow_node::HollowNodeArgs),
 }
 
 /// Arguments of `limpet support-bundle`: those of `limpet run` as well, since it checks what the agent would use.
@@ -99,7 +96,6 @@ pub fn main() -> ExitCode {
     let client = SocketClient::new(socket.as_deref().unwrap_or(Path::new(DEFAULT_SOCKET)));
     let result = match cli.command {
         Command::Run(flags) => return run::run(&RunFlags { socket, ..flags }),
-        Command::HollowNode(args) => hollow_node::run(args),
         Command::Guard(args) => guard::run(&args, screen),
         Command::Doctor(args) => block_on(doctor::run(args, socket, screen)),
         Command::SupportBundle(BundleArgs { bundle, flags }) => {

@@ -47,17 +47,28 @@ pub fn static_program() -> Result<PathBuf> {
     said.lines().next_back().map(PathBuf::from).context("cargo xtask dist names no executable")
 }
 
+/// The program of hollow nodes: the one beside the agent, else built with further arguments such as `--release`.
+pub fn hollow_nodes_program(args: &[&str]) -> Result<PathBuf> {
+    let beside = std::env::var_os(PROGRAM_VARIABLE).map(|path| PathBuf::from(path).with_file_name(HOLLOW_NODES));
+    match beside.filter(|path| args.is_empty() && path.exists()) {
+        Some(path) => Ok(path),
+        None => {
+            built_by(cargo().args(["build", "--package", HOLLOW_NODES, "--bin", HOLLOW_NODES]).args(args), HOLLOW_NODES)
+        }
+    }
+}
+
 /// Has cargo build the executable with further arguments such as `--release`, and returns its path.
 pub fn build(args: &[&str]) -> Result<PathBuf> {
-    built_by(cargo().args(["build", "--package", "limpet", "--bin", "limpet"]).args(args))
+    built_by(cargo().args(["build", "--package", "limpet", "--bin", "limpet"]).args(args), "limpet")
 }
 
 /// Has cargo build every test, and returns the path of the executable that is built with them.
 pub fn build_with_tests() -> Result<PathBuf> {
-    built_by(cargo().args(["test", "--workspace", "--tests", "--no-run"]))
+    built_by(cargo().args(["test", "--workspace", "--tests", "--no-run"]), "limpet")
 }
 
-fn built_by(command: &mut Command) -> Result<PathBuf> {
+fn built_by(command: &mut Command, name: &str) -> Result<PathBuf> {
     command.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
     let output = command.output().context("run cargo")?;
     if !output.status.success() {
@@ -65,8 +76,7 @@ fn built_by(command: &mut Command) -> Result<PathBuf> {
     }
     let messages = String::from_utf8_lossy(&output.stdout).into_owned();
     let artifacts = messages.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let programs =
-        artifacts.filter(|message| message["target"]["name"] == "limpet" && message["profile"]["test"] == false);
+    let programs = artifacts.filter(|message| message["target"]["name"] == name && message["profile"]["test"] == false);
     let executable = programs.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
     executable.context("cargo built no executable")
 }
@@ -92,6 +102,9 @@ pub fn workspace_dir() -> PathBuf {
     let root = here.ancestors().find(|dir| dir.join("Cargo.lock").is_file()).map(Path::to_owned);
     root.unwrap_or(here)
 }
+
+/// The program of hollow nodes, and its package.
+const HOLLOW_NODES: &str = "limpet-hollow-nodes";
 
 /// The places and settings of one agent.
 #[derive(Debug, Clone)]

@@ -27,10 +27,10 @@ pub struct HollowNodes {
 }
 
 impl HollowNodes {
-    /// Starts that many nodes of the executable's; `dir` is for their log and their databases.
+    /// Starts that many nodes; `dir` is for their log and their databases.
     pub fn start(program: &Path, kubeconfig: &Path, count: usize, dir: &Path, flags: &[&str]) -> Result<Self> {
         let mut command = Command::new(program);
-        command.args(["hollow-node", "--name-prefix", PREFIX, "--count", &count.to_string()]);
+        command.args(["--name-prefix", PREFIX, "--count", &count.to_string()]);
         command.arg("--kubeconfig").arg(kubeconfig).args(flags).env("TMPDIR", dir);
         Ok(Self { daemon: Daemon::start(&mut command, &dir.join("hollow.log"))?, count })
     }

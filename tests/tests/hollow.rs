@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 fn fifty_nodes_come_back_from_an_outage_with_true_statuses(node: &mut TestNode) -> Result<()> {
     let mut cluster = Cluster::boot()?;
     cluster.add_account()?;
-    let (program, kubeconfig) = (agent::program()?, cluster.kubeconfig()?);
+    let (program, kubeconfig) = (agent::hollow_nodes_program(&[])?, cluster.kubeconfig()?);
     let flags = ["-v", "2", "--node-lease-duration-seconds", "8"];
     let hollow = HollowNodes::start(&program, &kubeconfig, NODES, node.dir(), &flags)?;
     let said = || limpet_tests::process::tail(&hollow.log(), 20);

@@ -57,7 +57,7 @@ pub(super) fn join_cluster(
 }
 
 /// Where the labels and taints of the Node object are to be reported: pods wait for them.
-pub(super) fn follow_selectable(claims: &Arc<NodeClaims>, tasks: &TaskTracker) -> watch::Sender<Selectable> {
+pub fn follow_selectable(claims: &Arc<NodeClaims>, tasks: &TaskTracker) -> watch::Sender<Selectable> {
     let (selectable, mut changes) = watch::channel(Selectable::default());
     let claims = Arc::clone(claims);
     tasks.spawn(async move {

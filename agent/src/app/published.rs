@@ -21,32 +21,33 @@ use limpet_telemetry::rejection;
 
 /// One configured source.
 #[derive(Debug)]
-pub(super) struct Published {
+pub struct Published {
     /// Which kind it is.
-    pub(super) kind: SourceKind,
+    pub kind: SourceKind,
     /// Where it reads, for people.
-    pub(super) place: Arc<str>,
+    pub place: Arc<str>,
     /// How it learns of changes, for people.
-    pub(super) backend: Arc<str>,
+    pub backend: Arc<str>,
     /// When it succeeded last.
-    pub(super) pulse: Arc<Pulse>,
+    pub pulse: Arc<Pulse>,
     /// The way into the merge.
-    pub(super) slots: Arc<Slots>,
+    pub slots: Arc<Slots>,
     /// Where rejections are reported.
-    pub(super) events: Events,
+    pub events: Events,
     /// Where they are counted.
-    pub(super) metrics: Metrics,
+    pub metrics: Metrics,
     /// Watches of pods include rejections.
-    pub(super) observed: Observed,
+    pub observed: Observed,
 }
 
 impl Published {
-    pub(super) fn kind(&self) -> SourceKind {
+    /// Which kind it is.
+    pub fn kind(&self) -> SourceKind {
         self.kind
     }
 
     /// Publishes a snapshot: into the merge, and to those who watch.
-    pub(super) fn publish(&self, snapshot: Arc<SourceSnapshot>) {
+    pub fn publish(&self, snapshot: Arc<SourceSnapshot>) {
         let before = self.snapshot();
         // Refused, and not so before, or not for the same reasons.
         for origin in &delta::between(&before, &snapshot).rejected {
@@ -92,13 +93,13 @@ impl Published {
 
 /// The configured sources, for the server.
 #[derive(Debug, Clone)]
-pub(super) struct ConfiguredSources {
+pub struct ConfiguredSources {
     /// In order of precedence.
-    pub(super) sources: Vec<Arc<Published>>,
+    pub sources: Vec<Arc<Published>>,
     /// Where they keep what was last good.
-    pub(super) store: Arc<Store>,
+    pub store: Arc<Store>,
     /// The connection to the apiserver, if one is configured.
-    pub(super) link: Option<Link>,
+    pub link: Option<Link>,
 }
 
 impl ConfiguredSources {

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 ///
 /// # Errors
 /// The signals cannot be caught.
-pub(super) fn stop_on_signals(stop: CancellationToken) -> io::Result<JoinHandle<()>> {
+pub fn stop_on_signals(stop: CancellationToken) -> io::Result<JoinHandle<()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(tokio::spawn(async move {

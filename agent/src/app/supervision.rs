@@ -30,15 +30,10 @@ use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::watched_processes::WatchedProcesses;
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
-pub(super) const LIFECYCLE_INBOX: usize = 1_024;
+pub const LIFECYCLE_INBOX: usize = 1_024;
 
 /// What the node has for its pods; none of it is allocated yet.
-pub(super) fn node_claims(
-    config: &Config,
-    node: &NodeFacts,
-    capacity: &Capacity,
-    plugins: &Arc<DevicePlugins>,
-) -> NodeClaims {
+pub fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity, plugins: &Arc<DevicePlugins>) -> NodeClaims {
     let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
     let offer = NodeOffer {
         node_name: node.name.clone(),

@@ -3,11 +3,10 @@
 //! Exit codes: 0 stopped on request; 1 error of the machine (disk, database); 2 usage or configuration; 4 permission
 //! denied; 5 another agent runs on this node.
 
-pub(crate) mod logging;
-
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use super::logging;
 use crate::app::{self, Prepared};
 use crate::config::{self, RunFlags};
 use crate::node::{self, NameNotice, StartError};

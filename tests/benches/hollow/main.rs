@@ -37,7 +37,7 @@ fn main() -> Result<()> {
     let kubeconfig = cluster.kubeconfig_at(&wire.address())?;
     let dir = PathBuf::from(format!("/dev/shm/limpet-bench-{}", std::process::id()));
     std::fs::create_dir(&dir).with_context(|| format!("{}", dir.display()))?;
-    let program = agent::program()?;
+    let program = agent::hollow_nodes_program(&["--release"])?;
     println!("{count} hollow nodes of {PODS} pods, one apiserver with its defaults; idle for {window:?}");
     let mut bench = Bench { count, wire, rows: Vec::new() };
     let measured = HollowNodes::start(&program, &kubeconfig, count, &dir, &[])

@@ -1,31 +1,37 @@
-//! `limpet hollow-node`: many nodes of one cluster in this process, as kubemark's hollow nodes.
+//! `limpet-hollow-nodes`: many nodes of one cluster in this process, as kubemark's hollow nodes.
 //!
-//! For tests and measurements of a cluster, hence hidden from the list of commands. Needs no root and no containerd.
+//! For tests and measurements of a cluster. Needs no root and no containerd.
+
+mod nodes;
 
 use std::fs::DirBuilder;
+use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::Parser as _;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::run::logging;
-use crate::app::hollow::{self, HollowNodes, MAX_HOLLOW_NODES};
-use crate::config::{self, RunFlags};
-use crate::node;
+use limpet::cli::logging;
+use limpet::config::{self, RunFlags};
+use limpet::node;
 use limpet_apiserver::Credentials;
 use limpet_cli::error::CliError;
 use limpet_host::memory;
 use limpet_model::pod::is_dns_subdomain;
+use nodes::{HollowNodes, MAX_HOLLOW_NODES};
 
 /// How many files and connections a node has open: its database, its watches, and what its pods refer to.
 const FILES_OF_NODE: u64 = 16;
 /// The same with the sockets of its tries to connect, in an outage.
 const MOST_FILES_OF_NODE: u64 = 24;
 
-/// Arguments of `limpet hollow-node`.
-#[derive(Debug, clap::Args)]
-pub(super) struct HollowNodeArgs {
+/// Simulates many nodes of a cluster.
+#[derive(Debug, clap::Parser)]
+#[command(name = "limpet-hollow-nodes", version)]
+struct Arguments {
     /// Kubeconfig of the cluster; its user has to be allowed to impersonate nodes
     #[arg(long, value_name = "FILE")]
     kubeconfig: PathBuf,
@@ -52,8 +58,20 @@ pub(super) struct HollowNodeArgs {
     verbosity: u8,
 }
 
-/// Runs the nodes until SIGTERM or SIGINT; returns the exit code. Blocks.
-pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
+fn main() -> ExitCode {
+    memory::limit_free_memory();
+    match run(Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // If stderr cannot be written, nothing can be done.
+            let _ = writeln!(std::io::stderr().lock(), "error: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Runs the nodes until SIGTERM or SIGINT. Blocks.
+fn run(args: Arguments) -> Result<(), CliError> {
     let last = format!("{}-{}", args.name_prefix, args.count - 1);
     if !is_dns_subdomain(&last) {
         let message =
@@ -86,7 +104,7 @@ pub(super) fn run(args: HollowNodeArgs) -> Result<u8, CliError> {
     let made = DirBuilder::new().mode(0o700).create(&dir);
     made.map_err(|source| system(&format!("make {}", dir.display()), source))?;
     let facts = node::facts(&config, String::new());
-    let HollowNodeArgs { count, name_prefix: prefix, .. } = args;
+    let Arguments { count, name_prefix: prefix, .. } = args;
     let done = block_on(HollowNodes { config, credentials, facts, count, prefix, dir: dir.clone() });
     remove(&dir);
     done
@@ -110,13 +128,13 @@ fn allow_files(count: u32) -> Result<(), CliError> {
 }
 
 /// One thread, as an agent has one.
-fn block_on(nodes: HollowNodes) -> Result<u8, CliError> {
+fn block_on(nodes: HollowNodes) -> Result<(), CliError> {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().thread_stack_size(memory::THREAD_STACK).build();
     let runtime = runtime.map_err(|source| system("start the runtime", source))?;
-    let result = runtime.block_on(hollow::run(nodes));
+    let result = runtime.block_on(nodes::run(nodes));
     runtime.shutdown_background();
-    result.map(|()| 0).map_err(|error| system("run the nodes", std::io::Error::other(error)))
+    result.map_err(|error| system("run the nodes", std::io::Error::other(error)))
 }
 
 fn remove(dir: &Path) {

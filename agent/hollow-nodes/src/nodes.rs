@@ -12,16 +12,16 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::cluster::follow_selectable;
-use super::published::Published;
-use super::supervision::{LIFECYCLE_INBOX, node_claims};
-use super::{AppError, DECODER, drain, service};
-use crate::config::Config;
-use crate::node::capacity::Capacity;
-use crate::node::description;
-use crate::node::network::NetworkFollower;
-use crate::source::api::ApiSource;
-use crate::store::Store;
+use limpet::app::cluster::follow_selectable;
+use limpet::app::published::Published;
+use limpet::app::supervision::{LIFECYCLE_INBOX, node_claims};
+use limpet::app::{AppError, DECODER, drain, service};
+use limpet::config::Config;
+use limpet::node::capacity::Capacity;
+use limpet::node::description;
+use limpet::node::network::NetworkFollower;
+use limpet::source::api::ApiSource;
+use limpet::store::Store;
 use limpet_apiserver::Credentials;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::{HollowRuntime, Link, NodeRuntime};
@@ -52,25 +52,25 @@ use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::watched_processes::WatchedProcesses;
 
 /// How many there can be: as many as their pods' networks have room in 10.0.0.0/8.
-pub const MAX_HOLLOW_NODES: u32 = (1 << 24) / POD_ADDRESSES;
+pub(super) const MAX_HOLLOW_NODES: u32 = (1 << 24) / POD_ADDRESSES;
 /// Where the addresses of their pods begin.
 const POD_NETWORKS: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 0);
 
 /// What hollow nodes are made of.
 #[derive(Debug)]
-pub struct HollowNodes {
+pub(super) struct HollowNodes {
     /// The settings of each.
-    pub config: Config,
+    pub(super) config: Config,
     /// Whose user may impersonate nodes.
-    pub credentials: Credentials,
+    pub(super) credentials: Credentials,
     /// This machine; each node has its own name instead.
-    pub facts: NodeFacts,
+    pub(super) facts: NodeFacts,
     /// How many, [`MAX_HOLLOW_NODES`] at most.
-    pub count: u32,
+    pub(super) count: u32,
     /// Their names are `<prefix>-0`, `<prefix>-1` and so on.
-    pub prefix: String,
+    pub(super) prefix: String,
     /// An empty directory for their databases, which the caller removes.
-    pub dir: PathBuf,
+    pub(super) dir: PathBuf,
 }
 
 /// What all of them share.
@@ -92,7 +92,7 @@ struct Common {
 ///
 /// # Errors
 /// Signals or a database are not available.
-pub async fn run(nodes: HollowNodes) -> Result<(), AppError> {
+pub(super) async fn run(nodes: HollowNodes) -> Result<(), AppError> {
     let HollowNodes { config, credentials, facts, count, prefix, dir } = nodes;
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
@@ -113,7 +113,7 @@ pub async fn run(nodes: HollowNodes) -> Result<(), AppError> {
         tasks: TaskTracker::new(),
     };
     common.tasks.spawn(follower.run(stop.clone()));
-    common.tasks.spawn(crate::lifecycle::memory::release_after_bursts(Arc::clone(&common.followed), stop.clone()));
+    common.tasks.spawn(limpet::lifecycle::memory::release_after_bursts(Arc::clone(&common.followed), stop.clone()));
     for number in (0..count).take_while(|_| !stop.is_cancelled()) {
         start(&common, number, &format!("{prefix}-{number}"), &dir).await?;
     }

@@ -17,20 +17,20 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 /// Changes the verbosity of a log that has started.
 #[derive(Debug, Clone)]
-pub(crate) struct Verbosity(reload::Handle<Targets, Registry>);
+pub struct Verbosity(reload::Handle<Targets, Registry>);
 
 impl Verbosity {
     /// Logs at kubelet's `verbosity` from now on.
     ///
     /// # Errors
     /// The log has ended.
-    pub(crate) fn set(&self, verbosity: u8) -> Result<(), String> {
+    pub fn set(&self, verbosity: u8) -> Result<(), String> {
         self.0.reload(levels(verbosity)).map_err(|error| error.to_string())
     }
 }
 
 /// Starts logging at kubelet's `verbosity`. A second call starts nothing, and what it returns has no effect.
-pub(crate) fn init(verbosity: u8) -> Verbosity {
+pub fn init(verbosity: u8) -> Verbosity {
     let (filter, handle) = reload::Layer::new(levels(verbosity));
     let registry = tracing_subscriber::registry().with(filter);
     let terminal = std::io::stderr().is_terminal();
