@@ -6,7 +6,7 @@ use crate::store;
 use limpet_model::manifest;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
-use limpet_server::channels;
+use limpet_server::stream_check;
 use limpet_wire::spdy::frame;
 
 /// Any bytes as a manifest. An accepted manifest can be stored and restored as the same pod; a rejected one has a
@@ -59,7 +59,7 @@ pub fn spdy(bytes: &[u8]) {
 /// # Panics
 /// When that does not hold.
 pub fn websocket(bytes: &[u8]) {
-    channels::check(bytes);
+    stream_check::check(bytes);
 }
 
 #[cfg(test)]

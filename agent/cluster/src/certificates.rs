@@ -4,14 +4,13 @@
 //!
 //! When is decided in [`limpet_core::certificate`]. Nothing waits for a certificate: pods run without.
 
-mod files;
 mod node_names;
 mod signing_request;
 
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -20,9 +19,9 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
 use super::link::{self, Link};
-use super::node::NodeFromApiserver;
+use super::seen_node::NodeFromApiserver;
+use crate::certificate_files::{Contents, FileError, Files, Purpose, supersedes, validity};
 use crate::settings::ClusterSettings;
-use files::{Contents, FileError, Files};
 use limpet_apiserver::kubeconfig::{self, KubeconfigError};
 use limpet_apiserver::watch::{Change, Watch};
 use limpet_apiserver::{Client, Request, RequestError, Resource, Selector, WatchFrom};
@@ -34,7 +33,7 @@ use limpet_host::private_file;
 use limpet_host::wall_clock;
 use limpet_model::error_chain::error_chain;
 use node_names::NodeNames;
-use signing_request::{Purpose, Verdict, verdict};
+use signing_request::{Verdict, verdict};
 
 /// How long a request is watched before its answer is looked up again: a human may have to approve it.
 const APPROVAL_WATCH_TIMEOUT: Duration = Duration::from_secs(15 * 60);
@@ -69,36 +68,6 @@ pub struct CertificateSettings {
     pub directory: PathBuf,
     /// `serverTLSBootstrap`: the certificate of the node's own API is requested.
     pub serving: bool,
-}
-
-/// The file with the certificate and the key by which the node names itself.
-pub(super) fn client_certificate(directory: &Path) -> PathBuf {
-    Files::new(directory.to_owned(), Purpose::Client).current()
-}
-
-/// The file with the certificate and the key that the node shows, in the directory of its certificates.
-pub fn serving_certificate(directory: &Path) -> PathBuf {
-    Files::new(directory.to_owned(), Purpose::Serving).current()
-}
-
-/// Whether the certificate that this agent has got counts instead of the kubeconfig's own: unless there is none, or it
-/// has expired and that of the kubeconfig is valid, as for client-go. Blocks.
-pub(super) fn supersedes(certificate: &Path, kubeconfig: &Path, now: Timestamp) -> bool {
-    validity(certificate)
-        .is_some_and(|held| held.not_after >= now || identity(kubeconfig, None).is_none_or(|own| own.not_after < now))
-}
-
-/// When the certificate of that file is valid, or else the kubeconfig's own; `None`: there is none. Blocks.
-pub(super) fn identity(kubeconfig: &Path, certificate: Option<&Path>) -> Option<Validity> {
-    match certificate {
-        Some(file) => validity(file),
-        None => Contents::of(&kubeconfig::certificate(kubeconfig).ok()??.pem).map(|contents| contents.validity),
-    }
-}
-
-/// When the certificate in that file is valid; `None`: there is none. Blocks.
-pub fn validity(file: &Path) -> Option<Validity> {
-    Contents::of(&std::fs::read(file).ok()?).map(|contents| contents.validity)
 }
 
 /// Asks for certificates, as far as this is configured.

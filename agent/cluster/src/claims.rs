@@ -18,7 +18,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 
 use super::link::Link;
-use super::node::NodeFromApiserver;
+use super::seen_node::NodeFromApiserver;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::source::cluster_update;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::link::Link;
-use super::node::NodeFromApiserver;
+use super::seen_node::NodeFromApiserver;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::csi_node::{Step, step};

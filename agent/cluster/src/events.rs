@@ -6,15 +6,15 @@
 mod limited_namespaces;
 mod limits;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde_json::json;
 use tokio::time::{Instant, timeout};
 
 use self::limited_namespaces::LimitedNamespaces;
 use self::limits::{Decision, EventLimits};
+use super::event_schedule::due;
 use super::link::{BUSY, Link};
 use super::unsent_events::UnsentEvents;
 use limpet_apiserver::request::PatchType;
@@ -27,8 +27,6 @@ const POST_BATCH_SIZE: usize = 25;
 const POST_BATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// How long events wait after an outage for statuses and mirrors, of which one may be refused for long.
 const STATUSES_FIRST: Duration = Duration::from_secs(10);
-/// An apiserver keeps events for an hour.
-const EVENT_LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 
 /// Posts what happens, for as long as the agent runs.
 pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: &UnsentEvents) {
@@ -110,15 +108,6 @@ pub(super) async fn post(link: Link, node_name: String, events: Events, unsent: 
     }
 }
 
-/// The events that the server does not have, or not with their count.
-pub(super) fn due<'a>(all: &'a [Event], posted: &BTreeMap<String, u32>, node: &str, now: Timestamp) -> Vec<&'a Event> {
-    let is_due = |event: &&Event| {
-        now.duration_since(event.last_seen) < EVENT_LIFETIME
-            && posted.get(&event.name(node)).is_none_or(|count| *count < event.count)
-    };
-    all.iter().filter(is_due).collect()
-}
-
 async fn post_one(link: &Link, node: &str, event: &Event, known: bool) -> Result<(), RequestError> {
     let document = event.as_kubernetes(node);
     let namespace = document.metadata.namespace.clone().unwrap_or_default();
@@ -144,6 +133,8 @@ mod tests {
 
     use limpet_model::pod::{PodKey, PodUid};
     use tokio::sync::mpsc;
+
+    use std::collections::BTreeMap;
 
     use super::*;
     use crate::fake::{self, Asked};

@@ -10,6 +10,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::followed::Update;
 use super::lease::Lease;
 use super::link::{BUSY, Link};
 use super::own_change::OwnChangesSeen;
@@ -79,19 +80,6 @@ impl WatchTarget {
     async fn own_change_ends(&mut self) -> Option<String> {
         self.leads.as_mut()?.own_changes.end().await
     }
-}
-
-/// A change of the objects that are followed.
-#[derive(Debug)]
-pub(super) enum Update {
-    /// All there are, after which nothing that was known counts, and the version of the list.
-    Listed(Vec<Value>, String),
-    /// One is new or was changed.
-    Stored(Value),
-    /// One is gone.
-    Deleted(Value),
-    /// Nothing has changed up to this version.
-    Bookmark(String),
 }
 
 /// Where the next session begins.

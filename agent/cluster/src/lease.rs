@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::link::{BUSY, Link};
-use super::node::NodeFromApiserver;
+use super::seen_node::NodeFromApiserver;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::cluster_history::{self, HistoryBreak, LostWrites, Renewal, lease_break};

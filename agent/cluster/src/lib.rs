@@ -15,14 +15,17 @@
 //! - `references` and `claims` fetch what the apiserver's pods refer to; `service_accounts` requests tokens.
 //! - `events` and `unsent_events` post the node's events; `reviews` authenticates and authorizes callers.
 
+pub mod certificate_files;
 pub mod certificates;
 mod claims;
 mod corrections;
 mod csi_node;
+mod event_schedule;
 mod events;
 #[cfg(test)]
 mod fake;
 mod follow;
+mod followed;
 mod images;
 mod in_flight;
 mod lease;
@@ -35,9 +38,11 @@ mod pods;
 mod references;
 mod reviews;
 mod runtime;
+mod seen_node;
 mod service_accounts;
 pub mod settings;
 mod split;
+mod tokens;
 mod unsent_events;
 
 use std::path::PathBuf;
@@ -65,12 +70,13 @@ use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
 pub use link::{ClusterView, Link};
-use node::{NodeFromApiserver, NodeReporter};
+use node::NodeReporter;
 pub use outbox::Unsent;
 use own_change::OwnChanges;
 use references::pod_certificates::CertificateContext;
 pub use reviews::{Access, ReviewError, Reviews, User};
 pub use runtime::{HollowRuntime, NodeRuntime, RuntimeError};
+use seen_node::NodeFromApiserver;
 use unsent_events::UnsentEvents;
 
 /// How many updates of a watch may wait for those who compare; then the watch waits.

@@ -13,8 +13,8 @@ use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
-use super::certificates::client_certificate;
-use super::events;
+use super::certificate_files::client_certificate;
+use super::event_schedule::due;
 use super::outbox::{Outbox, Unsent};
 use crate::settings::ClusterSettings;
 use limpet_apiserver::{CertificateFault, Client, Credentials, RequestError};
@@ -195,7 +195,7 @@ impl Link {
     /// What the node of that name has not sent to the apiserver yet.
     pub fn unsent(&self, node: &str) -> Unsent {
         let all = self.0.events.snapshot();
-        let events = events::due(&all, &self.0.outbox.posted(), node, Timestamp::now()).len();
+        let events = due(&all, &self.0.outbox.posted(), node, Timestamp::now()).len();
         self.0.outbox.unsent(events)
     }
 

@@ -15,10 +15,10 @@ use tokio::time::Instant;
 
 use self::retries::Retries;
 use super::corrections::Corrections;
-use super::follow::Update;
+use super::followed::Update;
 use super::in_flight::InFlight;
 use super::link::Link;
-use super::node::NodeFromApiserver;
+use super::seen_node::NodeFromApiserver;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::mirror::{self, Acknowledged, DesiredMirror, Mirror, Owner, Step};

@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::follow::Update;
+use super::followed::Update;
 use super::images::NodeImages;
 use super::link::Link;
 use super::own_change::OwnChanges;
 use super::runtime::NodeRuntime;
+use super::seen_node::NodeFromApiserver;
 use limpet_apiserver::request::PatchType;
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::admission::Selectable;
@@ -28,34 +29,6 @@ use limpet_host::network::NetworkStatus;
 use limpet_plugins::csi::VolumesInUse;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::{EventType, Events};
-
-/// What the apiserver has of the Node.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) enum NodeFromApiserver {
-    /// It has not been read yet.
-    #[default]
-    Unknown,
-    /// There is none.
-    Absent,
-    /// This one.
-    Present(Box<SeenNode>),
-}
-
-impl From<Option<SeenNode>> for NodeFromApiserver {
-    fn from(node: Option<SeenNode>) -> Self {
-        node.map_or(Self::Absent, |node| Self::Present(Box::new(node)))
-    }
-}
-
-impl NodeFromApiserver {
-    /// The Node, if there is one.
-    pub(super) fn node(&self) -> Option<&SeenNode> {
-        match self {
-            Self::Present(node) => Some(node),
-            Self::Unknown | Self::Absent => None,
-        }
-    }
-}
 
 /// A pause between two tries. It runs beside the other tasks of the reporter, which goes on reading updates.
 type Pause = Pin<Box<dyn Future<Output = bool> + Send>>;

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::corrections::Corrections;
-use super::follow::Update;
+use super::followed::Update;
 use super::in_flight::InFlight;
 use super::link::Link;
 use limpet_apiserver::{Request, RequestError, Resource};

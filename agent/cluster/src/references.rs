@@ -10,7 +10,6 @@ pub(super) mod pod_certificates;
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Service;
@@ -21,10 +20,12 @@ use tokio_util::sync::CancellationToken;
 
 use self::pod_certificates::CertificateContext;
 use super::claims;
-use super::follow::{Update, WatchTarget, follow};
+use super::follow::{WatchTarget, follow};
+use super::followed::Update;
 use super::link::Link;
-use super::service_accounts::{retry_pause, token_request};
-use limpet_apiserver::{Request, RequestError, Resource, Selector};
+use super::service_accounts::retry_pause;
+use super::tokens::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
+use limpet_apiserver::{RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;
@@ -33,11 +34,6 @@ use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, ObjectState, from_apiserver, runtime_class, service};
 use limpet_model::source::SourceKind;
-
-/// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
-const MAX_RENEWAL_SLEEP: Duration = Duration::from_secs(600);
-/// The shortest time between two tokens, whatever the clocks say.
-pub(super) const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How many bytes the trust bundles of one projection may have together; an apiserver has at most 1 MiB in each.
 const MAX_BUNDLES: usize = 8 << 20;
@@ -274,51 +270,11 @@ async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mp
     }
 }
 
-/// Sleeps until that time of the wall clock, which may jump.
-pub(super) async fn sleep_until(at: Timestamp) {
-    let left = || u64::try_from(at.as_second().saturating_sub(Timestamp::now().as_second())).ok();
-    while let Some(left) = left().filter(|left| *left > 0) {
-        tokio::time::sleep(MAX_RENEWAL_SLEEP.min(Duration::from_secs(left))).await;
-    }
-}
-
 async fn issue(link: &Link, key: &ObjectKey, demand: &TokenDemand, pod: &str) -> Result<ObjectRecord, RequestError> {
     let Issued { token, lifetime, at, .. } = request_token(link, &key.namespace, demand, pod).await?;
     let expires = Timestamp::from_second(at.as_second().saturating_add(lifetime));
     let expires = expires.map_err(|error| RequestError::Unreadable(error.to_string()))?;
     Ok(token::record(key.clone(), ORIGIN, token, expires, at))
-}
-
-/// A token that the apiserver has issued.
-pub(super) struct Issued {
-    /// The token.
-    pub(super) token: String,
-    /// When it expires, by the server's clock.
-    pub(super) expiry: String,
-    /// How long it is valid, in seconds.
-    pub(super) lifetime: i64,
-    /// When it was requested, by the node's clock, which may differ from the server's.
-    pub(super) at: Timestamp,
-}
-
-/// Asks for a token of the service account of the pod of that name, which it is bound to.
-pub(super) async fn request_token(
-    link: &Link,
-    namespace: &str,
-    demand: &TokenDemand,
-    pod: &str,
-) -> Result<Issued, RequestError> {
-    let at = Timestamp::now();
-    let document = token_request(demand.audience.as_deref(), Some(demand.lifetime), pod, &demand.pod_uid);
-    let account = Resource::ServiceAccountToken(namespace.to_owned(), demand.service_account.clone());
-    let answer = link.send(Request::create(account, document)).await?;
-    let (status, lifetime) = (&answer["status"], answer["spec"]["expirationSeconds"].as_i64());
-    match (status["token"].as_str(), status["expirationTimestamp"].as_str(), lifetime) {
-        (Some(token), Some(expiry), Some(lifetime)) => {
-            Ok(Issued { token: token.to_owned(), expiry: expiry.to_owned(), lifetime, at })
-        }
-        _ => Err(RequestError::Unreadable("a TokenRequest without a token".to_owned())),
-    }
 }
 
 #[cfg(test)]
@@ -333,6 +289,8 @@ mod tests {
     use serde_json::json;
 
     use super::super::fake;
+    use std::time::Duration;
+
     use super::*;
 
     fn of_three<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {

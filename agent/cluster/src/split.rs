@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::follow::Update;
+use super::followed::Update;
 use super::link::Link;
 use limpet_apiserver::{Request, Resource};
 use limpet_core::cluster_history::ClusterHistory;

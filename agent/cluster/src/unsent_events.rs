@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event as KubeEvent;
 use serde::{Deserialize, Serialize};
 
-use super::events::due;
+use super::event_schedule::due;
 use super::link::Link;
 use limpet_host::private_file;
 use limpet_telemetry::event::{Event, Events, MAX_EVENTS, MAX_MESSAGE};

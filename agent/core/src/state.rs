@@ -6,6 +6,7 @@ mod cgroup;
 mod ephemeral;
 mod hook;
 mod resize;
+mod resizing;
 mod restart_rule;
 mod slot;
 mod stop;

@@ -4,5 +4,6 @@ mod conditions;
 pub mod generate;
 mod never_ran;
 pub mod observed;
+mod observed_pod;
 pub mod resources;
 pub mod retired;

@@ -17,9 +17,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
-use super::authorization::Permission::{Read, Write};
 use super::caller::Caller;
-use super::pods::json;
+use super::json_response::json;
+use super::permission::Permission::{Read, Write};
 use super::routes::Routes;
 use super::status_error::StatusError;
 use super::view::{PodListView, Row, rows};

@@ -1,7 +1,6 @@
 //! Kubernetes' channel protocols over a WebSocket: a message is one byte for the channel, then data; in their base64 form one
 //! digit for the channel, then the data in base64. What the channels are for is up to `/exec` and `/portForward`.
 
-mod check;
 mod sender;
 
 use axum::body::Bytes;
@@ -9,13 +8,12 @@ use axum::extract::ws::{Message, WebSocketUpgrade};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-pub use check::check;
 pub(super) use sender::send_queued;
 
 /// What a WebSocket reads at once, in bytes: memory that each one holds.
-const READ_BUFFER: usize = 16 << 10;
+pub(super) const READ_BUFFER: usize = 16 << 10;
 /// The largest message accepted from a client, and the largest part of one; kubectl's are 32 KiB.
-const MAX_MESSAGE: usize = 1 << 20;
+pub(super) const MAX_MESSAGE: usize = 1 << 20;
 
 /// The WebSocket with these bounds.
 pub(super) fn bounded(upgrade: WebSocketUpgrade) -> WebSocketUpgrade {

@@ -5,8 +5,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use tokio::sync::{mpsc, oneshot};
 
-use super::authorization::Permission::Write;
-use super::pods::json;
+use super::json_response::json;
+use super::permission::Permission::Write;
 use super::routes::Routes;
 use super::status_error::StatusError;
 use limpet_core::source::cluster_update;

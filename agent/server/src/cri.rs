@@ -8,6 +8,7 @@
 mod container;
 mod events;
 mod exec;
+mod identity;
 mod images;
 mod metrics;
 mod refusal;

@@ -8,8 +8,8 @@ use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use super::authorization::Permission::Write;
-use super::pods::json;
+use super::json_response::json;
+use super::permission::Permission::Write;
 use super::routes::Routes;
 use super::status_error::StatusError;
 use limpet_core::debug_order::{DebugError, DebugOrder};

@@ -12,8 +12,8 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::ServerState;
-use super::authorization::Permission::{self, Nodes};
-use super::authorization::Subresource::{Checkpoint, Flagz, Proxy, Statusz};
+use super::permission::Permission::{self, Nodes};
+use super::permission::Subresource::{Checkpoint, Flagz, Proxy, Statusz};
 use super::routes::Routes;
 use limpet_host::blocking;
 use limpet_model::pod::PodKey;

@@ -15,8 +15,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::future::{BoxFuture, join_all};
 use tokio::time::{Instant, timeout};
 
-use super::authorization::Permission::Read;
-use super::pods::json;
+use super::json_response::json;
+use super::permission::Permission::Read;
 use super::routes::Routes;
 use super::sources::{SourceView, Sources};
 use limpet_core::forecast::{Forecast, forecast, images};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::ServerState;
 use super::watch::{self, EventWatch};
-use super::{pods, view};
+use super::{json_response, view};
 use limpet_model::pod::PodKey;
 use limpet_telemetry::event::Event;
 
@@ -33,7 +33,7 @@ pub(super) async fn events(State(state): State<ServerState>, Query(query): Query
     let mut events = state.events.snapshot();
     events.retain(|event| about.as_ref().is_none_or(|key| view::is_about(event, key)));
     let items = Items { events, node: &state.node_name };
-    pods::json(&EventList { api_version: "v1", kind: "EventList", metadata: json!({}), items })
+    json_response::json(&EventList { api_version: "v1", kind: "EventList", metadata: json!({}), items })
 }
 
 #[derive(Serialize)]

@@ -5,6 +5,7 @@ mod attach;
 mod protocol;
 mod session;
 mod spdy;
+mod streams;
 mod websocket;
 
 use std::path::PathBuf;
@@ -21,9 +22,9 @@ use tokio_util::sync::CancellationToken;
 
 use self::protocol::{SPDY, Version, WEBSOCKET};
 use self::session::{Process, Session};
-use super::authorization::{Permission, Subresource};
 use super::channels::{Encoding, bounded};
 use super::connection::OpenStreams;
+use super::permission::{Permission, Subresource};
 use super::routes::Routes;
 use crate::spdy_upgrade::{is_requested, negotiate};
 use limpet_containerd::client::Client;

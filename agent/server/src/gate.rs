@@ -9,7 +9,7 @@ use std::sync::Arc;
 use axum::extract::Request;
 
 use super::authentication::{self, Malformed, Token};
-use super::authorization::{Permission, Refusal, Standing, Subresource, standing, verb};
+use super::permission::{Permission, Refusal, Standing, Subresource, standing, verb};
 use super::reviewer::Reviewer;
 use crate::settings::ServerSettings;
 use limpet_cluster::{Access, Reviews, User};

@@ -6,8 +6,9 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use tonic::Status;
 
-use super::authorization::{Permission, Refusal, authorize};
+use super::authorization::authorize;
 use super::caller::Caller;
+use super::permission::{Permission, Refusal};
 
 /// The largest message accepted from a client.
 pub(super) const MAX_MESSAGE: usize = 1 << 20;

@@ -14,8 +14,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::authorization::Permission::{Read, Write};
-use super::pods::{WatchQuery, json};
+use super::json_response::json;
+use super::permission::Permission::{Read, Write};
+use super::pods::WatchQuery;
 use super::routes::Routes;
 use super::watch::{self, Lines};
 use limpet_containerd::image::{ImageError, Images, PullAccess, PullStep, RunningPull};

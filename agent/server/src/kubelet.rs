@@ -4,12 +4,12 @@ use axum::Json;
 use axum::extract::State;
 use serde_json::Value;
 
-use super::authorization::Permission::Nodes;
-use super::authorization::Subresource::{Configz, Healthz, Log, Metrics, Pods, Proxy, Stats};
 use super::diagnostics::{self, DiagnosticsState};
 use super::exec::{self, AttachState, ExecState};
 use super::logs::{self, LogState};
 use super::node_logs::{self, NodeLogState};
+use super::permission::Permission::Nodes;
+use super::permission::Subresource::{Configz, Healthz, Log, Metrics, Pods, Proxy, Stats};
 use super::port_forward::{self, PortForwardState};
 use super::routes::Routes;
 use super::{ServerState, health, pods, run, stats};

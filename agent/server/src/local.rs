@@ -1,10 +1,10 @@
 //! limpet's own routes, for the command line and for pushes: served on the local socket and never on a network.
 
-use super::authorization::Permission::Read;
 use super::cluster::{self, ClusterState};
 use super::debug_container::{self, DebugContainerState};
 use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
+use super::permission::Permission::Read;
 use super::routes::Routes;
 use super::{ServerState, api, events, pods, status, usage};
 use limpet_model::POD_API;

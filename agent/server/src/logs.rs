@@ -15,7 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ContainerStatus;
 use tokio::sync::watch;
 
-use super::authorization::{Permission, Subresource};
+use super::permission::{Permission, Subresource};
 use super::routes::Routes;
 use limpet_containerd::log::{LogStream, ReadOptions, exists, previous_attempt, read};
 use limpet_core::status::observed::{Observed, ObservedPod};

@@ -16,7 +16,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use tokio::sync::Semaphore;
 
-use super::authorization::{Permission, Subresource};
+use super::permission::{Permission, Subresource};
 use super::routes::Routes;
 use query::Query;
 

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
+use super::json_response::json;
 use super::view::{self, PodListView};
 use super::watch::{self, PodWatch};
 use super::{ServerState, SourceView, status};
@@ -165,14 +165,4 @@ fn figures(claims: BTreeMap<ClaimName, VolumeDisk>) -> impl Iterator<Item = (Cla
         };
         Some((name, figures))
     })
-}
-
-/// A JSON response, serialized at once from borrowed data.
-pub(super) fn json(document: &impl Serialize) -> Response {
-    match serde_json::to_vec(document) {
-        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], Body::from(body)).into_response(),
-        Err(error) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot serialize the response: {error}")).into_response()
-        }
-    }
 }

@@ -21,8 +21,8 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use super::authorization::{Permission, Subresource};
 use super::channels::{Encoding, bounded};
+use super::permission::{Permission, Subresource};
 use super::routes::Routes;
 use crate::spdy_upgrade::{is_requested, negotiate};
 use limpet_core::status::observed::{Observed, ObservedPod};

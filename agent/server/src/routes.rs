@@ -8,8 +8,9 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, delete, get, post, put};
 
-use super::authorization::{Permission, admit};
+use super::admission::admit;
 use super::bodies;
+use super::permission::Permission;
 
 /// Routes whose handlers read a state `S`; each has a permission that [`guarded`] requires.
 #[derive(Clone)]
@@ -120,9 +121,9 @@ mod tests {
     use axum::http::Request;
     use tower::ServiceExt as _;
 
-    use super::super::authorization::Subresource;
     use super::super::caller::tests::{pod, root};
     use super::super::caller::{Caller, Origin};
+    use super::super::permission::Subresource;
     use super::*;
 
     async fn status(caller: Option<Caller>, method: &str, path: &str) -> u16 {

@@ -8,9 +8,9 @@ use axum::response::{IntoResponse, Response};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::sync::Mutex;
 
-use super::authorization::{Permission, Subresource};
 use super::connection::OpenStreams;
 use super::exec::{ContainerPath, ExecState, ExecTarget, OUTPUT_IDLE, paths};
+use super::permission::{Permission, Subresource};
 use super::routes::Routes;
 use limpet_containerd::exec::{ExecError, ExecRequest, ExecSession, start};
 

@@ -21,7 +21,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
 use self::exposition::{Kind, Page, Sample};
-use super::pods::json;
+use super::json_response::json;
 use super::{ServerState, health};
 use limpet_host::cgroup::usage::Depth;
 use limpet_telemetry::metrics::CONTENT_TYPE;

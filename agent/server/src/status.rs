@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::ServerState;
-use super::pods::json;
+use super::json_response::json;
 use crate::settings::NodeSettings;
-use limpet_cluster::certificates;
+use limpet_cluster::certificate_files;
 use limpet_cluster::{Link, Unsent};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::Connectivity;
@@ -60,7 +60,7 @@ async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
     let client = state.cluster.as_ref().and_then(Link::identity);
     let serving = match serving_file(&state.settings) {
         Some(file) => {
-            let read = blocking::run(file.clone(), blocking::DEADLINE, move |_| certificates::validity(&file));
+            let read = blocking::run(file.clone(), blocking::DEADLINE, move |_| certificate_files::validity(&file));
             read.await.ok().flatten()
         }
         None => None,
@@ -80,7 +80,7 @@ async fn certificates(state: &ServerState) -> Vec<CertificateDocument> {
 fn serving_file(config: &NodeSettings) -> Option<PathBuf> {
     config.server.api()?;
     match &config.server.certificate {
-        _ if config.server.certificate_by_request => Some(certificates::serving_certificate(&config.pki_dir)),
+        _ if config.server.certificate_by_request => Some(certificate_files::serving_certificate(&config.pki_dir)),
         Some((certificate, _)) => Some(certificate.clone()),
         None => None,
     }

@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Status, StatusCause, StatusDetails};
 
-use crate::pods::json;
+use crate::json_response::json;
 use limpet_core::source::push_error::PushError;
 use limpet_core::source::resource::Resource;
 use limpet_model::pod::{Fault, Severity};

@@ -29,7 +29,7 @@ use super::gate::{Gate, NetworkClient};
 use crate::settings::{NodeSettings, ServerSettings};
 use client_certificate::RequestedCertificate;
 pub(super) use handshake_limit::HandshakeLimit;
-use limpet_cluster::{User, certificates};
+use limpet_cluster::{User, certificate_files};
 use limpet_host::blocking;
 use self_signed::SelfSignedError;
 
@@ -161,7 +161,7 @@ impl Tls {
     fn current(&self) -> Result<Current, TlsError> {
         let (certificate, key) = match &self.settings.certificate {
             _ if self.settings.certificate_by_request => {
-                let file = certificates::serving_certificate(&self.pki_dir);
+                let file = certificate_files::serving_certificate(&self.pki_dir);
                 if !file.exists() {
                     return Err(TlsError::NotIssued);
                 }

@@ -5,7 +5,7 @@ use axum::response::Response;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::ServerState;
-use super::pods::json;
+use super::json_response::json;
 use super::stats::failed;
 use limpet_core::node_state::NodePressure;
 use limpet_host::cgroup::usage::{Depth, GroupUsage};

@@ -11,6 +11,7 @@ mod cgroups;
 mod file_systems;
 mod guard;
 mod kernel;
+mod kernel_events;
 mod machine;
 mod modes;
 mod network;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::record::{put, take};
+use super::record::{Record, put, take};
 use super::seal::Sealer;
 use super::table::{Stored, Table};
 use limpet_core::image_access::{PullIntent, PulledImage};
@@ -16,6 +16,18 @@ use limpet_model::pull_credential::{PullCredential, PullSecret, PullServiceAccou
 /// Every type of record, for what works on records of any type. Two types must not share a tag.
 pub(super) const TABLES: [Table; 4] =
     [Table::of::<LastGood>(), Table::of::<DirectoryId>(), Table::of::<PulledImage>(), Table::of::<PullIntent>()];
+
+impl Table {
+    /// The table of a record; `None` if no type has its tag, or its content cannot be decoded.
+    pub(super) fn for_record(record: &Record<'_>) -> Option<&'static Self> {
+        let table = TABLES.iter().find(|table| record.tag == table.tag || record.tag == table.removed)?;
+        let intact = match record.tag == table.removed {
+            true => record.content.is_empty(),
+            false => (table.recode)(record.content).is_some(),
+        };
+        intact.then_some(table)
+    }
+}
 
 /// The type of record whose number a salvage reports.
 pub(super) const COUNTED_TAG: u8 = LastGood::TAG;

@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use redb::{Key, ReadTransaction, ReadableTable, TableDefinition, TableError, Value, WriteTransaction};
 
-use super::kinds::TABLES;
 use super::record::Record;
 use super::seal::Sealer;
 use limpet_model::source::SourceKind;
@@ -293,16 +292,6 @@ pub(super) struct Table {
 impl Table {
     pub(super) const fn of<R: Stored>() -> Self {
         Self { tag: R::TAG, removed: R::REMOVED, recode: recode::<R>, insert: insert::<R> }
-    }
-
-    /// The table of a record; `None` if no type has its tag, or its content cannot be decoded.
-    pub(super) fn for_record(record: &Record<'_>) -> Option<&'static Self> {
-        let table = TABLES.iter().find(|table| record.tag == table.tag || record.tag == table.removed)?;
-        let intact = match record.tag == table.removed {
-            true => record.content.is_empty(),
-            false => (table.recode)(record.content).is_some(),
-        };
-        intact.then_some(table)
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::feed::{DetailOf, EventsOf, Feed, Figures, LogOf, Subscriptions};
-use super::state::LOG_LINES;
+use super::log::LOG_LINES;
 use super::text::log_line;
 use crate::error::CliError;
 use crate::top;

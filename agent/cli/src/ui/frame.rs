@@ -3,14 +3,11 @@
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
 
-use super::page::Page;
 use super::paint::Frame;
-use super::state::{Link, Ui, View};
+use super::state::{Link, MIN_FRAMED_LINES, Ui, View};
 use super::text::put;
 use crate::screen::{Tone, printable};
 
-/// On a screen with fewer lines there is neither a title nor a line of keys.
-const MIN_FRAMED_LINES: u16 = 5;
 /// Where a list has its mark of what is selected.
 const MARK_WIDTH: u16 = 2;
 
@@ -19,7 +16,7 @@ pub(super) fn frame(ui: &mut Ui) -> Frame {
     ui.settle();
     let (width, height) = ui.size;
     let mut cells = Buffer::empty(Rect::new(0, 0, width, height));
-    let page = page(ui);
+    let page = ui.page();
     let mut top = 0;
     if height >= MIN_FRAMED_LINES {
         put(&mut cells, (0, 0), &title(ui), 0, ui.utf8);
@@ -32,7 +29,7 @@ pub(super) fn frame(ui: &mut Ui) -> Frame {
         put(&mut cells, (margin, top), head, ui.left, ui.utf8);
         top += 1;
     }
-    let rows = height_of(ui, page);
+    let rows = ui.height_of(page);
     let first = page.first(rows);
     for (y, (number, line)) in (top..).zip(page.lines.iter().enumerate().skip(first).take(rows)) {
         put(&mut cells, (margin, y), line, ui.left, ui.utf8);
@@ -45,27 +42,6 @@ pub(super) fn frame(ui: &mut Ui) -> Frame {
     }
     let body = top..top.saturating_add(u16::try_from(rows).unwrap_or(0));
     Frame { cells, body }
-}
-
-/// How many lines of the view that is shown fit.
-pub(super) fn height(ui: &Ui) -> usize {
-    height_of(ui, page(ui))
-}
-
-/// How many lines of a page fit.
-pub(super) fn height_of(ui: &Ui, page: &Page) -> usize {
-    let lines = ui.size.1;
-    let frame = if lines >= MIN_FRAMED_LINES { 2 } else { 0 };
-    let head = u16::from(page.head.is_some() && lines > 1);
-    usize::from(lines.saturating_sub(frame + head))
-}
-
-fn page(ui: &Ui) -> &Page {
-    match ui.views.last() {
-        None => &ui.list,
-        Some(View::Detail(_, page) | View::Events(page) | View::Usage(page) | View::Help(page)) => page,
-        Some(View::Log(log)) => &log.page,
-    }
 }
 
 fn title(ui: &Ui) -> String {

@@ -2,8 +2,10 @@
 
 use super::feed::{LogOf, PodId};
 use super::page::{Page, ScrollPosition};
-use super::state::LOG_LINES;
 use limpet_wire::pods::PodEntry;
+
+/// How many lines of a log are kept.
+pub(super) const LOG_LINES: usize = 1000;
 
 /// The log of one container, of those its pod has.
 #[derive(Debug)]

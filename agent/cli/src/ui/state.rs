@@ -16,8 +16,8 @@ use limpet_wire::pods::{PodChange, PodEntry};
 
 /// How many events are kept.
 const MAX_EVENTS: usize = 1000;
-/// How many lines of a log are kept.
-pub(super) const LOG_LINES: usize = 1000;
+/// On a screen with fewer lines there is neither a title nor a line of keys.
+pub(super) const MIN_FRAMED_LINES: u16 = 5;
 /// A filter is no longer than this.
 const MAX_FILTER_LEN: usize = 40;
 /// How far the arrows to the left and right move.
@@ -285,7 +285,7 @@ impl Ui {
     }
 
     fn in_view(&mut self, key: Key) {
-        let height = super::frame::height(self);
+        let height = self.height();
         let epoch = self.epoch;
         match self.views.last_mut() {
             None => match (key, step(key, height)) {
@@ -408,9 +408,31 @@ impl Ui {
         }
     }
 
+    /// How many lines of the view that is shown fit.
+    fn height(&self) -> usize {
+        self.height_of(self.page())
+    }
+
+    /// How many lines of a page fit.
+    pub(super) fn height_of(&self, page: &Page) -> usize {
+        let lines = self.size.1;
+        let frame = if lines >= MIN_FRAMED_LINES { 2 } else { 0 };
+        let head = u16::from(page.head.is_some() && lines > 1);
+        usize::from(lines.saturating_sub(frame + head))
+    }
+
+    /// The page that is shown.
+    pub(super) fn page(&self) -> &Page {
+        match self.views.last() {
+            None => &self.list,
+            Some(View::Detail(_, page) | View::Events(page) | View::Usage(page) | View::Help(page)) => page,
+            Some(View::Log(log)) => &log.page,
+        }
+    }
+
     /// The selected pod is among the rows that are shown.
     fn keep_in_sight(&mut self) {
-        let height = super::frame::height_of(self, &self.list);
+        let height = self.height_of(&self.list);
         let (Some(at), first) = (self.at(), self.list.first(height)) else { return };
         if at < first {
             self.list.place = ScrollPosition::From(at);

@@ -131,7 +131,7 @@ fn screens() -> String {
 
 #[test]
 fn screens_are_as_they_were() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cli/ui/golden.txt");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ui/golden.txt");
     let screens = screens();
     if std::env::var_os("LIMPET_UPDATE_DOCS").is_some() {
         std::fs::write(path, &screens).unwrap();
@@ -256,7 +256,7 @@ fn logs_and_events_are_bounded() {
         ui.news(Feed::Log(of.clone(), lines), at(NOW));
     }
     let Some(state::View::Log(log)) = ui.views.last() else { panic!("no log") };
-    assert_eq!(log.page.lines.len(), state::LOG_LINES);
+    assert_eq!(log.page.lines.len(), super::log::LOG_LINES);
     press(&mut ui, "qe");
     let of = ui.wanted().events.unwrap();
     for number in 0..1500 {

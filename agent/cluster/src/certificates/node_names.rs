@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use tokio::sync::watch;
 
-use crate::node::NodeFromApiserver;
+use crate::seen_node::NodeFromApiserver;
 use limpet_core::node_state::NodeNetwork;
 
 /// The node's own name and its addresses. With `--cloud-provider=external` those of the Node instead, which the cloud's

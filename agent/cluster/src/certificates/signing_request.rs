@@ -1,19 +1,11 @@
 //! CertificateSigningRequests as documents: the request and its answer. Pure.
 
+use crate::certificate_files::Purpose;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use limpet_telemetry::metrics::NodeCertificate;
-
-/// Which of its two certificates the node requests.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Purpose {
-    /// The one by which it names itself to the apiserver.
-    Client,
-    /// The one that it shows to the clients of kubelet's API.
-    Serving,
-}
 
 impl Purpose {
     /// Whose signature makes it.
@@ -21,14 +13,6 @@ impl Purpose {
         match self {
             Self::Client => "kubernetes.io/kube-apiserver-client-kubelet",
             Self::Serving => "kubernetes.io/kubelet-serving",
-        }
-    }
-
-    /// The name of its files, as kubelet has it.
-    pub(super) fn file_name(self) -> &'static str {
-        match self {
-            Self::Client => "kubelet-client",
-            Self::Serving => "kubelet-server",
         }
     }
 

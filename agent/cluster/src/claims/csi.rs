@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 
 use super::{Attachments, ClaimLookup, bound_volume, decoded, is_attached, user};
 use crate::link::Link;
-use crate::references::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
 use crate::service_accounts::retry_pause;
+use crate::tokens::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
 use limpet_apiserver::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::source::cluster_update;

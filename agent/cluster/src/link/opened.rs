@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use crate::certificates;
+use crate::certificate_files;
 use limpet_apiserver::client::DEADLINE;
 use limpet_apiserver::{Client, RequestError, kubeconfig};
 use limpet_core::certificate::Validity;
@@ -30,7 +30,7 @@ pub(crate) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<
     let failed = |error: io::Error| RequestError::Credentials(error.to_string());
     let read = path.clone();
     let look = move |_: &_| {
-        let certificate = certificate.filter(|path| certificates::supersedes(path, &read, Timestamp::now()));
+        let certificate = certificate.filter(|path| certificate_files::supersedes(path, &read, Timestamp::now()));
         let runs_program = certificate.is_none() && kubeconfig::runs_program(&read)?;
         Ok::<_, RequestError>((certificate, runs_program))
     };
@@ -38,7 +38,7 @@ pub(crate) async fn open(path: PathBuf, certificate: Option<PathBuf>) -> Result<
     let read = path.clone();
     let open = move |_: &_| {
         let client = Client::open(&read, certificate.as_deref())?;
-        let identity = certificates::identity(&read, certificate.as_deref());
+        let identity = certificate_files::identity(&read, certificate.as_deref());
         Ok::<_, RequestError>(Opened { client, identity, runs_program })
     };
     if !runs_program {

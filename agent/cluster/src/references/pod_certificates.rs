@@ -14,9 +14,10 @@ use tokio::sync::{mpsc, watch};
 use zeroize::Zeroizing;
 
 use super::sleep_until;
-use crate::follow::{Update, WatchTarget, follow};
+use crate::follow::{WatchTarget, follow};
+use crate::followed::Update;
 use crate::link::Link;
-use crate::node::NodeFromApiserver;
+use crate::seen_node::NodeFromApiserver;
 use limpet_apiserver::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_core::mirror;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use imbl::{OrdMap, OrdSet};
 
-use super::observed::ObservedPod;
+use super::observed_pod::ObservedPod;
 use limpet_model::pod::PodUid;
 
 /// The most statuses that are kept; the oldest makes room for a newer one.

@@ -10,9 +10,10 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::super::authorization::{Standing, authorize};
+use super::super::authorization::authorize;
 use super::super::bodies::BodyPermits;
 use super::super::caller::{Caller, Origin};
+use super::super::permission::Standing;
 use super::source::{PerSourceLimit, SlotPermit, Source};
 
 /// Open connections per listener; further ones wait: of the host in the kernel's accept queue, of a network for

@@ -5,11 +5,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinHandle;
 
-use super::super::authorization::{Permission, Subresource};
 use super::super::caller::Origin;
 use super::super::caller::tests::{pod, root};
 use super::super::gate::NetworkClient;
 use super::super::gate::tests::{admitting, with_token};
+use super::super::permission::{Permission, Subresource};
 use super::super::routes::Routes;
 use super::place::{MAX_CONNECTIONS, MAX_OF_PODS, MAX_REFUSED, MAX_STREAMS, MAX_UNKNOWN, MAX_UNNAMED};
 use super::*;

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, ContainerStatus, Volume};
 use serde_json::json;
 
-use super::sandbox;
+use super::identity::{nanoseconds, pod_labels, sandbox_id};
 use limpet_containerd::record::LABEL_CONTAINER_NAME;
 use limpet_core::status::observed::ObservedPod;
 use limpet_model::pod::PodRecord;
@@ -86,7 +85,7 @@ impl<'a> Run<'a> {
     pub(super) fn item(&self) -> cri::Container {
         cri::Container {
             id: self.id.to_owned(),
-            pod_sandbox_id: sandbox::id(self.pod),
+            pod_sandbox_id: sandbox_id(self.pod),
             metadata: Some(self.metadata()),
             image: Some(self.image(self.image_id())),
             image_ref: self.image_id().to_owned(),
@@ -126,7 +125,7 @@ impl<'a> Run<'a> {
     /// What a verbose status has more.
     pub(super) fn info(&self) -> HashMap<String, String> {
         let info = json!({
-            "sandboxID": sandbox::id(self.pod),
+            "sandboxID": sandbox_id(self.pod),
             "pid": self.pid,
             "ready": self.status.ready,
             "started": self.status.started,
@@ -148,7 +147,7 @@ impl<'a> Run<'a> {
     /// The labels by which kubelet names a container.
     pub(super) fn labels(&self) -> HashMap<String, String> {
         let own = (LABEL_CONTAINER_NAME.to_owned(), self.name().to_owned());
-        sandbox::names(&self.pod.record).into_iter().chain([own]).collect()
+        pod_labels(&self.pod.record).into_iter().chain([own]).collect()
     }
 
     fn annotations(&self) -> HashMap<String, String> {
@@ -221,9 +220,4 @@ fn terminated(state: Option<&ContainerState>) -> Option<&ContainerStateTerminate
 /// The id in containerd of a run that has ended.
 fn id_of(ended: &ContainerStateTerminated) -> Option<&str> {
     ended.container_id.as_deref()?.strip_prefix("containerd://")
-}
-
-/// CRI's moments.
-pub(super) fn nanoseconds(time: Timestamp) -> i64 {
-    i64::try_from(time.as_nanosecond()).unwrap_or(0)
 }

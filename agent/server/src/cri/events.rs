@@ -10,7 +10,8 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use jiff::Timestamp;
 use tonic::Status;
 
-use super::container::{Run, nanoseconds};
+use super::container::Run;
+use super::identity::nanoseconds;
 use super::sandbox;
 use limpet_core::status::observed::{Changes, Observed, ObservedPod, ObservedPods};
 use limpet_node_api::runtime as cri;
@@ -57,7 +58,7 @@ fn subjects(pod: Option<&ObservedPod>) -> BTreeMap<String, bool> {
     let Some(pod) = pod else { return BTreeMap::new() };
     let containers = Run::of(pod).into_iter().map(|run| (run.id.to_owned(), run.is_running()));
     let runs = sandbox::state(pod) == cri::PodSandboxState::SandboxReady;
-    containers.chain([(sandbox::id(pod), runs)]).collect()
+    containers.chain([(super::identity::sandbox_id(pod), runs)]).collect()
 }
 
 fn compare(
@@ -109,7 +110,7 @@ mod tests {
         let (web, ended) =
             (running("web", "1", &[("main", "a", Some(7))]), running("web", "1", &[("main", "a", None)]));
         let restarted = running("web", "1", &[("main", "b", Some(8))]);
-        let sandbox = sandbox::id(&web);
+        let sandbox = super::super::identity::sandbox_id(&web);
         let failed = with(&ended, json!({"phase": "Failed"}));
         let other = running("web", "2", &[]);
         let none = ObservedPods::default();
@@ -133,6 +134,6 @@ mod tests {
         let replaced = between(&pods([&web]), &pods([&other]), Timestamp::UNIX_EPOCH);
         let (first, last) = (replaced.first().unwrap(), replaced.last().unwrap());
         assert_eq!(first.pod_sandbox_status.as_ref().unwrap().metadata.as_ref().unwrap().uid, "1");
-        assert_eq!(last.container_id, sandbox::id(&other));
+        assert_eq!(last.container_id, super::super::identity::sandbox_id(&other));
     }
 }

@@ -6,7 +6,7 @@ use futures_util::stream::{self, BoxStream, StreamExt as _};
 use serde_json::json;
 use tonic::{Request, Response, Status};
 
-use super::container::nanoseconds;
+use super::identity::nanoseconds;
 use super::{Answer, CriState, refusal};
 use limpet_containerd::image::ImageError;
 use limpet_host::blocking::{self, DEADLINE};

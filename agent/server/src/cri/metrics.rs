@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::super::stats::cadvisor::{Families, LABELS, families};
 use super::super::stats::exposition::{Family, Kind, Sample};
-use super::container::nanoseconds;
+use super::identity::nanoseconds;
 use limpet_model::container::pod_id;
 use limpet_node_api::runtime as cri;
 use limpet_telemetry::usage::NodeUsage;

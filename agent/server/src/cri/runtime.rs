@@ -101,7 +101,7 @@ impl RuntimeService for Runtime {
             status: Some(sandbox::status(pod)),
             info: if verbose { sandbox::info(pod) } else { HashMap::new() },
             containers_statuses: Run::of(pod).iter().map(Run::status).collect(),
-            timestamp: super::container::nanoseconds(jiff::Timestamp::now()),
+            timestamp: super::identity::nanoseconds(jiff::Timestamp::now()),
         }))
     }
 
@@ -162,7 +162,7 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<cri::PodSandboxStatsRequest>,
     ) -> Answer<cri::PodSandboxStatsResponse> {
-        let id = sandbox::id(selection::pod(&self.observed(), &request.into_inner().pod_sandbox_id)?);
+        let id = super::identity::sandbox_id(selection::pod(&self.observed(), &request.into_inner().pod_sandbox_id)?);
         let filter = cri::PodSandboxStatsFilter { id, ..cri::PodSandboxStatsFilter::default() };
         let stats = self.pod_figures(Some(filter)).await?.into_iter().next();
         Ok(Response::new(cri::PodSandboxStatsResponse { stats }))

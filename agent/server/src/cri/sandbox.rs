@@ -5,22 +5,17 @@ use std::collections::{BTreeMap, HashMap};
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::json;
 
-use super::container::{Run, nanoseconds};
-use limpet_containerd::record::{LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID};
+use super::container::Run;
+use super::identity::{nanoseconds, pod_labels, sandbox_id};
 use limpet_core::status::observed::ObservedPod;
 use limpet_model::container::pod_id;
 use limpet_model::pod::{PodRecord, is_terminal_phase};
 use limpet_node_api::runtime as cri;
 
-/// The id of a pod's sandbox.
-pub(super) fn id(pod: &ObservedPod) -> String {
-    pod_id(&pod.record.uid)
-}
-
 /// The pod among others.
 pub(super) fn item(pod: &ObservedPod) -> cri::PodSandbox {
     cri::PodSandbox {
-        id: id(pod),
+        id: sandbox_id(pod),
         metadata: Some(metadata(&pod.record)),
         state: state(pod) as i32,
         created_at: created_at(pod),
@@ -40,7 +35,7 @@ pub(super) fn status(pod: &ObservedPod) -> cri::PodSandboxStatus {
     };
     let options = namespaces(pod.record.spec());
     cri::PodSandboxStatus {
-        id: id(pod),
+        id: sandbox_id(pod),
         metadata: Some(metadata(&pod.record)),
         state: state(pod) as i32,
         created_at: created_at(pod),
@@ -99,17 +94,7 @@ pub(super) fn state(pod: &ObservedPod) -> cri::PodSandboxState {
 /// The pod's own labels, and those by which kubelet names it.
 pub(super) fn labels(record: &PodRecord) -> HashMap<String, String> {
     let own = record.pod.metadata.labels.iter().flatten().map(|(key, value)| (key.clone(), value.clone()));
-    own.chain(names(record)).collect()
-}
-
-/// The labels by which kubelet names a pod.
-pub(super) fn names(record: &PodRecord) -> [(String, String); 3] {
-    [
-        (LABEL_POD_NAME, record.key.name()),
-        (LABEL_POD_NAMESPACE, record.key.namespace()),
-        (LABEL_POD_UID, record.uid.as_str()),
-    ]
-    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+    own.chain(pod_labels(record)).collect()
 }
 
 fn annotations(record: &PodRecord) -> HashMap<String, String> {

@@ -16,7 +16,7 @@ pub(super) fn pods<'a>(
 ) -> impl Iterator<Item = &'a ObservedPod> {
     let fits = move |pod: &&ObservedPod| {
         let Some(cri::PodSandboxFilter { id, state, label_selector }) = filter else { return true };
-        sandbox::id(pod).starts_with(id)
+        super::identity::sandbox_id(pod).starts_with(id)
             && state.is_none_or(|wanted| wanted.state == sandbox::state(pod) as i32)
             && has_labels(label_selector, || sandbox::labels(&pod.record))
     };
@@ -31,7 +31,7 @@ pub(super) fn containers<'a>(
     let fits = move |run: &Run<'_>| {
         let Some(cri::ContainerFilter { id, state, pod_sandbox_id, label_selector }) = filter else { return true };
         run.id.starts_with(id)
-            && sandbox::id(run.pod).starts_with(pod_sandbox_id)
+            && super::identity::sandbox_id(run.pod).starts_with(pod_sandbox_id)
             && state.is_none_or(|wanted| wanted.state == run.state() as i32)
             && has_labels(label_selector, || run.labels())
     };
@@ -44,7 +44,7 @@ pub(super) fn containers<'a>(
 /// `NOT_FOUND`, with containerd's words.
 pub(super) fn pod<'a>(observed: &'a ObservedPods, id: &str) -> Result<&'a ObservedPod, Status> {
     let pods = observed.pods.values().map(AsRef::as_ref);
-    only(pods.filter(|pod| sandbox::id(pod).starts_with(id)), "sandbox", id)
+    only(pods.filter(|pod| super::identity::sandbox_id(pod).starts_with(id)), "sandbox", id)
 }
 
 /// The run with that id, or the only one whose id begins so.

@@ -5,7 +5,8 @@ use limpet_host::cgroup::usage::GroupUsage;
 use limpet_host::proc_files::{Interface, Stall, Stalls};
 use limpet_node_api::runtime as cri;
 
-use super::container::{Run, nanoseconds};
+use super::container::Run;
+use super::identity::nanoseconds;
 use super::sandbox;
 use limpet_telemetry::usage::rates::NanoCores;
 use limpet_telemetry::usage::{NodeUsage, PodUsage};

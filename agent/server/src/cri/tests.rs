@@ -151,7 +151,7 @@ fn filters_and_shortened_ids_select() {
     assert_eq!(ids(none()), ["bc3", "aa1", "ab2"]);
     assert_eq!(ids(cri::ContainerFilter { id: "a".into(), ..none() }), ["aa1", "ab2"]);
     assert_eq!(ids(cri::ContainerFilter { state: Some(cri::ContainerStateValue { state: 2 }), ..none() }), ["ab2"]);
-    assert_eq!(ids(cri::ContainerFilter { pod_sandbox_id: sandbox::id(&db)[..13].into(), ..none() }), ["bc3"]);
+    assert_eq!(ids(cri::ContainerFilter { pod_sandbox_id: identity::sandbox_id(&db)[..13].into(), ..none() }), ["bc3"]);
     assert_eq!(ids(cri::ContainerFilter { label_selector: labels, ..none() }), ["aa1", "ab2"]);
     let by_label = |value: &str| cri::PodSandboxFilter {
         label_selector: [("io.kubernetes.pod.uid".to_owned(), value.to_owned())].into(),
@@ -165,6 +165,6 @@ fn filters_and_shortened_ids_select() {
         let status = selection::container(&all, id).unwrap_err();
         assert!(status.code() == tonic::Code::NotFound && status.message().contains(why), "{id}: {status}");
     }
-    let pod = selection::pod(&all, &sandbox::id(&web)).unwrap();
+    let pod = selection::pod(&all, &identity::sandbox_id(&web)).unwrap();
     assert_eq!(pod.record.key, PodKey::new("default", "web"));
 }

@@ -75,7 +75,11 @@ fn fixture(directory: &[(&str, String)]) -> Fixture {
         observed,
         read_directory: {
             let directory: Vec<_> = directory.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect();
-            Arc::new(move || Ok(files(&directory)))
+            let path = dir.path().join("manifests");
+            Arc::new(move || match path.is_dir() {
+                true => Ok(files(&directory)),
+                false => Err(format!("{} is not there", path.display())),
+            })
         },
         has_image: Arc::new(|image| Box::pin(async move { Some(image == "a:2") })),
     };

@@ -15,7 +15,7 @@ use tokio::net::unix::pipe::Sender;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use super::session::{Activity, Incoming, Outgoing, pump, send};
+use super::streams::{Activity, Incoming, Outgoing, pump, send};
 use super::{ExecLookupError, ExecTarget};
 use crate::logs::{LogTarget, finished};
 use limpet_containerd::attach::{AttachPoint, AttachedStreams};

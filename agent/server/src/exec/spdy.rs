@@ -9,7 +9,8 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::protocol::Version;
-use super::session::{self, CLOSE_TIMEOUT, Incoming, OUTPUT_QUEUE_LEN, Outgoing, Session};
+use super::session::{self, CLOSE_TIMEOUT, OUTPUT_QUEUE_LEN, Session};
+use super::streams::{Incoming, Outgoing};
 use limpet_wire::command::{Channel, Streams, parse_size};
 use limpet_wire::spdy::connection::{Handle, Input, Output, Role, Stream, connection};
 use limpet_wire::spdy::frame::Status;

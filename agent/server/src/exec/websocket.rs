@@ -11,7 +11,8 @@ use tokio::time::timeout;
 
 use super::super::channels::{Encoding, send_queued};
 use super::protocol::Version;
-use super::session::{self, CLOSE_TIMEOUT, Incoming, OUTPUT_QUEUE_LEN, Outgoing, Session};
+use super::session::{self, CLOSE_TIMEOUT, OUTPUT_QUEUE_LEN, Session};
+use super::streams::{Incoming, Outgoing};
 use limpet_wire::command::{Channel, parse_size};
 use limpet_wire::idle::Idle;
 

@@ -83,7 +83,7 @@ fn a_family_of_kubelets_name_is_kubelets() {
 
 #[test]
 fn the_page_of_families_equals_the_tables() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/metrics.md");
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
     let text = page_text();
     if std::env::var_os("LIMPET_UPDATE_DOCS").is_some() {
         std::fs::write(&file, &text).unwrap();

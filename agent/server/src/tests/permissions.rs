@@ -1,11 +1,11 @@
 //! Every route of each listener with its permission: a new route is added here, and its permission with it.
 
-use super::super::authorization::Permission::{self, Nodes, Read, Write};
-use super::super::authorization::Subresource::{
-    self, Checkpoint, Configz, Flagz, Healthz, Log, Metrics, Pods, Proxy, Stats, Statusz,
-};
 use super::super::caller::tests::{pod, root};
 use super::super::caller::{Caller, Origin};
+use super::super::permission::Permission::{self, Nodes, Read, Write};
+use super::super::permission::Subresource::{
+    self, Checkpoint, Configz, Flagz, Healthz, Log, Metrics, Pods, Proxy, Stats, Statusz,
+};
 use super::super::routes::Routes;
 use super::*;
 

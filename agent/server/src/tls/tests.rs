@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsConnector;
 
-use super::super::authorization::Standing;
+use super::super::permission::Standing;
 use super::handshake_limit::MAX_HANDSHAKE;
 use super::*;
 use crate::settings::AuthorizationMode;

@@ -10,7 +10,7 @@ use limpet_bpf::{Event, InodeId, LoadError, Loaded, Purpose};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use super::Finding;
-use super::kernel::{EVENT_TIMEOUT, refused};
+use super::kernel_events::{EVENT_TIMEOUT, refused};
 use super::scratch::Scratch;
 use crate::attribution as built;
 use limpet_model::actor::Actor;

@@ -1,21 +1,18 @@
 //! Kernel features beyond what pods need: file notification, pidfds, BTF, security modules, BPF programs. Each is
 //! tried: a file is written and its event awaited, programs are loaded, attached and detached.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::time::Duration;
 
 use limpet_bpf::{Kernel, LoadError, Loaded, ProgramState, Purpose, Request};
 
+use super::kernel_events::{EVENT_TIMEOUT, refused};
 use super::scratch::Scratch;
 use super::{Finding, attribution};
 use crate::config::Config;
 use crate::watch::{DirectoryWatch, WatchEvent};
 use limpet_host::process;
 
-/// How long an event may take.
-pub(super) const EVENT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The kernel's BTF type information.
 const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// The magic number of BTF (linux/btf.h).
@@ -41,18 +38,6 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
 /// Loads and attaches the programs that the agent uses without a guard.
 fn load() -> Result<Loaded, LoadError> {
     Kernel::read().load(&Request { lifecycle: true, watch: true, guard: None })
-}
-
-/// The programs for `purpose` that do not work here, grouped by reason.
-pub(super) fn refused(programs: &[ProgramState], purpose: Purpose) -> Option<String> {
-    let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for program in programs.iter().filter(|program| program.purpose == purpose) {
-        if let Some(failure) = &program.failure {
-            reasons.entry(failure).or_default().push(program.hook);
-        }
-    }
-    let each = reasons.iter().map(|(reason, hooks)| format!("{} refused: {reason}", hooks.join(", ")));
-    (!reasons.is_empty()).then(|| each.collect::<Vec<_>>().join("; "))
 }
 
 /// Writes a file into a new directory and waits for its event.

@@ -10,9 +10,9 @@ use tokio_tungstenite::tungstenite::Message as Frame;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 use tokio_util::io::StreamReader;
 
-use super::super::exec::check_messages as check_commands;
-use super::super::port_forward::check_messages as check_ports;
-use super::{Encoding, MAX_MESSAGE, READ_BUFFER};
+use super::channels::{Encoding, MAX_MESSAGE, READ_BUFFER};
+use super::exec::check_messages as check_commands;
+use super::port_forward::check_messages as check_ports;
 
 /// Feeds a client's bytes to a WebSocket of commands and to one of ports, all at once and one by one: the same comes out,
 /// within the limits. The first byte selects the protocol.

@@ -1,5 +1,5 @@
 //! A certificate with its key on disk, as kubelet keeps it: `kubelet-client-TIME.pem`, and `kubelet-client-current.pem`,
-//! a symlink to the newest. Blocks.
+//! a symlink to the newest; and which certificate counts. Blocks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,16 +15,35 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use super::signing_request::Purpose;
+use limpet_apiserver::kubeconfig;
 use limpet_core::certificate::Validity;
 use limpet_host::private_file::write;
 
 /// How many certificates stay: the one in use, and the one before, whose connections may still be open.
 const KEPT_CERTIFICATES: usize = 2;
 
+/// Which of its two certificates the node requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The one by which it names itself to the apiserver.
+    Client,
+    /// The one that it shows to the clients of kubelet's API.
+    Serving,
+}
+
+impl Purpose {
+    /// The name of its files, as kubelet has it.
+    pub(crate) fn file_name(self) -> &'static str {
+        match self {
+            Self::Client => "kubelet-client",
+            Self::Serving => "kubelet-server",
+        }
+    }
+}
+
 /// What went wrong with the files of a certificate.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FileError {
+pub(crate) enum FileError {
     /// A file could not be read or written.
     #[error("read or write {}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
@@ -43,17 +62,17 @@ pub(super) enum FileError {
 
 /// What a certificate says.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Contents {
-    pub(super) validity: Validity,
+pub(crate) struct Contents {
+    pub(crate) validity: Validity,
     /// The host names and addresses it is for.
-    pub(super) names: BTreeSet<String>,
+    pub(crate) names: BTreeSet<String>,
     /// Its public key.
     key: Vec<u8>,
 }
 
 impl Contents {
     /// Of the first certificate in `pem`; `None`: there is none.
-    pub(super) fn of(pem: &[u8]) -> Option<Self> {
+    pub(crate) fn of(pem: &[u8]) -> Option<Self> {
         let certificate =
             Pem::iter_from_buffer(pem).filter_map(Result::ok).find(|section| section.label == "CERTIFICATE")?;
         let (_, certificate) = X509Certificate::from_der(&certificate.contents).ok()?;
@@ -85,23 +104,23 @@ fn name(name: &GeneralName<'_>) -> Option<String> {
 
 /// The files of one of the node's certificates.
 #[derive(Debug, Clone)]
-pub(super) struct Files {
+pub(crate) struct Files {
     directory: PathBuf,
     purpose: Purpose,
 }
 
 impl Files {
-    pub(super) fn new(directory: PathBuf, purpose: Purpose) -> Self {
+    pub(crate) fn new(directory: PathBuf, purpose: Purpose) -> Self {
         Self { directory, purpose }
     }
 
     /// Certificate and key, in one file.
-    pub(super) fn current(&self) -> PathBuf {
+    pub(crate) fn current(&self) -> PathBuf {
         self.directory.join(format!("{}-current.pem", self.purpose.file_name()))
     }
 
     /// What the current certificate says; `None`: there is none.
-    pub(super) fn contents(&self) -> Option<Contents> {
+    pub(crate) fn contents(&self) -> Option<Contents> {
         Contents::of(&fs::read(self.current()).ok()?)
     }
 
@@ -111,7 +130,7 @@ impl Files {
     }
 
     /// That key, made if there is none.
-    pub(super) fn key(&self) -> Result<KeyPair, FileError> {
+    pub(crate) fn key(&self) -> Result<KeyPair, FileError> {
         let path = self.pending();
         if let Some(key) = fs::read_to_string(&path).ok().and_then(|pem| KeyPair::from_pem(&pem).ok()) {
             return Ok(key);
@@ -124,13 +143,13 @@ impl Files {
     }
 
     /// The next request has another key.
-    pub(super) fn forget_key(&self) {
+    pub(crate) fn forget_key(&self) {
         // One that stays requests once more what was refused.
         let _ = fs::remove_file(self.pending());
     }
 
     /// Makes the certificate the current one.
-    pub(super) fn save(&self, key: &KeyPair, certificate: &str, now: Timestamp) -> Result<PathBuf, FileError> {
+    pub(crate) fn save(&self, key: &KeyPair, certificate: &str, now: Timestamp) -> Result<PathBuf, FileError> {
         let contents = Contents::of(certificate.as_bytes()).ok_or(FileError::Foreign)?;
         if contents.key != key.subject_public_key_info() {
             return Err(FileError::Foreign);
@@ -169,6 +188,36 @@ impl Files {
             let _ = fs::remove_file(self.directory.join(name));
         }
     }
+}
+
+/// The file with the certificate and the key by which the node names itself.
+pub(crate) fn client_certificate(directory: &Path) -> PathBuf {
+    Files::new(directory.to_owned(), Purpose::Client).current()
+}
+
+/// The file with the certificate and the key that the node shows, in the directory of its certificates.
+pub fn serving_certificate(directory: &Path) -> PathBuf {
+    Files::new(directory.to_owned(), Purpose::Serving).current()
+}
+
+/// Whether the certificate that this agent has got counts instead of the kubeconfig's own: unless there is none, or it
+/// has expired and that of the kubeconfig is valid, as for client-go. Blocks.
+pub(crate) fn supersedes(certificate: &Path, kubeconfig: &Path, now: Timestamp) -> bool {
+    validity(certificate)
+        .is_some_and(|held| held.not_after >= now || identity(kubeconfig, None).is_none_or(|own| own.not_after < now))
+}
+
+/// When the certificate of that file is valid, or else the kubeconfig's own; `None`: there is none. Blocks.
+pub(crate) fn identity(kubeconfig: &Path, certificate: Option<&Path>) -> Option<Validity> {
+    match certificate {
+        Some(file) => validity(file),
+        None => Contents::of(&kubeconfig::certificate(kubeconfig).ok()??.pem).map(|contents| contents.validity),
+    }
+}
+
+/// When the certificate in that file is valid; `None`: there is none. Blocks.
+pub fn validity(file: &Path) -> Option<Validity> {
+    Contents::of(&std::fs::read(file).ok()?).map(|contents| contents.validity)
 }
 
 #[cfg(test)]

@@ -1,0 +1,31 @@
+//! What the apiserver has of the Node, for all tasks that wait for it.
+
+use limpet_core::node_object::SeenNode;
+
+/// What the apiserver has of the Node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) enum NodeFromApiserver {
+    /// It has not been read yet.
+    #[default]
+    Unknown,
+    /// There is none.
+    Absent,
+    /// This one.
+    Present(Box<SeenNode>),
+}
+
+impl From<Option<SeenNode>> for NodeFromApiserver {
+    fn from(node: Option<SeenNode>) -> Self {
+        node.map_or(Self::Absent, |node| Self::Present(Box::new(node)))
+    }
+}
+
+impl NodeFromApiserver {
+    /// The Node, if there is one.
+    pub(super) fn node(&self) -> Option<&SeenNode> {
+        match self {
+            Self::Present(node) => Some(node),
+            Self::Unknown | Self::Absent => None,
+        }
+    }
+}

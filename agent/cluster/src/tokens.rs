@@ -1,0 +1,56 @@
+//! Tokens of service accounts, requested for volumes.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_model::object::token::TokenDemand;
+
+use super::link::Link;
+use super::service_accounts::token_request;
+
+/// The longest sleep until a token is renewed: a clock that was set meanwhile is seen by then.
+const MAX_RENEWAL_SLEEP: Duration = Duration::from_secs(600);
+
+/// The shortest time between two tokens, whatever the clocks say.
+pub(super) const MIN_RENEWAL_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Sleeps until that time of the wall clock, which may jump.
+pub(super) async fn sleep_until(at: Timestamp) {
+    let left = || u64::try_from(at.as_second().saturating_sub(Timestamp::now().as_second())).ok();
+    while let Some(left) = left().filter(|left| *left > 0) {
+        tokio::time::sleep(MAX_RENEWAL_SLEEP.min(Duration::from_secs(left))).await;
+    }
+}
+
+/// A token that the apiserver has issued.
+pub(super) struct Issued {
+    /// The token.
+    pub(super) token: String,
+    /// When it expires, by the server's clock.
+    pub(super) expiry: String,
+    /// How long it is valid, in seconds.
+    pub(super) lifetime: i64,
+    /// When it was requested, by the node's clock, which may differ from the server's.
+    pub(super) at: Timestamp,
+}
+
+/// Asks for a token of the service account of the pod of that name, which it is bound to.
+pub(super) async fn request_token(
+    link: &Link,
+    namespace: &str,
+    demand: &TokenDemand,
+    pod: &str,
+) -> Result<Issued, RequestError> {
+    let at = Timestamp::now();
+    let document = token_request(demand.audience.as_deref(), Some(demand.lifetime), pod, &demand.pod_uid);
+    let account = Resource::ServiceAccountToken(namespace.to_owned(), demand.service_account.clone());
+    let answer = link.send(Request::create(account, document)).await?;
+    let (status, lifetime) = (&answer["status"], answer["spec"]["expirationSeconds"].as_i64());
+    match (status["token"].as_str(), status["expirationTimestamp"].as_str(), lifetime) {
+        (Some(token), Some(expiry), Some(lifetime)) => {
+            Ok(Issued { token: token.to_owned(), expiry: expiry.to_owned(), lifetime, at })
+        }
+        _ => Err(RequestError::Unreadable("a TokenRequest without a token".to_owned())),
+    }
+}

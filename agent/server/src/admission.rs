@@ -1,0 +1,46 @@
+//! Admits a request to its route, or answers it: by the connection's caller, and on the network by its gate.
+
+use axum::extract::Request;
+use axum::http::header::{CONNECTION, HeaderValue};
+use axum::response::{IntoResponse, Response};
+
+use super::authorization::authorize;
+use super::caller::Caller;
+use super::connection::ConnectionSlot;
+use super::gate::NetworkClient;
+use super::permission::{Permission, Refusal};
+
+/// Whether the request's caller may use a route with that permission; `None`: there is no such route. The answer to
+/// a caller who may not.
+pub(super) async fn admit(permission: Option<Permission>, request: &mut Request) -> Result<(), Response> {
+    let decision = match request.extensions().get::<Caller>().cloned() {
+        Some(Caller::Network(client)) => return admit_from_network(&client, permission, request).await,
+        Some(caller) => authorize(&caller, permission),
+        // A listener that names no caller admits no request.
+        None => Err(Refusal::Unknown),
+    };
+    decision.map_err(Refusal::into_response)
+}
+
+async fn admit_from_network(
+    client: &NetworkClient,
+    permission: Option<Permission>,
+    request: &mut Request,
+) -> Result<(), Response> {
+    let decision = client.admit(permission, request).await;
+    let place = request.extensions().get::<ConnectionSlot>();
+    match decision {
+        Ok(()) => {
+            place.inspect(|place| place.prove());
+            Ok(())
+        }
+        Err(refusal) => {
+            let mut response = refusal.into_response();
+            // A client that was never admitted gets one answer.
+            if place.is_some_and(|place| !place.is_proven()) {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Err(response)
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! How CRI names a pod, and its moments.
+
+use jiff::Timestamp;
+use limpet_containerd::record::{LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID};
+use limpet_core::status::observed::ObservedPod;
+use limpet_model::container::pod_id;
+use limpet_model::pod::PodRecord;
+
+/// The id of a pod's sandbox.
+pub(super) fn sandbox_id(pod: &ObservedPod) -> String {
+    pod_id(&pod.record.uid)
+}
+
+/// The labels by which kubelet names a pod.
+pub(super) fn pod_labels(record: &PodRecord) -> [(String, String); 3] {
+    [
+        (LABEL_POD_NAME, record.key.name()),
+        (LABEL_POD_NAMESPACE, record.key.namespace()),
+        (LABEL_POD_UID, record.uid.as_str()),
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+}
+
+/// CRI's moments.
+pub(super) fn nanoseconds(time: Timestamp) -> i64 {
+    i64::try_from(time.as_nanosecond()).unwrap_or(0)
+}

@@ -1,0 +1,16 @@
+//! JSON answers.
+
+use axum::body::Body;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+/// A JSON response, serialized at once from borrowed data.
+pub(super) fn json(document: &impl Serialize) -> Response {
+    match serde_json::to_vec(document) {
+        Ok(body) => ([(header::CONTENT_TYPE, "application/json")], Body::from(body)).into_response(),
+        Err(error) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("cannot serialize the response: {error}")).into_response()
+        }
+    }
+}
