@@ -53,7 +53,7 @@ pub(super) async fn run(client: &SocketClient, args: AttachArgs, screen: Screen)
     if args.tty && !tty {
         screen.remark("-t has no effect: it needs -i, a terminal on standard input, and a container with tty: true")?;
     }
-    connect(client, (&pod.key(), name), args.stdin, tty, screen).await
+    connect(client, (&pod.key()?, name), args.stdin, tty, screen).await
 }
 
 /// Connects this terminal with a running container until its process exits or standard input ends.

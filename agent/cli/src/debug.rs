@@ -127,7 +127,7 @@ pub(super) async fn run(client: &SocketClient, args: DebugArgs, screen: Screen) 
         return logs::print(client, &log).await;
     }
     let tty = tty && std::io::IsTerminal::is_terminal(&std::io::stdin());
-    match attach::connect(client, (&pod.key(), &name), true, tty, screen).await {
+    match attach::connect(client, (&pod.key()?, &name), true, tty, screen).await {
         // It has ended meanwhile.
         Err(CliError::Client(ClientError::Refused { status: 404, .. })) => logs::print(client, &log).await,
         attached => attached,

@@ -148,8 +148,11 @@ fn found(
 ) -> Result<DeleteTarget, CliError> {
     let name = requested.rsplit('/').next().unwrap_or(requested).to_owned();
     let key = match resource {
-        Resource::Pod => target::resolve(pods, requested, namespace)?.key(),
-        Resource::Object(_) => PodKey::new(namespace.unwrap_or(DEFAULT_NAMESPACE), &*name),
+        Resource::Pod => target::resolve(pods, requested, namespace)?.key()?,
+        Resource::Object(_) => {
+            let key = PodKey::parse(namespace.unwrap_or(DEFAULT_NAMESPACE), &*name);
+            key.map_err(|error| CliError::Target(format!("{requested}: the name {error}")))?
+        }
     };
     Ok(DeleteTarget { resource, key, requested: name })
 }
@@ -160,8 +163,8 @@ async fn wait_terminated(client: &SocketClient, mut terminating: BTreeSet<PodKey
     let mut there = BTreeSet::new();
     while !terminating.is_empty() {
         match lines.next().await? {
-            Some(PodChange::Added(entry) | PodChange::Modified(entry)) => drop(there.insert(key(&entry.pod))),
-            Some(PodChange::Deleted(entry)) => drop(terminating.remove(&key(&entry.pod))),
+            Some(PodChange::Added(entry) | PodChange::Modified(entry)) => there.extend(key(&entry.pod)),
+            Some(PodChange::Deleted(entry)) => terminating.retain(|ending| key(&entry.pod).as_ref() != Some(ending)),
             // Pods not listed before the sync have terminated already.
             Some(PodChange::Synced) => terminating.retain(|key| there.contains(key)),
             None => {
@@ -174,9 +177,8 @@ async fn wait_terminated(client: &SocketClient, mut terminating: BTreeSet<PodKey
     Ok(())
 }
 
-fn key(pod: &k8s_openapi::api::core::v1::Pod) -> PodKey {
-    let text = |text: &Option<String>| text.clone().unwrap_or_default();
-    PodKey::new(text(&pod.metadata.namespace), text(&pod.metadata.name))
+fn key(pod: &k8s_openapi::api::core::v1::Pod) -> Option<PodKey> {
+    PodKey::parse(pod.metadata.namespace.as_deref()?, pod.metadata.name.as_deref()?).ok()
 }
 
 #[cfg(test)]

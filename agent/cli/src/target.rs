@@ -125,7 +125,7 @@ mod tests {
             ),
             ("a/db", Some("b"), Err("-n and a/db name different namespaces")),
         ] {
-            let found = resolve(&pods, argument, namespace).map(|pod| pod.key().to_string());
+            let found = resolve(&pods, argument, namespace).map(|pod| pod.key().unwrap().to_string());
             assert_eq!(found.as_deref().map_err(ToString::to_string), expected.map_err(str::to_owned), "{argument}");
         }
         assert_eq!(resolve(&[], "web", None).unwrap_err().to_string(), "no pod web: there are no pods on this node");

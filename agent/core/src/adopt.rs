@@ -174,7 +174,8 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
                 return None;
             }
             // Its shim is gone, or containerd has not found it yet: a second instance must not run beside it.
-            if let Some(pid) = processes.in_container(&PodUid::new(identity.uid.as_str()), &container.id) {
+            let uid = PodUid::parse(identity.uid.as_str()).ok();
+            if let Some(pid) = uid.and_then(|uid| processes.in_container(&uid, &container.id)) {
                 instance.life = Life::Running { pid, process: processes.open(pid), stopping: None };
                 return Some(instance);
             }

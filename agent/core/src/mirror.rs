@@ -156,10 +156,10 @@ impl Mirror {
     }
 }
 
-/// The key of a Pod of the apiserver's.
+/// The key of a Pod of the apiserver's; `None`: its names are none.
 pub fn key_of(pod: &Value) -> Option<PodKey> {
     let metadata = &pod["metadata"];
-    Some(PodKey::new(metadata["namespace"].as_str()?, metadata["name"].as_str()?))
+    PodKey::parse(metadata["namespace"].as_str()?, metadata["name"].as_str()?).ok()
 }
 
 /// What the apiserver has acknowledged about one pod.

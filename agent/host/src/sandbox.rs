@@ -295,7 +295,7 @@ impl Sandboxes {
             let mut found = Vec::new();
             for entry in std::fs::read_dir(&dir).map_err(fail)? {
                 if let Some(name) = entry.map_err(fail)?.file_name().to_str() {
-                    found.push(PodUid::new(name));
+                    found.extend(PodUid::parse(name));
                 }
             }
             found.sort();

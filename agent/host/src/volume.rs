@@ -364,7 +364,7 @@ impl Volumes {
             tracing::warn!(%error, "listing the directories of pods failed");
             Vec::new()
         });
-        names.into_iter().map(PodUid::new).collect()
+        names.into_iter().filter_map(|name| PodUid::parse(name).ok()).collect()
     }
 }
 

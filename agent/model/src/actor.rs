@@ -54,7 +54,7 @@ impl ActorPod {
     /// The pod's key and UID; `None` when its name is not known any more.
     pub fn pod_identity(&self) -> Option<(PodKey, PodUid)> {
         let (namespace, name) = self.pod.as_deref()?.split_once('/')?;
-        Some((PodKey::new(namespace, name), PodUid::new(self.uid.clone())))
+        Some((PodKey::parse(namespace, name).ok()?, PodUid::parse(self.uid.as_str()).ok()?))
     }
 }
 

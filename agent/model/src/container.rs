@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::device_allocation::DeviceAllocation;
 use crate::hex::hex;
-use crate::pod::{PodKey, PodUid};
+use crate::pod::{NameError, PodKey, PodUid};
 use crate::probe::ProbeRecord;
 use crate::source::SourceKind;
 use crate::stop_signal::StopSignal;
@@ -143,8 +143,11 @@ pub struct ContainerIdentity {
 
 impl ContainerIdentity {
     /// The pod's key.
-    pub fn pod_key(&self) -> PodKey {
-        PodKey::new(self.namespace.as_str(), self.pod.as_str())
+    ///
+    /// # Errors
+    /// The record holds no names.
+    pub fn pod_key(&self) -> Result<PodKey, NameError> {
+        PodKey::parse(self.namespace.as_str(), self.pod.as_str())
     }
 
     /// The source's kind; an unknown one counts as the file source's.

@@ -9,12 +9,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
+use crate::pod::draft::Draft;
 use crate::pod::security::{self, SecurityLevel};
 use crate::pod::yaml::{self, Document};
-use crate::pod::{
-    Fault, FaultList, PodKey, PodRecord, PodUid, decode, default, ephemeral, fingerprint, identity, size, unsupported,
-    validate,
-};
+use crate::pod::{Fault, FaultList, PodKey, PodRecord, decode, identity, size, unsupported, validate};
 use crate::source::SourceKind;
 
 /// The contents of one file, one HTTP response or one push.
@@ -65,7 +63,7 @@ impl Manifest {
         let (pod, kinds) = item.candidates();
         match item.name() {
             Some((namespace, name)) => {
-                self.refused.extend(pod.then(|| identity::key(namespace, name, node_name)));
+                self.refused.extend(pod.then(|| identity::key(namespace, name, node_name).ok()).flatten());
                 let namespace = namespace.unwrap_or("default");
                 self.refused_objects.extend(kinds.iter().map(|kind| ObjectKey::new(*kind, namespace, name)));
             }
@@ -158,16 +156,16 @@ fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>,
 }
 
 /// Decodes a pod from a manifest that was accepted before and stored by limpet. It is not validated again: a limpet
-/// version with stricter validation must not stop running pods.
+/// version with stricter validation must not stop running pods. Only its names are checked, which become paths.
 ///
 /// # Errors
-/// The bytes are not a Pod.
+/// The bytes are not a Pod, or a name in it is none.
 pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     let value: Value = serde_json::from_slice(manifest)
         .map_err(|error| vec![Fault::error("", format!("stored manifest: {error}"))])?;
     let (pod, faults) = decode::decode(&value);
     match pod {
-        Some(pod) => Ok(record(&value, pod, Arc::from(origin), source, node_name)),
+        Some(pod) => Draft::new(&value, pod, Arc::from(origin), source, node_name).record(),
         None => Err(faults.finish()),
     }
 }
@@ -196,44 +194,6 @@ pub fn restore_last_good(
     match object::restore(&value, origin) {
         Some(object) => object.map(Restored::Object),
         None => restore(manifest, origin, source, node_name).map(Box::new).map(Restored::Pod),
-    }
-}
-
-fn record(
-    value: &Value,
-    mut pod: k8s_openapi::api::core::v1::Pod,
-    origin: Arc<str>,
-    source: SourceKind,
-    node_name: &str,
-) -> PodRecord {
-    let metadata = &pod.metadata;
-    let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref().unwrap_or_default());
-    let key = match source {
-        SourceKind::Api => PodKey::new(namespace.unwrap_or("default"), name),
-        _ => identity::key(namespace, name, node_name),
-    };
-    let canonical = fingerprint::canonical(value);
-    // A pod of an apiserver stays the same version while it is being deleted.
-    let version = (source == SourceKind::Api).then(|| api::without_deletion(value));
-    let version = version.as_ref().unwrap_or(value);
-    let immutable = fingerprint::immutable(version);
-    let written = metadata.uid.as_deref().filter(|uid| !uid.is_empty());
-    let uid = written.map_or_else(|| identity::derive_uid(node_name, source, &key, immutable), PodUid::new);
-    default::default(&mut pod);
-    identity::set_node_fields(&mut pod, &key, &uid, source, node_name);
-    PodRecord {
-        fingerprint: match source {
-            SourceKind::Api => fingerprint::hash(&fingerprint::canonical(version)),
-            _ => fingerprint::hash(&canonical),
-        },
-        immutable_fingerprint: immutable,
-        manifest: Arc::from(canonical),
-        key,
-        uid,
-        source,
-        origin,
-        ephemeral: ephemeral::containers(&pod),
-        pod,
     }
 }
 
@@ -306,15 +266,18 @@ impl Item<'_> {
         let (pod, mut faults) = decode::decode(self.value);
         faults.extend(self.duplicates());
         let Some(pod) = pod else { return (None, faults) };
-        let record = record(self.value, pod, Arc::clone(origin), source, node_name);
+        let draft = Draft::new(self.value, pod, Arc::clone(origin), source, node_name);
         // A field of the wrong type was removed: faults that follow from its absence would only confuse.
         if faults.errors() == 0 {
-            faults.absorb(validate::validate(&record));
+            faults.absorb(validate::validate(&draft));
         }
-        faults.extend(size::check(self.value, record.manifest.len()));
+        faults.extend(size::check(self.value, draft.manifest.len()));
         faults.extend(unsupported::check(self.value, source));
-        let accepted = faults.errors() == 0;
-        (accepted.then_some(record), faults)
+        if faults.errors() > 0 {
+            return (None, faults);
+        }
+        let record = draft.record().map_err(|refused| faults.extend(refused));
+        (record.ok(), faults)
     }
 
     /// Duplicate keys within this item.

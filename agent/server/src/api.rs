@@ -63,7 +63,8 @@ async fn of_namespace(State(state): State<ServerState>, Path(namespace): Path<St
 async fn one(State(state): State<ServerState>, Path((namespace, name)): Path<(String, String)>) -> Response {
     let rows = rows(&state.observed.load(), &state.sources.views(), &state.desired.load());
     let node = identity::key(Some(&namespace), &name, &state.node_name);
-    match rows.get(&PodKey::new(&*namespace, &*name)).or_else(|| rows.get(&node)) {
+    let keys = [PodKey::parse(&*namespace, &*name), node];
+    match keys.iter().flatten().find_map(|key| rows.get(key)) {
         Some(row) => json(&row.pod()),
         None => {
             let error = PushError::NotFound { resource: Resource::Pod, name: name.clone() };

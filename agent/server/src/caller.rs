@@ -148,7 +148,8 @@ impl CallerLookup {
         let is_static = observed.record.source != SourceKind::Api;
         self.config.socket_allowed_pods.iter().any(|listed| {
             *listed == key
-                || is_static && identity::key(Some(listed.namespace()), listed.name(), &self.node_name) == key
+                || is_static
+                    && identity::key(Some(listed.namespace()), listed.name(), &self.node_name).as_ref() == Ok(&key)
         })
     }
 

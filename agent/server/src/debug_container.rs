@@ -48,7 +48,11 @@ async fn add(
         Ok(container) => container,
         Err(faults) => return refusal(&DebugError::Invalid(faults)),
     };
-    let (key, shown) = (PodKey::new(namespace, name), container.clone());
+    let Ok(key) = PodKey::parse(namespace.as_str(), name.as_str()) else {
+        let message = format!("pod {namespace}/{name} does not run on this node");
+        return StatusError::new(StatusCode::NOT_FOUND, "NotFound", message, None).into_response();
+    };
+    let shown = container.clone();
     let (done, answer) = oneshot::channel();
     let order = DebugOrder { key: key.clone(), container: Box::new(container), done };
     if state.orders.send(order).await.is_err() {

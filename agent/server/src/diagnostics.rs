@@ -200,9 +200,9 @@ async fn checkpoint(
     State(state): State<ServerState>,
     UrlPath((namespace, pod, container)): UrlPath<(String, String, String)>,
 ) -> (StatusCode, String) {
-    let key = PodKey::new(&*namespace, &*pod);
+    let key = PodKey::parse(&*namespace, &*pod).ok();
     let observed = state.observed.load();
-    let Some(found) = observed.pods.get(&key) else {
+    let Some(found) = key.and_then(|key| observed.pods.get(&key)) else {
         return (StatusCode::NOT_FOUND, "pod does not exist\n".to_owned());
     };
     let spec = found.record.spec();

@@ -24,8 +24,8 @@ pub(super) struct EventsQuery {
 pub(super) async fn events(State(state): State<ServerState>, Query(query): Query<EventsQuery>) -> Response {
     let about = match query.pod.as_deref().map(|pod| pod.split_once('/')) {
         None => None,
-        Some(Some((namespace, name))) => Some(PodKey::new(namespace, name)),
-        Some(None) => return (StatusCode::BAD_REQUEST, "pod must be namespace/name").into_response(),
+        Some(Some((namespace, name))) if let Ok(key) = PodKey::parse(namespace, name) => Some(key),
+        Some(_) => return (StatusCode::BAD_REQUEST, "pod must be namespace/name").into_response(),
     };
     if matches!(query.watch.as_deref(), Some("1" | "true")) {
         return watch::lines(EventWatch::new(state, about));

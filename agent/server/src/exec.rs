@@ -151,10 +151,13 @@ pub(super) struct ContainerPath {
     container: String,
 }
 
-impl From<ContainerPath> for ExecTarget {
-    fn from(path: ContainerPath) -> Self {
+impl TryFrom<ContainerPath> for ExecTarget {
+    type Error = ExecLookupError;
+
+    fn try_from(path: ContainerPath) -> Result<Self, ExecLookupError> {
         let ContainerPath { namespace, pod, uid, container } = path;
-        Self { pod: PodKey::new(namespace, pod), uid, container }
+        let key = PodKey::parse(namespace, pod.as_str()).map_err(|_| ExecLookupError::NoPod(pod))?;
+        Ok(Self { pod: key, uid, container })
     }
 }
 
@@ -172,7 +175,7 @@ async fn exec(
         Ok(command) => command,
         Err(message) => return bad_request(&message),
     };
-    let container_id = match (state.lookup)(&path.into()) {
+    let container_id = match ExecTarget::try_from(path).and_then(|target| (state.lookup)(&target)) {
         Ok(container) => container,
         Err(error) => return error.into_response(),
     };
@@ -193,7 +196,7 @@ async fn attach(
         Ok(streams) => streams,
         Err(message) => return bad_request(&message),
     };
-    match state.attachment(&path.into()) {
+    match ExecTarget::try_from(path).and_then(|target| state.attachment(&target)) {
         Ok(attachment) => {
             let process = Process::Container(attachment);
             let AttachState { idle, stop, .. } = state;

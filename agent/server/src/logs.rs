@@ -118,7 +118,8 @@ async fn container_logs(
         Ok(parsed) => parsed,
         Err(error) => return error.into_response(),
     };
-    let target = LogTarget { pod: PodKey::new(namespace, pod), container, previous };
+    let Ok(key) = PodKey::parse(namespace, pod.as_str()) else { return LogLookupError::NoPod(pod).into_response() };
+    let target = LogTarget { pod: key, container, previous };
     let (subject, wanted) = (PathBuf::from(format!("the logs of pod {}", target.pod)), target.clone());
     let log = match blocking::run(subject, blocking::DEADLINE, move |_| (state.resolve)(&wanted)).await {
         Ok(Ok(log)) => log,

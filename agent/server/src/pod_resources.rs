@@ -57,7 +57,8 @@ impl PodResourcesLister for Lister {
     async fn get(&self, request: Request<GetPodResourcesRequest>) -> Answer<GetPodResourcesResponse> {
         let GetPodResourcesRequest { pod_name, pod_namespace } = request.into_inner();
         let observed = self.0.observed.load();
-        let pod = observed.pods.get(&PodKey::new(pod_namespace.as_str(), pod_name.as_str()));
+        let key = PodKey::parse(pod_namespace.as_str(), pod_name.as_str()).ok();
+        let pod = key.and_then(|key| observed.pods.get(&key));
         let pod =
             pod.ok_or_else(|| Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found")))?;
         Ok(Response::new(GetPodResourcesResponse {

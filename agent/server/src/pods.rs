@@ -76,7 +76,9 @@ pub(super) async fn describe(
     let desired = state.desired.load();
     let mut rows = view::rows(&state.observed.load(), &sources, &desired);
     view::remark_refused(&mut rows, state.cluster.as_ref());
-    let key = PodKey::new(namespace, name);
+    let Ok(key) = PodKey::parse(namespace.as_str(), name.as_str()) else {
+        return no_pod(&format!("{namespace}/{name}"));
+    };
     // The page is useful without the history; the source's log reports what is wrong with the database.
     let history = read_history(&state, &key).await.unwrap_or_default();
     match rows.get(&key) {
@@ -84,8 +86,12 @@ pub(super) async fn describe(
             let document = row.describe(&state.node_name, &sources, &desired, &state.events.snapshot());
             json(&DescribeDocument { history, ..document })
         }
-        None => (StatusCode::NOT_FOUND, format!("no pod {key} on this node")).into_response(),
+        None => no_pod(&key.to_string()),
     }
+}
+
+fn no_pod(pod: &str) -> Response {
+    (StatusCode::NOT_FOUND, format!("no pod {pod} on this node")).into_response()
 }
 
 /// The last changes of one pod's manifest, oldest first; also of a removed pod.
@@ -93,7 +99,9 @@ pub(super) async fn history(
     State(state): State<ServerState>,
     Path((namespace, name)): Path<(String, String)>,
 ) -> Response {
-    let key = PodKey::new(namespace, name);
+    let Ok(key) = PodKey::parse(namespace.as_str(), name.as_str()) else {
+        return no_pod(&format!("{namespace}/{name}"));
+    };
     match read_history(&state, &key).await {
         Ok(changes) => json(&HistoryDocument { pod: key.to_string(), changes }),
         Err(reason) => (StatusCode::INTERNAL_SERVER_ERROR, reason).into_response(),

@@ -92,7 +92,7 @@ async fn by_name(
     upgrade: Upgrade,
     request: Request,
 ) -> Response {
-    port_forward(state, PodKey::new(namespace, pod), None, &query, upgrade, request)
+    port_forward(state, PodKey::parse(namespace, pod).ok(), None, &query, upgrade, request)
 }
 
 async fn by_uid(
@@ -102,19 +102,19 @@ async fn by_uid(
     upgrade: Upgrade,
     request: Request,
 ) -> Response {
-    port_forward(state, PodKey::new(namespace, pod), Some(uid), &query, upgrade, request)
+    port_forward(state, PodKey::parse(namespace, pod).ok(), Some(uid), &query, upgrade, request)
 }
 
 fn port_forward(
     state: PortForwardState,
-    key: PodKey,
+    key: Option<PodKey>,
     uid: Option<String>,
     query: &[(String, String)],
     upgrade: Upgrade,
     mut request: Request,
 ) -> Response {
     let answer = |status: StatusCode, message: &str| (status, format!("{message}\n")).into_response();
-    let Some(target) = target(&state.observed, key, uid) else {
+    let Some(target) = key.and_then(|key| target(&state.observed, key, uid)) else {
         return answer(StatusCode::NOT_FOUND, "pod does not exist");
     };
     let Ok(place) = Arc::clone(&state.sessions).try_acquire_owned() else {

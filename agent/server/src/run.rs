@@ -29,7 +29,10 @@ async fn run(
     Query(query): Query<Vec<(String, String)>>,
     request: Request,
 ) -> Response {
-    let target = ExecTarget::from(path);
+    let target = match ExecTarget::try_from(path) {
+        Ok(target) => target,
+        Err(error) => return error.into_response(),
+    };
     let command = command(&query);
     if command.is_empty() {
         return (StatusCode::BAD_REQUEST, "no command: give cmd=PROGRAM, its arguments after spaces\n").into_response();

@@ -338,7 +338,7 @@ impl ContainerdExecutor {
         let mut recorded: Vec<_> = recorded.filter(|identity| !identity.devices.is_empty()).collect();
         recorded.sort_by_key(|identity| std::cmp::Reverse(identity.attempt));
         for identity in recorded {
-            let uid = PodUid::new(identity.uid.as_str());
+            let Ok(uid) = PodUid::parse(identity.uid.as_str()) else { continue };
             self.device_plugins.record_found(&uid, &identity.container, &identity.devices);
         }
     }

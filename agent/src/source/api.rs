@@ -249,7 +249,10 @@ impl ApiSource {
     }
 
     fn stored(&mut self, pod: &Value) -> bool {
-        let (Some(key), Some(uid)) = (key_of(pod), uid_of(pod)) else { return false };
+        let (Some(key), Some(uid)) = (key_of(pod), uid_of(pod)) else {
+            tracing::warn!("a pod of the apiserver's without a usable namespace, name or UID is ignored");
+            return false;
+        };
         let known = self.snapshot.pods.get(&key).filter(|known| *known.uid.to_string() == *uid).cloned();
         if known.is_none() && self.held.holds(&key) {
             self.held.set_successor(&key, Some(pod.clone()));

@@ -280,8 +280,9 @@ impl PushSource {
 }
 
 /// The possible keys of a pod of that name.
-fn keys(namespace: &str, name: &str, node_name: &str) -> [PodKey; 2] {
-    [PodKey::new(namespace, name), identity::key(Some(namespace), name, node_name)]
+fn keys(namespace: &str, name: &str, node_name: &str) -> Vec<PodKey> {
+    let keys = [PodKey::parse(namespace, name), identity::key(Some(namespace), name, node_name)];
+    keys.into_iter().flatten().collect()
 }
 
 /// The pod marked for deletion, as by an apiserver.

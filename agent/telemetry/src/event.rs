@@ -116,7 +116,7 @@ impl Event {
     pub fn from_kubernetes(event: KubeEvent) -> Option<Self> {
         let object = event.involved_object;
         let pod = match object.kind.as_deref()? {
-            "Pod" => Some((PodKey::new(object.namespace?, object.name?), PodUid::new(object.uid?))),
+            "Pod" => Some((PodKey::parse(object.namespace?, object.name?).ok()?, PodUid::parse(object.uid?).ok()?)),
             _ => None,
         };
         // The object's name has its time to the nanosecond, and two events of a second differ by it.

@@ -86,7 +86,10 @@ async fn a_started_container_is_listed(node: &Node) -> Result<()> {
     let (instance, found) = (newest(&pod)?, node.only().await?);
     let identity = &found.recorded.identity;
     ensure!(found.id == instance.id && found.id == ContainerId::derive(&pod.record.uid, "main", 0), "{found:?}");
-    ensure!(identity.pod_key() == pod.record.key && identity.uid == pod.record.uid.as_str(), "{identity:?}");
+    ensure!(
+        identity.pod_key().as_ref() == Ok(&pod.record.key) && identity.uid == pod.record.uid.as_str(),
+        "{identity:?}"
+    );
     ensure!((identity.container.as_str(), identity.attempt, identity.init) == ("main", 0, false), "{identity:?}");
     ensure!(identity.fingerprint == instance.fingerprint && identity.sandbox == instance.sandbox, "{identity:?}");
     ensure!(found.recorded.manifest == pod.record.manifest, "another manifest");

@@ -12,6 +12,7 @@ use serde::de::{Deserializer, Error as _};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::socket_client::ClientError;
 use limpet_core::source::{ManifestChange, Rejection};
 use limpet_model::pod::{self, Fault, PodKey, Severity};
 
@@ -203,8 +204,14 @@ pub struct HistoryDocument {
 
 impl PodNames {
     /// The pod's key.
-    pub fn key(&self) -> PodKey {
-        PodKey::new(self.namespace.as_str(), self.name.as_str())
+    ///
+    /// # Errors
+    /// The agent has answered with names that are none.
+    pub fn key(&self) -> Result<PodKey, ClientError> {
+        PodKey::parse(self.namespace.as_str(), self.name.as_str()).map_err(|error| ClientError::Answer {
+            path: "/limpet/v1/names".to_owned(),
+            message: format!("pod {}/{}: the name {error}", self.namespace, self.name),
+        })
     }
 }
 

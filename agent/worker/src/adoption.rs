@@ -32,7 +32,13 @@ pub async fn read(
 ) -> Result<BTreeMap<PodKey, FoundPod>, ExecutorError> {
     let mut pods: BTreeMap<PodKey, FoundPod> = BTreeMap::new();
     for container in Arc::clone(&executor).list(first).await? {
-        let key = container.recorded.identity.pod_key();
+        let key = match container.recorded.identity.pod_key() {
+            Ok(key) => key,
+            Err(error) => {
+                tracing::error!(container = %container.id, %error, "a container's pod has no usable name; left alone");
+                continue;
+            }
+        };
         let pod = pods.entry(key).or_insert_with(|| FoundPod { containers: Vec::new(), incarnations: Vec::new() });
         pod.containers.push(container);
     }
@@ -93,13 +99,14 @@ fn restore(found: &[FoundContainer], node_name: &str) -> Option<PodRecord> {
     let identity = &newest.recorded.identity;
     match manifest::restore(&newest.recorded.manifest, &identity.origin, identity.source(), node_name) {
         Ok(mut record) => {
-            record.uid = PodUid::new(identity.uid.as_str());
-            record.key = PodKey::new(identity.namespace.as_str(), identity.pod.as_str());
+            record.uid = PodUid::parse(identity.uid.as_str()).ok()?;
+            record.key = identity.pod_key().ok()?;
             Some(record)
         }
         Err(faults) => {
             let fault = faults.first().map(ToString::to_string).unwrap_or_default();
-            tracing::error!(pod = %identity.pod_key(), fault, "a running pod's manifest cannot be read; left alone");
+            let pod = format!("{}/{}", identity.namespace, identity.pod);
+            tracing::error!(pod, fault, "a running pod's manifest cannot be read; left alone");
             None
         }
     }

@@ -143,7 +143,7 @@ impl ManifestChange {
     /// The pod it is about.
     pub fn of_pod(&self) -> Option<(PodKey, PodUid)> {
         let (namespace, name) = self.pod.as_deref()?.split_once('/')?;
-        Some((PodKey::new(namespace, name), PodUid::new(self.uid.clone()?)))
+        Some((PodKey::parse(namespace, name).ok()?, PodUid::parse(self.uid.as_deref()?).ok()?))
     }
 
     /// Whether it equals `earlier` apart from time and actor.

@@ -172,7 +172,7 @@ impl Layout {
                 own.replace('_', "-")
             }
         };
-        (!uid.is_empty()).then(|| PodUid::new(uid))
+        PodUid::parse(uid).ok()
     }
 }
 

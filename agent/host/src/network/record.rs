@@ -130,8 +130,8 @@ impl Records {
         for entry in entries {
             // A leading dot: the temporary file of a crash, overwritten by the next write.
             match entry?.file_name().to_str() {
-                Some(name) if !name.starts_with('.') => pods.push(PodUid::new(name)),
-                _ => {}
+                Some(name) => pods.extend(PodUid::parse(name)),
+                None => {}
             }
         }
         pods.sort();

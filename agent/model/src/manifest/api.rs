@@ -1,12 +1,14 @@
 //! Pods as an apiserver stores them: the part that a node acts on, and whether this node can run it.
 //!
 //! An apiserver has validated its Pods, and a newer one may have fields that this agent does not know: like kubelet, it
-//! ignores those. A field that limpet knows and does not act on is refused, as in a manifest.
+//! ignores those. A field that limpet knows and does not act on is refused, as in a manifest. So is a name that would leave
+//! the pod's directory: what answers may not be the apiserver.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use crate::pod::draft::Draft;
 use crate::pod::{Fault, PodRecord, Severity, decode, is_terminal_phase, unsupported};
 use crate::source::SourceKind;
 
@@ -20,7 +22,7 @@ const DELETION: [&str; 2] = ["deletionTimestamp", "deletionGracePeriodSeconds"];
 /// Reads a Pod as an apiserver stores it.
 ///
 /// # Errors
-/// It uses something that this node does not support, or it is no Pod.
+/// It uses something that this node does not support, a name in it is none, or it is no Pod.
 pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     let desired = desired(pod);
     let (decoded, faults) = decode::decode(&desired);
@@ -32,7 +34,7 @@ pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     if !unsupported.is_empty() {
         return Err(unsupported);
     }
-    Ok(super::record(&desired, decoded, Arc::from(ORIGIN), SourceKind::Api, node_name))
+    Draft::new(&desired, decoded, Arc::from(ORIGIN), SourceKind::Api, node_name).record()
 }
 
 /// The part of a stored Pod that a node acts on: of its status only an end, and the conditions of its readiness gates.
@@ -67,7 +69,7 @@ fn gate_conditions(pod: &Value) -> Vec<Value> {
 }
 
 /// `pod` as it was before its deletion was requested.
-pub(super) fn without_deletion(pod: &Value) -> Value {
+pub(crate) fn without_deletion(pod: &Value) -> Value {
     let mut before = pod.clone();
     if let Some(metadata) = before["metadata"].as_object_mut() {
         DELETION.iter().for_each(|field| drop(metadata.remove(*field)));
@@ -155,6 +157,31 @@ mod tests {
         pod = stored();
         pod["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "busybox", "stdin": true}]);
         assert!(read(&pod, "edge1").is_ok());
+    }
+
+    #[test]
+    fn a_name_that_would_leave_the_pods_directory_is_refused_also_when_it_was_stored() {
+        for (pointer, path, mut value) in [
+            ("/metadata/uid", "metadata.uid", stored()),
+            ("/metadata/name", "metadata.name", stored()),
+            ("/metadata/namespace", "metadata.namespace", stored()),
+            ("/spec/containers/0/name", "spec.containers[0].name", stored()),
+            ("/spec/initContainers/0/name", "spec.initContainers[0].name", stored()),
+            ("/spec/ephemeralContainers/0/name", "spec.ephemeralContainers[0].name", stored()),
+            ("/spec/volumes/0/name", "spec.volumes[0].name", stored()),
+        ] {
+            value["spec"]["initContainers"] = json!([{"name": "first", "image": "app:1"}]);
+            value["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "app:1"}]);
+            assert!(read(&value, "edge1").is_ok());
+            for name in ["/", "..", "../../../etc", "a/b", ".", &"a".repeat(254)] {
+                *value.pointer_mut(pointer).unwrap() = json!(name);
+                let faults = read(&value, "edge1").unwrap_err();
+                assert_eq!(faults[0].path, path, "{name}: {faults:?}");
+                let text = value.to_string();
+                let faults = super::super::restore(text.as_bytes(), ORIGIN, SourceKind::Api, "edge1").unwrap_err();
+                assert_eq!(faults[0].path, path, "{name}: {faults:?}");
+            }
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use serde_json::{Value, json};
 
-use crate::pod::{Fault, PodRecord, decode, default, validate};
+use crate::pod::{ContainerName, Fault, PodRecord, decode, default, validate};
 
 /// The most that `limpet debug` adds to one pod.
 pub const MAX_EPHEMERAL_CONTAINERS: usize = 64;
@@ -35,6 +35,7 @@ pub fn read(container: &Value) -> Result<EphemeralContainer, Vec<Fault>> {
 pub fn restore(recorded: &Value) -> Option<EphemeralContainer> {
     let pod = json!({ "spec": { "containers": [], "ephemeralContainers": [recorded] } });
     let mut read = decode::from_value(&pod).ok()?.spec?.ephemeral_containers?.pop()?;
+    ContainerName::parse(&read.name).ok()?;
     default::ephemeral(&mut read);
     Some(read)
 }

@@ -4,8 +4,7 @@
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
 use sha2::{Digest, Sha256};
 
-use crate::hex::hex;
-use crate::pod::{Fingerprint, PodKey, PodUid, is_terminal_phase};
+use crate::pod::{Fingerprint, NameError, PodKey, PodUid, is_terminal_phase};
 use crate::source::SourceKind;
 
 /// kubelet's annotation with the pod's hash; for a static pod it is the UID.
@@ -15,34 +14,56 @@ pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// The key of a pod called `name` on the node: `<name>-<node name, lower case>`.
-pub fn key(namespace: Option<&str>, name: &str, node_name: &str) -> PodKey {
-    let namespace = namespace.filter(|namespace| !namespace.is_empty()).unwrap_or(DEFAULT_NAMESPACE);
-    PodKey::new(namespace, format!("{name}-{}", node_name.to_lowercase()))
+///
+/// # Errors
+/// A part of it is no name.
+pub fn key(namespace: Option<&str>, name: &str, node_name: &str) -> Result<PodKey, NameError> {
+    PodKey::parse(namespace_or_default(namespace), name_on_node(name, node_name))
+}
+
+/// The namespace that a manifest names, or the one of those that name none.
+pub(crate) fn namespace_or_default(namespace: Option<&str>) -> &str {
+    namespace.filter(|namespace| !namespace.is_empty()).unwrap_or(DEFAULT_NAMESPACE)
+}
+
+/// The name of a static pod: with that of its node.
+pub(crate) fn name_on_node(name: &str, node_name: &str) -> String {
+    format!("{name}-{}", node_name.to_lowercase())
 }
 
 /// The UID derived from node, source, key and the fields that cannot change in place. Each part is hashed with its
 /// length, so that no two lists of parts hash the same input.
-pub fn derive_uid(node_name: &str, source: SourceKind, key: &PodKey, immutable: Fingerprint) -> PodUid {
+pub(crate) fn derive_uid(
+    node_name: &str,
+    source: SourceKind,
+    (namespace, name): (&str, &str),
+    immutable: Fingerprint,
+) -> PodUid {
     let mut hash = Sha256::new();
     let node_name = node_name.to_lowercase();
-    let parts = ["limpet pod uid 1", &node_name, source.as_str(), key.namespace(), key.name(), &immutable.to_string()];
+    let parts = ["limpet pod uid 1", &node_name, source.as_str(), namespace, name, &immutable.to_string()];
     for part in parts {
         hash.update((part.len() as u64).to_be_bytes());
         hash.update(part.as_bytes());
     }
-    let digits = hex(&hash.finalize()[..16]);
-    PodUid::new(digits)
+    PodUid::of_digest(&hash.finalize()[..16])
 }
 
 /// Sets the fields of the pod that the node owns.
-pub fn set_node_fields(pod: &mut Pod, key: &PodKey, uid: &PodUid, source: SourceKind, node_name: &str) {
+pub(crate) fn set_node_fields(
+    pod: &mut Pod,
+    (namespace, name): (&str, &str),
+    uid: &str,
+    source: SourceKind,
+    node_name: &str,
+) {
     let metadata = &mut pod.metadata;
-    metadata.name = Some(key.name().to_owned());
-    metadata.namespace = Some(key.namespace().to_owned());
-    metadata.uid = Some(uid.to_string());
+    metadata.name = Some(name.to_owned());
+    metadata.namespace = Some(namespace.to_owned());
+    metadata.uid = Some(uid.to_owned());
     let annotations = metadata.annotations.get_or_insert_default();
     if source != SourceKind::Api {
-        annotations.insert(HASH_ANNOTATION.to_owned(), uid.to_string());
+        annotations.insert(HASH_ANNOTATION.to_owned(), uid.to_owned());
     }
     annotations.insert(SOURCE_ANNOTATION.to_owned(), source.to_string());
     let spec = pod.spec.get_or_insert_default();

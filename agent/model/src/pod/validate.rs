@@ -23,16 +23,17 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
+use crate::pod::draft::Draft;
 use crate::pod::{Fault, FaultList, PodRecord};
 use container::Pod;
 use field::{At, Faults, items, text};
 pub use name::{is_dns_label, is_dns_subdomain, is_label_value, is_qualified_name};
 
 /// All faults of a pod.
-pub(crate) fn validate(record: &PodRecord) -> FaultList {
+pub(crate) fn validate(draft: &Draft) -> FaultList {
     let mut faults = Faults::default();
-    metadata::metadata(record, &mut faults);
-    spec(record.spec(), record.key.name(), &mut faults);
+    metadata::metadata(draft, &mut faults);
+    spec(draft.spec(), &draft.name, &mut faults);
     faults.finish()
 }
 

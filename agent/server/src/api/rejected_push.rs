@@ -36,10 +36,10 @@ impl RejectedPush<'_> {
             let views = self.state.sources.views();
             let pushed = views.iter().find(|view| view.kind == SourceKind::Push);
             let names = [
-                PodKey::new(self.namespace, self.name),
+                PodKey::parse(self.namespace, self.name),
                 identity::key(Some(self.namespace), self.name, &self.state.node_name),
             ];
-            let found = || names.iter().find_map(|key| pushed?.snapshot.pods.get(key));
+            let found = || names.iter().flatten().find_map(|key| pushed?.snapshot.pods.get(key));
             let kept: Option<&PodRecord> = (self.resource == Resource::Pod).then(found).flatten().map(|pod| &**pod);
             let details = rejection::RejectedManifest { source: SourceKind::Push, faults, message: error.message() };
             rejection::report(&self.state.events, &self.state.metrics, &details, kept);

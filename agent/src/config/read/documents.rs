@@ -332,8 +332,8 @@ impl ConfigDiagnostics {
 
     fn socket_allowed_pods(&mut self, map: &Map<'_>, config: &mut Config) {
         for (text, at) in map.texts("socketAllowedPods") {
-            match text.split_once('/').filter(|(namespace, name)| is_dns_label(namespace) && is_dns_subdomain(name)) {
-                Some((namespace, name)) => config.socket_allowed_pods.push(PodKey::new(namespace, name)),
+            match text.split_once('/').and_then(|(namespace, name)| PodKey::parse(namespace, name).ok()) {
+                Some(key) => config.socket_allowed_pods.push(key),
                 None => self.error(Some(at), "socketAllowedPods", format!("{text:?} is not namespace/name of a pod")),
             }
         }

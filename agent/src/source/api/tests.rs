@@ -383,3 +383,23 @@ fn a_slow_disk_delays_no_lease_and_gets_few_writes() {
         assert_eq!(published.recv().await, None, "nothing is published twice");
     });
 }
+
+#[tokio::test]
+async fn a_pod_whose_names_leave_its_directory_is_rejected_and_named() {
+    let root = tempfile::tempdir().unwrap();
+    let volume = |name: &str| json!({"spec": {"volumes": [{"name": name, "emptyDir": {}}]}});
+    let all = published(
+        root.path(),
+        vec![
+            Update::Stored(pod("web", "u-1", volume("data"))),
+            Update::Stored(pod("web", "u-1", volume(".."))),
+            Update::Stored(pod("other", "../../etc", volume("data"))),
+            Update::Stored(pod("..", "u-3", volume("data"))),
+        ],
+    )
+    .await;
+    let last = all.last().unwrap();
+    assert_eq!(names(last), ["shop/web u-1"], "the version that runs continues");
+    let rejected: Vec<_> = last.rejected.iter().map(|(key, rejection)| (&**key, &*rejection.faults[0].path)).collect();
+    assert_eq!(rejected, [("shop/other", "metadata.uid"), ("shop/web", "spec.volumes[0].name")]);
+}

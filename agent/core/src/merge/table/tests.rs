@@ -40,7 +40,7 @@ fn pod(words: &str, source: SourceKind) -> Arc<PodRecord> {
     Arc::new(PodRecord {
         ephemeral: Vec::new(),
         key: PodKey::new(namespace, name),
-        uid: PodUid::new(uid.unwrap_or_else(|| format!("{source}/{namespace}/{name}/{spec}"))),
+        uid: PodUid::new(uid.unwrap_or_else(|| format!("{source}.{namespace}.{name}.{spec}"))),
         fingerprint: hash(format!("{spec} {image}")),
         immutable_fingerprint: hash(spec.to_owned()),
         source,
@@ -67,12 +67,12 @@ use SourceKind::{Api, File, Http, Push};
 #[test]
 fn kubelets_cases() {
     let cases: &[(&str, &[Step<'_>])] = &[
-        ("one pod is added, with its source", &[(File, &["a"], &["ADD file/default/a/1"])]),
+        ("one pod is added, with its source", &[(File, &["a"], &["ADD file.default.a.1"])]),
         (
             "the same name in another namespace is another pod",
-            &[(Api, &["a"], &["ADD api/default/a/1"]), (Api, &["a", "b/a"], &["ADD api/b/a/1"])],
+            &[(Api, &["a"], &["ADD api.default.a.1"]), (Api, &["a", "b/a"], &["ADD api.b.a.1"])],
         ),
-        ("an unchanged snapshot brings no change", &[(Http, &["a"], &["ADD http/default/a/1"]), (Http, &["a"], &[])]),
+        ("an unchanged snapshot brings no change", &[(Http, &["a"], &["ADD http.default.a.1"]), (Http, &["a"], &[])]),
         (
             "an edit in place updates, and the removal carries the edited pod",
             &[(Api, &["a uid=u"], &["ADD u"]), (Api, &["a uid=u image=2"], &["UPDATE u"]), (Api, &[], &["REMOVE u"])],
@@ -80,8 +80,8 @@ fn kubelets_cases() {
         (
             "any other edit is another pod under the same name",
             &[
-                (File, &["a"], &["ADD file/default/a/1"]),
-                (File, &["a spec=2"], &["REMOVE file/default/a/1", "ADD file/default/a/2"]),
+                (File, &["a"], &["ADD file.default.a.1"]),
+                (File, &["a spec=2"], &["REMOVE file.default.a.1", "ADD file.default.a.2"]),
             ],
         ),
         (
@@ -135,15 +135,15 @@ fn kubelets_cases() {
         (
             "the first source wins, whichever published first, and the next takes over",
             &[
-                (Http, &["a"], &["ADD http/default/a/1"]),
+                (Http, &["a"], &["ADD http.default.a.1"]),
                 (Api, &["a"], &[]),
-                (Push, &["a"], &["REMOVE http/default/a/1", "ADD push/default/a/1"]),
-                (File, &["a"], &["REMOVE push/default/a/1", "ADD file/default/a/1"]),
+                (Push, &["a"], &["REMOVE http.default.a.1", "ADD push.default.a.1"]),
+                (File, &["a"], &["REMOVE push.default.a.1", "ADD file.default.a.1"]),
                 (Push, &["a image=2"], &[]),
                 (Http, &[], &[]),
-                (File, &[], &["REMOVE file/default/a/1", "ADD push/default/a/1"]),
-                (Push, &[], &["REMOVE push/default/a/1", "ADD api/default/a/1"]),
-                (Api, &[], &["REMOVE api/default/a/1"]),
+                (File, &[], &["REMOVE file.default.a.1", "ADD push.default.a.1"]),
+                (Push, &[], &["REMOVE push.default.a.1", "ADD api.default.a.1"]),
+                (Api, &[], &["REMOVE api.default.a.1"]),
             ],
         ),
         // Untested upstream: one UID twice.
@@ -263,7 +263,7 @@ fn a_duplicate_within_one_source_is_reported_too() {
     let mut snapshots = Snapshots::default();
     snapshots[File.index()] = Arc::new(snapshot);
     let delta = table.absorb(snapshots.clone());
-    assert_eq!(emitted(&delta.changes), ["ADD file/default/a/1"]);
+    assert_eq!(emitted(&delta.changes), ["ADD file.default.a.1"]);
     assert_eq!(duplicates(&table, "a"), ["file a > file a"]);
     snapshots[File.index()] = view(&["a"], File);
     let delta = table.absorb(snapshots);

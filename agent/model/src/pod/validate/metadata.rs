@@ -6,10 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
+use crate::pod::draft::Draft;
 use crate::pod::validate::containers::each_container;
 use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::name::{is_dns_label, is_dns_subdomain, is_qualified_name};
-use crate::pod::{APPARMOR_ANNOTATION as APPARMOR, PodRecord};
+use crate::pod::{APPARMOR_ANNOTATION as APPARMOR, PodUid};
 
 /// Maximum size in bytes of all annotations of one object.
 const MAX_ANNOTATIONS: usize = 256 << 10;
@@ -20,16 +21,16 @@ const SECCOMP_POD: &str = "seccomp.security.alpha.kubernetes.io/pod";
 const SECCOMP_CONTAINER: &str = "container.seccomp.security.alpha.kubernetes.io/";
 
 /// Validates a pod's metadata as set by the node.
-pub(super) fn metadata(record: &PodRecord, faults: &mut Faults) {
+pub(super) fn metadata(draft: &Draft, faults: &mut Faults) {
     let at = At::Root("metadata");
-    let metadata = &record.pod.metadata;
-    name(&at.field("name"), record.key.name(), faults);
-    if !is_dns_label(record.key.namespace()) {
-        faults.dns_label(&at.field("namespace"), record.key.namespace());
+    let metadata = &draft.pod.metadata;
+    name(&at.field("name"), &draft.name, faults);
+    if !is_dns_label(&draft.namespace) {
+        faults.dns_label(&at.field("namespace"), &draft.namespace);
     }
-    if !is_safe_uid(record.uid.as_str()) {
+    if PodUid::parse(draft.uid.as_str()).is_err() {
         let remedy = "leave it out, or use a UUID";
-        faults.malformed(&at.field("uid"), record.uid.as_str(), "must be fit to name a directory", remedy);
+        faults.malformed(&at.field("uid"), &draft.uid, "must be fit to name a directory", remedy);
     }
     labels_and_annotations(&at, metadata, faults);
     if metadata.generation.is_some_and(|generation| generation < 0) {
@@ -52,7 +53,7 @@ pub(super) fn metadata(record: &PodRecord, faults: &mut Faults) {
             faults.invalid(&list.index(index), name, detail);
         }
     }
-    pod_annotations(&at.field("annotations"), metadata.annotations.as_ref(), record.spec(), faults);
+    pod_annotations(&at.field("annotations"), metadata.annotations.as_ref(), draft.spec(), faults);
 }
 
 fn name(at: &At<'_>, name: &str, faults: &mut Faults) {
@@ -62,12 +63,6 @@ fn name(at: &At<'_>, name: &str, faults: &mut Faults) {
         // The node's name is appended: the author's part may be valid and the whole too long.
         faults.dns_subdomain(at, name);
     }
-}
-
-/// Safe as the name of a directory and of a cgroup.
-fn is_safe_uid(uid: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_' || byte == b'.';
-    !uid.is_empty() && uid.len() <= 128 && uid.bytes().all(plain) && uid.as_bytes()[0].is_ascii_alphanumeric()
 }
 
 /// Validates the labels and annotations of an object or of a template.

@@ -17,7 +17,7 @@ use crate::source::SourceKind;
 const UNBROKEN: &[(&str, &str)] = &[
     ("runAsUser is 0, which is root", "limpet's own"),
     ("MAX_CONTAINERS", "limpet's own"),
-    ("record.uid.as_str()", "an apiserver assigns UIDs, a node accepts given ones"),
+    ("&draft.uid", "an apiserver assigns UIDs, a node accepts given ones"),
     ("metadata.generation", "an apiserver counts generations itself"),
     ("&claim.claim_name, detail", "the pod's name has the node's in it, and so have its claims"),
     ("must specify a volume type", "a volume of nothing is an emptyDir by default"),

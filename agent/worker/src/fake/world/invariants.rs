@@ -111,7 +111,9 @@ impl World {
         for (other, one) in self.containers.iter().filter(|(other, _)| *other != id) {
             let identity = &one.recorded.identity;
             let same_slot = identity.uid == uid && identity.container == slot.name;
-            if is_running(one) && (same_slot || (identity.pod_key() == pod.record.key && identity.uid != uid)) {
+            if is_running(one)
+                && (same_slot || (identity.pod_key().as_ref() == Ok(&pod.record.key) && identity.uid != uid))
+            {
                 found.push(format!("{} starts beside {} of {}", short(id), short(other), pod.record.key));
             }
             let code = one.exit_code();
