@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::{
     HostPathVolumeSource, NFSVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Volume,
 };
 
-use crate::object::csi::{BLOCK, CsiVolume};
+use crate::object::csi::{self, BLOCK, CsiVolume};
 use crate::object::iscsi::IscsiVolume;
 use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, PodObjects, SecretBytes};
 use crate::pod::PodRecord;
@@ -284,6 +284,7 @@ pub fn source(object: &ObjectRecord) -> Result<ClaimedVolume, String> {
     let unreadable = |error: serde_json::Error| format!("{}: {error}", object.key);
     if let Some(volume) = text(CSI) {
         let volume: Box<CsiVolume> = serde_json::from_str(volume).map_err(unreadable)?;
+        csi::check(&volume.name, &volume.driver, &volume.handle)?;
         return Ok(ClaimedVolume { block: volume.block, source: ClaimedSource::Csi(volume) });
     }
     if let Some(volume) = text(iscsi::ISCSI) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::hex::hex;
-use crate::pod::PodRecord;
+use crate::pod::{PodRecord, is_dns_subdomain};
 
 /// The longest handle of a volume, in bytes.
 const MAX_HANDLE: usize = 4096;
@@ -170,7 +170,7 @@ impl CsiVolume {
         let source = spec.csi.as_ref()?;
         let volume = || -> Result<Self, String> {
             let settings = DriverSettings::of(&source.driver, driver, false)?;
-            check(&source.driver, &source.volume_handle)?;
+            check(name, &source.driver, &source.volume_handle)?;
             Ok(Self {
                 name: name.to_owned(),
                 driver: source.driver.clone(),
@@ -201,7 +201,7 @@ impl CsiVolume {
     ) -> Result<Self, String> {
         let settings = DriverSettings::of(&source.driver, driver, true)?;
         let handle = format!("csi-{}", sha256(&format!("{}{name}", pod.uid)));
-        check(&source.driver, &handle)?;
+        check(name, &source.driver, &handle)?;
         Ok(Self {
             name: name.to_owned(),
             driver: source.driver.clone(),
@@ -272,7 +272,10 @@ pub fn staging_directory(handle: &str) -> String {
 }
 
 /// Refuses names that would not be a directory, or would be too long for a request.
-fn check(driver: &str, handle: &str) -> Result<(), String> {
+pub(super) fn check(name: &str, driver: &str, handle: &str) -> Result<(), String> {
+    if !is_dns_subdomain(name) {
+        return Err(format!("{name:?} is not the name of a volume"));
+    }
     let plain = driver.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'));
     if driver.is_empty() || driver.starts_with('.') || !plain {
         return Err(format!("{driver:?} is not the name of a CSI driver"));
@@ -369,6 +372,11 @@ mod tests {
         for (name, handle) in [("../etc", "h"), ("", "h"), ("d", "")] {
             let csi = json!({"csi": {"driver": name, "volumeHandle": handle}});
             assert!(volume(csi, None).unwrap_err().starts_with("PV pv: "), "{name:?} {handle:?}");
+        }
+        let spec: PersistentVolumeSpec =
+            serde_json::from_value(json!({"csi": {"driver": "d", "volumeHandle": "h"}})).unwrap();
+        for name in ["..", "../../etc", "/etc", ""] {
+            assert!(CsiVolume::persistent(name, &spec, None).unwrap().is_err(), "{name:?}");
         }
     }
 
