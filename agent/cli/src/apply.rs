@@ -74,7 +74,7 @@ pub(super) fn read(
     screen: Screen,
 ) -> Result<(Vec<NamedDocument>, bool), CliError> {
     let (mut all, mut failed) = (Vec::new(), false);
-    for path in files.iter().flat_map(|path| validate::files(path)) {
+    for path in files.iter().flat_map(|path| validate::files_of_kubectl(path)) {
         let origin = if path == Path::new("-") { "standard input".to_owned() } else { path.display().to_string() };
         let text = match validate::read(&path) {
             Ok(text) => text,

@@ -1,11 +1,13 @@
 //! `limpet validate`: all faults of manifests, with their source lines. Needs no agent and no network.
 
 use limpet_model::manifest;
+use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::error::CliError;
 use super::screen::{Screen, Tone};
+use limpet_core::source::file_names::is_read;
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;
 
@@ -77,17 +79,27 @@ fn plural(number: usize, word: &str) -> String {
     if number == 1 { format!("1 {word}") } else { format!("{number} {word}s") }
 }
 
-/// The path, or for a directory the manifests in it.
+/// The path, or for a directory the files in it that the agent would read.
 pub(super) fn files(path: &Path) -> Vec<PathBuf> {
+    files_named(path, |name| is_read(&name.to_string_lossy()))
+}
+
+/// The path, or for a directory the files in it with kubectl's endings.
+pub(super) fn files_of_kubectl(path: &Path) -> Vec<PathBuf> {
+    let endings = [".yaml", ".yml", ".json"];
+    files_named(path, |name| {
+        let name = name.to_string_lossy();
+        is_read(&name) && endings.iter().any(|ending| name.ends_with(ending))
+    })
+}
+
+fn files_named(path: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> Vec<PathBuf> {
     if !path.is_dir() {
         return vec![path.to_owned()];
     }
-    let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    let manifest = |path: &PathBuf| {
-        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        !hidden && path.extension().is_some_and(|end| end == "yaml" || end == "yml" || end == "json")
-    };
-    let mut files: Vec<PathBuf> = entries.filter(manifest).take(MAX_FILES).collect();
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let files = entries.filter(|entry| is_wanted(&entry.file_name())).map(|entry| entry.path());
+    let mut files: Vec<PathBuf> = files.filter(|path| !path.is_dir()).take(MAX_FILES).collect();
     files.sort();
     files
 }

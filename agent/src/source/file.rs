@@ -7,7 +7,6 @@
 //! file away before they write it. An unreadable, missing or broken file never stops a pod. Each accepted or rejected
 //! manifest carries the actor who changed it, if the watch knows.
 
-mod names;
 mod scan;
 mod scan_run;
 mod scanning;
@@ -272,7 +271,7 @@ impl FileSource {
 
     fn apply_listing(&mut self, listing: Listing, confirms: bool) {
         for name in listing.skipped {
-            warn!(file = name, "skipped: it looks like a manifest, but only .yaml, .yml and .json are read");
+            warn!(file = name, "skipped: its name is not UTF-8");
             self.logged_skipped.insert(name);
         }
         if listing.excess > 0 {

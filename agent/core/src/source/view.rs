@@ -8,6 +8,7 @@ use std::sync::Arc;
 use imbl::OrdMap;
 
 use super::delta::Edits;
+use super::file_names::is_leftover;
 use crate::last_good::Manifests;
 use crate::source::{Health, Rejection, SourceSnapshot};
 use limpet_model::manifest::Manifest;
@@ -267,10 +268,11 @@ impl View {
         }
     }
 
-    /// The claimant that sorts first by the bytes of its name; existing files come before vanishing ones.
+    /// The claimant that sorts first by the bytes of its name; existing files come before vanishing ones, and those that an
+    /// editor has left come last: while it replaces a file, the backup beside it must not take over.
     fn owner(&self, claim: &Claim) -> Option<&Arc<str>> {
         let claimants = self.claims.get(claim)?;
-        claimants.iter().min_by_key(|name| (self.is_vanishing(name), *name))
+        claimants.iter().min_by_key(|name| (is_leftover(name), self.is_vanishing(name), *name))
     }
 
     fn settle_key(&mut self, claim: Claim) -> bool {

@@ -11,9 +11,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::OFlags;
 
-use super::names::{NameClass, class, looks_like_manifest};
 use super::scan_run::ScanRun;
 use limpet_core::source::Decoder;
+use limpet_core::source::file_names::{is_leftover, is_read};
 use limpet_host::blocking::Progress;
 use limpet_host::directory::directory_id;
 use limpet_host::file_system;
@@ -32,8 +32,6 @@ pub(super) const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(50);
 /// A file written in scanner this recently may be incomplete. Its writer's close causes an event; a scan without an
 /// event leaves the file alone until then, or until it was not written for this long.
 pub(super) const WRITE_SETTLE_TIME: Duration = Duration::from_secs(1);
-/// How much of a skipped file is read to recognize a manifest.
-const SNIFF_SIZE: u64 = 4 << 10;
 
 /// Identifies a version of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,9 +131,9 @@ impl Scan {
 pub(super) struct Listing {
     /// The directory's identity.
     pub(super) id: DirectoryId,
-    /// The manifests in it.
+    /// The files in it that are read.
     pub(super) names: BTreeSet<Arc<str>>,
-    /// Files with a manifest's content but not its name.
+    /// Those whose names are not UTF-8, which are not.
     pub(super) skipped: Vec<String>,
     /// Manifests beyond [`MAX_FILES`].
     pub(super) excess: usize,
@@ -151,6 +149,13 @@ fn is_blank(text: &[u8]) -> bool {
 fn blank(name: &Arc<str>) -> Fault {
     let fault = Fault::error("", "the file is empty").with_remedy("remove the file to stop its pods");
     Fault { origin: Arc::clone(name), ..fault }
+}
+
+fn leftover(name: &Arc<str>) -> Fault {
+    let fault =
+        Fault::warning("", "is read as by kubelet, though its name is that of an editor's or a tool's leftover");
+    let remedy = "move it out of the directory, or begin its name with a dot";
+    Fault { origin: Arc::clone(name), ..fault.with_remedy(remedy) }
 }
 
 /// Reads the manifests at `path`, by name. Blocks.
@@ -186,7 +191,7 @@ impl Scanner {
 
     /// Whether `name` is read.
     pub(super) fn is_manifest(&self, name: &str) -> bool {
-        self.only.as_deref().map_or_else(|| class(name) == NameClass::Manifest, |only| only == name)
+        self.only.as_deref().map_or_else(|| is_read(name), |only| only == name)
     }
 
     /// Scans `names` and reads those that changed.
@@ -245,12 +250,6 @@ impl Scanner {
                 if !entry.file_type()?.is_dir() {
                     listing.names.insert(Arc::clone(name));
                 }
-            } else if self.only.is_none()
-                && class(name) == NameClass::Other
-                && !logged.contains(&**name)
-                && self.sniff(name)
-            {
-                listing.skipped.push(name.to_string());
             }
         }
         run.enter_none();
@@ -259,17 +258,6 @@ impl Scanner {
             listing.excess += 1;
         }
         Ok(listing)
-    }
-
-    fn sniff(&self, name: &str) -> bool {
-        let mut beginning = Vec::new();
-        let read = self.open(name).and_then(|file| {
-            if !file.metadata()?.is_file() {
-                return Ok(0);
-            }
-            file.take(SNIFF_SIZE).read_to_end(&mut beginning)
-        });
-        read.is_ok() && looks_like_manifest(&beginning)
     }
 
     /// Does not block on a FIFO without a writer.
@@ -292,6 +280,11 @@ impl Scanner {
         };
         let before = scan.known.get(&name).and_then(|known| known.stamp);
         match path.metadata() {
+            // As kubelet has it, a directory is no manifest, and what is in it is none.
+            Ok(metadata) if metadata.is_dir() => {
+                scan.known.remove(&name);
+                scan.findings.push((name, Finding::Absent));
+            }
             Ok(metadata) if before == Some(Stamp::of(&metadata)) => {
                 scan.known.insert(name, KnownFile { stamp: before, link });
             }
@@ -316,10 +309,14 @@ impl Scanner {
 
     /// The pods of a file's content.
     pub(super) fn decode(&self, name: &Arc<str>, text: &[u8]) -> Manifest {
-        match is_blank(text) {
+        let mut manifest = match is_blank(text) {
             true => Manifest::broken(blank(name)),
             false => self.decoder.read(text, name, SourceKind::File, &self.node_name),
+        };
+        if self.only.is_none() && is_leftover(name) {
+            manifest.faults.push(leftover(name));
         }
+        manifest
     }
 
     /// The file exists and cannot be read: handled as broken, and retried at every scan.

@@ -402,3 +402,66 @@ async fn a_single_file_is_read_whatever_its_name_and_its_siblings_are_not() {
     bench.write("pods", "pod a 3");
     bench.until_pods(&["a 3 @ pods"]).await;
 }
+
+#[tokio::test]
+async fn every_file_without_a_leading_dot_is_read_and_no_directory() {
+    let mut bench = Bench::new();
+    fs::create_dir(bench.directory.join("lost+found")).unwrap();
+    fs::write(bench.directory.join("lost+found/x.yaml"), "pod x 1").unwrap();
+    bench.write("kube-proxy.manifest", "pod proxy 1");
+    bench.write("plain", "pod plain 1");
+    bench.write(".hidden.yaml", "pod hidden 1");
+    bench.start();
+    bench.until_pods(&["plain 1 @ plain", "proxy 1 @ kube-proxy.manifest"]).await;
+    fs::create_dir(bench.directory.join("backup")).unwrap();
+    bench.write("kube-proxy.manifest", "pod proxy 2");
+    let now = bench.until_pods(&["plain 1 @ plain", "proxy 2 @ kube-proxy.manifest"]).await;
+    assert!(now.rejected.is_empty(), "{:?}", now.rejected);
+}
+
+#[tokio::test]
+async fn an_editors_leftover_runs_as_under_kubelet_and_takes_no_pod_of_another_file() {
+    let mut bench = Bench::new();
+    bench.write("#a.yaml#", "pod a 0");
+    bench.write("b.yaml.bak", "pod b 1");
+    bench.write("a.yaml", "pod a 1");
+    bench.start();
+    let now = bench.until_pods(&["a 1 @ a.yaml", "b 1 @ b.yaml.bak"]).await;
+    let message = now.rejected["#a.yaml#"].faults[0].to_string();
+    assert!(message.contains("already defined in a.yaml"), "{message}");
+    // While the file is replaced, the old version beside it does not run.
+    let seen = bench.running.as_ref().unwrap().0.clone();
+    let collect = tokio::spawn(async move {
+        let (mut seen, mut versions) = (seen, BTreeSet::new());
+        while seen.changed().await.is_ok() {
+            versions.extend(shape(&seen.borrow_and_update()));
+        }
+        versions
+    });
+    fs::remove_file(bench.directory.join("a.yaml")).unwrap();
+    bench.until_pods(&["a 0 @ #a.yaml#", "b 1 @ b.yaml.bak"]).await;
+    bench.write("a.yaml", "pod a 2");
+    bench.until_pods(&["a 2 @ a.yaml", "b 1 @ b.yaml.bak"]).await;
+    fs::remove_file(bench.directory.join("#a.yaml#")).unwrap();
+    bench.until(|now| now.rejected.is_empty()).await;
+    fs::write(bench.directory.join("a.yaml~"), "pod a 1").unwrap();
+    bench.until(|now| now.rejected.len() == 1).await;
+    fs::rename(bench.directory.join("a.yaml"), bench.directory.join(".away")).unwrap();
+    bench.write("a.yaml", "pod a 3");
+    bench.until_pods(&["a 3 @ a.yaml", "b 1 @ b.yaml.bak"]).await;
+    bench.stop().await;
+    assert!(!collect.await.unwrap().contains("a 1 @ a.yaml~"), "the backup took over");
+}
+
+#[test]
+fn a_leftover_is_named_in_a_warning() {
+    let directory = tempfile::tempdir().unwrap();
+    for name in ["a.yaml~", "b.yaml"] {
+        fs::write(directory.path().join(name), format!("pod {} 1", &name[..1])).unwrap();
+    }
+    let read = read_all(directory.path(), "edge1", decoder()).unwrap();
+    let faults: Vec<String> =
+        read.iter().flat_map(|(_, manifest)| manifest.faults.iter().map(ToString::to_string)).collect();
+    let [fault] = &faults[..] else { panic!("{faults:?}") };
+    assert!(fault.starts_with("a.yaml~: is read as by kubelet"), "{fault}");
+}
