@@ -16,6 +16,7 @@ use super::validate;
 use limpet_core::forecast::{as_if_running, forecast, only};
 use limpet_core::source::Snapshots;
 use limpet_core::source::proposal::{Proposal, Proposed, propose};
+use limpet_model::pod::encoding;
 use limpet_model::source::SourceKind;
 use limpet_wire::diff::{DiffDocument, DiffFile, DiffRequest};
 use limpet_wire::socket_client::SocketClient;
@@ -102,8 +103,10 @@ async fn ask(client: &SocketClient, args: &DiffArgs) -> Result<(DiffDocument, Ve
 fn read(paths: &[PathBuf]) -> (Vec<DiffFile>, bool) {
     let (mut files, mut unread) = (Vec::new(), false);
     for path in paths.iter().flat_map(|path| validate::files(path)) {
-        let text = validate::read(&path)
-            .and_then(|bytes| String::from_utf8(bytes).map_err(|_| std::io::Error::other("not UTF-8 text")));
+        let text = validate::read(&path).and_then(|bytes| {
+            let text = encoding::utf8(&bytes).into_owned();
+            String::from_utf8(text).map_err(|_| std::io::Error::other("not UTF-8 text"))
+        });
         match text {
             Ok(text) => files.push(DiffFile { name: name(&path), text }),
             Err(error) => {

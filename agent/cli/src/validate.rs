@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::error::CliError;
 use super::screen::{Screen, Tone};
 use limpet_core::source::file_names::is_read;
-use limpet_model::pod::{Fault, Severity};
+use limpet_model::pod::{Fault, Severity, encoding};
 use limpet_model::source::SourceKind;
 
 /// Lines shown before the one with the fault.
@@ -117,7 +117,8 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<u8>> {
 
 /// The text whose lines may be shown: empty if it contains a Secret, as far as that can be detected in a broken one.
 pub(super) fn shown(text: &[u8]) -> String {
-    let text = String::from_utf8_lossy(text);
+    let text = encoding::utf8(text);
+    let text = String::from_utf8_lossy(&text);
     let holds_secret = text.lines().any(|line| line.contains("kind") && line.contains("Secret"));
     if holds_secret { String::new() } else { text.into_owned() }
 }

@@ -12,7 +12,7 @@ use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::draft::Draft;
 use crate::pod::security::{self, SecurityLevel};
 use crate::pod::yaml::{self, Document};
-use crate::pod::{Fault, FaultList, PodKey, PodRecord, decode, identity, size, unsupported, validate};
+use crate::pod::{Fault, FaultList, PodKey, PodRecord, decode, encoding, identity, size, unsupported, validate};
 use crate::source::SourceKind;
 
 /// The contents of one file, one HTTP response or one push.
@@ -122,7 +122,8 @@ impl Manifest {
 pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Manifest {
     let mut manifest = Manifest::default();
     let origin: Arc<str> = Arc::from(origin);
-    let (documents, faults) = yaml::documents(text);
+    let text = encoding::utf8(text);
+    let (documents, faults) = yaml::documents(&text);
     let unread = !faults.is_empty();
     let mut all = FaultList::default();
     all.extend(faults);

@@ -16,6 +16,7 @@ pub mod diff;
 pub mod downward;
 pub(crate) mod draft;
 pub mod edit;
+pub mod encoding;
 pub mod ephemeral;
 pub mod fault;
 #[cfg(test)]

@@ -27,6 +27,19 @@ fn the_faults_of_one_document_are_limited_and_counted() {
 }
 
 #[test]
+fn a_manifest_in_utf16_is_read_with_the_positions_of_its_faults() {
+    let utf16 = |text: &str| -> Vec<u8> {
+        [0xff, 0xfe].into_iter().chain(text.encode_utf16().flat_map(u16::to_le_bytes)).collect()
+    };
+    let text = "apiVersion: v1\r\nkind: Pod\r\nmetadata: {name: web}\r\nspec:\r\n  containers: [{name: a, image: \"b:ü\"}]\r\n";
+    let manifest = read(&utf16(text), "web.yaml", SourceKind::File, "edge1");
+    assert_eq!(manifest.faults, []);
+    assert_eq!(manifest.pods[0].fingerprint, read_file(text).pods[0].fingerprint);
+    let manifest = read(&utf16(&format!("{text}  imag: 1\r\n")), "web.yaml", SourceKind::File, "edge1");
+    assert_eq!(manifest.faults[0].position, Some((6, 3)), "{:?}", manifest.faults);
+}
+
+#[test]
 fn the_faults_of_all_documents_together_are_limited() {
     let broken = |number: usize| {
         let mut pod = pod(&format!("pod-{number}"));

@@ -19,7 +19,7 @@ use limpet_host::directory::directory_id;
 use limpet_host::file_system;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::manifest::Manifest;
-use limpet_model::pod::Fault;
+use limpet_model::pod::{Fault, encoding};
 use limpet_model::source::SourceKind;
 
 /// The limit of a manifest file, as in kubelet.
@@ -143,6 +143,7 @@ pub(super) struct Listing {
 
 /// What a power cut or an interrupted editor leaves of a file: this is not meant to remove pods.
 fn is_blank(text: &[u8]) -> bool {
+    let text = encoding::utf8(text);
     text.iter().all(|byte| *byte == 0 || byte.is_ascii_whitespace())
 }
 

@@ -5,6 +5,7 @@ use std::io::Read;
 use super::failure::Failure;
 use limpet_core::source::Decoder;
 use limpet_model::manifest::Manifest;
+use limpet_model::pod::encoding;
 use limpet_model::source::SourceKind;
 
 /// The limit of a response body, compressed and decompressed, as in kubelet.
@@ -60,6 +61,7 @@ fn gunzip(compressed: &[u8]) -> Result<Vec<u8>, Failure> {
 
 /// The manifests in a body. An empty result counts only if the body is explicit about it, as an empty list is.
 pub(super) fn read(bytes: &[u8], decoder: Decoder, origin: &str, node_name: &str) -> Result<Manifest, Failure> {
+    let bytes = &*encoding::utf8(bytes);
     if let Some(reason) = no_manifests(bytes) {
         return Err(Failure::bad_response(reason));
     }
