@@ -164,9 +164,9 @@ fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>,
 pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     let value: Value = serde_json::from_slice(manifest)
         .map_err(|error| vec![Fault::error("", format!("stored manifest: {error}"))])?;
-    let (pod, faults) = decode::decode(&value);
-    match pod {
-        Some(pod) => Draft::new(&value, pod, Arc::from(origin), source, node_name).record(),
+    let (decoded, faults) = decode::decode_with_value(&value);
+    match decoded {
+        Some((pod, value)) => Draft::new(&value, pod, Arc::from(origin), source, node_name).record(),
         None => Err(faults.finish()),
     }
 }
@@ -264,10 +264,10 @@ impl Item<'_> {
             faults.push(fault);
             return (None, faults);
         }
-        let (pod, mut faults) = decode::decode(self.value);
+        let (decoded, mut faults) = decode::decode_with_value(self.value);
         faults.extend(self.duplicates());
-        let Some(pod) = pod else { return (None, faults) };
-        let draft = Draft::new(self.value, pod, Arc::clone(origin), source, node_name);
+        let Some((pod, value)) = decoded else { return (None, faults) };
+        let draft = Draft::new(&value, pod, Arc::clone(origin), source, node_name);
         // A field of the wrong type was removed: faults that follow from its absence would only confuse.
         if faults.errors() == 0 {
             faults.absorb(validate::validate(&draft));

@@ -25,8 +25,8 @@ const DELETION: [&str; 2] = ["deletionTimestamp", "deletionGracePeriodSeconds"];
 /// It uses something that this node does not support, a name in it is none, or it is no Pod.
 pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     let desired = desired(pod);
-    let (decoded, faults) = decode::decode(&desired);
-    let Some(decoded) = decoded else { return Err(faults.finish()) };
+    let (decoded, faults) = decode::decode_with_value(&desired);
+    let Some((pod, value)) = decoded else { return Err(faults.finish()) };
     let unsupported: Vec<Fault> = unsupported::check(&desired, SourceKind::Api)
         .into_iter()
         .filter(|fault| fault.severity == Severity::Error)
@@ -34,7 +34,7 @@ pub fn read(pod: &Value, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     if !unsupported.is_empty() {
         return Err(unsupported);
     }
-    Draft::new(&desired, decoded, Arc::from(ORIGIN), SourceKind::Api, node_name).record()
+    Draft::new(&value, pod, Arc::from(ORIGIN), SourceKind::Api, node_name).record()
 }
 
 /// The part of a stored Pod that a node acts on: of its status only an end, and the conditions of its readiness gates.

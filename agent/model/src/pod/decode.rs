@@ -5,23 +5,34 @@ use std::borrow::Cow;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
-use crate::pod::strict::{self, Step, TypeError, UnknownField};
+use crate::pod::strict::{self, ReadNull, Step, TypeError, UnknownField};
 use crate::pod::{Fault, FaultList, Severity};
 
 /// Wrong types reported per document; an author fixes them one by one anyway.
 const MAX_TYPE_FAULTS: usize = 20;
 
+/// A Pod and the value that it was read from, with the zero values that nulls in it stand for: a list or map that is stored
+/// and read again is then the same.
+pub(crate) type Decoded<'a> = (Pod, Cow<'a, Value>);
+
 /// Decodes a Pod. Values of the wrong type are removed from the Pod, so that the rest can be validated as well.
 pub(crate) fn decode(value: &Value) -> (Option<Pod>, FaultList) {
+    let (decoded, faults) = decode_with_value(value);
+    (decoded.map(|(pod, _)| pod), faults)
+}
+
+/// The same, with the value as it was read.
+pub(crate) fn decode_with_value(value: &Value) -> (Option<Decoded<'_>>, FaultList) {
     let mut value = Cow::Borrowed(value);
     let (mut wrong, mut known) = (FaultList::default(), Vec::new());
     loop {
-        let (read, unknown) = strict::read(value.as_ref());
+        let (read, unknown, nulls) = strict::read_noting_nulls(value.as_ref());
         let type_error = match read {
             Ok(pod) => {
                 wrong.extend(unknown.first.into_iter().map(unknown_field));
                 wrong.leave_out(Severity::Error, unknown.more);
-                return (Some(pod), wrong);
+                nulls.into_iter().for_each(|null| replace(value.to_mut(), null));
+                return (Some((pod, value)), wrong);
             }
             Err(type_error) => type_error,
         };
@@ -68,20 +79,28 @@ fn type_message(message: &str) -> String {
 /// Removes the value at `steps`. False if it does not exist.
 fn clear(value: &mut Value, steps: &[Step]) -> bool {
     let Some((last, around)) = steps.split_last() else { return false };
-    let parent = around.iter().try_fold(value, |value, step| match (step, value) {
-        (Step::Name(name), Value::Object(map)) => map.get_mut(name),
-        (Step::Item(index), Value::Array(items)) => items.get_mut(*index),
-        _ => None,
-    });
-    match (last, parent) {
+    match (last, at(value, around)) {
         (Step::Name(name), Some(Value::Object(map))) => map.remove(name).is_some(),
-        // Removing an item would change the path of every later one: it becomes an empty object instead.
+        // Removing an item would change the path of every later one: it becomes null, the zero value of any type.
         (Step::Item(index), Some(Value::Array(items))) => {
-            let item = items.get_mut(*index).filter(|item| !item.is_object());
-            item.map(|item| *item = Value::Object(serde_json::Map::new())).is_some()
+            items.get_mut(*index).filter(|item| !item.is_null()).map(|item| *item = Value::Null).is_some()
         }
         _ => false,
     }
+}
+
+fn replace(value: &mut Value, null: ReadNull) {
+    if let Some(element) = at(value, &null.steps) {
+        *element = null.zero;
+    }
+}
+
+fn at<'v>(value: &'v mut Value, steps: &[Step]) -> Option<&'v mut Value> {
+    steps.iter().try_fold(value, |value, step| match (step, value) {
+        (Step::Name(name), Value::Object(map)) => map.get_mut(name),
+        (Step::Item(index), Value::Array(items)) => items.get_mut(*index),
+        _ => None,
+    })
 }
 
 #[cfg(test)]
@@ -123,6 +142,55 @@ mod tests {
             faults[0].starts_with("metadata.labels[a.b/c]: must be")
                 && faults.iter().any(|fault| fault.contains("spec.hostNetwork: must be"))
         );
+    }
+
+    #[test]
+    fn a_null_in_a_list_or_map_is_the_zero_value_of_its_type() {
+        let value = json!({
+            "metadata": {"labels": {"a": null, "b": "c"}, "annotations": null},
+            "spec": {"securityContext": {"supplementalGroups": [null]}, "containers": [null, {
+                "name": "a", "args": ["1", null], "env": [null],
+                "resources": {"requests": {"memory": null, "cpu": 1}},
+            }]},
+        });
+        let (decoded, faults) = decode_with_value(&value);
+        assert_eq!(faults.finish(), []);
+        let (pod, value) = decoded.unwrap();
+        assert_eq!(
+            *value,
+            json!({
+                "metadata": {"labels": {"a": "", "b": "c"}, "annotations": null},
+                "spec": {"securityContext": {"supplementalGroups": [0]}, "containers": [{}, {
+                    "name": "a", "args": ["1", ""], "env": [{}],
+                    "resources": {"requests": {"memory": "0", "cpu": 1}},
+                }]},
+            })
+        );
+        assert_eq!(decode(&value).0.unwrap(), pod);
+        let container = &pod.spec.as_ref().unwrap().containers[1];
+        assert_eq!(container.args.as_ref().unwrap(), &["1", ""]);
+        assert_eq!(container.resources.as_ref().unwrap().requests.as_ref().unwrap()["memory"].0, "0");
+    }
+
+    #[test]
+    fn a_wrong_item_of_a_list_is_one_fault() {
+        let value = json!({"spec": {"containers": [{"name": "a", "command": ["sleep", 5, true], "env": [7]}, "b"]}});
+        assert_eq!(
+            faults(&value),
+            [
+                "spec.containers[0].command[1]: must be a string, not integer `5`",
+                "spec.containers[0].command[2]: must be a string, not boolean `true`",
+                "spec.containers[0].env[0]: must be EnvVar, not integer `7`",
+                "spec.containers[1]: must be Container, not string \"b\"",
+            ]
+        );
+    }
+
+    #[test]
+    fn endless_nulls_are_values_of_the_wrong_type() {
+        let value = json!({"spec": {"containers": [{"args": vec![Value::Null; 20_000]}]}});
+        let faults = faults(&value);
+        assert_eq!(faults.len(), 1, "{faults:?}");
     }
 
     #[test]

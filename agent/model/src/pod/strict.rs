@@ -1,12 +1,17 @@
 //! Deserializes a value into a type of the Kubernetes API: reports a value of the wrong type with its path, and collects
 //! unknown fields, each with a suggestion.
 //!
+//! `null` as an item of a list or as the value of a free key is the zero value of its type, as for Kubernetes' decoder: an
+//! empty text, object or quantity, 0.
+//!
 //! One deserializer serves the Pods of manifests and those of the agent's responses: the types' code is generated once for
 //! each deserializer, and it is large.
 
 use std::cell::{Cell, RefCell};
 
-use serde::de::value::{BorrowedStrDeserializer, StringDeserializer};
+use std::sync::LazyLock;
+
+use serde::de::value::{BorrowedStrDeserializer, StrDeserializer, StringDeserializer};
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::{Error, Map, Value, map};
@@ -18,6 +23,9 @@ use crate::pod::field_path;
 const SIMILARITY: f64 = 0.65;
 /// The type of quantities, which may be written as numbers: `cpu: 1`.
 const QUANTITY: &str = "Quantity";
+
+/// How many nulls are read as zero values; those beyond are values of the wrong type.
+const MAX_NULLS: usize = 10_000;
 
 /// The names of an object's fields.
 pub(super) type Fields = &'static [&'static str];
@@ -78,21 +86,39 @@ pub(super) enum Step {
     Item(usize),
 }
 
+/// A null that was read as a zero value.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct ReadNull {
+    /// Where it is.
+    pub(super) steps: Vec<Step>,
+    /// What it was read as.
+    pub(super) zero: Value,
+}
+
 /// Reads a `T`, and the unknown fields of `value`. After a type error the list is incomplete.
 pub fn read<'a, T: Deserialize<'a>>(value: &'a Value) -> (Result<T, TypeError>, UnknownFields) {
+    let (read, unknown, _) = read_noting_nulls(value);
+    (read, unknown)
+}
+
+/// The same, with the nulls that were read as zero values.
+pub(super) fn read_noting_nulls<'a, T: Deserialize<'a>>(
+    value: &'a Value,
+) -> (Result<T, TypeError>, UnknownFields, Vec<ReadNull>) {
     let notes = Notes::default();
     let read = T::deserialize(Reader { value, location: &Location::Root, notes: &notes });
     let read = read.map_err(|error| {
         let (path, steps) = notes.type_error.take().unwrap_or_default();
         TypeError { path, steps, error }
     });
-    (read, notes.unknown.take())
+    (read, notes.unknown.take(), notes.nulls.take())
 }
 
 /// Findings collected while reading.
 #[derive(Default)]
 struct Notes {
     unknown: RefCell<UnknownFields>,
+    nulls: RefCell<Vec<ReadNull>>,
     /// Path and steps of the first type error; it stops the reading.
     type_error: Cell<Option<(String, Vec<Step>)>>,
 }
@@ -173,6 +199,31 @@ impl<'a, 'p> Reader<'a, 'p> {
     fn entries(self, map: &'a Map<String, Value>, fields: Option<Fields>) -> Entries<'a, 'p> {
         Entries { of: self.location, notes: self.notes, fields, rest: map.iter(), value: None }
     }
+
+    /// Whether it is a null that is read as `zero`; if so, notes it.
+    fn is_zero(&self, zero: impl FnOnce() -> Value) -> bool {
+        let is_element = matches!(self.location, Location::Item { .. } | Location::Field { fields: None, .. });
+        let mut nulls = self.notes.nulls.borrow_mut();
+        let is_zero = self.value.is_null() && is_element && nulls.len() < MAX_NULLS;
+        if is_zero {
+            nulls.push(ReadNull { steps: self.location.steps(), zero: zero() });
+        }
+        is_zero
+    }
+
+    fn deserialize_text<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.is_zero(|| Value::String(String::new())) {
+            true => visitor.visit_borrowed_str(""),
+            false => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_integer<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, Error> {
+        match self.is_zero(|| Value::from(0)) {
+            true => visitor.visit_i64(0),
+            false => self.deserialize_any(visitor),
+        }
+    }
 }
 
 impl<'a> Deserializer<'a> for Reader<'a, '_> {
@@ -201,8 +252,10 @@ impl<'a> Deserializer<'a> for Reader<'a, '_> {
         fields: Fields,
         visitor: V,
     ) -> Result<V::Value, Error> {
+        static EMPTY: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
         match self.value {
             Value::Object(map) => visitor.visit_map(self.entries(map, Some(fields))),
+            _ if self.is_zero(|| Value::Object(Map::new())) => visitor.visit_map(self.entries(&EMPTY, Some(fields))),
             _ => self.deserialize_any(visitor),
         }
     }
@@ -211,6 +264,9 @@ impl<'a> Deserializer<'a> for Reader<'a, '_> {
         match self.value {
             Value::Number(amount) if name == QUANTITY => {
                 visitor.visit_newtype_struct(StringDeserializer::new(amount.to_string()))
+            }
+            Value::Null if name == QUANTITY && self.is_zero(|| Value::from("0")) => {
+                visitor.visit_newtype_struct(StrDeserializer::new("0"))
             }
             _ => visitor.visit_newtype_struct(self),
         }
@@ -225,9 +281,25 @@ impl<'a> Deserializer<'a> for Reader<'a, '_> {
         self.value.deserialize_enum(name, variants, visitor)
     }
 
+    fn deserialize_str<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_text(visitor)
+    }
+
+    fn deserialize_string<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_text(visitor)
+    }
+
+    fn deserialize_i32<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_integer(visitor)
+    }
+
+    fn deserialize_i64<V: Visitor<'a>>(self, visitor: V) -> Result<V::Value, Error> {
+        self.deserialize_integer(visitor)
+    }
+
     forward_to_deserialize_any! {
         <V: Visitor<'a>>
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
+        bool i8 i16 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit unit_struct
         seq tuple tuple_struct map identifier ignored_any
     }
 }
