@@ -46,6 +46,7 @@ use limpet_model::pod::PodUid;
 use limpet_model::sandbox::Namespaces;
 use limpet_model::sandbox::Sandbox;
 use limpet_model::selinux::PodLabelling;
+use limpet_model::user_namespace::SubordinateIdsError;
 
 /// Bytes of a pod's `/dev/shm`, as in containerd's CRI plugin.
 pub const DEFAULT_SHM_SIZE: u64 = 64 << 20;
@@ -142,6 +143,14 @@ pub enum SandboxError {
     NoIds {
         /// The pod.
         uid: PodUid,
+    },
+    /// The node's ids for pods cannot be told.
+    #[error("sandbox of pod {uid}: {source}")]
+    SubordinateIds {
+        /// The pod.
+        uid: PodUid,
+        /// What is wrong with the files.
+        source: SubordinateIdsError,
     },
     /// All SELinux levels are allocated.
     #[error("sandbox of pod {uid}: no SELinux level is free; delete another pod")]

@@ -6,7 +6,7 @@
 //!
 //! The file `ids` of a sandbox has its ids. They are the pod's from before its namespaces are made until they are gone.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -20,10 +20,14 @@ use super::allocation_file::AllocationFile;
 use super::namespaces::unshare_namespaces;
 
 use limpet_model::pod::PodUid;
-use limpet_model::user_namespace::IdRange;
+use limpet_model::user_namespace::{IdRange, SubordinateIds};
 
 /// The only argument that makes the executable the holder of new namespaces.
 const ARGUMENT: &str = "pod-user-namespace";
+/// Which users have which ranges of the node's ids.
+const SUBORDINATE_IDS: [&str; 2] = ["/etc/subuid", "/etc/subgid"];
+/// How much of such a file is read, in bytes.
+const MAX_SUBORDINATE_IDS: u64 = 1 << 20;
 /// The ids of sandboxes.
 static IDS: AllocationFile = AllocationFile::new("ids");
 
@@ -110,9 +114,23 @@ impl Drop for NamespaceHolder {
 pub(super) fn allocate(sandboxes: &Path, dir: &Path, uid: &PodUid) -> Result<IdRange, SandboxError> {
     let _guard = IDS.lock();
     let used: Vec<IdRange> = IDS.read_all(sandboxes)?.iter().filter_map(|text| IdRange::parse(text)).collect();
-    let ids = limpet_model::user_namespace::allocate(&used).ok_or_else(|| SandboxError::NoIds { uid: uid.clone() })?;
+    let [users, groups] = SUBORDINATE_IDS.map(|path| read_subordinate_ids(Path::new(path)));
+    let of_pods = SubordinateIds::parse(&users?, &groups?)
+        .map_err(|source| SandboxError::SubordinateIds { uid: uid.clone(), source })?;
+    let ids = limpet_model::user_namespace::allocate(&used, &of_pods);
+    let ids = ids.ok_or_else(|| SandboxError::NoIds { uid: uid.clone() })?;
     IDS.write(dir, &ids.to_string())?;
     Ok(ids)
+}
+
+/// The content of a file of subordinate ids; a missing one has none.
+fn read_subordinate_ids(path: &Path) -> Result<String, SandboxError> {
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_SUBORDINATE_IDS).read_to_end(&mut text));
+    match read {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(SandboxError::path("read", path, error)),
+        _ => Ok(String::from_utf8_lossy(&text).into_owned()),
+    }
 }
 
 /// The ids of the sandbox in `dir`; `None`: it uses the host's.
