@@ -272,6 +272,10 @@ impl Item<'_> {
         if faults.errors() == 0 {
             faults.absorb(validate::validate(&draft));
         }
+        if !self.value["metadata"]["deletionTimestamp"].is_null() {
+            let warning = "has no effect: the pod of a manifest is a new one";
+            faults.push(Fault::warning("metadata.deletionTimestamp", warning).with_remedy("remove it"));
+        }
         faults.extend(size::check(self.value, draft.manifest.len()));
         faults.extend(unsupported::check(self.value, source));
         if faults.errors() > 0 {

@@ -87,7 +87,7 @@ const AUTHORIZATION: &[Key] = &[
 const LOGGING: &[Key] = &[
     unsupported("format", Text),
     not_needed("flushFrequency", DurationOrInt, AT_ONCE),
-    unsupported("verbosity", Int),
+    supported("verbosity", Int),
     unsupported("vmodule", List),
     unsupported("options", Map),
 ];

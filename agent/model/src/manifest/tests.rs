@@ -40,6 +40,49 @@ fn a_manifest_in_utf16_is_read_with_the_positions_of_its_faults() {
 }
 
 #[test]
+fn a_manifests_pod_is_new_whatever_an_apiserver_wrote_into_it() {
+    let mut written = pod("web");
+    written["metadata"]["creationTimestamp"] = json!("2023-01-01T00:00:00Z");
+    assert_eq!(read_file(&written.to_string()).faults, []);
+    written["metadata"]["deletionTimestamp"] = json!("2023-01-02T00:00:00Z");
+    written["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+    let manifest = read_file(&written.to_string());
+    let [fault] = &manifest.faults[..] else { panic!("{:?}", manifest.faults) };
+    assert_eq!((fault.severity, fault.path.as_str()), (crate::pod::Severity::Warning, "metadata.deletionTimestamp"));
+    let record = &manifest.pods[0];
+    assert!(!record.is_deleting() && record.pod.metadata.creation_timestamp.is_none());
+    let restored = restore(&record.manifest, "web.yaml", SourceKind::File, "edge1").unwrap();
+    assert!(restored == **record && !restored.is_deleting());
+}
+
+#[test]
+fn a_null_in_a_list_or_map_is_kept_as_what_it_stands_for() {
+    let mut written = pod("web");
+    written["metadata"]["labels"] = json!({"a": null});
+    written["spec"]["containers"][0]["args"] = json!(["1", null]);
+    written["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": null}});
+    let manifest = read_file(&written.to_string());
+    assert_eq!(manifest.faults, []);
+    let record = &manifest.pods[0];
+    assert_eq!(record.spec().containers[0].args.as_ref().unwrap(), &["1", ""]);
+    assert_eq!(record.pod.metadata.labels.as_ref().unwrap()["a"], "");
+    let restored = restore(&record.manifest, "web.yaml", SourceKind::File, "edge1").unwrap();
+    assert!(restored == **record && restored.pod == record.pod);
+    written["metadata"]["labels"] = json!(null);
+    assert!(read_file(&written.to_string()).pods[0].fingerprint != record.fingerprint, "another label");
+}
+
+#[test]
+fn a_fault_that_follows_from_another_is_not_reported() {
+    let mut written = pod("web");
+    written["spec"]["containers"][0]["command"] = json!(["sleep", 5]);
+    let manifest = read_file(&written.to_string());
+    let faults: Vec<String> = manifest.faults.iter().map(ToString::to_string).collect();
+    let [fault] = &faults[..] else { panic!("{faults:?}") };
+    assert!(fault.ends_with("spec.containers[0].command[1]: must be a string, not integer `5`"), "{fault}");
+}
+
+#[test]
 fn the_faults_of_all_documents_together_are_limited() {
     let broken = |number: usize| {
         let mut pod = pod(&format!("pod-{number}"));

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use crate::manifest::api;
@@ -53,6 +54,9 @@ impl Draft {
             Some(written) => written.to_owned(),
             None => identity::derive_uid(node_name, source, names, immutable).to_string(),
         };
+        if source != SourceKind::Api {
+            forget_another_life(&mut pod.metadata);
+        }
         default::default(&mut pod);
         identity::set_node_fields(&mut pod, names, &uid, source, node_name);
         Self {
@@ -125,6 +129,14 @@ impl Draft {
             }
         }
     }
+}
+
+/// What an apiserver sets for a pod, and replaces when a pod is created: a manifest's pod is a new one, also where it was
+/// written by `kubectl get`.
+fn forget_another_life(metadata: &mut ObjectMeta) {
+    metadata.creation_timestamp = None;
+    metadata.deletion_timestamp = None;
+    metadata.deletion_grace_period_seconds = None;
 }
 
 fn fault(path: &str, value: &str, error: NameError) -> Fault {

@@ -144,6 +144,15 @@ impl ConfigDiagnostics {
     }
 
     fn logs(&mut self, map: &Map<'_>, config: &mut Config) {
+        let logging = Map { entries: map.map("logging") };
+        if let Some((verbosity, at)) = logging.int("verbosity") {
+            match verbosity {
+                // As kubeadm writes it where nobody has set it.
+                0 => {}
+                1.. => config.verbosity = u8::try_from(verbosity).unwrap_or(u8::MAX),
+                _ => self.error(Some(at), "logging.verbosity", format!("{verbosity} is less than 0")),
+            }
+        }
         if let Some((size, at)) = map.text("containerLogMaxSize") {
             match quantity::bytes(size).filter(|bytes| *bytes > 0) {
                 Some(bytes) => config.log_rotation.max_size = bytes,

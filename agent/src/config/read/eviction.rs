@@ -134,6 +134,10 @@ impl ConfigDiagnostics {
             };
             match &entry.node.value {
                 Value::Text(text) => entries.push((signal, text.as_str(), entry.node.position)),
+                Value::Null => {
+                    let message = "has no value; write one, or remove the key";
+                    self.error(Some(entry.node.position), &path, message);
+                }
                 other => {
                     let message = format!("expected text, found {}; write it in quotes", other.kind());
                     self.error(Some(entry.node.position), &path, message);

@@ -24,6 +24,9 @@ impl ConfigDiagnostics {
             let (path, at) = (format!("{key}.{}", entry.key), Some(entry.node.position));
             match &entry.node.value {
                 Value::Text(text) => self.reserve(&mut reserved, &entry.key, text, at, &path),
+                Value::Null => {
+                    self.error(at, &path, "has no value; write a quantity such as 200m or 150Mi, or remove the key");
+                }
                 other => {
                     self.error(at, &path, format!("expected text, found {}; write it in quotes", other.kind()));
                 }
@@ -139,12 +142,14 @@ mod tests {
 
     #[test]
     fn mistakes_name_the_key_and_the_remedy() {
-        let text = format!("{KUBELET_HEAD}kubeReserved: {{gpu: '1', cpu: -1m}}\nsystemReserved: {{memory: 5}}\n");
+        let text =
+            format!("{KUBELET_HEAD}kubeReserved: {{gpu: '1', cpu: -1m}}\nsystemReserved: {{memory: 5, cpu: }}\n");
         let faults = load_text(&text, &["--kube-reserved=cpu"]).0.err().unwrap_or_default();
         for expected in [
             "kubeReserved.gpu: \"gpu\" cannot be reserved; cpu, memory, ephemeral-storage and pid can",
             "kubeReserved.cpu: \"-1m\" is not a quantity such as 200m or 150Mi",
             "systemReserved.memory: expected text, found",
+            "systemReserved.cpu: has no value; write a quantity such as 200m or 150Mi, or remove the key",
             "flags: --kube-reserved: \"cpu\" is not a resource and its amount such as memory=150Mi",
         ] {
             assert!(faults.iter().any(|fault| fault.contains(expected)), "{expected}\n{faults:#?}");

@@ -142,9 +142,9 @@ fn deletion_is_a_part_of_its_own() {
     let mut new = old.clone();
     new.pod.metadata.deletion_grace_period_seconds = Some(5);
     assert_eq!(PodDiff::between(&old, &new).parts(), [Part::Deletion]);
-    let mut manifest = base();
-    manifest["metadata"]["deletionTimestamp"] = json!("2026-01-02T03:04:05Z");
-    assert_eq!(PodDiff::between(&old, &record(&manifest, "web.yaml")).parts(), [Part::Deletion]);
+    new.pod.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-02T03:04:05Z")).unwrap();
+    new.pod.metadata.deletion_grace_period_seconds = None;
+    assert_eq!(PodDiff::between(&old, &new).parts(), [Part::Deletion]);
 }
 
 #[test]
