@@ -82,6 +82,12 @@ const GUARD_DEADLINE: Duration = Duration::from_secs(60);
 /// How bytes become pods, whatever the source.
 pub const DECODER: Decoder = Decoder::new(manifest::read, manifest::restore_last_good);
 
+/// How manifests are read by this configuration.
+fn decoder(config: &Config) -> Decoder {
+    let decoder = DECODER.with_security(config.pod_security);
+    decoder.with_field_validation(config.field_validation, manifest::read_leniently)
+}
+
 /// What the agent is composed of, once it may start.
 pub struct Prepared {
     /// The settled configuration.
@@ -188,7 +194,7 @@ async fn start_core(
     let store = open_store(config).await?;
     executor.pull_records.load(&store).await;
     shared.tasks.spawn(executor.pull_records.clone().follow(executor.images.clone(), stop.clone()));
-    let (pusher, pushed) = push::channel(&node_name, DECODER.with_security(config.pod_security));
+    let (pusher, pushed) = push::channel(&node_name, decoder(config));
     let (offer, feeds) = mpsc::channel(1);
     let (sources, api_updates) = start_sources(shared, &node_name, &store, pushed, &observer, feeds);
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);

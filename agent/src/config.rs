@@ -40,6 +40,7 @@ use limpet_core::image_gc::ImageGcPolicy;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::{Device, NodeAddresses};
+use limpet_model::pod::field_validation::FieldValidations;
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::security::SecurityLevels;
 use limpet_model::pod::swap::SwapBehavior;
@@ -212,6 +213,8 @@ pub struct Config {
     pub probe_timer_slack: u32,
     /// `podSecurity`: the Pod Security Standard of each source.
     pub pod_security: SecurityLevels,
+    /// `fieldValidation` of each source.
+    pub field_validation: FieldValidations,
     /// `nodeIP`; empty: the addresses of the default routes, if any.
     pub node_ip: NodeAddresses,
     /// `snapshotter`. Default `overlayfs`.
@@ -298,6 +301,7 @@ impl Default for Config {
             local_image_when_unreachable: false,
             probe_timer_slack: 10,
             pod_security: SecurityLevels::PRIVILEGED,
+            field_validation: FieldValidations::STRICT,
             node_ip: NodeAddresses::NONE,
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,

@@ -29,6 +29,19 @@ pub struct ApplyArgs {
     /// The namespace of documents without one
     #[arg(short, long, value_name = "NAME")]
     namespace: Option<String>,
+    /// Whether fields that do not exist or are given twice are errors; the agent needs fieldValidation.push: warn, too
+    #[arg(long, value_enum, default_value = "strict", value_name = "MODE")]
+    validate: Validation,
+}
+
+/// The values of `--validate`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Validation {
+    /// Errors.
+    #[default]
+    Strict,
+    /// Warnings.
+    Warn,
 }
 
 /// One pod or object of a manifest, with its name there.
@@ -42,7 +55,7 @@ pub(super) struct NamedDocument {
 }
 
 pub(super) async fn run(client: &SocketClient, args: ApplyArgs, screen: Screen) -> Result<u8, CliError> {
-    let (mut all, mut failed) = read(&args.files, args.namespace.as_deref(), screen)?;
+    let (mut all, mut failed) = read(&args.files, args.namespace.as_deref(), args.validate, screen)?;
     // Objects first: a pod that finds its objects need not wait for them.
     all.sort_by_key(|named| named.resource == Resource::Pod);
     for NamedDocument { resource, namespace, name, manifest } in all {
@@ -71,6 +84,7 @@ pub(super) fn print_error(message: &str) {
 pub(super) fn read(
     files: &[PathBuf],
     namespace: Option<&str>,
+    validation: Validation,
     screen: Screen,
 ) -> Result<(Vec<NamedDocument>, bool), CliError> {
     let (mut all, mut failed) = (Vec::new(), false);
@@ -84,7 +98,10 @@ pub(super) fn read(
                 continue;
             }
         };
-        let manifest = manifest::read(&text, &origin, SourceKind::Push, SOME_NODE);
+        let manifest = match validation {
+            Validation::Strict => manifest::read(&text, &origin, SourceKind::Push, SOME_NODE),
+            Validation::Warn => manifest::read_leniently(&text, &origin, SourceKind::Push, SOME_NODE),
+        };
         failed |= manifest.faults.iter().any(|fault| fault.severity == Severity::Error);
         let text = validate::shown(&text);
         for fault in &manifest.faults {
@@ -170,13 +187,13 @@ mod tests {
         std::fs::write(directory.path().join("both.yaml"), both).unwrap();
         std::fs::write(directory.path().join("notes.txt"), "nothing").unwrap();
         let directory = [directory.path().to_owned()];
-        let (pods, failed) = read(&directory, None, SCREEN).unwrap();
+        let (pods, failed) = read(&directory, None, Validation::Strict, SCREEN).unwrap();
         assert_eq!(of(&pods), ["/api/v1/namespaces/default/pods/a", "/api/v1/namespaces/lab/pods/b"]);
         assert!(!failed);
-        let (pods, failed) = read(&directory, Some("lab"), SCREEN).unwrap();
+        let (pods, failed) = read(&directory, Some("lab"), Validation::Strict, SCREEN).unwrap();
         assert_eq!(of(&pods), ["/api/v1/namespaces/lab/pods/a", "/api/v1/namespaces/lab/pods/b"]);
         assert!(!failed);
-        let (pods, failed) = read(&directory, Some("shop"), SCREEN).unwrap();
+        let (pods, failed) = read(&directory, Some("shop"), Validation::Strict, SCREEN).unwrap();
         assert_eq!((of(&pods), failed), (vec!["/api/v1/namespaces/shop/pods/a".to_owned()], true));
     }
 
@@ -187,10 +204,10 @@ mod tests {
                     ---\napiVersion: v1\nkind: Pod\nmetadata: {name: b}\nspec: {containers: []}\n";
         let path = directory.path().join("two.yaml");
         std::fs::write(&path, text).unwrap();
-        let (pods, failed) = read(&[path], None, SCREEN).unwrap();
+        let (pods, failed) = read(&[path], None, Validation::Strict, SCREEN).unwrap();
         assert_eq!((pods.len(), failed), (1, true));
         let missing = directory.path().join("missing.yaml");
-        let (pods, failed) = read(&[missing], None, SCREEN).unwrap();
+        let (pods, failed) = read(&[missing], None, Validation::Strict, SCREEN).unwrap();
         assert_eq!((pods.len(), failed), (0, true));
     }
 
@@ -201,11 +218,11 @@ mod tests {
                     ---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: m, namespace: default}\n";
         let path = directory.path().join("both.yaml");
         std::fs::write(&path, text).unwrap();
-        let (all, failed) = read(std::slice::from_ref(&path), None, SCREEN).unwrap();
+        let (all, failed) = read(std::slice::from_ref(&path), None, Validation::Strict, SCREEN).unwrap();
         let namespace = "/api/v1/namespaces/default";
         assert_eq!(of(&all), [format!("{namespace}/secrets/s"), format!("{namespace}/configmaps/m")]);
         assert!(!failed);
-        let (all, failed) = read(&[path], Some("lab"), SCREEN).unwrap();
+        let (all, failed) = read(&[path], Some("lab"), Validation::Strict, SCREEN).unwrap();
         assert_eq!((of(&all), failed), (vec!["/api/v1/namespaces/lab/secrets/s".to_owned()], true));
         let value: Value = serde_json::from_slice(&all[0].manifest).unwrap();
         assert_eq!((&value["metadata"]["namespace"], &value["data"]["a"]), (&"lab".into(), &"Yg==".into()));

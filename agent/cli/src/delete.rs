@@ -9,7 +9,7 @@ use hyper::Response;
 use hyper::body::Incoming;
 use hyper::header::WARNING;
 
-use super::apply::{NamedDocument, print_error, read};
+use super::apply::{NamedDocument, Validation, print_error, read};
 use super::error::{CliError, EXIT_FAULTS};
 use super::screen::{Screen, printable};
 use super::{completion, target};
@@ -117,7 +117,7 @@ async fn select_targets(
     for (resource, requested) in kinds(&args.names) {
         add(resource, requested, args.namespace.as_deref())?;
     }
-    let (named, unreadable) = read(&args.files, args.namespace.as_deref(), screen)?;
+    let (named, unreadable) = read(&args.files, args.namespace.as_deref(), Validation::Warn, screen)?;
     for NamedDocument { resource, namespace, name, .. } in named {
         add(resource, &name, Some(&namespace))?;
     }

@@ -21,6 +21,7 @@ pub use change::{ChangeKind, ManifestChange};
 use delta::Revision;
 use limpet_model::manifest::{Manifest, Restored};
 use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::field_validation::{FieldValidation, FieldValidations};
 use limpet_model::pod::security::SecurityLevels;
 use limpet_model::pod::{Fault, PodKey, PodRecord};
 use limpet_model::source::SourceKind;
@@ -101,16 +102,20 @@ pub type Read = fn(&[u8], &str, SourceKind, &str) -> Manifest;
 #[derive(Debug, Clone, Copy)]
 pub struct Decoder {
     read: Read,
+    /// The same for sources with `fieldValidation: warn`.
+    read_leniently: Read,
     /// Reads a canonical manifest that was accepted before.
     pub restore: Restore,
     /// The security level of each source's pods.
     pub security: SecurityLevels,
+    fields: FieldValidations,
 }
 
 impl Decoder {
-    /// Pods are not restricted.
+    /// Pods are not restricted, and every source's fields are validated strictly.
     pub const fn new(read: Read, restore: Restore) -> Self {
-        Self { read, restore, security: SecurityLevels::PRIVILEGED }
+        let (security, fields) = (SecurityLevels::PRIVILEGED, FieldValidations::STRICT);
+        Self { read, read_leniently: read, restore, security, fields }
     }
 
     /// The same with these security levels.
@@ -118,9 +123,18 @@ impl Decoder {
         Self { security, ..self }
     }
 
+    /// The same with these field validations, and `read_leniently` for sources that only warn.
+    pub fn with_field_validation(self, fields: FieldValidations, read_leniently: Read) -> Self {
+        Self { fields, read_leniently, ..self }
+    }
+
     /// Reads a file, an HTTP response or a push as authored, and refuses pods that may not run.
     pub fn read(self, bytes: &[u8], origin: &str, source: SourceKind, node: &str) -> Manifest {
-        let mut manifest = (self.read)(bytes, origin, source, node);
+        let read = match self.fields.of(source) {
+            FieldValidation::Strict => self.read,
+            FieldValidation::Warn => self.read_leniently,
+        };
+        let mut manifest = read(bytes, origin, source, node);
         manifest.enforce(self.security.of(source));
         manifest
     }

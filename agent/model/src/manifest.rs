@@ -12,7 +12,9 @@ use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::draft::Draft;
 use crate::pod::security::{self, SecurityLevel};
 use crate::pod::yaml::{self, Document};
-use crate::pod::{Fault, FaultList, PodKey, PodRecord, decode, encoding, identity, size, unsupported, validate};
+use crate::pod::{
+    Fault, FaultList, FieldValidation, PodKey, PodRecord, decode, encoding, identity, size, unsupported, validate,
+};
 use crate::source::SourceKind;
 
 /// The contents of one file, one HTTP response or one push.
@@ -78,11 +80,11 @@ impl Manifest {
         &mut self,
         item: &Item<'_>,
         origin: &Arc<str>,
-        source: SourceKind,
+        (source, validation): (SourceKind, FieldValidation),
         node_name: &str,
         keys: &mut BTreeSet<PodKey>,
     ) -> FaultList {
-        let (pod, mut faults) = item.pod(origin, source, node_name);
+        let (pod, mut faults) = item.pod(origin, (source, validation), node_name);
         if pod.is_none() {
             self.refuse(item, node_name);
         }
@@ -94,15 +96,15 @@ impl Manifest {
     fn take_object(
         &mut self,
         item: &Item<'_>,
-        kind: ObjectKind,
+        (kind, validation): (ObjectKind, FieldValidation),
         origin: &Arc<str>,
         node_name: &str,
         keys: &mut BTreeSet<ObjectKey>,
     ) -> FaultList {
-        let (object, mut faults) = object::read(item.value, kind, Arc::clone(origin));
-        let duplicates = item.duplicates().collect::<Vec<_>>();
-        let object = object.filter(|_| duplicates.is_empty());
-        faults.extend(duplicates);
+        let (object, mut faults) = object::read(item.value, kind, Arc::clone(origin), validation);
+        faults.extend(item.duplicates());
+        faults.relax(validation);
+        let object = object.filter(|_| faults.errors() == 0);
         if object.is_none() {
             self.refuse(item, node_name);
         }
@@ -120,6 +122,15 @@ impl Manifest {
 ///
 /// `origin` is the file's name or the URL; `node_name` is part of the pods' names and UIDs.
 pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Manifest {
+    read_by(FieldValidation::Strict, text, origin, source, node_name)
+}
+
+/// The same with [`FieldValidation::Warn`].
+pub fn read_leniently(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Manifest {
+    read_by(FieldValidation::Warn, text, origin, source, node_name)
+}
+
+fn read_by(validation: FieldValidation, text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Manifest {
     let mut manifest = Manifest::default();
     let origin: Arc<str> = Arc::from(origin);
     let text = encoding::utf8(text);
@@ -135,8 +146,8 @@ pub fn read(text: &[u8], origin: &str, source: SourceKind, node_name: &str) -> M
     all.extend(unclear.iter().filter_map(outer).cloned());
     for item in documents.iter().flat_map(items) {
         let mut faults = match item.object_kind() {
-            Some(kind) => manifest.take_object(&item, kind, &origin, node_name, &mut objects),
-            None => manifest.take_pod(&item, &origin, source, node_name, &mut keys),
+            Some(kind) => manifest.take_object(&item, (kind, validation), &origin, node_name, &mut objects),
+            None => manifest.take_pod(&item, &origin, (source, validation), node_name, &mut keys),
         };
         faults.kept_mut().iter_mut().for_each(|fault| item.locate(fault));
         all.absorb(faults);
@@ -258,7 +269,12 @@ impl Item<'_> {
     }
 
     /// The pod, unless it has an error, and its faults.
-    fn pod(&self, origin: &Arc<str>, source: SourceKind, node_name: &str) -> (Option<PodRecord>, FaultList) {
+    fn pod(
+        &self,
+        origin: &Arc<str>,
+        (source, validation): (SourceKind, FieldValidation),
+        node_name: &str,
+    ) -> (Option<PodRecord>, FaultList) {
         if let Some(fault) = self.kind_fault() {
             let mut faults = FaultList::default();
             faults.push(fault);
@@ -266,6 +282,7 @@ impl Item<'_> {
         }
         let (decoded, mut faults) = decode::decode_with_value(self.value);
         faults.extend(self.duplicates());
+        faults.relax(validation);
         let Some((pod, value)) = decoded else { return (None, faults) };
         let draft = Draft::new(&value, pod, Arc::clone(origin), source, node_name);
         // A field of the wrong type was removed: faults that follow from its absence would only confuse.

@@ -19,6 +19,7 @@ pub mod edit;
 pub mod encoding;
 pub mod ephemeral;
 pub mod fault;
+pub mod field_validation;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod fields_tests;
@@ -48,6 +49,7 @@ pub use decode::from_value;
 pub use diff::{Part, PodDiff};
 pub use edit::{Edit, edits};
 pub use fault::{Fault, FaultList, Reason, Severity};
+pub use field_validation::FieldValidation;
 pub use key::{ContainerName, NameError, PodKey, PodUid, VolumeName};
 pub use record::{Fingerprint, PodRecord, is_terminal_phase};
 pub use role::Role;

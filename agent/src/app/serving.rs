@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use tokio::net::{TcpListener, UnixListener};
 
 use super::listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
-use super::{AppError, Core, DECODER, SharedParts};
+use super::{AppError, Core, SharedParts, decoder};
 use crate::attribution::actor_of_process;
 use crate::config::configz::document;
 use crate::config::{Config, DebugHandlers};
@@ -96,7 +96,7 @@ fn diff_state(shared: &SharedParts, core: &Core) -> DiffState {
     DiffState {
         node_name: Arc::clone(&core.node_name),
         manifest_path: shared.config.manifest_path.clone(),
-        decoder: DECODER.with_security(shared.config.pod_security),
+        decoder: decoder(&shared.config),
         sources: Arc::clone(&core.sources),
         observed: shared.observed.clone(),
         read_directory: read_directory(shared, core),
@@ -113,7 +113,7 @@ fn configz(config: &Arc<Config>) -> Arc<Configz> {
 /// Reads the manifest directory as the file source does.
 fn read_directory(shared: &SharedParts, core: &Core) -> Arc<ReadDirectory> {
     let (path, node_name) = (shared.config.manifest_path.clone(), Arc::clone(&core.node_name));
-    let decoder = DECODER.with_security(shared.config.pod_security);
+    let decoder = decoder(&shared.config);
     Arc::new(move || match &path {
         Some(path) => file::read_all(path, &node_name, decoder),
         None => Ok(Vec::new()),

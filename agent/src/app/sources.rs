@@ -7,7 +7,7 @@ use limpet_model::source::SourceKind;
 use tokio::sync::mpsc;
 
 use super::published::Published;
-use super::{DECODER, SharedParts};
+use super::{SharedParts, decoder};
 use crate::attribution::Feed;
 use crate::source::Pulse;
 use crate::source::api::ApiSource;
@@ -29,7 +29,7 @@ pub(super) fn start_sources(
 ) -> (Vec<Arc<Published>>, Option<mpsc::Sender<cluster_update::Update>>) {
     let stop = &shared.stop;
     let mut all = Vec::new();
-    let decoder = DECODER.with_security(shared.config.pod_security);
+    let decoder = decoder(&shared.config);
     if let Some(path) = &shared.config.manifest_path {
         let settings = WatchSettings { wanted: shared.config.manifest_watch, observer: Arc::clone(observer) };
         let source = FileSource::new(path, node_name, Arc::clone(store), decoder).watched(settings, Some(feeds));

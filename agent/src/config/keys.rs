@@ -246,6 +246,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("localImageWhenUnreachable", Bool),
     supported("probeTimerSlackPercent", Int),
     supported("podSecurity", Map),
+    supported("fieldValidation", Map),
     supported("snapshotter", Text),
     supported("runtimeBinary", Text),
     supported("runtimeClasses", Map),

@@ -5,6 +5,7 @@ mod credential_providers;
 mod devices;
 mod documents;
 mod eviction;
+mod field_validation;
 mod image_gc;
 mod image_verification;
 mod layers;

@@ -56,6 +56,25 @@ fn a_manifests_pod_is_new_whatever_an_apiserver_wrote_into_it() {
 }
 
 #[test]
+fn fields_that_do_not_exist_or_are_given_twice_are_warnings_where_the_source_has_them_so() {
+    let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: web, lables: {a: b}}\nspec:\n  hostNetwork: true\n  \
+                hostNetwork: false\n  containers: [{name: a, image: 'a:1', imag: b}]\n---\n\
+                {apiVersion: v1, kind: ConfigMap, metadata: {name: m}, dat: {}, data: {a: b, a: c}}\n";
+    let strict = read_file(text);
+    assert_eq!((strict.pods.len(), strict.objects.len(), strict.faults.len()), (0, 0, 5));
+    let lenient = read_leniently(text.as_bytes(), "web.yaml", SourceKind::File, "edge1");
+    assert!(lenient.faults.iter().all(|fault| fault.severity == crate::pod::Severity::Warning), "{:?}", lenient.faults);
+    assert_eq!((lenient.pods.len(), lenient.objects.len(), lenient.faults.len()), (1, 1, 5));
+    assert!(lenient.refused.is_empty() && !lenient.unknown_pod_refused);
+    assert_eq!(lenient.pods[0].spec().host_network, Some(false), "the last one counts");
+    let restored = restore(&lenient.pods[0].manifest, "web.yaml", SourceKind::File, "edge1").unwrap();
+    assert!(restored == *lenient.pods[0] && restored.pod == lenient.pods[0].pod);
+    // Everything else is refused as before.
+    let invalid = text.replace("name: a, image", "image");
+    assert!(read_leniently(invalid.as_bytes(), "web.yaml", SourceKind::File, "edge1").pods.is_empty());
+}
+
+#[test]
 fn a_null_in_a_list_or_map_is_kept_as_what_it_stands_for() {
     let mut written = pod("web");
     written["metadata"]["labels"] = json!({"a": null});

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
 use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
-use crate::pod::{Fault, FaultList, Severity, is_dns_label, is_dns_subdomain, strict};
+use crate::pod::{Fault, FaultList, FieldValidation, Reason, Severity, is_dns_label, is_dns_subdomain, strict};
 
 /// Kubernetes' limit for all values of one object together.
 const MAX_DATA: usize = 1 << 20;
@@ -34,12 +34,17 @@ const REQUIRED_KEYS: [(&str, &[&str], bool); 5] = [
 
 /// Decodes a ConfigMap or Secret: the object, unless it has an error, and all faults.
 pub fn decode(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<ObjectRecord>, Vec<Fault>) {
-    let (record, faults) = read(value, kind, origin);
+    let (record, faults) = read(value, kind, origin, FieldValidation::Strict);
     (record, faults.finish())
 }
 
 /// The same, for a document among others.
-pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option<ObjectRecord>, FaultList) {
+pub(crate) fn read(
+    value: &Value,
+    kind: ObjectKind,
+    origin: Arc<str>,
+    validation: FieldValidation,
+) -> (Option<ObjectRecord>, FaultList) {
     let mut faults = FaultList::default();
     let Some(document) = value.as_object() else {
         faults.push(Fault::error("", "must be a map"));
@@ -47,6 +52,7 @@ pub(crate) fn read(value: &Value, kind: ObjectKind, origin: Arc<str>) -> (Option
     };
     unknown_fields(document, kind, &mut faults);
     let metadata = metadata(document, &mut faults);
+    faults.relax(validation);
     let uid = Arc::from(metadata.uid.as_deref().unwrap_or_default());
     let key = key(metadata, kind, &mut faults);
     let immutable = flag(document, "immutable", &mut faults);
@@ -103,7 +109,7 @@ fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut 
     let known = || own.iter().chain(&["apiVersion", "kind", "metadata"]);
     for field in document.keys().filter(|field| !known().any(|known| known == field)) {
         let near = known().find(|known| strsim::jaro_winkler(known, field) > 0.85);
-        let fault = Fault::error(field, "no such field");
+        let fault = Fault::error(field, "no such field").because(Reason::Strict);
         faults.push(match near {
             Some(near) => fault.with_remedy(format!("did you mean {near}?")),
             None => fault.with_remedy(format!("a {} has {}", kind.as_str(), own.join(", "))),
@@ -155,7 +161,9 @@ fn metadata(document: &Map<String, Value>, faults: &mut FaultList) -> ObjectMeta
     let (read, unknown) = strict::read(value);
     faults.extend(unknown.first.into_iter().map(|unknown| {
         let suggestion = unknown.suggestion().unwrap_or_default();
-        Fault::error(format!("metadata.{}", unknown.path), "no such field").with_remedy(suggestion)
+        Fault::error(format!("metadata.{}", unknown.path), "no such field")
+            .with_remedy(suggestion)
+            .because(Reason::Strict)
     }));
     faults.leave_out(Severity::Error, unknown.more);
     read.unwrap_or_else(|error| {

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 
 use crate::pod::strict::{self, ReadNull, Step, TypeError, UnknownField};
-use crate::pod::{Fault, FaultList, Severity};
+use crate::pod::{Fault, FaultList, Reason, Severity};
 
 /// Wrong types reported per document; an author fixes them one by one anyway.
 const MAX_TYPE_FAULTS: usize = 20;
@@ -56,7 +56,7 @@ pub fn from_value(value: &Value) -> Result<Pod, TypeError> {
 
 fn unknown_field(unknown: UnknownField) -> Fault {
     let suggestion = unknown.suggestion().unwrap_or_default();
-    Fault::error(unknown.path, "no such field").with_remedy(suggestion)
+    Fault::error(unknown.path, "no such field").with_remedy(suggestion).because(Reason::Strict)
 }
 
 fn type_fault(type_error: TypeError) -> Fault {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::pod::FieldValidation;
+
 /// The most errors, and the most warnings, that are kept of one document or one file: an author fixes them one by one, and a
 /// manifest can have a million.
 pub const MAX_FAULTS: usize = 100;
@@ -25,8 +27,10 @@ pub enum Severity {
 pub enum Reason {
     /// A document is not valid YAML, or too large.
     Syntax,
-    /// A rule of Kubernetes: an unknown field, a wrong type, a value that is not allowed.
+    /// A rule of Kubernetes: a wrong type, a value that is not allowed.
     Invalid,
+    /// What only Kubernetes' strict decoding refuses: a field that does not exist, or is given twice.
+    Strict,
     /// A field limpet does not act on.
     Unsupported,
     /// A field that only an apiserver can serve.
@@ -80,7 +84,7 @@ impl Fault {
 
     /// The same fault for another reason.
     #[must_use]
-    pub(super) fn because(self, reason: Reason) -> Self {
+    pub(crate) fn because(self, reason: Reason) -> Self {
         Self { reason, ..self }
     }
 
@@ -138,6 +142,23 @@ impl FaultList {
         *count += 1;
         if *count <= MAX_FAULTS {
             self.kept.push(make());
+        }
+    }
+
+    /// Turns the errors that [`FieldValidation::Warn`] accepts into warnings.
+    pub(crate) fn relax(&mut self, validation: FieldValidation) {
+        if validation == FieldValidation::Strict {
+            return;
+        }
+        let before = self.beyond(Severity::Error);
+        let is_relaxed = |fault: &&mut Fault| fault.severity == Severity::Error && fault.reason == Reason::Strict;
+        for fault in self.kept.iter_mut().filter(is_relaxed) {
+            fault.severity = Severity::Warning;
+            (self.errors, self.warnings) = (self.errors - 1, self.warnings + 1);
+        }
+        // Of those that are not kept nothing is known but what the kept ones are.
+        if before > 0 && self.kept.iter().all(|fault| fault.severity == Severity::Warning) {
+            (self.errors, self.warnings) = (self.errors - before, self.warnings + before);
         }
     }
 
@@ -255,6 +276,22 @@ mod tests {
         let last = &faults[MAX_FAULTS + 1];
         assert_eq!((last.severity, last.message.as_str()), (Severity::Error, "4 more faults are not shown"));
         assert_eq!(last.count(), 4);
+    }
+
+    #[test]
+    fn what_strict_decoding_alone_refuses_becomes_warnings() {
+        let unknown =
+            |number: usize| Fault::error(format!("spec.x[{number}]"), "no such field").because(Reason::Strict);
+        let mut list = FaultList::default();
+        list.extend((0..MAX_FAULTS + 7).map(unknown));
+        list.relax(FieldValidation::Strict);
+        assert_eq!(list.errors(), MAX_FAULTS + 7);
+        list.relax(FieldValidation::Warn);
+        assert_eq!((list.errors(), list.finish().iter().map(Fault::count).sum::<usize>()), (0, MAX_FAULTS + 7));
+        let mut list = FaultList::default();
+        list.extend([Fault::error("spec", "required"), unknown(0)]);
+        list.relax(FieldValidation::Warn);
+        assert_eq!((list.errors(), list.finish().len()), (1, 2));
     }
 
     #[test]

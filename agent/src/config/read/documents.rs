@@ -15,8 +15,8 @@ use limpet_core::backoff;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::go_duration;
+use limpet_model::pod::PodKey;
 use limpet_model::pod::swap::SwapBehavior;
-use limpet_model::pod::{PodKey, is_dns_label, is_dns_subdomain};
 
 /// The limit of parallel pulls where kubelet would set none.
 pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
@@ -279,6 +279,7 @@ impl ConfigDiagnostics {
             }
         }
         self.pod_security(map, config);
+        self.field_validation(map, config);
         if let Some((on, _)) = map.bool("ignoreOtherAgents") {
             config.ignore_other_agents = on;
         }

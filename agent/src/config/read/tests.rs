@@ -18,6 +18,7 @@ use limpet_core::node_object::Frequencies;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::PodKey;
+use limpet_model::pod::field_validation::{FieldValidation, FieldValidations};
 use limpet_model::pod::security::{SecurityLevel, SecurityLevels};
 use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::source::SourceKind;
@@ -203,6 +204,7 @@ fn every_supported_key_has_an_effect() {
         pod_security: SecurityLevels::PRIVILEGED
             .with(SourceKind::File, SecurityLevel::Baseline)
             .with(SourceKind::Http, SecurityLevel::Restricted),
+        field_validation: FieldValidations::STRICT.with(SourceKind::File, FieldValidation::Warn),
         ignore_other_agents: true,
         socket_allowed_pods: vec![PodKey::new("default", "deployer"), PodKey::new("lab", "ci")],
         secret_key: Some(crate::store::KeyLocation::Credential("limpet".to_owned())),

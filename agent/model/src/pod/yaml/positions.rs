@@ -6,8 +6,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Error, Options, Spanned};
 
-use crate::pod::Fault;
 use crate::pod::yaml::{join, line_column, shifted};
+use crate::pod::{Fault, Reason};
 
 /// Maximum length in bytes of a path whose position is kept.
 const MAX_PATH: usize = 512;
@@ -90,7 +90,7 @@ impl Positions {
             MAX_DUPLICATES => ("", "more duplicate keys than are shown"),
             _ => return,
         };
-        let mut fault = Fault::error(path, message).with_remedy("write each once");
+        let mut fault = Fault::error(path, message).with_remedy("write each once").because(Reason::Strict);
         fault.position = Some(position);
         self.duplicates.push(fault);
     }

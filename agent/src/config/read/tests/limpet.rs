@@ -88,6 +88,20 @@ fn the_key_of_secrets_is_a_file_or_a_credential() {
 }
 
 #[test]
+fn a_wrong_source_or_value_of_field_validation_is_an_error_with_its_place() {
+    let (config, _, _) =
+        load_text(&format!("{LIMPET_HEAD}fieldValidation:\n  apiserver: warn\n  file: ignore\n  push: 1\n"), &[]);
+    let message = config.unwrap_err().join("\n");
+    for part in [
+        "fieldValidation.apiserver: is not a source of manifests; use file, push, url",
+        "fieldValidation.file: must be strict or warn",
+        "fieldValidation.push: must be strict or warn",
+    ] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+}
+
+#[test]
 fn a_wrong_source_or_level_of_pod_security_is_an_error_with_its_place() {
     let (config, _, _) =
         load_text(&format!("{LIMPET_HEAD}podSecurity:\n  http: baseline\n  file: strict\n  push: 1\n"), &[]);

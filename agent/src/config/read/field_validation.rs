@@ -1,0 +1,37 @@
+//! `fieldValidation`: whether manifests of each source are refused for fields that do not exist or are given twice.
+
+use limpet_model::pod::field_validation::FieldValidation;
+use limpet_model::source::SourceKind;
+
+use super::super::Config;
+use super::super::tree::{Entry, Map, Value};
+use super::ConfigDiagnostics;
+
+const KEY: &str = "fieldValidation";
+/// The sources as the configuration names them. The pods of an apiserver are never refused for that, as by kubelet.
+const SOURCES: [(&str, SourceKind); 3] =
+    [("file", SourceKind::File), ("push", SourceKind::Push), ("url", SourceKind::Http)];
+
+impl ConfigDiagnostics {
+    pub(super) fn field_validation(&mut self, map: &Map<'_>, config: &mut Config) {
+        for Entry { key, position, node } in map.map(KEY) {
+            let path = format!("{KEY}.{key}");
+            let Some((_, source)) = SOURCES.iter().find(|(name, _)| name == key) else {
+                let names = SOURCES.map(|(name, _)| name).join(", ");
+                self.error(Some(*position), &path, format!("is not a source of manifests; use {names}"));
+                continue;
+            };
+            let validation = match &node.value {
+                Value::Text(text) => text.parse::<FieldValidation>().ok(),
+                _ => None,
+            };
+            match validation {
+                Some(validation) => config.field_validation = config.field_validation.with(*source, validation),
+                None => {
+                    let names = FieldValidation::NAMES.join(" or ");
+                    self.error(Some(node.position), &path, format!("must be {names}"));
+                }
+            }
+        }
+    }
+}
