@@ -366,7 +366,8 @@ fn remarks(sources: &[SourceDocument]) -> Vec<String> {
                 1 => String::new(),
                 several => format!(" (and {} more, see: limpet sources)", several - 1),
             };
-            remarks.push(format!("rejected: {}{more}; nothing of it runs", printable(&fault.text)));
+            let rest = if rejected.accepted.is_empty() { "nothing of it runs" } else { "its other pods run" };
+            remarks.push(format!("rejected: {}{more}; {rest}", printable(&fault.text)));
         }
         if source.health == "unavailable" {
             let detail = printable(&source.detail);

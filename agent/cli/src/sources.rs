@@ -101,9 +101,13 @@ fn unavailable(source: &SourceDocument, now: Timestamp) -> String {
 
 /// A rejected manifest with all its faults, and the pods that keep running.
 pub(super) fn rejection(rejected: &RejectionDocument) -> String {
-    let kept = match &rejected.kept[..] {
-        [] => "nothing of it runs".to_owned(),
-        kept => format!("still running: {}", kept.join(", ")),
+    let kept = match (&rejected.kept[..], &rejected.accepted[..]) {
+        ([], []) => "nothing of it runs".to_owned(),
+        ([], accepted) => format!("its other pods run: {}", accepted.join(", ")),
+        (kept, []) => format!("still running: {}", kept.join(", ")),
+        (kept, accepted) => {
+            format!("still running: {}; its other pods run: {}", kept.join(", "), accepted.join(", "))
+        }
     };
     let mut text = format!("{} is rejected; {kept}\n", printable(&rejected.origin));
     for fault in &rejected.faults {
@@ -132,6 +136,7 @@ mod tests {
             origin: origin.to_owned(),
             faults: faults.iter().map(|text| fault(text)).collect(),
             kept: kept.iter().map(ToString::to_string).collect(),
+            accepted: Vec::new(),
         };
         let source = |source: &str, health: &str, detail: &str, rejected| SourceDocument {
             source: source.to_owned(),
@@ -171,6 +176,12 @@ mod tests {
         let text = render(&[lacking], &screen, now);
         let line = "\nConfigMap default/web is not defined in file; it is used by default/a-edge1, default/b-edge1\n";
         assert!(text.ends_with(line), "{text}");
+        let mut beside = rejected("web.yaml", &["a"], &[]);
+        beside.accepted = vec!["default/web-edge1".to_owned()];
+        assert!(rejection(&beside).starts_with("web.yaml is rejected; its other pods run: default/web-edge1\n"));
+        beside.kept = vec!["default/db-edge1".to_owned()];
+        let first = "web.yaml is rejected; still running: default/db-edge1; its other pods run: default/web-edge1\n";
+        assert!(rejection(&beside).starts_with(first));
         let two = rejected("web.yaml", &["a", "b"], &[]);
         let text = render(&[source("file", "good", "", vec![one, two])], &screen, now);
         assert!(

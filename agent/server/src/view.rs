@@ -292,7 +292,9 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
         pods: snapshot.pods.len(),
         objects: snapshot.objects.keys().filter(|key| key.kind.is_local()).count(),
         missing: desired.missing_objects(view.kind).map(missing_object).collect(),
-        rejected: snapshot.rejected.values().map(|refused| rejection(refused)).chain(lost.map(lost_claim)).collect(),
+        rejected: (snapshot.rejected.values().map(|refused| rejection(refused)).chain(lost.map(lost_claim)))
+            .map(|rejected| RejectionDocument { accepted: accepted(view, desired, &rejected), ..rejected })
+            .collect(),
         remark: None,
     }
 }
@@ -313,4 +315,11 @@ fn lost_claim(duplicate: &Duplicate) -> RejectionDocument {
     fault.origin = Arc::clone(&loser.origin);
     let fault = fault.with_remedy("change or remove one of them");
     rejection(&Rejection { origin: Arc::clone(&loser.origin), faults: vec![fault], kept: Vec::new() })
+}
+
+/// The pods that run of a file or URL of which something is rejected, without those with an older version.
+fn accepted(view: &SourceView, desired: &DesiredPods, rejected: &RejectionDocument) -> Vec<String> {
+    let runs = |key: &PodKey| desired.pods.get(key).is_some_and(|pod| pod.source == view.kind);
+    let of_origin = view.snapshot.pods.values().filter(|pod| *pod.origin == *rejected.origin && runs(&pod.key));
+    of_origin.map(|pod| pod.key.to_string()).filter(|key| !rejected.kept.contains(key)).collect()
 }

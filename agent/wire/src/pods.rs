@@ -137,6 +137,9 @@ pub struct RejectionDocument {
     pub faults: Vec<FaultDocument>,
     /// Pods that keep running an older version because of it, as `namespace/name`.
     pub kept: Vec<String>,
+    /// The other pods of the file or URL, which are accepted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub accepted: Vec<String>,
 }
 
 /// One finding about a manifest.
@@ -223,6 +226,7 @@ pub fn rejection(refused: &Rejection) -> RejectionDocument {
         origin: refused.origin.to_string(),
         faults: faults.into_iter().map(fault).collect(),
         kept: refused.kept.iter().map(ToString::to_string).collect(),
+        accepted: Vec::new(),
     }
 }
 

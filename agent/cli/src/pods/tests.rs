@@ -95,7 +95,9 @@ fn manifests_and_sources_without_a_row_are_remarked() {
         origin: "web.yaml".to_owned(),
         faults: vec![fault("web.yaml:7:3: spec.containers: required"), fault("more")],
         kept: kept.iter().map(ToString::to_string).collect(),
+        accepted: Vec::new(),
     };
+    let beside = RejectionDocument { accepted: vec!["default/web-edge1".to_owned()], ..rejected(&[]) };
     let source = SourceDocument {
         source: "http".to_owned(),
         place: "https://fleet.example/pods".to_owned(),
@@ -107,12 +109,13 @@ fn manifests_and_sources_without_a_row_are_remarked() {
         pods: 1,
         objects: 0,
         missing: Vec::new(),
-        rejected: vec![rejected(&[]), rejected(&["default/web-edge1"])],
+        rejected: vec![rejected(&[]), rejected(&["default/web-edge1"]), beside],
     };
     assert_eq!(
         remarks(&[source]),
         [
             "rejected: web.yaml:7:3: spec.containers: required (and 1 more, see: limpet sources); nothing of it runs",
+            "rejected: web.yaml:7:3: spec.containers: required (and 1 more, see: limpet sources); its other pods run",
             "source http cannot be read: timeout; its pods keep running",
         ]
     );
