@@ -348,23 +348,10 @@ fn watch_node_files(shared: &SharedParts, images: &Images) {
     let (images, watching) = (images.clone(), stop.clone());
     shared.tasks.spawn(async move { images.import_archives(watching).await });
 
-    let (changed, mut changes) = mpsc::channel(1);
-    let (volumes, watching) = (shared.backends.volumes.clone(), stop.clone());
+    let (volumes, observed, watching) = (shared.backends.volumes.clone(), shared.observed.clone(), stop.clone());
     shared.tasks.spawn(async move {
-        // A change that is not taken yet covers this one.
-        volumes
-            .watch_resolv_conf(watching, || {
-                let _ = changed.try_send(());
-            })
-            .await;
-    });
-    let (volumes, observed) = (shared.backends.volumes.clone(), shared.observed.clone());
-    shared.tasks.spawn(async move {
-        while changes.recv().await.is_some() {
-            let pods: Vec<_> = observed.load().pods.values().map(|pod| Arc::clone(&pod.record)).collect();
-            tracing::info!(pods = pods.len(), "the node's resolv.conf changed");
-            volumes.rewrite_resolv_conf(&pods).await;
-        }
+        let pods = || observed.load().pods.values().map(|pod| Arc::clone(&pod.record)).collect();
+        volumes.follow_resolv_conf(watching, pods).await;
     });
 }
 

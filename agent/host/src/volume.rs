@@ -38,6 +38,7 @@ mod host_path;
 mod hostname;
 mod hosts;
 mod image;
+mod in_place;
 mod in_use;
 mod iscsi;
 mod local;
@@ -64,6 +65,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use tokio::sync::Notify;
 
 pub use self::block_device::BlockDevice;
 pub use self::dns::ClusterDns;
@@ -124,6 +126,8 @@ pub struct Volumes {
     disks: Arc<iscsi::IscsiDisks>,
     /// By the path of a volume of a driver or of the node.
     locks: Arc<KeyedLock<PathBuf>>,
+    /// A pod's resolv.conf could not be written.
+    resolver_behind: Arc<Notify>,
 }
 
 /// The volumes' directory and the DNS settings.
@@ -157,7 +161,12 @@ impl Volumes {
     /// Volumes with these settings; disks of targets are in `in_use` while they are attached. Does not access the disk.
     pub fn new(settings: Settings, in_use: VolumesInUse) -> Self {
         let disks = iscsi::IscsiDisks::new(&settings.root_dir, in_use);
-        Self { settings: Arc::new(settings), disks: Arc::new(disks), locks: Arc::default() }
+        Self {
+            settings: Arc::new(settings),
+            disks: Arc::new(disks),
+            locks: Arc::default(),
+            resolver_behind: Arc::default(),
+        }
     }
 
     /// Has the disks of targets in use that agents before this one have attached.
@@ -234,6 +243,7 @@ impl Volumes {
     /// The mounts of one container, parents before children: its `volumeMounts`, then `/etc/hosts`, `/etc/hostname`,
     /// `/etc/resolv.conf` unless it mounts them itself, and the termination message's file, which is created here. So is a
     /// hostPath that is missing again, by its type.
+    /// The `/etc/hosts` of a pod with `hostNetwork` is the node's as it is now.
     /// With a `label` of SELinux what is the pod's alone gets it: its volumes on disk and in memory, disks, volumes of drivers,
     /// and the agent's files; no path of the node, export or image.
     /// [`Self::prepare`] must have succeeded. Blocks; `progress` is given the path that is accessed.
@@ -247,6 +257,10 @@ impl Volumes {
         progress: &Progress,
     ) -> Result<Vec<Mount>, VolumeError> {
         let pod_dir = &self.settings.pod_dir(&pod.uid);
+        if pod.host_network() {
+            let aliases = pod.spec().host_aliases.as_deref().unwrap_or_default();
+            hosts::write_host_network(pod_dir, &self.settings.hosts_file, aliases)?;
+        }
         mounts::container_mounts(mounts::Sources { pod, objects, pod_dir, label }, container, container_id, progress)
     }
 

@@ -1,7 +1,7 @@
 //! Creates directories and files with exact permissions, independent of the agent's umask.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -37,20 +37,6 @@ pub(super) fn make_file(path: &Path, mode: u32) -> Result<(), VolumeError> {
 pub(super) fn set_mode(path: &Path, mode: u32) -> Result<(), VolumeError> {
     std::fs::set_permissions(path, Permissions::from_mode(mode))
         .map_err(VolumeError::io("set the permissions of", path))
-}
-
-/// Sets the file's content to `text` in the same inode, which containers have mounted. With `keep_appended` a file that
-/// continues after `text` is not changed: a container has appended its own lines.
-pub(super) fn write_in_place(path: &Path, text: &str, keep_appended: bool) -> Result<(), VolumeError> {
-    match read(path)? {
-        Some(found) if found == text || (keep_appended && found.starts_with(text)) => return Ok(()),
-        Some(_) => {}
-        None => make_file(path, 0o644)?,
-    }
-    let write = |mut file: File| file.write_all(text.as_bytes());
-    // The file exists now; a symlink in its place was not created by the agent.
-    let file = OpenOptions::new().write(true).truncate(true).custom_flags(nofollow()).open(path);
-    file.and_then(write).map_err(VolumeError::io("write", path))
 }
 
 /// The first `max` bytes of a file.

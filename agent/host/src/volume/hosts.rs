@@ -1,15 +1,28 @@
-//! `/etc/hosts` in kubelet's format. Pure.
+//! `/etc/hosts` in kubelet's format.
 //!
 //! A pod with its own network gets the well-known names, its addresses with its hostname, and its
-//! `hostAliases`; one with `hostNetwork` gets the node's file and its aliases below. The file is the pod's, shared by
-//! its containers, mounted writable, and not given to a container that mounts `/etc/hosts` itself.
+//! `hostAliases`; one with `hostNetwork` gets the node's file and its aliases below, as it is at each start of one of its
+//! containers. The file is the pod's, shared by its containers, mounted writable, and not given to a container that mounts
+//! `/etc/hosts` itself.
 
 use std::fmt::Write;
+use std::path::Path;
 
 use k8s_openapi::api::core::v1::HostAlias;
 
 use super::hostname::PodHostname;
+use super::{VolumeError, files, in_place};
 use limpet_model::sandbox::PodAddresses;
+
+/// The file's name in a pod's directory.
+pub(super) const FILE: &str = "etc-hosts";
+
+/// Writes the file of a pod with `hostNetwork` from the node's, which need not exist. Lines that a container has added go, as
+/// with kubelet.
+pub(super) fn write_host_network(pod_dir: &Path, nodes: &Path, aliases: &[HostAlias]) -> Result<(), VolumeError> {
+    let text = host_network(&files::read(nodes)?.unwrap_or_default(), aliases);
+    in_place::write(&pod_dir.join(FILE), &text, false)
+}
 
 /// The file of a pod with its own network.
 pub(super) fn own_network(addresses: &PodAddresses, hostname: &PodHostname, aliases: &[HostAlias]) -> String {
@@ -33,7 +46,7 @@ pub(super) fn own_network(addresses: &PodAddresses, hostname: &PodHostname, alia
 }
 
 /// The file of a pod with `hostNetwork`, from the node's own.
-pub(super) fn host_network(nodes_file: &str, aliases: &[HostAlias]) -> String {
+fn host_network(nodes_file: &str, aliases: &[HostAlias]) -> String {
     format!("# Kubernetes-managed hosts file (host network).\n{nodes_file}{}", entries(aliases))
 }
 

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Container, Volume, VolumeMount};
 
 use super::source::VolumeSource;
 use super::sub_path::SubPath;
-use super::{Mount, Propagation, VolumeError, preparation, propagation, read_only, resolver, termination};
+use super::{Mount, Propagation, VolumeError, hosts, preparation, propagation, read_only, resolver, termination};
 use crate::blocking::Progress;
 use crate::selinux;
 use limpet_model::object::PodObjects;
@@ -56,7 +56,7 @@ pub(super) fn container_mounts(
     let read_only_root =
         container.security_context.as_ref().and_then(|context| context.read_only_root_filesystem).unwrap_or(false);
     for (target, file, read_only) in [
-        ("/etc/hosts", "etc-hosts", false),
+        ("/etc/hosts", hosts::FILE, false),
         ("/etc/hostname", "etc-hostname", read_only_root),
         ("/etc/resolv.conf", resolver::FILE, read_only_root),
     ] {

@@ -10,7 +10,7 @@ use super::host_path::HostPath;
 use super::payload::{Sources, payload};
 use super::source::VolumeSource;
 use super::written::{self, WrittenVolume};
-use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, resolver, tmpfs};
+use super::{Settings, VolumeError, Warning, files, hostname, hosts, image, in_place, resolver, tmpfs};
 use crate::blocking::Progress;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodRecord, PodUid};
@@ -92,15 +92,11 @@ impl Preparation {
             }
         }
         progress.at(&pod_dir);
-        let hosts = match self.hosts {
-            HostsFile::Own(text) => text,
-            HostsFile::Node(aliases) => {
-                // Host-network pods also run on a node without the file.
-                hosts::host_network(&files::read(&settings.hosts_file)?.unwrap_or_default(), &aliases)
-            }
-        };
-        files::write_in_place(&pod_dir.join("etc-hosts"), &hosts, true)?;
-        files::write_in_place(&pod_dir.join("etc-hostname"), &format!("{}\n", self.hostname), false)?;
+        match self.hosts {
+            HostsFile::Own(text) => in_place::write(&pod_dir.join(hosts::FILE), &text, true)?,
+            HostsFile::Node(aliases) => hosts::write_host_network(&pod_dir, &settings.hosts_file, &aliases)?,
+        }
+        in_place::write(&pod_dir.join("etc-hostname"), &format!("{}\n", self.hostname), false)?;
         resolver::write(&pod_dir, &self.dns, &resolver::read_nodes(settings)?, settings)
     }
 }

@@ -1,18 +1,26 @@
 //! Writes the pods' `resolv.conf` files and keeps them in sync with the node's.
+//!
+//! A change reaches running pods by inotify, and one from before the agent was started when their containers are adopted. What
+//! fails (a full disk, a watch that the kernel refuses) is tried again after a pause; a pod keeps its old file until then.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
 use super::dns::{self, DnsRequest, Resolver};
-use super::{Settings, VolumeError, Volumes, Warning, blocking, files};
+use super::{Settings, VolumeError, Volumes, Warning, blocking, files, in_place};
 use crate::blocking::{DEADLINE, Progress};
 use crate::path_watch::PathWatch;
 use limpet_model::pod::PodRecord;
 
 /// The file's name in a pod's directory.
 pub(super) const FILE: &str = "etc-resolv.conf";
+
+/// The pauses before a failed write or watch is tried again: the first, which doubles, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
 /// The content of the node's own file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,18 +58,78 @@ pub(super) fn write(
         NodeResolver::Present(resolver) => Some(resolver),
     };
     let (resolver, warnings) = dns::resolve(pod, node, &settings.cluster);
-    files::write_in_place(&path, &resolver.render(), false)?;
+    in_place::write(&path, &resolver.render(), false)?;
     Ok(warnings)
 }
 
 impl Volumes {
-    /// Updates the files of `pods` from the node's, in place, so that running containers see it. Pods that are not prepared
-    /// yet are left to [`Self::prepare`]. A failed write is logged, and the other pods are still updated.
-    pub async fn rewrite_resolv_conf(&self, pods: &[Arc<PodRecord>]) {
+    /// Keeps the files of the pods that `pods` returns in sync with the node's until `stop`. That may be a symlink, may be
+    /// replaced, and may appear late. Pods that are not prepared yet are left to [`Self::prepare`].
+    pub async fn follow_resolv_conf(&self, stop: CancellationToken, pods: impl Fn() -> Vec<Arc<PodRecord>>) {
+        stop.run_until_cancelled(self.follow(pods, PathWatch::file, PAUSES)).await;
+    }
+
+    async fn follow(
+        &self,
+        pods: impl Fn() -> Vec<Arc<PodRecord>>,
+        open: impl AsyncFn(&Path) -> io::Result<PathWatch>,
+        (first, longest): (Duration, Duration),
+    ) {
+        let Some(path) = &self.settings.resolv_conf else { return };
+        let (mut watch, mut lost, mut behind, mut pause) = (None, false, false, first);
+        // Not read yet: pods that are there already are compared first, and those that are adopted later then.
+        let mut known = None;
+        loop {
+            let was_watched = watch.is_some();
+            if !was_watched {
+                watch = open(path).await.inspect_err(|error| report_lost(path, error, &mut lost)).ok();
+            }
+            let is_late = behind || watch.is_none();
+            if !is_late {
+                (lost, pause) = (false, first);
+            }
+            // What has changed before a new watch was there is read at once.
+            if was_watched || watch.is_none() {
+                tokio::select! {
+                    changed = changed(&mut watch) => if let Err(error) = changed {
+                        report_lost(path, &error, &mut lost);
+                        watch = None;
+                        tokio::time::sleep(pause).await;
+                    },
+                    () = self.resolver_behind.notified() => behind = true,
+                    () = tokio::time::sleep(pause), if is_late => pause = longest.min(pause * 2),
+                }
+            }
+            // An unreadable or missing file (during a replacement) is not treated as an empty one.
+            let Some(now) = self.read_resolv_conf(path).await else { continue };
+            let is_new = known.as_ref() != Some(&now);
+            if is_new || behind {
+                let pods = pods();
+                if is_new && known.is_some() {
+                    tracing::info!(pods = pods.len(), "the node's resolv.conf changed");
+                }
+                known = Some(now);
+                behind = !self.rewrite_resolv_conf(&pods).await;
+            }
+        }
+    }
+
+    /// Brings the file of an adopted pod up to date: the node's may have changed while no agent was running. A failure is
+    /// logged, and tried again by [`Self::follow_resolv_conf`].
+    pub async fn refresh_resolv_conf(&self, pod: &Arc<PodRecord>) {
+        if !self.rewrite_resolv_conf(std::slice::from_ref(pod)).await {
+            self.resolver_behind.notify_one();
+        }
+    }
+
+    /// Updates the files of `pods` from the node's, in place, so that running containers see it. A failed write is logged, and
+    /// the other pods are still updated. Returns whether all are up to date.
+    async fn rewrite_resolv_conf(&self, pods: &[Arc<PodRecord>]) -> bool {
         let requests: Vec<_> = pods.iter().map(|pod| (pod.uid.clone(), DnsRequest::of(pod))).collect();
         let settings = self.settings.clone();
         let rewrite = move |progress: &Progress| {
             let node = read_nodes(&settings)?;
+            let mut all = true;
             for (uid, request) in requests {
                 let pod_dir = settings.pod_dir(&uid);
                 progress.at(&pod_dir);
@@ -69,41 +137,16 @@ impl Volumes {
                     continue;
                 }
                 if let Err(error) = write(&pod_dir, &request, &node, &settings) {
-                    tracing::warn!(pod = %request.pod, %error, "updating resolv.conf of the pod failed; it keeps its old name servers");
+                    all = false;
+                    tracing::warn!(pod = %request.pod, %error, "updating resolv.conf of the pod failed; it keeps its old name servers until that is tried again");
                 }
             }
-            Ok(())
+            Ok(all)
         };
-        if let Err(error) = blocking(self.settings.pods_dir(), DEADLINE, rewrite).await {
-            tracing::warn!(%error, "reading resolv.conf failed; the pods keep their old name servers");
-        }
-    }
-
-    /// Calls `changed` each time the content of the node's resolv.conf changes, until `stop`. The file may be a symlink, may
-    /// be replaced, and may appear late. Where inotify is not available, that is logged once and `changed` is never called.
-    pub async fn watch_resolv_conf(&self, stop: CancellationToken, changed: impl Fn()) {
-        let Some(path) = &self.settings.resolv_conf else { return stop.cancelled().await };
-        tokio::select! {
-            () = stop.cancelled() => {}
-            ended = self.follow_resolv_conf(path, &changed) => if let Err(error) = ended {
-                tracing::warn!(file = %path.display(), %error, "resolv.conf cannot be watched; changes are read when a pod starts");
-                stop.cancelled().await;
-            },
-        }
-    }
-
-    async fn follow_resolv_conf(&self, path: &Path, changed: &impl Fn()) -> Result<(), VolumeError> {
-        let mut watch = PathWatch::file(path).await.map_err(VolumeError::io("watch", path))?;
-        let mut known = self.read_resolv_conf(path).await;
-        loop {
-            watch.changed().await.map_err(VolumeError::io("watch", path))?;
-            // An unreadable or missing file (during a replacement) is not treated as an empty one.
-            let Some(now) = self.read_resolv_conf(path).await else { continue };
-            if known.as_ref() != Some(&now) {
-                known = Some(now);
-                changed();
-            }
-        }
+        blocking(self.settings.pods_dir(), DEADLINE, rewrite).await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "reading resolv.conf failed; the pods keep their old name servers until that is tried again");
+            false
+        })
     }
 
     async fn read_resolv_conf(&self, path: &Path) -> Option<Resolver> {
@@ -114,3 +157,25 @@ impl Volumes {
         }
     }
 }
+
+/// Resolves when the watch reports something; never without one.
+async fn changed(watch: &mut Option<PathWatch>) -> io::Result<()> {
+    match watch {
+        Some(watch) => watch.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Reported once until it is watched again.
+fn report_lost(path: &Path, error: &io::Error, lost: &mut bool) {
+    if !std::mem::replace(lost, true) {
+        tracing::warn!(
+            file = %path.display(), %error,
+            "resolv.conf cannot be watched; that is tried again, and the file is read then; raise fs.inotify.max_user_instances and max_user_watches"
+        );
+    }
+}
+
+#[cfg(test)]
+#[path = "tests/resolver.rs"]
+mod tests;

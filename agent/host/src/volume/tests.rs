@@ -8,7 +8,6 @@ use std::path::Path;
 
 use rustix::mount::UnmountFlags;
 use serde_json::json;
-use tokio_util::sync::CancellationToken;
 
 use limpet_tests::need;
 
@@ -41,13 +40,13 @@ pub(super) fn record(spec: serde_json::Value) -> PodRecord {
 }
 
 /// A node: its root directory and its own files; its mounts are detached with it.
-struct Node {
-    dir: tempfile::TempDir,
-    volumes: Volumes,
+pub(super) struct Node {
+    pub dir: tempfile::TempDir,
+    pub volumes: Volumes,
 }
 
 impl Node {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("resolv.conf"), "nameserver 10.0.0.1\n").unwrap();
         std::fs::write(dir.path().join("hosts"), "127.0.0.1 localhost\n").unwrap();
@@ -66,7 +65,7 @@ impl Node {
         Self { dir, volumes: Volumes::new(settings, VolumesInUse::default()) }
     }
 
-    fn pod_dir(&self) -> PathBuf {
+    pub(super) fn pod_dir(&self) -> PathBuf {
         self.dir.path().join("root/pods/uid")
     }
 
@@ -74,7 +73,7 @@ impl Node {
         self.pod_dir().join("volumes/kubernetes.io~empty-dir").join(name)
     }
 
-    async fn prepare(&self, spec: serde_json::Value) -> Result<Vec<Warning>, VolumeError> {
+    pub(super) async fn prepare(&self, spec: serde_json::Value) -> Result<Vec<Warning>, VolumeError> {
         let addresses = PodAddresses { ips: vec!["10.1.0.5".parse().unwrap()] };
         self.volumes.prepare(&record(spec), &PodObjects::default(), &addresses, "web-node").await
     }
@@ -124,6 +123,35 @@ async fn host_network_takes_the_nodes_hosts() {
     node.prepare(json!({"hostNetwork": true, "hostAliases": aliases})).await.unwrap();
     let hosts = std::fs::read_to_string(node.pod_dir().join("etc-hosts")).unwrap();
     assert!(hosts.contains("(host network).\n127.0.0.1 localhost\n") && hosts.ends_with("10.0.0.9\tdb\n"), "{hosts}");
+}
+
+#[tokio::test]
+async fn a_container_with_the_hosts_network_starts_with_the_nodes_hosts_of_then() {
+    let node = Node::new();
+    let spec = json!({"hostNetwork": true, "containers": [{"name": "c", "image": "i"}]});
+    let nodes_file = node.dir.path().join("hosts");
+    let hosts = || std::fs::read_to_string(node.pod_dir().join("etc-hosts")).unwrap();
+    std::fs::write(&nodes_file, "127.0.0.1 localhost\n10.0.0.1 old\n").unwrap();
+    node.prepare(spec.clone()).await.unwrap();
+    let inode = std::fs::metadata(node.pod_dir().join("etc-hosts")).unwrap().ino();
+    let pod = record(spec.clone());
+    let start = |id: &str| {
+        let (objects, progress) = (PodObjects::default(), Progress::new(node.dir.path()));
+        node.volumes.mounts(&pod, &objects, &pod.spec().containers[0], id, None, &progress).unwrap();
+    };
+    let head = "# Kubernetes-managed hosts file (host network).\n127.0.0.1 localhost\n";
+    for text in ["127.0.0.1 localhost\n10.0.0.2 new\n", "127.0.0.1 localhost\n"] {
+        std::fs::write(&nodes_file, text).unwrap();
+        start("id");
+        assert!(hosts().ends_with(text) && hosts().starts_with(head), "{}", hosts());
+    }
+    assert_eq!((hosts().as_str(), std::fs::metadata(node.pod_dir().join("etc-hosts")).unwrap().ino()), (head, inode));
+    // A new sandbox, as after a reboot, has no line that the node's file has lost.
+    std::fs::write(&nodes_file, "127.0.0.1 localhost\n10.0.0.3 more\n").unwrap();
+    node.prepare(spec.clone()).await.unwrap();
+    std::fs::write(&nodes_file, "127.0.0.1 localhost\n").unwrap();
+    node.prepare(spec).await.unwrap();
+    assert_eq!(hosts(), head);
 }
 
 #[tokio::test]
@@ -181,7 +209,7 @@ async fn memory_is_a_tmpfs_of_its_limit_mounted_once() {
     assert_eq!(std::fs::read_to_string(ram.join("file")).unwrap(), "kept");
     assert_eq!(mode(&ram), 0o1777);
     let full = std::fs::write(ram.join("big"), vec![0; 2 << 20]).unwrap_err();
-    assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+    assert_eq!(full.kind(), std::io::ErrorKind::StorageFull);
 
     // As after a reboot: the directory exists, the mount does not.
     rustix::mount::unmount(&ram, UnmountFlags::DETACH).unwrap();
@@ -303,62 +331,6 @@ async fn removal_does_not_delete_files_of_mounts_below() {
     node.volumes.remove(&PodUid::new("uid")).await.unwrap();
     assert!(!node.pod_dir().exists());
     assert!(precious.join("kept").exists());
-}
-
-#[tokio::test]
-async fn pods_follow_the_nodes_resolver() {
-    let node = Node::new();
-    let spec = json!({"dnsPolicy": "Default"});
-    node.prepare(spec.clone()).await.unwrap();
-    let file = node.pod_dir().join("etc-resolv.conf");
-    let inode = std::fs::metadata(&file).unwrap().ino();
-
-    let (sender, mut changes) = tokio::sync::mpsc::unbounded_channel();
-    let stop = CancellationToken::new();
-    let (volumes, until) = (node.volumes.clone(), stop.clone());
-    let watching = tokio::spawn(async move {
-        let changed = || {
-            let _ = sender.send(());
-        };
-        volumes.watch_resolv_conf(until, changed).await;
-    });
-    // As a DHCP client does, replace the file repeatedly until the watch is armed and has reported it.
-    let replace = |text: &str| {
-        std::fs::write(node.dir.path().join("new"), text).unwrap();
-        std::fs::rename(node.dir.path().join("new"), node.dir.path().join("resolv.conf")).unwrap();
-    };
-    let mut address = 2;
-    while changes.try_recv().is_err() {
-        replace(&format!("nameserver 10.0.0.{address}\n"));
-        address = if address == 250 { 2 } else { address + 1 };
-        tokio::task::yield_now().await;
-    }
-    replace("nameserver 10.9.9.9\n");
-    let pods = [Arc::new(record(spec))];
-    node.volumes.rewrite_resolv_conf(&pods).await;
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), "nameserver 10.9.9.9\n");
-    assert_eq!(std::fs::metadata(&file).unwrap().ino(), inode);
-    stop.cancel();
-    watching.await.unwrap();
-}
-
-#[tokio::test]
-async fn a_node_without_a_resolver_file_runs_pods() {
-    let node = Node::new();
-    std::fs::remove_file(node.dir.path().join("resolv.conf")).unwrap();
-    let spec = json!({"dnsPolicy": "Default"});
-    let pods = [Arc::new(record(spec.clone()))];
-    let resolv_conf = || std::fs::read_to_string(node.pod_dir().join("etc-resolv.conf")).unwrap();
-    node.prepare(spec.clone()).await.unwrap();
-    assert_eq!(resolv_conf(), "");
-    // It appears, and is missing again for a short time: no pod loses its nameservers because of that.
-    std::fs::write(node.dir.path().join("resolv.conf"), "nameserver 10.0.0.7\n").unwrap();
-    node.volumes.rewrite_resolv_conf(&pods).await;
-    assert_eq!(resolv_conf(), "nameserver 10.0.0.7\n");
-    std::fs::remove_file(node.dir.path().join("resolv.conf")).unwrap();
-    node.volumes.rewrite_resolv_conf(&pods).await;
-    node.prepare(spec).await.unwrap();
-    assert_eq!(resolv_conf(), "nameserver 10.0.0.7\n");
 }
 
 #[tokio::test]

@@ -213,7 +213,8 @@ impl ContainerdExecutor {
     }
 
     /// The sandbox of a pod that was found running, if it is whole.
-    pub(super) async fn existing_sandbox(&self, record: &PodRecord) -> Option<Arc<PodSandbox>> {
+    pub(super) async fn existing_sandbox(&self, record: &Arc<PodRecord>) -> Option<Arc<PodSandbox>> {
+        self.volumes.refresh_resolv_conf(record).await;
         let hostname = hostname(record, &self.config.cluster_domain).ok()?;
         let labelling = self.labelling(record).ok()?;
         let request = self.sandbox_request(record, &hostname, &[], labelling.as_ref());
