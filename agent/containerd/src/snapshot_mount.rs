@@ -1,5 +1,7 @@
 //! Mounts a snapshot on the host, read-only, whatever its snapshotter makes of it.
 
+pub(crate) mod private;
+
 use std::ffi::CString;
 use std::fmt;
 use std::io;

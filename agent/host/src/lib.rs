@@ -8,6 +8,7 @@ mod boot;
 pub mod call_watch;
 pub mod cgroup;
 pub mod clock;
+pub mod confined;
 pub mod directory;
 pub mod disk_usage;
 pub mod file_system;

@@ -109,9 +109,10 @@ fn system_calls_that_do_not_exist_are_done_without(node: &mut TestNode) -> Resul
     without_system_calls(node, libc::ENOSYS)
 }
 
-/// No BPF programs, no fanotify, no hold on processes: inotify and containerd tell what they tell.
+/// No BPF programs, no fanotify, no hold on processes: inotify and containerd tell what they tell. Paths in images are walked
+/// name by name.
 fn without_system_calls(node: &mut TestNode, errno: i32) -> Result<()> {
-    let refused = [libc::SYS_bpf, libc::SYS_fanotify_init, libc::SYS_pidfd_open];
+    let refused = [libc::SYS_bpf, libc::SYS_fanotify_init, libc::SYS_pidfd_open, libc::SYS_openat2];
     confined::start(node, || confined::refuse(&refused, errno))?;
     let manifest = simple("web", IDLE);
     node.apply(&manifest)?;

@@ -7,9 +7,10 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::OFlags;
 
 use super::tree::{CopyError, Owner, Source, Target};
+use limpet_host::confined::{self, Confinement};
 use limpet_host::process;
 use limpet_model::container::ContainerId;
 
@@ -89,8 +90,7 @@ impl ContainerRoot {
     }
 
     fn open_at(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, CopyError> {
-        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-        let opened = openat2(&self.directory, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve);
+        let opened = confined::open(&self.directory, path, flags, Confinement::IN_ROOT);
         opened.map_err(|error| CopyError::new("open in the container:", path.as_os_str(), error.into()))
     }
 }

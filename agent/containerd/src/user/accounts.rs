@@ -1,25 +1,18 @@
-//! Reads `/etc/passwd` and `/etc/group` of an untrusted image.
-//!
-//! The image's snapshot is mounted read-only in the mount namespace of a dedicated thread, which is freed with the
-//! thread, so no mount remains. The kernel resolves the two paths inside the image (`RESOLVE_IN_ROOT`), so a symlink in it
+//! Reads `/etc/passwd` and `/etc/group` of an untrusted image. The two paths are resolved inside the image, so a symlink in it
 //! cannot leave it.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2};
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
-use rustix::thread::UnshareFlags;
+use limpet_host::confined::{self, Confinement};
+use rustix::fs::{FileType, OFlags, fstat};
 
-use crate::snapshot_mount::{Root, SnapshotMount};
+use crate::snapshot_mount::SnapshotMount;
+use crate::snapshot_mount::private::with_mounted;
 
 /// Largest account file read: some ten thousand users.
 const MAX_FILE: u64 = 1 << 20;
-
-/// The mount point of the snapshot in the thread's namespace. Every system has it, and the thread does not use it.
-const MOUNT_POINT: &str = "/proc";
 
 /// An image's account files; `None` for a missing one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -35,46 +28,16 @@ pub struct Accounts {
 /// # Errors
 /// When the snapshot cannot be mounted, or an existing file cannot be read: it is not a regular file, or is too large.
 pub fn read_accounts(mounts: &[SnapshotMount]) -> io::Result<Accounts> {
-    let image = Root::of(mounts)?;
-    // A new thread: a thread that is reused must not stay in the namespace.
-    let reader = std::thread::Builder::new().name("accounts".to_owned()).spawn(move || read_in_namespace(&image))?;
-    reader.join().map_err(|_| io::Error::other("the thread reading the image's accounts panicked"))?
-}
-
-fn read_in_namespace(image: &Root) -> io::Result<Accounts> {
-    // SAFETY: only the mount namespace (and with it root and working directory) is unshared, not the table of file
-    // descriptors, and this thread exits with this function.
-    #[allow(unsafe_code)]
-    unsafe {
-        rustix::thread::unshare_unsafe(UnshareFlags::NEWNS)?;
-    }
-    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
-    // NODEV: opening a device can have side effects.
-    let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
-    image
-        .mount(Path::new(MOUNT_POINT), flags)
-        .map_err(|error| io::Error::new(error.kind(), format!("mount the image's {image}: {error}")))?;
-    let read = read_mounted();
-    // The namespace goes after the thread was joined, and a device that is still mounted could not be mounted otherwise.
-    match unmount(MOUNT_POINT, UnmountFlags::empty()) {
-        // A process that another thread has just forked still has a copy of a descriptor: until it executes its program.
-        Err(rustix::io::Errno::BUSY) => unmount(MOUNT_POINT, UnmountFlags::DETACH)?,
-        unmounted => unmounted?,
-    }
-    read
-}
-
-fn read_mounted() -> io::Result<Accounts> {
-    let root = open(MOUNT_POINT, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(Accounts { passwd: read_inside(&root, "etc/passwd")?, group: read_inside(&root, "etc/group")? })
+    with_mounted(mounts, "accounts", |root| {
+        Ok(Accounts { passwd: read_inside(&root, "etc/passwd")?, group: read_inside(&root, "etc/group")? })
+    })
 }
 
 /// A file of the image, with the image as root for every symlink on the path; `None` when it is missing.
 fn read_inside(root: &OwnedFd, path: &str) -> io::Result<Option<String>> {
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     // NONBLOCK: a FIFO instead of the file must not block the thread.
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = match openat2(root, path, flags, Mode::empty(), resolve) {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file = match confined::open(root, path, flags, Confinement::IN_ROOT.without_mounts()) {
         Ok(file) => file,
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(None),
         Err(error) => return Err(of_path(path, error.into())),

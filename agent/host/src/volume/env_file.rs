@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::empty_dir::EmptyDir;
+use crate::confined::{self, Confinement};
 
 /// The largest file that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -23,9 +24,8 @@ pub fn read_env_file(pod_dir: &Path, volume: &str, path: &str) -> io::Result<Opt
         Err(Errno::NOENT) => return Ok(None),
         base => base?,
     };
-    let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file: File = match rustix::fs::openat2(&base, path, flags, Mode::empty(), beneath) {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file: File = match confined::open(&base, path, flags, Confinement::BENEATH) {
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
         Err(Errno::XDEV) => return Err(io::Error::other("it leads out of the volume")),
         file => file?.into(),

@@ -5,16 +5,18 @@
 //! without following a symlink and without crossing into another mount; and the recursion is limited to [`MAX_DEPTH`]:
 //! deeper directories are moved up to the top and removed from there.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::VolumeError;
+use crate::confined::{self, Confinement};
 use crate::mount_table;
 
 /// Directories open at a time, and the depth of the recursion.
@@ -136,18 +138,10 @@ fn directory() -> OFlags {
     OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC
 }
 
-/// Opens a directory in `parent`: no symlink, and `EXDEV` for another mount. Kernels before 5.6 can only compare the
-/// file systems.
+/// Opens a directory in `parent`: no symlink, and `EXDEV` for another mount.
 fn enter(parent: &OwnedFd, name: &CStr) -> Result<OwnedFd, Errno> {
-    let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
-    match rustix::fs::openat2(parent, name, directory() | OFlags::NOFOLLOW, Mode::empty(), resolve) {
-        Err(Errno::NOSYS) => {
-            let opened = rustix::fs::openat(parent, name, directory() | OFlags::NOFOLLOW, Mode::empty())?;
-            let same = rustix::fs::fstat(&opened)?.st_dev == rustix::fs::fstat(parent)?.st_dev;
-            if same { Ok(opened) } else { Err(Errno::XDEV) }
-        }
-        other => other,
-    }
+    let confinement = Confinement::BENEATH.without_symlinks().without_mounts();
+    confined::open(parent, OsStr::from_bytes(name.to_bytes()), directory() | OFlags::NOFOLLOW, confinement)
 }
 
 #[cfg(test)]

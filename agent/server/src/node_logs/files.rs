@@ -10,13 +10,14 @@ use std::path::{Path, PathBuf};
 use axum::body::Body;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2, readlinkat};
+use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, fstat, openat, readlinkat};
 use rustix::io::Errno;
 use tokio::io::AsyncReadExt as _;
 use tokio_util::io::ReaderStream;
 
 use super::refuse;
 use limpet_host::blocking;
+use limpet_host::confined::{self, Confinement};
 
 /// Entries of a directory that are shown.
 const MAX_ENTRIES: usize = 10_000;
@@ -86,22 +87,16 @@ pub(super) fn find(dir: &Path, path: &Path) -> io::Result<Found> {
 /// Opens a path below the root. Links that are absolute are followed if they lead into `dir`, as those of
 /// `/var/log/containers` do; the kernel refuses all that lead out.
 fn open(root: &OwnedFd, dir: &Path, mut path: PathBuf) -> io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
     for _ in 0..MAX_LINKS {
         let here = if path.as_os_str().is_empty() { Path::new(".") } else { &path };
-        match openat2(root, here, flags, Mode::empty(), resolve) {
+        match confined::open(root, here, flags, Confinement::BENEATH) {
             Ok(opened) => return Ok(opened),
             Err(Errno::XDEV) => {}
             Err(error) => return Err(error.into()),
         }
-        let parent = openat2(
-            root,
-            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")),
-            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-            Mode::empty(),
-            resolve,
-        )?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = confined::open(root, parent, OFlags::PATH | OFlags::DIRECTORY, Confinement::BENEATH)?;
         let target = readlinkat(&parent, path.file_name().unwrap_or_default(), Vec::new())?;
         let target = PathBuf::from(String::from_utf8_lossy(target.as_bytes()).into_owned());
         let inside = target.strip_prefix(dir).map_err(|_| io::Error::from(io::ErrorKind::PermissionDenied))?;

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use limpet_tests::need;
+use rustix::fs::Mode;
+use rustix::mount::{MountFlags, UnmountFlags, unmount};
 
 use super::*;
 
