@@ -1,18 +1,21 @@
 //! `subPath`: a part of a volume, bind-mounted to a path in the pod's directory, so that no process can replace it by a
 //! symlink before the container is created.
 //!
-//! The path is opened by descriptors that the kernel confines to the volume (openat2, Linux 5.6), missing directories
-//! are created with the volume's permissions, and the result is bound by its descriptor, as in kubelet.
+//! The path is opened by descriptors that are confined to the volume, missing directories are created with the volume's
+//! permissions, and the result is bound by its descriptor, as in kubelet. So is a symlink that leads out of the volume and
+//! back, such as an absolute one: it is resolved on the node, and what it leads to is opened from the volume without another
+//! symlink.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 use super::{VolumeError, files};
+use crate::confined::{self, Confinement};
 
 /// A container's mount of a part of a volume: the names for errors and for the path of the bind mount.
 #[derive(Debug, Clone, Copy)]
@@ -64,8 +67,10 @@ impl SubPath<'_> {
         let base = rustix::fs::openat(CWD, volume_dir, flags | directory, Mode::empty())
             .map_err(|errno| fail(Path::new(""), errno))?;
         let mode = rustix::fs::fstat(&base).map_err(|errno| fail(Path::new(""), errno))?.st_mode & 0o7777;
-        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let open = |path: &Path| rustix::fs::openat2(&base, path, flags, Mode::empty(), beneath);
+        let open = |path: &Path| match confined::open(&base, path, flags, Confinement::BENEATH) {
+            Err(Errno::XDEV) => Ok(self.open_resolved(&base, volume_dir, path)?),
+            opened => opened.map(|opened| (opened, path.to_owned())).map_err(|errno| fail(path, errno)),
+        };
         let mut reached = PathBuf::new();
         let mut current = None;
         for component in Path::new(self.sub_path).components() {
@@ -76,16 +81,33 @@ impl SubPath<'_> {
                 }
             };
             reached.push(name);
-            current = Some(match open(&reached) {
-                Err(Errno::NOENT) => {
+            let is_missing = |error: &VolumeError| matches!(error, VolumeError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
+            let opened = match open(&reached) {
+                Err(error) if is_missing(&error) => {
                     let parent = current.as_ref().unwrap_or(&base);
                     make_dir(parent, name, mode).map_err(VolumeError::io("make", volume_dir.join(&reached)))?;
-                    open(&reached).map_err(|errno| fail(&reached, errno))?
+                    open(&reached)
                 }
-                other => other.map_err(|errno| fail(&reached, errno))?,
-            });
+                opened => opened,
+            };
+            let (opened, path) = opened?;
+            (current, reached) = (Some(opened), path);
         }
         Ok(current.unwrap_or(base))
+    }
+
+    /// Opens a path that leads out of the volume by a symlink, and back: with its path from the volume without symlinks.
+    fn open_resolved(&self, base: &OwnedFd, volume_dir: &Path, path: &Path) -> Result<(OwnedFd, PathBuf), VolumeError> {
+        let resolve = |path: PathBuf| path.canonicalize().map_err(VolumeError::io("resolve", path));
+        let (volume, whole) = (resolve(volume_dir.to_owned())?, resolve(volume_dir.join(path))?);
+        let inside = whole.strip_prefix(volume).map_err(|_| self.escapes())?;
+        let from_base = if inside.as_os_str().is_empty() { Path::new(".") } else { inside };
+        // A process of the volume may have put a symlink there in between.
+        let confinement = Confinement::BENEATH.without_symlinks();
+        match confined::open(base, from_base, OFlags::PATH | OFlags::CLOEXEC, confinement) {
+            Err(Errno::XDEV | Errno::LOOP) => Err(self.escapes()),
+            opened => Ok((opened.map_err(|errno| VolumeError::io("open", &whole)(errno.into()))?, inside.to_owned())),
+        }
     }
 
     fn escapes(&self) -> VolumeError {
@@ -107,4 +129,87 @@ fn make_dir(parent: &OwnedFd, name: &std::ffi::OsStr, mode: u32) -> io::Result<(
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let made = rustix::fs::openat(parent, name, flags, Mode::empty())?;
     Ok(rustix::fs::fchmod(&made, Mode::from_raw_mode(mode))?)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    fn open(volume: &Path, sub_path: &str) -> Result<u64, VolumeError> {
+        let opened = SubPath { container: "c", volume: "v", sub_path, index: 0 }.open(volume)?;
+        Ok(fs::File::from(opened).metadata().unwrap().ino())
+    }
+
+    fn inode(path: impl AsRef<Path>) -> u64 {
+        fs::metadata(path).unwrap().ino()
+    }
+
+    /// A volume with releases as many deployments have them, below a directory that is reached by a symlink as well.
+    fn volume() -> (tempfile::TempDir, PathBuf) {
+        let base = tempfile::tempdir().unwrap();
+        let volume = base.path().join("app");
+        fs::create_dir_all(volume.join("releases/42/bin")).unwrap();
+        fs::create_dir(base.path().join("outside")).unwrap();
+        symlink(volume.join("releases/42"), volume.join("current")).unwrap();
+        symlink(&volume, base.path().join("alias")).unwrap();
+        symlink("../app/releases", volume.join("around")).unwrap();
+        symlink(base.path().join("alias/releases"), volume.join("by-alias")).unwrap();
+        symlink(&volume, volume.join("itself")).unwrap();
+        symlink(base.path().join("outside"), volume.join("out")).unwrap();
+        symlink("../outside", volume.join("out-too")).unwrap();
+        symlink(volume.join("none"), volume.join("dangling")).unwrap();
+        (base, volume)
+    }
+
+    #[test]
+    fn a_symlink_that_ends_in_the_volume_is_followed() {
+        let (base, volume) = volume();
+        for (sub_path, wanted) in [
+            ("current", "releases/42"),
+            ("current/bin", "releases/42/bin"),
+            ("around/42", "releases/42"),
+            ("by-alias/42/bin", "releases/42/bin"),
+            ("itself", "."),
+            ("itself/current/bin", "releases/42/bin"),
+        ] {
+            assert_eq!(open(&volume, sub_path).unwrap(), inode(volume.join(wanted)), "{sub_path}");
+            assert_eq!(open(&base.path().join("alias"), sub_path).unwrap(), inode(volume.join(wanted)), "{sub_path}");
+        }
+        // A missing part is made where the symlink leads.
+        assert_eq!(open(&volume, "current/log/today").unwrap(), inode(volume.join("releases/42/log/today")));
+        for sub_path in ["out", "out-too", "out/deeper", "itself/out", "current/../../outside"] {
+            let error = open(&volume, sub_path).unwrap_err();
+            assert!(matches!(error, VolumeError::SubPathEscapes { .. }), "{sub_path}: {error}");
+        }
+        assert!(matches!(open(&volume, "dangling").unwrap_err(), VolumeError::Io { .. }));
+        assert_eq!(fs::read_dir(base.path().join("outside")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_symlink_that_a_process_of_the_volume_swaps_leads_nowhere_else() {
+        let (base, volume) = volume();
+        let outside = inode(base.path().join("outside"));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    for name in ["current", "releases/42"] {
+                        let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                        rustix::fs::renameat_with(CWD, volume.join(name), CWD, volume.join("out"), exchange).unwrap();
+                    }
+                }
+            });
+            for _ in 0..2000 {
+                for sub_path in ["current", "out", "releases/42"] {
+                    assert!(open(&volume, sub_path).map_or(true, |opened| opened != outside));
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
 }
