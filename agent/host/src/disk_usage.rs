@@ -1,21 +1,40 @@
-//! How much a directory takes on its disk: what its file system has counted, or else a walk that is bounded in time and
-//! entries, stays on one file system and follows no symlink.
+//! How much a directory takes on its disk: what its file system has counted, or else a walk that stays on one file system and
+//! follows no symlink.
+//!
+//! A pod decides what is in its directories. So the walk goes by descriptors, keeps no path, and is bounded in time, entries,
+//! open directories and memory, each checked at every entry.
 
 use std::collections::HashSet;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Instant;
 
-use rustix::fs::{CWD, Dir, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
 
 use crate::project_quota;
 
 /// The size of a block of `stat`.
 const BLOCK_SIZE: u64 = 512;
 
-/// A walk ends after so many files and directories: each one costs a call, and a hard link's number is kept meanwhile.
-const MAX_ENTRIES: u64 = 1_000_000;
+/// What a walk may cost.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    until: Instant,
+    /// Files and directories: each one costs a call.
+    entries: u64,
+    /// Files with several hard links, whose numbers are kept: 5 MiB in all.
+    linked: usize,
+    /// Directories that are open on the way down, and as many that wait to be walked because they are deeper than that.
+    open: usize,
+}
+
+impl Limits {
+    const fn until(until: Instant) -> Self {
+        Self { until, entries: 1_000_000, linked: 1 << 18, open: 64 }
+    }
+}
 
 /// What is allocated on a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,39 +74,97 @@ impl Walk {
 /// # Errors
 /// It cannot be read.
 pub fn disk_usage(path: &Path, until: Instant) -> io::Result<Walk> {
-    let top = match path.symlink_metadata() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Walk { complete: true, ..Walk::default() }),
+    walk(path, Limits::until(until))
+}
+
+fn walk(path: &Path, limits: Limits) -> io::Result<Walk> {
+    let top = match rustix::fs::lstat(path) {
+        Err(Errno::NOENT) => return Ok(Walk { complete: true, ..Walk::default() }),
         top => top?,
     };
-    if let Some(counted) = top.is_dir().then(|| project_quota::usage(path)).flatten() {
+    let mut count = Count { seen: DiskUsage::default(), linked: HashSet::new(), device: top.st_dev, limits };
+    count.add(&top);
+    if !is_directory(&top) {
+        return Ok(Walk { seen: count.seen, complete: true });
+    }
+    if let Some(counted) = project_quota::usage(path) {
         return Ok(Walk { seen: DiskUsage { bytes: counted.bytes, inodes: counted.inodes }, complete: true });
     }
-    let (mut seen, mut linked) = (DiskUsage { bytes: top.blocks() * BLOCK_SIZE, inodes: 1 }, HashSet::new());
-    let mut directories = if top.is_dir() { vec![path.to_owned()] } else { Vec::new() };
-    while let Some(directory) = directories.pop() {
-        if Instant::now() >= until || seen.inodes >= MAX_ENTRIES {
-            return Ok(Walk { seen, complete: false });
+    let complete = count.below(rustix::fs::openat(CWD, path, DIRECTORY, Mode::empty())?)?;
+    Ok(Walk { seen: count.seen, complete })
+}
+
+/// NOFOLLOW: a container may put a symlink in the place of what was a directory.
+const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+fn is_directory(found: &Stat) -> bool {
+    FileType::from_raw_mode(found.st_mode) == FileType::Directory
+}
+
+struct Count {
+    seen: DiskUsage,
+    /// The numbers of the files with several hard links that were seen.
+    linked: HashSet<u64>,
+    device: u64,
+    limits: Limits,
+}
+
+impl Count {
+    /// Counts all that is below a directory; whether that was all.
+    fn below(&mut self, top: OwnedFd) -> io::Result<bool> {
+        let (mut whole, mut tops) = (true, vec![top]);
+        while let Some(top) = tops.pop() {
+            let mut open = vec![Dir::new(top)?];
+            while let Some(directory) = open.last_mut() {
+                let entry = match directory.read() {
+                    Some(Ok(entry)) => entry,
+                    end => {
+                        whole &= end.is_none();
+                        open.pop();
+                        continue;
+                    }
+                };
+                let name = entry.file_name();
+                if name == c"." || name == c".." {
+                    continue;
+                }
+                if self.is_spent() {
+                    return Ok(false);
+                }
+                let parent = directory.fd()?;
+                let Ok(found) = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+                if !self.add(&found) || !is_directory(&found) {
+                    continue;
+                }
+                match rustix::fs::openat(parent, name, DIRECTORY, Mode::empty()) {
+                    Ok(inner) if open.len() < self.limits.open => open.push(Dir::new(inner)?),
+                    Ok(inner) if tops.len() < self.limits.open => tops.push(inner),
+                    // Removed or replaced meanwhile.
+                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                    _ => whole = false,
+                }
+            }
         }
-        // NOFOLLOW: a container may put a symlink in the place of what was a directory.
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let Ok(opened) = rustix::fs::openat(CWD, &directory, flags, Mode::empty()) else { continue };
-        for entry in Dir::new(opened)?.flatten() {
-            let name = entry.file_name().to_bytes();
-            if name == b"." || name == b".." {
-                continue;
-            }
-            let path = directory.join(<std::ffi::OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
-            let Ok(found) = path.symlink_metadata() else { continue };
-            if found.dev() != top.dev() || found.nlink() > 1 && !found.is_dir() && !linked.insert(found.ino()) {
-                continue;
-            }
-            seen += DiskUsage { bytes: found.blocks() * BLOCK_SIZE, inodes: 1 };
-            if found.is_dir() {
-                directories.push(path);
-            }
-        }
+        Ok(whole)
     }
-    Ok(Walk { seen, complete: true })
+
+    fn is_spent(&self) -> bool {
+        self.seen.inodes >= self.limits.entries
+            || self.linked.len() >= self.limits.linked
+            || Instant::now() >= self.limits.until
+    }
+
+    /// Counts a file; whether it is one that was not counted, on the same file system.
+    #[allow(clippy::useless_conversion)] // the types of a Stat differ between architectures
+    fn add(&mut self, found: &Stat) -> bool {
+        let is_new = || is_directory(found) || found.st_nlink <= 1;
+        if found.st_dev != self.device || !(is_new() || self.linked.insert(found.st_ino.into())) {
+            return false;
+        }
+        let blocks = u64::try_from(found.st_blocks).unwrap_or_default();
+        self.seen += DiskUsage { bytes: blocks * BLOCK_SIZE, inodes: 1 };
+        true
+    }
 }
 
 #[cfg(test)]
@@ -119,5 +196,47 @@ mod tests {
         let cut = disk_usage(&root, Instant::now()).unwrap();
         assert!(cut.seen.bytes < 1 << 20 && cut.whole().is_none(), "no time left: what was seen");
         assert_eq!(disk_usage(&root.join("none"), later).unwrap().whole(), Some(DiskUsage::default()));
+    }
+
+    fn limits() -> Limits {
+        Limits::until(Instant::now() + Duration::from_secs(600))
+    }
+
+    #[test]
+    fn a_file_deeper_than_any_path_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut inner = rustix::fs::openat(CWD, dir.path(), DIRECTORY, Mode::empty()).unwrap();
+        let name = "d".repeat(200);
+        for _ in 0..300 {
+            rustix::fs::mkdirat(&inner, &name, Mode::RWXU).unwrap();
+            inner = rustix::fs::openat(&inner, &name, DIRECTORY, Mode::empty()).unwrap();
+        }
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&inner, "file", flags, Mode::RWXU).unwrap();
+        std::io::Write::write_all(&mut std::fs::File::from(file), &vec![1; 1 << 20]).unwrap();
+        let found = walk(dir.path(), limits()).unwrap();
+        assert!(found.complete && found.seen.inodes == 302 && found.seen.bytes >= 1 << 20, "{found:?}");
+    }
+
+    #[test]
+    fn the_limits_hold_within_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        for number in 0..50 {
+            std::fs::create_dir_all(dir.path().join(format!("wide/{number}/a/b"))).unwrap();
+            std::fs::hard_link(dir.path().join("file"), dir.path().join(format!("link{number}"))).unwrap();
+            std::fs::write(dir.path().join(format!("one{number}")), "").unwrap();
+            let (one, other) = (format!("one{number}"), format!("other{number}"));
+            std::fs::hard_link(dir.path().join(one), dir.path().join(other)).unwrap();
+        }
+        let all = walk(dir.path(), limits()).unwrap();
+        assert_eq!((all.complete, all.seen.inodes), (true, 1 + 1 + 50 + 1 + 150));
+        let few = walk(dir.path(), Limits { entries: 10, ..limits() }).unwrap();
+        assert_eq!((few.complete, few.seen.inodes), (false, 10));
+        let linked = walk(dir.path(), Limits { linked: 20, ..limits() }).unwrap();
+        assert!(!linked.complete && linked.seen.inodes < 203, "{linked:?}");
+        // With two directories open: those that are deeper wait, two at a time, and the others are left out.
+        let deep = walk(dir.path(), Limits { open: 2, ..limits() }).unwrap();
+        assert_eq!((deep.complete, deep.seen.inodes), (false, 103 + 4));
     }
 }
