@@ -28,8 +28,10 @@ pub struct StorageWatch {
 pub struct StorageUsage {
     /// Its emptyDirs on disk.
     pub volumes: BTreeMap<String, u64>,
-    /// Its containers: their writable layers and logs.
+    /// Its containers: their writable layers, logs, termination messages, and the volumes that their images declare.
     pub containers: BTreeMap<String, u64>,
+    /// The files that the agent provides to all containers, which may write to them: `/etc/hosts`, `/etc/resolv.conf`.
+    pub files: u64,
 }
 
 /// The emptyDirs on disk, each with its size limit.
@@ -80,7 +82,7 @@ pub fn excess(record: &PodRecord, usage: &StorageUsage) -> Option<PodVerdict> {
             )));
         }
     }
-    let total: u64 = usage.volumes.values().chain(usage.containers.values()).sum();
+    let total: u64 = usage.volumes.values().chain(usage.containers.values()).chain([&usage.files]).sum();
     if let Some((_, text)) = pod_limit(spec).filter(|(limit, _)| total > *limit) {
         let message = format!("Pod ephemeral local storage usage exceeds the total limit of containers {text}. ");
         return Some(PodVerdict::evicted(message));

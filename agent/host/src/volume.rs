@@ -15,6 +15,7 @@
 //! | `volumeDevices/kubernetes.io~iscsi/<volume>` | a link to the device of such a disk |
 //! | `volume-subpaths/<volume>/<container>/<n>` | the bind mount of a `subPath`, or of a mount with `recursiveReadOnly` |
 //! | `containers/<container>/<container id>` | a container's termination message |
+//! | `containers/<container>/<container id>-volumes/<n>` | a volume that its image declares |
 //! | `etc-hosts`, `etc-hostname`, `etc-resolv.conf` | mounted into every container that does not mount its own |
 //!
 //! [`Volumes::prepare`] creates them and can be repeated at any time: files that a container has written are not changed.
@@ -28,6 +29,7 @@
 
 mod block_device;
 mod csi;
+mod declared;
 mod dns;
 mod empty_dir;
 mod env_file;
@@ -59,7 +61,6 @@ mod termination;
 mod tmpfs;
 mod written;
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,6 +75,7 @@ pub use self::error::VolumeError;
 pub use self::hostname::{PodHostname, pod_hostname};
 pub use self::in_use::{InUse, VolumesInUse};
 pub use self::measured::MeasuredVolume;
+pub use self::mounts::absolute;
 pub use self::termination::MAX_TERMINATION_MESSAGE;
 use crate::blocking::{self, DEADLINE, Progress};
 use crate::keyed_lock::KeyedLock;
@@ -312,22 +314,7 @@ impl Volumes {
         termination::path(&self.settings.pod_dir(uid), container, container_id)
     }
 
-    /// Removes an exited container's termination message, when its record is removed too.
-    pub async fn remove_termination_log(
-        &self,
-        uid: &PodUid,
-        container: &str,
-        container_id: &str,
-    ) -> Result<(), VolumeError> {
-        let path = self.termination_log(uid, container, container_id);
-        let remove = move |_: &Progress| match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(VolumeError::io("remove", path)(error)),
-            _ => Ok(()),
-        };
-        blocking(self.pod_dir(uid), DEADLINE, remove).await
-    }
-
-    /// An exited container's termination message: its last [`MAX_TERMINATION_MESSAGE`] bytes.
+    /// An exited container's termination message: its last [`MAX_TERMINATION_MESSAGE`] bytes, which are all that is kept of it.
     pub async fn termination_message(
         &self,
         uid: &PodUid,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::meter::Measured;
 use crate::executor::containerd::ContainerdExecutor;
+use limpet_telemetry::usage::disks::{ContainerDisk, PodDisk};
 use limpet_core::eviction::Signal;
 use limpet_core::eviction::rank::Candidate;
 use limpet_core::status::observed::ObservedPod;
@@ -44,13 +45,14 @@ fn of_cgroup(cgroups: &Cgroups, signal: Signal, pod: &ObservedPod) -> Candidate 
 
 async fn disk(executor: &ContainerdExecutor, signal: Signal, node: &Measured, pod: &ObservedPod) -> Candidate {
     let of_images = node.own_image_disk && node.images_take(signal);
-    let PodDisk { containers, volumes } = executor.pod_disk(&pod.record, &pod.containers).await;
+    let PodDisk { containers, volumes, files } = executor.pod_disk(&pod.record, &pod.containers).await;
     let counts_bytes = matches!(signal, Signal::NodefsAvailable | Signal::ImagefsAvailable);
     let amount = |usage: DiskUsage| if counts_bytes { usage.bytes } else { usage.inodes };
     // What was not seen counts as nothing.
     let seen = |walk: Option<Walk>| amount(walk.unwrap_or_default().seen);
     let layers: u64 = containers.iter().map(|one| amount(one.layer.unwrap_or_default())).sum();
-    let logs: u64 = containers.iter().map(|one| seen(one.logs)).sum();
+    let logs: u64 = containers.iter().map(|one| seen(one.logs) + seen(one.files)).sum();
+    let logs = logs + seen(Some(files));
     let volumes: u64 = volumes.iter().filter(|one| one.ephemeral).map(|one| seen(one.used)).sum();
     // With a disk of their own, layers take of that alone, and nothing else does.
     let used = match (node.own_image_disk, of_images) {
@@ -60,6 +62,7 @@ async fn disk(executor: &ContainerdExecutor, signal: Signal, node: &Measured, po
     };
     // kubelet names containers for what can be requested.
     let named = containers.into_iter().filter(|_| counts_bytes);
-    let containers = named.map(|one| (one.name, amount(one.layer.unwrap_or_default()) + seen(one.logs))).collect();
+    let of_container = |one: &ContainerDisk| amount(one.layer.unwrap_or_default()) + seen(one.logs) + seen(one.files);
+    let containers = named.map(|one| (one.name.clone(), of_container(&one))).collect();
     Candidate { record: Arc::clone(&pod.record), used, containers }
 }

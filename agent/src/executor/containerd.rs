@@ -266,9 +266,9 @@ impl ContainerdExecutor {
             match self.containers.remove(&instance.id).await {
                 Ok(()) => {
                     let (uid, name) = (&pod.record.uid, pod.containers[index].name.clone());
-                    let removed = self.volumes.remove_termination_log(uid, &name, instance.id.as_str());
+                    let removed = self.volumes.remove_container_files(uid, &name, instance.id.as_str());
                     if let Err(error) = removed.await {
-                        tracing::warn!(pod = %pod.record.key, %error, "removing an old termination message failed");
+                        tracing::warn!(pod = %pod.record.key, %error, "removing the files of an old container failed");
                     }
                     let (record, attempt, id) = (Arc::clone(&pod.record), instance.attempt, instance.id.clone());
                     self.on_logs(uid, move |logs| logs.remove_attempt(&record, &name, attempt, id.as_str())).await;

@@ -25,7 +25,7 @@ fn limited(name: &str, limit: &str) -> Value {
 
 fn usage(volumes: &[(&str, u64)], containers: &[(&str, u64)]) -> StorageUsage {
     let of = |list: &[(&str, u64)]| list.iter().map(|(name, bytes)| ((*name).to_owned(), *bytes)).collect();
-    StorageUsage { volumes: of(volumes), containers: of(containers) }
+    StorageUsage { volumes: of(volumes), containers: of(containers), files: 0 }
 }
 
 #[test]
@@ -52,6 +52,10 @@ fn too_much_is_reported_in_kubelets_words_and_order() {
         ),
         (
             usage(&[("w", 4 * MI)], &[("a", MI + 1)]),
+            Some("Pod ephemeral local storage usage exceeds the total limit of containers 4Mi. "),
+        ),
+        (
+            StorageUsage { files: 4 * MI, ..usage(&[], &[("a", 1)]) },
             Some("Pod ephemeral local storage usage exceeds the total limit of containers 4Mi. "),
         ),
         (

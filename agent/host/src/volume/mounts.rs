@@ -211,7 +211,7 @@ fn refuse_unsupported(wanted: &VolumeMount) -> Result<(), VolumeError> {
 }
 
 /// The path from the container's root, without `.` and `..`: `a/../b/` is `/b`.
-fn absolute(path: &str) -> PathBuf {
+pub fn absolute(path: &str) -> PathBuf {
     let mut clean = PathBuf::from("/");
     for component in Path::new(path).components() {
         match component {

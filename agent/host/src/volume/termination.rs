@@ -1,8 +1,8 @@
 //! Termination messages: the file to which a container writes why it exits.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{VolumeError, files};
@@ -25,8 +25,9 @@ pub(super) fn make(pod_dir: &Path, container: &str, container_id: &str) -> Resul
     Ok(path)
 }
 
-/// The last `limit` bytes of the message (normally [`MAX_TERMINATION_MESSAGE`]), as in kubelet. A missing file is an empty
-/// message; invalid UTF-8 is replaced. Reads one small file.
+/// The last `limit` bytes of the message (normally [`MAX_TERMINATION_MESSAGE`]), as in kubelet, of a container that has exited.
+/// A missing file is an empty message; invalid UTF-8 is replaced. The file is cut to what was read, so that what containers
+/// leave is bounded.
 pub(super) fn read(path: &Path, limit: u64) -> Result<String, VolumeError> {
     let fail = VolumeError::io("read", path);
     match read_tail(path, limit) {
@@ -42,6 +43,14 @@ fn read_tail(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     file.seek(SeekFrom::Start(length.saturating_sub(limit)))?;
     let mut bytes = Vec::new();
     file.take(limit).read_to_end(&mut bytes)?;
+    if length > limit {
+        // On a disk that is read-only the message is still one.
+        let file = OpenOptions::new().write(true).custom_flags(files::nofollow()).open(path);
+        let cut = |file: File| file.write_all_at(&bytes, 0).and_then(|()| file.set_len(bytes.len() as u64));
+        if let Err(error) = file.and_then(cut) {
+            tracing::debug!(file = %path.display(), %error, "a termination message cannot be cut to its end");
+        }
+    }
     Ok(bytes)
 }
 
@@ -61,9 +70,13 @@ mod tests {
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode(), 0o100_666);
         assert_eq!(read(&file, 9).unwrap(), "");
         std::fs::write(&file, "first last").unwrap();
-        assert_eq!(read(&file, 4).unwrap(), "last");
-        make(dir.path(), "c", "id").unwrap();
-        assert_eq!(read(&file, 4096).unwrap(), "first last");
+        assert_eq!(read(&file, 10).unwrap(), "first last");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "first last");
+        for _again in 0..2 {
+            assert_eq!(read(&file, 4).unwrap(), "last");
+            make(dir.path(), "c", "id").unwrap();
+            assert_eq!(std::fs::read_to_string(&file).unwrap(), "last", "no more than that is kept");
+        }
         std::fs::write(&file, b"\xff!").unwrap();
         assert_eq!(read(&file, 4096).unwrap(), "\u{fffd}!");
     }

@@ -185,12 +185,14 @@ fn disks() -> Disks {
             id: "c1".to_owned(),
             layer: Some(DiskUsage { bytes: 70, inodes: 7 }),
             logs: whole(20, 2),
+            files: whole(0, 0),
         }],
         volumes: vec![
             volume("data", whole(4, 1), usage().disk, true),
             volume("token", whole(9, 3), Some(space), false),
             volume("vast", Some(Walk { seen: DiskUsage { bytes: 8, inodes: 1 }, complete: false }), Some(space), false),
         ],
+        files: Walk { complete: true, ..Walk::default() },
     };
     let at = Timestamp::constant(970, 0);
     let images = ImageDisk { space: Some(space), used: DiskUsage { bytes: 170, inodes: 17 } };

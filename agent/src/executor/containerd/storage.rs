@@ -40,13 +40,18 @@ impl ContainerdExecutor {
             let used = self.walk(&record.key, self.volumes.empty_dir(&record.uid, volume)).await;
             usage.volumes.insert(volume.to_owned(), used.unwrap_or_default().seen.bytes);
         }
+        if containers {
+            usage.files = self.provided(record).await.seen.bytes;
+        }
         for slot in pod.containers.iter().filter(|_| containers) {
             let layer = match &slot.instance {
                 Some(instance) => self.layer_of(&record.key, &instance.id).await,
                 None => None,
             };
             let logs = self.walk(&record.key, self.logs.container_log_dir(record, &slot.name)).await;
-            let bytes = layer.unwrap_or_default().bytes + logs.unwrap_or_default().seen.bytes;
+            let files = self.walk(&record.key, self.volumes.container_dir(&record.uid, &slot.name)).await;
+            let walks = [logs, files].map(|walk| walk.unwrap_or_default().seen.bytes);
+            let bytes = layer.unwrap_or_default().bytes + walks.into_iter().sum::<u64>();
             usage.containers.insert(slot.name.clone(), bytes);
         }
         self.images.note_measurement();
@@ -61,7 +66,7 @@ impl ContainerdExecutor {
 
     /// Measures a pod's containers and the volumes that are its own. What cannot be measured is left out.
     pub async fn pod_disk(&self, record: &PodRecord, containers: &BTreeMap<String, ObservedContainer>) -> PodDisk {
-        let mut disk = PodDisk::default();
+        let mut disk = PodDisk { files: self.provided(record).await, ..PodDisk::default() };
         for volume in self.volumes.measured(record) {
             disk.volumes.push(self.volume_disk(&record.key, volume).await);
         }
@@ -72,6 +77,7 @@ impl ContainerdExecutor {
                 id: container.id.clone(),
                 layer: self.layer_of(&record.key, &ContainerId::new(container.id.as_str())).await,
                 logs: self.walk(&record.key, self.logs.container_log_dir(record, name)).await,
+                files: self.walk(&record.key, self.volumes.container_dir(&record.uid, name)).await,
             });
         }
         disk
@@ -89,6 +95,17 @@ impl ContainerdExecutor {
             _ => self.walk(pod, volume.path).await,
         };
         VolumeDisk { name: volume.name, claim: None, used, space, ephemeral: volume.ephemeral }
+    }
+
+    /// The files that the agent provides to all containers, which may write to them.
+    async fn provided(&self, record: &PodRecord) -> Walk {
+        let mut all = Walk { complete: true, ..Walk::default() };
+        for file in self.volumes.provided_files(&record.uid) {
+            let walk = self.walk(&record.key, file).await.unwrap_or_default();
+            all.seen += walk.seen;
+            all.complete &= walk.complete;
+        }
+        all
     }
 
     async fn layer_of(&self, pod: &PodKey, id: &ContainerId) -> Option<DiskUsage> {

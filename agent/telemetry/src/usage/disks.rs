@@ -30,6 +30,8 @@ pub struct PodDisk {
     pub containers: Vec<ContainerDisk>,
     /// The volumes that are its own.
     pub volumes: Vec<VolumeDisk>,
+    /// The files that the agent provides to all of its containers, `/etc/hosts`, say.
+    pub files: Walk,
 }
 
 /// What a container takes.
@@ -43,6 +45,8 @@ pub struct ContainerDisk {
     pub layer: Option<DiskUsage>,
     /// Its logs, those of earlier attempts included; `None`: not measured.
     pub logs: Option<Walk>,
+    /// Its termination messages and the volumes that its image declares; `None`: not measured.
+    pub files: Option<Walk>,
 }
 
 /// What a volume takes.
@@ -61,11 +65,12 @@ pub struct VolumeDisk {
 }
 
 impl PodDisk {
-    /// The pod's ephemeral storage: layers, logs, and volumes that go with it. `None`: a part of it is not known.
+    /// The pod's ephemeral storage: layers, logs, and files and volumes that go with it. `None`: a part of it is not known.
     pub fn ephemeral(&self) -> Option<DiskUsage> {
-        let containers = self.containers.iter().flat_map(|one| [one.layer, one.logs.and_then(Walk::whole)]);
-        let volumes = self.volumes.iter().filter(|one| one.ephemeral).map(|one| one.used.and_then(Walk::whole));
-        containers.chain(volumes).try_fold(DiskUsage::default(), |mut sum, part| {
+        let whole = |walk: Option<Walk>| walk.and_then(Walk::whole);
+        let containers = self.containers.iter().flat_map(|one| [one.layer, whole(one.logs), whole(one.files)]);
+        let volumes = self.volumes.iter().filter(|one| one.ephemeral).map(|one| whole(one.used));
+        containers.chain(volumes).chain([self.files.whole()]).try_fold(DiskUsage::default(), |mut sum, part| {
             sum += part?;
             Some(sum)
         })

@@ -38,8 +38,10 @@ impl MeasureDisks for Counting {
                 id: one.id.clone(),
                 layer,
                 logs: Some(Walk { seen: DiskUsage { bytes: 10, inodes: 1 }, complete: true }),
+                files: Some(Walk { seen: DiskUsage { bytes: 1, inodes: 1 }, complete: true }),
             };
-            PodDisk { containers: pod.containers.iter().map(container).collect(), volumes: Vec::new() }
+            let containers = pod.containers.iter().map(container).collect();
+            PodDisk { containers, ..PodDisk::default() }
         })
     }
 
@@ -118,7 +120,17 @@ fn storage_that_is_not_known_is_no_figure() {
         space: None,
         ephemeral,
     };
-    let of = |volumes| PodDisk { containers: Vec::new(), volumes }.ephemeral();
-    assert_eq!(of(vec![volume(true, true), volume(false, false)]), Some(used));
+    let files = |bytes| Walk { seen: DiskUsage { bytes, inodes: 1 }, complete: true };
+    let of = |volumes| PodDisk { containers: Vec::new(), volumes, files: files(2) }.ephemeral();
+    let sum = DiskUsage { bytes: 9, inodes: 2 };
+    assert_eq!(of(vec![volume(true, true), volume(false, false)]), Some(sum));
     assert_eq!(of(vec![volume(false, true)]), None, "the walk was cut short");
+    let (name, id) = ("main".to_owned(), "c1".to_owned());
+    let container = ContainerDisk { name, id, layer: Some(used), logs: Some(files(10)), files: Some(files(100)) };
+    let disk = PodDisk { containers: vec![container], volumes: Vec::new(), files: files(2) };
+    assert_eq!(
+        disk.ephemeral(),
+        Some(DiskUsage { bytes: 119, inodes: 4 }),
+        "what containers write to files of the agent"
+    );
 }
