@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         case!(a_mount_is_read_only_with_all_below_it),
         case!(mounts_propagate_as_configured),
         case!(an_image_is_a_volume),
+        case!(volumes_that_an_image_declares_are_writable_and_its_own),
         case!(an_image_that_is_not_to_be_had_holds_up_its_container),
         case!(a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again).on(measured_often),
         case!(files_belong_to_the_requested_user),
@@ -271,6 +272,55 @@ fn an_image_is_a_volume(node: &mut TestNode) -> Result<()> {
     Ok(())
 }
 
+/// An image with volumes of its own, and its name.
+fn declaring_image() -> Result<(&'static str, image::Image)> {
+    let name = "registry.test/declaring:v1";
+    let volumes = json!({ "/srv/data": {}, "/new": {}, "/own": {} });
+    let image = image::ImageBuilder::new(name).file("srv/data/seed", "seed\n", 0o640).config("Volumes", volumes);
+    Ok((name, image.build()?))
+}
+
+fn volumes_that_an_image_declares_are_writable_and_its_own(node: &mut TestNode) -> Result<()> {
+    let (name, image) = declaring_image()?;
+    node.import(&[&image])?;
+    let declared = json!({
+        "image": name,
+        "securityContext": { "readOnlyRootFilesystem": true },
+        "volumeMounts": [{ "name": "own", "mountPath": "/own" }],
+    });
+    let script =
+        "cat /srv/data/* /new/* /own/* 2> /dev/null; for dir in /srv/data /new /own; do echo $dir > $dir/x; done";
+    let main = with(shell("main", &format!("{script}; {IDLE}")), declared.clone());
+    let volumes = json!([{ "name": "own", "emptyDir": {} }]);
+    node.apply(&pod(
+        "web",
+        json!({ "containers": [main, with(shell("beside", IDLE), declared)], "volumes": volumes }),
+    ))?;
+    let uid = node.wait_running("web")?["metadata"]["uid"].as_str().context("no UID")?.to_owned();
+    let seen = node.exec("web", "main", &["/bin/sh", "-c", "cat /srv/data/seed /*/x /srv/data/x"])?;
+    ensure!(seen == "seed\n/new\n/own\n/srv/data\n", "{seen:?}");
+    let beside = node.exec("web", "beside", &["/bin/sh", "-c", "ls /srv/data /new; stat -c %a /srv/data/seed"])?;
+    ensure!(beside == "/new:\n\n/srv/data:\nseed\n640\n", "each container has volumes of its own: {beside:?}");
+
+    // A container that starts again begins with what the image has; what is left of those before the last one goes.
+    for restart in 1..=3 {
+        node.exec("web", "main", &["/bin/kill", "1"]).ok();
+        node.wait_pod("web", "restarted", |pod| {
+            container(pod, "main")["restartCount"] == restart && !container(pod, "main")["state"]["running"].is_null()
+        })?;
+    }
+    let logged = node.wait_logged("web", "main", "/own")?;
+    ensure!(!logged.contains("/new") && logged.contains("seed"), "{logged}");
+    let of_main = node.agent.settings().root().join("pods").join(uid).join("containers/main");
+    wait::until_true(wait::SOON, "the directories of two instances", || {
+        let names = fs::read_dir(&of_main).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        names.filter(|name| name.to_string_lossy().ends_with("-volumes")).count() == 2
+    })?;
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    wait::until_true(wait::SOON, "the pods' directories to go", || has_no_pod_dir(node))
+}
+
 fn an_image_that_is_not_to_be_had_holds_up_its_container(node: &mut TestNode) -> Result<()> {
     let mounts = json!([{ "name": "tools", "mountPath": "/tools" }]);
     let containers = json!([with(shell("main", IDLE), json!({ "volumeMounts": mounts })), shell("beside", IDLE)]);
@@ -292,6 +342,8 @@ fn measured_often(node: &mut NodeOptions) {
 }
 
 fn a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again(node: &mut TestNode) -> Result<()> {
+    let declaring = declaring_image()?;
+    node.import(&[&declaring.1])?;
     let (mark, filled) = (node.mark()?, node.dir().join("filled"));
     std::fs::create_dir(&filled)?;
     // Each takes too much once.
@@ -306,6 +358,11 @@ fn a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again(node: &mut Te
         main["volumeMounts"].as_array_mut().into_iter().for_each(|mounts| mounts.push(mount.clone()));
         main
     };
+    // Files of the agent that can be written on a read-only root file system, too.
+    let into = |name: &str, file: &str| {
+        let read_only = json!({ "securityContext": { "readOnlyRootFilesystem": true } });
+        with(with(fill(name, &format!("head -c 3000000 /dev/zero >> {file}")), limit.clone()), read_only)
+    };
     let data = |limit: &str| Some(json!({ "name": "data", "emptyDir": { "sizeLimit": limit } }));
     let critical = json!({ "priorityClassName": "system-node-critical" });
     // Those that stay come first: by the time that the others have been evicted they have been measured.
@@ -314,7 +371,10 @@ fn a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again(node: &mut Te
         ("critical", with_volume("critical"), data("1Mi"), critical),
         ("volume", with_volume("volume"), data("1Mi"), json!({})),
         ("layer", with(fill("layer", "head -c 3000000 /dev/zero > /root/file"), limit.clone()), None, json!({})),
-        ("logs", with(fill("logs", "head -c 3000000 /dev/zero | tr '\\0' x"), limit), None, json!({})),
+        ("logs", with(fill("logs", "head -c 3000000 /dev/zero | tr '\\0' x"), limit.clone()), None, json!({})),
+        ("message", into("message", "/dev/termination-log"), None, json!({})),
+        ("hosts", into("hosts", "/etc/hosts"), None, json!({})),
+        ("declared", with(into("declared", "/srv/data/file"), json!({ "image": declaring.0 })), None, json!({})),
     ];
     for (name, container, volume, more) in pods {
         let hostdir = json!({ "name": "filled", "hostPath": { "path": filled } });
@@ -326,7 +386,14 @@ fn a_pod_that_takes_too_much_of_the_disk_is_evicted_and_runs_again(node: &mut Te
     }
     let total = "Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. ";
     let volume = "Usage of EmptyDir volume \"data\" exceeds the limit \"1Mi\". ";
-    for (name, message) in [("volume", volume), ("layer", total), ("logs", total)] {
+    for (name, message) in [
+        ("volume", volume),
+        ("layer", total),
+        ("logs", total),
+        ("message", total),
+        ("hosts", total),
+        ("declared", total),
+    ] {
         node.wait_event_since(&mark, &[&node.full_name(name), "Evicted", message])?;
         node.wait_event_since(&mark, &[&node.full_name(name), "EvictionOver"])?;
         let again = node.wait_running(name)?;

@@ -3,6 +3,7 @@
 mod devices;
 mod ephemeral;
 mod failed;
+mod image_volumes;
 mod instance;
 mod labels;
 mod spec_parts;
@@ -174,7 +175,10 @@ impl ContainerdExecutor {
         let began = Instant::now();
         let prepared = self.containers.prepare_rootfs(&start.id, &start.image.chain_id, lease).await;
         let rootfs = match prepared.map_err(refused)? {
-            Rootfs::Fresh(mounts) => users::rootfs(start, mounts).await?,
+            Rootfs::Fresh(mounts) => {
+                self.fill_image_volumes(start, &mounts).await?;
+                users::rootfs(start, mounts).await?
+            }
             Rootfs::InUse(task) => {
                 let recorded = self.containers.recorded(&start.id).await.map_err(refused)?;
                 return Ok(Ran::Before(task, recorded.map(Box::new)));

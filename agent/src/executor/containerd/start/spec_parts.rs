@@ -6,6 +6,8 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Container;
 
 use super::{ContainerdExecutor, Start, StartFailure, config_error, devices};
+use limpet_host::call_watch::calling;
+use limpet_containerd::image_volumes::declared;
 use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_host::blocking::Progress;
 use limpet_host::call_watch::calling;
@@ -97,6 +99,10 @@ impl SpecParts {
         let expanded = spec::expand_sub_paths(&input).map_err(|error| error.to_string())?;
         let mounts = volumes.mounts(record, objects, &expanded, self.id.as_str(), label, progress);
         let mut mounts = mounts.map_err(|error| error.to_string())?;
+        let declared = declared(&self.image, &self.container)?;
+        let named = (self.container.name.as_str(), self.id.as_str());
+        let added = volumes.mount_declared(&record.uid, named, &declared, label, &mut mounts);
+        added.map_err(|error| error.to_string())?;
         if let Some(label) = label {
             label_shared_memory(&self.sandbox, label).map_err(|error| error.to_string())?;
         }
