@@ -19,16 +19,19 @@ mod run;
 
 use crate::config::configz;
 use crate::config::{KubeletFlags, RunFlags};
+use crate::config::{KubeletFlags, RunFlags, path};
+use crate::lifecycle::memory;
 use crate::node::name_service;
 use limpet_host::memory;
 
 /// A node agent for Kubernetes Pods on constrained edge hardware.
 #[derive(Debug, Parser)]
 #[command(name = "limpet", version, arg_required_else_help = true, subcommand_required = true)]
+#[command(args_override_self = true)] // as kubectl and kubelet: of a repeated flag the last one counts
 #[command(after_help = "Exit codes: 0 done, 1 found faults, 2 usage, 3 limpet cannot be reached, 4 not allowed.")]
 pub struct Cli {
     /// The agent's socket: with run the one it serves, otherwise the one to connect to [default: /run/limpet/limpet.sock]
-    #[arg(long, global = true, env = "LIMPET_SOCKET", value_name = "PATH")]
+    #[arg(long, global = true, env = "LIMPET_SOCKET", value_name = "PATH", value_parser = path())]
     socket: Option<PathBuf>,
     /// Never use colour (also: NO_COLOR)
     #[arg(long, global = true)]

@@ -22,6 +22,8 @@ use crate::store::KeyLocation;
 use limpet_bpf::GuardMode;
 
 pub use flags::{RunFlags, ServerFlags};
+pub use cluster::ClusterSettings;
+pub use flags::{RunFlags, ServerFlags, path};
 #[cfg(test)]
 pub(crate) use keys::kubelet_names;
 pub use kubelet_flags::KubeletFlags;

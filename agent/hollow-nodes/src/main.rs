@@ -44,9 +44,9 @@ struct Arguments {
     /// Labels the nodes register with: key=value[,key=value...]; may be repeated
     #[arg(long, value_name = "LABELS", value_delimiter = ',')]
     node_labels: Vec<String>,
-    /// Taints the nodes register with: key[=value]:effect[,key[=value]:effect...]; may be repeated
-    #[arg(long, value_name = "TAINTS", value_delimiter = ',')]
-    register_with_taints: Vec<String>,
+    /// Taints the nodes register with: key[=value]:effect[,key[=value]:effect...]
+    #[arg(long, value_name = "TAINTS")]
+    register_with_taints: Option<String>,
     /// How many pods a node may have
     #[arg(long, value_name = "N", default_value_t = 110, value_parser = clap::value_parser!(u32).range(1..))]
     max_pods: u32,

@@ -1,6 +1,7 @@
 //! The flags of `limpet run`: kubelet's flags with the same meaning.
 
 mod server;
+mod values;
 
 use std::path::PathBuf;
 
@@ -9,16 +10,21 @@ use serde_json::Value;
 
 use super::kubelet_flags::KubeletFlags;
 pub use server::ServerFlags;
+pub use values::path;
+pub(super) use values::{boolean, integer};
+use values::{switch, verbosity};
 
-/// kubelet's flags. A flag overrides the file.
+/// kubelet's flags, read as pflag reads them: of a repeated one the last counts, lists and maps grow, and an empty value
+/// is the value of none. A flag overrides the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
+#[command(args_override_self = true)]
 pub struct RunFlags {
     /// KubeletConfiguration file; a second document in it, kind LimpetConfiguration, holds what kubelet lacks
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub config: Option<PathBuf>,
     /// Directory of drop-ins, *.conf, in the order of their names over --config
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub config_dir: Option<PathBuf>,
     /// Name of this node at its first start; later it must be the same
     #[arg(long, value_name = "NAME")]
@@ -27,7 +33,7 @@ pub struct RunFlags {
     #[arg(long, value_name = "ENDPOINT")]
     pub container_runtime_endpoint: Option<String>,
     /// Directory of Pod manifests, or one manifest
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = path())]
     pub pod_manifest_path: Option<PathBuf>,
     /// URL of a Pod or a list of Pods
     #[arg(long, value_name = "URL")]
@@ -39,16 +45,16 @@ pub struct RunFlags {
     #[arg(long, value_name = "DURATION")]
     pub http_check_frequency: Option<String>,
     /// Kubeconfig of the cluster that this node joins; without it the node is in no cluster
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub kubeconfig: Option<PathBuf>,
     /// Kubeconfig with which the node requests its first certificate; --kubeconfig is then written
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub bootstrap_kubeconfig: Option<PathBuf>,
     /// Whether the node requests its next certificate before the current one expires [default: false]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
     pub rotate_certificates: Option<bool>,
     /// Whether the node creates its own Node object [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
     pub register_node: Option<bool>,
     /// The node's address, or one of each family, the primary one first; without it, those of the default route's
     /// interface
@@ -63,9 +69,9 @@ pub struct RunFlags {
     /// Labels the node registers with: key=value[,key=value...]; may be repeated
     #[arg(long, value_name = "LABELS", value_delimiter = ',')]
     pub node_labels: Vec<String>,
-    /// Taints the node registers with: key[=value]:effect[,key[=value]:effect...]; may be repeated
-    #[arg(long, value_name = "TAINTS", value_delimiter = ',')]
-    pub register_with_taints: Vec<String>,
+    /// Taints the node registers with: key[=value]:effect[,key[=value]:effect...]
+    #[arg(long, value_name = "TAINTS")]
+    pub register_with_taints: Option<String>,
     /// Resources reserved for containerd and this agent: cpu=200m,memory=150Mi,ephemeral-storage=1Gi
     #[arg(long, value_name = "RESOURCES", value_delimiter = ',')]
     pub kube_reserved: Vec<String>,
@@ -73,17 +79,17 @@ pub struct RunFlags {
     #[arg(long, value_name = "RESOURCES", value_delimiter = ',')]
     pub system_reserved: Vec<String>,
     /// CredentialProviderConfig: a file or a directory of files that name programs which provide credentials for images
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = path())]
     pub image_credential_provider_config: Option<PathBuf>,
     /// Directory of these programs
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub image_credential_provider_bin_dir: Option<PathBuf>,
     /// Directory for state that survives a reboot [default: /var/lib/limpet]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub root_dir: Option<PathBuf>,
     /// Verbosity of the log, 0 to 10 [default: 2]
     #[serde(rename = "v")]
-    #[arg(short = 'v', long = "v", value_name = "LEVEL", value_parser = clap::value_parser!(u8).range(0..=10))]
+    #[arg(short = 'v', long = "v", value_name = "LEVEL", value_parser = verbosity)]
     pub verbosity: Option<u8>,
     /// `--socket` or `LIMPET_SOCKET`, which every subcommand has.
     #[arg(skip)]

@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 
+use super::flags::{boolean, integer};
 use super::tree::{Entry, Node, Position, Value};
 
 /// How the text of a flag is written as the value of its key.
@@ -144,7 +145,8 @@ const WITHOUT_EFFECT: &[(&str, bool)] = &[
 pub struct KubeletFlags(Vec<(String, Option<String>)>);
 
 impl KubeletFlags {
-    /// Takes these flags out of the arguments of `limpet run`; those of other commands stay as they are.
+    /// Takes these flags out of the arguments of `limpet run`; those of other commands stay as they are. In the names of
+    /// all flags of `run` an underscore is a hyphen.
     pub fn take(arguments: impl IntoIterator<Item = OsString>) -> (Vec<OsString>, Self) {
         let (mut left, mut taken): (Vec<OsString>, _) = (Vec::new(), Vec::new());
         let mut arguments = arguments.into_iter();
@@ -158,7 +160,7 @@ impl KubeletFlags {
             let name = name.replace('_', "-");
             let value = match (is_switch(&name), text) {
                 (None, _) => {
-                    left.push(argument);
+                    left.push(text.map_or_else(|| format!("--{name}"), |text| format!("--{name}={text}")).into());
                     continue;
                 }
                 (_, Some(text)) => Some(text.to_owned()),
@@ -249,7 +251,7 @@ fn value(form: Form, text: &str, position: Position) -> Value {
     let plain = |text: &str| Value::Text(text.to_owned());
     match form {
         Form::Text => as_text(),
-        Form::Number => text.parse().map_or_else(|_| as_text(), Value::Int),
+        Form::Number => integer(text).map_or_else(as_text, Value::Int),
         Form::Switch => switch(text),
         Form::List => Value::List(parts(text).map(|part| node(plain(part))).collect()),
         Form::Pairs => pairs('=', plain),
@@ -262,13 +264,8 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
 
-/// As Go reads it (`strconv.ParseBool`).
 fn switch(text: &str) -> Value {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Value::Bool(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Value::Bool(false),
-        other => Value::Text(other.to_owned()),
-    }
+    boolean(text).map_or_else(|| Value::Text(text.to_owned()), Value::Bool)
 }
 
 /// The value of a repeated flag: lists and maps grow, anything else is replaced.

@@ -24,6 +24,7 @@ use super::kubelet_flags;
 use super::tree::{Entry, Map, Node, Position, Value, position};
 use super::url::UrlParts;
 use super::{Config, ConfigError, ConfigWarning, RunFlags};
+use limpet_model::node::NodeAddresses;
 use limpet_model::pod::{Fault, Severity};
 use server::CertificateParts;
 
@@ -205,6 +206,14 @@ impl ConfigDiagnostics {
         ];
         for (name, path) in paths {
             let Some(path) = path else { continue };
+            if path.as_os_str().is_empty() {
+                match name {
+                    "--root-dir" => self.error(None, name, "is empty; name a directory, or omit the flag"),
+                    "--socket" => {}
+                    _ => config.manifest_path = None,
+                }
+                continue;
+            }
             match std::path::absolute(path) {
                 Ok(path) if name == "--root-dir" => config.root_dir = path,
                 Ok(path) if name == "--socket" => config.socket = Some(path),
@@ -215,8 +224,10 @@ impl ConfigDiagnostics {
         if let Err(mistake) = self.url.flags(flags) {
             self.error(None, "--manifest-url-header", mistake);
         }
-        if let Some(address) = flags.node_ip.as_ref().filter(|address| !address.is_empty()) {
-            self.node_ip(address, None, "--node-ip", &mut config.node_ip);
+        match flags.node_ip.as_deref() {
+            None => {}
+            Some("") => config.node_ip = NodeAddresses::NONE,
+            Some(addresses) => self.node_ip(addresses, None, "--node-ip", &mut config.node_ip),
         }
         self.cluster_flags(flags, &mut config.cluster);
         self.reserved_flags(flags, &mut config.reserved);

@@ -1,11 +1,12 @@
 //! kubelet's flags of its HTTP server. kubelet has them all in its configuration file too.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use limpet_model::go_duration;
 use serde::Serialize;
+
+use super::values::{path, port, switch};
 
 /// kubelet's flags for the listeners on the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, clap::Args, Serialize)]
@@ -13,31 +14,31 @@ use serde::Serialize;
 #[command(next_help_heading = "kubelet's API on the network")]
 pub struct ServerFlags {
     /// Whether --port and --read-only-port are served [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
     pub enable_server: Option<bool>,
     /// Address of --port and --read-only-port [default: 0.0.0.0]
     #[arg(long, value_name = "IP")]
-    pub address: Option<IpAddr>,
+    pub address: Option<String>,
     /// Port of kubelet's API; 0 for none [default: 10250]
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub port: Option<u16>,
     /// Read-only port, without authentication; 0 for none [default: 0]
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub read_only_port: Option<u16>,
     /// Port of the health routes; 0 for none [default: 10248]
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = port)]
     pub healthz_port: Option<u16>,
     /// Address of --healthz-port [default: 127.0.0.1]
     #[arg(long, value_name = "IP")]
-    pub healthz_bind_address: Option<IpAddr>,
+    pub healthz_bind_address: Option<String>,
     /// File of the authorities that issue client certificates
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub client_ca_file: Option<PathBuf>,
     /// Whether callers without a certificate or a token are admitted as system:anonymous [default: false]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
     pub anonymous_auth: Option<bool>,
     /// Whether the apiserver reviews bearer tokens [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
     pub authentication_token_webhook: Option<bool>,
     /// How long the result of a token review is cached [default: 2m]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
@@ -52,16 +53,16 @@ pub struct ServerFlags {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub authorization_webhook_cache_unauthorized_ttl: Option<Duration>,
     /// Certificate of the node
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub tls_cert_file: Option<PathBuf>,
     /// Its key
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = path())]
     pub tls_private_key_file: Option<PathBuf>,
     /// Directory for self-signed and issued certificates [default: pki in --root-dir]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = path())]
     pub cert_dir: Option<PathBuf>,
     /// Whether the node requests its serving certificate from the apiserver [default: false]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
     pub rotate_server_certificates: Option<bool>,
     /// VersionTLS12 or VersionTLS13 [default: VersionTLS12]
     #[arg(long, value_name = "VERSION")]
@@ -73,7 +74,7 @@ pub struct ServerFlags {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub streaming_connection_idle_timeout: Option<Duration>,
     /// Whether debugging routes (logs, exec, pprof) are served [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch)]
     pub enable_debugging_handlers: Option<bool>,
 }
 

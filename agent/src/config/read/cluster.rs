@@ -128,8 +128,8 @@ impl ConfigDiagnostics {
         if let Some(register) = flags.register_node {
             cluster.register = register;
         }
-        if let Some(id) = flags.provider_id.as_ref().filter(|id| !id.is_empty()) {
-            cluster.provider_id = Some(id.clone());
+        if let Some(id) = &flags.provider_id {
+            cluster.provider_id = Some(id.clone()).filter(|id| !id.is_empty());
         }
         match flags.cloud_provider.as_deref() {
             None | Some("") => {}
@@ -139,10 +139,11 @@ impl ConfigDiagnostics {
                 self.error(None, "--cloud-provider", message);
             }
         }
-        if !flags.register_with_taints.is_empty() {
+        if flags.register_with_taints.is_some() {
             cluster.taints.clear();
         }
-        for text in flags.register_with_taints.iter().filter(|text| !text.is_empty()) {
+        let taints = flags.register_with_taints.iter().flat_map(|taints| taints.split(','));
+        for text in taints.filter(|text| !text.is_empty()) {
             let (pair, effect) = text.rsplit_once(':').unwrap_or((text, ""));
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             match new_taint(key, value, effect) {
@@ -152,6 +153,7 @@ impl ConfigDiagnostics {
         }
         for text in flags.node_labels.iter().filter(|text| !text.is_empty()) {
             let (key, value) = text.split_once('=').unwrap_or((text, ""));
+            let (key, value) = (key.trim(), value.trim());
             if !is_label_key(key) || !is_label_value(value) {
                 self.error(None, "--node-labels", format!("{text:?} is not a label such as site=lab"));
             } else if is_reserved(key) {
@@ -189,7 +191,7 @@ impl ConfigDiagnostics {
             if cluster.external_cloud {
                 self.warn(None, "--cloud-provider", "has no effect without --kubeconfig");
             }
-            if !flags.register_with_taints.is_empty() {
+            if flags.register_with_taints.as_ref().is_some_and(|taints| !taints.is_empty()) {
                 self.warn(None, "--register-with-taints", "has no effect without --kubeconfig");
             }
             return;

@@ -37,7 +37,10 @@ impl ConfigDiagnostics {
     pub(super) fn layers(&mut self, flags: &RunFlags, config: &mut Config) -> Result<(), ConfigError> {
         let mut merged = Merged::default();
         let mut directory = PathBuf::from("/");
-        let drop_ins = match &flags.config_dir {
+        // An empty path is none.
+        let given = |path: &&PathBuf| !path.as_os_str().is_empty();
+        let base = flags.config.as_ref().filter(given);
+        let drop_ins = match flags.config_dir.as_ref().filter(given) {
             Some(path) => drop_ins(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?,
             None => Vec::new(),
         };
@@ -45,7 +48,7 @@ impl ConfigDiagnostics {
             self.error(None, CONFIG_DIR, format!("has more than {MAX_DROP_INS} files"));
         }
         // Relative paths are below the directory of the first file.
-        for path in flags.config.iter().chain(drop_ins.iter().take(MAX_DROP_INS)) {
+        for path in base.into_iter().chain(drop_ins.iter().take(MAX_DROP_INS)) {
             let text = read_capped(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
             self.origin = Arc::from(path.to_string_lossy());
             let absolute = std::path::absolute(path).ok();
@@ -54,12 +57,12 @@ impl ConfigDiagnostics {
                 config.file = absolute;
             }
             self.file(&text, &mut merged);
-            if flags.config.as_ref() == Some(path) && !drop_ins.is_empty() {
+            if base == Some(path) && !drop_ins.is_empty() {
                 self.add_default_thresholds(&mut merged);
             }
         }
         // A setting as a whole may come from any of several files.
-        let of_files = match flags.config.iter().count() + drop_ins.len() {
+        let of_files = match base.iter().count() + drop_ins.len() {
             0 | 1 => Arc::clone(&self.origin),
             _ => Arc::from("configuration"),
         };

@@ -139,8 +139,8 @@ impl ConfigDiagnostics {
         set(flags.enable_debugging_handlers, &mut server.debug.enabled);
         set(flags.authentication_token_webhook, &mut server.tokens);
         set(flags.authentication_token_webhook, &mut self.tokens_wanted);
-        server.address = flags.address.unwrap_or(server.address);
-        server.healthz_address = flags.healthz_bind_address.unwrap_or(server.healthz_address);
+        self.ip_flag(flags.address.as_ref(), "--address", &mut server.address);
+        self.ip_flag(flags.healthz_bind_address.as_ref(), "--healthz-bind-address", &mut server.healthz_address);
         for (flag, into) in [
             (flags.port, &mut server.port),
             (flags.read_only_port, &mut server.read_only_port),
@@ -162,13 +162,20 @@ impl ConfigDiagnostics {
         if let Some(on) = flags.rotate_server_certificates {
             server.certificate_by_request = on;
         }
-        if let Some(text) = &flags.authorization_mode {
-            self.mode(text, None, "--authorization-mode", server);
+        match flags.authorization_mode.as_deref() {
+            None => {}
+            // kubelet's default is that of its file: an empty flag is no mode.
+            Some("") => self.error(None, "--authorization-mode", "is empty; use AlwaysAllow or Webhook"),
+            Some(text) => self.mode(text, None, "--authorization-mode", server),
         }
         if let Some(text) = &flags.tls_min_version {
             self.min_version(text, None, "--tls-min-version", server);
         }
-        let suites = flags.tls_cipher_suites.iter().map(|name| (name.as_str(), None));
+        if !flags.tls_cipher_suites.is_empty() {
+            server.cipher_suites.clear();
+        }
+        let names = flags.tls_cipher_suites.iter().filter(|name| !name.is_empty());
+        let suites = names.map(|name| (name.as_str(), None));
         self.cipher_suites(suites, "--tls-cipher-suites", server);
         self.server_files(flags, server);
     }
@@ -182,6 +189,15 @@ impl ConfigDiagnostics {
         ];
         for (name, path) in files {
             let Some(path) = path else { continue };
+            if path.as_os_str().is_empty() {
+                match name {
+                    "--client-ca-file" => server.client_ca = None,
+                    "--cert-dir" => server.certificate_dir = None,
+                    "--tls-cert-file" => self.certificate.certificate = None,
+                    _ => self.certificate.key = None,
+                }
+                continue;
+            }
             let path = match std::path::absolute(path) {
                 Ok(path) => path,
                 Err(error) => {
@@ -283,6 +299,15 @@ impl ConfigDiagnostics {
                 "authentication.anonymous.enabled",
                 "with authorization.mode AlwaysAllow: whoever reaches the port may run commands in every container",
             );
+        }
+    }
+
+    /// An empty flag changes nothing (`utilflag.IPVar`).
+    fn ip_flag(&mut self, text: Option<&String>, flag: &str, into: &mut IpAddr) {
+        match text.filter(|text| !text.is_empty()).map(|text| (text.parse(), text)) {
+            Some((Ok(address), _)) => *into = address,
+            Some((Err(_), text)) => self.error(None, flag, format!("{text:?} is not an IP address")),
+            None => {}
         }
     }
 

@@ -26,6 +26,7 @@ use limpet_model::source::SourceKind;
 mod credential_providers;
 mod images;
 mod kubeadm;
+mod flags;
 mod layers;
 mod limpet;
 mod places;
@@ -261,7 +262,7 @@ fn flags_override_the_file() {
     assert_eq!(config.root_dir, PathBuf::from("/root-flag"));
     assert_eq!((config.hostname_override.as_deref(), config.verbosity), (Some("Edge1"), 4));
     assert_eq!(flags(&["-v", "3"]).verbosity, Some(3));
-    assert!(Command::try_parse_from(["limpet", "--v=11"]).is_err());
+    assert!(Command::try_parse_from(["limpet", "--v=high"]).is_err());
     assert_eq!(flags(&["--kubeconfig=/x"]).kubeconfig, Some("/x".into()));
     assert!(Command::try_parse_from(["limpet", "--runonce"]).is_err());
 }
