@@ -17,6 +17,7 @@ pub mod huge_pages;
 pub mod inotify;
 pub mod keyed_lock;
 pub mod memory;
+pub mod machine;
 pub mod mount_table;
 pub mod network;
 pub mod node_network;

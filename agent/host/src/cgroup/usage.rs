@@ -2,6 +2,7 @@
 //!
 //! A figure that the kernel does not have is left out, never zero. All figures of a group include the groups below it.
 
+mod io;
 mod parse;
 #[cfg(test)]
 mod tests;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use rustix::time::{ClockId, clock_gettime};
 
+pub use self::io::DeviceIo;
 use super::hierarchy::Hierarchies;
 use super::layout::CLASSES;
 use super::{Cgroups, files, limits};
@@ -65,6 +67,8 @@ pub struct GroupUsage {
     pub threads_limit: Option<u64>,
     /// The number of its processes that the OOM killer has ended.
     pub oom_kills: Option<u64>,
+    /// What it has read and written, by device; of a whole reading.
+    pub io: Vec<DeviceIo>,
 }
 
 /// The time of a reading.
@@ -173,6 +177,7 @@ impl Cgroups {
             (Depth::Whole, Group::Node) => {
                 let read = |name: &str| Stalls::read(&Path::new("/proc/pressure").join(name));
                 usage.pressure = Pressures { cpu: read("cpu"), memory: read("memory"), io: read("io") };
+                usage.io = files.io();
             }
             (Depth::Whole, _) => files.complete(&mut usage),
         }
@@ -250,6 +255,18 @@ impl GroupFiles<'_> {
         usage.threads = self.number("pids", "pids.current");
         usage.threads_limit = self.number("pids", "pids.max");
         usage.pressure = self.pressure();
+        usage.io = self.io();
+    }
+
+    /// Empty where the group does not have the controller.
+    fn io(&self) -> Vec<DeviceIo> {
+        let counters = if self.v2 {
+            io::v2(&self.text("io", "io.stat").unwrap_or_default())
+        } else {
+            let read = |file: &str| self.text("blkio", &format!("blkio.throttle.{file}_recursive"));
+            io::v1(&read("io_service_bytes").unwrap_or_default(), &read("io_serviced").unwrap_or_default())
+        };
+        io::named(counters)
     }
 
     fn cpu(&self) -> Option<CpuUsage> {
