@@ -11,6 +11,20 @@ use crate::pod::downward::NodeLimits;
 use crate::pod::swap::SwapBehavior;
 
 /// Facts of the node that do not change while the agent runs.
+/// The machine's architecture as Kubernetes names it.
+pub fn architecture() -> &'static str {
+    go_architecture(std::env::consts::ARCH)
+}
+
+fn go_architecture(name: &'static str) -> &'static str {
+    match name {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        other => other,
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeFacts {
     /// The settled node name.

@@ -12,14 +12,12 @@ use crate::config::Config;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::lifecycle;
 use crate::node::capacity::Capacity;
-use crate::node::facts::architecture;
 use limpet_containerd::event_stream;
 use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_object::initial_labels;
 use limpet_core::node_state::NodeState;
 use limpet_core::probe::ProbeGrid;
 use limpet_host::clock;
-use limpet_model::node::NodeFacts;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::health::Heartbeat;
 use limpet_worker::WorkerContext;
@@ -28,6 +26,7 @@ use limpet_worker::merge_loop;
 use limpet_worker::node_claims::{NodeClaims, NodeOffer};
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::watched_processes::WatchedProcesses;
+use limpet_model::node::{NodeFacts, architecture};
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
 pub const LIFECYCLE_INBOX: usize = 1_024;

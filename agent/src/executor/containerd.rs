@@ -360,6 +360,14 @@ impl ContainerdExecutor {
         }
     }
 
+    /// Changes cgroups and measures the time, as kubelet does.
+    async fn on_cgroup<T>(&self, operation: &'static str, change: impl Future<Output = T>) -> T {
+        let began = Instant::now();
+        let result = change.await;
+        self.reporter.metrics.cgroup_operation(operation, began.elapsed());
+        result
+    }
+
     /// Runs a call and counts it, as kubelet counts its runtime's operations.
     async fn timed<T, E>(&self, operation: &'static str, call: impl Future<Output = Result<T, E>>) -> Result<T, E> {
         let began = Instant::now();

@@ -5,13 +5,14 @@ use std::path::Path;
 
 use crate::config::Config;
 use crate::node::capacity::Capacity;
-use crate::node::facts::architecture;
 use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM};
 use limpet_core::node_object::{ExternalCloud, NodeDescription};
+use limpet_host::machine::MachineIds;
 use limpet_host::proc_files::MemoryInfo;
 use limpet_host::{blocking, user_namespace};
-use limpet_model::POD_API;
+use limpet_model::kubelet_version;
 use limpet_model::node::NodeFacts;
+use limpet_model::node::{NodeFacts, architecture};
 
 /// Describes the node for its object. Reads files; what cannot be read stays empty.
 pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -> NodeDescription {
@@ -54,23 +55,17 @@ fn runtime_handlers(config: &Config) -> impl Iterator<Item = (String, &str)> {
 
 /// `nodeInfo`, as far as it comes from files.
 fn info() -> BTreeMap<&'static str, String> {
-    let read = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let ids = MachineIds::read();
     let os = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     BTreeMap::from([
-        ("machineID", read("/etc/machine-id")),
-        ("systemUUID", system_uuid(read("/sys/class/dmi/id/product_uuid"), read("/etc/machine-id"))),
-        ("bootID", read("/proc/sys/kernel/random/boot_id")),
+        ("machineID", ids.machine),
+        ("systemUUID", ids.system),
+        ("bootID", ids.boot),
         ("kernelVersion", rustix::system::uname().release().to_string_lossy().into_owned()),
         ("osImage", pretty_name(&os)),
-        // The version of the API, which tools compare with the apiserver's, and this agent's own behind it.
-        ("kubeletVersion", format!("{POD_API}.0+limpet.{}", env!("CARGO_PKG_VERSION"))),
+        ("kubeletVersion", kubelet_version()),
         ("kubeProxyVersion", String::new()),
     ])
-}
-
-/// Boards without firmware tables have the machine's id alone.
-fn system_uuid(firmware: String, machine: String) -> String {
-    if firmware.is_empty() { machine } else { firmware }
 }
 
 fn pretty_name(os_release: &str) -> String {
@@ -86,7 +81,6 @@ mod tests {
     #[test]
     fn a_machine_is_described_as_kubernetes_does() {
         assert_eq!(pretty_name("ID=debian\nPRETTY_NAME=\"Debian 13\"\n"), "Debian 13");
-        assert_eq!(system_uuid(String::new(), "m".to_owned()), "m");
         let info = info();
         assert!(info["kernelVersion"].starts_with(|c: char| c.is_ascii_digit()), "{info:?}");
         assert!(info["kubeletVersion"].starts_with("v1.") && info["kubeletVersion"].contains("+limpet."), "{info:?}");

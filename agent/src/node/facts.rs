@@ -41,20 +41,6 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
     }
 }
 
-/// The machine's architecture as Kubernetes names it.
-pub fn architecture() -> &'static str {
-    go_architecture(std::env::consts::ARCH)
-}
-
-fn go_architecture(name: &'static str) -> &'static str {
-    match name {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        other => other,
-    }
-}
-
 /// The agent's own `oom_score_adj` if it may not set a lower one.
 fn oom_score_floor() -> i32 {
     let effective = rustix::thread::capabilities(None).map(|sets| sets.effective);

@@ -1,5 +1,6 @@
 //! Metrics for tests: of this crate, and of the crates above by the feature `fixtures`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -53,6 +54,8 @@ pub fn filled() -> Metrics {
     metrics.image_removed(ImageRemoval::Age);
     metrics.evicted(Signal::MemoryAvailable);
     metrics.node_pressure(Pressure::Memory, false);
+    metrics.cgroup_operation("create", Duration::from_millis(1));
+    metrics.volume_mounted("csi.example", Duration::from_millis(1), true);
     metrics.set_claims([(("default".to_owned(), "data".to_owned()), ClaimFigures::default())]);
     metrics
 }
@@ -60,5 +63,12 @@ pub fn filled() -> Metrics {
 /// The page of a node with one source.
 pub fn page(metrics: &Metrics) -> String {
     let file = SourceSnapshot { health: Health::Good, ready: true, ..SourceSnapshot::default() };
-    metrics.render(&Observed::default().load(), [(SourceKind::File, &file, Some(jiff::Timestamp::UNIX_EPOCH))])
+    let all = Observed::default();
+    let spec = json!({
+        "containers": [{"name": "main", "image": "a", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "emptyDir": {}}],
+    });
+    let pod = observed(json!({ "metadata": { "name": "web-edge1" }, "spec": spec }));
+    all.publish(&pod.record.key, Some(Arc::clone(&pod)));
+    metrics.render(&all.load(), [(SourceKind::File, &file, Some(jiff::Timestamp::UNIX_EPOCH))])
 }

@@ -12,6 +12,7 @@ mod pulls;
 mod registration;
 mod requests;
 mod text_format;
+mod volumes;
 
 use std::collections::HashSet;
 use std::sync::atomic::AtomicU64;
@@ -49,6 +50,7 @@ use pulls::PullSeconds;
 use requests::RequestCounters;
 pub use requests::{RequestKind, ServerType};
 pub use text_format::CONTENT_TYPE;
+use volumes::VolumeFigures;
 
 /// The buckets of Prometheus' clients, which kubelet has where it names none.
 const DEFAULT_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -99,6 +101,8 @@ pub struct Metrics {
     images_removed: Family<RemovalLabel, Counter>,
     evictions: Family<SignalLabel, Counter>,
     claims: ClaimGauges,
+    volumes: VolumeFigures,
+    cgroup_seconds: Family<OperationLabel, Histogram>,
     node_pressure: Family<ConditionLabel, Gauge>,
     /// The containers with a label of their own in `writes_by_pod`.
     writers: Arc<Mutex<HashSet<WriterLabels>>>,
@@ -141,6 +145,8 @@ impl Metrics {
             images_removed: Family::default(),
             evictions: Family::default(),
             claims: ClaimGauges::default(),
+            volumes: VolumeFigures::default(),
+            cgroup_seconds: Family::new_with_constructor(|| Histogram::new(DEFAULT_SECONDS)),
             node_pressure: Family::default(),
             writers: Arc::default(),
         };
@@ -217,6 +223,16 @@ impl Metrics {
         if !succeeded {
             self.operation_errors.get_or_create(&label).inc();
         }
+    }
+
+    /// A pod's cgroup was made, changed or removed: `create`, `update`, `destroy`.
+    pub fn cgroup_operation(&self, operation: &'static str, took: Duration) {
+        self.cgroup_seconds.get_or_create(&OperationLabel { operation_type: operation }).observe(took.as_secs_f64());
+    }
+
+    /// A volume of that CSI driver was mounted, or was not.
+    pub fn volume_mounted(&self, driver: &str, took: Duration, succeeded: bool) {
+        self.volumes.mounted(driver, took, succeeded);
     }
 
     /// Whether containerd's event stream is open.
@@ -299,6 +315,7 @@ impl Metrics {
         sources: impl IntoIterator<Item = (SourceKind, &'a SourceSnapshot, Option<Timestamp>)>,
     ) -> String {
         self.take_pods(pods);
+        self.volumes.take(pods);
         self.take_sources(sources);
         encode(&self.registry)
     }

@@ -24,6 +24,7 @@ use limpet_host::blocking::{self, DEADLINE, Progress};
 use limpet_host::cgroup::Cgroups;
 use limpet_host::cgroup::usage::{Depth, Group, GroupUsage};
 use limpet_host::file_system::{self, Space};
+use limpet_host::machine::Machine;
 use limpet_host::proc_files::{Interface, MemoryInfo, ProcessIds, boot_time, interfaces_of, own_interfaces};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::PodRecord;
@@ -47,6 +48,8 @@ pub struct NodeUsage {
     pub interfaces: Option<Vec<Interface>>,
     /// The file system of the agent's root directory; of a whole reading.
     pub disk: Option<Space>,
+    /// The machine; of a whole reading.
+    pub machine: Option<Machine>,
     /// Process ids; of a whole reading.
     pub process_ids: Option<ProcessIds>,
     /// The pods that have a running container.
@@ -188,6 +191,7 @@ fn node(cgroups: &Cgroups, pods: &ObservedPods, depth: Depth, progress: &Progres
         levels: levels.collect(),
         interfaces: whole.then(own_interfaces).flatten(),
         disk: None,
+        machine: whole.then(Machine::read).flatten(),
         process_ids: whole.then(ProcessIds::read).flatten(),
         pods: pods.pods.values().filter_map(each).collect(),
     }

@@ -7,7 +7,8 @@ use jiff::Timestamp;
 
 use super::exposition::{Family as Head, Kind, Page, Sample};
 use super::resource::seconds;
-use limpet_host::cgroup::usage::{CpuQuota, CpuUsage, GroupUsage, MemoryUsage};
+use limpet_host::cgroup::usage::{CpuQuota, CpuUsage, DeviceIo, GroupUsage, MemoryUsage};
+use limpet_host::machine::Machine;
 use limpet_host::proc_files::{Interface, Stalls};
 use limpet_telemetry::usage::NodeUsage;
 
@@ -48,6 +49,12 @@ type PressureFamily = (&'static str, &'static str, fn(&GroupUsage) -> Option<Sta
 
 /// The middle of a family's name, what it is, and the value of an interface.
 type NetworkFamily = (&'static str, &'static str, fn(&Interface) -> u64);
+
+/// The end of a family's name, what it is, and the value of a device.
+type DiskFamily = (&'static str, &'static str, fn(&DeviceIo) -> u64);
+
+/// The end of a family's name, what it is, and its value; `None`: the machine does not say.
+type MachineFamily = (&'static str, &'static str, fn(&Machine) -> Option<u64>);
 
 const CPU: [Family<CpuUsage>; 2] = [
     ("container_cpu_user_seconds_total", Kind::Counter, "Cumulative user cpu time consumed in seconds.", |cpu| {
@@ -144,6 +151,21 @@ const NETWORK: [NetworkFamily; 8] = [
     ("transmit_errors", "Cumulative count of errors encountered while transmitting", |one| one.sent.errors),
 ];
 
+const DISKS: [DiskFamily; 4] = [
+    ("reads_bytes", "Cumulative count of bytes read", |one| one.read_bytes),
+    ("reads", "Cumulative count of reads completed", |one| one.reads),
+    ("writes_bytes", "Cumulative count of bytes written", |one| one.written_bytes),
+    ("writes", "Cumulative count of writes completed", |one| one.writes),
+];
+
+const MACHINE: [MachineFamily; 5] = [
+    ("cpu_cores", "Number of logical CPU cores.", |machine| Some(machine.processors.logical as u64)),
+    ("cpu_physical_cores", "Number of physical CPU cores.", |machine| Some(machine.processors.physical? as u64)),
+    ("cpu_sockets", "Number of CPU sockets.", |machine| Some(machine.processors.sockets? as u64)),
+    ("memory_bytes", "Amount of memory installed on the machine.", |machine| Some(machine.memory)),
+    ("swap_bytes", "Amount of swap memory available on the machine.", |machine| Some(machine.swap)),
+];
+
 /// The page; of a reading that failed only that it did.
 pub(super) fn page(usage: Option<&NodeUsage>) -> String {
     let mut page = Page::default();
@@ -153,6 +175,13 @@ pub(super) fn page(usage: Option<&NodeUsage>) -> String {
     let help = "1 if there was an error while getting container metrics, 0 otherwise";
     let value = if usage.is_some() { 0.0 } else { 1.0 };
     page.add("container_scrape_error", Kind::Gauge, help, [Sample { labels: Vec::new(), value, at: None }]);
+    let machine = usage.and_then(|usage| usage.machine.as_ref());
+    if let Some(machine) = machine {
+        add_machine(&mut page, machine);
+    }
+    let help = "1 if there was an error while getting machine metrics, 0 otherwise.";
+    let value = if machine.is_some() { 0.0 } else { 1.0 };
+    page.add("machine_scrape_error", Kind::Gauge, help, [Sample { labels: Vec::new(), value, at: None }]);
     page.into_text()
 }
 
@@ -167,6 +196,7 @@ pub(crate) fn families(usage: &NodeUsage, into: &mut impl Families) {
     }
     add_pressure(into, &rows);
     add_network(into, &rows);
+    add_disks(into, &rows);
     let started = rows.iter().filter_map(|row| Some(Sample { at: None, ..row.sample(seconds(row.started?)) }));
     let help = "Start time of the container since unix epoch in seconds.";
     into.take(Head { name: "container_start_time_seconds", kind: Kind::Gauge, help, labels: &[] }, started);
@@ -262,5 +292,24 @@ fn add_network(into: &mut impl Families, rows: &[Row<'_>]) {
         });
         let name = format!("container_network_{name}_total");
         into.take(Head { name: &name, kind: Kind::Counter, help, labels: &["interface"] }, samples);
+    }
+}
+
+fn add_disks(into: &mut impl Families, rows: &[Row<'_>]) {
+    for (name, help, counter) in DISKS {
+        let samples = rows.iter().flat_map(|row| {
+            row.group.io.iter().map(move |one| row.with(&[("device", &one.device)], counter(one) as f64))
+        });
+        let name = format!("container_fs_{name}_total");
+        into.take(Head { name: &name, kind: Kind::Counter, help, labels: &["device"] }, samples);
+    }
+}
+
+fn add_machine(page: &mut Page, machine: &Machine) {
+    let ids = &machine.ids;
+    for (name, help, value) in MACHINE {
+        let labels = vec![("boot_id", ids.boot.as_str()), ("machine_id", &ids.machine), ("system_uuid", &ids.system)];
+        let sample = value(machine).map(|value| Sample { labels, value: value as f64, at: None });
+        page.add(&format!("machine_{name}"), Kind::Gauge, help, sample);
     }
 }

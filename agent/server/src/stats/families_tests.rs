@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use self::exposition::{Family, families};
-use self::tables::{ABSENT, ABSENT_IN_CLUSTER, DIFFERENT, UNRECORDED};
+use self::tables::{ABSENT, ABSENT_IN_CLUSTER, DIFFERENT, RULES, UNRECORDED};
 use super::tests::usage;
 use super::{cadvisor, resource};
 use limpet_telemetry::fixtures::{filled, page};
@@ -82,6 +82,43 @@ fn a_family_of_kubelets_name_is_kubelets() {
 }
 
 #[test]
+fn rules_find_nothing_for_what_is_not_there_alone() {
+    let pages = pages();
+    for (family, rule, _) in RULES {
+        assert!(pages.iter().all(|page| !page.limpet.contains_key(*family)), "{rule} finds {family}");
+    }
+    // The families of kubernetes-mixin's rules and panels of a kubelet and its cAdvisor that are there.
+    let asked = [
+        "container_cpu_cfs_throttled_periods_total",
+        "container_fs_reads_bytes_total",
+        "container_fs_reads_total",
+        "container_fs_writes_bytes_total",
+        "container_fs_writes_total",
+        "container_memory_working_set_bytes",
+        "container_network_receive_bytes_total",
+        "kubelet_certificate_manager_client_ttl_seconds",
+        "kubelet_cgroup_manager_duration_seconds",
+        "kubelet_node_name",
+        "kubelet_pod_start_duration_seconds",
+        "kubelet_running_containers",
+        "kubelet_running_pods",
+        "kubelet_runtime_operations_errors_total",
+        "kubelet_server_expiration_renew_errors",
+        "kubelet_volume_stats_available_bytes",
+        "kubernetes_build_info",
+        "machine_cpu_cores",
+        "machine_memory_bytes",
+        "process_cpu_seconds_total",
+        "rest_client_requests_total",
+        "storage_operation_duration_seconds",
+        "volume_manager_total_volumes",
+    ];
+    for family in asked {
+        assert!(pages.iter().any(|page| page.limpet.contains_key(family)), "{family} is missing");
+    }
+}
+
+#[test]
 fn the_page_of_families_equals_the_tables() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
     let text = page_text();
@@ -129,5 +166,19 @@ fn page_text() -> String {
             }
         }
     }
+    text.push_str(RULES_INTRODUCTION);
+    for (family, rule, instead) in RULES {
+        let _ = writeln!(text, "| `{family}` | {rule} | {instead} |");
+    }
     text
 }
+
+const RULES_INTRODUCTION: &str = "
+## Rules and dashboards of others
+
+These of kubernetes-mixin, kube-prometheus and dotdc's dashboards find nothing. They raise no alert; the other rules and panels
+of a kubelet and its cAdvisor have their families above.
+
+| family | rule or panel | in its place |
+|---|---|---|
+";

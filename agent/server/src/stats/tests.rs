@@ -15,10 +15,11 @@ use tokio_util::task::TaskTracker;
 use super::{cadvisor, resource, summary};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
 use limpet_host::cgroup::usage::{
-    CpuQuota, CpuUsage, Depth, GroupUsage, MemoryUsage, Pressures, SampleTime, SwapUsage,
+    CpuQuota, CpuUsage, Depth, DeviceIo, GroupUsage, MemoryUsage, Pressures, SampleTime, SwapUsage,
 };
 use limpet_host::disk_usage::{DiskUsage, Walk};
 use limpet_host::file_system::Space;
+use limpet_host::machine::{Machine, MachineIds, Processors};
 use limpet_host::proc_files::{Interface, ProcessIds, Stall, Stalls, Traffic};
 use limpet_model::fixtures::record;
 use limpet_model::pod::PodUid;
@@ -92,6 +93,8 @@ fn container() -> ContainerUsage {
     group.oom_kills = Some(0);
     let stalls = Stalls { some: Stall { total: 2_000_000, avg10: 1.5, ..Stall::default() }, full: Stall::default() };
     group.pressure = Pressures { cpu: Some(stalls), memory: Some(stalls), io: Some(stalls) };
+    group.io =
+        vec![DeviceIo { device: "/dev/sda".to_owned(), read_bytes: 8_192, written_bytes: 4_096, reads: 2, writes: 1 }];
     ContainerUsage {
         name: "main".to_owned(),
         id: "c1".to_owned(),
@@ -114,6 +117,12 @@ pub(super) fn usage() -> NodeUsage {
         levels: Vec::new(),
         interfaces: Some(vec![interface("ens3")]),
         disk: Some(Space { capacity: 1_000, available: 300, free: 400, inodes: 50, inodes_free: 20, device: 1 }),
+        machine: Some(Machine {
+            ids: MachineIds { machine: "m".to_owned(), system: "s".to_owned(), boot: "b".to_owned() },
+            processors: Processors { logical: 4, physical: Some(2), sockets: Some(1) },
+            memory: 100_000,
+            swap: 7,
+        }),
         process_ids: Some(ProcessIds { limit: 1_000, used: 100 }),
         pods: vec![PodUsage {
             record: record(json!({"metadata": {"name": "web-edge1", "namespace": "default", "uid": "u1"}})),
@@ -310,11 +319,17 @@ fn cadvisors_series_name_the_group_and_what_it_belongs_to() {
         format!("container_processes{{{container} 3 1000250"),
         format!("container_start_time_seconds{{{container} 900.5"),
         "container_scrape_error 0".to_owned(),
+        format!("container_fs_reads_bytes_total{{device=\"/dev/sda\",{container} 8192 1000250"),
+        format!("container_fs_writes_total{{device=\"/dev/sda\",{container} 1 1000250"),
+        r#"machine_cpu_cores{boot_id="b",machine_id="m",system_uuid="s"} 4"#.to_owned(),
+        r#"machine_memory_bytes{boot_id="b",machine_id="m",system_uuid="s"} 100000"#.to_owned(),
+        "machine_scrape_error 0".to_owned(),
     ];
     for line in lines {
         assert!(page.lines().any(|other| other == line), "{line} is not in:\n{page}");
     }
     let throttled = page.lines().filter(|line| line.starts_with("container_cpu_cfs_periods_total{"));
     assert_eq!(throttled.count(), 1, "the others have no quota");
-    assert!(cadvisor::page(None).ends_with("\ncontainer_scrape_error 1\n"));
+    let failed = cadvisor::page(None);
+    assert!(failed.contains("\ncontainer_scrape_error 1\n") && failed.ends_with("\nmachine_scrape_error 1\n"));
 }

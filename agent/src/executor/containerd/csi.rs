@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::ContainerdExecutor;
 use limpet_core::outcome::Failure;
 use limpet_core::state::{FAILED_UNMOUNT, PodState};
@@ -63,7 +65,9 @@ impl ContainerdExecutor {
     pub(super) async fn set_up_csi(&self, record: &PodRecord, objects: &PodObjects) -> Result<(), VolumeError> {
         let found = volumes(record, objects);
         let set_up = found.values().map(|found| async move {
+            let began = Instant::now();
             let set_up = self.csi.set_up(record, &found.wanted()).await;
+            self.reporter.metrics.volume_mounted(&found.csi.driver, began.elapsed(), set_up.is_ok());
             set_up.map_err(|error| found.failed(&error, objects))
         });
         futures_util::future::join_all(set_up).await.into_iter().collect()

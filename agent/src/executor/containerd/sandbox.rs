@@ -78,7 +78,7 @@ impl ContainerdExecutor {
         let sysctls = sysctl::sysctls(record.spec());
         let labelling = self.labelling(record).map_err(sandbox_failure)?;
         let request = self.sandbox_request(record, &hostname, &sysctls, labelling.as_ref());
-        let (cgroup, sandbox) = tokio::join!(self.cgroups.ensure_pod(record), async {
+        let (cgroup, sandbox) = tokio::join!(self.on_cgroup("create", self.cgroups.ensure_pod(record)), async {
             match self.sandboxes.find(&request).await? {
                 Some(sandbox) => Ok(CreatedSandbox { sandbox, init: None }),
                 None => self.sandboxes.create(&request).await,
@@ -135,7 +135,7 @@ impl ContainerdExecutor {
         let updated = match self.check_pod_memory(&pod.record, limits.memory).await {
             Ok(()) => {
                 let failed = |error: CgroupError| (error.to_string(), !error.is_refusal());
-                self.cgroups.update_pod(&pod.record, limits).await.map_err(failed)
+                self.on_cgroup("update", self.cgroups.update_pod(&pod.record, limits)).await.map_err(failed)
             }
             Err(failure) => Err((failure.message, failure.transient)),
         };
@@ -274,7 +274,7 @@ impl ContainerdExecutor {
         self.network.detach(uid).await.map_err(|error| stays("network", &error))?;
         self.sandboxes.remove(uid).await.map_err(|error| stays("namespaces", &error))?;
         // A process that was killed a moment ago may still be in it: that passes.
-        let removed = self.cgroups.remove_pod(uid).await;
+        let removed = self.on_cgroup("destroy", self.cgroups.remove_pod(uid)).await;
         removed.map_err(|error| Failure { transient: error.is_transient(), ..stays("cgroup", &error) })
     }
 

@@ -8,6 +8,8 @@ use prometheus_client::registry::Registry;
 use super::Metrics;
 use super::labels::NodeLabel;
 use super::process::ProcessCollector;
+use limpet_model::{POD_API, kubelet_version};
+use limpet_model::node::architecture;
 
 impl Metrics {
     /// The registry of all of them.
@@ -70,6 +72,9 @@ impl Metrics {
         let help = "[ALPHA] Cumulative number of pod evictions by eviction signal";
         all.register("kubelet_evictions", help, self.evictions.clone());
         self.claims.register(&mut all);
+        self.volumes.register(&mut all);
+        let help = "[ALPHA] Duration in seconds for cgroup manager operations. Broken down by method.";
+        all.register("kubelet_cgroup_manager_duration_seconds", help, self.cgroup_seconds.clone());
         all.register(
             "limpet_node_pressure",
             "1 while the node has the condition: it is short of something",
@@ -119,11 +124,13 @@ impl Metrics {
 
 type BuildLabels = Vec<(&'static str, String)>;
 
+/// What Go's build would say besides is left out: there is none.
 fn build_info() -> Info<BuildLabels> {
+    let (major, minor) = POD_API.trim_start_matches('v').split_once('.').unwrap_or_default();
     Info::new(vec![
-        ("git_version", format!("v{}", env!("CARGO_PKG_VERSION"))),
-        ("major", env!("CARGO_PKG_VERSION_MAJOR").to_owned()),
-        ("minor", env!("CARGO_PKG_VERSION_MINOR").to_owned()),
-        ("platform", format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH)),
+        ("git_version", kubelet_version()),
+        ("major", major.to_owned()),
+        ("minor", minor.to_owned()),
+        ("platform", format!("linux/{}", architecture())),
     ])
 }

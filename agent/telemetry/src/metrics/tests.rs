@@ -8,7 +8,7 @@ use super::*;
 use crate::fixtures::page;
 use limpet_core::fixtures::observed;
 use limpet_core::source::Health;
-use limpet_core::status::observed::Observed;
+use limpet_core::status::observed::{Observed, ObservedPod};
 
 /// Checks a page as a parser would and returns its samples.
 fn parse(page: &str) -> Vec<(String, f64)> {
@@ -103,7 +103,11 @@ fn a_scrape_contains_counters_and_current_state() {
     assert!(value(&samples, "process_resident_memory_bytes") > 0.0);
     assert!(value(&samples, "process_start_time_seconds") > 1e9);
     assert!(value(&samples, "process_open_fds") > 2.0);
-    assert!(samples.iter().any(|(name, _)| name.starts_with("kubernetes_build_info{git_version=\"v")));
+    let build = samples.iter().find(|(name, _)| name.starts_with("kubernetes_build_info{")).map(|(name, _)| &**name);
+    let (version, architecture) = (limpet_model::kubelet_version(), limpet_model::node::architecture());
+    let labels = format!("git_version=\"{version}\",major=\"1\",minor=\"37\",platform=\"linux/{architecture}\"");
+    assert_eq!(build, Some(&*format!("kubernetes_build_info{{{labels}}}")));
+    assert!(version.starts_with("v1.37.") && matches!(architecture, "amd64" | "arm64" | "arm" | "riscv64"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -137,4 +141,48 @@ async fn the_time_without_a_connection_is_counted_and_a_certificate_says_how_lon
     assert_eq!(value(&samples, "kubelet_certificate_manager_server_ttl_seconds"), f64::INFINITY);
     assert_eq!(value(&samples, "kubelet_server_expiration_renew_errors"), 1.0);
     assert_eq!(value(&samples, "kubelet_certificate_manager_client_expiration_renew_errors"), 0.0);
+}
+
+#[test]
+fn volumes_are_counted_by_plugin_as_they_are_wanted_and_as_they_are_there() {
+    let metrics = Metrics::new("edge1");
+    let all = Observed::default();
+    let pod = |name: &str, phase: &str, ready: &str| {
+        observed(json!({
+            "metadata": {"name": name},
+            "spec": {
+                "containers": [{"name": "main", "image": "a", "volumeMounts": [
+                    {"name": "tmp", "mountPath": "/tmp"}, {"name": "data", "mountPath": "/data"},
+                    {"name": "driver", "mountPath": "/driver"},
+                ], "volumeDevices": [{"name": "disk", "devicePath": "/dev/x"}]}],
+                "volumes": [
+                    {"name": "tmp", "emptyDir": {}}, {"name": "unused", "emptyDir": {}},
+                    {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+                    {"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}},
+                    {"name": "driver", "csi": {"driver": "csi.example"}},
+                ],
+            },
+            "status": {"phase": phase, "conditions": [{"type": "PodReadyToStartContainers", "status": ready}]},
+        }))
+    };
+    let count = |state: &str, plugin: &str| {
+        let page = metrics.render(&all.load(), []);
+        let name = format!("volume_manager_total_volumes{{plugin_name=\"{plugin}\",state=\"{state}\"}}");
+        parse(&page).into_iter().find(|(sample, _)| *sample == name).map(|(_, value)| value)
+    };
+    let publish = |pod: Arc<ObservedPod>| all.publish(&pod.record.key, Some(Arc::clone(&pod)));
+    publish(pod("up", "Running", "True"));
+    publish(pod("starting", "Pending", "False"));
+    publish(pod("done", "Succeeded", "False"));
+    let plugins = [
+        ("kubernetes.io/empty-dir", 1.0),
+        ("kubernetes.io/persistent-claim", 2.0),
+        ("kubernetes.io/csi:csi.example", 1.0),
+    ];
+    for (plugin, each) in plugins {
+        assert_eq!(count("desired_state_of_world", plugin), Some(2.0 * each), "{plugin}");
+        assert_eq!(count("actual_state_of_world", plugin), Some(each), "{plugin}");
+    }
+    ["up", "starting", "done"].into_iter().for_each(|name| _ = all.publish(&pod(name, "", "").record.key, None));
+    assert_eq!(count("desired_state_of_world", "kubernetes.io/empty-dir"), None);
 }

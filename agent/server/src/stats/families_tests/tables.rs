@@ -1,11 +1,17 @@
 //! What limpet's pages have otherwise than kubelet's, or have not, and why.
 
 /// Families of a name of kubelet's that differ, and how.
-pub(super) const DIFFERENT: &[(&str, &str)] =
-    &[("kubernetes_build_info", "the version and platform of limpet; the other labels are left out")];
+pub(super) const DIFFERENT: &[(&str, &str)] = &[(
+    "kubernetes_build_info",
+    "the Node's version of Kubernetes, with limpet's own behind it; without the labels of a build by Go: `go_version`, `compiler`, `git_commit`, `git_tree_state`, `build_date`",
+)];
 
 /// Families that the recorded kubelet does not show, but under certain conditions, and what they are.
 pub(super) const UNRECORDED: &[(&str, &str)] = &[
+    ("container_fs_reads_bytes_total", IO),
+    ("container_fs_reads_total", IO),
+    ("container_fs_writes_bytes_total", IO),
+    ("container_fs_writes_total", IO),
     ("container_pressure_cpu_stalled_seconds_total", PRESSURE),
     ("container_pressure_cpu_waiting_seconds_total", PRESSURE),
     ("container_pressure_io_stalled_seconds_total", PRESSURE),
@@ -26,6 +32,14 @@ pub(super) const UNRECORDED: &[(&str, &str)] = &[
     ("kubelet_volume_stats_inodes_used", OF_CLAIMS),
     ("kubelet_volume_stats_used_bytes", OF_CLAIMS),
     ("kubelet_websocket_streaming_requests_total", "as kubelet's, once a WebSocket was opened"),
+    (
+        "storage_operation_duration_seconds",
+        "as kubelet's, of the volumes of CSI drivers; `run_podsandbox` has the time of the others",
+    ),
+    (
+        "volume_manager_total_volumes",
+        "as kubelet's; a claim counts as `kubernetes.io/persistent-claim`, whatever it is bound to",
+    ),
     ("prober_probe_total", "kubelet has it on `/metrics/probes` alone"),
     ("rest_client_request_duration_seconds", REST_CLIENT),
     ("rest_client_request_size_bytes", REST_CLIENT),
@@ -45,6 +59,9 @@ const NO_RECORDS: &str = "alpha; the log names each pod that may not use an imag
 const VOLUMES: &str = "volumes are made by a pod's worker; a failure is an event of the pod";
 const CALLS: &str = "the calls are timed: `kubelet_runtime_operations_duration_seconds`";
 const NODE_EXPORTER: &str = "of the machine's disks; node_exporter has it";
+const DISKS: &str =
+    "of the machine's disks; node_exporter has it, and `/stats/summary` has that of containers and volumes";
+const IO: &str = "as kubelet's, where the cgroup has the controller of I/O";
 
 /// Families that a kubelet in a cluster shows beside the recorded ones, that are not there, and why.
 pub(super) const ABSENT_IN_CLUSTER: &[(&str, &str)] = &[
@@ -73,15 +90,12 @@ pub(super) const ABSENT: &[(&str, &str, &str)] = &[
     ("/metrics", "dra_*", "dynamic resources are not supported"),
     ("/metrics", "force_cleaned_*", VOLUMES),
     ("/metrics", "reconstruct_volume_*", VOLUMES),
-    ("/metrics", "storage_operation_duration_seconds", VOLUMES),
-    ("/metrics", "volume_manager_total_volumes", VOLUMES),
     ("/metrics", "volume_operation_total_seconds", VOLUMES),
     ("/metrics", "go_*", "there is no Go runtime"),
     ("/metrics", "workqueue_*", "of client-go"),
     ("/metrics", "kubernetes_feature_enabled", "there are no feature gates"),
     ("/metrics", "process_network_*", "it is the whole node's: `/metrics/cadvisor` has it by interface"),
     ("/metrics", "process_virtual_memory_max_bytes", "it has no limit"),
-    ("/metrics", "kubelet_cgroup_manager_duration_seconds", "a cgroup is made in the time of `run_podsandbox`"),
     ("/metrics", "kubelet_container_log_filesystem_used_bytes", "in `/stats/summary`: `/metrics` walks no directory"),
     ("/metrics", "kubelet_containers_per_pod_count", "`kubelet_running_containers` beside `kubelet_running_pods`"),
     ("/metrics", "kubelet_cpu_manager_*", NO_EXCLUSIVE),
@@ -123,7 +137,15 @@ pub(super) const ABSENT: &[(&str, &str, &str)] = &[
     ("/metrics/cadvisor", "container_file_descriptors", "it takes a walk over every process"),
     ("/metrics/cadvisor", "container_sockets", "it takes a walk over every process"),
     ("/metrics/cadvisor", "container_ulimits_soft", "of the first process alone, and as the image sets it"),
-    ("/metrics/cadvisor", "container_fs_*", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_fs_inodes_*", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_fs_io_*", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_fs_limit_bytes", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_fs_read_seconds_total", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_fs_reads_merged_total", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_fs_sector_*", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_fs_usage_bytes", DISKS),
+    ("/metrics/cadvisor", "container_fs_write_seconds_total", NODE_EXPORTER),
+    ("/metrics/cadvisor", "container_fs_writes_merged_total", NODE_EXPORTER),
     ("/metrics/cadvisor", "container_health_state", "of Docker"),
     ("/metrics/cadvisor", "container_memory_events_*", "of cgroup v2 alone"),
     ("/metrics/cadvisor", "container_memory_file_*", "not read"),
@@ -137,5 +159,45 @@ pub(super) const ABSENT: &[(&str, &str, &str)] = &[
         "container_spec_memory_swap_limit_bytes",
         "`container_swap_limit_bytes` on `/metrics/resource`",
     ),
-    ("/metrics/cadvisor", "machine_*", "the Node has it, and node_exporter"),
+    ("/metrics/cadvisor", "machine_cpu_books", "of s390x"),
+    ("/metrics/cadvisor", "machine_cpu_drawers", "of s390x"),
+    ("/metrics/cadvisor", "machine_nvm_*", "of Intel's memory modules"),
+];
+
+/// Rules and panels that others distribute and that find nothing: the family they ask for, what they are, and what to ask
+/// for in its place.
+pub(super) const RULES: &[(&str, &str, &str)] = &[
+    (
+        "container_fs_limit_bytes",
+        "panels of the use of disks by `id=\"/\"`",
+        "`node_filesystem_size_bytes` of node_exporter",
+    ),
+    (
+        "container_fs_usage_bytes",
+        "panels of the use of disks by `id=\"/\"`",
+        "`node_filesystem_avail_bytes` of node_exporter; `/stats/summary` for pods",
+    ),
+    ("go_goroutines", "Kubelet: Goroutines", "`process_resident_memory_bytes`, `process_cpu_seconds_total`"),
+    (
+        "kubelet_node_config_error",
+        "Kubelet: Config Error Count; kubelet has none since 1.24",
+        "`limpet_manifests_rejected`",
+    ),
+    (
+        "kubelet_pleg_relist_duration_seconds",
+        "KubeletPlegDurationHigh, `node_quantile:kubelet_pleg_relist_duration_seconds:histogram_quantile`; Kubelet: PLEG \
+         relist duration",
+        "`limpet_containerd_connected == 0`",
+    ),
+    ("kubelet_pleg_relist_interval_seconds", "Kubelet: PLEG relist interval", "`limpet_containerd_connected == 0`"),
+    (
+        "kubelet_pod_worker_duration_seconds",
+        "KubeletPodStartUpLatencyHigh; Kubelet: Pod Start Rate, Pod Start Duration (worker)",
+        "`kubelet_pod_start_duration_seconds`",
+    ),
+    (
+        "storage_operation_errors_total",
+        "Kubelet: Storage Operation Error Rate; kubelet has none since 1.21",
+        "`storage_operation_duration_seconds_count{status!=\"success\"}`",
+    ),
 ];

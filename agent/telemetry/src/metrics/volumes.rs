@@ -1,0 +1,126 @@
+//! The volumes of pods: how many there are and are to be, and how long CSI drivers take to mount theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Volume;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use limpet_core::status::observed::{ObservedPod, ObservedPods};
+
+/// kubelet's buckets.
+const SECONDS: [f64; 13] = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+
+const WANTED: &str = "desired_state_of_world";
+const THERE: &str = "actual_state_of_world";
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VolumeLabels {
+    plugin_name: String,
+    state: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    migrated: &'static str,
+    operation_name: &'static str,
+    status: &'static str,
+    volume_plugin: String,
+}
+
+/// The figures. Clones share them.
+#[derive(Debug, Clone)]
+pub(super) struct VolumeFigures {
+    total: Family<VolumeLabels, Gauge>,
+    seconds: Family<OperationLabels, Histogram>,
+}
+
+impl Default for VolumeFigures {
+    fn default() -> Self {
+        Self { total: Family::default(), seconds: Family::new_with_constructor(|| Histogram::new(SECONDS)) }
+    }
+}
+
+impl VolumeFigures {
+    pub(super) fn register(&self, all: &mut Registry) {
+        let help = "[ALPHA] Number of volumes in Volume Manager";
+        all.register("volume_manager_total_volumes", help, self.total.clone());
+        all.register("storage_operation_duration_seconds", "[BETA] Storage operation duration", self.seconds.clone());
+    }
+
+    pub(super) fn mounted(&self, driver: &str, took: Duration, succeeded: bool) {
+        let labels = OperationLabels {
+            migrated: "false",
+            operation_name: "volume_mount",
+            status: if succeeded { "success" } else { "fail-unknown" },
+            volume_plugin: format!("kubernetes.io/csi:{driver}"),
+        };
+        self.seconds.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// Counts the volumes of these pods, in place of those before.
+    pub(super) fn take(&self, pods: &ObservedPods) {
+        let mut counts: BTreeMap<String, (i64, i64)> = BTreeMap::new();
+        for pod in pods.pods.values() {
+            if matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+                continue;
+            }
+            let there = i64::from(has_volumes(pod));
+            for plugin in used_volumes(pod).map(plugin) {
+                let (wanted, present) = counts.entry(plugin).or_default();
+                *wanted += 1;
+                *present += there;
+            }
+        }
+        self.total.clear();
+        for (plugin_name, (wanted, present)) in counts {
+            for (state, count) in [(WANTED, wanted), (THERE, present)] {
+                self.total.get_or_create(&VolumeLabels { plugin_name: plugin_name.clone(), state }).set(count);
+            }
+        }
+    }
+}
+
+/// Whether the pod's volumes have been made: its containers can start.
+fn has_volumes(pod: &ObservedPod) -> bool {
+    let conditions = pod.status.conditions.iter().flatten();
+    conditions.into_iter().any(|one| one.type_ == "PodReadyToStartContainers" && one.status == "True")
+}
+
+/// As kubelet's volume manager: those that a container mounts or has as a device.
+fn used_volumes(pod: &ObservedPod) -> impl Iterator<Item = &Volume> {
+    let mut used = BTreeSet::new();
+    for container in pod.record.containers() {
+        used.extend(container.volume_mounts.iter().flatten().map(|mount| mount.name.as_str()));
+        used.extend(container.volume_devices.iter().flatten().map(|device| device.name.as_str()));
+    }
+    pod.record.spec().volumes.iter().flatten().filter(move |volume| used.contains(volume.name.as_str()))
+}
+
+/// kubelet's name of the volume's plugin.
+fn plugin(volume: &Volume) -> String {
+    if let Some(csi) = &volume.csi {
+        return format!("kubernetes.io/csi:{}", csi.driver);
+    }
+    if let Some(flex) = &volume.flex_volume {
+        return flex.driver.clone();
+    }
+    let plugins = [
+        ("empty-dir", volume.empty_dir.is_some()),
+        ("host-path", volume.host_path.is_some()),
+        ("configmap", volume.config_map.is_some()),
+        ("secret", volume.secret.is_some()),
+        ("projected", volume.projected.is_some()),
+        ("downward-api", volume.downward_api.is_some()),
+        ("nfs", volume.nfs.is_some()),
+        ("iscsi", volume.iscsi.is_some()),
+        ("image", volume.image.is_some()),
+        ("persistent-claim", volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some()),
+    ];
+    let name = plugins.into_iter().find_map(|(name, is_it)| is_it.then_some(name)).unwrap_or("unknown");
+    format!("kubernetes.io/{name}")
+}
