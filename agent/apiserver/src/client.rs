@@ -27,6 +27,7 @@ use crate::dial::Dial;
 use crate::error::{RequestError, was_not_processed};
 use crate::kubeconfig;
 use crate::protobuf;
+use crate::proxy::{Proxy, Way};
 use crate::request::Request;
 use crate::retry_after;
 
@@ -51,7 +52,7 @@ const IDLE_TIMEOUT_OF_READS: Duration = Duration::from_secs(15 * 60);
 const STREAM_WINDOW: u32 = 256 * 1_024;
 const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
 
-type Connector = HttpsConnector<Dial>;
+type Connector = HttpsConnector<Way>;
 
 /// The contents of a kubeconfig: the server and the client's credentials. Clones share the settings of TLS.
 #[derive(Clone)]
@@ -70,7 +71,7 @@ impl Credentials {
     /// # Errors
     /// The credentials cannot be had.
     pub fn read(path: &Path, certificate: Option<&Path>) -> Result<Self, RequestError> {
-        let (mut config, server) = kubeconfig::read(path)?;
+        let kubeconfig::Read { mut config, server, proxy } = kubeconfig::read(path)?;
         if let Some(certificate) = certificate {
             config.auth_info = kubeconfig::user(certificate);
         }
@@ -83,7 +84,7 @@ impl Credentials {
             connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
             connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
         });
-        let connector = over_tls(&config, dial)?;
+        let connector = over_tls(&config, dial, proxy.as_ref())?;
         // The connector has them now; each node's copy need not.
         let user = &mut config.auth_info;
         (config.root_cert, user.client_certificate_data, user.client_key_data) = (None, None, None);
@@ -161,15 +162,16 @@ fn connection(connector: Connector, idle_timeout: Duration) -> legacy::Client<Co
 }
 
 /// Connects by TLS, and by HTTP/2 where the server has it: one connection then carries many requests, and no header twice.
-fn over_tls(config: &kube::Config, connector: Dial) -> Result<Connector, RequestError> {
+fn over_tls(config: &kube::Config, dial: Dial, proxy: Option<&Proxy>) -> Result<Connector, RequestError> {
     let tls = config.rustls_client_config().map_err(refused)?;
+    let way = Way::new(dial, proxy, &tls);
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
     if let Some(name) = &config.tls_server_name {
         let invalid = |error| RequestError::Credentials(format!("tls-server-name {name:?}: {error}"));
         let name = ServerName::try_from(name.clone()).map_err(invalid)?;
         builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
     }
-    Ok(builder.enable_all_versions().wrap_connector(connector))
+    Ok(builder.enable_all_versions().wrap_connector(way))
 }
 
 fn refused(error: kube::Error) -> RequestError {

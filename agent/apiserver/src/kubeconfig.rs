@@ -6,6 +6,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use kube::config::{AuthInfo, Cluster, Config, Kubeconfig};
 
+use crate::proxy::Proxy;
+
 /// What is wrong with a kubeconfig.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {field}{message}", path.display())]
@@ -32,9 +34,7 @@ impl KubeconfigError {
 /// # Errors
 /// The first thing that is wrong, with file, field and remedy.
 pub fn check(path: &Path) -> Result<String, KubeconfigError> {
-    let (config, server) = read(path)?;
-    drop(config);
-    Ok(server)
+    read(path).map(|read| read.server)
 }
 
 /// Whether a program gives the credentials of the current user. Blocks.
@@ -42,8 +42,7 @@ pub fn check(path: &Path) -> Result<String, KubeconfigError> {
 /// # Errors
 /// As [`check`].
 pub fn runs_program(path: &Path) -> Result<bool, KubeconfigError> {
-    let (config, _) = read(path)?;
-    Ok(config.auth_info.exec.is_some())
+    Ok(read(path)?.config.auth_info.exec.is_some())
 }
 
 /// The client certificate of a kubeconfig's current user.
@@ -60,7 +59,7 @@ pub struct UserCertificate {
 /// # Errors
 /// As [`check`].
 pub fn certificate(path: &Path) -> Result<Option<UserCertificate>, KubeconfigError> {
-    let (config, _) = read(path)?;
+    let Read { config, .. } = read(path)?;
     let AuthInfo { client_certificate, client_certificate_data, .. } = config.auth_info;
     if let Some(data) = client_certificate_data {
         let decoded = BASE64_STANDARD.decode(data.trim());
@@ -102,20 +101,30 @@ pub fn for_node(bootstrap: &Path, certificate: &Path) -> Result<String, Kubeconf
     Ok(format!("{file:#}\n"))
 }
 
-/// The settings of a client, and the server's URL. Blocks.
-pub(crate) fn read(path: &Path) -> Result<(Config, String), KubeconfigError> {
+/// A kubeconfig as it was read.
+pub(crate) struct Read {
+    /// The settings of a client.
+    pub(crate) config: Config,
+    /// The server's URL.
+    pub(crate) server: String,
+    /// How it is reached; `None`: directly.
+    pub(crate) proxy: Option<Proxy>,
+}
+
+/// Reads the file and what it names. Blocks.
+pub(crate) fn read(path: &Path) -> Result<Read, KubeconfigError> {
     std::fs::metadata(path).map_err(|error| KubeconfigError::file(path, remedy_of_file(&error)))?;
     let kubeconfig = Kubeconfig::read_from(path)
         .map_err(|error| KubeconfigError::file(path, format!("is not a kubeconfig: {}", one_line(&error))))?;
     let (cluster, user) = current(path, &kubeconfig)?;
-    let server = check_cluster(path, &cluster)?;
+    let (server, proxy) = check_cluster(path, &cluster)?;
     if let Some((name, user)) = user {
         check_user(path, &name, &user)?;
     }
     let mut config = Config::try_from(kubeconfig).map_err(|error| KubeconfigError::file(path, one_line(&error)))?;
     // Whoever sends a request decides about the next try.
     config.default_retry = false;
-    Ok((config, server))
+    Ok(Read { config, server, proxy })
 }
 
 fn remedy_of_file(error: &std::io::Error) -> String {
@@ -155,7 +164,7 @@ fn current(path: &Path, file: &Kubeconfig) -> Result<(Cluster, Option<(String, A
     }
 }
 
-fn check_cluster(path: &Path, cluster: &Cluster) -> Result<String, KubeconfigError> {
+fn check_cluster(path: &Path, cluster: &Cluster) -> Result<(String, Option<Proxy>), KubeconfigError> {
     let server = cluster.server.clone().filter(|server| !server.is_empty()).ok_or_else(|| {
         KubeconfigError::field(path, "cluster.server", "is not set; it is a URL such as https://10.0.0.1:6443")
     })?;
@@ -166,19 +175,14 @@ fn check_cluster(path: &Path, cluster: &Cluster) -> Result<String, KubeconfigErr
         let message = format!("{server:?} is not a URL such as https://10.0.0.1:6443");
         return Err(KubeconfigError::field(path, "cluster.server", message));
     }
-    if cluster.proxy_url.is_some() {
-        return Err(KubeconfigError::field(
-            path,
-            "cluster.proxy-url",
-            "is not supported yet; reach the server directly",
-        ));
-    }
+    let proxy = cluster.proxy_url.as_deref().filter(|url| !url.is_empty()).map(Proxy::parse).transpose();
+    let proxy = proxy.map_err(|message| KubeconfigError::field(path, "cluster.proxy-url", message))?;
     if cluster.certificate_authority_data.is_none()
         && let Some(file) = &cluster.certificate_authority
     {
         readable(path, "cluster.certificate-authority", file)?;
     }
-    Ok(server)
+    Ok((server, proxy))
 }
 
 fn check_user(path: &Path, name: &str, user: &AuthInfo) -> Result<(), KubeconfigError> {
@@ -280,9 +284,11 @@ mod tests {
             ),
             (
                 "6443}",
-                "6443, proxy-url: http://p}",
-                "kubeconfig: cluster.proxy-url: is not supported yet; reach the server directly",
+                "6443, proxy-url: ftp://p}",
+                "kubeconfig: cluster.proxy-url: has the scheme \"ftp\"; use http, https or socks5",
             ),
+            ("6443}", "6443, proxy-url: 'socks5://p'}", "https://192.0.2.1:6443"),
+            ("6443}", "6443, proxy-url: ''}", "https://192.0.2.1:6443"),
             (
                 "6443}",
                 "6443, certificate-authority: ca.crt}",

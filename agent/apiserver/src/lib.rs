@@ -9,6 +9,7 @@ mod dial;
 pub mod error;
 pub mod kubeconfig;
 mod protobuf;
+mod proxy;
 pub mod request;
 mod retry_after;
 pub mod watch;
