@@ -39,10 +39,12 @@ use limpet_core::backoff;
 use limpet_core::eviction::EvictionPolicy;
 use limpet_core::image_access::VerificationPolicy;
 use limpet_core::image_gc::ImageGcPolicy;
+use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::field_validation::FieldValidations;
+use limpet_model::pod::compute_resources::CpuQuotas;
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::security::SecurityLevels;
 use limpet_model::pod::swap::SwapBehavior;
@@ -173,6 +175,8 @@ pub struct Config {
     pub pod_pids_limit: Option<i64>,
     /// `maxPods`.
     pub max_pods: u32,
+    /// `podsPerCore`; `None`: `maxPods` alone counts.
+    pub pods_per_core: Option<u32>,
     /// `kubeReserved` and `systemReserved`: what of the node is not for pods.
     pub reserved: Reserved,
     /// `enforceNodeAllocatable` has `pods`: all pods together are limited to what is not reserved.
@@ -183,6 +187,12 @@ pub struct Config {
     pub volume_stats_period: Duration,
     /// `runtimeRequestTimeout`: the timeout of calls to containerd.
     pub runtime_request_timeout: Duration,
+    /// `cpuCFSQuota`, `cpuCFSQuotaPeriod`.
+    pub cpu_quotas: CpuQuotas,
+    /// `failSwapOn`: limpet does not start while swap is in use. Unlike kubelet's, false by default.
+    pub fail_swap_on: bool,
+    /// `protectKernelDefaults`; `None`: the kernel's settings are neither checked nor changed.
+    pub protect_kernel_defaults: Option<bool>,
     /// `seccompDefault`.
     pub seccomp_default: bool,
     /// `memorySwap.swapBehavior`.
@@ -199,6 +209,8 @@ pub struct Config {
     pub cluster_domain: String,
     /// `allowedUnsafeSysctls`: names, or prefixes ending in `*`.
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// `registryPullQPS`, `registryBurst`; `None`: pulls begin at any rate.
+    pub pull_rate: Option<PullRate>,
     /// The limit of parallel image pulls (`serializeImagePulls`, `maxParallelImagePulls`).
     pub max_parallel_pulls: usize,
     /// `imageGCHighThresholdPercent`, `imageGCLowThresholdPercent`, `imageMinimumGCAge`, `imageMaximumGCAge`.
@@ -283,11 +295,15 @@ impl Default for Config {
             cgroup_root: "/".into(),
             pod_pids_limit: None,
             max_pods: 110,
+            pods_per_core: None,
             reserved: Reserved::default(),
             limit_all_pods: true,
             max_restart_pause: backoff::MAX_BACKOFF,
             volume_stats_period: Duration::from_secs(60),
             runtime_request_timeout: Duration::from_secs(120),
+            cpu_quotas: CpuQuotas::default(),
+            fail_swap_on: false,
+            protect_kernel_defaults: None,
             seccomp_default: false,
             swap_behavior: SwapBehavior::default(),
             single_process_oom_kill: false,
@@ -296,6 +312,7 @@ impl Default for Config {
             cluster_dns: Vec::new(),
             cluster_domain: String::new(),
             allowed_unsafe_sysctls: Vec::new(),
+            pull_rate: Some(PullRate::DEFAULT),
             max_parallel_pulls: 1,
             image_gc: ImageGcPolicy::default(),
             image_verification: VerificationPolicy::default(),
@@ -332,6 +349,13 @@ impl Default for Config {
 }
 
 impl Config {
+    /// How many pods the node may have, on a machine of so many processors.
+    pub fn most_pods(&self, processors: usize) -> u32 {
+        let of_cores = self.pods_per_core.map(|each| u64::from(each).saturating_mul(processors as u64));
+        let most = of_cores.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
+        most.map_or(self.max_pods, |most| most.min(self.max_pods))
+    }
+
     /// The path of the local socket.
     pub fn socket(&self) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| self.run_dir.join("limpet.sock"))

@@ -44,6 +44,7 @@ pub mod plan;
 pub mod priority;
 pub mod probe;
 pub mod provisional;
+pub mod pull_rate;
 pub mod source;
 pub mod state;
 pub mod status;

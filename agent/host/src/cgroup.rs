@@ -30,7 +30,7 @@ pub use self::memory_alarm::MemoryAlarm;
 pub use self::reserved::ReservedLimits;
 use crate::huge_pages;
 use crate::process;
-use limpet_model::pod::compute_resources::{CgroupLimits, cpu_shares, pod_cpu_request, pod_limits};
+use limpet_model::pod::compute_resources::{CgroupLimits, CpuQuotas, cpu_shares, pod_cpu_request, pod_limits};
 use limpet_model::pod::huge_pages::requests;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::{PodRecord, PodUid};
@@ -75,6 +75,7 @@ struct Shared {
     hierarchies: Hierarchies,
     layout: Layout,
     pod_pids_limit: Option<i64>,
+    cpu_quotas: CpuQuotas,
     /// The sizes of huge pages whose use is limited; none where the kernel cannot limit them.
     huge_page_sizes: Vec<u64>,
     systemd: Option<systemd::Manager>,
@@ -89,7 +90,12 @@ impl Cgroups {
     ///
     /// # Errors
     /// When no cgroups are mounted, or the levels cannot be created.
-    pub async fn open(driver: CgroupDriver, root: &Path, pod_pids_limit: Option<i64>) -> Result<Self, CgroupError> {
+    pub async fn open(
+        driver: CgroupDriver,
+        root: &Path,
+        pod_pids_limit: Option<i64>,
+        cpu_quotas: CpuQuotas,
+    ) -> Result<Self, CgroupError> {
         let hierarchies = blocking(Hierarchies::find).await?;
         let systemd = match driver {
             CgroupDriver::Cgroupfs => None,
@@ -103,6 +109,7 @@ impl Cgroups {
                 hierarchies,
                 layout,
                 pod_pids_limit,
+                cpu_quotas,
                 huge_page_sizes,
                 systemd,
                 burstable: Mutex::default(),
@@ -177,7 +184,9 @@ impl Cgroups {
             let bytes = requested.get(size).map_or(0, |amount| u64::try_from(amount.units()).unwrap_or(0));
             (*size, bytes)
         });
-        let own = GroupLimits::of_pod(limits, self.shared.pod_pids_limit).with_huge_pages(huge_pages.collect());
+        let own = GroupLimits::of_pod(limits, self.shared.pod_pids_limit)
+            .with_cpu_quotas(self.shared.cpu_quotas)
+            .with_huge_pages(huge_pages.collect());
         self.apply(vec![(layout.level(class), level), (layout.pod(class, &pod.uid), own)]).await?;
         self.begin_oom_account(&pod.uid);
         Ok(())

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pod::compute_resources::CpuQuotas;
 use crate::pod::downward::NodeLimits;
 use crate::pod::swap::SwapBehavior;
 
-/// Facts of the node that do not change while the agent runs.
 /// The machine's architecture as Kubernetes names it.
 pub fn architecture() -> &'static str {
     go_architecture(std::env::consts::ARCH)
@@ -25,6 +25,7 @@ fn go_architecture(name: &'static str) -> &'static str {
     }
 }
 
+/// Facts of the node that do not change while the agent runs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeFacts {
     /// The settled node name.
@@ -39,6 +40,8 @@ pub struct NodeFacts {
     pub swap_behavior: SwapBehavior,
     /// `singleProcessOOMKill`: the kernel's OOM killer ends one process of a container, and not all. With cgroup v2.
     pub single_process_oom_kill: bool,
+    /// How limits of cpu are enforced.
+    pub cpu_quotas: CpuQuotas,
     /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
     pub oom_score_floor: i32,
     /// Only the unified (v2) cgroup hierarchy is mounted.

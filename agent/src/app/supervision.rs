@@ -26,6 +26,7 @@ use limpet_worker::merge_loop;
 use limpet_worker::node_claims::{NodeClaims, NodeOffer};
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::watched_processes::WatchedProcesses;
+use limpet_host::machine;
 use limpet_model::node::{NodeFacts, architecture};
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
@@ -36,7 +37,7 @@ pub fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity, plugi
     let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
     let offer = NodeOffer {
         node_name: node.name.clone(),
-        max_pods: usize::try_from(config.max_pods).ok(),
+        max_pods: usize::try_from(config.most_pods(machine::processors())).ok(),
         allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         exclusive: exclusive.map(|(name, _)| name.clone()).collect(),
         plugins: Arc::clone(plugins),

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
@@ -9,9 +10,11 @@ use crate::config::{ClusterSettings, Config, Reservation, ReservedCgroup, Server
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_core::eviction::{Amount, DEFAULT_HARD, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
+use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::go_duration;
 use limpet_model::node::Device;
+use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
 
 /// kubelet's values of keys without effect, and limpet's where it behaves as with another one (`failSwapOn`). A client that
 /// decodes the document into Go's type takes a missing key for zero, which is a value of its own: `cpuCFSQuota: false`.
@@ -57,7 +60,9 @@ pub(crate) fn document(config: &Config) -> Value {
     // A test parses it.
     let mut kubelet: Map<String, Value> = serde_json::from_str(WITHOUT_EFFECT).unwrap_or_default();
     put_over(&mut kubelet, config.without_effect.clone());
-    for part in [kubelet_document(config), cluster(&config.cluster), listeners(&config.server), images(config)] {
+    let parts =
+        [kubelet_document(config), kernel(config), cluster(&config.cluster), listeners(&config.server), images(config)];
+    for part in parts {
         put_over(&mut kubelet, part.as_object().cloned().unwrap_or_default());
     }
     json!({ "kubeletconfig": kubelet, "limpetconfig": limpet_document(config) })
@@ -79,7 +84,20 @@ fn put_over(earlier: &mut Map<String, Value>, later: Map<String, Value>) {
     }
 }
 
-/// The KubeletConfiguration without what [`cluster`], [`listeners`] and [`images`] add.
+/// The settings of how many pods there are, and of what the kernel does for them.
+fn kernel(config: &Config) -> Value {
+    json!({
+        "maxPods": config.max_pods,
+        "podsPerCore": config.pods_per_core,
+        "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
+        "cpuCFSQuota": config.cpu_quotas != CpuQuotas::Off,
+        "cpuCFSQuotaPeriod": cpu_period(config.cpu_quotas),
+        "failSwapOn": config.fail_swap_on,
+        "protectKernelDefaults": config.protect_kernel_defaults,
+    })
+}
+
+/// The KubeletConfiguration without what [`kernel`], [`cluster`], [`listeners`] and [`images`] add.
 fn kubelet_document(config: &Config) -> Value {
     let driver = match config.cgroup_driver {
         CgroupDriver::Cgroupfs => "cgroupfs",
@@ -97,9 +115,7 @@ fn kubelet_document(config: &Config) -> Value {
         "volumePluginDir": config.volume_plugin_dir,
         "cgroupDriver": driver,
         "cgroupRoot": config.cgroup_root,
-        "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
         "crashLoopBackOff": { "maxContainerRestartPeriod": go_duration::show(config.max_restart_pause) },
-        "maxPods": config.max_pods,
         "kubeReserved": quantities(&config.reserved.kube),
         "systemReserved": quantities(&config.reserved.system),
         "enforceNodeAllocatable": enforced(config),
@@ -124,6 +140,12 @@ fn kubelet_document(config: &Config) -> Value {
         "volumeStatsAggPeriod": go_duration::show(config.volume_stats_period),
         "logging": { "verbosity": config.verbosity },
     })
+}
+
+/// `cpuCFSQuotaPeriod`; kubelet's default where there are no quotas.
+fn cpu_period(quotas: CpuQuotas) -> String {
+    let period = if let CpuQuotas::InPeriods(period) = quotas { period } else { CPU_PERIOD };
+    go_duration::show(Duration::from_micros(period))
 }
 
 /// The LimpetConfiguration.
@@ -210,6 +232,8 @@ fn cluster(cluster: &ClusterSettings) -> Value {
 /// The settings of images: their pulls, who may use them, and when they go.
 fn images(config: &Config) -> Value {
     json!({
+        "registryPullQPS": config.pull_rate.map_or(0, |rate| rate.per_second),
+        "registryBurst": config.pull_rate.unwrap_or(PullRate::DEFAULT).burst,
         "serializeImagePulls": config.max_parallel_pulls == 1,
         "maxParallelImagePulls": config.max_parallel_pulls,
         "imageGCHighThresholdPercent": config.image_gc.high_percent,

@@ -38,7 +38,6 @@ pub(super) enum Support {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Plain {
     Bool(bool),
-    Int(i64),
     Text(&'static str),
 }
 
@@ -66,7 +65,7 @@ const fn not_needed(name: &'static str, shape: Shape, why: &'static str) -> Key 
     Key { name, shape, support: Support::Needless(why) }
 }
 
-use Plain::{Bool as Is, Int as Number, Text as Word};
+use Plain::{Bool as Is, Text as Word};
 use Shape::{Bool, Duration, DurationOrInt, Float, Int, Ints, List, Map, Object, Switch, Text, Texts};
 
 const AT_ONCE: &str = "every line of the log is written at once";
@@ -116,8 +115,8 @@ pub(super) const KUBELET: &[Key] = &[
     supported("serverTLSBootstrap", Bool),
     supported("authentication", Object(AUTHENTICATION)),
     supported("authorization", Object(AUTHORIZATION)),
-    unsupported("registryPullQPS", Int),
-    unsupported("registryBurst", Int),
+    supported("registryPullQPS", Int),
+    supported("registryBurst", Int),
     supported("imagePullCredentialsVerificationPolicy", Text),
     supported("preloadedImagesVerificationAllowlist", Texts),
     unsupported("eventRecordQPS", Int),
@@ -159,8 +158,8 @@ pub(super) const KUBELET: &[Key] = &[
     supported("podPidsLimit", Int),
     supported("resolvConf", Text),
     unsupported_unless("runOnce", Bool, Is(false)),
-    unsupported_unless("cpuCFSQuota", Bool, Is(true)),
-    unsupported_unless("cpuCFSQuotaPeriod", Duration, Word("100ms")),
+    supported("cpuCFSQuota", Bool),
+    supported("cpuCFSQuotaPeriod", Duration),
     supported("nodeStatusMaxImages", Int),
     unsupported("maxOpenFiles", Int),
     unsupported("contentType", Text),
@@ -175,14 +174,14 @@ pub(super) const KUBELET: &[Key] = &[
     supported("evictionMaxPodGracePeriod", Int),
     supported("evictionMinimumReclaim", Map),
     supported("mergeDefaultEvictionSettings", Bool),
-    unsupported_unless("podsPerCore", Int, Number(0)),
+    supported("podsPerCore", Int),
     unsupported_unless("enableControllerAttachDetach", Bool, Is(true)),
-    unsupported_unless("protectKernelDefaults", Bool, Is(false)),
+    supported("protectKernelDefaults", Bool),
     unsupported_unless("makeIPTablesUtilChains", Bool, Is(false)),
     unsupported("iptablesMasqueradeBit", Int),
     unsupported("iptablesDropBit", Int),
     unsupported("featureGates", Map),
-    unsupported_unless("failSwapOn", Bool, Is(false)),
+    supported("failSwapOn", Bool),
     supported("memorySwap", Object(&[supported("swapBehavior", Text)])),
     supported("containerLogMaxSize", Text),
     supported("containerLogMaxFiles", Int),
@@ -313,6 +312,6 @@ mod tests {
         let acting = KUBELET.iter().filter(|key| key.support == Support::Acts && is_named(key));
         // Those that the list names to say what counts instead.
         let acting: Vec<_> = acting.map(|key| key.name).collect();
-        assert_eq!(acting, ["maxPods", "serializeImagePulls", "maxParallelImagePulls", "containerRuntimeEndpoint"]);
+        assert_eq!(acting, ["containerRuntimeEndpoint"]);
     }
 }

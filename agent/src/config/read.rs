@@ -272,7 +272,6 @@ fn is_unset(value: &Value) -> bool {
 fn is(plain: Plain, value: &Value) -> bool {
     match (plain, value) {
         (Plain::Bool(a), Value::Bool(b)) => a == *b,
-        (Plain::Int(a), Value::Int(b)) => a == *b,
         (Plain::Text(a), Value::Text(b)) => a == b,
         _ => false,
     }

@@ -21,7 +21,7 @@ pub mod storage;
 mod verbs;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -45,6 +45,7 @@ use limpet_core::exit_cause::judge;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::KillCause;
+use limpet_core::pull_rate::PullPace;
 use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase, Stopping};
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
@@ -116,6 +117,8 @@ pub struct ContainerdExecutor {
     pub starts: Semaphore,
     /// Bounds how many images are pulled at once.
     pub pulls: Semaphore,
+    /// Bounds how often a pull begins; `None`: nothing does.
+    pub pull_pace: Option<Mutex<PullPace>>,
 }
 
 impl ContainerdExecutor {

@@ -17,6 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::NameError;
+use super::kernel_settings::{self, Deviation};
 use crate::config::{Config, ConfigError};
 pub use agent_conflicts::{OtherAgent, find as other_agent};
 use limpet_host::peer;
@@ -42,6 +43,23 @@ pub enum StartError {
     NotRoot {
         /// The user ID.
         uid: u32,
+    },
+    /// `failSwapOn`.
+    #[error(
+        "failSwapOn is true, and swap is in use: {swap}; turn it off, for example with swapoff -a, or set failSwapOn: false"
+    )]
+    SwapInUse {
+        /// The devices and files.
+        swap: String,
+    },
+    /// `protectKernelDefaults`.
+    #[error(
+        "protectKernelDefaults is true, and the kernel has other settings: {}; set them with sysctl, or set protectKernelDefaults: false",
+        .deviations.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    KernelSettings {
+        /// The settings.
+        deviations: Vec<Deviation>,
     },
     /// Another limpet holds the lock.
     #[error("another limpet runs on this node: {holder} holds {path}")]
@@ -92,6 +110,7 @@ impl StartError {
             {
                 4
             }
+            Self::SwapInUse { .. } | Self::KernelSettings { .. } => 1,
             Self::Io { .. } | Self::Name(NameError::Io { .. }) => 1,
         }
     }
@@ -120,7 +139,7 @@ impl Drop for Lock {
 /// until the process exits.
 ///
 /// # Errors
-/// Not root, another agent, or a directory that cannot be created: see [`StartError::exit_code`].
+/// Not root, another agent, what the configuration demands of the kernel, or a directory that cannot be created: see [`StartError::exit_code`].
 pub fn guard(config: &Config) -> Result<NodeLock, StartError> {
     let uid = rustix::process::geteuid();
     if !uid.is_root() {
@@ -133,6 +152,7 @@ pub fn guard(config: &Config) -> Result<NodeLock, StartError> {
         }
         tracing::warn!(%other, "another node agent runs on this node, ignored as configured");
     }
+    kernel_settings::demand(config)?;
     Ok(lock)
 }
 

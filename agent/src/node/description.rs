@@ -7,11 +7,11 @@ use crate::config::Config;
 use crate::node::capacity::Capacity;
 use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM};
 use limpet_core::node_object::{ExternalCloud, NodeDescription};
-use limpet_host::machine::MachineIds;
+use limpet_host::machine::{self, MachineIds};
 use limpet_host::proc_files::MemoryInfo;
 use limpet_host::{blocking, user_namespace};
 use limpet_model::kubelet_version;
-use limpet_model::node::NodeFacts;
+
 use limpet_model::node::{NodeFacts, architecture};
 
 /// Describes the node for its object. Reads files; what cannot be read stays empty.
@@ -29,7 +29,7 @@ pub async fn describe(config: &Config, facts: &NodeFacts, capacity: &Capacity) -
         architecture: architecture(),
         capacity: capacity.all.clone(),
         allocatable: capacity.allocatable.clone(),
-        max_pods: config.max_pods,
+        max_pods: config.most_pods(machine::processors()),
         runtime_handlers: runtime_handlers(config).map(|(name, _)| name).collect(),
         user_namespaces: with_user_namespaces(config),
         swap: MemoryInfo::read().map_or(0, |memory| memory.swap_total),

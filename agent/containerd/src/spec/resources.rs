@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::host::swap_limit;
 
 use limpet_model::node::NodeFacts;
-use limpet_model::pod::compute_resources::{self, CPU_PERIOD};
+use limpet_model::pod::compute_resources;
 use limpet_model::pod::huge_pages::{container_limits, kernel_name};
 use limpet_model::pod::swap::{SwapBehavior, limited_swap};
 
@@ -67,8 +67,8 @@ pub(super) fn container_resources(
     let limits = compute_resources::container_limits(pod, container);
     let mut cpu = LinuxCpu::default();
     cpu.set_shares(Some(limits.cpu_shares));
-    if let Some(quota) = limits.cpu_quota {
-        cpu.set_quota(Some(quota)).set_period(Some(CPU_PERIOD));
+    if let Some((quota, period)) = node.cpu_quotas.of(limits.cpu_quota) {
+        cpu.set_quota(Some(quota)).set_period(Some(period));
     }
     let mut resources = LinuxResources::default();
     resources.set_cpu(Some(cpu));

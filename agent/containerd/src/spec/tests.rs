@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::*;
 use limpet_host::volume::{self, Propagation};
 use limpet_model::fixtures::record_of_spec as record;
+use limpet_model::pod::compute_resources::CpuQuotas;
 use limpet_model::pod::downward::NodeLimits;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::swap::SwapBehavior;
@@ -90,6 +91,7 @@ impl Fixture {
                 swap_capacity: 2_000_000_000,
                 swap_behavior: SwapBehavior::NoSwap,
                 single_process_oom_kill: false,
+                cpu_quotas: CpuQuotas::default(),
                 oom_score_floor: -1_000,
                 cgroup_v2: false,
                 systemd_cgroup: false,
@@ -330,6 +332,11 @@ fn resources_become_cgroup_values() {
     assert_eq!(v1["cpu"], json!({"shares": 256, "quota": 150_000, "period": 100_000}));
     assert_eq!(v1["memory"], json!({"limit": 67_108_864, "swap": 67_108_864}));
     assert!(v1.get("unified").is_none() && v1.get("pids").is_none());
+    fixture.node.cpu_quotas = CpuQuotas::InPeriods(20_000);
+    assert_eq!(of(&fixture)["cpu"], json!({"shares": 256, "quota": 30_000, "period": 20_000}));
+    fixture.node.cpu_quotas = CpuQuotas::Off;
+    assert_eq!(of(&fixture)["cpu"], json!({"shares": 256}));
+    fixture.node.cpu_quotas = CpuQuotas::default();
     fixture.node.cgroup_v2 = true;
     fixture.host.swap_limit = false;
     let v2 = of(&fixture);

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use limpet_model::pod::compute_resources::{CPU_PERIOD, CgroupLimits};
+use limpet_model::pod::compute_resources::{CPU_PERIOD, CgroupLimits, CpuQuotas};
 use limpet_model::pod::huge_pages::kernel_name;
 
 /// The controller of huge pages, which many kernels lack.
@@ -16,6 +16,7 @@ pub(super) const REQUIRED_CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 pub(super) struct GroupLimits {
     cpu_shares: Option<u64>,
     pod: Option<CgroupLimits>,
+    cpu_quotas: CpuQuotas,
     /// Bytes of memory of a group that is not a pod's.
     memory: Option<u64>,
     /// The maximum number of processes, or no limit.
@@ -68,6 +69,11 @@ impl GroupLimits {
         Self { cpu_shares, memory, pids, ..Self::default() }
     }
 
+    /// The same with the limit of cpu as the node enforces it.
+    pub(super) fn with_cpu_quotas(self, cpu_quotas: CpuQuotas) -> Self {
+        Self { cpu_quotas, ..self }
+    }
+
     /// The same with limits of huge pages, in bytes by the size of one.
     pub(super) fn with_huge_pages(self, huge_pages: Vec<(u64, u64)>) -> Self {
         Self { huge_pages, ..self }
@@ -91,13 +97,15 @@ impl GroupLimits {
             });
         }
         if let Some(pod) = &self.pod {
-            let (quota, memory) = (number(pod.cpu_quota), number(pod.memory));
+            let quota = self.cpu_quotas.of(pod.cpu_quota);
+            let (period, unlimited) = (quota.map_or(CPU_PERIOD, |(_, period)| period), quota.is_none());
+            let (quota, memory) = (number(quota.map(|(quota, _)| quota)), number(pod.memory));
             if v2 {
-                settings.push(setting("cpu", "cpu.max", format!("{quota} {CPU_PERIOD}"), pod.cpu_quota.is_none()));
+                settings.push(setting("cpu", "cpu.max", format!("{quota} {period}"), unlimited));
                 settings.push(setting("memory", "memory.max", memory, pod.memory.is_none()));
             } else {
-                settings.push(setting("cpu", "cpu.cfs_period_us", CPU_PERIOD.to_string(), pod.cpu_quota.is_none()));
-                settings.push(setting("cpu", "cpu.cfs_quota_us", quota, pod.cpu_quota.is_none()));
+                settings.push(setting("cpu", "cpu.cfs_period_us", period.to_string(), unlimited));
+                settings.push(setting("cpu", "cpu.cfs_quota_us", quota, unlimited));
                 settings.push(setting("memory", "memory.limit_in_bytes", memory, pod.memory.is_none()));
             }
         }
@@ -142,7 +150,12 @@ impl GroupLimits {
             });
         }
         if let Some(pod) = &self.pod {
-            properties.push(Property::Number("CPUQuotaPerSecUSec", pod.cpu_quota.map_or(u64::MAX, quota_per_second)));
+            let quota = self.cpu_quotas.of(pod.cpu_quota);
+            let per_second = quota.map_or(u64::MAX, |(quota, period)| quota_per_second(quota, period));
+            properties.push(Property::Number("CPUQuotaPerSecUSec", per_second));
+            // Older versions of systemd than 242 have no such property; its default is the usual period.
+            let unusual = quota.map(|(_, period)| period).filter(|period| *period != CPU_PERIOD);
+            properties.extend(unusual.map(|period| Property::Number("CPUQuotaPeriodUSec", period)));
             properties.push(Property::Number(most_memory, number(pod.memory)));
         }
         properties.extend(self.memory.map(|bytes| Property::Number(most_memory, bytes)));
@@ -157,8 +170,8 @@ fn cpu_weight(shares: u64) -> u64 {
 }
 
 /// Microseconds per second of a quota per period, in whole percents: systemd stores no finer ones.
-fn quota_per_second(quota: i64) -> u64 {
-    let per_second = u64::try_from(quota).unwrap_or(0).saturating_mul(1_000_000 / CPU_PERIOD);
+fn quota_per_second(quota: i64, period: u64) -> u64 {
+    let per_second = u64::try_from(quota).unwrap_or(0).saturating_mul(1_000_000) / period.max(1);
     per_second.div_ceil(10_000).saturating_mul(10_000)
 }
 
@@ -222,6 +235,22 @@ mod tests {
                 true,
                 of(&[("cpu.weight", "1"), ("cpu.max", "max 100000"), ("memory.max", "max"), ("pids.max", "max")]),
             ),
+            (
+                limited().with_cpu_quotas(CpuQuotas::InPeriods(10_000)),
+                true,
+                of(&[("cpu.weight", "4"), ("cpu.max", "2500 10000"), ("memory.max", "1048576"), ("pids.max", "100")]),
+            ),
+            (
+                limited().with_cpu_quotas(CpuQuotas::Off),
+                false,
+                of(&[
+                    ("cpu.shares", "102"),
+                    ("cpu.cfs_period_us", "100000"),
+                    ("cpu.cfs_quota_us", "-1"),
+                    ("memory.limit_in_bytes", "1048576"),
+                    ("pids.max", "100"),
+                ]),
+            ),
             (GroupLimits::weighing(1_024), false, of(&[("cpu.shares", "1024")])),
             (GroupLimits::default(), true, Vec::new()),
         ];
@@ -262,6 +291,13 @@ mod tests {
                 Number("TasksMax", 100)
             ]
         );
+        let in_other_periods = limited().with_cpu_quotas(CpuQuotas::InPeriods(10_000)).unit_properties(true);
+        assert_eq!(
+            in_other_periods[1..3],
+            [Number("CPUQuotaPerSecUSec", 250_000), Number("CPUQuotaPeriodUSec", 10_000)]
+        );
+        let off = limited().with_cpu_quotas(CpuQuotas::Off).unit_properties(true);
+        assert_eq!(off[1..3], [Number("CPUQuotaPerSecUSec", u64::MAX), Number("MemoryMax", 1_048_576)]);
         assert_eq!(
             unlimited().unit_properties(false),
             [
@@ -279,7 +315,7 @@ mod tests {
             assert_eq!(cpu_weight(shares), weight, "{shares}");
         }
         for (quota, per_second) in [(1_000, 10_000), (1_500, 20_000), (100_000, 1_000_000), (150_001, 1_510_000)] {
-            assert_eq!(quota_per_second(quota), per_second, "{quota}");
+            assert_eq!(quota_per_second(quota, CPU_PERIOD), per_second, "{quota}");
         }
     }
 

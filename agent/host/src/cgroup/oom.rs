@@ -100,6 +100,7 @@ mod tests {
                 hierarchies: Hierarchies::of(&mountinfo),
                 layout: Layout::new(CgroupDriver::Systemd, Path::new("/")),
                 pod_pids_limit: None,
+                cpu_quotas: limpet_model::pod::compute_resources::CpuQuotas::default(),
                 huge_page_sizes: Vec::new(),
                 systemd: None,
                 burstable: Mutex::default(),

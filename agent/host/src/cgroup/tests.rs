@@ -24,7 +24,7 @@ impl Root {
     }
 
     async fn open(&self, pids: Option<i64>) -> Option<Cgroups> {
-        let cgroups = Cgroups::open(CgroupDriver::Cgroupfs, &self.0, pids).await;
+        let cgroups = Cgroups::open(CgroupDriver::Cgroupfs, &self.0, pids, CpuQuotas::default()).await;
         need(cgroups.map_err(|error| format!("cannot make cgroups here: {error}")))
     }
 }

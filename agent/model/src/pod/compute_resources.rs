@@ -31,6 +31,30 @@ const BEST_EFFORT_OOM_SCORE: i64 = 1_000;
 /// From this priority on a pod is critical (`system-cluster-critical` and above).
 pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
+/// How limits of cpu are enforced (`cpuCFSQuota`, `cpuCFSQuotaPeriod`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CpuQuotas {
+    /// Not at all.
+    Off,
+    /// By quotas in periods of so many microseconds.
+    InPeriods(u64),
+}
+
+impl Default for CpuQuotas {
+    fn default() -> Self {
+        Self::InPeriods(CPU_PERIOD)
+    }
+}
+
+impl CpuQuotas {
+    /// The kernel's quota and its period, in microseconds, of a quota per [`CPU_PERIOD`]; `None`: no limit.
+    pub fn of(self, quota: Option<i64>) -> Option<(i64, u64)> {
+        let (Self::InPeriods(period), Some(quota)) = (self, quota) else { return None };
+        let scaled = i128::from(quota) * i128::from(period) / i128::from(CPU_PERIOD);
+        Some((i64::try_from(scaled).unwrap_or(i64::MAX).max(MIN_QUOTA), period))
+    }
+}
+
 /// CPU shares of a request in millicores: 1,024 a core, between 2 and 262,144.
 pub fn cpu_shares(milli_cpu: i64) -> u64 {
     let shares = u64::try_from(milli_cpu).unwrap_or(0).saturating_mul(1_024) / 1_000;

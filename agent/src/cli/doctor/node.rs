@@ -8,6 +8,7 @@ use super::runtime::same_mount_namespace;
 use crate::config::{AuthorizationMode, Config, ConfigError, RunFlags, ServerSettings};
 use crate::node::OtherAgent;
 use limpet_cli::program_output::output_of;
+use crate::node::kernel_settings::{self, Deviation};
 use limpet_host::file_system::hides_changes;
 use limpet_host::peer;
 
@@ -70,11 +71,25 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
         manifests(config.manifest_path.as_deref(), config.manifest_url.is_some()),
         others(crate::node::other_agent(&config.cgroup_root), config.ignore_other_agents),
     ];
+    findings.extend(kernel(config));
     findings.push(api(&config.server));
     findings.extend(crate::store::damaged(&config.database()).last().map(|path| damaged(path)));
     findings.extend(service(unit.as_deref().unwrap_or_default()));
     findings.extend(running(config));
     findings
+}
+
+/// What keeps limpet from starting.
+fn kernel(config: &Config) -> Vec<Finding> {
+    let swap = kernel_settings::forbidden_swap(config);
+    let swap = swap.map(|swap| {
+        let text = format!("failSwapOn is true, and swap is in use: {swap}");
+        Finding::failed("swap", text, "Turn it off, for example with swapoff -a, or set failSwapOn: false")
+    });
+    let remedy = "Set it with sysctl, or set protectKernelDefaults: false";
+    let settings = kernel_settings::forbidden_settings(config);
+    let setting = |deviation: Deviation| Finding::failed("kernel settings", deviation.to_string(), remedy);
+    swap.into_iter().chain(settings.into_iter().map(setting)).collect()
 }
 
 /// Where kubelet's API is served on the network, and who decides who may use it.

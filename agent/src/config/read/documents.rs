@@ -1,6 +1,7 @@
 //! Evaluates the values of the two documents, whose keys are already checked.
 
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,10 +13,12 @@ use super::super::{Config, CriSocket, PluginDirectory, quantity};
 use super::ConfigDiagnostics;
 use crate::config::GuardSettings;
 use limpet_core::backoff;
+use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::go_duration;
 use limpet_model::pod::PodKey;
+use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
 use limpet_model::pod::swap::SwapBehavior;
 
 /// The limit of parallel pulls where kubelet would set none.
@@ -24,6 +27,8 @@ pub(super) const PULLS_WITHOUT_LIMIT: usize = 16;
 const SHORTEST_PAUSE: Duration = Duration::from_secs(1);
 /// containerd's own calls take milliseconds, starting a container on a slow node a second or two.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(1);
+/// kubelet's range of `cpuCFSQuotaPeriod`, which is the kernel's.
+const CPU_PERIODS: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(1);
 
 impl ConfigDiagnostics {
     /// Applies the values of KubeletConfiguration.
@@ -82,6 +87,13 @@ impl ConfigDiagnostics {
                 Err(_) => self.error(Some(at), "maxPods", format!("{pods} is not a valid number of pods")),
             }
         }
+        if let Some((pods, at)) = map.int("podsPerCore") {
+            match u32::try_from(pods) {
+                Ok(pods) => config.pods_per_core = Some(pods).filter(|pods| *pods != 0),
+                Err(_) => self.error(Some(at), "podsPerCore", format!("{pods} is not a valid number of pods")),
+            }
+        }
+        self.kernel(map, config);
         if let Some(timeout) = self.timeout(map, "runtimeRequestTimeout", "2m") {
             config.runtime_request_timeout = timeout;
         }
@@ -99,6 +111,24 @@ impl ConfigDiagnostics {
                 ),
             }
         }
+    }
+
+    /// What the kernel is to do, or to be.
+    fn kernel(&mut self, map: &Map<'_>, config: &mut Config) {
+        const PERIOD: &str = "cpuCFSQuotaPeriod";
+        let mut period = CPU_PERIOD;
+        if let Some((text, at)) = map.text(PERIOD) {
+            match go_duration::parse(text).filter(|period| CPU_PERIODS.contains(period)) {
+                Some(given) => period = u64::try_from(given.as_micros()).unwrap_or(CPU_PERIOD),
+                None => self.error(Some(at), PERIOD, format!("{text:?} is not a duration from 1ms to 1s")),
+            }
+        }
+        let on = map.bool("cpuCFSQuota").is_none_or(|(on, _)| on);
+        config.cpu_quotas = if on { CpuQuotas::InPeriods(period) } else { CpuQuotas::Off };
+        if let Some((fail, _)) = map.bool("failSwapOn") {
+            config.fail_swap_on = fail;
+        }
+        config.protect_kernel_defaults = map.bool("protectKernelDefaults").map(|(protect, _)| protect);
     }
 
     /// A duration of 1s or more; `None` if it is not set, or zero, which is Kubernetes' default.
@@ -167,7 +197,22 @@ impl ConfigDiagnostics {
         }
     }
 
+    /// As in kubelet no pulls in a second are no limit, and no burst is the default one.
+    fn pull_rate(&mut self, map: &Map<'_>, config: &mut Config) {
+        let mut rate = PullRate::DEFAULT;
+        for (key, into) in [("registryPullQPS", &mut rate.per_second), ("registryBurst", &mut rate.burst)] {
+            match map.int(key).map(|(number, at)| (u32::try_from(number), number, at)) {
+                Some((Ok(0), ..)) if key == "registryBurst" => {}
+                Some((Ok(number), ..)) => *into = number,
+                Some((Err(_), number, at)) => self.error(Some(at), key, format!("{number} is not 0 or more")),
+                None => {}
+            }
+        }
+        config.pull_rate = Some(rate).filter(|rate| rate.per_second != 0);
+    }
+
     fn pulls(&mut self, map: &Map<'_>, config: &mut Config) {
+        self.pull_rate(map, config);
         let most = map.int("maxParallelImagePulls");
         // As in kubelet: one at a time, unless the number is above one or serializeImagePulls is off.
         let serial = map.bool("serializeImagePulls").map_or(most.is_none_or(|(most, _)| most <= 1), |(on, _)| on);

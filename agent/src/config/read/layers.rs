@@ -155,14 +155,12 @@ impl ConfigDiagnostics {
 }
 
 /// Keys without effect whose zero is a value: pointers in Go's type. kubelet replaces the zero of any other by its default.
-const POINTERS: [&str; 13] = [
-    "registryPullQPS",
+const POINTERS: [&str; 11] = [
     "eventRecordQPS",
     "kubeAPIQPS",
     "oomScoreAdj",
     "containerLogMaxWorkers",
     "containerLogMonitorInterval",
-    "cpuCFSQuotaPeriod",
     "iptablesMasqueradeBit",
     "iptablesDropBit",
     "memoryThrottlingFactor",

@@ -15,18 +15,21 @@ use limpet_core::fixtures::amounts;
 use limpet_core::image_access::{Allowlist, VerificationPolicy};
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_core::node_object::Frequencies;
+use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::PodKey;
 use limpet_model::pod::field_validation::{FieldValidation, FieldValidations};
+use limpet_model::pod::compute_resources::CpuQuotas;
 use limpet_model::pod::security::{SecurityLevel, SecurityLevels};
 use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::source::SourceKind;
 
 mod credential_providers;
-mod images;
-mod kubeadm;
 mod flags;
+mod images;
+mod kernel;
+mod kubeadm;
 mod layers;
 mod limpet;
 mod places;
@@ -105,6 +108,10 @@ fn every_supported_key_has_an_effect() {
         cgroup_root: "/edge".into(),
         pod_pids_limit: Some(512),
         max_pods: 20,
+        pods_per_core: Some(4),
+        cpu_quotas: CpuQuotas::InPeriods(20_000),
+        fail_swap_on: true,
+        protect_kernel_defaults: Some(true),
         max_restart_pause: std::time::Duration::from_secs(40),
         limit_all_pods: false,
         reserved: Reserved {
@@ -123,6 +130,7 @@ fn every_supported_key_has_an_effect() {
         cluster_dns: vec!["10.0.0.10".parse().unwrap(), "fd00::10".parse().unwrap()],
         cluster_domain: "cluster.local".to_owned(),
         allowed_unsafe_sysctls: vec!["net.*".to_owned()],
+        pull_rate: Some(PullRate { per_second: 7, burst: 9 }),
         max_parallel_pulls: 3,
         server: ServerSettings {
             enabled: true,

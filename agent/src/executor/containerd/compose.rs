@@ -1,7 +1,7 @@
 //! Composes the executor from the configuration: each backend gets its settings, and nothing of the agent's other parts.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use limpet_containerd::client::Client;
 use limpet_containerd::container::{Containers, ContainersConfig};
@@ -9,6 +9,7 @@ use limpet_containerd::image::{Images, ImagesConfig};
 use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
 use limpet_core::node_state::NodeNetwork;
+use limpet_core::pull_rate::PullPace;
 use limpet_host::cgroup::{CgroupDriver, CgroupError, Cgroups};
 use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
@@ -128,13 +129,15 @@ impl ContainerdExecutor {
             containers: Containers::new(client.clone(), containers),
             images: Images::new(client.clone(), images),
             sandboxes: Sandboxes::open(&config.run_dir).await?,
-            cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit).await?,
+            cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit, config.cpu_quotas)
+                .await?,
             accounts: AccountsCache::default(),
             contexts: container_contexts(),
             logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
             getter: HttpGetter::default(),
             starts: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             pulls: Semaphore::new(config.max_parallel_pulls),
+            pull_pace: config.pull_rate.map(|rate| Mutex::new(PullPace::new(rate))),
             pull_records: PullRecords::default(),
             config,
             node,

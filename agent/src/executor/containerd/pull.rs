@@ -1,6 +1,6 @@
 //! The pull of a pod's image, and how its progress is reported: the pod's note at once, events when it takes long.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -36,6 +36,7 @@ impl ContainerdExecutor {
         let asked = Instant::now();
         // Never closed; without a permit the pull continues nevertheless.
         let _permit = self.pulls.acquire().await.ok();
+        self.await_pull_rate().await;
         let began = Instant::now();
         let pulled = self.timed("pull_image", self.pull_in_sight(pod, slot, reference, access)).await;
         let PulledNow { image, with } = match pulled {
@@ -55,6 +56,13 @@ impl ContainerdExecutor {
         let message = pulled_message(reference, took, waited, image.size);
         self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulled", message);
         Ok(image)
+    }
+
+    /// Waits until another pull may begin. kubelet fails it: here the pod starts without a back-off.
+    async fn await_pull_rate(&self) {
+        let Some(pace) = &self.pull_pace else { return };
+        let begin = pace.lock().unwrap_or_else(PoisonError::into_inner).next(Instant::now().into_std());
+        tokio::time::sleep_until(begin.into()).await;
     }
 
     /// Writes down that the image is being pulled, before anything of it can be here. What a pod without credentials of

@@ -30,6 +30,7 @@ impl Tree {
             hierarchies: Hierarchies::of(&mountinfo),
             layout: Layout::new(driver, Path::new("/")),
             pod_pids_limit: None,
+            cpu_quotas: limpet_model::pod::compute_resources::CpuQuotas::default(),
             huge_page_sizes: Vec::new(),
             systemd: None,
             burstable: Mutex::default(),
