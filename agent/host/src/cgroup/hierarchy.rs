@@ -49,7 +49,7 @@ impl Hierarchies {
     pub(super) fn find() -> Result<Self, CgroupError> {
         let path = Path::new("/proc/self/mountinfo");
         let mounts = mount_table::mounts().map_err(|source| CgroupError::file("read", path, source))?;
-        let mut found = Self { mounted: hierarchies(mounts), unified_controllers: BTreeSet::new() };
+        let mut found = Self { mounted: in_use(mounts), unified_controllers: BTreeSet::new() };
         let Some(first) = found.mounted.first() else { return Err(CgroupError::NotMounted) };
         if found.is_v2() {
             let path = first.mount_point.join("cgroup.controllers");
@@ -91,6 +91,18 @@ impl Hierarchies {
     }
 }
 
+/// The hierarchies in which pods' groups are: where `/sys/fs/cgroup` is v2, that one alone. By that the OCI runtime and
+/// systemd decide, too; a v1 hierarchy beside it is a single program's, as `net_cls` for VPN clients.
+fn in_use(mounts: Vec<Mount>) -> Vec<Hierarchy> {
+    // The last mount at a path covers those before it.
+    let root = mounts.iter().rev().find(|mount| mount.point == Path::new("/sys/fs/cgroup"));
+    let v2 = root.filter(|root| root.file_system == "cgroup2").map(|root| root.device.clone());
+    match v2 {
+        Some(device) => hierarchies(mounts.into_iter().filter(|mount| mount.device == device).collect()),
+        None => hierarchies(mounts),
+    }
+}
+
 /// The cgroup mounts among `mounts`, each hierarchy once.
 fn hierarchies(mounts: Vec<Mount>) -> Vec<Hierarchy> {
     let mut seen = BTreeSet::new();
@@ -114,7 +126,7 @@ fn hierarchies(mounts: Vec<Mount>) -> Vec<Hierarchy> {
 impl Hierarchies {
     /// Those of a `mountinfo`, for tests.
     pub(super) fn of(mountinfo: &str) -> Self {
-        Self { mounted: hierarchies(mount_table::parse(mountinfo.as_bytes())), unified_controllers: BTreeSet::new() }
+        Self { mounted: in_use(mount_table::parse(mountinfo.as_bytes())), unified_controllers: BTreeSet::new() }
     }
 }
 
@@ -136,6 +148,24 @@ mod tests {
 34 25 0:30 / /sys/fs/cgroup rw,nosuid,relatime shared:4 - cgroup2 cgroup2 rw,nsdelegate
 35 25 0:30 / /mnt/again rw,relatime - cgroup2 cgroup2 rw
 ";
+
+    /// As VPN clients mount it, inside and before the unified one.
+    const NET_CLS: [&str; 2] = [
+        "36 34 0:31 / /sys/fs/cgroup/net_cls rw,relatime - cgroup net_cls rw,net_cls\n",
+        "24 1 0:31 / /run/net_cls rw,relatime - cgroup net_cls rw,net_cls\n",
+    ];
+
+    #[test]
+    fn a_v1_hierarchy_beside_v2_is_not_used() {
+        for mountinfo in [format!("{V2}{}", NET_CLS[0]), format!("{}{V2}", NET_CLS[1])] {
+            let found = Hierarchies::of(&mountinfo);
+            assert!(found.is_v2(), "{mountinfo}");
+            assert_eq!(found.all_paths(Path::new("kubepods")), [Path::new("/sys/fs/cgroup/kubepods")], "{mountinfo}");
+            assert!(found.controllers().is_empty(), "{mountinfo}");
+        }
+        // v1 over which nothing else is mounted stays v1.
+        assert!(!Hierarchies::of(&format!("{}{V1}{UNIFIED}", NET_CLS[1])).is_v2());
+    }
 
     #[test]
     fn versions_are_distinguished() {
