@@ -29,6 +29,7 @@ use self::limits::{GroupLimits, HUGE_PAGES_CONTROLLER, REQUIRED_CONTROLLERS};
 pub use self::memory_alarm::MemoryAlarm;
 pub use self::reserved::ReservedLimits;
 use crate::huge_pages;
+use crate::proc_files;
 use crate::process;
 use limpet_model::pod::compute_resources::{CgroupLimits, CpuQuotas, cpu_shares, pod_cpu_request, pod_limits};
 use limpet_model::pod::huge_pages::requests;
@@ -117,7 +118,7 @@ impl Cgroups {
             }),
         };
         let shared = &cgroups.shared;
-        let cpus = std::thread::available_parallelism().map_or(1, |count| count.get() as i64);
+        let cpus = i64::from(proc_files::online_cpus());
         let best_effort = shared.layout.level(QosClass::BestEffort);
         // The burstable level keeps its weight until its pods are known: a restart must not starve running pods.
         let burstable = shared.layout.level(QosClass::Burstable);

@@ -45,6 +45,22 @@ fn parse_memory(text: &str) -> Option<MemoryInfo> {
     })
 }
 
+/// The node's processors that are online; those that this process may use may be fewer.
+pub fn online_cpus() -> u32 {
+    let listed = fs::read_to_string("/sys/devices/system/cpu/online").ok();
+    let own = || std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX));
+    listed.and_then(|list| count_cpus(&list)).unwrap_or_else(own)
+}
+
+/// How many processors a list as `0-3,6` has.
+fn count_cpus(list: &str) -> Option<u32> {
+    let count = |range: &str| -> Option<u32> {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        last.parse::<u32>().ok()?.checked_sub(first.parse().ok()?)?.checked_add(1)
+    };
+    list.trim().split(',').try_fold(0_u32, |sum, range| sum.checked_add(count(range)?))
+}
+
 /// The node's process ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessIds {
@@ -188,6 +204,23 @@ mod tests {
         let small = MemoryInfo { total: 1_024, ..MemoryInfo::default() };
         assert_eq!(parse_memory("MemTotal: 1 kB\n"), Some(small), "a kernel without swap and huge pages");
         assert_eq!(parse_memory(""), None);
+    }
+
+    #[test]
+    fn processors_are_the_machines_and_not_only_those_of_this_process() {
+        let stat = fs::read_to_string("/proc/stat").unwrap();
+        let all = stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count();
+        let bound = std::thread::spawn(|| {
+            let mut first = rustix::thread::CpuSet::new();
+            let own = rustix::thread::sched_getaffinity(None).unwrap();
+            first.set((0..rustix::thread::CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).unwrap());
+            rustix::thread::sched_setaffinity(None, &first).unwrap();
+            (std::thread::available_parallelism().unwrap().get(), online_cpus())
+        });
+        assert_eq!(bound.join().unwrap(), (1, all as u32));
+        for (list, count) in [("0\n", Some(1)), ("0-3\n", Some(4)), ("0-1,4,6-7", Some(5)), ("", None), ("3-1", None)] {
+            assert_eq!(count_cpus(list), count, "{list:?}");
+        }
     }
 
     #[test]

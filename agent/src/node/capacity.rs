@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::config::{Config, Reservation};
 use limpet_core::eviction::Signal;
 use limpet_host::cgroup::{AllPodsLimits, ReservedLimits};
-use limpet_host::proc_files::ProcessIds;
+use limpet_host::proc_files::{self, ProcessIds};
 use limpet_host::{blocking, file_system};
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::downward::NodeLimits;
@@ -40,7 +40,7 @@ impl Capacity {
 
     /// Of a node of that many bytes of memory, of disk and, by their size, pages.
     pub fn of(config: &Config, memory: u64, disk: u64, huge_pages: &BTreeMap<u64, u64>) -> Self {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let cpus = u64::from(proc_files::online_cpus());
         let mut all = Requests::default();
         all[Resource::Cpu] = Amount::from_units(cpus);
         all[Resource::Memory] = Amount::from_units(memory);
