@@ -1,11 +1,13 @@
 //! Slices by systemd's D-Bus interface (org.freedesktop.systemd1(5)).
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use serde::Serialize;
 use zbus::wire::{OwnedObjectPath, Type, Variant};
-use zbus::{Connection, MatchRule, MessageStream};
+use zbus::{Connection, MatchRule, MessageStream, fdo};
 
 use super::CgroupError;
 use super::limits::Property;
@@ -14,45 +16,83 @@ const BUS_NAME: &str = "org.freedesktop.systemd1";
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const INTERFACE: &str = "org.freedesktop.systemd1.Manager";
 
-/// How long systemd may take over one slice.
+/// How long systemd may take over one slice, a restart of the bus included.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Properties as `StartTransientUnit` and `SetUnitProperties` take them.
 type Properties = Vec<(&'static str, Variant<'static>)>;
 
-/// A connection to the system's manager.
+/// The first pause before the bus is called again, and the longest; each is twice the one before.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
+/// The system's manager, on a connection that is made again when the bus was restarted.
 #[derive(Debug)]
 pub(super) struct Manager {
-    connection: Connection,
+    /// Where the bus listens; `None`: the system bus.
+    address: Option<String>,
+    connection: Mutex<Option<Connection>>,
 }
 
 impl Manager {
     /// Connects to the system bus, and subscribes to the end of jobs.
     pub(super) async fn connect() -> Result<Self, CgroupError> {
-        in_time("reach", BUS_NAME, async { Self::over(Connection::system().await?).await }).await
+        let manager = Self::at(None);
+        in_time("reach", BUS_NAME, async { manager.connected().await.map(drop) }).await?;
+        Ok(manager)
     }
 
-    async fn over(connection: Connection) -> zbus::Result<Self> {
-        let manager = Self { connection };
-        manager.call("Subscribe", &()).await?;
-        Ok(manager)
+    fn at(address: Option<String>) -> Self {
+        Self { address, connection: Mutex::default() }
+    }
+
+    /// The connection, made again if it was lost.
+    async fn connected(&self) -> zbus::Result<Connection> {
+        let held = self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(connection) = held.filter(|connection| !connection.is_closed()) {
+            return Ok(connection);
+        }
+        let connection = match &self.address {
+            None => Connection::system().await?,
+            Some(address) => zbus::connection::Builder::address(address.as_str()).build().await?,
+        };
+        call(&connection, "Subscribe", &()).await?;
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// Does `work` on the connection, again and again while the bus is away or systemd has not come back to it.
+    async fn persist<T, W: Future<Output = zbus::Result<T>>>(&self, work: impl Fn(Connection) -> W) -> zbus::Result<T> {
+        let (mut pause, longest) = PAUSES;
+        loop {
+            let error = match self.connected().await {
+                Ok(connection) => match work(connection.clone()).await {
+                    Err(error) if connection.is_closed() || is_away(&error) => error,
+                    outcome => return outcome,
+                },
+                Err(error) => error,
+            };
+            tracing::debug!(%error, "the bus of systemd is away; calling it again");
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(longest);
+        }
     }
 
     /// Creates a slice with these properties, or changes those of an existing one.
     pub(super) async fn ensure(&self, unit: &str, exists: bool, properties: &[Property]) -> Result<(), CgroupError> {
-        if exists {
-            return in_time("change", unit, self.change(unit, properties)).await;
-        }
-        let auxiliary: Vec<(&str, Properties)> = Vec::new();
-        let body = (unit, "replace", new_unit(unit, properties), auxiliary);
-        let start = async {
-            match self.job("StartTransientUnit", &body).await {
-                // Created since `exists` was read, by a unit started below it.
-                Err(error) if is(&error, "UnitExists") => self.change(unit, properties).await,
+        let properties_of_new = new_unit(unit, properties);
+        let work = async |connection: Connection| {
+            if exists {
+                return change(&connection, unit, properties).await;
+            }
+            let auxiliary: Vec<(&str, Properties)> = Vec::new();
+            let body = (unit, "replace", properties_of_new.clone(), auxiliary);
+            match job(&connection, "StartTransientUnit", &body).await {
+                // Created since `exists` was read, by a unit started below it, or by a call whose answer was lost.
+                Err(error) if is(&error, "UnitExists") => change(&connection, unit, properties).await,
                 outcome => outcome,
             }
         };
-        in_time("start", unit, start).await
+        in_time(if exists { "change" } else { "start" }, unit, self.persist(work)).await
     }
 
     /// Moves a process into its own scope, in a slice.
@@ -60,57 +100,80 @@ impl Manager {
         let mut properties = new_unit(unit, &[]);
         properties.push(("Slice", Variant::from(slice.to_owned())));
         properties.push(("PIDs", Variant::from(vec![pid])));
-        let auxiliary: Vec<(&str, Properties)> = Vec::new();
-        let body = (unit, "replace", properties, auxiliary);
-        in_time("start", unit, self.job("StartTransientUnit", &body)).await
+        let tried = AtomicBool::new(false);
+        let work = async |connection: Connection| {
+            let auxiliary: Vec<(&str, Properties)> = Vec::new();
+            let body = (unit, "replace", properties.clone(), auxiliary);
+            let again = tried.swap(true, Ordering::Relaxed);
+            match job(&connection, "StartTransientUnit", &body).await {
+                // The call before was done, and its answer was lost with the bus.
+                Err(error) if again && is(&error, "UnitExists") => Ok(()),
+                outcome => outcome,
+            }
+        };
+        in_time("start", unit, self.persist(work)).await
     }
 
     /// Stops a slice and all that is left in it; a missing one counts as stopped.
     pub(super) async fn stop(&self, unit: &str) -> Result<(), CgroupError> {
-        let stop = async {
-            match self.job("StopUnit", &(unit, "replace")).await {
-                Err(error) if is(&error, "NoSuchUnit") => Ok(()),
-                outcome => outcome,
-            }
+        let work = async |connection: Connection| match job(&connection, "StopUnit", &(unit, "replace")).await {
+            Err(error) if is(&error, "NoSuchUnit") => Ok(()),
+            outcome => outcome,
         };
-        in_time("stop", unit, stop).await
+        in_time("stop", unit, self.persist(work)).await
     }
+}
 
-    /// Changes a slice until the next boot: limpet's slices do not outlive it.
-    async fn change(&self, unit: &str, properties: &[Property]) -> zbus::Result<()> {
-        self.call("SetUnitProperties", &(unit, true, variants(properties))).await.map(drop)
-    }
+/// Changes a slice until the next boot: limpet's slices do not outlive it.
+async fn change(connection: &Connection, unit: &str, properties: &[Property]) -> zbus::Result<()> {
+    call(connection, "SetUnitProperties", &(unit, true, variants(properties))).await.map(drop)
+}
 
-    /// Calls a method that starts a job, and waits until the job is done.
-    async fn job(&self, method: &'static str, body: &(impl Serialize + Type)) -> zbus::Result<()> {
-        let rule = MatchRule::builder()
-            .msg_type(zbus::message::Type::Signal)
-            .sender(BUS_NAME)
-            .interface(INTERFACE)
-            .member("JobRemoved")
-            .path(OBJECT)
-            .build()?;
-        // Subscribed before the call: the job may be done before its reply is read.
-        let mut ended = MessageStream::for_match_rule(rule, &self.connection, None).await?;
-        let reply = self.call(method, body).await?;
-        let job: OwnedObjectPath = reply.body().deserialize()?;
-        while let Some(signal) = ended.next().await {
-            let signal = signal?;
-            let (_id, path, _unit, result): (u32, OwnedObjectPath, String, String) = signal.body().deserialize()?;
-            if path == job {
-                return if result == "done" {
-                    Ok(())
-                } else {
-                    Err(zbus::Error::Failure(format!("the job ended as {result}")))
-                };
-            }
+/// Calls a method that starts a job, and waits until the job is done.
+async fn job(connection: &Connection, method: &'static str, body: &(impl Serialize + Type)) -> zbus::Result<()> {
+    let rule = MatchRule::builder()
+        .msg_type(zbus::message::Type::Signal)
+        .sender(BUS_NAME)
+        .interface(INTERFACE)
+        .member("JobRemoved")
+        .path(OBJECT)
+        .build()?;
+    // Subscribed before the call: the job may be done before its reply is read.
+    let mut ended = MessageStream::for_match_rule(rule, connection, None).await?;
+    let reply = call(connection, method, body).await?;
+    let job: OwnedObjectPath = reply.body().deserialize()?;
+    while let Some(signal) = ended.next().await {
+        let signal = signal?;
+        let (_id, path, _unit, result): (u32, OwnedObjectPath, String, String) = signal.body().deserialize()?;
+        if path == job {
+            return if result == "done" {
+                Ok(())
+            } else {
+                Err(zbus::Error::Failure(format!("the job ended as {result}")))
+            };
         }
-        Err(zbus::Error::Failure("the connection to the bus was lost".to_owned()))
     }
+    Err(zbus::Error::Failure("the connection to the bus was lost".to_owned()))
+}
 
-    async fn call(&self, method: &'static str, body: &(impl Serialize + Type)) -> zbus::Result<zbus::Message> {
-        self.connection.call_method(Some(BUS_NAME), OBJECT, Some(INTERFACE), method, body).await
-    }
+async fn call(
+    connection: &Connection,
+    method: &'static str,
+    body: &(impl Serialize + Type),
+) -> zbus::Result<zbus::Message> {
+    connection.call_method(Some(BUS_NAME), OBJECT, Some(INTERFACE), method, body).await
+}
+
+/// Whether the bus has no systemd, as for a moment after its restart.
+fn is_away(error: &zbus::Error) -> bool {
+    let zbus::Error::FDO(error) = error else { return false };
+    matches!(
+        **error,
+        fdo::Error::ServiceUnknown(_)
+            | fdo::Error::NameHasNoOwner(_)
+            | fdo::Error::NoReply(_)
+            | fdo::Error::Disconnected(_)
+    )
 }
 
 /// Whether systemd answered with this error.

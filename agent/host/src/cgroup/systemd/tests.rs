@@ -22,16 +22,31 @@ impl Bus {
     fn start(name: &str) -> Option<Self> {
         let directory = std::env::temp_dir().join(format!("limpet-bus-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
-        let listen = format!("unix:path={}", directory.join("bus").display());
+        let address = format!("unix:path={}", directory.join("bus").display());
+        let daemon = Self::daemon(&address)?;
+        Some(Self { daemon, directory, address })
+    }
+
+    /// Returns once it listens.
+    fn daemon(address: &str) -> Option<Child> {
         let mut daemon = need::program("dbus-daemon")?
-            .args(["--session", "--nofork", "--print-address=1", "--address", &listen])
+            .args(["--session", "--nofork", "--print-address=1", "--address", address])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut address = String::new();
         let output = daemon.stdout.take().unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut address).unwrap();
-        Some(Self { daemon, directory, address: address.trim().to_owned() })
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut String::new()).unwrap();
+        Some(daemon)
+    }
+
+    fn stop(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+        std::fs::remove_file(self.directory.join("bus")).unwrap();
+    }
+
+    fn start_again(&mut self) {
+        self.daemon = Self::daemon(&self.address).unwrap();
     }
 
     async fn connect(&self) -> Connection {
@@ -125,9 +140,8 @@ async fn slices_are_started_changed_and_stopped() {
     let calls = Calls::default();
     let server = bus.connect().await;
     let answering = tokio::spawn(script(server.clone(), calls.clone()));
-    let client = bus.connect().await;
-    wait_for_name(&client).await;
-    let manager = Manager::over(client).await.unwrap();
+    wait_for_name(&bus.connect().await).await;
+    let manager = Manager::at(Some(bus.address.clone()));
     let weight = [Property::Number("CPUWeight", 39)];
     manager.ensure("a.slice", false, &weight).await.unwrap();
     manager.ensure("a.slice", true, &weight).await.unwrap();
@@ -149,6 +163,31 @@ async fn slices_are_started_changed_and_stopped() {
         "StartTransientUnit bad.slice replace 39",
     ];
     assert_eq!(*calls.lock().unwrap(), wanted);
+    answering.abort();
+}
+
+#[tokio::test]
+async fn a_restart_of_the_bus_is_survived() {
+    let Some(mut bus) = Bus::start("restart") else { return };
+    let calls = Calls::default();
+    let answering = tokio::spawn(script(bus.connect().await, calls.clone()));
+    wait_for_name(&bus.connect().await).await;
+    let manager = Manager::at(Some(bus.address.clone()));
+    let weight = [Property::Number("CPUWeight", 39)];
+    manager.ensure("a.slice", false, &weight).await.unwrap();
+    bus.stop();
+    answering.await.unwrap();
+    calls.lock().unwrap().clear();
+    // Called while there is no bus, and then none with systemd on it.
+    let back = async {
+        bus.start_again();
+        let server = bus.connect().await;
+        tokio::spawn(script(server, calls.clone()))
+    };
+    let (ended, answering) = tokio::join!(manager.stop("a.slice"), back);
+    ended.unwrap();
+    manager.ensure("a.slice", false, &weight).await.unwrap();
+    assert_eq!(*calls.lock().unwrap(), ["Subscribe", "StopUnit a.slice", "StartTransientUnit a.slice replace 39"]);
     answering.abort();
 }
 
