@@ -1,6 +1,7 @@
 //! Runs a program of the node once: CNI plugins, credential providers, mount tools; with standard input, bounded output and
 //! a deadline.
 
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -50,13 +51,70 @@ pub(crate) async fn find(name: &str, dirs: &[PathBuf]) -> io::Result<Option<Path
     .await
 }
 
-/// Runs `command` with `input` on its standard input, in its own process group. What the command does not set of the
-/// environment is the agent's own: plugins search `PATH` for programs. After `deadline` it is killed with all its child
+/// What programs get of the agent's environment: where they find programs and certificates, by which proxy they leave, and
+/// in which language and time zone they write.
+const PASSED_ON: [&str; 17] = [
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "LD_LIBRARY_PATH",
+    "XTABLES_LIBDIR",
+    "XTABLES_LOCKFILE",
+];
+
+/// What systemd gives a service for itself: with some of it a program could speak for the agent.
+const OF_THE_SERVICE: [&str; 12] = [
+    "NOTIFY_SOCKET",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "LISTEN_PID",
+    "WATCHDOG_PID",
+    "WATCHDOG_USEC",
+    "CREDENTIALS_DIRECTORY",
+    "FDSTORE",
+    "INVOCATION_ID",
+    "JOURNAL_STREAM",
+    "MAINPID",
+    "MEMORY_PRESSURE_WATCH",
+];
+
+/// Whether every program gets the variable.
+fn is_passed_on(name: &OsStr) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    name.starts_with("LC_") || PASSED_ON.iter().any(|known| known.eq_ignore_ascii_case(name))
+}
+
+/// The agent's environment, for programs that take their configuration from it: all but what is the service's own.
+pub fn whole_environment() -> impl Iterator<Item = (OsString, OsString)> {
+    std::env::vars_os().filter(|(name, _)| OF_THE_SERVICE.iter().all(|of_service| name != of_service))
+}
+
+/// Leaves the command what it sets itself, and what every program gets.
+fn narrow_environment(command: &mut std::process::Command) {
+    let set: Vec<OsString> = command.get_envs().map(|(name, _)| name.to_owned()).collect();
+    let others = std::env::vars_os().map(|(name, _)| name).filter(|name| !set.contains(name) && !is_passed_on(name));
+    others.for_each(|name| _ = command.env_remove(name));
+}
+
+/// Runs `command` with `input` on its standard input, in its own process group. Of the agent's environment it gets a few
+/// variables: plugins search `PATH` for programs. After `deadline` it is killed with all its child
 /// processes.
 ///
 /// # Errors
 /// The program could not be run, printed more than 1 MiB, or took too long (`TimedOut`).
 pub async fn run(mut command: Command, input: &[u8], deadline: Duration) -> io::Result<Output> {
+    narrow_environment(command.as_std_mut());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0).kill_on_drop(true);
     let program = PathBuf::from(command.as_std().get_program());
     // It returns once the executable was read from its file system.
@@ -136,6 +194,23 @@ mod tests {
         let output = sh("echo $CNI_COMMAND; echo log >&2; exit 3", LONG).await.unwrap();
         assert!(!output.success && output.code == Some(3));
         assert_eq!((output.stdout.as_slice(), output.stderr.as_slice()), (&b"ADD\n"[..], &b"log\n"[..]));
+    }
+
+    #[tokio::test]
+    async fn a_program_gets_little_of_the_environment() {
+        // Set by cargo for the process of the test, as an operator may set a token for the agent.
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+        let output = sh("echo ${CARGO_MANIFEST_DIR-none} $CNI_COMMAND ${PATH:+path}", LONG).await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "none ADD path\n");
+        let mut command = Command::new("/bin/sh");
+        command.envs(whole_environment());
+        let output = run(command, b"echo ${CARGO_MANIFEST_DIR:+set}", LONG).await.unwrap();
+        assert_eq!(output.stdout, b"set\n");
+        for (name, passed) in
+            [("PATH", true), ("https_proxy", true), ("LC_TIME", true), ("NOTIFY_SOCKET", false), ("TOKEN", false)]
+        {
+            assert_eq!(is_passed_on(OsStr::new(name)), passed, "{name}");
+        }
     }
 
     #[tokio::test]

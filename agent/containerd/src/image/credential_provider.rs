@@ -68,6 +68,8 @@ impl CredentialProvider {
 
     fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
+        // As under kubelet: providers of clouds are configured by the environment.
+        command.envs(program::whole_environment());
         command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
