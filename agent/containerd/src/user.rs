@@ -48,7 +48,7 @@ pub enum UserError {
     /// Not a user or group id.
     #[error("{field} {value} is not between 0 and 2147483647")]
     Range {
-        /// The Pod's field.
+        /// The Pod's field, or what it is of the image.
         field: &'static str,
         /// Its value.
         value: i64,
@@ -98,11 +98,13 @@ pub fn resolve(request: &UserRequest, passwd: Option<&str>, group: Option<&str>)
         (None, User::Id(uid)) => uid,
         (None, User::Name(name)) => return Err(UserError::NoUser(name.to_owned())),
     };
+    let uid = id("the image's user", i64::from(uid))?;
     let gid = match (request.run_as_group, image_group) {
         (Some(gid), _) => id("runAsGroup", gid)?,
         (None, Some(name)) => group_id(name, group)?,
         (None, None) => entry.as_ref().map_or(0, |entry| entry.gid),
     };
+    let gid = id("the image's group", i64::from(gid))?;
     let mut groups = vec![gid];
     for gid in &request.groups {
         groups.push(id("supplementalGroups", *gid)?);
@@ -155,7 +157,7 @@ impl<'a> User<'a> {
 }
 
 fn id(field: &'static str, value: i64) -> Result<u32, UserError> {
-    // Kubernetes' limit: some APIs use signed ids.
+    // Kubernetes' and runc's limit: some APIs use signed ids, and for the system calls the highest number is "do not change".
     i32::try_from(value).ok().and_then(|value| u32::try_from(value).ok()).ok_or(UserError::Range { field, value })
 }
 

@@ -100,6 +100,15 @@ fn ids_out_of_range_are_refused() {
         let wrong = UserRequest { groups: vec![value], ..UserRequest::default() };
         assert!(resolve(&wrong, None, None).is_err());
     }
+    // To the kernel the highest number says "do not change": the process would stay root.
+    for image_user in ["4294967295", "2147483648", "0:4294967295", "odd", "1:odd"] {
+        let request = UserRequest { image_user: image_user.to_owned(), ..UserRequest::default() };
+        let accounts = (Some("odd:x:4294967295:1::/:\n"), Some("odd:x:4294967295:\n"));
+        let refused = resolve(&request, accounts.0, accounts.1).unwrap_err().to_string();
+        assert!(refused.contains("is not between 0 and 2147483647"), "{image_user}: {refused}");
+    }
+    let most = UserRequest { image_user: "2147483647:2147483647".to_owned(), ..UserRequest::default() };
+    assert!(resolve(&most, None, None).is_ok());
 }
 
 #[test]
