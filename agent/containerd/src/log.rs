@@ -3,6 +3,7 @@
 //! The writer is a process beside each container (`writer`); the agent only reads, and only on request. Both use kubelet's
 //! layout and the CRI line format, so log collectors for kubelet find and read them.
 
+mod directory;
 mod entry;
 pub mod follow;
 pub mod paths;

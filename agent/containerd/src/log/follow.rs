@@ -4,10 +4,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::io::Errno;
+use rustix::fs::FlockOperation;
 use tokio::time::timeout;
 
+use super::directory::open_file;
 use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
 
@@ -66,8 +66,8 @@ pub async fn wait_for_writer(path: &Path) {
 async fn writer_exited(path: &Path) -> bool {
     let file = path.to_owned();
     let locked = blocking::run(path.to_owned(), blocking::DEADLINE, move |_| {
-        rustix::fs::open(&file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .and_then(|file| rustix::fs::flock(file, FlockOperation::NonBlockingLockShared))
+        let file = open_file(&file)?;
+        Ok::<_, io::Error>(rustix::fs::flock(file, FlockOperation::NonBlockingLockShared)?)
     });
-    !matches!(locked.await, Ok(Err(Errno::WOULDBLOCK)))
+    !matches!(locked.await, Ok(Err(error)) if error.kind() == io::ErrorKind::WouldBlock)
 }

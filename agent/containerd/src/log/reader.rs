@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures_util::{Stream, TryFutureExt as _};
 use tokio::sync::watch;
 
+use super::directory::open_file;
 use super::entry::LogStream;
 use super::follow::{LogWatch, wait_for_writer};
 use super::paths::{among_generations, generations};
@@ -289,7 +290,7 @@ fn successor(names: &[PathBuf], current: (u64, u64)) -> io::Result<Option<File>>
     let mut oldest = None;
     let mut found = false;
     for path in names {
-        let file = match File::open(path) {
+        let file = match open_file(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
         };

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use super::directory::open_file;
 use super::entry::{Entry, HEADER_LIMIT, LogStream};
 use super::paths::among_generations;
 use super::reader::ReadOptions;
@@ -24,7 +25,7 @@ fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<(File, u64)> 
     let mut count = Backwards { wanted: options.tail_lines, stream: options.stream, found: 0 };
     let mut oldest = None;
     for file in files.iter().rev() {
-        let file = match File::open(file) {
+        let file = match open_file(file) {
             // Removed by a rotation since it was listed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,

@@ -1,17 +1,17 @@
 //! The file of a container's log: opens, appends and rotates it, and handles a full disk.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, RawDir};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
-use super::stamp::{Stamp, digits};
+use super::stamp::{LAST_SECOND, Stamp, digits, second_of_suffix};
 use crate::log::LogRotation;
+use crate::log::directory::{self, BELOW, DIRECTORY};
 
 /// The newest file of one container's log.
 ///
@@ -26,9 +26,15 @@ pub(super) struct LogFile {
     /// The file ends with a partial line: the next write starts a new one.
     torn: bool,
     lost: LostLines,
-    /// Second and number of the newest rotated file.
-    last_rotation: Option<([u8; 15], i64)>,
+    /// The name of the newest rotated file.
+    last_rotation: Option<Rotation>,
 }
+
+/// The name of a rotated file, in the order of age: its second, and its number within that.
+type Rotation = (i64, i64);
+
+/// The highest number of a second.
+const LAST_NUMBER: i64 = 999;
 
 /// Lines that could not be written since the last successful write.
 #[derive(Debug, Default)]
@@ -104,34 +110,20 @@ impl LogFile {
 
     fn reopen(&mut self) -> Result<(), Errno> {
         self.file = None;
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let mode = Mode::from_raw_mode(0o640);
-        let file = match rustix::fs::open(&self.path, flags, mode) {
-            Err(Errno::NOENT) => {
-                let parent = self.path.parent().unwrap_or(Path::new("/"));
-                std::fs::DirBuilder::new()
-                    .recursive(true)
-                    .mode(0o755)
-                    .create(parent)
-                    .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-                rustix::fs::open(&self.path, flags, mode)?
-            }
+        let name = self.path.file_name().ok_or(Errno::INVAL)?;
+        let directory = match directory::open(&self.path) {
+            Err(Errno::NOENT) => directory::make(&self.path)?,
             other => other?,
         };
+        // Opening a FIFO would wait for its reader.
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::NONBLOCK | BELOW;
+        let file = rustix::fs::openat(&directory, name, flags, Mode::from_raw_mode(0o640))?;
         // The lock only shows readers that the writer is running; without it they wait a little longer.
         self.locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK);
         self.size = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
-        self.torn = self.size > 0 && !self.ends_with_newline();
+        self.torn = self.size > 0 && !ends_with_newline(&directory, name, self.size);
         self.file = Some(file);
         Ok(())
-    }
-
-    /// Whether the existing file ends with a whole line; after a power cut it may not.
-    fn ends_with_newline(&self) -> bool {
-        let mut last = [0];
-        rustix::fs::open(&self.path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .and_then(|file| rustix::io::pread(file, &mut last, self.size - 1))
-            .is_ok_and(|_| last == *b"\n")
     }
 
     /// Writes all of `bytes`, or returns how much was written and the error.
@@ -161,40 +153,43 @@ impl LogFile {
     /// Renames the file as kubelet does, starts a new one and removes the oldest.
     /// A failed rename changes nothing: the file keeps growing and no line is lost.
     fn rotate(&mut self, stamp: &Stamp) {
-        let Some(target) = self.rotated_path(stamp) else { return };
-        if rustix::fs::rename(&self.path, &target).is_err() {
+        let Some(name) = self.path.file_name().map(OsStr::to_owned) else { return };
+        let Ok(directory) = directory::open(&self.path) else { return };
+        let Some(target) = self.rotated_name(&directory, &name, stamp) else { return };
+        if rustix::fs::renameat(&directory, &name, &directory, &target).is_err() {
             return;
         }
         // A failure to open the new file is detected and counted by the next write.
         let _ = self.reopen();
-        self.prune();
+        self.prune(&directory, &name);
     }
 
     /// `0.log.20260102-150405`; with `-001` and so on when several are rotated within a second, which sorts after it.
     ///
-    /// A name sorts after the one before it, also when the clock is set back: readers and `prune` sort by name, and the name
-    /// of a removed file is not reused. `None`: too many for one second, the file grows until the next.
-    fn rotated_path(&mut self, stamp: &Stamp) -> Option<PathBuf> {
+    /// A name sorts after the one before it, also when the clock is set back, or so many are rotated that the names run ahead
+    /// of it: readers and `prune` sort by name, and the name of a removed file is not reused. `None`: there is no later name.
+    fn rotated_name(&mut self, directory: &OwnedFd, name: &OsStr, stamp: &Stamp) -> Option<OsString> {
+        let mut last = self.last_rotation.or_else(|| newest(directory, name.as_bytes()));
         loop {
-            let now = (stamp.file_suffix(), 0);
-            self.last_rotation = match self.last_rotation {
-                Some((suffix, number)) if suffix >= now.0 && number < 999 => (suffix, number + 1),
-                Some((suffix, _)) if suffix == now.0 => return None,
-                _ => now,
-            }
-            .into();
-            let (suffix, number) = self.last_rotation?;
-            let mut name = self.path.as_os_str().to_owned();
-            name.push(".");
-            name.push(OsStr::from_bytes(&suffix));
+            let (second, number) = match last {
+                Some((second, number)) if second >= stamp.second() && number < LAST_NUMBER => (second, number + 1),
+                Some((second, _)) if second >= LAST_SECOND => return None,
+                Some((second, _)) if second >= stamp.second() => (second + 1, 0),
+                _ => (stamp.second(), 0),
+            };
+            last = Some((second, number));
+            self.last_rotation = last;
+            let mut rotated = name.to_owned();
+            rotated.push(".");
+            rotated.push(OsStr::from_bytes(&Stamp::new(second, 0).file_suffix()));
             if number > 0 {
                 let mut ending = *b"-000";
                 digits(&mut ending[1..], number);
-                name.push(OsStr::from_bytes(&ending));
+                rotated.push(OsStr::from_bytes(&ending));
             }
             // A predecessor that crashed in the same second may have used it.
-            match rustix::fs::statat(CWD, &name, AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) => return Some(name.into()),
+            match rustix::fs::statat(directory, &rotated, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => return Some(rotated),
                 Err(_) => return None,
                 Ok(_) => {}
             }
@@ -202,15 +197,10 @@ impl LogFile {
     }
 
     /// Removes the oldest rotated files until, with the one being written, `max_files` are left.
-    fn prune(&self) {
-        let (Some(directory), Some(name)) = (self.path.parent(), self.path.file_name()) else { return };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    fn prune(&self, directory: &OwnedFd, name: &OsStr) {
         let keep = self.rotation.max_files.saturating_sub(1) as usize;
-        loop {
-            // Opened again for each pass: a raw directory can be read only once.
-            let Ok(directory) = rustix::fs::open(directory, flags, Mode::empty()) else { return };
-            let Some(oldest) = oldest_beyond(&directory, name.as_bytes(), keep) else { return };
-            if rustix::fs::unlinkat(&directory, oldest, AtFlags::empty()).is_err() {
+        while let Some(oldest) = oldest_beyond(directory, name.as_bytes(), keep) {
+            if rustix::fs::unlinkat(directory, oldest, AtFlags::empty()).is_err() {
                 return;
             }
         }
@@ -262,10 +252,42 @@ fn decimal(value: u64, buffer: &mut [u8; 20]) -> &[u8] {
     }
 }
 
+/// Whether the existing file ends with a whole line; after a power cut it may not.
+fn ends_with_newline(directory: &OwnedFd, name: &OsStr, size: u64) -> bool {
+    let mut last = [0];
+    rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::NONBLOCK | BELOW, Mode::empty())
+        .and_then(|file| rustix::io::pread(file, &mut last, size - 1))
+        .is_ok_and(|_| last == *b"\n")
+}
+
+/// The newest rotated file of `name`, by its name; `None`: there is none.
+fn newest(directory: &OwnedFd, name: &[u8]) -> Option<Rotation> {
+    let mut buffer = [MaybeUninit::uninit(); 2_048];
+    let listed = rustix::fs::openat(directory, ".", DIRECTORY, Mode::empty()).ok()?;
+    let mut entries = RawDir::new(listed, &mut buffer);
+    let mut newest = None;
+    while let Some(Ok(entry)) = entries.next() {
+        newest = newest.max(rotation(name, entry.file_name().to_bytes()));
+    }
+    newest
+}
+
+/// The rotation that `file` is the result of; `None`: it is no rotated file of `name`.
+fn rotation(name: &[u8], file: &[u8]) -> Option<Rotation> {
+    let (suffix, rest) = file.strip_prefix(name)?.strip_prefix(b".")?.split_first_chunk()?;
+    let number = match rest.strip_prefix(b"-") {
+        Some(number) => std::str::from_utf8(number.get(..3)?).ok()?.parse().ok()?,
+        None => 0,
+    };
+    Some((second_of_suffix(suffix)?, number))
+}
+
 /// The rotated file of `name` that sorts first, if there are more than `keep` of them.
 fn oldest_beyond(directory: &OwnedFd, name: &[u8], keep: usize) -> Option<std::ffi::CString> {
     let mut buffer = [MaybeUninit::uninit(); 2_048];
-    let mut entries = RawDir::new(directory, &mut buffer);
+    // Opened again for each pass: a raw directory can be read only once.
+    let listed = rustix::fs::openat(directory, ".", DIRECTORY, Mode::empty()).ok()?;
+    let mut entries = RawDir::new(listed, &mut buffer);
     let mut count = 0;
     let mut oldest: Option<std::ffi::CString> = None;
     while let Some(Ok(entry)) = entries.next() {

@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(super) const STAMP_LENGTH: usize = 30;
 
 /// The last second of the year 9999: later ones have no RFC 3339 form.
-const LAST_SECOND: i64 = 253_402_300_799;
+pub(super) const LAST_SECOND: i64 = 253_402_300_799;
 
 /// A timestamp in the format of log lines.
 #[derive(Debug, Clone)]
@@ -61,6 +61,11 @@ impl Stamp {
         &self.text
     }
 
+    /// The second after the epoch.
+    pub(super) fn second(&self) -> i64 {
+        self.seconds
+    }
+
     /// `20260102-150405`, kubelet's suffix of a rotated file.
     pub(super) fn file_suffix(&self) -> [u8; 15] {
         let mut suffix = *b"00000000-000000";
@@ -71,6 +76,20 @@ impl Stamp {
         }
         suffix
     }
+}
+
+/// The second of a file's suffix; `None`: it is no [`Stamp::file_suffix`].
+pub(super) fn second_of_suffix(suffix: &[u8; 15]) -> Option<i64> {
+    let number =
+        |range: std::ops::Range<usize>| -> Option<i64> { std::str::from_utf8(&suffix[range]).ok()?.parse().ok() };
+    let (year, month, day) = (number(0..4)?, number(4..6)?, number(6..8)?);
+    let (shifted_year, shifted_month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let (era, year_of_era) = (shifted_year.div_euclid(400), shifted_year.rem_euclid(400));
+    let day_of_year = (153 * shifted_month + 2) / 5 + day - 1;
+    let days = era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468;
+    let seconds = days * 86_400 + number(9..11)? * 3_600 + number(11..13)? * 60 + number(13..15)?;
+    // What is no date, as the 31st of February, comes back as another one.
+    (Stamp::new(seconds, 0).file_suffix() == *suffix).then_some(seconds)
 }
 
 /// Writes `value` into all of `buffer`, with leading zeros.
@@ -132,6 +151,19 @@ mod tests {
         let mut carry = Stamp::new(0, 99);
         carry.advance();
         assert_eq!(carry.text(), b"1970-01-01T00:00:00.000000100Z");
+    }
+
+    #[test]
+    fn a_suffix_has_its_second() {
+        for day in (0..60_000).step_by(7) {
+            let second = day * 86_400 + 86_399;
+            assert_eq!(second_of_suffix(&Stamp::new(second, 0).file_suffix()), Some(second));
+        }
+        for other in
+            [b"20260231-000000", b"20261301-000000", b"20260101-250000", b"20260101_000000", b"+0260101-000000"]
+        {
+            assert_eq!(second_of_suffix(other), None, "{}", String::from_utf8_lossy(other));
+        }
     }
 
     #[test]

@@ -337,3 +337,50 @@ impl Drop for SmallDisk {
         let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
     }
 }
+#[test]
+fn the_oldest_files_go_when_the_clock_was_set_back_for_long() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut file = LogFile::open(directory.path().join("0.log"), LogRotation { max_size: 1, max_files: 3 });
+    file.append(b"before\n", &Stamp::new(9_000, 0));
+    for number in 0..2_100 {
+        file.append(format!("{number}\n").as_bytes(), &Stamp::new(100, 0));
+    }
+    let contents = || -> Vec<_> {
+        let names = rotated(directory.path()).into_iter();
+        names.map(|name| fs::read_to_string(directory.path().join(name)).unwrap()).collect()
+    };
+    assert_eq!(contents(), ["2098\n", "2099\n"]);
+    // Another logger takes over.
+    drop(file);
+    let mut file = LogFile::open(directory.path().join("0.log"), LogRotation { max_size: 1, max_files: 3 });
+    file.append(b"after\n", &Stamp::new(100, 0));
+    assert_eq!(contents(), ["2099\n", "after\n"]);
+}
+
+#[test]
+fn a_symlink_instead_of_a_pods_directory_is_not_followed() {
+    for replaced in ["pods/web", "pods/web/main"] {
+        let directory = tempfile::tempdir().unwrap();
+        let elsewhere = directory.path().join("elsewhere");
+        fs::create_dir_all(elsewhere.join("main")).unwrap();
+        // Only what is below the directory of all pods counts: that may be on another disk.
+        fs::create_dir(directory.path().join("disk")).unwrap();
+        symlink("disk", directory.path().join("pods")).unwrap();
+        let path = directory.path().join("pods/web/main/0.log");
+        let mut file = LogFile::open(path.clone(), LogRotation { max_size: 1 << 20, max_files: 3 });
+        file.append(b"one\n", &Stamp::new(0, 0));
+        assert!(path.is_file());
+        fs::remove_dir_all(directory.path().join(replaced)).unwrap();
+        symlink(&elsewhere, directory.path().join(replaced)).unwrap();
+        file.append(b"two\n", &Stamp::new(0, 0));
+        assert!(file.has_losses());
+        let mut found = vec![elsewhere];
+        while let Some(place) = found.pop() {
+            for entry in fs::read_dir(place).unwrap().map(Result::unwrap) {
+                assert!(entry.file_type().unwrap().is_dir(), "{entry:?}");
+                found.push(entry.path());
+            }
+        }
+    }
+}
+
