@@ -193,6 +193,16 @@ impl Cgroups {
         Ok(())
     }
 
+    /// Counts a pod that was found running: its OOM kills from now on, and its part of its level's weight. The level keeps the
+    /// weight that it has until a pod's limits are set.
+    pub fn adopt_pod(&self, pod: &PodRecord) {
+        if qos_class(pod.spec()) == QosClass::Burstable {
+            let request = pod_cpu_request(pod.spec());
+            self.burstable_shares(|pods| _ = pods.insert(pod.uid.clone(), request));
+        }
+        self.begin_oom_account(&pod.uid);
+    }
+
     /// `linux.cgroupsPath` of a container in the driver's form.
     pub fn container_path(&self, pod: &PodRecord, container_id: &str) -> String {
         self.shared.layout.container_path(qos_class(pod.spec()), &pod.uid, container_id)

@@ -77,7 +77,7 @@ pub fn take_over(
     let known: HashSet<ContainerId> = instances(pod).map(|instance| instance.id.clone()).collect();
     let never_ran = adopt(pod, found, executor.processes(), now);
     let record = Arc::clone(&pod.record);
-    executor.begin_oom_account(&record.uid);
+    executor.adopt_pod(&record);
     let running = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
     for instance in running.filter(|instance| instance.is_running() && !known.contains(&instance.id)) {
         // What was killed before it was adopted has not ended it.

@@ -50,8 +50,8 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// How many processes of a container the OOM killer has killed, as far as the kernel counts them.
     fn oom_kills(&self, record: &PodRecord, id: &ContainerId) -> u64;
 
-    /// Accounts for OOM kills of the pod from now on.
-    fn begin_oom_account(&self, uid: &PodUid);
+    /// Counts a pod that was found running: its OOM kills from now on, and its part of what all pods have.
+    fn adopt_pod(&self, record: &PodRecord);
 
     /// The processes of the host.
     fn processes(&self) -> &dyn Processes;

@@ -305,7 +305,7 @@ impl Executor for FakeExecutor {
         self.world().oom_kills
     }
 
-    fn begin_oom_account(&self, _: &PodUid) {}
+    fn adopt_pod(&self, _: &PodRecord) {}
 
     fn processes(&self) -> &dyn Processes {
         &self.processes

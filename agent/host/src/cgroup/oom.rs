@@ -25,7 +25,7 @@ impl Cgroups {
     }
 
     /// Marks the OOM kills in containers of the pod that have exited until now as known. Later calls change nothing.
-    pub fn begin_oom_account(&self, pod: &PodUid) {
+    pub(super) fn begin_oom_account(&self, pod: &PodUid) {
         if let Some(kills) = self.exited_oom_kills(pod, None) {
             let mut known = self.shared.exited_oom_kills.lock().unwrap_or_else(PoisonError::into_inner);
             known.entry(pod.clone()).or_insert(kills);

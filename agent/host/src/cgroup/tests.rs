@@ -180,6 +180,24 @@ async fn the_burstable_level_has_the_weight_of_its_pods_requests() {
 }
 
 #[tokio::test]
+async fn pods_that_were_found_running_count_for_the_burstable_level() {
+    let root = Root::new("adopted");
+    let Some(before) = root.open(None).await else { return };
+    let pods = [("a", "500m"), ("b", "1"), ("c", "500m")].map(|(uid, cpu)| burstable(uid, cpu));
+    for pod in &pods {
+        before.ensure_pod(pod).await.unwrap();
+    }
+    let cgroups = root.open(None).await.unwrap();
+    assert_eq!(cgroups.shares("burstable"), cgroups.in_shares(2_048), "as it was");
+    pods.iter().for_each(|pod| cgroups.adopt_pod(pod));
+    cgroups.adopt_pod(&pod("d", json!({})));
+    cgroups.ensure_pod(&pods[0]).await.unwrap();
+    assert_eq!(cgroups.shares("burstable"), cgroups.in_shares(2_048), "the sum of all");
+    cgroups.remove_pod(&pods[1].uid).await.unwrap();
+    assert_eq!(cgroups.shares("burstable"), cgroups.in_shares(1_024));
+}
+
+#[tokio::test]
 async fn removal_finds_a_pod_of_any_class_and_is_idempotent() {
     let root = Root::new("removal");
     let Some(cgroups) = root.open(None).await else { return };

@@ -48,8 +48,8 @@ impl Executor for ContainerdExecutor {
         self.cgroups.oom_kills(record, id.as_str()).unwrap_or(0)
     }
 
-    fn begin_oom_account(&self, uid: &PodUid) {
-        self.cgroups.begin_oom_account(uid);
+    fn adopt_pod(&self, record: &PodRecord) {
+        self.cgroups.adopt_pod(record);
     }
 
     fn processes(&self) -> &dyn Processes {
