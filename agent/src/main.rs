@@ -9,8 +9,8 @@ use limpet_host::sandbox::{init, users};
 
 fn main() -> ExitCode {
     // A container's logger, started by containerd's shim: checked first, because it must stay tiny.
-    if let Some(value) = writer::invoked() {
-        return writer::main(&value);
+    if let Some(logger) = writer::invoked() {
+        return writer::main(&logger);
     }
     // Small and quick, too: the OCI runtime of a container with an input, the init of a pod's shared PID
     // namespace, and who makes a pod's user namespace.

@@ -21,7 +21,7 @@ use containerd_client::services::v1::{
     GetContainerRequest, GetRequest, KillRequest, ListContainersRequest, ListTasksRequest, StartRequest, WaitRequest,
 };
 use containerd_client::types::Mount as SnapshotMount;
-use containerd_client::types::v1::Status as TaskStatus;
+use containerd_client::types::v1::{Process, Status as TaskStatus};
 use jiff::Timestamp;
 use prost_types::Any;
 use tonic::Code;
@@ -170,11 +170,20 @@ impl Containers {
 
     /// The task of one container.
     pub async fn task(&self, id: &ContainerId) -> Result<Option<Task>, RuntimeError> {
+        Ok(self.task_process(id).await?.map(|process| task(&process)))
+    }
+
+    /// Where the task's stdout goes; `None`: there is no task.
+    pub(crate) async fn stdout_uri(&self, id: &ContainerId) -> Result<Option<String>, RuntimeError> {
+        Ok(self.task_process(id).await?.map(|process| process.stdout))
+    }
+
+    async fn task_process(&self, id: &ContainerId) -> Result<Option<Process>, RuntimeError> {
         let request =
             self.client.call("Tasks.Get", GetRequest { container_id: id.to_string(), exec_id: String::new() });
         let response = found(self.tasks().get(request).await)
             .map_err(|status| RuntimeError::of("Tasks.Get", id.as_str(), status))?;
-        Ok(response.and_then(|response| response.process).map(|process| task(&process)))
+        Ok(response.and_then(|response| response.process))
     }
 
     /// What is recorded on one container; `None`: it does not exist, or its record cannot be read.
@@ -356,12 +365,12 @@ impl Containers {
     }
 }
 
-fn task_id(process: &containerd_client::types::v1::Process) -> String {
+fn task_id(process: &Process) -> String {
     // `List` fills `id`, `Get` fills `container_id` as well.
     if process.container_id.is_empty() { process.id.clone() } else { process.container_id.clone() }
 }
 
-fn task(process: &containerd_client::types::v1::Process) -> Task {
+fn task(process: &Process) -> Task {
     match TaskStatus::try_from(process.status).unwrap_or(TaskStatus::Unknown) {
         TaskStatus::Created => Task::Created,
         TaskStatus::Running | TaskStatus::Paused | TaskStatus::Pausing => Task::Running { pid: process.pid },

@@ -6,6 +6,7 @@
 mod directory;
 mod entry;
 pub mod follow;
+mod logger;
 pub mod paths;
 pub mod reader;
 mod render;

@@ -42,6 +42,21 @@ pub fn is_in_container(pid: u32, container: &ContainerId) -> bool {
     is_named(&cgroups, container.as_str())
 }
 
+/// The parent of the process `pid`; `None`: it has exited, or its parent is in another pid namespace.
+pub fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may contain anything.
+    let (_, fields) = stat.rsplit_once(") ")?;
+    fields.split(' ').nth(1)?.parse().ok().filter(|parent| *parent > 0)
+}
+
+/// The children of all threads of the process `pid`; none where the kernel does not list them (`CONFIG_PROC_CHILDREN`).
+pub fn children(pid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
+}
+
 /// Whether the process `pid` is the first of its pid namespace.
 pub(crate) fn is_init(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -122,6 +137,19 @@ mod tests {
         assert!(!process.is_alive());
         process.ended().await.unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn parents_and_children_are_known() {
+        let mut child =
+            Command::new("sh").args(["-c", "read -r line"]).stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let own = std::process::id();
+        assert_eq!(parent(child.id()), Some(own));
+        let listed = std::path::Path::new("/proc/thread-self/children").exists();
+        assert_eq!(children(own).contains(&child.id()), listed);
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(parent(child.id()), None);
     }
 
     #[tokio::test]

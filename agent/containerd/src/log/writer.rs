@@ -9,11 +9,11 @@ mod file;
 mod followers;
 mod stamp;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CStr, OsStr, OsString};
 use std::fmt::Write as _;
 use std::io::BufRead as _;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -29,6 +29,10 @@ use crate::log::LogRotation;
 
 /// The first argument that makes the executable a logger.
 const ARGUMENT: &str = "logger";
+/// The third argument of one that the agent has started.
+const REPLACEMENT: &str = "replacement";
+/// The process's name (`comm`).
+const NAME: &CStr = c"limpet-logger";
 /// Longest text of one log line; longer ones are written in parts (CRI).
 const MAX_PART: usize = 16 << 10;
 /// The input buffer of one stream: one part and further bytes.
@@ -118,34 +122,68 @@ fn escape(uri: &mut String, bytes: &[u8]) {
     }
 }
 
-/// The value of the `logger` argument if this process was started as a logger.
+/// How a process was started as a logger.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invocation {
+    /// Its configuration, as in the URI.
+    pub value: OsString,
+    /// The agent has started it, in place of one that was killed; otherwise a shim has.
+    pub replaces: bool,
+}
+
+impl Invocation {
+    /// That of a process with these arguments, without its name; `None`: it is no logger.
+    pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
+        arguments.next().filter(|first| first == ARGUMENT)?;
+        let value = arguments.next()?;
+        let replaces = match arguments.next() {
+            None => false,
+            Some(third) if third == REPLACEMENT => true,
+            Some(_) => return None,
+        };
+        arguments.next().is_none().then_some(Self { value, replaces })
+    }
+
+    /// The arguments of such a process, without its name.
+    pub fn arguments(&self) -> impl Iterator<Item = &OsStr> {
+        let third = self.replaces.then_some(OsStr::new(REPLACEMENT));
+        [OsStr::new(ARGUMENT), &self.value].into_iter().chain(third)
+    }
+
+    /// The descriptors of the container's stdout and stderr.
+    pub fn descriptors(&self) -> [u8; 2] {
+        if self.replaces { [0, 1] } else { [3, 4] }
+    }
+}
+
+/// How this process was started, if as a logger.
 ///
-/// Call it first in `main`: `if let Some(value) = writer::invoked() { return writer::main(&value); }`.
-pub fn invoked() -> Option<OsString> {
-    let mut arguments = std::env::args_os().skip(1);
-    let first = arguments.next()?;
-    let value = arguments.next()?;
-    (first == ARGUMENT && arguments.next().is_none()).then_some(value)
+/// Call it first in `main`: `if let Some(logger) = writer::invoked() { return writer::main(&logger); }`.
+pub fn invoked() -> Option<Invocation> {
+    Invocation::parse(std::env::args_os().skip(1))
 }
 
 /// Runs the process as a logger until the container's streams end.
 ///
-/// Reports readiness on descriptor 5, for which the shim waits. Exits with 2 when `value` was not created by [`uri`], with
+/// Reports readiness on descriptor 5, for which the shim waits. Exits with 2 when its value was not created by [`uri`], with
 /// 1 when it was not started by a shim.
-pub fn main(value: &OsStr) -> ExitCode {
-    let Some(config) = WriterConfig::parse(value) else {
+pub fn main(invocation: &Invocation) -> ExitCode {
+    let Some(config) = WriterConfig::parse(&invocation.value) else {
         eprintln!(
             "limpet logger: expected <max size>:<max files>:<length>:<terminal><path>; it is started by containerd"
         );
         return ExitCode::from(2);
     };
     block_signals();
+    // Without a name of its own it would be killed with the agent by name. It is a name only: a failure changes nothing.
+    let _ = rustix::thread::set_name(NAME);
     // Otherwise the shim's bundle directory would stay busy.
     let _ = rustix::process::chdir("/");
     // Opening them again returns owned descriptors; the inherited ones stay open unused.
-    let streams = inherited(3, OFlags::RDONLY).and_then(|out| Ok((out, inherited(4, OFlags::RDONLY)?)));
+    let [out, err] = invocation.descriptors();
+    let streams = inherited(out, OFlags::RDONLY).and_then(|stdout| Ok((stdout, inherited(err, OFlags::RDONLY)?)));
     let Ok((stdout, stderr)) = streams else {
-        eprintln!("limpet logger: descriptors 3 and 4 are not pipes; it is started by containerd");
+        eprintln!("limpet logger: descriptors {out} and {err} are not pipes; it is started by containerd");
         return ExitCode::FAILURE;
     };
     // runc may not do it there. A process that cannot open its output by name still has it open.
@@ -156,7 +194,9 @@ pub fn main(value: &OsStr) -> ExitCode {
         if contended {
             kill_predecessor();
         }
-        if let Ok(ready) = inherited(5, OFlags::WRONLY) {
+        if !invocation.replaces
+            && let Ok(ready) = inherited(5, OFlags::WRONLY)
+        {
             // The logger continues even if the shim does not wait for it.
             let _ = rustix::io::write(&ready, b"1");
         }
@@ -170,6 +210,24 @@ fn kill_predecessor() {
     if let Ok(id) = std::env::var("CONTAINER_ID") {
         limpet_host::orphan_processes::end_others("CONTAINER_ID", &id);
     }
+}
+
+/// The value of a task's stdout URI, which [`uri`] has made; `None`: it is another URI.
+pub fn value(uri: &str) -> Option<OsString> {
+    let encoded = uri.strip_prefix("binary://")?.split_once(&format!("?{ARGUMENT}="))?.1.as_bytes();
+    let mut value = Vec::with_capacity(encoded.len());
+    let mut rest = encoded;
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first == b'%' {
+            let digits = std::str::from_utf8(rest.get(..2)?).ok()?;
+            value.push(u8::from_str_radix(digits, 16).ok()?);
+            rest = &rest[2..];
+        } else {
+            value.push(*first);
+        }
+    }
+    Some(OsString::from_vec(value))
 }
 
 fn inherited(number: u8, access: OFlags) -> Result<OwnedFd, Errno> {

@@ -119,6 +119,43 @@ fn the_configuration_is_parsed_from_the_uri() {
 }
 
 #[test]
+fn the_value_in_a_uri_is_what_the_logger_is_given() {
+    let (rotation, log) = (LogRotation { max_size: 7, max_files: 2 }, Path::new("/var/log/d e+f&g;%#?=é/0.log"));
+    let uri = uri(Path::new("/usr/bin/lim pet"), rotation, log, None, Some(65_536));
+    assert_eq!(value(&uri).unwrap(), OsStr::new("@65536@7:2:0:/var/log/d e+f&g;%#?=é/0.log"));
+    for other in [
+        "",
+        "/run/fifo/out",
+        "file:///x?logger=1",
+        "binary:///x?id=1",
+        "binary:///x?logger=%4",
+        "binary:///x?logger=%zz",
+    ] {
+        assert_eq!(value(other), None, "{other}");
+    }
+}
+
+#[test]
+fn a_logger_is_known_by_its_arguments() {
+    let parse = |arguments: &[&str]| Invocation::parse(arguments.iter().map(OsString::from));
+    let logger = |replaces| Invocation { value: "7:2:0:/0.log".into(), replaces };
+    for (arguments, invocation) in [
+        (&["logger", "7:2:0:/0.log"][..], Some(logger(false))),
+        (&["logger", "7:2:0:/0.log", "replacement"], Some(logger(true))),
+        (&["logger", "7:2:0:/0.log", "other"], None),
+        (&["logger", "7:2:0:/0.log", "replacement", "more"], None),
+        (&["logger"], None),
+        (&["logs", "web"], None),
+        (&[], None),
+    ] {
+        assert_eq!(parse(arguments), invocation, "{arguments:?}");
+        if let Some(invocation) = invocation {
+            assert!(invocation.arguments().eq(arguments.iter().map(OsStr::new)), "{arguments:?}");
+        }
+    }
+}
+
+#[test]
 fn cri_lines_and_the_last_partial_one_are_written() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pod/container/0.log");
@@ -317,26 +354,6 @@ fn names_of_rotated_files_sort_by_age_even_when_the_clock_is_set_back() {
     assert_eq!(contents.concat(), "100\n100\n200\n150\n150\n201\n");
 }
 
-/// A file system of 1 MiB that is unmounted with the test.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    /// `None`, with a message why, where mounting is not allowed.
-    fn mount() -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let options = c"size=1m";
-        let flags = rustix::mount::MountFlags::empty();
-        let mounted = rustix::mount::mount("tmpfs", directory.path(), "tmpfs", flags, Some(options));
-        need(mounted.map_err(|error| format!("mounting a small tmpfs: {error}")))?;
-        Some(Self(directory))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
-    }
-}
 #[test]
 fn the_oldest_files_go_when_the_clock_was_set_back_for_long() {
     let directory = tempfile::tempdir().unwrap();
@@ -384,3 +401,23 @@ fn a_symlink_instead_of_a_pods_directory_is_not_followed() {
     }
 }
 
+/// A file system of 1 MiB that is unmounted with the test.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// `None`, with a message why, where mounting is not allowed.
+    fn mount() -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let options = c"size=1m";
+        let flags = rustix::mount::MountFlags::empty();
+        let mounted = rustix::mount::mount("tmpfs", directory.path(), "tmpfs", flags, Some(options));
+        need(mounted.map_err(|error| format!("mounting a small tmpfs: {error}")))?;
+        Some(Self(directory))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}

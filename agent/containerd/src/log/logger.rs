@@ -1,0 +1,227 @@
+//! The logger of a running container: found, followed, and replaced when it is killed.
+//!
+//! A pipe without a reader kills who writes to it (SIGPIPE), and what is in it is lost. The agent therefore holds the
+//! reading ends open beside the logger, and never reads: a container whose logger was killed only waits, once the pipe is
+//! full, until the next logger reads on. With the agent not running there is nothing to hold them.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use tokio::process::Command;
+
+use super::writer::{self, Invocation};
+use crate::client::NAMESPACE;
+use crate::container::Containers;
+use limpet_host::blocking::{self, DEADLINE};
+use limpet_host::process;
+use limpet_model::container::ContainerId;
+use limpet_model::process::{ProcessHandle, container_in_cgroups};
+
+/// A logger that runs for less has failed rather than been killed: the next one waits.
+const SHORT_LIFE: Duration = Duration::from_secs(10);
+/// The first such pause; each is twice the one before.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How long containerd is not asked again for the configuration of a logger that had gone before it was seen.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// A container's logger, as far as it is known, and the container's output.
+#[derive(Debug)]
+struct Logger {
+    /// The reading ends of stdout and stderr; `None`: not found.
+    pipes: [Option<OwnedFd>; 2],
+    /// Its process and its configuration; `None`: it had gone before.
+    running: Option<(u32, Arc<dyn ProcessHandle>, OsString)>,
+}
+
+impl Containers {
+    /// Follows the logger of the container `id`, whose first process is `pid`, for as long as it is polled, and has it
+    /// replaced by `executable` when it is killed. `report` is told what has happened. Returns when the container's output has
+    /// ended, or its logger cannot be followed.
+    pub async fn keep_logger(
+        &self,
+        id: &ContainerId,
+        pid: u32,
+        executable: &Path,
+        report: &(dyn Fn(String) + Send + Sync),
+    ) {
+        let (subject, container) = (PathBuf::from(format!("/proc/{pid}")), id.clone());
+        let Ok(Some(logger)) = blocking::run(subject, DEADLINE, move |_| find(pid, &container)).await else { return };
+        let (value, mut ended) = match logger.running {
+            Some((pid, handle, value)) => {
+                // Its end cannot be waited for: then it is as without a pidfd.
+                if handle.ended().await.is_err() {
+                    return;
+                }
+                (value, format!("its logger (process {pid}) was killed"))
+            }
+            None => (self.logger_value(id).await, "its logger was killed while no agent followed it".to_owned()),
+        };
+        if logger.pipes.iter().all(Option::is_none) {
+            report(format!("{ended}: what it writes is lost until it is restarted"));
+            return;
+        }
+        let (mut pause, mut reported) = (Duration::ZERO, false);
+        while !is_over(&logger.pipes) {
+            tokio::time::sleep(pause).await;
+            let began = Instant::now();
+            let invocation = Invocation { value: value.clone(), replaces: true };
+            match start(&logger.pipes, invocation, id, executable).await {
+                Ok((pid, handle)) => {
+                    report(format!(
+                        "{ended}; process {pid} continues its log, where the last lines before may be missing"
+                    ));
+                    reported = false;
+                    let Some(Ok(())) = (match handle {
+                        Some(handle) => Some(handle.ended().await),
+                        None => None,
+                    }) else {
+                        return;
+                    };
+                    ended = format!("its logger (process {pid}) was killed");
+                }
+                Err(error) if !std::mem::replace(&mut reported, true) => {
+                    report(format!("{ended}, and cannot be replaced: start {}: {error}", executable.display()));
+                }
+                Err(_) => {}
+            }
+            pause = match began.elapsed() < SHORT_LIFE {
+                true => (pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE),
+                false => Duration::ZERO,
+            };
+        }
+    }
+
+    /// The logger's configuration, from containerd's record of the task, for which a containerd that is away is awaited.
+    async fn logger_value(&self, id: &ContainerId) -> OsString {
+        loop {
+            match self.stdout_uri(id).await {
+                Ok(uri) => match uri.as_deref().and_then(writer::value) {
+                    Some(value) => return value,
+                    // The task is gone, or its output goes elsewhere: whoever polls this learns of its end otherwise.
+                    None => std::future::pending().await,
+                },
+                Err(error) => {
+                    tracing::debug!(container = %id, %error, "the logger's configuration is not known yet");
+                    tokio::time::sleep(ASK_AGAIN).await;
+                }
+            }
+        }
+    }
+}
+
+/// Whether nothing writes to the pipes any more, and nothing is in them: the logger has ended by itself.
+fn is_over(pipes: &[Option<OwnedFd>; 2]) -> bool {
+    pipes.iter().flatten().all(|pipe| {
+        let mut polls = [PollFd::new(pipe, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let polled = poll(&mut polls, Some(&at_once));
+        polled.is_ok() && polls[0].revents() == PollFlags::HUP
+    })
+}
+
+/// Starts a logger that reads from `pipes`. It outlives the agent.
+async fn start(
+    pipes: &[Option<OwnedFd>; 2],
+    invocation: Invocation,
+    id: &ContainerId,
+    executable: &Path,
+) -> io::Result<(u32, Option<Arc<dyn ProcessHandle>>)> {
+    let input = |pipe: &Option<OwnedFd>| {
+        pipe.as_ref().map_or_else(|| Ok(Stdio::null()), |pipe| pipe.try_clone().map(Stdio::from))
+    };
+    let mut command = Command::new(executable);
+    command.args(invocation.arguments()).env_clear();
+    command.env("CONTAINER_ID", id.as_str()).env("CONTAINER_NAMESPACE", NAMESPACE);
+    command.stdin(input(&pipes[0])?).stdout(input(&pipes[1])?).stderr(Stdio::null()).process_group(0);
+    // It returns once the executable was read from its file system.
+    let child = blocking::run(executable.to_owned(), DEADLINE, move |_| command.spawn()).await??;
+    // It is reaped when it ends, although nothing waits for this child.
+    let pid = child.id().ok_or(io::ErrorKind::NotFound)?;
+    Ok((pid, process::open(pid)))
+}
+
+/// The logger of the container `id`, whose first process is `container`; `None`: that has exited, or the kernel has no
+/// pidfds.
+fn find(container: u32, id: &ContainerId) -> Option<Logger> {
+    let shim = process::parent(container)?;
+    // A logger that has replaced one is no child of the shim.
+    let candidates = process::children(shim).into_iter().chain(all_processes());
+    for pid in candidates {
+        let Some(invocation) = invocation(pid, id) else { continue };
+        let handle = process::open(pid)?;
+        let pipes = invocation.descriptors().map(|number| open_pipe(pid, u32::from(number)));
+        if handle.is_alive() && pipes.iter().any(Option::is_some) {
+            return Some(Logger { pipes, running: Some((pid, handle, invocation.value)) });
+        }
+    }
+    let is_containers = process::is_in_container(container, id);
+    let pipes =
+        [1, 2].map(|number| open_pipe(container, number).filter(|_| is_containers && feeds(shim, container, number)));
+    Some(Logger { pipes, running: None })
+}
+
+fn all_processes() -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// How the process `pid` was started, if as the logger of the container `id`. A process in a container may claim to be one.
+fn invocation(pid: u32, id: &ContainerId) -> Option<Invocation> {
+    let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}"));
+    let arguments = read("cmdline").ok()?;
+    let arguments = arguments.strip_suffix(b"\0")?.split(|byte| *byte == 0);
+    let invocation = Invocation::parse(arguments.skip(1).map(|argument| OsString::from_vec(argument.to_vec())))?;
+    let cgroups = String::from_utf8_lossy(&read("cgroup").ok()?).into_owned();
+    if container_in_cgroups(&cgroups).is_some() {
+        return None;
+    }
+    let wanted = format!("CONTAINER_ID={id}");
+    let environment = read("environ").ok()?;
+    environment.split(|byte| *byte == 0).any(|pair| pair == wanted.as_bytes()).then_some(invocation)
+}
+
+/// Another reading end of the pipe that the process has as descriptor `number`; `None`: that is no pipe.
+fn open_pipe(pid: u32, number: u32) -> Option<OwnedFd> {
+    let path = format!("/proc/{pid}/fd/{number}");
+    pipe_name(&path)?;
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()
+}
+
+/// Whether the shim has the writing end of the pipe that the container's process has as descriptor `number`: otherwise
+/// it is a pipe of the container's own.
+fn feeds(shim: u32, container: u32, number: u32) -> bool {
+    let Some(name) = pipe_name(format!("/proc/{container}/fd/{number}")) else { return false };
+    let descriptors = std::fs::read_dir(format!("/proc/{shim}/fd")).into_iter().flatten().flatten();
+    let mut same = descriptors.filter(|entry| pipe_name(entry.path()).is_some_and(|other| other == name));
+    same.any(|entry| {
+        let info = Path::new("/proc").join(shim.to_string()).join("fdinfo").join(entry.file_name());
+        is_writable(&std::fs::read_to_string(info).unwrap_or_default())
+    })
+}
+
+/// Whether a descriptor with this text in `fdinfo` can be written to.
+fn is_writable(info: &str) -> bool {
+    let flags = info.lines().find_map(|line| line.strip_prefix("flags:"));
+    let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok());
+    flags.is_some_and(|flags| flags & OFlags::RWMODE.bits() != OFlags::RDONLY.bits())
+}
+
+/// `pipe:[<inode>]`; `None`: the descriptor is something else.
+fn pipe_name(path: impl AsRef<Path>) -> Option<OsString> {
+    let target = std::fs::read_link(path).ok()?.into_os_string();
+    OsStr::as_bytes(&target).starts_with(b"pipe:[").then_some(target)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
