@@ -6,8 +6,11 @@ use std::process::{Child, Command, ExitCode};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::footprint::pids;
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
-use limpet_tests::{TestNode, agent, case, suite, wait};
+use limpet_tests::node::container;
+use limpet_tests::{TestNode, agent, case, process, suite, wait};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
@@ -18,6 +21,8 @@ fn main() -> ExitCode {
         }),
         case!(both_streams_and_an_unfinished_line),
         case!(a_followed_log_ends_with_its_container),
+        case!(a_logger_that_is_killed_is_replaced),
+        case!(a_logger_that_was_killed_while_no_agent_ran_is_replaced),
         case!(the_logger_of_a_start_that_was_broken_off_yields_to_the_next),
     ])
 }
@@ -122,6 +127,60 @@ fn a_followed_log_ends_with_its_container(node: &mut TestNode) -> Result<()> {
     ended?;
     let output = child.wait_with_output()?;
     ensure!(String::from_utf8_lossy(&output.stdout) == "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n", "{output:?}");
+    Ok(())
+}
+
+/// Kills the node's only logger and waits for another one.
+fn replace_logger(node: &TestNode) -> Result<()> {
+    let only = || <[u32; 1]>::try_from(pids(node.dir(), "limpet-logger")).ok();
+    let [killed] = wait::until(wait::SOON, "one logger", only)?;
+    process::signal_pid(killed, Signal::KILL);
+    wait::until_true(wait::SOON, "another logger", || only().is_some_and(|[pid]| pid != killed))
+}
+
+fn a_logger_that_is_killed_is_replaced(node: &mut TestNode) -> Result<()> {
+    let count = "i=0; while :; do printf '%08d\\n' $i; i=$((i + 1)); sleep 0.01; done";
+    node.apply(&pod("web", json!({ "containers": [shell("main", count)] })))?;
+    let web = node.wait_running("web")?;
+    let file = log_dir(node, &web)?.join("0.log");
+    let seen = || fs::read_to_string(&file).map(|text| numbers(&text)).unwrap_or_default();
+    let wait_for_more = || {
+        let before = seen().len();
+        wait::until_true(wait::SOON, "more lines", || seen().len() > before + 20)
+    };
+    wait_for_more()?;
+    replace_logger(node)?;
+    node.wait_event("continues its log")?;
+    wait_for_more()?;
+    // The next agent follows the logger that has replaced the first one.
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_running("web")?;
+    wait_for_more()?;
+    replace_logger(node)?;
+    wait_for_more()?;
+    let seen = seen();
+    let missing = seen.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
+    // One line may have been in the logger's hands each time.
+    ensure!(missing <= 2 && seen.is_sorted(), "{missing} gaps in {} lines", seen.len());
+    let restarts = container(&node.wait_running("web")?, "main")["restartCount"].clone();
+    ensure!(restarts == 0, "restarted {restarts} times");
+    Ok(())
+}
+
+fn a_logger_that_was_killed_while_no_agent_ran_is_replaced(node: &mut TestNode) -> Result<()> {
+    let told = "until [ -e /tmp/go ]; do sleep 0.05; done; echo told; while :; do sleep 1000; done";
+    node.apply(&pod("web", json!({ "containers": [shell("main", told)] })))?;
+    node.wait_running("web")?;
+    node.agent.kill();
+    let loggers = pids(node.dir(), "limpet-logger");
+    ensure!(loggers.len() == 1, "{loggers:?}");
+    process::signal_pid(loggers[0], Signal::KILL);
+    wait::until_true(wait::SOON, "the logger's end", || pids(node.dir(), "limpet-logger").is_empty())?;
+    node.agent.start()?;
+    node.wait_event("while no agent followed it")?;
+    node.exec("web", "main", &["/bin/sh", "-c", ": > /tmp/go"])?;
+    node.wait_logged("web", "main", "told")?;
     Ok(())
 }
 

@@ -23,6 +23,9 @@ use tokio::sync::watch;
 #[error("{0}")]
 pub struct ExecutorError(pub String);
 
+/// Takes what became of a container's logger, in words.
+pub type LoggerReport = Box<dyn Fn(String) + Send + Sync>;
+
 /// The verbs of pod workers and of the supervisor. Every method may be called again after a failure or a lost answer:
 /// what was done already is found and taken over, never done twice.
 pub trait Executor: fmt::Debug + Send + Sync {
@@ -46,6 +49,10 @@ pub trait Executor: fmt::Debug + Send + Sync {
 
     /// The runtime's view of one task; `None`: there is none.
     fn task(self: Arc<Self>, id: ContainerId) -> BoxFuture<'static, Result<Option<Task>, ExecutorError>>;
+
+    /// Keeps a logger running for the container whose first process is `pid`, for as long as this is polled. `report` is told
+    /// when one was killed.
+    fn keep_logger(self: Arc<Self>, id: ContainerId, pid: u32, report: LoggerReport) -> BoxFuture<'static, ()>;
 
     /// How many processes of a container the OOM killer has killed, as far as the kernel counts them.
     fn oom_kills(&self, record: &PodRecord, id: &ContainerId) -> u64;

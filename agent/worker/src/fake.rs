@@ -25,7 +25,7 @@ use limpet_model::process::Processes;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use tokio::sync::watch;
 
-use crate::executor::{Executor, ExecutorError};
+use crate::executor::{Executor, ExecutorError, LoggerReport};
 use limpet_telemetry::reporter::Reporter;
 use world::World;
 
@@ -299,6 +299,10 @@ impl Executor for FakeExecutor {
     fn task(self: Arc<Self>, id: ContainerId) -> BoxFuture<'static, Result<Option<Task>, ExecutorError>> {
         async move { self.done("Task", |world| world.task(&id)).await.map_err(|failure| ExecutorError(failure.message)) }
             .boxed()
+    }
+
+    fn keep_logger(self: Arc<Self>, _: ContainerId, _: u32, _: LoggerReport) -> BoxFuture<'static, ()> {
+        std::future::ready(()).boxed()
     }
 
     fn oom_kills(&self, _: &PodRecord, _: &ContainerId) -> u64 {

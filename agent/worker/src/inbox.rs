@@ -80,6 +80,8 @@ pub struct Messages {
     pub debug: Vec<DebugOrder>,
     /// What an action has been waiting for, for long.
     pub hanging: Option<String>,
+    /// What became of the loggers of its containers, by their names: the last of each.
+    pub loggers: BTreeMap<String, String>,
     /// containerd's whole view of the pod's containers, just read.
     pub found: Option<Vec<FoundContainer>>,
 }

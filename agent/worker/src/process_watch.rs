@@ -1,11 +1,12 @@
-//! Watches over the first processes of a pod's containers. containerd reports their exits, with the exit code; an exit
-//! that the kernel reports and containerd does not is checked: a missed event, or a shim that hangs.
+//! Watches over the first processes of a pod's containers, and over their loggers. containerd reports exits, with the exit
+//! code; an exit that the kernel reports and containerd does not is checked: a missed event, or a shim that hangs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::WorkerContext;
 use super::inbox::Inbox;
@@ -34,6 +35,8 @@ type RunningProcesses<'a> = BTreeMap<ProcessKey, (&'a str, Option<&'a Arc<dyn Pr
 pub struct ProcessWatch {
     waiting: JoinSet<(ProcessKey, Answer)>,
     followed: BTreeMap<ProcessKey, AbortHandle>,
+    /// The loggers that are kept running.
+    loggers: BTreeMap<ProcessKey, AbortOnDropHandle<()>>,
 }
 
 impl ProcessWatch {
@@ -48,7 +51,9 @@ impl ProcessWatch {
             }
             runs
         });
+        self.loggers.retain(|key, _| running.contains_key(key));
         for (key, (container, process)) in running {
+            self.loggers.entry(key.clone()).or_insert_with(|| keep_logger(&key, container, context, inbox));
             if !self.followed.contains_key(&key) {
                 context.followed.add(key.1, key.0.clone());
                 let look = look_for_end(key.clone(), container.to_owned(), process.cloned(), context, inbox);
@@ -82,6 +87,19 @@ fn running(pod: &PodState) -> RunningProcesses<'_> {
         _ => None,
     });
     processes.collect()
+}
+
+/// Has its logger kept running.
+fn keep_logger(
+    (id, pid): &ProcessKey,
+    container: &str,
+    context: &WorkerContext,
+    inbox: &Arc<Inbox>,
+) -> AbortOnDropHandle<()> {
+    let (inbox, container) = (Arc::clone(inbox), container.to_owned());
+    let report = move |message| inbox.put(|messages| drop(messages.loggers.insert(container.clone(), message)));
+    let kept = Arc::clone(&context.executor).keep_logger(id.clone(), *pid, Box::new(report));
+    AbortOnDropHandle::new(tokio::spawn(kept))
 }
 
 /// Waits for the exit, gives containerd time to report it, then reads the task's state.

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::ContainerdExecutor;
 use limpet_host::clock;
-use limpet_worker::executor::{Executor, ExecutorError};
+use limpet_worker::executor::{Executor, ExecutorError, LoggerReport};
 
 impl Executor for ContainerdExecutor {
     fn now(&self) -> Now {
@@ -42,6 +42,10 @@ impl Executor for ContainerdExecutor {
 
     fn task(self: Arc<Self>, id: ContainerId) -> BoxFuture<'static, Result<Option<Task>, ExecutorError>> {
         async move { self.containers.task(&id).await.map_err(|error| ExecutorError(error.to_string())) }.boxed()
+    }
+
+    fn keep_logger(self: Arc<Self>, id: ContainerId, pid: u32, report: LoggerReport) -> BoxFuture<'static, ()> {
+        async move { self.containers.keep_logger(&id, pid, &self.executable, &*report).await }.boxed()
     }
 
     fn oom_kills(&self, record: &PodRecord, id: &ContainerId) -> u64 {

@@ -11,6 +11,7 @@ use limpet_model::pod::{PodRecord, PodUid};
 use super::PodWorker;
 use crate::adoption::take_over;
 use crate::inbox::{MOST_PASSED_OVER, Messages, PodCommand};
+use limpet_telemetry::event::EventType;
 
 impl PodWorker {
     /// Takes in what has come since the worker looked last.
@@ -20,6 +21,12 @@ impl PodWorker {
         }
         if let (Some(pod), Some(hanging)) = (&mut self.current, messages.hanging) {
             pod.hanging = Some(hanging);
+        }
+        if let Some(pod) = &self.current {
+            for (container, message) in messages.loggers {
+                tracing::warn!(pod = %pod.record.key, container, message, "logger killed");
+                self.context.reporter.event(pod, Some(&container), EventType::Warning, "LoggerKilled", message);
+            }
         }
         self.note_kills(messages.victims, messages.signals, now);
         for id in messages.out_of_memory {
