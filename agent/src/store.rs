@@ -11,8 +11,8 @@
 //! has its own checksum too, because redb verifies its pages only after an unclean shutdown.
 //!
 //! Calls block (a write waits for the disk): call them from `spawn_blocking`. They have no deadline: a write that was
-//! given up might be done after its source had the answer that it was not, and one that hangs holds up no more than its
-//! own source.
+//! given up might be done after its source had the answer that it was not. Who must not wait for one that hangs goes on
+//! without its answer (`source/persist.rs`).
 
 mod changes;
 mod history;
@@ -280,6 +280,12 @@ impl Store {
                 tracing::error!(%source, %error, "saving a record of the damaged database in the new one failed");
                 return Ok(());
             }
+    /// Simulates a disk that hangs, until the result is dropped.
+    #[cfg(test)]
+    pub(crate) fn hang(&self) -> impl Drop + '_ {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
         }
         state.rewrite = false;
         Ok(())

@@ -1,7 +1,7 @@
 //! The pods that an apiserver binds to this node, and what they refer to: ConfigMaps, Secrets, tokens.
 //!
 //! Others talk to the apiserver and send what they learn as [`Update`]s; this keeps the newest state, on disk before it
-//! is published. So a start without an apiserver has every pod with its objects as they were known last, and a pod ends
+//! is published, unless the disk hangs. So a start without an apiserver has every pod with its objects as they were known last, and a pod ends
 //! only when a list of the apiserver's, or its watch, says that it is to: of a cluster that was restored from a backup
 //! or replaced, only at the operator's command.
 
@@ -99,7 +99,7 @@ impl ApiSource {
                 None => saving.take().into_iter().for_each(&publish),
             }
             if std::mem::take(&mut is_changed) {
-                // On disk first: nothing runs that a start without an apiserver would not know.
+                // On disk first: nothing runs that a start without an apiserver would not know. Unless the disk hangs.
                 saving = self.save(&publish);
             }
         }

@@ -1,11 +1,14 @@
 //! Saves last good manifests to the database: one write at a time, off the agent's thread. A failed write is retried
-//! with the next change, and at the source's next periodic rescan.
+//! with the next change, and at the source's next periodic rescan. A write that hangs is waited for no longer than a
+//! deadline: what it would save takes effect without it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use jiff::Timestamp;
+use limpet_host::blocking::DEADLINE;
 use tokio::task::{JoinError, JoinHandle};
+use tokio::time::{Instant, sleep_until};
 use tracing::error;
 
 use crate::source::Pulse;
@@ -28,9 +31,18 @@ pub(super) struct Persister {
     /// Receives the persist error.
     pulse: Arc<Pulse>,
     pending: Changes,
-    writing: Option<JoinHandle<(Changes, Result<bool, StoreError>)>>,
+    writing: Option<Writing>,
     /// Shared with the store, which reads it after damage.
     accepted: Arc<Accepted>,
+}
+
+/// A write in progress.
+#[derive(Debug)]
+struct Writing {
+    task: JoinHandle<(Changes, Result<bool, StoreError>)>,
+    deadline: Instant,
+    /// The deadline has passed, and that was reported.
+    is_overdue: bool,
 }
 
 /// What the source holds now, queued or written.
@@ -129,31 +141,47 @@ impl Persister {
             return;
         }
         let (store, source, changes) = (Arc::clone(&self.store), self.source, std::mem::take(&mut self.pending));
-        self.writing = Some(blocking(self.store.is_inline(), move || {
+        let task = blocking(self.store.is_inline(), move || {
             let outcome = store.apply(source, &changes);
             (changes, outcome)
-        }));
+        });
+        self.writing = Some(Writing { task, deadline: Instant::now() + DEADLINE, is_overdue: false });
     }
 
-    /// Whether a write is in progress.
+    /// Whether a write is in progress that is worth waiting for: not one that hangs.
     pub(super) fn is_writing(&self) -> bool {
-        self.writing.is_some()
+        self.writing.as_ref().is_some_and(|writing| !writing.is_overdue)
     }
 
-    /// Resolves when a write has finished and its follow-up has started; never while none is in progress. Cancel safe.
+    /// Resolves when a write has finished and its follow-up has started, or has missed its deadline; never while none is in
+    /// progress. Cancel safe.
     pub(super) async fn written(&mut self) {
         let Some(writing) = self.writing.as_mut() else { return std::future::pending().await };
-        let written = writing.await;
+        let written = tokio::select! {
+            biased;
+            written = &mut writing.task => written,
+            () = sleep_until(writing.deadline), if !writing.is_overdue => {
+                writing.is_overdue = true;
+                let seconds = DEADLINE.as_secs();
+                let error = format!("a write to the database has not ended within {seconds} s; changes take effect and are not saved");
+                error!(source = %self.source, error);
+                self.pulse.set_persist_error(Some(error));
+                return;
+            }
+        };
         self.writing = None;
         if self.settle(written) {
             self.write();
         }
     }
 
-    /// Waits until everything queued is on disk, or cannot be written.
+    /// Waits until everything queued is on disk, or cannot be written within the deadline.
     pub(super) async fn flush(&mut self) {
+        if let Some(writing) = &mut self.writing {
+            (writing.deadline, writing.is_overdue) = (Instant::now() + DEADLINE, false);
+        }
         self.write();
-        while self.writing.is_some() {
+        while self.is_writing() {
             self.written().await;
         }
     }

@@ -403,3 +403,53 @@ async fn a_pod_whose_names_leave_its_directory_is_rejected_and_named() {
     let rejected: Vec<_> = last.rejected.iter().map(|(key, rejection)| (&**key, &*rejection.faults[0].path)).collect();
     assert_eq!(rejected, [("shop/other", "metadata.uid"), ("shop/web", "spec.volumes[0].name")]);
 }
+
+/// Time passes only where the test says so: blocking calls are under way.
+#[tokio::test(start_paused = true)]
+async fn a_write_that_hangs_holds_up_no_pod_and_is_made_up_for() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
+    let source = ApiSource::new("edge1", Arc::clone(&store), DECODER);
+    let (pulse, stop) = (source.pulse(), CancellationToken::new());
+    let (updates, inbox) = mpsc::channel(8);
+    let (sender, mut published) = mpsc::unbounded_channel();
+    let publish = move |snapshot| sender.send(snapshot).unwrap();
+    let run = tokio::spawn(source.run(inbox, publish, stop.clone()));
+    assert!(published.recv().await.unwrap().pods.is_empty());
+
+    let (hangs, is_hanging) = std::sync::mpsc::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let disk = Arc::clone(&store);
+    let hanging = std::thread::spawn(move || {
+        let held = disk.hang();
+        hangs.send(()).unwrap();
+        released.recv().unwrap_err();
+        drop(held);
+    });
+    is_hanging.recv().unwrap();
+    updates.send(Update::Stored(pod("web", "u-1", json!({})))).await.unwrap();
+    let mut first = None;
+    for _ in 0..60 {
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        first = first.or(published.try_recv().ok());
+    }
+    assert_eq!(names(&first.unwrap()), ["shop/web u-1"]);
+    assert!(pulse.persist_error().unwrap().contains("not ended within"));
+    updates.send(Update::Stored(pod("job", "u-2", json!({})))).await.unwrap();
+    assert_eq!(names(&published.recv().await.unwrap()), ["shop/job u-2", "shop/web u-1"]);
+
+    drop(release);
+    hanging.join().unwrap();
+    stop.cancel();
+    run.await.unwrap();
+    let saved = published_by(
+        DECODER,
+        &{
+            drop(store);
+            root.path().to_owned()
+        },
+        Vec::new(),
+    )
+    .await;
+    assert_eq!(names(&saved[0]), ["shop/job u-2", "shop/web u-1"]);
+}
