@@ -92,6 +92,21 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// Whether the file system of the database is read-only.
+    pub fn is_read_only(&self) -> bool {
+        let cause = match self {
+            Self::Open { source, .. } | Self::Transaction { source, .. } => match &**source {
+                redb::Error::Io(error) => error,
+                _ => return false,
+            },
+            Self::SetAside { source, .. } | Self::Create { source, .. } => source,
+            Self::Locked => return false,
+        };
+        cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem
+    }
+}
+
 /// A damaged database that was renamed and replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetAside {
@@ -136,6 +151,8 @@ pub struct Store {
     sealer: Sealer,
     /// Its callers do not move to the blocking pool.
     inline: bool,
+    /// Why what it has is gone after a reboot.
+    volatile: Option<Arc<String>>,
     state: Mutex<State>,
 }
 
@@ -157,7 +174,31 @@ impl Store {
     pub fn open(path: &Path) -> Result<(Self, Option<SetAside>), StoreError> {
         let (database, set_aside) = open_or_rebuild(path)?;
         let state = Mutex::new(State { database: Some(database), ..State::default() });
-        Ok((Self { path: path.to_owned(), sealer: Sealer::Off, inline: false, state }, set_aside))
+        Ok((Self { path: path.to_owned(), sealer: Sealer::Off, inline: false, volatile: None, state }, set_aside))
+    }
+
+    /// Opens a copy of the database at `path`, which cannot be written, at `copy`, where a reboot removes it. A copy that is
+    /// there is newer.
+    ///
+    /// # Errors
+    /// I/O errors of either.
+    pub fn open_copy(path: &Path, copy: &Path, why: String) -> Result<(Self, Option<SetAside>), StoreError> {
+        let failed = |source| StoreError::Create { path: copy.to_owned(), source };
+        if path.exists() && !copy.exists() {
+            let unfinished = copy.with_extension("new");
+            let mut from = File::open(path).map_err(failed)?;
+            let mut to = private_file(&unfinished).map_err(failed)?;
+            to.set_len(0).and_then(|()| std::io::copy(&mut from, &mut to)).map_err(failed)?;
+            std::fs::rename(&unfinished, copy).map_err(failed)?;
+        }
+        let (mut store, set_aside) = Self::open(copy)?;
+        store.volatile = Some(Arc::new(why));
+        Ok((store, set_aside))
+    }
+
+    /// Why what it has is gone after a reboot; `None`: it stays.
+    pub fn volatile(&self) -> Option<Arc<String>> {
+        self.volatile.clone()
     }
 
     /// Sources call it on their own thread from now on: simulated runs have one, and their order is the same each time.
@@ -239,6 +280,12 @@ impl Store {
         if withheld { Err(StoreError::Locked) } else { Ok(written) }
     }
 
+    /// Simulates a disk that hangs, until the result is dropped.
+    #[cfg(test)]
+    pub(crate) fn hang(&self) -> impl Drop + '_ {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Simulates a failed write: the next call reopens the file.
     #[cfg(test)]
     pub(crate) fn forget_database(&self) {
@@ -280,12 +327,6 @@ impl Store {
                 tracing::error!(%source, %error, "saving a record of the damaged database in the new one failed");
                 return Ok(());
             }
-    /// Simulates a disk that hangs, until the result is dropped.
-    #[cfg(test)]
-    pub(crate) fn hang(&self) -> impl Drop + '_ {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
         }
         state.rewrite = false;
         Ok(())

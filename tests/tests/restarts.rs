@@ -27,8 +27,35 @@ fn main() -> ExitCode {
         case!(the_previous_log_is_kept),
         case!(an_image_names_the_signal_that_ends_its_containers),
         case!(an_oom_kill_is_reported_of_the_victim_only),
+        case!(pods_run_on_when_the_root_directory_is_read_only).on(|node| node.root_size = Some(32 << 20)),
         case!(who_ended_a_container_is_reported_where_the_kernel_shows_it),
     ])
+}
+
+/// As a kernel remounts a disk with errors.
+fn pods_run_on_when_the_root_directory_is_read_only(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    let id = container_id(&node.wait_running("web")?, "main")?;
+    node.agent.kill();
+    let root = node.agent.settings().root();
+    let remount =
+        |flags| rustix::mount::mount_remount(&root, flags, "").with_context(|| format!("remount {}", root.display()));
+    remount(rustix::mount::MountFlags::RDONLY)?;
+    for round in ["first", "second"] {
+        node.agent.start()?;
+        let web = node.wait_running("web")?;
+        ensure!(container_id(&web, "main")? == id, "restarted at the {round} start: {web}");
+        let sources = node.agent.cli(&["sources"])?.success()?;
+        ensure!(sources.contains("is read-only"), "{sources}");
+        node.agent.kill();
+    }
+    let doctor = node.agent.cli(&["doctor", "--root-dir", &root.display().to_string()])?.stdout;
+    ensure!(doctor.contains("is read-only: running pods stay"), "{doctor}");
+    remount(rustix::mount::MountFlags::empty())?;
+    node.agent.start()?;
+    ensure!(container_id(&node.wait_running("web")?, "main")? == id, "restarted");
+    node.apply(&simple("new", IDLE))?;
+    node.wait_running("new").map(drop)
 }
 
 fn a_crash_backs_off(node: &mut TestNode) -> Result<()> {

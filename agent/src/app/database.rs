@@ -1,18 +1,19 @@
 //! Opens the agent's database, with the key that Secrets in it are sealed with.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::AppError;
 use crate::config::Config;
-use crate::store::{Sealer, Store, StoreError};
+use crate::store::{Sealer, SetAside, Store, StoreError};
 use limpet_model::error_chain::error_chain;
 
 /// The database below the root directory; a damaged one is replaced and reported.
 pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
     let (path, sealer) = (config.database(), sealer(config).await);
+    let copy = config.run_dir.join("limpet.db");
     let open = move || {
-        let (store, set_aside) = Store::open(&path)?;
+        let (store, set_aside) = open_or_copy(&path, &copy)?;
         Ok::<_, StoreError>((store.sealed_by(sealer)?, set_aside))
     };
     let opened = tokio::task::spawn_blocking(open).await;
@@ -21,6 +22,26 @@ pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> 
         tracing::error!(aside = %aside.path.display(), recovered = aside.recovered, "damaged database replaced");
     }
     Ok(Arc::new(store))
+}
+
+/// The database at `path`, or while its file system is read-only a copy below the run directory, so that what was known last
+/// runs.
+fn open_or_copy(path: &Path, copy: &Path) -> Result<(Store, Option<SetAside>), StoreError> {
+    match Store::open(path) {
+        Err(error) if error.is_read_only() => {
+            let why = format!("the file system of {} is read-only", path.display());
+            tracing::error!(
+                "{why}: what is saved from now on is kept until the next boot; running pods stay, and new ones cannot start"
+            );
+            Store::open_copy(path, copy, why)
+        }
+        Ok(opened) => {
+            // Of a time when it could not be written: what came then is lost, as was reported.
+            let _ = std::fs::remove_file(copy);
+            Ok(opened)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// What seals Secrets on disk. A key that is missing stops only pods that wait for a Secret from no other source.

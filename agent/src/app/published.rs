@@ -123,7 +123,7 @@ impl Sources for ConfiguredSources {
                 .map_or_else(|| Arc::clone(&source.backend), |backend| Arc::from(backend.as_str())),
             last_good: source.pulse.last_success(),
             next_retry: source.pulse.next_retry(),
-            persist_error: source.pulse.persist_error(),
+            persist_error: source.pulse.persist_error().or_else(|| self.store.volatile()),
             snapshot: source.snapshot(),
         };
         self.sources.iter().map(view).collect()

@@ -66,6 +66,9 @@ pub(crate) fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
         Some(NameNotice::HostRenamed { host_name }) => {
             tracing::warn!(node = %name, host_name, "the host name has changed, the node keeps its stored name");
         }
+        Some(NameNotice::NotStored) => {
+            tracing::warn!(node = %name, "the node's name is not stored: the root directory is read-only");
+        }
         Some(NameNotice::Damaged) => {
             tracing::error!(node = %name, "the stored node name was damaged, determined again")
         }

@@ -194,12 +194,16 @@ fn lock(directory: &Path) -> Result<Lock, StartError> {
     Ok(Lock(file))
 }
 
-/// Opens the file. An earlier agent's strict guard may deny writing to this executable: then the file can be locked,
-/// but the holder's name cannot be written.
+/// Opens the file. An earlier agent's strict guard may deny writing to this executable, and the file system may be
+/// read-only: then the file, or else its directory, can be locked, but the holder's name cannot be written.
 fn open_lock(path: &Path) -> io::Result<File> {
     let opened = File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
     match opened {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => File::open(path),
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => match File::open(path) {
+            Err(missing) if missing.kind() == io::ErrorKind::NotFound => File::open(path.parent().ok_or(error)?),
+            opened => opened,
+        },
         opened => opened,
     }
 }

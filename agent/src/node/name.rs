@@ -65,6 +65,8 @@ pub enum NameNotice {
     },
     /// The stored name was invalid; it was determined again.
     Damaged,
+    /// The name is determined again at each start until the root directory can be written.
+    NotStored,
 }
 
 /// The node's name: the one stored in `root_dir`, or at the first start `given` (`--hostname-override`), or
@@ -96,7 +98,12 @@ pub fn settle_name(
         Some(name) => name,
         None => valid("host name", host_name)?,
     };
-    store(root_dir, &path, &name).map_err(|source| NameError::Io { verb: "store", path, source })?;
+    match store(root_dir, &path, &name) {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            return Ok((name, Some(NameNotice::NotStored)));
+        }
+        stored => stored.map_err(|source| NameError::Io { verb: "store", path, source })?,
+    }
     Ok((name, Some(if stored.is_some() { NameNotice::Damaged } else { NameNotice::Settled })))
 }
 

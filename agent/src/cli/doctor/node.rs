@@ -74,6 +74,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     findings.extend(kernel(config));
     findings.push(api(&config.server));
     findings.extend(crate::store::damaged(&config.database()).last().map(|path| damaged(path)));
+    findings.extend(read_only(&config.root_dir));
     findings.extend(service(unit.as_deref().unwrap_or_default()));
     findings.extend(running(config));
     findings
@@ -133,6 +134,20 @@ fn manifests(path: Option<&Path>, url: bool) -> Finding {
         },
         Err(error) => Finding::degraded("manifests", format!("{place}: {error}"), "Create it; limpet waits for it"),
     }
+}
+
+/// A root directory that cannot be written.
+fn read_only(root: &Path) -> Option<Finding> {
+    // Asked rather than looked up: the mount may be writable and its file system not.
+    let access = rustix::fs::access(root, rustix::fs::Access::WRITE_OK);
+    (access == Err(rustix::io::Errno::ROFS)).then(|| {
+        let text = format!(
+            "the file system of {} is read-only: running pods stay, new ones cannot start, and nothing is saved",
+            root.display()
+        );
+        let remedy = "Check the disk and its messages (dmesg), mount it read-write, then restart limpet";
+        Finding::degraded("root directory", text, remedy)
+    })
 }
 
 /// A database that was damaged and set aside.
