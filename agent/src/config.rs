@@ -276,6 +276,8 @@ pub struct Config {
     pub socket: Option<PathBuf>,
     /// `--config`, absolute.
     pub file: Option<PathBuf>,
+    /// `--config-dir`, absolute.
+    pub drop_in_dir: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -344,6 +346,7 @@ impl Default for Config {
             cluster: ClusterSettings::default(),
             socket: None,
             file: None,
+            drop_in_dir: None,
         }
     }
 }

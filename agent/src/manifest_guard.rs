@@ -15,8 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attribution::cgroup_path;
 use crate::config::{Config, GuardSettings};
-use crate::lifecycle::kernel_types;
+use crate::lifecycle::{kernel_types, memory};
 use limpet_host::memory;
+use limpet_telemetry::event::{EventType, Events};
+use limpet_telemetry::metrics::{GuardVerdict, Metrics};
+use crate::store::KeyLocation;
 use limpet_model::attribution::WatchObserver;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{GuardVerdict, Metrics};
@@ -26,6 +29,8 @@ pub const PINS: &str = "/sys/fs/bpf/limpet-guard";
 
 /// Directories of registries that are guarded: the kernel's table has room for some hundred paths.
 const MOST_REGISTRIES: usize = 256;
+/// Directories of drivers of flexVolumes that are guarded.
+const MOST_DRIVERS: usize = 32;
 
 /// Why the configured guard is not on.
 #[derive(Debug, thiserror::Error)]
@@ -119,12 +124,15 @@ fn warn_of_pinned_guard() {
 
 /// The guarded paths of this node.
 fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
-    let images = config.root_dir.join("images");
-    // A path that appears later would not be guarded.
-    std::fs::create_dir_all(&images).map_err(|source| ArmError::Missing { path: images.clone(), source })?;
-    let paths = [config.manifest_path.clone(), Some(config.root_dir.clone()), config.file.clone(), Some(images)];
+    let below_root = ["images", "network"].map(|name| config.root_dir.join(name));
+    for path in &below_root {
+        // A path that appears later would not be guarded.
+        std::fs::create_dir_all(path).map_err(|source| ArmError::Missing { path: path.clone(), source })?;
+    }
+    let paths =
+        [config.manifest_path.clone(), Some(config.root_dir.clone()), config.file.clone(), config.drop_in_dir.clone()];
     let mut guarded = Vec::new();
-    for path in paths.into_iter().flatten() {
+    for path in paths.into_iter().flatten().chain(below_root) {
         let missing = |source| ArmError::Missing { path: path.clone(), source };
         let one = if path.is_dir() { Guarded::directory(&path) } else { Guarded::file(&path) };
         guarded.push(one.map_err(missing)?);
@@ -139,19 +147,45 @@ fn guarded(config: &Config) -> Result<Vec<Guarded>, ArmError> {
     Ok(guarded)
 }
 
-/// What decides, beside the manifests, what runs as root on the node; packages and administrators change it.
+/// What decides, beside the manifests, what runs as root on the node, and what limpet trusts or keeps secret; packages and
+/// administrators change it.
 fn of_the_host(config: &Config) -> Vec<PathBuf> {
     let mut paths = Vec::from_iter(std::env::current_exe());
+    paths.extend(keys(config));
+    paths.push(config.cni_conf_dir.clone());
+    paths.extend(config.cni_bin_dirs.iter().cloned());
+    paths.extend(config.cdi_dirs.iter().cloned());
+    paths.extend(config.credential_providers.iter().map(|provider| provider.program.clone()));
+    paths.extend(config.runtime_binary.clone());
+    paths.extend(
+        config.runtime_classes.values().flat_map(|class| [class.binary.clone(), class.config.clone()]).flatten(),
+    );
+    // A directory for each registry, and for each driver.
+    for (above, most) in [(&config.registry_config_dir, MOST_REGISTRIES), (&config.volume_plugin_dir, MOST_DRIVERS)] {
+        paths.push(above.clone());
+        let below = std::fs::read_dir(above).into_iter().flatten().flatten();
+        paths.extend(below.map(|entry| entry.path()).filter(|path| path.is_dir()).take(most));
+    }
+    // Programs named without a path are searched for in `PATH`.
+    paths.retain(|path| path.is_absolute());
+    paths
+}
+
+/// Certificates, keys and kubeconfigs.
+fn keys(config: &Config) -> Vec<PathBuf> {
+    let mut paths = Vec::new();
     if let Some(url) = &config.manifest_url {
         paths.extend(url.ca_file.clone());
         paths.extend(url.client_files.iter().flat_map(|(certificate, key)| [certificate.clone(), key.clone()]));
     }
-    paths.push(config.cni_conf_dir.clone());
-    paths.extend(config.cni_bin_dirs.iter().cloned());
-    paths.push(config.registry_config_dir.clone());
-    // A directory for each registry.
-    let registries = std::fs::read_dir(&config.registry_config_dir).into_iter().flatten().flatten();
-    paths.extend(registries.map(|entry| entry.path()).filter(|path| path.is_dir()).take(MOST_REGISTRIES));
+    let server = &config.server;
+    paths.extend(server.certificate.iter().flat_map(|(certificate, key)| [certificate.clone(), key.clone()]));
+    paths.extend(server.certificate_dir.iter().chain(&server.client_ca).cloned());
+    paths.extend(config.cluster.kubeconfig.iter().chain(&config.cluster.bootstrap_kubeconfig).cloned());
+    match &config.secret_key {
+        Some(KeyLocation::File(path) | KeyLocation::Encrypted(path)) => paths.push(path.clone()),
+        Some(KeyLocation::Credential(_)) | None => {}
+    }
     paths
 }
 
@@ -230,6 +264,8 @@ impl Armed {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use limpet_bpf::GuardMode;
+    use limpet_containerd::container::runtime::RuntimeClass;
+    use limpet_containerd::image::CredentialProvider;
 
     use crate::source::http::Address;
     use crate::source::http::HttpSettings;
@@ -244,8 +280,24 @@ mod tests {
             root_dir: dir.join("state"),
             manifest_path: Some(dir.join("manifests")),
             file: Some(dir.join("config.yaml")),
+            drop_in_dir: Some(dir.join("drop-ins")),
+            cdi_dirs: vec![dir.join("cdi")],
+            volume_plugin_dir: dir.join("flex"),
             guard: GuardSettings { mode: Some(GuardMode::Containers), ..GuardSettings::default() },
             ..Config::default()
+        }
+    }
+
+    fn provider(program: &Path) -> CredentialProvider {
+        CredentialProvider {
+            name: "provider".to_owned(),
+            program: program.to_owned(),
+            match_images: Vec::new(),
+            default_cache_duration: std::time::Duration::ZERO,
+            api_version: "credentialprovider.kubelet.k8s.io/v1".to_owned(),
+            args: Vec::new(),
+            env: Vec::new(),
+            token_attributes: None,
         }
     }
 
@@ -255,6 +307,7 @@ mod tests {
         let config = config(dir.path());
         std::fs::create_dir_all(dir.path().join("state/pods")).unwrap();
         std::fs::write(dir.path().join("config.yaml"), "").unwrap();
+        std::fs::create_dir(dir.path().join("drop-ins")).unwrap();
         let error = guarded(&config).unwrap_err().to_string();
         assert!(error.contains("manifests") && error.contains("create it before limpet starts"), "{error}");
         std::fs::create_dir(dir.path().join("manifests")).unwrap();
@@ -263,7 +316,8 @@ mod tests {
             let of_kind = guarded.iter().filter(move |one| one.is_directory() == directory);
             of_kind.map(|one| one.path.clone()).collect::<Vec<_>>()
         };
-        assert_eq!(paths(true), ["manifests", "state", "state/images"].map(|name| dir.path().join(name)));
+        let directories = ["manifests", "state", "drop-ins", "state/images", "state/network"];
+        assert_eq!(paths(true), directories.map(|name| dir.path().join(name)));
         // Not the pods' own directories: containers write there.
         assert!(
             paths(false).contains(&dir.path().join("config.yaml")) && paths(false).contains(&dir.path().to_owned())
@@ -274,10 +328,27 @@ mod tests {
     fn what_is_the_hosts_is_guarded_from_pods_as_far_as_it_is_there() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        for name in ["state", "manifests", "cni/net.d", "cni/bin", "certs.d/registry.test"] {
+        for name in
+            ["state", "manifests", "drop-ins", "cni/net.d", "cni/bin", "certs.d/registry.test", "cdi", "flex/a~b"]
+        {
             std::fs::create_dir_all(at(name)).unwrap();
         }
-        for name in ["config.yaml", "certs.d/registry.test/hosts.toml", "ca.pem", "key.pem"] {
+        let files = [
+            "config.yaml",
+            "certs.d/registry.test/hosts.toml",
+            "ca.pem",
+            "key.pem",
+            "tls.crt",
+            "tls.key",
+            "clients.pem",
+            "kubeconfig",
+            "secrets.key",
+            "provider",
+            "runc",
+            "crun",
+            "runsc.toml",
+        ];
+        for name in files {
             std::fs::write(at(name), "").unwrap();
         }
         let url = HttpSettings {
@@ -287,17 +358,58 @@ mod tests {
             ca_file: Some(at("ca.pem")),
             client_files: Some((at("missing.pem"), at("key.pem"))),
         };
-        let config = Config { manifest_url: Some(url), ..config(dir.path()) };
+        let class = RuntimeClass {
+            runtime: "io.containerd.runsc.v1".to_owned(),
+            binary: Some(at("crun")),
+            config: Some(at("runsc.toml")),
+            no_pivot_root: false,
+            no_new_keyring: false,
+            devices: Vec::new(),
+        };
+        let mut config = Config {
+            manifest_url: Some(url),
+            runtime_binary: Some(at("runc")),
+            runtime_classes: [("sandboxed".to_owned(), class)].into(),
+            credential_providers: vec![provider(&at("provider"))],
+            secret_key: Some(KeyLocation::File(at("secrets.key"))),
+            ..config(dir.path())
+        };
+        config.server.certificate = Some((at("tls.crt"), at("tls.key")));
+        config.server.client_ca = Some(at("clients.pem"));
+        config.cluster.kubeconfig = Some(at("kubeconfig"));
         let guarded = guarded(&config).unwrap();
         let of = |from_pods: bool| {
             let found = guarded.iter().filter(move |one| one.is_from_pods() == from_pods);
             let below = found.filter_map(|one| one.path.strip_prefix(dir.path()).ok());
             below.map(|path| path.display().to_string()).filter(|path| !path.is_empty()).collect::<Vec<_>>()
         };
-        let hosts =
-            ["ca.pem", "key.pem", "cni/net.d", "cni", "cni/bin", "cni", "certs.d", "certs.d/registry.test", "certs.d"];
+        let hosts = [
+            "ca.pem",
+            "key.pem",
+            "tls.crt",
+            "tls.key",
+            "clients.pem",
+            "kubeconfig",
+            "secrets.key",
+            "cni/net.d",
+            "cni",
+            "cni/bin",
+            "cni",
+            "cdi",
+            "provider",
+            "runc",
+            "crun",
+            "runsc.toml",
+            "certs.d",
+            "certs.d/registry.test",
+            "certs.d",
+            "flex",
+            "flex/a~b",
+            "flex",
+        ];
         assert_eq!(of(true), hosts);
-        assert_eq!(of(false), ["manifests", "state", "config.yaml", "state/images", "state"]);
+        let own = ["manifests", "state", "config.yaml", "drop-ins", "state/images", "state", "state/network", "state"];
+        assert_eq!(of(false), own);
         let program = std::env::current_exe().unwrap().canonicalize().unwrap();
         assert!(guarded.iter().any(|one| one.path == program && one.is_from_pods()));
     }

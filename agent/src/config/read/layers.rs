@@ -44,6 +44,7 @@ impl ConfigDiagnostics {
             Some(path) => drop_ins(path).map_err(|source| ConfigError::Read { path: path.clone(), source })?,
             None => Vec::new(),
         };
+        config.drop_in_dir = flags.config_dir.as_deref().and_then(|path| std::path::absolute(path).ok());
         if drop_ins.len() > MAX_DROP_INS {
             self.error(None, CONFIG_DIR, format!("has more than {MAX_DROP_INS} files"));
         }

@@ -245,6 +245,7 @@ fn every_supported_key_has_an_effect() {
         },
         socket: None,
         file: Some(directory.join("config.yaml")),
+        drop_in_dir: None,
     };
     assert_eq!(config.unwrap(), expected);
     let open = "config.yaml: authentication.anonymous.enabled: with authorization.mode AlwaysAllow: whoever reaches the \
