@@ -282,7 +282,7 @@ impl Store {
 
     /// Simulates a disk that hangs, until the result is dropped.
     #[cfg(test)]
-    pub(crate) fn hang(&self) -> impl Drop + '_ {
+    pub(crate) fn hang(&self) -> impl Sized + '_ {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

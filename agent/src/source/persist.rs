@@ -164,7 +164,7 @@ impl Persister {
                 writing.is_overdue = true;
                 let seconds = DEADLINE.as_secs();
                 let error = format!("a write to the database has not ended within {seconds} s; changes take effect and are not saved");
-                error!(source = %self.source, error);
+                error!(source = %self.source, error, "saving last good manifests hangs");
                 self.pulse.set_persist_error(Some(error));
                 return;
             }

@@ -161,7 +161,7 @@ impl<'a> Rig<'a> {
             }
             last = match self.look(subjects) {
                 Ok(mut differences) => {
-                    // A logger that was killed comes back with the next run of its container.
+                    // One that was killed before the agent followed it may come back with the next run of its container.
                     let killed = fault.is_some_and(|fault| fault.harm == Harm::KillLogger);
                     differences.retain(|difference| !killed || !difference.starts_with("loggers:"));
                     differences.join("\n")
