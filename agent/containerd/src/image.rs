@@ -26,6 +26,7 @@ mod credential_provider;
 mod document;
 mod error;
 mod flight;
+mod go_json;
 mod http;
 mod import;
 mod inventory;

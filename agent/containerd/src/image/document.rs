@@ -1,10 +1,13 @@
 //! Image indexes, manifests and configurations: parsed from untrusted, bounded input, and values derived from them.
 
 use limpet_model::hex::hex;
-use oci_spec::image::{Descriptor, ImageConfiguration, ImageIndex, ImageManifest};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
+use oci_spec::image::{
+    Descriptor, ImageConfiguration, ImageIndex, ImageIndexBuilder, ImageManifest, ImageManifestBuilder, MediaType,
+};
+use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
+
+use super::go_json::{self, Member, Shape, always, may};
 
 /// The largest manifest, index or configuration that is read: the limit of registries.
 pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
@@ -30,50 +33,124 @@ pub(super) enum Document {
     Manifest(Box<ImageManifest>),
 }
 
-/// The members that distinguish the kinds of documents.
-#[derive(Deserialize)]
-struct Shape {
-    manifests: Option<IgnoredAny>,
-    config: Option<IgnoredAny>,
-    layers: Option<IgnoredAny>,
-    #[serde(rename = "fsLayers")]
-    fs_layers: Option<IgnoredAny>,
-}
+/// The members of a platform. Its `os.version` and `os.features` are of other systems.
+const PLATFORM: Shape =
+    Shape::Struct(&[always("architecture", Shape::Text), always("os", Shape::Text), may("variant", Shape::Text)]);
+
+/// The members of a descriptor.
+const DESCRIPTOR: &[Member] = &[
+    always("mediaType", Shape::Text),
+    always("digest", Shape::Text),
+    always("size", Shape::Integer),
+    may("annotations", Shape::Map(&Shape::Text)),
+    may("platform", PLATFORM),
+];
+
+/// The members of manifests and indexes; those that a document has decide which it is.
+static DOCUMENT: Shape = Shape::Struct(&[
+    may("mediaType", Shape::Text),
+    may("manifests", Shape::List(&Shape::Struct(DESCRIPTOR))),
+    may("config", Shape::Struct(DESCRIPTOR)),
+    may("layers", Shape::List(&Shape::Struct(DESCRIPTOR))),
+    may("fsLayers", Shape::List(&Shape::Struct(&[]))),
+]);
+
+/// The members of a configuration that a container needs.
+static CONFIGURATION: Shape = Shape::Struct(&[
+    always("architecture", Shape::Text),
+    always("os", Shape::Text),
+    may("variant", Shape::Text),
+    may(
+        "config",
+        Shape::Struct(&[
+            may("User", Shape::Text),
+            may("ExposedPorts", Shape::Map(&Shape::Struct(&[]))),
+            may("Env", Shape::List(&Shape::Text)),
+            may("Entrypoint", Shape::List(&Shape::Text)),
+            may("Cmd", Shape::List(&Shape::Text)),
+            may("Volumes", Shape::Map(&Shape::Struct(&[]))),
+            may("WorkingDir", Shape::Text),
+            may("Labels", Shape::Map(&Shape::Text)),
+            may("StopSignal", Shape::Text),
+        ]),
+    ),
+    always("rootfs", Shape::Struct(&[always("type", Shape::Text), always("diff_ids", Shape::List(&Shape::Text))])),
+]);
 
 impl Document {
     /// Parses a manifest or an index; the members decide, and a document that could be both is refused, because different
     /// clients would interpret it as different images.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let shape: Shape = serde_json::from_slice(bytes).map_err(|error| format!("manifest is not JSON: {error}"))?;
-        let Shape { manifests, config, layers, fs_layers } = shape;
-        match (manifests.is_some(), config.is_some() || layers.is_some()) {
+        let document = go_json::value(bytes, &DOCUMENT).map_err(|error| format!("manifest is not JSON: {error}"))?;
+        let Value::Object(document) = document else { return Err("manifest is not an object".to_owned()) };
+        let is_index = document.contains_key("manifests");
+        match (is_index, document.contains_key("config") || document.contains_key("layers")) {
             (true, true) => Err("ambiguous manifest: both an index and an image".to_owned()),
-            (true, false) => {
-                let index: ImageIndex = serde_json::from_slice(bytes).map_err(|error| format!("index: {error}"))?;
-                if index.manifests().len() > MAX_MANIFESTS {
-                    return Err(format!("index has {} entries, at most {MAX_MANIFESTS}", index.manifests().len()));
-                }
-                index.manifests().iter().try_for_each(check)?;
-                Ok(Self::Index(Box::new(index)))
-            }
-            (false, true) => {
-                let manifest: ImageManifest =
-                    serde_json::from_slice(bytes).map_err(|error| format!("manifest: {error}"))?;
-                let count = manifest.layers().len();
-                if count > MAX_LAYERS {
-                    return Err(format!("manifest has {count} layers, at most {MAX_LAYERS}"));
-                }
-                check(manifest.config())?;
-                manifest.layers().iter().try_for_each(check)?;
-                if manifest.config().size() > MAX_DOCUMENT {
-                    return Err(format!("configuration of {} bytes is too large", manifest.config().size()));
-                }
-                Ok(Self::Manifest(Box::new(manifest)))
-            }
-            (false, false) if fs_layers.is_some() => Err("schema 1 manifest is not supported".to_owned()),
+            (false, false) if document.contains_key("fsLayers") => Err("schema 1 manifest is not supported".to_owned()),
             (false, false) => Err("neither an image manifest nor an index".to_owned()),
+            (true, false) => parse_index(document),
+            (false, true) => parse_manifest(document),
         }
     }
+}
+
+fn parse_index(mut index: Map<String, Value>) -> Result<Document, String> {
+    let entries = match index.remove("manifests") {
+        Some(Value::Array(entries)) => entries,
+        _ => Vec::new(),
+    };
+    if entries.len() > MAX_MANIFESTS {
+        return Err(format!("index has {} entries, at most {MAX_MANIFESTS}", entries.len()));
+    }
+    let mut usable = Vec::with_capacity(entries.len());
+    let mut problem = None;
+    for entry in entries {
+        match descriptor(entry) {
+            Ok(descriptor) => usable.push(descriptor),
+            // It is perhaps another platform's.
+            Err(error) => problem = Some(error),
+        }
+    }
+    if let (true, Some(problem)) = (usable.is_empty(), problem) {
+        return Err(format!("index: {problem}"));
+    }
+    let mut parsed = ImageIndexBuilder::default().schema_version(2_u32).manifests(usable);
+    if let Some(media_type) = own_media_type(&index) {
+        parsed = parsed.media_type(media_type);
+    }
+    Ok(Document::Index(Box::new(parsed.build().map_err(|error| format!("index: {error}"))?)))
+}
+
+fn parse_manifest(mut manifest: Map<String, Value>) -> Result<Document, String> {
+    let in_manifest = |error| format!("manifest: {error}");
+    let layers = match manifest.remove("layers") {
+        Some(Value::Array(layers)) => layers,
+        _ => Vec::new(),
+    };
+    if layers.len() > MAX_LAYERS {
+        return Err(format!("manifest has {} layers, at most {MAX_LAYERS}", layers.len()));
+    }
+    let layers = layers.into_iter().map(descriptor).collect::<Result<Vec<_>, _>>().map_err(in_manifest)?;
+    let config = descriptor(manifest.remove("config").unwrap_or_default()).map_err(in_manifest)?;
+    if config.size() > MAX_DOCUMENT {
+        return Err(format!("configuration of {} bytes is too large", config.size()));
+    }
+    let mut parsed = ImageManifestBuilder::default().schema_version(2_u32).config(config).layers(layers);
+    if let Some(media_type) = own_media_type(&manifest) {
+        parsed = parsed.media_type(media_type);
+    }
+    Ok(Document::Manifest(Box::new(parsed.build().map_err(|error| format!("manifest: {error}"))?)))
+}
+
+/// The media type that a document names itself.
+fn own_media_type(document: &Map<String, Value>) -> Option<MediaType> {
+    document.get("mediaType")?.as_str().filter(|own| !own.is_empty()).map(MediaType::from)
+}
+
+fn descriptor(value: Value) -> Result<Descriptor, String> {
+    let descriptor: Descriptor = serde_json::from_value(value).map_err(|error| error.to_string())?;
+    check(&descriptor)?;
+    Ok(descriptor)
 }
 
 /// Checks a descriptor: only SHA-256 is verified by every containerd, and its size must be valid.
@@ -90,7 +167,7 @@ fn check(descriptor: &Descriptor) -> Result<(), String> {
 /// Reads an image's configuration and checks that it belongs to the manifest.
 pub(super) fn parse_config(bytes: &[u8], manifest: &ImageManifest) -> Result<ImageConfiguration, String> {
     let config: ImageConfiguration =
-        serde_json::from_slice(bytes).map_err(|error| format!("image configuration: {error}"))?;
+        go_json::read(bytes, &CONFIGURATION).map_err(|error| format!("image configuration: {error}"))?;
     let (layers, diff_ids) = (manifest.layers().len(), config.rootfs().diff_ids());
     if layers != diff_ids.len() {
         return Err(format!("manifest has {layers} layers, its configuration {}", diff_ids.len()));
@@ -157,65 +234,4 @@ pub(super) fn chain_ids(diff_ids: &[String]) -> Vec<String> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn descriptor(size: u64) -> serde_json::Value {
-        json!({"mediaType": "application/vnd.oci.image.layer.v1.tar", "size": size, "digest": sha256(&size.to_le_bytes())})
-    }
-
-    #[test]
-    fn chain_ids_follow_the_specification() {
-        let (a, b, c) = (sha256(b"a"), sha256(b"b"), sha256(b"c"));
-        let ab = sha256(format!("{a} {b}").as_bytes());
-        let abc = sha256(format!("{ab} {c}").as_bytes());
-        assert_eq!(chain_ids(&[a.clone(), b, c]), [a, ab, abc]);
-        assert!(chain_ids(&[]).is_empty());
-        assert_eq!(sha256(b""), "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-    }
-
-    #[test]
-    fn documents_are_distinguished_by_their_members() {
-        let manifest = json!({"schemaVersion": 2, "config": descriptor(1), "layers": [descriptor(2)]});
-        let index = json!({"schemaVersion": 2, "manifests": [descriptor(3)]});
-        let parse = |value: &serde_json::Value| Document::parse(value.to_string().as_bytes());
-        assert!(matches!(parse(&manifest), Ok(Document::Manifest(_))));
-        assert!(matches!(parse(&index), Ok(Document::Index(_))));
-        let mut both = manifest.clone();
-        both["manifests"] = json!([]);
-        let many: Vec<_> = (0..200).map(descriptor).collect();
-        let table = [
-            (both, "ambiguous"),
-            (json!({"schemaVersion": 1, "fsLayers": []}), "schema 1"),
-            (json!({}), "neither"),
-            (json!([]), "not JSON"),
-            (json!({"schemaVersion": 2, "config": descriptor(1), "layers": many}), "200 layers"),
-            (json!({"schemaVersion": 2, "config": descriptor(5 << 20), "layers": []}), "too large"),
-            (json!({"schemaVersion": 2, "config": descriptor(1), "layers": [descriptor(1 << 50)]}), "claims"),
-            (json!({"schemaVersion": 2, "manifests": [{"mediaType": "a", "size": 1, "digest": "../../etc"}]}), "index"),
-        ];
-        for (value, expected) in table {
-            let error = parse(&value).unwrap_err();
-            assert!(error.contains(expected), "{expected}: {error}");
-        }
-        let deep = "[".repeat(100_000);
-        assert!(Document::parse(deep.as_bytes()).is_err());
-        let deep = format!("{{\"manifests\": {}{}}}", "[".repeat(50_000), "]".repeat(50_000));
-        assert!(Document::parse(deep.as_bytes()).is_err());
-    }
-
-    #[test]
-    fn a_configuration_must_match_its_manifest() {
-        let manifest = json!({"schemaVersion": 2, "config": descriptor(1), "layers": [descriptor(2)]});
-        let manifest: ImageManifest = serde_json::from_value(manifest).unwrap();
-        let config = |ids: serde_json::Value| {
-            let json = json!({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": ids},
-                "config": {"Entrypoint": null, "Cmd": ["sh"], "Env": null, "Volumes": null, "ExposedPorts": null}});
-            parse_config(json.to_string().as_bytes(), &manifest)
-        };
-        assert!(config(json!([sha256(b"x")])).is_ok(), "{:?}", config(json!([sha256(b"x")])));
-        assert!(config(json!([])).unwrap_err().contains("configuration 0"));
-        assert!(config(json!(["sha256:../x"])).unwrap_err().contains("layer id"));
-    }
-}
+mod tests;

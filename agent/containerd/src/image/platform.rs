@@ -2,6 +2,9 @@
 
 use oci_spec::image::{Descriptor, Platform};
 
+/// The rank of a platform whose programs this node's processor may run beside its own.
+const FOREIGN: u8 = 100;
+
 /// The node's platform, in the form of image indexes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostPlatform {
@@ -39,18 +42,22 @@ impl HostPlatform {
 
     /// How well `platform` matches, smaller is better; `None`: not at all.
     fn rank(&self, platform: &Platform) -> Option<u8> {
-        if platform.os().to_string() != "linux" || platform.architecture().to_string() != self.architecture {
+        let os = platform.os().to_string();
+        if !os.is_empty() && !os.eq_ignore_ascii_case("linux") {
             return None;
         }
-        let variant = platform.variant().as_deref().filter(|v| !v.is_empty());
-        match (self.architecture, variant) {
-            // Without a variant v7 and v8 are assumed; an older version runs too, a newer one may not.
-            ("arm", variant) => self.arm_gap(variant.unwrap_or("v7")),
-            ("arm64", variant) => self.arm_gap(variant.unwrap_or("v8")),
-            (_, None) => Some(0),
-            ("amd64", Some("v1")) => Some(1),
-            // v2 to v4 need instructions the node may lack.
-            (_, Some(_)) => None,
+        let variant = platform.variant().as_deref().unwrap_or_default();
+        let (architecture, variant) = normal(&platform.architecture().to_string(), variant);
+        match (self.architecture, architecture.as_str(), variant.as_str()) {
+            ("arm", "arm", variant) => self.arm_gap(variant),
+            ("arm64", "arm64", variant) => self.arm_gap(variant),
+            ("amd64", "amd64", "v1") => Some(1),
+            // As containerd: the older instruction set, if there is nothing better.
+            ("amd64", "386", "") => Some(FOREIGN),
+            ("arm64", "arm", variant) => self.arm_gap(variant).map(|gap| FOREIGN.saturating_add(gap)),
+            // v2 to v4 of amd64 need instructions the node may lack.
+            (host, other, "") if host == other => Some(0),
+            _ => None,
         }
     }
 
@@ -67,6 +74,27 @@ impl HostPlatform {
         });
         ranked.min_by_key(|(rank, _)| *rank).map(|(_, descriptor)| descriptor)
     }
+}
+
+/// An architecture and its variant by their usual names, as containerd normalises them. Without a variant arm is v7 and
+/// arm64 is v8.
+fn normal(architecture: &str, variant: &str) -> (String, String) {
+    let (architecture, mut variant) = (architecture.to_ascii_lowercase(), variant.to_ascii_lowercase());
+    let (architecture, usual) = match architecture.as_str() {
+        "i386" => return ("386".to_owned(), String::new()),
+        "armhf" => return ("arm".to_owned(), "v7".to_owned()),
+        "armel" => return ("arm".to_owned(), "v6".to_owned()),
+        "x86_64" | "x86-64" => ("amd64".to_owned(), ""),
+        "aarch64" | "arm64" => ("arm64".to_owned(), "v8"),
+        "arm" => (architecture, "v7"),
+        _ => (architecture, ""),
+    };
+    if variant.is_empty() {
+        usual.clone_into(&mut variant);
+    } else if variant.bytes().all(|byte| byte.is_ascii_digit()) {
+        variant.insert(0, 'v');
+    }
+    (architecture, variant)
 }
 
 impl std::fmt::Display for HostPlatform {
@@ -115,6 +143,14 @@ mod tests {
             ("arm", "armv6l", &["linux/arm/v7"], None),
             ("arm", "aarch64", &["linux/arm64", "linux/arm/v6"], Some(1)),
             ("riscv64", "riscv64", &["linux/riscv64"], Some(0)),
+            ("x86_64", "x86_64", &["Linux/x86_64"], Some(0)),
+            ("x86_64", "x86_64", &["/amd64"], Some(0)),
+            ("x86_64", "x86_64", &["linux/386", "linux/amd64"], Some(1)),
+            ("x86_64", "x86_64", &["linux/arm64", "linux/386"], Some(1)),
+            ("aarch64", "aarch64", &["linux/arm/v6", "linux/arm/v7", "linux/amd64"], Some(1)),
+            ("aarch64", "aarch64", &["linux/aarch64/8"], Some(0)),
+            ("arm", "armv7l", &["linux/armel", "linux/armhf"], Some(1)),
+            ("arm", "armv7l", &["linux/arm/5", "linux/arm/6"], Some(1)),
         ];
         for (architecture, machine, offered, wanted) in table {
             let offered = manifests(offered);
