@@ -3,10 +3,12 @@
 //! No entry of an archive is written to a path on this node: entries are known by their name inside the archive only, and
 //! all counts and sizes are bounded.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
+use std::rc::Rc;
 
 use bytes::Bytes;
 use oci_spec::image::Descriptor;
@@ -16,6 +18,7 @@ use tokio::sync::mpsc;
 
 use super::document::{self, Document, MAX_DOCUMENT, MAX_LAYERS};
 use super::error::ImageError;
+use super::go_json::{self, Shape, always};
 use super::platform::HostPlatform;
 use limpet_model::image_name::normalize;
 
@@ -23,6 +26,8 @@ use limpet_model::image_name::normalize;
 const MAX_ENTRIES: usize = 16_384;
 /// The most images in one archive.
 const MAX_IMAGES: usize = 256;
+/// The most bytes of headers before one entry; names and their extensions take a few hundred.
+const MAX_HEADERS: u64 = 1 << 20;
 /// Bytes read at once.
 const CHUNK: usize = 256 << 10;
 
@@ -53,23 +58,45 @@ pub(super) fn read(path: &Path, out: &mpsc::Sender<ArchivePart>) -> Result<(), S
     } else {
         Box::new(file)
     };
-    let mut archive = tar::Archive::new(reader);
-    // Raw: extensions for long names are not read into memory; no name in an image archive is that long.
-    let entries = archive.entries().map_err(|error| error.to_string())?.raw(true);
+    let left = Rc::new(Cell::new(MAX_HEADERS));
+    let mut archive = tar::Archive::new(Metered { reader, left: Rc::clone(&left) });
+    let entries = archive.entries().map_err(|error| error.to_string())?;
     for (count, entry) in entries.enumerate() {
         if count >= MAX_ENTRIES {
             return Err(format!("more than {MAX_ENTRIES} entries"));
         }
-        let entry = entry.map_err(|error| format!("not a whole tar: {error}"))?;
-        if !read_entry(entry, out)? {
+        let mut entry = entry.map_err(|error| format!("not a whole tar: {error}"))?;
+        left.set(u64::MAX);
+        if !read_entry(&mut entry, out)? {
             break;
         }
+        io::copy(&mut entry, &mut io::sink()).map_err(|error| format!("not a whole tar: {error}"))?;
+        left.set(MAX_HEADERS);
     }
     Ok(())
 }
 
+/// Bounds what is read of an archive before the next entry: the reader of tar keeps extensions, such as long names, in memory.
+struct Metered {
+    reader: Box<dyn Read>,
+    left: Rc<Cell<u64>>,
+}
+
+impl Read for Metered {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.left.get();
+        if left == 0 {
+            return Err(io::Error::other(format!("an entry's headers are larger than {MAX_HEADERS} bytes")));
+        }
+        let length = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let read = self.reader.read(buffer.get_mut(..length).unwrap_or_default())?;
+        self.left.set(left.saturating_sub(read as u64));
+        Ok(read)
+    }
+}
+
 /// Sends one entry; `false` when the receiver is gone.
-fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<ArchivePart>) -> Result<bool, String> {
+fn read_entry(entry: &mut tar::Entry<'_, Metered>, out: &mpsc::Sender<ArchivePart>) -> Result<bool, String> {
     let name = own_name(&entry.path_bytes());
     let kind = entry.header().entry_type();
     if kind.is_symlink() || kind.is_hard_link() {
@@ -90,15 +117,9 @@ fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Archi
         entry.read_to_end(&mut bytes).map_err(|error| format!("{name}: {error}"))?;
         return Ok(out.blocking_send(ArchivePart::List { name: list, bytes }).is_ok());
     }
+    // Every other name is a blob: `<id>/layer.tar`, `<id>.json`, `sha256:<id>`, `<id>.tar.gz`, as each builder likes.
     let digest = name.strip_prefix("blobs/sha256/").map(|hex| format!("sha256:{hex}"));
-    let wanted = match &digest {
-        Some(digest) => document::is_sha256(digest),
-        // `docker save` before version 25: `<id>/layer.tar`, `<id>.json`.
-        None => name.ends_with(".tar") || name.ends_with(".json"),
-    };
-    if !wanted {
-        return Ok(true);
-    }
+    let digest = digest.filter(|digest| document::is_sha256(digest));
     if out.blocking_send(ArchivePart::Blob { name: name.clone(), size, digest }).is_err() {
         return Ok(false);
     }
@@ -119,7 +140,8 @@ fn read_entry(mut entry: tar::Entry<'_, Box<dyn Read>>, out: &mpsc::Sender<Archi
 /// A name in the form of the archive's lists.
 fn own_name(bytes: &[u8]) -> String {
     let name = String::from_utf8_lossy(bytes);
-    name.strip_prefix("./").unwrap_or(&name).trim_end_matches('/').to_owned()
+    let parts: Vec<&str> = name.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+    parts.join("/")
 }
 
 /// Resolves a relative link at `name` inside the archive.
@@ -214,10 +236,16 @@ pub(super) enum Target {
 #[serde(rename_all = "PascalCase")]
 struct DockerManifest {
     config: String,
-    #[serde(default)]
-    repo_tags: Option<Vec<String>>,
+    repo_tags: Vec<String>,
     layers: Vec<String>,
 }
+
+/// `manifest.json`.
+static DOCKER_MANIFESTS: Shape = Shape::List(&Shape::Struct(&[
+    always("Config", Shape::Text),
+    always("RepoTags", Shape::List(&Shape::Text)),
+    always("Layers", Shape::List(&Shape::Text)),
+]));
 
 impl ArchiveContents {
     /// The images and their names.
@@ -243,7 +271,7 @@ impl ArchiveContents {
 
     fn saved_images(&self, bytes: &[u8]) -> Result<Vec<ArchivedImage>, String> {
         let saved: Vec<DockerManifest> =
-            serde_json::from_slice(bytes).map_err(|error| format!("manifest.json: {error}"))?;
+            go_json::read(bytes, &DOCKER_MANIFESTS).map_err(|error| format!("manifest.json: {error}"))?;
         let mut found = Vec::new();
         for image in saved {
             if image.layers.len() > MAX_LAYERS {
@@ -252,7 +280,7 @@ impl ArchiveContents {
             let config = self.blob(&image.config)?.clone();
             let layers = image.layers.iter().map(|name| self.blob(name).cloned());
             let layers: Vec<StoredBlob> = layers.collect::<Result<_, _>>()?;
-            for tag in image.repo_tags.unwrap_or_default() {
+            for tag in image.repo_tags {
                 let name = normalize(&tag).map_err(|error| error.to_string())?;
                 found.push(ArchivedImage {
                     name,
@@ -311,63 +339,4 @@ fn name_of(descriptor: &Descriptor) -> Result<Option<String>, ImageError> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-    use serde_json::json;
-
-    fn stored(text: &str) -> StoredBlob {
-        StoredBlob { digest: document::sha256(text.as_bytes()), size: 1, layer_type: layer_type(b"") }
-    }
-
-    fn names(contents: &ArchiveContents) -> Vec<String> {
-        contents.images().unwrap().into_iter().map(|found| found.name).collect()
-    }
-
-    #[test]
-    fn links_stay_inside_the_archive() {
-        assert_eq!(resolve_link("a/layer.tar", "../b/layer.tar"), "b/layer.tar");
-        assert_eq!(resolve_link("a/layer.tar", "../../../../etc/passwd"), "etc/passwd");
-        assert_eq!(own_name(b"./blobs/sha256/x"), "blobs/sha256/x");
-    }
-
-    #[test]
-    fn docker_save_names_and_layers_are_found() {
-        let list = json!([{"Config": "c.json", "RepoTags": ["demo:1", "127.0.0.1:5000/demo:2"],
-            "Layers": ["a/layer.tar", "b/layer.tar"]}, {"Config": "c.json", "RepoTags": null, "Layers": []}]);
-        let mut contents = ArchiveContents::default();
-        contents.lists.insert("manifest.json", list.to_string().into_bytes());
-        contents.blobs.insert("c.json".into(), stored("config"));
-        contents.blobs.insert("a/layer.tar".into(), stored("a"));
-        assert!(contents.images().unwrap_err().contains("b/layer.tar"));
-        contents.links.insert("b/layer.tar".into(), "a/layer.tar".into());
-        assert_eq!(names(&contents), ["docker.io/library/demo:1", "127.0.0.1:5000/demo:2"]);
-        let Target::Assemble { layers, .. } = contents.images().unwrap().remove(0).target else { panic!() };
-        assert_eq!(layers, [stored("a"), stored("a")]);
-        contents.links.insert("x".into(), "y".into());
-        contents.links.insert("y".into(), "x".into());
-        assert!(contents.blob("x").is_err());
-    }
-
-    #[test]
-    fn an_oci_layout_is_named_by_its_annotations() {
-        let entry = |annotations: serde_json::Value| {
-            json!({"mediaType": "application/vnd.oci.image.manifest.v1+json", "size": 1,
-                "digest": document::sha256(annotations.to_string().as_bytes()), "annotations": annotations})
-        };
-        let with = |entries: Vec<serde_json::Value>| {
-            let mut contents = ArchiveContents::default();
-            let index = json!({"schemaVersion": 2, "manifests": entries});
-            contents.lists.insert("index.json", index.to_string().into_bytes());
-            contents
-        };
-        let full = entry(json!({"io.containerd.image.name": "q.io/a:1", "org.opencontainers.image.ref.name": "1"}));
-        let oci = entry(json!({"org.opencontainers.image.ref.name": "localhost/b:2"}));
-        let tag = entry(json!({"org.opencontainers.image.ref.name": "latest"}));
-        assert_eq!(names(&with(vec![full.clone(), oci, tag.clone()])), ["localhost/b:2", "q.io/a:1"]);
-        assert!(with(vec![tag]).images().unwrap_err().contains("no image in it has a name"));
-        assert!(ArchiveContents::default().images().unwrap_err().contains("not an image archive"));
-        let mut other = full.clone();
-        other["platform"] = json!({"os": "linux", "architecture": "mips"});
-        assert_eq!(names(&with(vec![other, full])), ["q.io/a:1"]);
-    }
-}
+mod tests;
