@@ -11,6 +11,7 @@ use base64::engine::DecodePaddingMode;
 use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig};
 use serde::{Deserialize, Serialize};
 
+use super::go_json::{self, Shape, always};
 use limpet_model::object::ObjectRecord;
 use limpet_model::pull_credential::{self, PullCredential, PullSecret};
 
@@ -68,25 +69,39 @@ impl std::fmt::Debug for Credentials {
     }
 }
 
-#[derive(Default, Deserialize)]
+/// The members of an entry.
+const ENTRY: Shape = Shape::Struct(&[
+    always("auth", Shape::Text),
+    always("username", Shape::Text),
+    always("password", Shape::Text),
+    always("identitytoken", Shape::Text),
+]);
+
+/// The members of a `config.json`.
+static DOCKER_CONFIG: Shape = Shape::Struct(&[
+    always("auths", ENTRIES),
+    always("credHelpers", Shape::Map(&Shape::Text)),
+    always("credsStore", Shape::Text),
+]);
+
+/// The older format, which is the entries alone.
+static DOCKER_CFG: Shape = ENTRIES;
+
+const ENTRIES: Shape = Shape::Map(&ENTRY);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct DockerConfig {
-    #[serde(default)]
     auths: HashMap<String, Entry>,
-    #[serde(default, rename = "credHelpers")]
     cred_helpers: HashMap<String, String>,
-    #[serde(default, rename = "credsStore")]
-    creds_store: Option<String>,
+    creds_store: String,
 }
 
-#[derive(Default, Deserialize)]
+#[derive(Deserialize)]
 struct Entry {
-    #[serde(default)]
     auth: String,
-    #[serde(default)]
     username: String,
-    #[serde(default)]
     password: String,
-    #[serde(default)]
     identitytoken: String,
 }
 
@@ -96,7 +111,9 @@ impl Entry {
             return Some(Credentials::IdentityToken(self.identitytoken));
         }
         if !self.auth.is_empty() {
-            let decoded = String::from_utf8(BASE64.decode(self.auth.trim()).ok()?).ok()?;
+            // As Go: line breaks in it do not count.
+            let encoded: String = self.auth.trim().chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
+            let decoded = String::from_utf8(BASE64.decode(encoded).ok()?).ok()?;
             let (user, password) = decoded.split_once(':')?;
             // Some tools pad with NUL.
             let (user, password) = (user.to_owned(), password.trim_end_matches('\0').to_owned());
@@ -158,7 +175,7 @@ impl Keyring {
         if whole {
             self.add(entry.bytes.expose(), &origin);
         } else {
-            let auths: Result<HashMap<String, Entry>, _> = serde_json::from_slice(entry.bytes.expose());
+            let auths: Result<HashMap<String, Entry>, _> = go_json::read(entry.bytes.expose(), &DOCKER_CFG);
             match auths {
                 Ok(auths) => self.add_entries(auths, &origin),
                 Err(error) => self.complain(&error, &origin),
@@ -188,11 +205,11 @@ impl Keyring {
     }
 
     fn add(&mut self, text: &[u8], origin: &str) {
-        let config: DockerConfig = match serde_json::from_slice(text) {
+        let config: DockerConfig = match go_json::read(text, &DOCKER_CONFIG) {
             Ok(config) => config,
             Err(error) => return self.complain(&error, origin),
         };
-        if config.creds_store.is_some_and(|store| !store.is_empty()) || !config.cred_helpers.is_empty() {
+        if !config.creds_store.is_empty() || !config.cred_helpers.is_empty() {
             self.complaints.push(format!("{origin}: credential helpers are not supported"));
         }
         self.add_entries(config.auths, origin);

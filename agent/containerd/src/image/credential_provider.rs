@@ -255,21 +255,16 @@ struct Response {
     _api_version: String,
     #[serde(rename = "kind")]
     _kind: String,
-    #[serde(default)]
-    cache_key_type: String,
-    #[serde(default)]
+    cache_key_type: Option<String>,
     cache_duration: Option<String>,
-    #[serde(default)]
-    auth: Option<BTreeMap<String, AuthConfig>>,
+    auth: Option<BTreeMap<String, Option<AuthConfig>>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct AuthConfig {
-    #[serde(default)]
-    username: String,
-    #[serde(default)]
-    password: String,
+    username: Option<String>,
+    password: Option<String>,
 }
 
 impl Answer {
@@ -287,7 +282,7 @@ impl Answer {
             return Err(format!("it answered with kind {:?} instead of CredentialProviderResponse", meta.kind));
         }
         let response: Response = serde_json::from_slice(text).map_err(at)?;
-        let scope = match response.cache_key_type.as_str() {
+        let scope = match response.cache_key_type.as_deref().unwrap_or_default() {
             "Image" => Scope::Image,
             "Registry" => Scope::Registry,
             "Global" => Scope::Global,
@@ -301,7 +296,9 @@ impl Answer {
         };
         let auth = response.auth.unwrap_or_default().into_iter();
         let entries = auth.map(|(pattern, auth)| {
-            (auth::normal_key(&pattern), Credentials::Password { user: auth.username, password: auth.password })
+            let AuthConfig { username, password } = auth.unwrap_or_default();
+            let (user, password) = (username.unwrap_or_default(), password.unwrap_or_default());
+            (auth::normal_key(&pattern), Credentials::Password { user, password })
         });
         Ok(Self { scope, lasts, entries: entries.collect() })
     }

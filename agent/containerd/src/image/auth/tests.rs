@@ -66,6 +66,32 @@ fn every_form_of_credentials_is_read() {
     assert!(!format!("{password:?}").contains("pa:ss"));
 }
 
+#[test]
+fn members_are_read_as_by_go() {
+    let entries = [
+        r#"{"auth": "dTpw", "email": null}"#,
+        r#"{"auth": "dTpw", "username": null, "password": null, "identitytoken": null}"#,
+        r#"{"Auth": "dTpw", "email": 5, "auths": []}"#,
+        r#"{"auth": null, "username": "u", "password": "p"}"#,
+        r#"{"auth": "", "AUTH": "dT\npw\n"}"#,
+    ];
+    let wanted = Credentials::Password { user: "u".into(), password: "p".into() };
+    for entry in entries {
+        let files = [
+            format!(r#"{{"auths": {{"q.io": {entry}, "other.io": null}}}}"#),
+            format!(r#"{{"auths": null, "Auths": {{"q.io": {entry}}}, "credHelpers": null, "credsStore": null}}"#),
+            format!(r#"{{"HttpHeaders": {{"a": 1}}, "credHelpers": {{}}, "auths": {{"q.io": {entry}}}}}"#),
+        ];
+        for file in files {
+            let ring = keyring(&file);
+            assert_eq!(ring.find("q.io", "x", 0).map(|found| &found.credentials), Some(&wanted), "{file}");
+        }
+        let secret = secret("dockercfg", ".dockercfg", &format!(r#"{{"q.io": {entry}, "other.io": null}}"#));
+        let ring = Keyring::of(&[secret], &[], &[]);
+        assert_eq!(ring.find("q.io", "x", 0).map(|found| &found.credentials), Some(&wanted), "{entry}");
+    }
+}
+
 fn secret(kind: &str, key: &str, text: &str) -> Arc<ObjectRecord> {
     let value = serde_json::json!({"kind": "Secret", "metadata": {"name": "pull", "uid": "u"},
         "type": format!("kubernetes.io/{kind}"), "stringData": {key: text}});
@@ -121,7 +147,7 @@ fn an_invalid_pull_secret_is_reported_without_its_values() {
     let ring = Keyring::of(&[other, broken], &[], &[]);
     let wanted = [
         "Secret default/pull is not of a type for registry credentials",
-        "Secret default/pull: not docker's format at 1:22",
+        "Secret default/pull: not docker's format at 1:23",
     ];
     assert_eq!(ring.complaints, wanted);
 }
