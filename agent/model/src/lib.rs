@@ -26,6 +26,7 @@ pub mod probe;
 pub mod process;
 pub mod pull_credential;
 pub mod pull_progress;
+pub mod retry_after;
 pub mod sandbox;
 pub mod selinux;
 pub mod service_account;

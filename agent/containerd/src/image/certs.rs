@@ -1,9 +1,10 @@
 //! The registry hosts of an image: containerd's `certs.d`, with containerd's rules.
 //!
-//! `<dir>/<host[:port]>/hosts.toml` or `<dir>/_default/hosts.toml` name mirrors, tried in the order of the file, and the
-//! server, tried last. Without a file the registry itself is used. Of containerd's keys `capabilities`, `ca`,
-//! `client`, `skip_verify`, `header`, `override_path` and `server` are supported.
+//! `hosts.toml` in `<dir>/<host[:port]>` or `<dir>/_default` names mirrors, tried in the order of the file, and the
+//! server, tried last. Of containerd's keys `capabilities`, `ca`, `client`, `skip_verify`, `header`, `override_path` and
+//! `server` are supported. Without that file the registry itself is used, with the certificates in the directory.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -12,12 +13,16 @@ use super::error::ImageError;
 
 /// The largest `hosts.toml` that is read.
 const MAX_FILE: u64 = 1 << 20;
+/// The most files that are looked at in a directory of certificates.
+const MAX_CERTIFICATE_FILES: usize = 1024;
 
 /// One registry host: the base URL of its API and its connection settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Endpoint {
     /// `https://registry-1.docker.io/v2`, without a slash at the end.
     pub(super) base: String,
+    /// The same with another protocol, which is tried if the first is not spoken there.
+    pub(super) other_base: Option<String>,
     /// `host[:port]`, for credentials and messages.
     pub(super) host: String,
     /// May resolve tags.
@@ -43,6 +48,7 @@ impl Endpoint {
     fn default_for(host: &str) -> Self {
         let mut endpoint = Self {
             base: String::new(),
+            other_base: None,
             host: host.to_owned(),
             resolve: true,
             pull: true,
@@ -61,18 +67,29 @@ impl Endpoint {
         let (address, port) = split_port(host);
         let mut scheme = "https";
         let mut server = host;
+        self.other_base = None;
         if host == "docker.io" {
             server = "registry-1.docker.io";
         } else if is_loopback(address) {
-            // Plain HTTP on a loopback port other than 443, where a certificate adds nothing.
+            // Plain HTTP on a loopback port other than 443, where a certificate adds nothing; TLS if that is spoken there.
             if !matches!(port, None | Some("443")) {
                 scheme = "http";
+                self.other_base = (port != Some("80")).then(|| format!("https://{server}/v2"));
             }
             self.skip_verify |= port != Some("80");
         }
         self.host = server.to_owned();
         self.base = format!("{scheme}://{server}/v2");
         self.mirror = false;
+    }
+
+    /// As containerd: TLS is tried first at an http URL with settings for TLS, unless its port is that of HTTP.
+    fn prefer_tls(&mut self, is_explicit: bool) {
+        let tls = self.base.strip_prefix("http://").map(|rest| format!("https://{rest}"));
+        let port = split_port(&self.host).1;
+        if let Some(tls) = tls.filter(|_| is_explicit && !matches!(port, None | Some("80"))) {
+            self.other_base = Some(std::mem::replace(&mut self.base, tls));
+        }
     }
 }
 
@@ -133,19 +150,71 @@ pub(super) fn endpoints(dir: &Path, host: &str) -> Result<Vec<Endpoint>, ImageEr
     let (address, port) = split_port(host);
     let underscored = port.map(|port| format!("{address}_{port}_"));
     let names = underscored.as_deref().into_iter().chain([host, "_default"]);
+    // The first directory counts, whatever it contains.
     for directory in names.map(|name| dir.join(name)) {
-        let path = directory.join("hosts.toml");
-        let wrong = |cause: String| ImageError::Config { path: path.clone(), cause };
-        match std::fs::metadata(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(wrong(error.to_string())),
-            Ok(found) if found.len() > MAX_FILE => return Err(wrong(format!("{} bytes are too many", found.len()))),
+        let failed = |path: &Path, cause: String| ImageError::Config { path: path.to_owned(), cause };
+        match std::fs::metadata(&directory) {
+            Err(error) if is_missing(&error) => continue,
+            Err(error) => return Err(failed(&directory, error.to_string())),
             Ok(_) => {}
         }
-        let text = std::fs::read_to_string(&path).map_err(|error| wrong(error.to_string()))?;
-        return parse(&text, &directory, host).map_err(wrong);
+        let path = directory.join("hosts.toml");
+        let text = read_hosts(&path).map_err(|error| failed(&path, error.to_string()))?;
+        return match text.as_deref() {
+            None | Some("") => {
+                let endpoint = with_certificate_files(&directory, host);
+                endpoint.map(|endpoint| vec![endpoint]).map_err(|error| failed(&directory, error.to_string()))
+            }
+            Some(text) => parse(text, &directory, host).map_err(|cause| failed(&path, cause)),
+        };
     }
     Ok(vec![Endpoint::default_for(host)])
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// The text of a `hosts.toml`; `None` when there is none.
+fn read_hosts(path: &Path) -> io::Result<Option<String>> {
+    match std::fs::metadata(path) {
+        Err(error) if is_missing(&error) => Ok(None),
+        Err(error) => Err(error),
+        Ok(found) if found.len() > MAX_FILE => Err(io::Error::other(format!("{} bytes are too many", found.len()))),
+        Ok(_) => std::fs::read_to_string(path).map(Some),
+    }
+}
+
+/// The registry itself with Docker's files of a directory without `hosts.toml`: `*.crt` are authorities, `*.cert` and
+/// `*.key` the client's certificate and its key.
+fn with_certificate_files(directory: &Path, host: &str) -> io::Result<Endpoint> {
+    let mut endpoint = Endpoint::default_for(host);
+    let mut files = Vec::new();
+    match std::fs::read_dir(directory) {
+        Err(error) if is_missing(&error) => {}
+        Err(error) => return Err(error),
+        Ok(entries) => {
+            for entry in entries.take(MAX_CERTIFICATE_FILES) {
+                files.push(entry?.path());
+            }
+        }
+    }
+    files.retain(|path| path.is_file());
+    files.sort();
+    let with_extension = |wanted: &str| {
+        let wanted = wanted.to_owned();
+        files.iter().filter(move |path| path.extension().is_some_and(|extension| *extension == *wanted))
+    };
+    endpoint.ca = with_extension("crt").cloned().collect();
+    endpoint.client = with_extension("cert")
+        .map(|certificate| {
+            let key = certificate.with_extension("key");
+            (certificate.clone(), files.contains(&key).then_some(key))
+        })
+        .collect();
+    let is_explicit = !endpoint.ca.is_empty() || !endpoint.client.is_empty();
+    endpoint.prefer_tls(is_explicit);
+    Ok(endpoint)
 }
 
 /// Parses one `hosts.toml`; paths in it are relative to `dir`.
@@ -159,9 +228,13 @@ fn parse(text: &str, dir: &Path, host: &str) -> Result<Vec<Endpoint>, String> {
     }
     let server = endpoint(file.server.as_deref(), server, dir, host).map_err(|error| format!("server: {error}"))?;
     // A host's table may be that of the registry itself, or only add settings to the server.
-    let origin = |endpoint: &Endpoint| reqwest::Url::parse(&endpoint.base).ok().map(|url| url.origin());
+    let origins = |endpoint: &Endpoint| -> Vec<_> {
+        let bases = std::iter::once(&endpoint.base).chain(&endpoint.other_base);
+        bases.filter_map(|base| Some(reqwest::Url::parse(base).ok()?.origin())).collect()
+    };
+    let of_server = origins(&server);
     for endpoint in &mut endpoints {
-        endpoint.server = !endpoint.mirror || origin(endpoint) == origin(&server);
+        endpoint.server = !endpoint.mirror || origins(endpoint).iter().any(|origin| of_server.contains(origin));
     }
     endpoints.push(server);
     Ok(endpoints)
@@ -172,16 +245,21 @@ fn endpoint(url: Option<&str>, table: HostTable, dir: &Path, host: &str) -> Resu
     if let Some(url) = url.filter(|url| !url.is_empty()) {
         let own = endpoint.host.clone();
         (endpoint.base, endpoint.host) = base(url, table.override_path)?;
+        endpoint.other_base = None;
         endpoint.mirror = endpoint.host != own && endpoint.host != host;
         endpoint.skip_verify = false;
     }
-    if let Some(capabilities) = table.capabilities {
-        if let Some(unknown) = capabilities.iter().find(|c| !matches!(c.as_str(), "pull" | "resolve" | "push")) {
-            return Err(format!("unknown capability {unknown:?}"));
+    // An empty list means all, as none does.
+    if let Some(capabilities) = table.capabilities.filter(|capabilities| !capabilities.is_empty()) {
+        let has = |name: &str| capabilities.iter().any(|capability| capability.eq_ignore_ascii_case(name));
+        (endpoint.pull, endpoint.resolve) = (has("pull"), has("resolve"));
+        let known = |capability: &str| ["pull", "resolve", "push"].iter().any(|k| k.eq_ignore_ascii_case(capability));
+        if let Some(unknown) = capabilities.iter().find(|capability| !known(capability)) {
+            // Of a newer containerd, or a mistake: what remains still counts.
+            tracing::warn!(host = endpoint.host, capability = unknown, "hosts.toml: unknown capability is ignored");
         }
-        endpoint.pull = capabilities.iter().any(|c| c == "pull");
-        endpoint.resolve = capabilities.iter().any(|c| c == "resolve");
     }
+    let is_explicit = table.skip_verify.is_some() || table.ca.is_some() || table.client.is_some();
     endpoint.skip_verify = table.skip_verify.unwrap_or(endpoint.skip_verify);
     endpoint.ca = table.ca.map(OneOrMany::into_vec).unwrap_or_default().iter().map(|path| dir.join(path)).collect();
     for pair in table.client.map(OneOrMany::into_vec).unwrap_or_default() {
@@ -198,6 +276,7 @@ fn endpoint(url: Option<&str>, table: HostTable, dir: &Path, host: &str) -> Resu
         let values = value.try_into::<OneOrMany<String>>().map_err(|error| format!("header {name}: {error}"))?;
         endpoint.headers.extend(values.into_vec().into_iter().map(|value| (name.clone(), value)));
     }
+    endpoint.prefer_tls(is_explicit);
     Ok(endpoint)
 }
 
@@ -219,118 +298,4 @@ fn base(url: &str, override_path: bool) -> Result<(String, String), String> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_registrys_credentials_are_for_its_name_and_its_server() {
-        let server = |text: &str| -> Vec<bool> {
-            parse(text, Path::new("/"), "r.test:5000").unwrap().iter().map(|endpoint| endpoint.server).collect()
-        };
-        assert_eq!(server("[host.\"http://r.test:5000\"]\n[host.\"https://mirror\"]"), [true, false, true]);
-        assert_eq!(server("server = \"https://s\"\n[host.\"https://s\"]\n[host.\"http://s\"]"), [true, false, true]);
-    }
-
-    fn bases(endpoints: &[Endpoint]) -> Vec<&str> {
-        endpoints.iter().map(|endpoint| endpoint.base.as_str()).collect()
-    }
-
-    #[test]
-    fn without_a_file_containerds_defaults_apply() {
-        let table = [
-            ("docker.io", "https://registry-1.docker.io/v2", false),
-            ("quay.io", "https://quay.io/v2", false),
-            ("quay.io:8443", "https://quay.io:8443/v2", false),
-            ("localhost:5000", "http://localhost:5000/v2", true),
-            ("127.0.0.1:5000", "http://127.0.0.1:5000/v2", true),
-            ("127.9.9.9:80", "http://127.9.9.9:80/v2", false),
-            ("[::1]:5000", "http://[::1]:5000/v2", true),
-            ("localhost", "https://localhost/v2", true),
-            ("localhost:443", "https://localhost:443/v2", true),
-            ("10.0.0.1:5000", "https://10.0.0.1:5000/v2", false),
-        ];
-        for (host, base, skip_verify) in table {
-            let found = endpoints(Path::new("/nonexistent"), host).unwrap();
-            assert_eq!(bases(&found), [base]);
-            assert_eq!(found[0].skip_verify, skip_verify, "{host}");
-            assert!(!found[0].mirror && found[0].pull && found[0].resolve);
-        }
-    }
-
-    #[test]
-    fn hosts_are_tried_in_the_order_of_the_file_and_the_server_last() {
-        let text = r#"
-            server = "https://upstream.example"
-            [host."http://z-mirror:5000"]
-              capabilities = ["pull"]
-            [host."https://a-mirror/v2"]
-              skip_verify = true
-              ca = "ca.pem"
-              client = [["/c.pem", "k.pem"], ["both.pem", ""]]
-              [host."https://a-mirror/v2".header]
-                X-Meta = ["one", "two"]
-                X-One = "1"
-            [host."https://cache.example/proxy/hub"]
-              override_path = true
-        "#;
-        let found = parse(text, Path::new("/certs"), "docker.io").unwrap();
-        assert_eq!(
-            bases(&found),
-            [
-                "http://z-mirror:5000/v2",
-                "https://a-mirror/v2",
-                "https://cache.example/proxy/hub",
-                "https://upstream.example/v2"
-            ]
-        );
-        assert!(!found[0].resolve && found[0].pull && found[0].mirror);
-        assert!(found[1].skip_verify && found[1].resolve);
-        assert_eq!(found[1].ca, [PathBuf::from("/certs/ca.pem")]);
-        let pairs = [("/c.pem".into(), Some("/certs/k.pem".into())), ("/certs/both.pem".into(), None)];
-        assert_eq!(found[1].client, pairs);
-        let headers = [("X-Meta", "one"), ("X-Meta", "two"), ("X-One", "1")];
-        assert_eq!(found[1].headers, headers.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    }
-
-    #[test]
-    fn without_a_server_the_registry_itself_is_last() {
-        let found = parse("[host.\"http://mirror\"]\n", Path::new("/"), "docker.io").unwrap();
-        assert_eq!(bases(&found), ["http://mirror/v2", "https://registry-1.docker.io/v2"]);
-        assert!(found[0].mirror && !found[1].mirror);
-        let found = parse("server = \"http://10.0.0.1:5000\"\n", Path::new("/"), "10.0.0.1:5000").unwrap();
-        assert_eq!(bases(&found), ["http://10.0.0.1:5000/v2"]);
-        assert!(!found[0].mirror);
-        let found = parse("skip_verify = true\n", Path::new("/"), "quay.io").unwrap();
-        assert!(found[0].skip_verify);
-    }
-
-    #[test]
-    fn an_invalid_file_is_an_error() {
-        for text in [
-            "server = ",
-            "server = \"ftp://x\"",
-            "[host.\"http://m\"]\ncapabilities = [\"pul\"]",
-            "[host.\"http://m\"]\nca = 3",
-            "[host.\"http://m\".header]\nx = 3",
-            "[host.\"http://m\"]\nclient = [[\"a\", \"b\", \"c\"]]",
-        ] {
-            assert!(parse(text, Path::new("/"), "docker.io").is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn the_directory_of_the_host_is_found() {
-        let dir = std::env::temp_dir().join(format!("limpet-certs-{}", std::process::id()));
-        let put = |name: &str, server: &str| {
-            std::fs::create_dir_all(dir.join(name)).unwrap();
-            std::fs::write(dir.join(name).join("hosts.toml"), format!("server = \"http://{server}\"")).unwrap();
-        };
-        put("_default", "fallback");
-        assert_eq!(bases(&endpoints(&dir, "quay.io:80").unwrap()), ["http://fallback/v2"]);
-        put("quay.io:80", "colon");
-        assert_eq!(bases(&endpoints(&dir, "quay.io:80").unwrap()), ["http://colon/v2"]);
-        put("quay.io_80_", "underscore");
-        assert_eq!(bases(&endpoints(&dir, "quay.io:80").unwrap()), ["http://underscore/v2"]);
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
-}
+mod tests;

@@ -3,7 +3,9 @@
 //! What `certs.d` and the credentials say of a host (headers, client certificate, `skip_verify`, password, token) is
 //! for its own origin: a redirect to another one is followed without them, and never from https to http.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use limpet_model::error_chain::error_chain;
@@ -24,6 +26,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(300);
 /// The most redirects followed for one request.
 const MAX_REDIRECTS: usize = 5;
+/// The hosts elsewhere whose tokens are kept during one pull.
+const MAX_HOSTS_ELSEWHERE: usize = 32;
 /// The fewest bytes that a download may bring in [`MIN_RATE_WINDOW`]: a slower one would keep other pulls waiting for days.
 const MIN_BYTES_PER_WINDOW: u64 = 32 << 10;
 /// Time spent waiting for the registry, without that of storing what came.
@@ -41,9 +45,9 @@ pub(super) struct Http {
 
 impl Http {
     /// Reads the host's certificates. Blocks.
-    pub(super) fn new(endpoint: &Endpoint) -> Result<Self, ImageError> {
-        let config = |cause: String| ImageError::Config { path: endpoint.base.clone().into(), cause };
-        let base = Url::parse(&endpoint.base).map_err(|error| config(error.to_string()))?;
+    pub(super) fn new(endpoint: &Endpoint, base: &str) -> Result<Self, ImageError> {
+        let config = |cause: String| ImageError::Config { path: base.into(), cause };
+        let base = Url::parse(base).map_err(|error| config(error.to_string()))?;
         let headers = headers(endpoint).map_err(config)?;
         let own = client(endpoint, true)?;
         let same = !endpoint.skip_verify && endpoint.client.is_empty();
@@ -62,17 +66,31 @@ impl Http {
     }
 
     /// The client for `url`.
-    pub(super) fn client(&self, url: &Url) -> &Client {
+    fn client(&self, url: &Url) -> &Client {
         if self.is_own(url) { &self.own } else { &self.foreign }
     }
 
-    /// One GET that follows redirects; `login` and the host's headers go to the host alone.
-    pub(super) async fn get(&self, url: Url, headers: &HeaderMap, login: &Login) -> Result<Response, Failure> {
+    /// The client for a `url` that `asker` names: what is for the host alone is for no other one that names it.
+    pub(super) fn client_for(&self, asker: &Url, url: &Url) -> &Client {
+        if self.is_own(asker) { self.client(url) } else { &self.foreign }
+    }
+
+    /// One GET that follows redirects; `login` and the host's headers go to the host alone, and a token that another
+    /// host gave goes to that one.
+    pub(super) async fn get(
+        &self,
+        url: Url,
+        headers: &HeaderMap,
+        login: &Login,
+        elsewhere: &Elsewhere,
+    ) -> Result<Response, Failure> {
         let mut url = url;
         for _ in 0..=MAX_REDIRECTS {
             let mut request = self.client(&url).get(url.clone()).headers(headers.clone());
             if self.is_own(&url) {
                 request = login.sign(request.headers(self.headers.clone()));
+            } else if let Some(login) = elsewhere.login(&url) {
+                request = login.sign(request);
             }
             let response = request.send().await;
             let response = response.map_err(|error| Failure::new(Kind::Unreachable, error_text(error)))?;
@@ -86,6 +104,29 @@ impl Http {
             Kind::Registry,
             format!("more than {MAX_REDIRECTS} redirects, the last one to {}", place(&url)),
         ))
+    }
+}
+
+/// The anonymous logins at other hosts that a host redirects to, by origin.
+#[derive(Default)]
+pub(super) struct Elsewhere {
+    logins: Mutex<HashMap<String, Arc<Login>>>,
+}
+
+impl Elsewhere {
+    fn login(&self, url: &Url) -> Option<Arc<Login>> {
+        let logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
+        logins.get(&url.origin().ascii_serialization()).cloned()
+    }
+
+    /// The login at the host of `url`, without credentials: none of the host that redirected there are for it.
+    pub(super) fn anonymous(&self, url: &Url) -> Arc<Login> {
+        let mut logins = self.logins.lock().unwrap_or_else(PoisonError::into_inner);
+        if logins.len() >= MAX_HOSTS_ELSEWHERE {
+            logins.clear();
+        }
+        let login = logins.entry(url.origin().ascii_serialization());
+        Arc::clone(login.or_insert_with(|| Arc::new(Login::new(None))))
     }
 }
 
@@ -105,7 +146,7 @@ fn target(from: &Url, location: Option<&str>) -> Result<Url, String> {
 }
 
 /// A URL without path and query, which may be signed.
-fn place(url: &Url) -> String {
+pub(super) fn place(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     format!("{}://{host}{port}", url.scheme())

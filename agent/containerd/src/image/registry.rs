@@ -4,18 +4,30 @@
 //! lives as long as its pull: an idle agent has no connection, no certificate store and no password in memory.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use reqwest::header::{ACCEPT, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE};
+use jiff::Timestamp;
+use limpet_model::retry_after::retry_after;
+use reqwest::header::{ACCEPT, CONTENT_RANGE, CONTENT_TYPE, DATE, HeaderMap, HeaderValue, RANGE, RETRY_AFTER};
 use reqwest::{Response, StatusCode, Url};
 
 use super::auth::Keyring;
 use super::certs::{self, Endpoint};
 use super::document;
 use super::error::ImageError;
-use super::http::{Body, Http, read_bounded};
+use super::http::{Body, Elsewhere, Http, place, read_bounded};
 use super::token::Login;
 use limpet_model::image_name::ImageName;
 use limpet_model::pull_credential::PullCredential;
+
+/// How often all hosts are tried again while a registry is busy.
+const MAX_ROUNDS: u32 = 4;
+/// The first pause where a busy registry asks for none; each is twice as long as the one before.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause that a pull waits for; a longer one is left to the back-off of pulls, which holds up no other pull.
+const LONGEST_PAUSE: Duration = Duration::from_secs(20);
+/// The hosts that one request may log in to: the registry, and those it redirects to.
+const MAX_LOGINS: usize = 3;
 
 /// Why one host did not answer a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +41,10 @@ pub(super) struct Failure {
 pub(super) enum Kind {
     Unreachable,
     Registry,
+    /// 400: perhaps TLS is spoken there.
+    BadRequest,
+    /// It answers later, perhaps after the time that it asks for.
+    Busy(Option<Duration>),
     Unauthorized,
     NotFound,
     Content,
@@ -39,11 +55,27 @@ impl Failure {
         Self { kind, cause: cause.into() }
     }
 
+    /// The failure of an answer that is neither the content nor a redirect.
+    pub(super) fn of_status(response: &Response, before: &str, after: &str) -> Self {
+        let status = response.status();
+        let kind = match status.as_u16() {
+            400 => Kind::BadRequest,
+            401 | 403 => Kind::Unauthorized,
+            404 => Kind::NotFound,
+            429 | 502..=504 => {
+                let text = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+                Kind::Busy(text(RETRY_AFTER).and_then(|value| retry_after(value, text(DATE), Timestamp::now())))
+            }
+            _ => Kind::Registry,
+        };
+        Self::new(kind, format!("{before}{status}{after}"))
+    }
+
     fn into_error(self, image: &str) -> ImageError {
         let (image, cause) = (image.to_owned(), self.cause);
         match self.kind {
             Kind::Unreachable => ImageError::Unreachable { image, cause },
-            Kind::Registry => ImageError::Registry { image, cause },
+            Kind::Registry | Kind::BadRequest | Kind::Busy(_) => ImageError::Registry { image, cause },
             Kind::Unauthorized => ImageError::Unauthorized { image, cause },
             Kind::NotFound => ImageError::NotFound { image, cause },
             Kind::Content => ImageError::Content { image, cause },
@@ -54,8 +86,12 @@ impl Failure {
 /// One host of a session.
 struct Host {
     endpoint: Endpoint,
-    http: Http,
+    /// As configured, or as containerd takes an ambiguous URL: with and without TLS. The first that answers is kept.
+    https: Vec<Http>,
+    /// Index of the one that is spoken.
+    spoken: AtomicUsize,
     login: Login,
+    elsewhere: Elsewhere,
     /// Whose credentials `login` has.
     source: PullCredential,
     /// It has answered a request with the requested content.
@@ -107,9 +143,11 @@ impl Session {
             let registrys = || keyring.find(&name.host, &name.repository, turn).filter(|_| endpoint.server);
             let candidate = own.or_else(registrys);
             let source = candidate.map_or(PullCredential::Node, |candidate| candidate.source.clone());
-            let http = Http::new(&endpoint)?;
+            let bases = std::iter::once(&endpoint.base).chain(&endpoint.other_base);
+            let https = bases.map(|base| Http::new(&endpoint, base)).collect::<Result<_, _>>()?;
             let login = Login::new(candidate.map(|candidate| candidate.credentials.clone()));
-            hosts.push(Host { endpoint, http, login, source, served: AtomicBool::new(false) });
+            let (spoken, elsewhere, served) = (AtomicUsize::new(0), Elsewhere::default(), AtomicBool::new(false));
+            hosts.push(Host { endpoint, https, spoken, login, elsewhere, source, served });
         }
         Ok(Self { name, hosts, preferred: AtomicUsize::new(0) })
     }
@@ -140,14 +178,17 @@ impl Session {
 
     /// Fetches a manifest or index by tag or digest; a digest is verified.
     pub(super) async fn manifest(&self, target: &str) -> Result<FetchedDocument, ImageError> {
-        let mut hosts = self.attempts(!target.starts_with("sha256:"));
-        while let Some(host) = hosts.next() {
-            match self.manifest_from(host, target).await {
-                Ok(fetched) => return Ok(hosts.won(fetched)),
-                Err(failure) => hosts.lost(failure),
+        let mut rounds = 0;
+        loop {
+            let mut hosts = self.attempts(!target.starts_with("sha256:"));
+            while let Some(host) = hosts.next() {
+                match self.manifest_from(host, target).await {
+                    Ok(fetched) => return Ok(hosts.won(fetched)),
+                    Err(failure) => hosts.lost(failure),
+                }
             }
+            hosts.wait_or_fail(&mut rounds).await?;
         }
-        Err(hosts.into_error())
     }
 
     async fn manifest_from(&self, host: &Host, target: &str) -> Result<FetchedDocument, Failure> {
@@ -165,14 +206,17 @@ impl Session {
 
     /// Fetches a small blob whole and verifies it.
     pub(super) async fn small_blob(&self, digest: &str) -> Result<Vec<u8>, ImageError> {
-        let mut hosts = self.attempts(false);
-        while let Some(host) = hosts.next() {
-            match self.small_blob_from(host, digest).await {
-                Ok(bytes) => return Ok(hosts.won(bytes)),
-                Err(failure) => hosts.lost(failure),
+        let mut rounds = 0;
+        loop {
+            let mut hosts = self.attempts(false);
+            while let Some(host) = hosts.next() {
+                match self.small_blob_from(host, digest).await {
+                    Ok(bytes) => return Ok(hosts.won(bytes)),
+                    Err(failure) => hosts.lost(failure),
+                }
             }
+            hosts.wait_or_fail(&mut rounds).await?;
         }
-        Err(hosts.into_error())
     }
 
     async fn small_blob_from(&self, host: &Host, digest: &str) -> Result<Vec<u8>, Failure> {
@@ -187,14 +231,17 @@ impl Session {
 
     /// Starts to download a blob at `offset`; the answer may begin earlier when the registry does not support ranges.
     pub(super) async fn blob(&self, digest: &str, offset: u64) -> Result<Download, ImageError> {
-        let mut hosts = self.attempts(false);
-        while let Some(host) = hosts.next() {
-            match self.blob_from(host, digest, offset).await {
-                Ok(download) => return Ok(hosts.won(download)),
-                Err(failure) => hosts.lost(failure),
+        let mut rounds = 0;
+        loop {
+            let mut hosts = self.attempts(false);
+            while let Some(host) = hosts.next() {
+                match self.blob_from(host, digest, offset).await {
+                    Ok(download) => return Ok(hosts.won(download)),
+                    Err(failure) => hosts.lost(failure),
+                }
             }
+            hosts.wait_or_fail(&mut rounds).await?;
         }
-        Err(hosts.into_error())
     }
 
     async fn blob_from(&self, host: &Host, digest: &str, offset: u64) -> Result<Download, Failure> {
@@ -219,33 +266,77 @@ impl Session {
         Attempts { session: self, order, current: 0, failures: Vec::new() }
     }
 
-    /// One GET, with one login if the host requires it.
+    /// One GET, by the protocol that the host speaks.
     async fn get(&self, host: &Host, path: &str, accept: Option<&str>, offset: u64) -> Result<Response, Failure> {
-        let url = format!("{}/{path}", host.endpoint.base);
+        let spoken = host.spoken.load(Ordering::Relaxed);
+        let http = host.https.get(spoken).ok_or_else(|| Failure::new(Kind::Registry, "no URL"))?;
+        let failure = match self.get_by(host, http, path, accept, offset).await {
+            Err(failure) if matches!(failure.kind, Kind::Unreachable | Kind::BadRequest) => failure,
+            answer => return answer,
+        };
+        let other = 1 - spoken.min(1);
+        let Some(http) = host.https.get(other).filter(|_| !host.served.load(Ordering::Relaxed)) else {
+            return Err(failure);
+        };
+        match self.get_by(host, http, path, accept, offset).await {
+            Err(second) if second.kind == Kind::Unreachable => {
+                let Failure { kind, cause } = failure;
+                Err(Failure::new(kind, format!("{cause}; {}: {}", place(http.base()), second.cause)))
+            }
+            answer => {
+                host.spoken.store(other, Ordering::Relaxed);
+                answer
+            }
+        }
+    }
+
+    /// One GET, with one login at each host that requires it: the registry's, or one that it redirects to.
+    async fn get_by(
+        &self,
+        host: &Host,
+        http: &Http,
+        path: &str,
+        accept: Option<&str>,
+        offset: u64,
+    ) -> Result<Response, Failure> {
+        let url = format!("{}/{path}", http.base());
         let mut url = Url::parse(&url).map_err(|error| Failure::new(Kind::Registry, error.to_string()))?;
         if host.endpoint.mirror {
             url.query_pairs_mut().append_pair("ns", &self.name.host);
         }
         let headers = headers(accept, offset);
-        let mut response = host.http.get(url.clone(), &headers, &host.login).await?;
-        // Another host that a redirect led to gets no answer to its challenge.
-        if response.status() == StatusCode::UNAUTHORIZED && host.http.is_own(response.url()) {
-            let challenges = response.headers().clone();
-            host.login.answer(&host.http, &challenges, &self.name.repository).await?;
-            response = host.http.get(url, &headers, &host.login).await?;
-        }
-        let status = response.status();
-        if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
+        let mut answered = Vec::new();
+        let response = loop {
+            let response = http.get(url.clone(), &headers, &host.login, &host.elsewhere).await?;
+            let asker = response.url();
+            if response.status() != StatusCode::UNAUTHORIZED
+                || answered.len() >= MAX_LOGINS
+                || answered.contains(&asker.origin())
+            {
+                break response;
+            }
+            answered.push(asker.origin());
+            let repository = &self.name.repository;
+            if http.is_own(asker) {
+                host.login.answer(http, asker, response.headers(), repository).await?;
+            } else {
+                let login = host.elsewhere.anonymous(asker);
+                login.answer(http, asker, response.headers(), repository).await.map_err(|failure| {
+                    Failure::new(failure.kind, format!("redirected to {}: {}", place(asker), failure.cause))
+                })?;
+            }
+        };
+        if matches!(response.status(), StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
             host.served.store(true, Ordering::Relaxed);
             return Ok(response);
         }
-        let kind = match status {
-            StatusCode::NOT_FOUND => Kind::NotFound,
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Kind::Unauthorized,
-            _ => Kind::Registry,
+        let is_refused = matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        let with = match is_refused {
+            true if http.is_own(response.url()) => host.login.description(),
+            true => " without credentials",
+            false => "",
         };
-        let with = if kind == Kind::Unauthorized { host.login.description() } else { "" };
-        Err(Failure::new(kind, format!("{status}{with}")))
+        Err(Failure::of_status(&response, "", with))
     }
 }
 
@@ -283,9 +374,29 @@ impl<'a> Attempts<'a> {
         self.failures.push((self.current, Failure { kind: failure.kind, cause }));
     }
 
-    fn into_error(self) -> ImageError {
-        together(self.failures).into_error(&self.session.name.whole)
+    /// Returns after a pause when the hosts may answer then; else fails with what they answered.
+    async fn wait_or_fail(self, rounds: &mut u32) -> Result<(), ImageError> {
+        let image = &self.session.name.whole;
+        let pause = pause(&self.failures, *rounds);
+        let failure = together(self.failures);
+        let Some(pause) = pause else { return Err(failure.into_error(image)) };
+        *rounds += 1;
+        tracing::info!(image, cause = failure.cause, ?pause, "the registry is busy; trying again");
+        tokio::time::sleep(pause).await;
+        Ok(())
     }
+}
+
+/// How long to wait before all hosts are tried again; `None`: it is of no use, or too long for a pull to wait.
+fn pause(failures: &[(usize, Failure)], rounds: u32) -> Option<Duration> {
+    let is_final = |(_, failure): &(usize, Failure)| !matches!(failure.kind, Kind::Busy(_) | Kind::Unreachable);
+    let busy = failures.iter().filter_map(|(_, failure)| match failure.kind {
+        Kind::Busy(asked) => Some(asked.unwrap_or(FIRST_PAUSE * 2_u32.saturating_pow(rounds))),
+        _ => None,
+    });
+    // A mirror's refusal is not final while the registry is busy, but the registry's is.
+    let decides = failures.iter().max_by_key(|(index, _)| *index)?;
+    busy.min().filter(|pause| rounds < MAX_ROUNDS && *pause <= LONGEST_PAUSE && !is_final(decides))
 }
 
 /// The failure when every host failed: the last of the file, the registry itself, decides the kind, because a mirror

@@ -60,8 +60,14 @@ impl Login {
         }
     }
 
-    /// Answers a 401 of the host.
-    pub(super) async fn answer(&self, http: &Http, headers: &HeaderMap, repository: &str) -> Result<(), Failure> {
+    /// Answers a 401 from `asker`: the host itself, or another one that it redirected to.
+    pub(super) async fn answer(
+        &self,
+        http: &Http,
+        asker: &Url,
+        headers: &HeaderMap,
+        repository: &str,
+    ) -> Result<(), Failure> {
         let unauthorized = |cause: &str| Failure::new(Kind::Unauthorized, format!("401 Unauthorized{cause}"));
         let value = match (challenge(headers), &self.credentials) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
@@ -69,12 +75,12 @@ impl Login {
                 let realm = Url::parse(&realm).map_err(|_| unauthorized(" by a realm that is not a URL"))?;
                 // A password is sent over plain HTTP only to a host that is configured for it.
                 let plain = |url: &Url| url.scheme() == "http";
-                let same = plain(&realm) && plain(http.base()) && realm.host() == http.base().host();
+                let same = plain(&realm) && plain(asker) && realm.host() == asker.host();
                 if realm.scheme() != "https" && !same {
                     return Err(unauthorized(" by a realm without TLS"));
                 }
-                let request =
-                    token_request(http.client(&realm), realm, service.as_deref(), &scope, credentials.as_ref());
+                let client = http.client_for(asker, &realm);
+                let request = token_request(client, realm, service.as_deref(), &scope, credentials.as_ref());
                 format!("Bearer {}", fetch_token(request, self.description()).await?)
             }
             (Some(Challenge::Basic), Some(Credentials::Password { user, password })) => basic(user, password),
@@ -157,7 +163,7 @@ async fn fetch_token(request: RequestBuilder, with: &str) -> Result<String, Fail
         _ if is_redirect(status) => {
             return Err(Failure::new(Kind::Registry, format!("token server: redirect {status} is not followed")));
         }
-        _ => return Err(Failure::new(Kind::Registry, format!("token server: {status}"))),
+        _ => return Err(Failure::of_status(&response, "token server: ", "")),
     }
     let bytes = read_bounded(response, MAX_ANSWER).await?;
     // serde's message could quote the token.

@@ -48,22 +48,9 @@ pub(super) fn pause(result: ExchangeResult, failures: u32, frequency: Duration, 
     }
 }
 
-/// The delay in `Retry-After`: seconds, or a date relative to the server's own `Date`, because this node's clock may be
-/// wrong. `None` when it is neither.
+/// The delay in `Retry-After`, bounded.
 pub(super) fn retry_after(value: &str, server_date: Option<&str>, now: Timestamp) -> Option<Duration> {
-    let value = value.trim();
-    if let Ok(seconds) = value.parse::<u64>() {
-        return Some(Duration::from_secs(seconds).min(LONGEST_ASKED));
-    }
-    let until = date(value)?;
-    let from = server_date.and_then(date).unwrap_or(now);
-    let pause = Duration::try_from(until.duration_since(from)).unwrap_or(Duration::ZERO);
-    Some(pause.min(LONGEST_ASKED))
-}
-
-/// An HTTP date in the format that servers must send.
-fn date(text: &str) -> Option<Timestamp> {
-    jiff::fmt::rfc2822::DateTimeParser::new().relaxed_weekday(true).parse_timestamp(text.trim()).ok()
+    limpet_model::retry_after::retry_after(value, server_date, now).map(|asked| asked.min(LONGEST_ASKED))
 }
 
 #[cfg(test)]

@@ -34,7 +34,13 @@ struct Server {
 
 impl Server {
     async fn start(answer: impl Fn(&Seen) -> Answer + Clone + Send + Sync + 'static) -> Self {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::serve(tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap(), answer)
+    }
+
+    fn serve(
+        listener: tokio::net::TcpListener,
+        answer: impl Fn(&Seen) -> Answer + Clone + Send + Sync + 'static,
+    ) -> Self {
         let address = listener.local_addr().unwrap().to_string();
         let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
         let note = Arc::clone(&seen);
@@ -218,4 +224,140 @@ async fn a_registry_that_drips_is_given_up_with_its_rate() {
     assert!(error.starts_with(&host) && error.contains("; the minimum is "), "{error}");
     let error = session.manifest("1").await.unwrap_err().to_string();
     assert!(error.contains(&host), "{error}");
+}
+
+/// A storage host that asks for its own token, at its own realm.
+async fn storage() -> Server {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let realm = listener.local_addr().unwrap().to_string();
+    listener.set_nonblocking(true).unwrap();
+    let asked = format!("Bearer realm=\"http://{realm}/token\",service=\"storage\"");
+    Server::serve(tokio::net::TcpListener::from_std(listener).unwrap(), move |seen| match &*seen.path {
+        "/token" => r#"{"token": "anonymous"}"#.into_response(),
+        _ if seen.authorization.as_deref() == Some("Bearer anonymous") => MANIFEST.into_response(),
+        _ => challenge(&asked),
+    })
+}
+
+#[tokio::test]
+async fn a_host_behind_a_redirect_gets_an_anonymous_token_of_its_own() {
+    let storage = storage().await;
+    let target = format!("http://{}/blob", storage.address);
+    let registry = Server::start(move |seen| match seen.authorization.as_deref() {
+        Some(LOGIN) => redirect(307, target.clone()),
+        _ => challenge("Basic realm=\"x\""),
+    })
+    .await;
+    let hosts = format!("server = \"http://{}\"\n[header]\nx-secret = \"s3cret\"\n", registry.address);
+    let (session, _dir) = session(&hosts, &[(&registry.address, PASSWORD), (&storage.address, TOKEN)]);
+    session.manifest("1").await.unwrap();
+    // No credential of the registry leaves it, and none comes to it.
+    assert_eq!(storage.credentials(), ["Bearer anonymous"]);
+    assert!(registry.credentials().iter().all(|sent| sent == "s3cret" || sent == LOGIN));
+    let paths: Vec<String> = storage.seen().into_iter().map(|seen| seen.path).collect();
+    assert_eq!(paths, ["/blob", "/token", "/blob"]);
+    // The token is kept for the rest of the pull.
+    session.blob("sha256:00", 0).await.unwrap();
+    assert_eq!(storage.seen().len(), 4);
+}
+
+#[tokio::test]
+async fn a_host_behind_a_redirect_that_refuses_its_token_is_asked_once() {
+    let elsewhere = Server::start(|seen| match &*seen.path {
+        "/token" => r#"{"token": "t0ken"}"#.into_response(),
+        _ => challenge("Basic realm=\"x\""),
+    })
+    .await;
+    let target = format!("http://{}/blob", elsewhere.address);
+    let registry = Server::start(move |_| redirect(307, target.clone())).await;
+    let (session, _dir) = session(&format!("server = \"http://{}\"\n", registry.address), &[]);
+    let error = session.manifest("1").await.unwrap_err();
+    assert!(matches!(error, ImageError::Unauthorized { .. }), "{error}");
+    assert!(error.to_string().contains(&format!("redirected to http://{}", elsewhere.address)), "{error}");
+    assert_eq!(elsewhere.seen().len(), 1);
+}
+
+/// Answers so many requests with a status and `Retry-After`, then with the content.
+async fn busy(times: usize, status: u16, retry_after: Option<&'static str>) -> Server {
+    let left = Arc::new(Mutex::new(times));
+    Server::start(move |_| {
+        let mut left = left.lock().unwrap();
+        if *left == 0 {
+            return MANIFEST.into_response();
+        }
+        *left -= 1;
+        let mut answer = StatusCode::from_u16(status).unwrap().into_response();
+        if let Some(value) = retry_after {
+            answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(value));
+        }
+        answer
+    })
+    .await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_registry_is_asked_again_after_the_time_that_it_wants() {
+    let table = [
+        (429, Some("7"), 2, Some(Duration::from_secs(14))),
+        (503, Some("1"), 4, Some(Duration::from_secs(4))),
+        (503, None, 2, Some(Duration::from_millis(1500))),
+        (502, None, 1, Some(Duration::from_millis(500))),
+        (504, Some("no time"), 1, Some(Duration::from_millis(500))),
+        // Too often, too long, and what does not become better.
+        (503, Some("1"), 5, None),
+        (429, Some("3600"), 1, None),
+        (500, None, 1, None),
+    ];
+    for (status, retry_after, times, waited) in table {
+        let registry = busy(times, status, retry_after).await;
+        let (session, _dir) = session(&format!("server = \"http://{}\"\n", registry.address), &[]);
+        let began = tokio::time::Instant::now();
+        let answer = session.manifest("1").await;
+        assert_eq!(answer.is_ok(), waited.is_some(), "{status} {retry_after:?} {times}: {answer:?}");
+        if let Some(waited) = waited {
+            // The virtual clock stands still but for pauses, which it rounds up to milliseconds.
+            let error = began.elapsed().saturating_sub(waited);
+            assert!(began.elapsed() >= waited && error < Duration::from_millis(20), "{status} {:?}", began.elapsed());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_mirror_does_not_hold_up_the_registry() {
+    let (mirror, registry) = (busy(9, 503, Some("10")).await, Server::start(|_| MANIFEST.into_response()).await);
+    let hosts = format!("server = \"http://{}\"\n[host.\"http://{}\"]\n", registry.address, mirror.address);
+    session(&hosts, &[]).0.manifest("1").await.unwrap();
+    assert_eq!((mirror.seen().len(), registry.seen().len()), (1, 1));
+}
+
+#[test]
+fn a_registrys_own_answer_is_final_whatever_its_mirrors_say() {
+    let failure = |kind| Failure::new(kind, "");
+    let busy = || failure(Kind::Busy(Some(Duration::from_secs(3))));
+    let table = [
+        (vec![(0, busy())], 0, Some(3)),
+        (vec![(0, busy())], MAX_ROUNDS, None),
+        (vec![(0, busy()), (1, failure(Kind::Unreachable))], 0, Some(3)),
+        (vec![(1, failure(Kind::NotFound)), (0, busy())], 0, None),
+        (vec![(0, failure(Kind::NotFound)), (1, busy())], 0, Some(3)),
+        (vec![(0, failure(Kind::Unreachable))], 0, None),
+        (vec![], 0, None),
+    ];
+    for (failures, rounds, seconds) in table {
+        assert_eq!(pause(&failures, rounds), seconds.map(Duration::from_secs), "{failures:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_url_with_settings_for_tls_falls_back_to_the_http_that_it_names() {
+    let registry = Server::start(closed).await;
+    let hosts = format!("server = \"http://{}\"\nskip_verify = true\n", registry.address);
+    let (session_of, _dir) = session(&hosts, &[(&registry.address, PASSWORD)]);
+    session_of.manifest("1").await.unwrap();
+    session_of.blob("sha256:00", 0).await.unwrap();
+    assert_eq!(registry.credentials(), [LOGIN, LOGIN]);
+    drop(registry);
+    let (session, _dir) = session(&hosts, &[]);
+    let error = session.manifest("1").await.unwrap_err();
+    assert!(matches!(error, ImageError::Unreachable { .. }), "{error}");
 }
