@@ -42,9 +42,6 @@ pub enum UserError {
     /// The image's `/etc/passwd` does not contain the image's user.
     #[error("user {0:?} of the image is not in its /etc/passwd")]
     NoUser(String),
-    /// The image's `/etc/group` does not contain the image's group.
-    #[error("group {0:?} of the image is not in its /etc/group")]
-    NoGroup(String),
     /// Not a user or group id.
     #[error("{field} {value} is not between 0 and 2147483647")]
     Range {
@@ -77,6 +74,7 @@ impl UserRequest {
 /// Resolves the user from the request and the image's account files, `None` for a missing file.
 ///
 /// The Pod's user wins over the image's. A user name must be in `/etc/passwd`; a number need not, and has group 0 then.
+/// A group name of the image that is not in `/etc/group` is ignored.
 /// The groups include the primary one and are sorted.
 ///
 /// # Errors
@@ -99,9 +97,9 @@ pub fn resolve(request: &UserRequest, passwd: Option<&str>, group: Option<&str>)
         (None, User::Name(name)) => return Err(UserError::NoUser(name.to_owned())),
     };
     let uid = id("the image's user", i64::from(uid))?;
-    let gid = match (request.run_as_group, image_group) {
+    let gid = match (request.run_as_group, image_group.and_then(|name| group_id(name, group))) {
         (Some(gid), _) => id("runAsGroup", gid)?,
-        (None, Some(name)) => group_id(name, group)?,
+        (None, Some(gid)) => gid,
         (None, None) => entry.as_ref().map_or(0, |entry| entry.gid),
     };
     let gid = id("the image's group", i64::from(gid))?;
@@ -161,12 +159,8 @@ fn id(field: &'static str, value: i64) -> Result<u32, UserError> {
     i32::try_from(value).ok().and_then(|value| u32::try_from(value).ok()).ok_or(UserError::Range { field, value })
 }
 
-fn group_id(name: &str, group: Option<&str>) -> Result<u32, UserError> {
-    if let Ok(gid) = name.parse() {
-        return Ok(gid);
-    }
-    let entry = group_entries(group).find(|entry| entry.name == name);
-    entry.map(|entry| entry.gid).ok_or_else(|| UserError::NoGroup(name.to_owned()))
+fn group_id(name: &str, group: Option<&str>) -> Option<u32> {
+    name.parse().ok().or_else(|| group_entries(group).find(|entry| entry.name == name).map(|entry| entry.gid))
 }
 
 /// A line of `/etc/passwd`: `name:password:uid:gid:comment:home:shell`.

@@ -41,6 +41,8 @@ fn users_and_groups_resolve() {
         ("a name and a group", request("www:video"), user(33, 44, &[10, 44, 50], "/var/www")),
         ("a name and a number", request("www:7"), user(33, 7, &[7, 10, 50], "/var/www")),
         ("unknown numbers", request("1000:2000"), user(1000, 2000, &[2000], "")),
+        ("an unknown group", request("www:nosuch"), user(33, 34, &[10, 34, 50], "/var/www")),
+        ("an unknown group of an unknown number", request("1000:nosuch"), user(1000, 0, &[0], "")),
         ("an unknown number", request("1000"), user(1000, 0, &[0], "")),
         ("an empty group", request("www:"), user(33, 34, &[10, 34, 50], "/var/www")),
         ("the Pod's user", of_pod(Some(1000), None, "www:video"), user(1000, 0, &[0], "")),
@@ -72,7 +74,8 @@ fn images_without_account_files_have_numbers_only() {
     assert_eq!(resolve(&request(""), None, None).unwrap(), user(0, 0, &[0], ""));
     assert_eq!(resolve(&request("5:6"), None, None).unwrap(), user(5, 6, &[6], ""));
     assert_eq!(resolve(&request("www"), None, None), Err(UserError::NoUser("www".to_owned())));
-    assert_eq!(resolve(&request("5:web"), None, None), Err(UserError::NoGroup("web".to_owned())));
+    // A group that is not there is ignored, as by kubelet, which ignores the image's group altogether.
+    assert_eq!(resolve(&request("5:web"), None, None).unwrap(), user(5, 0, &[0], ""));
 }
 
 #[test]
