@@ -17,7 +17,7 @@ use super::entry::LogStream;
 use super::follow::{LogWatch, wait_for_writer};
 use super::paths::{among_generations, generations};
 use super::render::Render;
-use super::start;
+use super::start::{self, Start};
 use limpet_host::blocking;
 
 /// Bytes read at once, and about how many are returned at once.
@@ -206,9 +206,9 @@ struct Files {
 
 impl Files {
     fn open(path: PathBuf, options: &ReadOptions) -> io::Result<Self> {
-        let (mut file, offset) = start::find(&path, options)?;
+        let Start { mut file, offset, skip } = start::find(&path, options)?;
         file.seek(SeekFrom::Start(offset))?;
-        let render = Render::new(options);
+        let render = Render::new(options, skip);
         Ok(Self { path, file, superseded: false, buffer: Vec::new(), overlong: false, render })
     }
 

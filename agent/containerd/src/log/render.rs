@@ -14,6 +14,8 @@ pub(super) struct Render {
     stream: Option<LogStream>,
     /// Bytes up to the limit; `None`: no limit.
     remaining: Option<u64>,
+    /// Entries of each stream that are left out before the first one.
+    skip: [u64; 2],
     lines: [Line; 2],
     out: Vec<u8>,
 }
@@ -27,12 +29,13 @@ struct Line {
 }
 
 impl Render {
-    pub(super) fn new(options: &ReadOptions) -> Self {
+    pub(super) fn new(options: &ReadOptions, skip: [u64; 2]) -> Self {
         Self {
             timestamps: options.timestamps,
             since: options.since,
             stream: options.stream,
             remaining: options.limit_bytes,
+            skip,
             lines: Default::default(),
             out: Vec::new(),
         }
@@ -42,6 +45,10 @@ impl Render {
     pub(super) fn push(&mut self, line: &[u8]) {
         let Some(entry) = Entry::parse(line) else { return };
         let index = usize::from(entry.stream == LogStream::Stderr);
+        if self.skip[index] > 0 {
+            self.skip[index] -= 1;
+            return;
+        }
         if !self.lines[index].open {
             self.lines[index].open = true;
             self.lines[index].skipped = !self.wants(&entry);
@@ -122,7 +129,7 @@ torn
 2026-01-01T00:00:06Z stdout P end";
 
     fn render(options: &ReadOptions) -> String {
-        let mut render = Render::new(options);
+        let mut render = Render::new(options, [0; 2]);
         LOG.lines().for_each(|line| render.push(line.as_bytes()));
         render.finish();
         String::from_utf8(render.take()).unwrap()
@@ -149,7 +156,7 @@ torn
 
     #[test]
     fn an_endless_line_is_returned_in_pieces() {
-        let mut render = Render::new(&ReadOptions::default());
+        let mut render = Render::new(&ReadOptions::default(), [0; 2]);
         let part = [b"2026-01-01T00:00:01Z stdout P ".as_slice(), &[b'x'; 16 << 10]].concat();
         (0..200).for_each(|_| render.push(&part));
         assert!(render.ready() >= 2 << 20, "{}", render.ready());

@@ -10,19 +10,31 @@ use super::entry::{Entry, HEADER_LIMIT, LogStream};
 use super::paths::among_generations;
 use super::reader::ReadOptions;
 
+/// How far before the wanted lines the beginnings of their parts are searched.
+const BEGINNING_LIMIT: u64 = 1 << 20;
 /// Bytes read at once while searching backwards.
 const BLOCK: usize = 32 << 10;
+
+/// Where reading begins.
+#[derive(Debug)]
+pub(super) struct Start {
+    pub(super) file: File,
+    /// The offset of the first line to read.
+    pub(super) offset: u64,
+    /// How many entries of stdout and of stderr are not wanted from there on.
+    pub(super) skip: [u64; 2],
+}
 
 /// Opens the file of the log at `path` in which reading begins, and returns the offset of the first line.
 ///
 /// # Errors
 /// `NotFound` when the log has no file.
-pub(super) fn find(path: &Path, options: &ReadOptions) -> io::Result<(File, u64)> {
+pub(super) fn find(path: &Path, options: &ReadOptions) -> io::Result<Start> {
     among_generations(path, |files| find_in(files, options))
 }
 
-fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<(File, u64)> {
-    let mut count = Backwards { wanted: options.tail_lines, stream: options.stream, found: 0 };
+fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<Start> {
+    let mut search = Backwards::new(options);
     let mut oldest = None;
     for file in files.iter().rev() {
         let file = match open_file(file) {
@@ -30,8 +42,8 @@ fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<(File, u64)> 
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             other => other?,
         };
-        if let Some(offset) = count.scan(&file)? {
-            return Ok((file, offset));
+        if let Some(offset) = search.scan(&file)? {
+            return Ok(Start { file, offset, skip: search.skip() });
         }
         let reached = options.since.is_some_and(|since| begins_before(&file, since));
         oldest = Some(file);
@@ -39,7 +51,8 @@ fn find_in(files: &[PathBuf], options: &ReadOptions) -> io::Result<(File, u64)> 
             break;
         }
     }
-    oldest.map(|file| (file, 0)).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no log file"))
+    let start = oldest.map(|file| Start { file, offset: 0, skip: search.skip() });
+    start.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "there is no log file"))
 }
 
 /// Whether all files before this one are older than requested.
@@ -50,17 +63,83 @@ fn begins_before(file: &File, since: jiff::Timestamp) -> bool {
 }
 
 /// Counts lines from the end of a log towards its beginning, over several files.
+///
+/// A line of many parts counts once, by its last part. The parts of two streams may alternate, so a wanted line may begin
+/// before lines that are not wanted: reading begins there, and skips those.
 struct Backwards {
     /// `None`: all lines are wanted.
     wanted: Option<u64>,
     stream: Option<LogStream>,
     found: u64,
+    streams: [Seen; 2],
+    /// All lines are found, and their beginnings are searched in so many bytes more.
+    beyond: Option<u64>,
+}
+
+/// What was seen of a stream.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Its entries.
+    entries: u64,
+    /// How many of them, the newest ones, are wanted.
+    wanted: u64,
+    /// The oldest wanted entry begins a line; none before it is wanted.
+    complete: bool,
 }
 
 impl Backwards {
+    fn new(options: &ReadOptions) -> Self {
+        let (wanted, stream) = (options.tail_lines, options.stream);
+        Self { wanted, stream, found: 0, streams: Default::default(), beyond: None }
+    }
+
+    /// The entries that are not wanted, by stream.
+    fn skip(&self) -> [u64; 2] {
+        self.streams.each_ref().map(|seen| seen.entries - seen.wanted)
+    }
+
+    /// Takes the entry before those seen so far. Whether reading begins behind it.
+    fn take(&mut self, header: &[u8], wanted: u64) -> bool {
+        // The header ends within the line or the line's text is truncated; neither matters here.
+        let header = header.split(|byte| *byte == b'\n').next().unwrap_or(header);
+        let Some(entry) = Entry::parse(header) else { return false };
+        if self.stream.is_some_and(|stream| stream != entry.stream) {
+            return false;
+        }
+        let index = usize::from(entry.stream == LogStream::Stderr);
+        let Some(seen) = self.streams.get_mut(index) else { return false };
+        if self.beyond.is_none() {
+            // A last line without its end is a line, too.
+            let ends_line = !entry.partial || seen.entries == 0;
+            if !ends_line || self.found < wanted {
+                self.found += u64::from(ends_line);
+                seen.entries += 1;
+                seen.wanted = seen.entries;
+                return false;
+            }
+            seen.complete = true;
+            self.beyond = Some(BEGINNING_LIMIT);
+            for seen in &mut self.streams {
+                seen.complete |= seen.entries == 0;
+            }
+        } else if !seen.complete && entry.partial {
+            seen.entries += 1;
+            seen.wanted = seen.entries;
+            return false;
+        } else {
+            seen.complete = true;
+        }
+        if self.streams.iter().all(|seen| seen.complete) {
+            return true;
+        }
+        // Its stream's wanted entries begin later than those of the other one.
+        if let Some(seen) = self.streams.get_mut(index) {
+            seen.entries += 1;
+        }
+        false
+    }
+
     /// Searches one file; the offset where reading has to begin if that is in this file.
-    ///
-    /// Lines are counted by their last part, so that a line of many parts counts once.
     fn scan(&mut self, file: &File) -> io::Result<Option<u64>> {
         let Some(wanted) = self.wanted else { return Ok(None) };
         let mut end = file.metadata()?.len();
@@ -87,25 +166,20 @@ impl Backwards {
                     }
                     continue;
                 };
-                if next == line || !self.counts(&block[index..known.min(index + HEADER_LIMIT)]) {
-                    continue;
-                }
-                if self.found == wanted {
+                if next != line && self.take(&block[index..known.min(index + HEADER_LIMIT)], wanted) {
                     return Ok(Some(next));
                 }
-                self.found += 1;
+            }
+            if let Some(left) = &mut self.beyond {
+                *left = left.saturating_sub(BLOCK as u64);
+                if *left == 0 && begin.is_some() {
+                    return Ok(begin);
+                }
             }
             carried = known.min(HEADER_LIMIT);
             end = start;
         }
         Ok(None)
-    }
-
-    fn counts(&self, header: &[u8]) -> bool {
-        // The header ends within the line or the line's text is truncated; neither matters here.
-        let header = header.split(|byte| *byte == b'\n').next().unwrap_or(header);
-        Entry::parse(header)
-            .is_some_and(|entry| !entry.partial && self.stream.is_none_or(|stream| stream == entry.stream))
     }
 }
 

@@ -256,7 +256,7 @@ pub fn run(stdout: OwnedFd, stderr: OwnedFd, config: WriterConfig, ready: impl F
     let mut streams = [Stream::new(stdout, b"stdout"), Stream::new(stderr, b"stderr")];
     ready(log.file.is_contended());
     loop {
-        let pending = streams.iter().any(|stream| stream.filled > 0);
+        let pending = streams.iter().any(|stream| stream.unended() > 0);
         let timeout =
             if pending { Some(&PARTIAL_LINE_TIMEOUT) } else { log.file.has_losses().then_some(&LOSS_REPORT_INTERVAL) };
         let Some(readable) = wait(&streams, &followers, timeout) else { break };
@@ -340,7 +340,9 @@ impl Stream {
             let rest = &self.buffer[start..self.filled];
             // The standard library's fastest search for a byte; reading from a slice cannot fail.
             let length = (&*rest).skip_until(b'\n').unwrap_or(rest.len());
-            if let Some(mut line) = rest[..length].strip_suffix(b"\n") {
+            if let Some(line) = rest[..length].strip_suffix(b"\n") {
+                // As containerd: a terminal writes both.
+                let mut line = line.strip_suffix(b"\r").unwrap_or(line);
                 while line.len() > MAX_PART {
                     log.push(self.name, b'P', &line[..MAX_PART]);
                     line = &line[MAX_PART..];
@@ -362,11 +364,18 @@ impl Stream {
         self.filled -= start;
     }
 
+    /// The bytes of a line without its end that may be passed on: a carriage return may belong to that end.
+    fn unended(&self) -> usize {
+        self.filled - usize::from(self.buffer[..self.filled].ends_with(b"\r"))
+    }
+
     /// Passes on the start of a line whose end does not come.
     fn write_unended(&mut self, log: &mut Log) {
-        if self.filled > 0 {
-            log.push(self.name, b'P', &self.buffer[..self.filled]);
-            self.filled = 0;
+        let length = self.unended();
+        if length > 0 {
+            log.push(self.name, b'P', &self.buffer[..length]);
+            self.buffer.copy_within(length..self.filled, 0);
+            self.filled -= length;
         }
     }
 }

@@ -109,6 +109,49 @@ fn the_tail_counts_lines_not_parts_nor_other_streams_nor_damage() {
 }
 
 #[test]
+fn the_tail_has_whole_lines_where_the_parts_of_both_streams_alternate() {
+    let entries =
+        |parts: &[&str]| -> String { parts.iter().map(|part| format!("2026-01-01T00:00:00Z {part}\n")).collect() };
+    let log = Log::new(&[
+        ("0.log.20260101-000010", &entries(&["stdout F old", "stderr F older", "stdout P begins "])),
+        (
+            "0.log",
+            &entries(&[
+                "stderr P e1 ",
+                "stdout P goes on ",
+                "stderr F e2",
+                "stderr F between",
+                "stdout F ends",
+                "stderr F last",
+            ]),
+        ),
+    ]);
+    let table = [
+        (1, "last\n"),
+        (2, "begins goes on ends\nlast\n"),
+        (3, "between\nbegins goes on ends\nlast\n"),
+        (4, "e1 e2\nbetween\nbegins goes on ends\nlast\n"),
+        (5, "older\ne1 e2\nbetween\nbegins goes on ends\nlast\n"),
+        (6, "old\nolder\ne1 e2\nbetween\nbegins goes on ends\nlast\n"),
+    ];
+    for (count, wanted) in table {
+        assert_eq!(log.read(&tail(count)), wanted, "{count}");
+    }
+    let stdout = ReadOptions { stream: Some(LogStream::Stdout), ..tail(1) };
+    assert_eq!(log.read(&stdout), "begins goes on ends\n");
+}
+
+#[test]
+fn a_last_line_without_its_end_counts_as_a_line() {
+    let text = "2026-01-01T00:00:00Z stdout F line1\n2026-01-01T00:00:00Z stderr F error\n\
+                2026-01-01T00:00:00Z stdout P la\n2026-01-01T00:00:00Z stdout P st\n";
+    let log = Log::new(&[("0.log", text)]);
+    for (count, wanted) in [(0, ""), (1, "last"), (2, "error\nlast"), (3, "line1\nerror\nlast")] {
+        assert_eq!(log.read(&tail(count)), wanted, "{count}");
+    }
+}
+
+#[test]
 fn lines_before_since_are_skipped() {
     let log = rotated();
     for (time, first) in [("00:00:00.5", 0), ("00:00:12", 12), ("00:00:29.5", 29), ("00:00:34.6", 35)] {

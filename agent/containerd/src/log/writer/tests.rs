@@ -160,13 +160,14 @@ fn cri_lines_and_the_last_partial_one_are_written() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("pod/container/0.log");
     let mut logger = Logger::start(&path, 1 << 20, 5);
-    logger.stdout.write_all(b"one\n\nthree").unwrap();
+    // A carriage return is of a line's end only right before it.
+    logger.stdout.write_all(b"one\r\n\nthr\ree").unwrap();
     logger.stderr.write_all(b"oops\n").unwrap();
     logger.finish();
     let (out, err): (Vec<_>, Vec<_>) = entries(&path).into_iter().partition(|(stream, ..)| stream == "stdout");
     assert_eq!(out.iter().map(|(_, tag, _)| tag.as_str()).collect::<Vec<_>>(), ["F", "F", "P"]);
     let texts: Vec<_> = out.into_iter().map(|(_, _, text)| text).collect();
-    assert_eq!(texts, [b"one".to_vec(), b"".to_vec(), b"three".to_vec()]);
+    assert_eq!(texts, [b"one".to_vec(), b"".to_vec(), b"thr\ree".to_vec()]);
     assert_eq!(err, [("stderr".to_owned(), "F".to_owned(), b"oops".to_vec())]);
 }
 
