@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         case!(the_termination_message_is_shown),
         case!(the_image_says_the_user),
         case!(the_pod_says_the_user),
+        case!(a_process_that_cannot_begin_fails_its_pod),
         case!(a_root_file_system_may_be_read_only),
         case!(capabilities_are_dropped_and_added),
         case!(seccomp_profiles_are_applied),
@@ -172,6 +173,21 @@ fn the_image_says_the_user(node: &mut TestNode) -> Result<()> {
     run(node, json!({ "image": image.name }), json!({}))?;
     let said = sh(node, "id; echo $HOME")?;
     ensure!(said == "uid=1000(app) gid=1000(app) groups=1000(app),2000(serial),2001(video)\n/tmp\n", "{said}");
+    Ok(())
+}
+
+fn a_process_that_cannot_begin_fails_its_pod(node: &mut TestNode) -> Result<()> {
+    // Longer than the kernel passes to a program.
+    let long = json!({ "env": [{ "name": "LONG", "value": "x".repeat(140_000) }] });
+    let relative = json!({ "workingDir": "relative" });
+    for (name, main) in [("long", long), ("relative", relative)] {
+        let spec = json!({ "restartPolicy": "Never", "containers": [with(shell("main", IDLE), main)] });
+        node.apply(&pod(name, spec))?;
+        node.wait_pod(name, "failed", |pod| pod["status"]["phase"] == "Failed")?;
+    }
+    let relative = node.pod("relative").context("the pod is gone")?;
+    let ended = &relative["status"]["containerStatuses"][0]["state"]["terminated"];
+    ensure!(ended["reason"] == "StartError" && ended["exitCode"] == 128, "{ended}");
     Ok(())
 }
 

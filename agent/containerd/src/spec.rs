@@ -223,14 +223,6 @@ pub enum SpecError {
         /// The path.
         path: String,
     },
-    /// References expand beyond the kernel's limit for an argument.
-    #[error("the text that begins with {begin:?} expands to more than {limit} bytes")]
-    TooLong {
-        /// The beginning of the text.
-        begin: String,
-        /// The limit in bytes.
-        limit: usize,
-    },
     /// A capability to add does not exist.
     #[error("unknown capability {0:?}")]
     Capability(String),

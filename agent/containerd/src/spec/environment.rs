@@ -106,7 +106,7 @@ fn value_of(
     host: &HostInput,
 ) -> Result<Option<String>, SpecError> {
     if let Some(value) = variable.value.as_deref().filter(|value| !value.is_empty()) {
-        return expansion::expand(value, |name| before.get(name)).map(Some);
+        return Ok(Some(expansion::expand(value, |name| before.get(name))));
     }
     let Some(source) = &variable.value_from else { return Ok(Some(String::new())) };
     if let Some(file) = &source.file_key_ref {

@@ -43,10 +43,10 @@ fn user(input: &SpecInput<'_>) -> User {
 
 /// `command` replaces the image's entrypoint and drops its command; `args` alone replaces its command.
 fn arguments(input: &SpecInput<'_>, variables: &environment::Variables) -> Result<Vec<String>, SpecError> {
-    let expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, SpecError> {
+    let expanded = |list: &Option<Vec<String>>| -> Vec<String> {
         list.iter().flatten().map(|text| expansion::expand(text, |name| variables.get(name))).collect()
     };
-    let (mut command, mut args) = (expanded(&input.container.command)?, expanded(&input.container.args)?);
+    let (mut command, mut args) = (expanded(&input.container.command), expanded(&input.container.args));
     let image = input.image.config.config().as_ref();
     if command.is_empty() {
         if args.is_empty() {
@@ -62,9 +62,10 @@ fn arguments(input: &SpecInput<'_>, variables: &environment::Variables) -> Resul
     if command.is_empty() { Err(SpecError::NoCommand) } else { Ok(command) }
 }
 
-/// The Pod's, else the image's, else `/`; always absolute, as runtimes require.
+/// The Pod's, else the image's, else `/`. As under kubelet a relative one of the Pod does not start, because runtimes
+/// refuse it; one of the image is below `/`.
 fn working_directory(input: &SpecInput<'_>) -> PathBuf {
     let image = input.image.config.config().as_ref().and_then(|config| config.working_dir().as_deref());
     let pod = input.container.working_dir.as_deref().filter(|directory| !directory.is_empty());
-    Path::new("/").join(pod.or(image).unwrap_or_default())
+    pod.map_or_else(|| Path::new("/").join(image.unwrap_or_default()), PathBuf::from)
 }

@@ -36,7 +36,7 @@ fn expanded(expression: String, mount_path: &str, variables: &environment::Varia
             missing.borrow_mut().insert(name.to_owned());
         }
         value
-    })?;
+    });
     let (missing, mount_path) = (missing.into_inner(), mount_path.to_owned());
     if !missing.is_empty() {
         let variables = missing.into_iter().collect::<Vec<_>>().join(", ");

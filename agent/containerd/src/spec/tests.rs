@@ -173,7 +173,8 @@ fn working_directory_is_the_pods_then_the_images() {
         (json!({}), json!({"Cmd": ["run"]}), "/"),
         (json!({}), image.clone(), "/srv"),
         (json!({"workingDir": "/work"}), image.clone(), "/work"),
-        (json!({"workingDir": ""}), image, "/srv"),
+        (json!({"workingDir": ""}), image.clone(), "/srv"),
+        (json!({"workingDir": "rel"}), image, "rel"),
         (json!({}), json!({"Cmd": ["run"], "WorkingDir": "srv"}), "/srv"),
     ] {
         assert_eq!(Fixture::new(container, image).spec().unwrap()["process"]["cwd"], wanted);

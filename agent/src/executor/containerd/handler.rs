@@ -14,7 +14,6 @@ use k8s_openapi::api::core::v1::{Container, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use limpet_containerd::client::Client;
 use limpet_containerd::exec::{self, CappedOutput, ExecError, ExecRequest};
-use limpet_containerd::spec::SpecError;
 use limpet_core::state::PodState;
 use limpet_model::container::ContainerId;
 use limpet_model::sandbox::in_order_of_node;
@@ -48,9 +47,6 @@ pub enum HandlerError {
     /// The command was not run, or its exit is not known.
     #[error(transparent)]
     Exec(#[from] ExecError),
-    /// The command cannot be made up.
-    #[error(transparent)]
-    Command(#[from] SpecError),
     /// The GET brought no answer.
     #[error(transparent)]
     Get(#[from] GetFailure),

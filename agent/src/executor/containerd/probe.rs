@@ -116,7 +116,7 @@ impl ContainerdExecutor {
         limit: TimeLimit,
     ) -> Result<Answer, HandlerError> {
         let (command, env) = (action.command.as_deref(), container.env.as_deref());
-        let command = expand_probe_command(command.unwrap_or_default(), env.unwrap_or_default())?;
+        let command = expand_probe_command(command.unwrap_or_default(), env.unwrap_or_default());
         match within(limit.deadline, self.exec(id, &command).boxed()).await {
             Ok(ended) if ended.code == 0 => Ok(Answer::Success),
             Ok(ended) => Ok(Answer::Failure(ended.output)),
