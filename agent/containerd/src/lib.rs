@@ -12,6 +12,7 @@ pub mod exec;
 pub mod fixtures;
 pub mod image;
 pub mod image_volumes;
+pub mod image_verifier;
 mod lease;
 pub mod log;
 pub mod record;
