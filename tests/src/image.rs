@@ -90,6 +90,17 @@ impl Image {
         self.diff_ids.iter().cloned().reduce(|below, layer| chain(below, &layer)).unwrap_or_default()
     }
 
+    /// The same layers with a configuration that claims those of another image.
+    pub fn claiming(&self, other: &Self) -> Result<Self> {
+        let mut config: Value = serde_json::from_slice(&self.config.bytes)?;
+        config["rootfs"]["diff_ids"] = json!(other.diff_ids);
+        let config = Blob::new(serde_json::to_vec(&config)?);
+        let mut manifest: Value = serde_json::from_slice(&self.manifest.bytes)?;
+        manifest["config"] = config.descriptor(CONFIG_TYPE);
+        let manifest = Blob::new(serde_json::to_vec(&manifest)?);
+        Ok(Self { manifest, config, diff_ids: other.diff_ids.clone(), ..self.clone() })
+    }
+
     /// An index with the image for this machine, and one for another machine whose manifest does not exist.
     pub fn index(&self) -> Blob {
         let mut own = self.manifest.descriptor(MANIFEST_TYPE);
@@ -332,6 +343,25 @@ pub fn write_docker_archive(images: &[&Image], path: &Path) -> Result<()> {
         }
         let config = format!("{}.json", image.config.hex);
         entries.push(json!({ "Config": config, "RepoTags": [image.name], "Layers": files }));
+    }
+    archive.file("manifest.json", &serde_json::to_vec(&entries)?, 0o644)?;
+    archive.write_to(path)
+}
+
+/// Writes `images` as crane, ko, kaniko and others that share a library do: files named by their digests, the list last.
+pub fn write_crane_archive(images: &[&Image], path: &Path) -> Result<()> {
+    let mut archive = Layer::default();
+    let mut entries = Vec::new();
+    let mut written = BTreeSet::new();
+    for image in images {
+        archive.file(&image.config.digest(), &image.config.bytes, 0o644)?;
+        let files: Vec<_> = image.layers.iter().map(|layer| format!("{}.tar.gz", layer.hex)).collect();
+        for (file, layer) in files.iter().zip(&image.layers) {
+            if written.insert(&layer.hex) {
+                archive.file(file, &layer.bytes, 0o644)?;
+            }
+        }
+        entries.push(json!({ "Config": image.config.digest(), "RepoTags": [image.name], "Layers": files }));
     }
     archive.file("manifest.json", &serde_json::to_vec(&entries)?, 0o644)?;
     archive.write_to(path)

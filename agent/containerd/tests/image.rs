@@ -70,6 +70,58 @@ async fn an_image_is_pulled_unpacked_and_survives_the_collector() {
 }
 
 #[tokio::test]
+async fn an_image_gets_no_layers_of_another_one_by_claiming_them() {
+    let Some((node, registry)) = start() else { return };
+    let (secret, other) = (build("secret", 1 << 20), build("other", 1 << 20));
+    registry.add(&secret, "private/app", "1").unwrap();
+    let name = |image: &str| format!("{}/{image}:1", registry.address());
+    node.images().pull(&name("private/app")).await.unwrap();
+
+    // A configuration that names the layers of the other image, beside layers of its own.
+    let claiming = other.claiming(&secret).unwrap();
+    assert_eq!(claiming.chain_id(), secret.chain_id());
+    registry.add(&claiming, "evil/claims", "1").unwrap();
+    let error = node.images().pull(&name("evil/claims")).await.unwrap_err();
+    assert!(error.to_string().contains("layer unpacks to"), "{error}");
+    assert!(node.images().find(&name("evil/claims")).await.unwrap().is_none());
+
+    // A manifest that names them, in a repository that does not have them.
+    let mut without = secret.clone();
+    without.layers.clear();
+    registry.add(&without, "evil/names", "1").unwrap();
+    let error = node.images().pull(&name("evil/names")).await.unwrap_err();
+    assert!(matches!(error, ImageError::NotFound { .. }), "{error}");
+
+    // One that has them shares them, and none is downloaded twice.
+    registry.add(&secret, "public/app", "1").unwrap();
+    let proxy = Proxy::start(registry.address()).unwrap();
+    let shared = format!("{}/public/app:1", proxy.address());
+    assert_eq!(
+        node.images().pull(&shared).await.unwrap().chain_id,
+        node.images().pull(&name("private/app")).await.unwrap().chain_id
+    );
+    assert!(proxy.bytes() < 100_000, "{} bytes served", proxy.bytes());
+}
+
+#[tokio::test]
+async fn layers_that_another_client_has_unpacked_are_compared_once() {
+    let Some((node, registry)) = start() else { return };
+    let made = build("compared", 1 << 20);
+    registry.add(&made, "demo/app", "1").unwrap();
+    let name = format!("{}/demo/app:1", registry.address());
+    let image = node.images().pull(&name).await.unwrap();
+    let (layer, key) = (made.layers[1].digest(), "containerd.io/uncompressed");
+    let known = node.label(&layer, key).await.unwrap();
+    // As of a client that does not write it.
+    node.set_label(&layer, key, "").await;
+    assert_eq!(node.label(&layer, key).await, None);
+    node.images().pull(&name).await.unwrap();
+    assert_eq!(node.label(&layer, key).await, Some(known));
+    assert!(node.has_snapshot(&image.chain_id).await);
+    node.assert_file(&image.chain_id, "etc/made").await;
+}
+
+#[tokio::test]
 async fn content_lost_in_a_power_cut_is_restored() {
     let Some((node, registry)) = start() else { return };
     let made = build("power", 1 << 20);
@@ -390,12 +442,12 @@ fn imported(event: ArchiveEvent) -> (PathBuf, Vec<String>) {
 #[tokio::test]
 async fn archives_are_imported_pinned_and_not_read_again() {
     let Some(node) = Node::start() else { return };
-    let made = ["docker", "linked", "oci", "gz", "zst"].map(|form| {
+    let made = ["docker", "linked", "oci", "gz", "zst", "crane"].map(|form| {
         let name = format!("docker.io/library/{form}:1");
         let plain = ImageBuilder::new(&name).file("etc/made", image::noise(form, 300_000), 0o644);
-        if matches!(form, "oci" | "zst") { plain.gzip() } else { plain }.build().unwrap()
+        if matches!(form, "oci" | "zst" | "crane") { plain.gzip() } else { plain }.build().unwrap()
     });
-    let [docker, linked, oci, gz, zst] = made.each_ref();
+    let [docker, linked, oci, gz, zst, crane] = made.each_ref();
     let dir = node.archives();
     image::write_docker_archive(&[docker, linked], &dir.join("a.tar")).unwrap();
     image::write_oci_archive_of_indexes(&[oci], &dir.join("b.tar")).unwrap();
@@ -403,6 +455,7 @@ async fn archives_are_imported_pinned_and_not_read_again() {
     node.compress("gzip", "c.tar", &dir.join("c.tar.gz"));
     image::write_oci_archive_of_indexes(&[zst], &node.scratch("d.tar")).unwrap();
     node.compress("zstd", "d.tar", &dir.join("d.tar.zst"));
+    image::write_crane_archive(&[crane], &dir.join("d2.tar")).unwrap();
     std::fs::write(dir.join("e.tar"), b"no tar at all").unwrap();
     std::fs::write(dir.join("notes.txt"), b"not looked at").unwrap();
 
@@ -410,7 +463,7 @@ async fn archives_are_imported_pinned_and_not_read_again() {
     let images = node.images();
     let (task, mut events) = importing(&images, &stop);
     images.archives_ready().await;
-    for archive in [&[docker, linked][..], &[oci], &[gz], &[zst]] {
+    for archive in [&[docker, linked][..], &[oci], &[gz], &[zst], &[crane]] {
         let names: Vec<_> = archive.iter().map(|image| image.name.clone()).collect();
         assert_eq!(imported(events.recv().await.unwrap()).1, names);
     }

@@ -34,6 +34,9 @@ const MIN_PROGRESS: u64 = 1 << 20;
 /// The first pause between attempts; each is twice as long as the one before.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(250);
 
+/// The longest list of repositories on a blob; containerd's limit for a label is 4,096 bytes with its key.
+const MAX_SOURCES: usize = 3500;
+
 /// The prefix of every pull's lease.
 pub(super) const LEASE_PREFIX: &str = "limpet-pull-";
 
@@ -153,8 +156,13 @@ impl Pull<'_> {
                 }
                 Document::Manifest(manifest) => {
                     let digest = manifest.config().digest().to_string();
-                    let known = self.store.read_document(&digest).await;
-                    let config = match known.map_err(|error| ImageError::call(image, error))? {
+                    let call = |error| ImageError::call(image, error);
+                    // Another registry's content is used only if this one has it, too: it may hold secrets.
+                    let known = match self.is_from_here(&digest).await? {
+                        true => self.store.read_document(&digest).await.map_err(call)?,
+                        false => None,
+                    };
+                    let config = match known {
                         Some(config) => config,
                         None => self.session.small_blob(&digest).await?,
                     };
@@ -171,14 +179,43 @@ impl Pull<'_> {
     }
 
     async fn put(&self, digest: &str, bytes: &[u8]) -> Result<(), ImageError> {
-        let put = self.store.put(digest, bytes, &self.lease, self.source_labels()).await;
+        let labels = self.source_labels(digest).await?;
+        let put = self.store.put(digest, bytes, &self.lease, labels).await;
         put.map_err(|error| ImageError::call(self.image(), error))
     }
 
-    /// The source of content, in the labels of containerd's own clients.
-    fn source_labels(&self) -> Labels {
-        let name = &self.session.name;
-        Labels::from([(format!("containerd.io/distribution.source.{}", name.host), name.repository.clone())])
+    /// The label of containerd's own clients for the repositories of a registry from which content came.
+    fn source_key(&self) -> String {
+        format!("containerd.io/distribution.source.{}", self.session.name.host)
+    }
+
+    /// From which repositories of the registry content came, if it is here.
+    async fn sources(&self, digest: &str) -> Result<String, ImageError> {
+        let known = self.store.info(digest).await.map_err(|error| ImageError::call(self.image(), error))?;
+        Ok(known.and_then(|(_, mut labels)| labels.remove(&self.source_key())).unwrap_or_default())
+    }
+
+    /// The source of content, beside those that it has already.
+    async fn source_labels(&self, digest: &str) -> Result<Labels, ImageError> {
+        let sources = with_source(&self.sources(digest).await?, &self.session.name.repository);
+        Ok(Labels::from([(self.source_key(), sources)]))
+    }
+
+    /// Whether content came from the image's repository: who may read its manifest may read it.
+    async fn is_from_here(&self, digest: &str) -> Result<bool, ImageError> {
+        Ok(self.sources(digest).await?.split(',').any(|source| source == self.session.name.repository))
+    }
+
+    /// Makes sure that the registry would serve a layer that is here already: a manifest may name any digest. Asks for its
+    /// last byte.
+    async fn prove_access(&self, layer: &Descriptor) -> Result<(), ImageError> {
+        let digest: &str = layer.digest().as_ref();
+        if self.is_from_here(digest).await? {
+            return Ok(());
+        }
+        self.session.blob(digest, layer.size().saturating_sub(1)).await?;
+        let labels = self.source_labels(digest).await?;
+        self.store.label(digest, labels).await.map_err(|error| ImageError::call(self.image(), error))
     }
 
     async fn layer(&self, layer: &Descriptor) -> Result<(), ImageError> {
@@ -190,6 +227,7 @@ impl Pull<'_> {
             let opened = self.store.open(Blob { digest: &digest, size: layer.size() }, &self.lease).await;
             let mut ingest = match opened.map_err(call)? {
                 Opened::Present => {
+                    self.prove_access(layer).await?;
                     meter.set(layer.size());
                     return Ok(());
                 }
@@ -203,7 +241,7 @@ impl Pull<'_> {
                 tracing::info!(image = self.image(), digest, offset = ingest.offset(), "download continues");
             }
             self.fill(&mut ingest, layer, &mut meter).await?;
-            match ingest.commit(self.source_labels()).await {
+            match ingest.commit(self.source_labels(&digest).await?).await {
                 Ok(Completed::Stored) => return Ok(()),
                 // Opened again, so that the lease protects it.
                 Ok(Completed::Appeared) => {}
@@ -286,6 +324,16 @@ impl Pull<'_> {
     }
 }
 
+/// A list of repositories with one more, as containerd writes it.
+fn with_source(sources: &str, repository: &str) -> String {
+    let mut all: Vec<&str> = sources.split(',').filter(|source| !source.is_empty()).collect();
+    all.push(repository);
+    all.sort_unstable();
+    all.dedup();
+    let joined = all.join(",");
+    if joined.len() > MAX_SOURCES { repository.to_owned() } else { joined }
+}
+
 /// The media type for the record: the document's own, else the registry's.
 fn media_type(document: &Document, sent: &str) -> String {
     let (own, usual) = match document {
@@ -296,5 +344,21 @@ fn media_type(document: &Document, sent: &str) -> String {
         Some(own) => own.to_string(),
         None if document::ACCEPT.split(", ").any(|known| known.trim() == sent) => sent.to_owned(),
         None => usual.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_listed_as_by_containerd() {
+        assert_eq!(with_source("", "a/b"), "a/b");
+        assert_eq!(with_source("z,a/b", "a/b"), "a/b,z");
+        assert_eq!(with_source("a/b", "a/a"), "a/a,a/b");
+        let many = "long/repository,".repeat(300);
+        assert_eq!(with_source(&many, "b"), "b,long/repository");
+        let many: Vec<String> = (0..500).map(|n| format!("repository-{n}")).collect();
+        assert_eq!(with_source(&many.join(","), "b"), "b");
     }
 }

@@ -1,4 +1,8 @@
 //! Unpacks layers of the content store into snapshots: one committed snapshot per layer, whose key is the chain id.
+//!
+//! A chain id is only what a configuration claims. So an existing snapshot is used for a layer only when the layer is
+//! known to unpack to what is in it: by containerd's label `containerd.io/uncompressed` on the layer's content, which its
+//! own clients write too, or because the layer is unpacked once more and compared.
 
 use std::time::Duration;
 
@@ -16,6 +20,8 @@ use tonic::Code;
 use super::content::{Labels, Store};
 use super::error::CallError;
 
+/// The label on a layer's content with the digest of what it unpacks to.
+const UNCOMPRESSED: &str = "containerd.io/uncompressed";
 /// The call that makes a snapshot on top of another.
 const PREPARE: &str = "Snapshots.Prepare";
 /// How long one layer may take: gigabytes on a slow SD card.
@@ -61,7 +67,7 @@ impl Store {
         }
     }
 
-    /// Unpacks the layers that are not unpacked yet, lowest first.
+    /// Unpacks the layers that are not unpacked yet, lowest first, and checks that the others are what they claim.
     pub(super) async fn unpack(&self, layers: &[Layer<'_>], lease: &str) -> Result<(), CallError> {
         if self.is_unpacked(layers).await? {
             return Ok(());
@@ -102,12 +108,28 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the snapshot of all layers exists: then those below it do.
+    /// Whether the snapshot of all layers exists, and with it those below, and each layer is known to be what is in it.
     async fn is_unpacked(&self, layers: &[Layer<'_>]) -> Result<bool, CallError> {
-        match layers.last() {
-            Some(top) => self.has_snapshot(top.chain_id).await,
-            None => Ok(true),
+        let Some(top) = layers.last() else { return Ok(true) };
+        if !self.has_snapshot(top.chain_id).await? {
+            return Ok(false);
         }
+        for layer in layers {
+            if !self.is_proved(layer).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether it is known that the layer's content unpacks to its diff id.
+    async fn is_proved(&self, layer: &Layer<'_>) -> Result<bool, CallError> {
+        let digest: &str = layer.descriptor.digest().as_ref();
+        if digest == layer.diff_id {
+            return Ok(true);
+        }
+        let known = self.info(digest).await?;
+        Ok(known.is_some_and(|(_, labels)| labels.get(UNCOMPRESSED).is_some_and(|known| known == layer.diff_id)))
     }
 
     /// Unpacks the layers from `index` on; those below it were unpacked. The caller holds the lock on unpacking.
@@ -126,15 +148,17 @@ impl Store {
         let (below, above) = layers.split_at_checked(index).unwrap_or_default();
         let mut parent = below.last().map_or("", |layer| layer.chain_id);
         for layer in above {
-            if !self.has_snapshot(layer.chain_id).await? {
-                self.unpack_layer(layer, parent, lease).await?;
+            let exists = self.has_snapshot(layer.chain_id).await?;
+            if !exists || !self.is_proved(layer).await? {
+                self.unpack_layer(layer, parent, lease, exists).await?;
             }
             parent = layer.chain_id;
         }
         Ok(())
     }
 
-    async fn unpack_layer(&self, layer: &Layer<'_>, parent: &str, lease: &str) -> Result<(), CallError> {
+    /// Unpacks a layer, or only compares it if its snapshot `exists`.
+    async fn unpack_layer(&self, layer: &Layer<'_>, parent: &str, lease: &str, exists: bool) -> Result<(), CallError> {
         // The key is the same after a crash: its content is unknown then, and removed.
         let key = format!("limpet-unpack-{}", layer.chain_id);
         let mounts = match self.prepare(&key, parent, lease).await {
@@ -146,7 +170,13 @@ impl Store {
         };
         let unpacked = async {
             self.apply(layer, mounts, lease).await?;
-            self.commit_snapshot(layer.chain_id, &key, lease).await
+            let proof = Labels::from([(UNCOMPRESSED.to_owned(), layer.diff_id.to_owned())]);
+            self.label(layer.descriptor.digest().as_ref(), proof).await?;
+            if exists {
+                self.remove_snapshot(&key).await
+            } else {
+                self.commit_snapshot(layer.chain_id, &key, lease).await
+            }
         };
         let unpacked = unpacked.await;
         if unpacked.as_ref().err().is_none_or(|error| error.code == Code::AlreadyExists) {

@@ -9,7 +9,8 @@ use containerd_client::services::v1::leases_client::LeasesClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
 use containerd_client::services::v1::snapshots::{RemoveSnapshotRequest, StatSnapshotRequest, ViewSnapshotRequest};
 use containerd_client::services::v1::{
-    CreateRequest, DeleteContentRequest, DeleteRequest, GetImageRequest, ListRequest, WriteAction, WriteContentRequest,
+    CreateRequest, DeleteContentRequest, DeleteRequest, GetImageRequest, Info, InfoRequest, ListRequest, UpdateRequest,
+    WriteAction, WriteContentRequest,
 };
 use limpet_containerd::client::Client;
 use limpet_containerd::image::{Images, ImagesConfig};
@@ -139,6 +140,22 @@ impl Node {
     pub(crate) async fn remove_content(&self, digest: &str) {
         let request = DeleteContentRequest { digest: digest.to_owned() };
         ContentClient::new(self.client().channel()).delete(self.client().request(request)).await.unwrap();
+    }
+
+    /// A label of a blob.
+    pub(crate) async fn label(&self, digest: &str, key: &str) -> Option<String> {
+        let request = self.client().request(InfoRequest { digest: digest.to_owned() });
+        let info = ContentClient::new(self.client().channel()).info(request).await.unwrap().into_inner().info.unwrap();
+        info.labels.get(key).cloned()
+    }
+
+    /// Sets a label of a blob; an empty one is removed.
+    pub(crate) async fn set_label(&self, digest: &str, key: &str, value: &str) {
+        let labels = [(key.to_owned(), value.to_owned())].into_iter().collect();
+        let info = Info { digest: digest.to_owned(), labels, ..Info::default() };
+        let update_mask = Some(prost_types::FieldMask { paths: vec![format!("labels.{key}")] });
+        let request = self.client().request(UpdateRequest { info: Some(info), update_mask });
+        ContentClient::new(self.client().channel()).update(request).await.unwrap();
     }
 
     /// Leaves the beginning of a download, as an interrupted agent does.
