@@ -155,7 +155,7 @@ fn certificate_files_count_where_there_is_no_hosts_toml() {
         client: vec![(in_dir("alone.cert"), None), (in_dir("me.cert"), Some(in_dir("me.key")))],
         ..Endpoint::default_for("r.test:5000")
     };
-    assert_eq!(found(), [wanted.clone()]);
+    assert_eq!(found(), std::slice::from_ref(&wanted));
     std::fs::write(in_dir("hosts.toml"), "").unwrap();
     assert_eq!(found(), [wanted]);
     std::fs::write(in_dir("hosts.toml"), "server = \"http://s\"").unwrap();
