@@ -299,6 +299,12 @@ async fn tls_is_verified_by_the_authority_in_certs_d() {
     registry.add(&other, "demo/other", "1").unwrap();
     node.hosts_toml("tls.example", &format!("server = \"https://{}\"\nskip_verify = true", registry.address()));
     node.images().pull("tls.example/demo/other:1").await.unwrap();
+    // As containerd: an http URL with settings for TLS, and a loopback port, may have TLS.
+    for (repository, name) in [("by-url", "tls.example".to_owned()), ("by-port", registry.address().to_string())] {
+        registry.add(&build(repository, 1000), repository, "1").unwrap();
+        node.hosts_toml("tls.example", &format!("server = \"http://{}\"\nca = {ca:?}", registry.address()));
+        node.images().pull(&format!("{name}/{repository}:1")).await.unwrap();
+    }
 }
 
 #[tokio::test]
