@@ -240,6 +240,26 @@ async fn an_agent_that_is_killed_restarts_nothing_and_keeps_the_back_off() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sandbox_that_a_new_agent_cannot_examine_restarts_nothing() {
+    let mut node = Node::new(OBEDIENT);
+    node.write("web", "app:1");
+    node.pass(SECOND).await;
+    node.kill_agent().await;
+    for _ in 0..3 {
+        node.world().faults.push_back(("FindSandbox", Fault::Before));
+    }
+    node.start_agent();
+    node.pass(SECOND * 60).await;
+    assert_eq!((node.starts(), node.running().len()), (1, 1));
+    assert!(node.world().faults.is_empty(), "it was examined until that was answered");
+    let pid = node.running();
+    node.world().exit(pid[0], 1);
+    node.pass(SECOND * 20).await;
+    assert_eq!(node.starts(), 2, "its containers are restarted in it");
+    node.assert_no_violation();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_ignores_sigterm_is_killed_when_its_grace_is_over() {
     let mut node = Node::new(Behaviour { exits: None, obeys: None });
     node.write("web", "app:1");

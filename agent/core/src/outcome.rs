@@ -23,7 +23,8 @@ use container::{
     discarded, forgotten, image_ensured, orphan_removed, post_started, probes_of, reaped, started, stopped,
 };
 use pod::{
-    cgroup_updated, refused, resized, sandbox_failed, sandbox_lost, sandbox_prepared, storage_measured, volumes_updated,
+    cgroup_updated, refused, resized, sandbox_examined, sandbox_failed, sandbox_lost, sandbox_prepared,
+    storage_measured, volumes_updated,
 };
 
 /// Why an action did not succeed.
@@ -51,6 +52,8 @@ impl Failure {
 /// The outcome of an action.
 #[derive(Debug)]
 pub enum Outcome {
+    /// Of [`Action::ExamineSandbox`]; `None`: it is not there. An error: that cannot be told.
+    SandboxExamined(Result<Option<Arc<PodSandbox>>, Failure>),
     /// Of [`Action::PrepareSandbox`].
     SandboxPrepared(Result<Arc<PodSandbox>, Failure>),
     /// Of [`Action::PrepareSandbox`], when the node refuses the pod.
@@ -195,6 +198,7 @@ pub enum Outcome {
 /// Marks the subject of `action` as in progress, so that it is not planned again.
 pub fn begin(pod: &mut PodState, action: &Action) {
     match action {
+        Action::ExamineSandbox => pod.sandbox = SandboxState::Examining,
         Action::PrepareSandbox => {
             pod.sandbox = SandboxState::Preparing;
             (pod.network_changed, pod.drivers_changed) = (false, false);
@@ -264,6 +268,7 @@ fn begin_stop(pod: &mut PodState, index: usize, entered: &Stopping, cause: &Kill
 /// details are still to be collected and recorded, as for every other exit.
 pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(ContainerId, Exit)> {
     match outcome {
+        Outcome::SandboxExamined(result) => sandbox_examined(pod, result, now),
         Outcome::SandboxPrepared(result) => sandbox_prepared(pod, result, now),
         Outcome::Refused(verdict) => refused(pod, verdict),
         Outcome::StorageMeasured { excess, again } => storage_measured(pod, excess, again, now),

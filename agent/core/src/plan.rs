@@ -49,6 +49,8 @@ pub enum KillCause {
 /// One action. Containers are identified by their index in [`PodState::containers`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
+    /// Find out whether the sandbox of containers that were found running is there.
+    ExamineSandbox,
     /// Set up cgroup, namespaces, network and volumes.
     PrepareSandbox,
     /// Rewrite the volumes whose files come from objects or from the pod itself.
@@ -195,8 +197,12 @@ fn mains_began(pod: &PodState) -> bool {
 /// Whether the container's newest instance was started in the pod's present sandbox and after the last restart of all
 /// containers.
 fn is_of_present_run(pod: &PodState, slot: &ContainerSlot) -> bool {
-    let SandboxState::Ready(present) = &pod.sandbox else { return false };
-    let in_sandbox = slot.instance.as_ref().is_some_and(|instance| instance.sandbox == present.sandbox.id);
+    let in_sandbox = match (&pod.sandbox, &slot.instance) {
+        (SandboxState::Ready(present), Some(instance)) => instance.sandbox == present.sandbox.id,
+        // Until the opposite is known, nothing of it starts over.
+        (SandboxState::Unknown | SandboxState::Examining, Some(_)) => true,
+        _ => false,
+    };
     in_sandbox && !restart_all::is_superseded(pod, slot)
 }
 
@@ -240,6 +246,7 @@ fn run(pod: &PodState, node: NodeState, now: Instant) -> Step {
         return plan.step();
     }
     let wanted = containers_to_run(pod);
+    examine(&mut plan, pod, now);
     prepare(&mut plan, pod, node, now);
     cgroup(&mut plan, pod, now);
     volumes(&mut plan, pod, now);
@@ -301,6 +308,17 @@ pub fn renewed(pod: &PodState) -> Vec<usize> {
         return Vec::new();
     }
     containers_to_run(pod).into_iter().filter(|index| pod.containers[*index].is_outdated()).collect()
+}
+
+/// Plans another look at a sandbox of which nothing is known.
+fn examine(plan: &mut Plan, pod: &PodState, now: Instant) {
+    if !matches!(pod.sandbox, SandboxState::Unknown) {
+        return;
+    }
+    match &pod.retry {
+        Some(retry) if retry.retry_at > now => plan.wake_at(retry.retry_at),
+        _ => plan.push(Action::ExamineSandbox),
+    }
 }
 
 /// Plans a sandbox when the pod has none and nothing prevents it.

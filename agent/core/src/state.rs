@@ -73,6 +73,10 @@ pub enum SandboxState {
         /// Orphans may have to be removed.
         dirty: bool,
     },
+    /// Containers were found, and it could not be told whether their sandbox is there: it is examined again.
+    Unknown,
+    /// Being examined again.
+    Examining,
     /// Being prepared.
     Preparing,
     /// Ready to be joined.
@@ -81,6 +85,13 @@ pub enum SandboxState {
     Releasing,
     /// Removed for good, with everything else of the pod.
     Gone,
+}
+
+impl SandboxState {
+    /// Whether there is a sandbox that containers may run in, as far as can be told.
+    pub fn may_exist(&self) -> bool {
+        matches!(self, Self::Ready(_) | Self::Unknown | Self::Examining)
+    }
 }
 
 /// A failure that will be retried.

@@ -57,7 +57,7 @@ both!(
 
 async fn a_sandbox_is_made_once(node: &Node) -> Result<()> {
     let mut pod = node.pod(Process::Obeys)?;
-    ensure!(Arc::clone(&node.executor).find_sandbox(Arc::clone(&pod.record)).await.is_none());
+    ensure!(Arc::clone(&node.executor).find_sandbox(Arc::clone(&pod.record)).await == Ok(None));
     let before = pod.clone();
     node.act(&mut pod, Action::PrepareSandbox).await?;
     let mut again = before;
@@ -65,7 +65,7 @@ async fn a_sandbox_is_made_once(node: &Node) -> Result<()> {
     let SandboxState::Ready(first) = &pod.sandbox else { anyhow::bail!("{:?}", pod.sandbox) };
     ensure!(first.sandbox.id.is_some() && pod.sandbox == again.sandbox, "{:?} {:?}", pod.sandbox, again.sandbox);
     let found = Arc::clone(&node.executor).find_sandbox(Arc::clone(&pod.record)).await;
-    ensure!(found.as_ref() == Some(first), "{found:?}");
+    ensure!(found.as_ref() == Ok(&Some(Arc::clone(first))), "{found:?}");
     ensure!(node.traces().await.contains(&pod.record.uid));
     node.tear_down(&mut pod).await?;
     node.tear_down(&mut pod).await
@@ -244,7 +244,7 @@ async fn a_released_sandbox_leaves_the_records(node: &Node) -> Result<()> {
     for _ in 0..2 {
         node.act(&mut pod, Action::ReleaseSandbox).await?;
         ensure!(node.only().await?.recorded.state == before.recorded.state);
-        ensure!(Arc::clone(&node.executor).find_sandbox(Arc::clone(&pod.record)).await.is_none());
+        ensure!(Arc::clone(&node.executor).find_sandbox(Arc::clone(&pod.record)).await == Ok(None));
         // Its volumes stay with the records.
         ensure!(node.traces().await.contains(&pod.record.uid));
     }

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use limpet_core::adopt::adopt;
-use limpet_core::state::{Instance, Now, PodState, SandboxState};
+use limpet_core::outcome::{Outcome, apply};
+use limpet_core::state::{Instance, Now, PodState};
 use limpet_model::container::{ContainerId, FoundContainer, Recorded};
 use limpet_model::manifest;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};
@@ -42,9 +44,13 @@ pub async fn read(
         let pod = pods.entry(key).or_insert_with(|| FoundPod { containers: Vec::new(), incarnations: Vec::new() });
         pod.containers.push(container);
     }
-    for pod in pods.iter_mut().filter(|(key, _)| !known.contains(*key)).map(|(_, pod)| pod) {
-        pod.incarnations = incarnations(&executor, &pod.containers, &node_name).await;
-    }
+    // At once: a disk that is slow to answer about each holds up none of the others.
+    let unknown = pods.iter_mut().filter(|(key, _)| !known.contains(*key)).map(|(_, pod)| pod);
+    let (executor, node_name) = (&executor, &node_name);
+    let found = unknown.map(|pod| async move {
+        pod.incarnations = incarnations(executor, &pod.containers, node_name).await;
+    });
+    join_all(found).await;
     Ok(pods)
 }
 
@@ -59,7 +65,7 @@ async fn incarnations(executor: &Arc<dyn Executor>, found: &[FoundContainer], no
         let sandbox = Arc::clone(executor).find_sandbox(Arc::clone(&record)).await;
         let now = executor.now();
         let mut pod = PodState::new(record, now.wall);
-        pod.sandbox = sandbox.map_or(SandboxState::Absent { dirty: true }, SandboxState::Ready);
+        apply(&mut pod, Outcome::SandboxExamined(sandbox), now);
         // What never ran is found again, and removed, when the worker reads its inbox.
         take_over(&**executor, &mut pod, containers, now);
         incarnations.push(pod);

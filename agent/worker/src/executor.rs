@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use limpet_core::outcome::Outcome;
+use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::Action;
 use limpet_core::state::{Instance, Now, PodSandbox, PodState};
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
@@ -67,8 +67,11 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// earlier agent left, and later calls the leases whose deletion failed.
     fn list(self: Arc<Self>, first: bool) -> BoxFuture<'static, Result<Vec<FoundContainer>, ExecutorError>>;
 
-    /// The sandbox of a pod that was found running, if it is whole.
-    fn find_sandbox(self: Arc<Self>, record: Arc<PodRecord>) -> BoxFuture<'static, Option<Arc<PodSandbox>>>;
+    /// The sandbox of a pod that was found running; `None`: it is gone, or is not whole. An error: that cannot be told.
+    fn find_sandbox(
+        self: Arc<Self>,
+        record: Arc<PodRecord>,
+    ) -> BoxFuture<'static, Result<Option<Arc<PodSandbox>>, Failure>>;
 
     /// Every pod that has something on disk or in the kernel.
     fn pods_with_traces(self: Arc<Self>) -> BoxFuture<'static, HashSet<PodUid>>;

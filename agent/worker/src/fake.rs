@@ -109,6 +109,7 @@ impl FakeExecutor {
     async fn perform_action(&self, pod: PodState, action: Action) -> Outcome {
         let uid = pod.record.uid.clone();
         match action {
+            Action::ExamineSandbox => Outcome::SandboxExamined(self.existing_sandbox(&pod.record).await),
             Action::PrepareSandbox => {
                 let make = |world: &mut World| {
                     let id = world.create_sandbox(&pod.record);
@@ -244,6 +245,11 @@ impl FakeExecutor {
         Outcome::Probed { index, id, kind, passed }
     }
 
+    async fn existing_sandbox(&self, record: &PodRecord) -> Result<Option<Arc<PodSandbox>>, Failure> {
+        let find = |world: &mut World| world.sandbox(&record.uid).map(|id| sandbox(world, record, id));
+        self.done("FindSandbox", find).await
+    }
+
     /// The exit of a container whose task has stopped, or is gone.
     fn exit_of(&self, id: &ContainerId) -> Option<Exit> {
         let task = self.world().task(id);
@@ -324,12 +330,11 @@ impl Executor for FakeExecutor {
         .boxed()
     }
 
-    fn find_sandbox(self: Arc<Self>, record: Arc<PodRecord>) -> BoxFuture<'static, Option<Arc<PodSandbox>>> {
-        async move {
-            let world = self.world();
-            world.sandbox(&record.uid).map(|id| sandbox(&world, &record, id))
-        }
-        .boxed()
+    fn find_sandbox(
+        self: Arc<Self>,
+        record: Arc<PodRecord>,
+    ) -> BoxFuture<'static, Result<Option<Arc<PodSandbox>>, Failure>> {
+        async move { self.existing_sandbox(&record).await }.boxed()
     }
 
     fn pods_with_traces(self: Arc<Self>) -> BoxFuture<'static, HashSet<PodUid>> {

@@ -15,6 +15,22 @@ use crate::state::{
 };
 use crate::storage::StorageWatch;
 
+/// Applies what was learnt of the sandbox of containers that were found running.
+pub(super) fn sandbox_examined(pod: &mut PodState, result: Result<Option<Arc<PodSandbox>>, Failure>, now: Now) {
+    match result {
+        Ok(found) => {
+            pod.set_sandbox(found.map_or(SandboxState::Absent { dirty: true }, SandboxState::Ready));
+            pod.retry = None;
+        }
+        Err(failure) => {
+            pod.sandbox = SandboxState::Unknown;
+            let mut retry = failure.retry_state(pod.retry.as_ref(), now.mono);
+            retry.cap(MAX_SANDBOX_BACKOFF);
+            pod.retry = Some(retry);
+        }
+    }
+}
+
 /// Applies an attempt to prepare the sandbox, with the volumes and the cgroup.
 pub(super) fn sandbox_prepared(pod: &mut PodState, result: Result<Arc<PodSandbox>, Failure>, now: Now) {
     match result {

@@ -23,9 +23,9 @@ pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant)
         return plan.step();
     }
     match pod.sandbox {
-        SandboxState::Preparing | SandboxState::Releasing => Step::Wait(None),
+        SandboxState::Examining | SandboxState::Preparing | SandboxState::Releasing => Step::Wait(None),
         SandboxState::Gone => Step::Finished,
-        SandboxState::Absent { .. } | SandboxState::Ready(_) => match &pod.retry {
+        SandboxState::Absent { .. } | SandboxState::Unknown | SandboxState::Ready(_) => match &pod.retry {
             Some(retry) if retry.retry_at > now => Step::Wait(Some(retry.retry_at)),
             _ => Step::Do(vec![Action::TearDown]),
         },
@@ -131,7 +131,7 @@ pub(super) fn release(pod: &PodState, node: NodeState, now: Instant) -> Step {
         pod.is_updating() || pod.containers.iter().any(|slot| slot.busy.is_some() || slot.unknown_start().is_some());
     match (&pod.sandbox, &pod.retry) {
         (_, Some(retry)) if retry.retry_at > now => Step::Wait(Some(retry.retry_at)),
-        (SandboxState::Ready(_) | SandboxState::Absent { dirty: true }, _) if !busy => {
+        (SandboxState::Ready(_) | SandboxState::Unknown | SandboxState::Absent { dirty: true }, _) if !busy => {
             Step::Do(vec![Action::ReleaseSandbox])
         }
         _ => plan.step(),

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use super::*;
 use crate::fixtures::{READY, exit, instance, pod, ready};
+use crate::outcome::{Outcome, apply, begin};
 use crate::state::Life;
 use crate::state::{Now, PodSandbox};
 use limpet_model::sandbox::Sandbox;
@@ -107,4 +108,53 @@ fn an_init_container_that_fails_in_the_new_sandbox_fails_a_pod_with_policy_never
     pod.sandbox = sandbox(Some("2"));
     put(&mut pod, 0, Some("2"), Some(1), now);
     assert!(init_failed(&pod) && is_finished(&pod));
+}
+
+#[test]
+fn a_sandbox_that_cannot_be_examined_ends_nothing_and_is_examined_again() {
+    let now = Now { mono: Instant::now(), wall: Timestamp::UNIX_EPOCH };
+    let mut pod = pod("Always", &["i"], &["a", "b"]);
+    put(&mut pod, 0, Some("1"), Some(0), now.mono);
+    put(&mut pod, 1, Some("1"), None, now.mono);
+    put(&mut pod, 2, Some("1"), Some(1), now.mono);
+    pod.containers[2].image = crate::fixtures::image();
+    let unknown = || {
+        let failure = crate::outcome::Failure { reason: "R", message: "no answer".into(), transient: false };
+        Outcome::SandboxExamined(Err(failure))
+    };
+    apply(&mut pod, unknown(), now);
+    assert!(pod.sandbox.may_exist() && is_initialized(&pod));
+    let Step::Wait(Some(due)) = plan(&pod, READY, now.mono) else { panic!("it waits for the next look") };
+    assert_eq!(due - now.mono, Duration::from_secs(10));
+
+    let later = now.mono + Duration::from_secs(50);
+    assert_eq!(actions(&pod, later), [Action::ExamineSandbox], "what has exited does not start before it is known");
+    begin(&mut pod, &Action::ExamineSandbox);
+    assert_eq!(actions(&pod, later), []);
+    let mut again = pod.clone();
+    apply(&mut again, unknown(), Now { mono: later, ..now });
+    assert!(again.retry.is_some_and(|retry| retry.pause == Duration::from_secs(15)), "it is not long unknown");
+
+    // It ends all the same, once nobody looks at it.
+    let mut ended = pod.clone();
+    running_none(&mut ended, now);
+    ended.end(Duration::ZERO, now);
+    assert_eq!(plan(&ended, READY, later), Step::Wait(None));
+    ended.sandbox = SandboxState::Unknown;
+    assert_eq!(plan(&ended, READY, later), Step::Do(vec![Action::TearDown]));
+
+    let SandboxState::Ready(whole) = sandbox(Some("1")) else { unreachable!() };
+    let mut known = pod.clone();
+    apply(&mut known, Outcome::SandboxExamined(Ok(Some(whole))), now);
+    let goes_on = matches!(actions(&known, later)[..], [Action::UpdateCgroup(_), ..]) && known.retry.is_none();
+    assert!(goes_on, "as with any pod that was found");
+    apply(&mut pod, Outcome::SandboxExamined(Ok(None)), now);
+    assert!(matches!(actions(&pod, later)[..], [Action::Stop(1, _, KillCause::SandboxLost)]));
+}
+
+/// Every container has exited.
+fn running_none(pod: &mut PodState, now: Now) {
+    for slot in &mut pod.containers {
+        slot.instance.iter_mut().for_each(|instance| instance.end(exit(0), now));
+    }
 }

@@ -86,8 +86,10 @@ fn gates(pod: &PodState) -> ConditionState {
 /// Whether there is a sandbox that containers may start in. In that of a pod that has ended none does: it is about to go.
 fn sandboxed(sandbox: &SandboxState, ended: bool) -> ConditionState {
     let message = match sandbox {
-        SandboxState::Ready(_) if ended => "pod sandbox is not ready",
-        SandboxState::Ready(_) => return ConditionState { holds: true, reason: None, message: None },
+        present if present.may_exist() && ended => "pod sandbox is not ready",
+        SandboxState::Ready(_) | SandboxState::Unknown | SandboxState::Examining => {
+            return ConditionState { holds: true, reason: None, message: None };
+        }
         SandboxState::Absent { .. } | SandboxState::Preparing => "no pod sandbox exists",
         SandboxState::Releasing | SandboxState::Gone => "pod sandbox is not ready",
     };

@@ -81,7 +81,7 @@ pub fn generate(pod: &PodState, node: NodeState, qos_class: &str, now: Now, befo
 
 /// The addresses of its sandbox, also when that is gone; those of the node with `hostNetwork`.
 fn pod_ips(pod: &PodState, node: NodeAddresses) -> Vec<IpAddr> {
-    let had_sandbox = matches!(pod.sandbox, SandboxState::Ready(_)) || !pod.last_addresses.is_empty();
+    let had_sandbox = pod.sandbox.may_exist() || !pod.last_addresses.is_empty();
     if pod.record.host_network() && had_sandbox {
         return node.iter().collect();
     }

@@ -15,6 +15,9 @@ impl ContainerdExecutor {
     /// many probes run at one moment.
     pub(super) fn perform_action(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {
         match action {
+            Action::ExamineSandbox => {
+                async move { Outcome::SandboxExamined(self.existing_sandbox(&pod.record).await) }.boxed()
+            }
             Action::PrepareSandbox => async move {
                 match self.admit(&pod).await {
                     Ok(()) => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),

@@ -28,6 +28,8 @@ use limpet_model::selinux::PodLabelling;
 use limpet_telemetry::event::EventType;
 
 const FAILED: &str = "FailedCreatePodSandBox";
+/// kubelet's reason when it cannot be told whether there is a sandbox.
+const FAILED_STATUS: &str = "FailedPodSandBoxStatus";
 /// kubelet's reason when the cgroup of a pod cannot be set up.
 const FAILED_POD_CGROUP: &str = "FailedCreatePodContainer";
 
@@ -212,16 +214,28 @@ impl ContainerdExecutor {
         labelling.map_err(|why| format!("failed to init selinux options: {why}"))
     }
 
-    /// The sandbox of a pod that was found running, if it is whole.
-    pub(super) async fn existing_sandbox(&self, record: &Arc<PodRecord>) -> Option<Arc<PodSandbox>> {
+    /// The sandbox of a pod that was found running; `None`: it is gone, or is not whole. An error: that cannot be told.
+    pub(super) async fn existing_sandbox(&self, record: &Arc<PodRecord>) -> Result<Option<Arc<PodSandbox>>, Failure> {
         self.volumes.refresh_resolv_conf(record).await;
-        let hostname = hostname(record, &self.config.cluster_domain).ok()?;
-        let labelling = self.labelling(record).ok()?;
+        let examined = self.examine_sandbox(record).await;
+        examined.map(|found| found.map(Arc::new)).map_err(|error| {
+            let message = format!("Unable to get pod sandbox status: {error}");
+            tracing::warn!(pod = %record.key, uid = %record.uid, message, "the pod's containers are left as they are; its sandbox is examined again");
+            Failure { reason: FAILED_STATUS, message, transient: false }
+        })
+    }
+
+    async fn examine_sandbox(&self, record: &PodRecord) -> Result<Option<PodSandbox>, String> {
+        let hostname = hostname(record, &self.config.cluster_domain).map_err(|error| error.to_string())?;
+        let labelling = self.labelling(record)?;
         let request = self.sandbox_request(record, &hostname, &[], labelling.as_ref());
-        let sandbox = self.sandboxes.find(&request).await.ok()??;
-        let addresses =
-            if record.host_network() { PodAddresses::default() } else { self.network.addresses(&record.uid).await? };
-        Some(Arc::new(PodSandbox { sandbox, addresses }))
+        let found = self.sandboxes.find(&request).await.map_err(|error| error.to_string())?;
+        let Some(sandbox) = found else { return Ok(None) };
+        if sandbox.namespaces.network.is_none() {
+            return Ok(Some(PodSandbox { sandbox, addresses: PodAddresses::default() }));
+        }
+        let Some(addresses) = self.network.addresses(&record.uid).await else { return Ok(None) };
+        Ok(Some(PodSandbox { sandbox, addresses }))
     }
 
     /// The pod's sandbox, when containers cannot be started in it any more: its pins were unmounted.

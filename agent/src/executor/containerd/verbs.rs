@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
-use limpet_core::outcome::Outcome;
+use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::Action;
 use limpet_core::state::{Instance, Now, PodSandbox, PodState};
 use limpet_host::process;
@@ -64,7 +64,10 @@ impl Executor for ContainerdExecutor {
         async move { self.list_containers(first).await.map_err(|error| ExecutorError(error.to_string())) }.boxed()
     }
 
-    fn find_sandbox(self: Arc<Self>, record: Arc<PodRecord>) -> BoxFuture<'static, Option<Arc<PodSandbox>>> {
+    fn find_sandbox(
+        self: Arc<Self>,
+        record: Arc<PodRecord>,
+    ) -> BoxFuture<'static, Result<Option<Arc<PodSandbox>>, Failure>> {
         async move { self.existing_sandbox(&record).await }.boxed()
     }
 

@@ -214,7 +214,8 @@ pub(super) fn is_claim(verdict: &PodVerdict) -> bool {
 pub fn uses_node(pod: &PodState) -> bool {
     let has_sandbox = match pod.sandbox {
         SandboxState::Absent { .. } | SandboxState::Gone => false,
-        SandboxState::Preparing | SandboxState::Ready(_) | SandboxState::Releasing => true,
+        SandboxState::Preparing | SandboxState::Releasing => true,
+        SandboxState::Ready(_) | SandboxState::Unknown | SandboxState::Examining => true,
     };
     has_sandbox || pod.containers.iter().any(ContainerSlot::is_running)
 }
