@@ -5,7 +5,7 @@
 //! plugins with the same configuration (`record`), also when the directory has changed since, when the namespace is
 //! gone, and after a reboot.
 //!
-//! Owns `<root-dir>/network`. CNI 0.3.0 to 1.1.0. The sandbox brings up the loopback interface, so no plugin is called
+//! Owns `<root-dir>/network`. CNI 0.1.0 to 1.1.0. The sandbox brings up the loopback interface, so no plugin is called
 //! for it; `VERSION`, `GC` and `STATUS` are not used.
 
 mod answer;

@@ -7,9 +7,11 @@ use serde_json::Value;
 
 use limpet_model::sandbox::PodAddresses;
 
-/// The fields of an ADD's result that are used. The same from CNI 0.3.0 to 1.1.0.
+/// The fields of an ADD's result that are used: those of CNI 0.3.0 to 1.1.0, and those of the versions before.
 #[derive(Debug, Deserialize)]
 struct AddResult {
+    ip4: Option<OldIp>,
+    ip6: Option<OldIp>,
     #[serde(default)]
     interfaces: Vec<Interface>,
     #[serde(default)]
@@ -30,6 +32,13 @@ struct Ip {
     /// With prefix length: `10.1.2.3/24`.
     address: String,
     interface: Option<usize>,
+}
+
+/// An address of the requested interface, before CNI 0.3.0.
+#[derive(Debug, Deserialize)]
+struct OldIp {
+    /// With prefix length.
+    ip: String,
 }
 
 /// An error as plugins print it.
@@ -63,11 +72,12 @@ pub(super) fn addresses(result: &Value, interface: &str) -> Result<PodAddresses,
             result.interfaces.get(index).is_some_and(|found| found.name == interface && !found.sandbox.is_empty())
         }
     };
+    let old = [&result.ip4, &result.ip6].into_iter().flatten().map(|old| &old.ip);
     let mut ips: Vec<IpAddr> = Vec::with_capacity(2);
-    for ip in result.ips.iter().filter(ours) {
-        let address = ip.address.split('/').next().unwrap_or_default();
+    for text in result.ips.iter().filter(ours).map(|ip| &ip.address).chain(old) {
+        let address = text.split('/').next().unwrap_or_default();
         let address: IpAddr =
-            address.parse().map_err(|_| ResultError::Malformed(format!("{:?} is not an address", ip.address)))?;
+            address.parse().map_err(|_| ResultError::Malformed(format!("{text:?} is not an address")))?;
         if !ips.iter().any(|known| known.is_ipv4() == address.is_ipv4()) {
             ips.push(address);
         }
@@ -127,6 +137,13 @@ mod tests {
                 Ok(vec!["10.1.0.5", "fd00::5"]),
             ),
             (json!({"interfaces": pod, "ips": [{"address": "fd00::5/64", "interface": 2}]}), Ok(vec!["fd00::5"])),
+            // 0.1.0 and 0.2.0
+            (json!({"ip4": {"ip": "10.1.0.5/16", "gateway": "10.1.0.1"}, "dns": {}}), Ok(vec!["10.1.0.5"])),
+            (
+                json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.1.0.5/16"}, "ip6": {"ip": "fd00::5/64"}}),
+                Ok(vec!["10.1.0.5", "fd00::5"]),
+            ),
+            (json!({"ip4": {"ip": "ten"}}), Err(ResultError::Malformed("\"ten\" is not an address".to_owned()))),
             // no interface named
             (json!({"ips": [{"address": "10.1.0.5/16"}]}), Ok(vec!["10.1.0.5"])),
             // the bridge's own address and a second interface's are not the pod's

@@ -9,8 +9,11 @@ use serde_json::{Map, Value, json};
 
 use super::record::Record;
 
-/// The supported CNI versions, the newest last. Versions before 0.3.0 have no list of addresses and no `prevResult`.
-pub(super) const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+/// The supported CNI versions, the newest last.
+const VERSIONS: [&str; 7] = [UNVERSIONED, "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// The version of a configuration that names none.
+const UNVERSIONED: &str = "0.1.0";
 
 /// A configuration file larger than this is refused.
 const MAX_FILE: u64 = 1 << 20;
@@ -167,17 +170,18 @@ fn text<'a>(value: &'a Value, key: &str) -> Result<Option<&'a str>, String> {
 
 /// The newest supported version among `cniVersions` (1.1) and `cniVersion`.
 fn version(value: &Value) -> Result<String, String> {
-    let single = text(value, "cniVersion")?;
+    let single = text(value, "cniVersion")?.filter(|version| !version.is_empty());
     let many = value.get("cniVersions").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let offered = many.iter().filter_map(Value::as_str).chain(single);
-    let best = offered.filter_map(|offered| VERSIONS.iter().position(|known| *known == offered)).max();
+    let offered: Vec<&str> = many.iter().filter_map(Value::as_str).chain(single).collect();
+    if offered.is_empty() {
+        return Ok(UNVERSIONED.to_owned());
+    }
+    let best = offered.iter().filter_map(|offered| VERSIONS.iter().position(|known| known == offered)).max();
     match best.and_then(|index| VERSIONS.get(index)) {
         Some(version) => Ok((*version).to_owned()),
-        None => Err(format!(
-            "cniVersion {} is not supported; set it to one of {}",
-            single.map_or("is missing, which means 0.1.0: that".to_owned(), |version| format!("{version:?}")),
-            VERSIONS.join(", ")
-        )),
+        None => {
+            Err(format!("cniVersion {} is not supported; set it to one of {}", offered.join(", "), VERSIONS.join(", ")))
+        }
     }
 }
 
@@ -189,7 +193,7 @@ impl Conflist {
 
     /// Whether a DEL carries `prevResult`: also since 0.4.0.
     pub(super) fn before_0_4(&self) -> bool {
-        matches!(self.version.as_str(), "0.3.0" | "0.3.1")
+        matches!(self.version.as_str(), UNVERSIONED | "0.2.0" | "0.3.0" | "0.3.1")
     }
 
     /// The standard input of plugin `index`: its own configuration with the network's name and version, the result so far,
@@ -271,8 +275,12 @@ mod tests {
             (json!({"cniVersion": "0.3.1"}), Ok("0.3.1")),
             (json!({"cniVersions": ["0.4.0", "1.0.0", "9.0.0"]}), Ok("1.0.0")),
             (json!({"cniVersions": ["0.4.0"], "cniVersion": "1.1.0"}), Ok("1.1.0")),
-            (json!({"cniVersion": "0.2.0"}), Err("cniVersion \"0.2.0\" is not supported")),
-            (json!({}), Err("cniVersion is missing, which means 0.1.0: that is not supported")),
+            (json!({"cniVersion": "0.2.0"}), Ok("0.2.0")),
+            (json!({}), Ok("0.1.0")),
+            (json!({"cniVersion": ""}), Ok("0.1.0")),
+            (json!({"cniVersion": null}), Ok("0.1.0")),
+            (json!({"cniVersion": "2.0.0"}), Err("cniVersion 2.0.0 is not supported; set it to one of 0.1.0, ")),
+            (json!({"cniVersions": ["9.0.0"]}), Err("cniVersion 9.0.0 is not supported")),
             (json!({"cniVersion": 1}), Err("\"cniVersion\" is not a string")),
         ];
         for (mut value, wanted) in table {
