@@ -11,15 +11,23 @@ use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::process::{self, Daemon};
 use limpet_tests::{TestNode, case, suite, tools, wait};
+use recovery::{
+    a_damaged_record_restarts_nothing, a_pod_goes_whose_network_never_worked, a_pod_goes_whose_plugin_was_uninstalled,
+};
 use serde_json::{Value, json};
 
 #[path = "network/families.rs"]
 mod families;
+#[path = "network/recovery.rs"]
+mod recovery;
 
 fn main() -> ExitCode {
     suite::run([
         case!(a_pod_reaches_another).on(|node| node.cni = true),
         case!(addresses_survive_the_agent).on(|node| node.cni = true),
+        case!(a_damaged_record_restarts_nothing).on(|node| node.cni = true),
+        case!(a_pod_goes_whose_network_never_worked).on(|node| (node.cni, node.agent) = (true, false)),
+        case!(a_pod_goes_whose_plugin_was_uninstalled).on(|node| (node.cni, node.agent) = (true, false)),
         case!(a_finished_pod_keeps_its_address).on(|node| node.cni = true),
         case!(a_pod_waits_for_the_network),
         case!(the_hosts_resolver_is_followed),

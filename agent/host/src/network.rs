@@ -3,7 +3,8 @@
 //! The first file of the configuration directory defines the network (`conflist`); inotify reports a change of the
 //! directory, and pods that wait for a network are woken. A pod is attached by an ADD and detached by a DEL of the same
 //! plugins with the same configuration (`record`), also when the directory has changed since, when the namespace is
-//! gone, and after a reboot.
+//! gone, and after a reboot. What a record does not say is asked of the kernel (`kernel`), and a DEL that fails does not
+//! keep a pod for ever (`release`).
 //!
 //! Owns `<root-dir>/network`. CNI 0.1.0 to 1.1.0. The sandbox brings up the loopback interface, so no plugin is called
 //! for it; `VERSION`, `GC` and `STATUS` are not used.
@@ -11,24 +12,32 @@
 mod answer;
 mod chain;
 mod conflist;
+mod error;
+mod kernel;
 mod record;
+mod release;
 mod request;
+mod status;
+mod watching;
 
 use std::io;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use self::chain::Plugins;
-use self::conflist::Conflist;
-use self::record::{NetworkNamespace, Record, Records};
+use self::conflist::{ConfigError, Conflist};
+pub use self::error::NetworkError;
+use self::record::{NetworkNamespace, Reading, Record, Records};
+use self::release::Release;
 pub use self::request::{AttachRequest, BandwidthLimits, PortMapping};
+pub use self::status::NetworkStatus;
+use self::status::status_of;
 use crate::blocking;
 use crate::orphan_processes;
-use crate::path_watch::PathWatch;
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::PodAddresses;
 
@@ -39,108 +48,22 @@ const INTERFACE: &str = "eth0";
 /// minutes for the whole sandbox.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Whether pods can be attached.
+/// A pod's attachment as it was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NetworkStatus {
-    /// There is a configuration.
-    Ready {
-        /// The network's name.
-        name: String,
-    },
-    /// The configuration is missing or invalid: pods without `hostNetwork` wait.
-    NotReady {
-        /// The cause, with the path.
-        reason: String,
-    },
+pub struct Attachment {
+    /// The pod's addresses.
+    pub addresses: PodAddresses,
+    /// Whether they are recorded. Otherwise the record is missing or damaged, and the kernel has said them:
+    /// [`Network::record_again`] writes another.
+    pub is_recorded: bool,
 }
 
-impl NetworkStatus {
-    /// Whether there is a configuration to attach pods by.
-    pub fn is_ready(&self) -> bool {
-        matches!(self, Self::Ready { .. })
-    }
-}
-
-impl std::fmt::Display for NetworkStatus {
-    /// kubelet's message, followed by the reason.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Ready { name } => write!(f, "network {name} is ready"),
-            Self::NotReady { reason } => write!(
-                f,
-                "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
-                 message:Network plugin returns error: cni plugin not initialized: {reason}"
-            ),
-        }
-    }
-}
-
-/// Why a pod could not be attached or detached. Each failure may be transient (the configuration is written, the plugin
-/// installed, an address released), so the pod's worker tries again with back-off.
-#[derive(Debug, thiserror::Error)]
-pub enum NetworkError {
-    /// No usable configuration.
-    #[error("network is not ready: {0}")]
-    NotReady(NetworkStatus),
-    /// The pod has host ports, and no plugin of the network forwards them.
-    #[error(
-        "network of pod {pod}: hostPort needs a plugin with the portMappings capability, and network {network:?} has \
-         none; add the portmap plugin to its configuration"
-    )]
-    NoPortMappings {
-        /// Namespace and name.
-        pod: String,
-        /// The network's name.
-        network: String,
-    },
-    /// The plugin is not installed.
-    #[error("network of pod {pod}: failed to find plugin {plugin:?} in {dirs}; install it there")]
-    PluginMissing {
-        /// Namespace and name.
-        pod: String,
-        /// The plugin's `type`.
-        plugin: String,
-        /// The directories that were searched.
-        dirs: String,
-    },
-    /// The plugin failed, with its own message.
-    #[error("network of pod {pod}: plugin type={plugin:?} failed ({command}): {message}")]
-    Plugin {
-        /// Namespace and name.
-        pod: String,
-        /// The plugin's `type`.
-        plugin: String,
-        /// `add`, `check` or `del`.
-        command: &'static str,
-        /// CNI's error code, if any; 11 is "try again later".
-        code: Option<u32>,
-        /// Its message.
-        message: String,
-    },
-    /// The plugin could not be run or did not exit in time.
-    #[error("network of pod {pod}: plugin type={plugin:?} ({command}): {reason}")]
-    Invocation {
-        /// Namespace and name.
-        pod: String,
-        /// The plugin's `type`.
-        plugin: String,
-        /// `add`, `check` or `del`.
-        command: &'static str,
-        /// The cause.
-        reason: String,
-    },
-    /// A file of the pod's attachment could not be read or written, or its namespace does not exist.
-    #[error("network of pod {uid}: cannot {operation} {}: {source}", path.display())]
-    File {
-        /// The pod.
-        uid: PodUid,
-        /// The operation.
-        operation: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+/// An attachment that may have to be undone.
+#[derive(Debug)]
+struct Earlier {
+    record: Record,
+    /// Its ADD was not done, as far as is recorded.
+    never_came_up: bool,
 }
 
 /// The network of this node. Clones share it.
@@ -189,55 +112,25 @@ impl Network {
         self.inner.status.subscribe()
     }
 
-    /// Keeps the status up to date until `stop`, and calls `changed` after each change of the configuration. Where
-    /// inotify is not available (its limits are used up) the directory is only read at every attach.
-    pub async fn watch(&self, stop: CancellationToken, changed: impl Fn()) {
-        tokio::select! {
-            () = stop.cancelled() => {}
-            ended = self.follow(&changed) => if let Err(error) = ended {
-                tracing::warn!(
-                    directory = %self.inner.conf_dir.display(), %error,
-                    "the CNI configuration cannot be watched; changes are read when a pod is retried; \
-                     raise fs.inotify.max_user_instances and max_user_watches"
-                );
-                stop.cancelled().await;
-            },
-        }
-    }
-
-    async fn follow(&self, changed: &impl Fn()) -> io::Result<()> {
-        let mut watch = PathWatch::directory(&self.inner.conf_dir).await?;
-        let mut known = None;
-        loop {
-            let (read, status_changed) = self.read_config().await;
-            if status_changed || known.as_ref().is_some_and(|known| *known != read) {
-                tracing::info!(status = %self.status(), "CNI configuration changed");
-                changed();
-            }
-            known = Some(read);
-            watch.changed().await?;
-        }
-    }
-
     /// Attaches the pod to the network and returns its addresses.
     ///
     /// Idempotent: an attachment of the same namespace is checked and reused, any other one of the pod is undone first.
     /// When an ADD fails, the whole chain gets a DEL.
     ///
-    /// Callers read the [`Self::addresses`] of a pod with running containers instead of attaching it again: a CHECK may fail
+    /// Callers read the [`Self::attachment`] of a pod with running containers instead of attaching it again: a CHECK may fail
     /// for harmless reasons (the bridge plugin's, without `isGateway`, over a bridge's MAC that changes with its ports), and
     /// a new ADD would change the address of running containers.
     pub async fn attach(&self, pod: &AttachRequest<'_>) -> Result<PodAddresses, NetworkError> {
         let namespace = self.file_call(pod.uid, "stat", pod.netns.to_owned(), NetworkNamespace::at).await?;
-        if let Some(record) = self.load_or_discard(pod.uid).await? {
+        if let Some(Earlier { record, .. }) = self.earlier(pod.uid, pod.netns).await? {
             if let Some(addresses) = self.still_attached(&record, &namespace).await {
                 return Ok(addresses);
             }
-            self.kill_interrupted_plugins(&record).await;
-            if let Err(error) = chain::del(&record, &self.inner.plugins).await {
+            if let Err(error) = self.release(&record).await {
                 // Retrying it would keep the pod down because of one address.
                 tracing::warn!(%error, "detaching an earlier network attachment failed; its address may stay reserved");
             }
+            self.clear_namespace(pod).await;
         }
         let conflist = self.read_config().await.0.map_err(|_| NetworkError::NotReady(self.status()))?;
         if !pod.ports.is_empty() && !conflist.has_capability("portMappings") {
@@ -265,16 +158,48 @@ impl Network {
         }
     }
 
-    /// Detaches the pod from the network and removes its record. A pod without a record is not attached: success.
+    /// Detaches the pod, whose namespace is or was pinned at `netns`, and removes its record. A pod that is not attached is
+    /// success, and so is one whose DEL nobody can do (`release`).
     ///
-    /// Uses the configuration and result recorded at the ADD; the namespace need not exist any more.
-    pub async fn detach(&self, uid: &PodUid) -> Result<(), NetworkError> {
-        if let Some(record) = self.load_or_discard(uid).await? {
-            self.kill_interrupted_plugins(&record).await;
-            chain::del(&record, &self.inner.plugins).await?;
-            self.forget(uid).await?;
+    /// Uses the configuration and result recorded at the ADD, or else the present configuration; the namespace need not
+    /// exist any more.
+    pub async fn detach(&self, uid: &PodUid, netns: &Path) -> Result<(), NetworkError> {
+        let Some(Earlier { record, never_came_up }) = self.earlier(uid, netns).await? else { return Ok(()) };
+        if let Err(error) = self.release(&record).await {
+            match release::after_failure(&error, never_came_up) {
+                Release::Repeat => return Err(error),
+                Release::Postpone => {
+                    tracing::warn!(
+                        %error, record = %self.inner.records.path(uid).display(),
+                        "the pod goes without being detached; its address stays reserved until limpet starts with the plugin \
+                         installed"
+                    );
+                    return Ok(());
+                }
+                Release::Forget => tracing::warn!(
+                    %error, "what a failed network attachment has left cannot be released; an address may stay reserved"
+                ),
+            }
         }
-        Ok(())
+        self.forget(uid).await
+    }
+
+    /// DEL with the recorded configuration, or else with the present one, which may have been corrected since.
+    async fn release(&self, record: &Record) -> Result<(), NetworkError> {
+        self.kill_interrupted_plugins(record).await;
+        let Err(error) = chain::del(record, &self.inner.plugins).await else { return Ok(()) };
+        if !release::may_be_of_configuration(&error) {
+            return Err(error);
+        }
+        let present = self.read_config().await.0.ok().and_then(|conflist| record.with(&conflist));
+        let Some(present) = present else { return Err(error) };
+        match chain::del(&present, &self.inner.plugins).await {
+            Ok(()) => {
+                tracing::info!(%error, "the pod was detached with the present CNI configuration, since the recorded one fails");
+                Ok(())
+            }
+            Err(_) => Err(error),
+        }
     }
 
     /// The pods with a record, attached or partly attached, for the clean-up of orphans.
@@ -287,17 +212,57 @@ impl Network {
         })
     }
 
-    /// The addresses of a pod that is attached in a namespace that still exists.
-    pub async fn addresses(&self, uid: &PodUid) -> Option<PodAddresses> {
-        let (records, pod) = (self.inner.records.clone(), uid.clone());
-        let read = self.file_call(uid, "read", records.path(uid), move |_| {
-            let record = records.load(&pod)?.filter(|record| record.network_namespace.exists());
-            Ok(record.and_then(|record| answer::addresses(record.result.as_ref()?, INTERFACE).ok()))
-        });
-        read.await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "reading the addresses of a running pod failed");
-            None
-        })
+    /// The attachment of a pod whose namespace is pinned at `netns`. `None`: it is not attached there. What its record does
+    /// not say, because it is missing, damaged or unreadable, is asked of the kernel.
+    ///
+    /// # Errors
+    /// It cannot be told whether the pod is attached.
+    pub async fn attachment(&self, uid: &PodUid, netns: &Path) -> Result<Option<Attachment>, NetworkError> {
+        let is_recorded = match self.read_record(uid).await {
+            Ok(Reading::Whole(record)) => {
+                let Some(result) = &record.result else { return Ok(None) };
+                if !self.is_in(&record, uid, netns).await? {
+                    return Ok(None);
+                }
+                if let Ok(addresses) = answer::addresses(result, INTERFACE) {
+                    return Ok(Some(Attachment { addresses, is_recorded: true }));
+                }
+                false
+            }
+            Ok(Reading::Absent | Reading::Damaged(_)) => false,
+            // It may be whole.
+            Err(_) => true,
+        };
+        let found = kernel::addresses(netns, INTERFACE).await;
+        let found = found.map_err(|source| self.failed(uid, "look into", netns.to_owned(), source))?;
+        let mut ips: Vec<IpAddr> = Vec::new();
+        for address in found.unwrap_or_default() {
+            if !ips.iter().any(|known| known.is_ipv4() == address.ip.is_ipv4()) {
+                ips.push(address.ip);
+            }
+        }
+        ips.sort_by_key(IpAddr::is_ipv6);
+        Ok((!ips.is_empty()).then_some(Attachment { addresses: PodAddresses { ips }, is_recorded }))
+    }
+
+    /// Writes the record of an attached pod anew, from the present configuration and what the kernel has: a DEL needs it.
+    pub async fn record_again(&self, pod: &AttachRequest<'_>) -> Result<(), NetworkError> {
+        let conflist = self.read_config().await.0.map_err(|_| NetworkError::NotReady(self.status()))?;
+        let namespace = self.file_call(pod.uid, "stat", pod.netns.to_owned(), NetworkNamespace::at).await?;
+        let found = kernel::addresses(pod.netns, INTERFACE).await;
+        let found = found.map_err(|source| self.failed(pod.uid, "look into", pod.netns.to_owned(), source))?;
+        let mut record = Record::intent(pod, namespace, &conflist);
+        record.result = Some(answer::result(&conflist.version, INTERFACE, pod.netns, &found.unwrap_or_default()));
+        self.save(pod.uid, &record, true).await
+    }
+
+    /// Whether the namespace that is pinned at `netns` is the one of the record.
+    async fn is_in(&self, record: &Record, uid: &PodUid, netns: &Path) -> Result<bool, NetworkError> {
+        match self.file_call(uid, "stat", netns.to_owned(), NetworkNamespace::at).await {
+            Ok(namespace) => Ok(namespace == record.network_namespace),
+            Err(NetworkError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// The addresses of `record` if it is of `namespace` and its plugins' CHECK succeeds.
@@ -325,11 +290,11 @@ impl Network {
     }
 
     /// Reads the configuration directory; also returns whether the status has changed.
-    async fn read_config(&self) -> (Result<Conflist, conflist::ConfigError>, bool) {
+    async fn read_config(&self) -> (Result<Conflist, ConfigError>, bool) {
         let dir = self.inner.conf_dir.clone();
         let read = blocking::run(dir.clone(), blocking::DEADLINE, move |_| conflist::load(&dir)).await;
         let read = read.unwrap_or_else(|error| {
-            Err(conflist::ConfigError::Read { path: self.inner.conf_dir.clone(), reason: error.to_string() })
+            Err(ConfigError::Read { path: self.inner.conf_dir.clone(), reason: error.to_string() })
         });
         let status = status_of(&read);
         let changed = self.inner.status.send_if_modified(|known| {
@@ -340,20 +305,43 @@ impl Network {
         (read, changed)
     }
 
-    /// The pod's record. A damaged one is replaced by a record with the current configuration, which is enough for a DEL.
-    async fn load_or_discard(&self, uid: &PodUid) -> Result<Option<Record>, NetworkError> {
+    async fn read_record(&self, uid: &PodUid) -> Result<Reading, NetworkError> {
         let (records, pod) = (self.inner.records.clone(), uid.clone());
-        let path = records.path(uid);
-        match self.file_call(uid, "read", path.clone(), move |_| records.load(&pod)).await {
-            Err(NetworkError::File { source, .. }) if source.kind() == io::ErrorKind::InvalidData => {
-                tracing::warn!(file = %path.display(), error = %source, "the attachment record is damaged; the pod is detached with the current CNI configuration");
-                let Ok(conflist) = self.read_config().await.0 else { return Ok(None) };
-                let unknown = NetworkNamespace { path: PathBuf::new(), inode: 0, boot_id: String::new() };
-                let netns = Path::new("");
-                let pod = AttachRequest { namespace: "", name: "", uid, netns, ports: Vec::new(), bandwidth: None };
-                Ok(Some(Record::intent(&pod, unknown, &conflist)))
+        let reading = self.file_call(uid, "read", records.path(uid), move |_| records.load(&pod)).await;
+        reading.inspect_err(|error| tracing::warn!(%error, "the record of a pod's network attachment cannot be read"))
+    }
+
+    /// What may have to be undone: as it is recorded, or, where the record is damaged, or missing and the pod attached all
+    /// the same, with the present configuration, which is enough for a DEL.
+    async fn earlier(&self, uid: &PodUid, netns: &Path) -> Result<Option<Earlier>, NetworkError> {
+        let cause = match self.read_record(uid).await? {
+            Reading::Whole(record) => {
+                return Ok(Some(Earlier { never_came_up: record.result.is_none(), record: *record }));
             }
-            other => other,
+            Reading::Absent if !has_interface(netns).await => return Ok(None),
+            Reading::Absent => "it is missing".to_owned(),
+            Reading::Damaged(error) => error.to_string(),
+        };
+        let file = self.inner.records.path(uid);
+        tracing::warn!(file = %file.display(), cause, "the attachment record cannot be used; the pod is detached with the current CNI configuration");
+        let Ok(conflist) = self.read_config().await.0 else { return Ok(None) };
+        let namespace = self.file_call(uid, "stat", netns.to_owned(), NetworkNamespace::at).await;
+        let namespace = namespace.unwrap_or_else(|_| NetworkNamespace::none());
+        let record = Record::intent(&AttachRequest::nameless(uid, netns), namespace, &conflist);
+        Ok(Some(Earlier { record, never_came_up: false }))
+    }
+
+    /// Removes what a DEL has left in the pod's namespace, since it would make the ADD fail.
+    async fn clear_namespace(&self, pod: &AttachRequest<'_>) {
+        if !has_interface(pod.netns).await {
+            return;
+        }
+        let pod_name = format!("{}/{}", pod.namespace, pod.name);
+        match kernel::remove_links(pod.netns).await {
+            Ok(links) => tracing::warn!(pod = pod_name, ?links, "links of an earlier network attachment were removed"),
+            Err(error) => {
+                tracing::warn!(pod = pod_name, %error, "removing the links of an earlier network attachment failed");
+            }
         }
     }
 
@@ -377,15 +365,17 @@ impl Network {
     ) -> Result<T, NetworkError> {
         let on = path.clone();
         let done = blocking::run(path.clone(), blocking::DEADLINE, move |_| work(&on)).await.flatten();
-        done.map_err(|source| NetworkError::File { uid: uid.clone(), operation, path, source })
+        done.map_err(|source| self.failed(uid, operation, path, source))
+    }
+
+    fn failed(&self, uid: &PodUid, operation: &'static str, path: PathBuf, source: io::Error) -> NetworkError {
+        NetworkError::File { uid: uid.clone(), operation, path, source }
     }
 }
 
-fn status_of(read: &Result<Conflist, conflist::ConfigError>) -> NetworkStatus {
-    match read {
-        Ok(conflist) => NetworkStatus::Ready { name: conflist.name.clone() },
-        Err(error) => NetworkStatus::NotReady { reason: error.to_string() },
-    }
+/// Whether the pod has an interface in the namespace that is pinned at `netns`; not, where that cannot be told.
+async fn has_interface(netns: &Path) -> bool {
+    kernel::addresses(netns, INTERFACE).await.is_ok_and(|found| found.is_some())
 }
 
 fn warn_of_missing_bandwidth(pod: &AttachRequest<'_>, conflist: &Conflist) {
@@ -398,5 +388,7 @@ fn warn_of_missing_bandwidth(pod: &AttachRequest<'_>, conflist: &Conflist) {
     }
 }
 
+#[cfg(test)]
+mod recovery_tests;
 #[cfg(test)]
 mod tests;

@@ -5,15 +5,15 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::sync::oneshot;
 use tokio::time::timeout;
+
+use crate::network_namespace::run_in;
 
 /// How long a pod may take to accept: its queue may be full, or a filter drop what comes.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -48,7 +48,7 @@ pub enum PodPortError {
 /// See [`PodPortError`].
 pub async fn connect(network: Option<PathBuf>, port: u16) -> Result<TcpStream, PodPortError> {
     let [v4, v6] = match network {
-        Some(path) => sockets_in(path.clone()).await.map_err(|source| PodPortError::Network { path, source })?,
+        Some(path) => run_in(path.clone(), sockets).await.map_err(|source| PodPortError::Network { path, source })?,
         None => sockets(),
     };
     let first = match connected(v4, (Ipv4Addr::LOCALHOST, port).into()).await {
@@ -71,22 +71,6 @@ fn sockets() -> [io::Result<OwnedFd>; 2] {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     [AddressFamily::INET, AddressFamily::INET6]
         .map(|family| socket_with(family, SocketType::STREAM, flags, None).map_err(io::Error::from))
-}
-
-/// [`sockets`] of the namespace that is pinned at `network`.
-async fn sockets_in(network: PathBuf) -> io::Result<[io::Result<OwnedFd>; 2]> {
-    let (done, made) = oneshot::channel();
-    // A thread that is reused must not stay in the namespace.
-    std::thread::Builder::new().name("pod-network".to_owned()).stack_size(64 << 10).spawn(move || {
-        // The caller may be gone.
-        let _ = done.send(enter(&network).map(|()| sockets()));
-    })?;
-    made.await.map_err(|_| io::Error::other("the thread in the pod's network panicked"))?
-}
-
-fn enter(network: &Path) -> io::Result<()> {
-    let pin = std::fs::File::open(network)?;
-    Ok(move_into_link_name_space(pin.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
 #[cfg(test)]

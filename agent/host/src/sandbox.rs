@@ -20,7 +20,6 @@ mod allocation_file;
 pub mod id_mapped;
 pub mod init;
 mod levels;
-mod loopback;
 mod mounts;
 mod namespaces;
 mod start;

@@ -1,9 +1,12 @@
 //! Parses a CNI plugin's answer: a result with addresses, or an error. Pure.
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use super::kernel::InterfaceAddress;
 
 use limpet_model::sandbox::PodAddresses;
 
@@ -86,6 +89,20 @@ pub(super) fn addresses(result: &Value, interface: &str) -> Result<PodAddresses,
     if ips.is_empty() { Err(ResultError::NoAddress) } else { Ok(PodAddresses { ips }) }
 }
 
+/// The result of an ADD that gave `interface` in the namespace at `netns` these addresses.
+pub(super) fn result(version: &str, interface: &str, netns: &Path, addresses: &[InterfaceAddress]) -> Value {
+    let ip = |address: &InterfaceAddress| {
+        let mut ip = json!({"address": format!("{}/{}", address.ip, address.prefix), "interface": 0});
+        // A field of the versions before 1.0.
+        if version.starts_with("0.") {
+            ip["version"] = json!(if address.ip.is_ipv4() { "4" } else { "6" });
+        }
+        ip
+    };
+    let ips: Vec<Value> = addresses.iter().map(ip).collect();
+    json!({"cniVersion": version, "interfaces": [{"name": interface, "sandbox": netns}], "ips": ips})
+}
+
 /// A plugin's failure in one line: its own message where it printed one, else its output.
 pub(super) fn failure(stdout: &[u8], stderr: &[u8]) -> (Option<u32>, String) {
     match serde_json::from_slice::<ErrorAnswer>(stdout) {
@@ -108,8 +125,6 @@ pub(super) fn failure(stdout: &[u8], stderr: &[u8]) -> (Option<u32>, String) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -167,6 +182,18 @@ mod tests {
             assert_eq!(addresses(&result, "eth0"), wanted, "{result}");
         }
         assert!(matches!(addresses(&json!([1]), "eth0"), Err(ResultError::Malformed(_))));
+    }
+
+    #[test]
+    fn a_result_made_from_the_kernels_answer_is_read_as_any_other() {
+        let found = [("10.1.0.5", 16), ("fd00::5", 64)]
+            .map(|(ip, prefix)| InterfaceAddress { ip: ip.parse().unwrap(), prefix });
+        for (version, family) in [("1.0.0", None), ("0.4.0", Some("4"))] {
+            let made = result(version, "eth0", Path::new("/run/net"), &found);
+            assert_eq!(addresses(&made, "eth0").unwrap().ips, found.map(|address| address.ip));
+            assert_eq!(made["ips"][0]["address"], "10.1.0.5/16");
+            assert_eq!(made["ips"][0].get("version").and_then(Value::as_str), family, "{version}");
+        }
     }
 
     #[test]

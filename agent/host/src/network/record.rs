@@ -10,6 +10,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -27,6 +28,11 @@ pub(super) struct NetworkNamespace {
 }
 
 impl NetworkNamespace {
+    /// No namespace: it is gone, or not known.
+    pub(super) fn none() -> Self {
+        Self { path: PathBuf::new(), inode: 0, boot_id: String::new() }
+    }
+
     /// Identifies the namespace at `path`.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         Ok(Self { path: path.to_owned(), inode: std::fs::metadata(path)?.ino(), boot_id: boot_id()? })
@@ -73,6 +79,33 @@ impl Record {
     pub(super) fn conflist(&self) -> Result<Conflist, String> {
         conflist::parse(self.conflist.clone(), true)
     }
+
+    /// The same attachment with another configuration; `None`: it has this one. The result is that of its network alone.
+    pub(super) fn with(&self, conflist: &Conflist) -> Option<Self> {
+        let list = conflist.to_json();
+        if list == self.conflist {
+            return None;
+        }
+        let result = self.result.clone().filter(|_| self.conflist.get("name") == list.get("name"));
+        Some(Self { conflist: list, result, ..self.clone() })
+    }
+}
+
+/// What the file of a pod says.
+#[derive(Debug)]
+pub(super) enum Reading {
+    /// There is none.
+    Absent,
+    /// There is one, and nothing can be made of it.
+    Damaged(io::Error),
+    /// Its record.
+    Whole(Box<Record>),
+}
+
+/// Whether the file system has lost what was written.
+fn is_lost(error: &io::Error) -> bool {
+    let lost = [Errno::IO, Errno::UCLEAN, Errno::BADMSG];
+    error.raw_os_error().is_some_and(|code| lost.iter().any(|errno| errno.raw_os_error() == code))
 }
 
 /// The files, one per pod, named after its UID.
@@ -86,14 +119,17 @@ impl Records {
         self.dir.join(uid.as_str())
     }
 
-    /// The pod's record, if there is one. A damaged one is `InvalidData`.
-    pub(super) fn load(&self, uid: &PodUid) -> io::Result<Option<Record>> {
+    /// The pod's record.
+    ///
+    /// # Errors
+    /// The file cannot be read now; what it says is not known.
+    pub(super) fn load(&self, uid: &PodUid) -> io::Result<Reading> {
         match std::fs::read(self.path(uid)) {
-            // An empty file too: serde_json would report that as end of file.
-            Ok(text) => serde_json::from_slice(&text)
-                .map(Some)
-                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Ok(text) => {
+                Ok(serde_json::from_slice(&text).map_or_else(|error| Reading::Damaged(error.into()), Reading::Whole))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Reading::Absent),
+            Err(error) if is_lost(&error) => Ok(Reading::Damaged(error)),
             Err(error) => Err(error),
         }
     }

@@ -67,6 +67,18 @@ pub struct AttachRequest<'a> {
 }
 
 impl<'a> AttachRequest<'a> {
+    /// Of a pod of which nothing else is known.
+    pub(super) fn nameless(uid: &'a PodUid, netns: &'a Path) -> Self {
+        Self {
+            namespace: "",
+            name: "",
+            uid,
+            netns,
+            ports: Vec::new(),
+            bandwidth: None,
+        }
+    }
+
     /// The request for `pod`, whose namespace is pinned at `netns`.
     pub fn new(pod: &'a PodRecord, netns: &'a Path) -> Self {
         let mapping = |port: &ContainerPort| {

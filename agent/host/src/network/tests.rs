@@ -14,27 +14,29 @@ use limpet_tests::claim::Subnet;
 use limpet_tests::need::{self, need};
 use limpet_tests::{cni, tools};
 
+use tokio_util::sync::CancellationToken;
+
 use super::*;
 use crate::sandbox::{DEFAULT_SHM_SIZE, SandboxRequest, Sandboxes};
 
 /// A UID that no other test on the machine uses: running plugins of a UID are killed wherever they run.
-fn unique_uid() -> PodUid {
+pub(super) fn unique_uid() -> PodUid {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     PodUid::new(format!("uid-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
 }
 
-fn pod<'a>(uid: &'a PodUid, netns: &'a Path) -> AttachRequest<'a> {
-    AttachRequest { namespace: "default", name: "web-node", uid, netns, ports: Vec::new(), bandwidth: None }
+pub(super) fn pod<'a>(uid: &'a PodUid, netns: &'a Path) -> AttachRequest<'a> {
+    AttachRequest { namespace: "default", name: "web-node", ..AttachRequest::nameless(uid, netns) }
 }
 
 /// A node with one scripted plugin under two names, `one` and `two`.
-struct Scripted {
+pub(super) struct Scripted {
     dir: tempfile::TempDir,
-    network: Network,
+    pub(super) network: Network,
 }
 
 impl Scripted {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["net.d", "bin"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
@@ -52,24 +54,24 @@ impl Scripted {
         node
     }
 
-    fn configure(&self, name: &str, version: &str, plugins: &[&str]) {
+    pub(super) fn configure(&self, name: &str, version: &str, plugins: &[&str]) {
         let plugins: Vec<_> = plugins.iter().map(|plugin| json!({"type": plugin})).collect();
         let config = json!({"cniVersion": version, "name": name, "plugins": plugins});
         std::fs::write(self.at("net.d/10-net.conflist"), config.to_string()).unwrap();
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    pub(super) fn at(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// The calls since the last read: plugin, command, and whether a namespace was passed.
-    fn calls(&self) -> Vec<String> {
+    pub(super) fn calls(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.at("log")).unwrap_or_default();
         let _ = std::fs::remove_file(self.at("log"));
         log.lines().map(str::to_owned).collect()
     }
 
-    fn stdin(&self, call: &str) -> Value {
+    pub(super) fn stdin(&self, call: &str) -> Value {
         serde_json::from_slice(&std::fs::read(self.at(&format!("stdin-{call}"))).unwrap()).unwrap()
     }
 }
@@ -84,7 +86,8 @@ echo "$name $CNI_COMMAND${CNI_NETNS:+ netns}" >> "$here/log"
 echo "$CNI_ARGS $CNI_IFNAME $CNI_CONTAINERID" > "$here/args"
 cat > "$here/stdin-$name-$CNI_COMMAND"
 if [ -e "$here/fail-$name-$CNI_COMMAND" ]; then
-    echo '{"code":11,"msg":"busy","details":"later"}'
+    code=$(cat "$here/fail-$name-$CNI_COMMAND")
+    echo '{"code":'${code:-11}',"msg":"busy","details":"later"}'
     exit 1
 fi
 if [ "$CNI_COMMAND" = ADD ]; then cat "$here/result"; fi
@@ -116,7 +119,8 @@ async fn an_attachment_is_recorded_checked_and_detached() {
              K8S_POD_UID={uid} eth0 {uid}\n"
         )
     );
-    assert_eq!(node.network.addresses(&uid).await, Some(addresses.clone()));
+    let attached = Attachment { addresses: addresses.clone(), is_recorded: true };
+    assert_eq!(node.network.attachment(&uid, &netns).await.unwrap(), Some(attached));
     assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
 
     // Again, by a restarted agent: CHECK with the recorded result, no ADD.
@@ -127,13 +131,13 @@ async fn an_attachment_is_recorded_checked_and_detached() {
 
     // Detached with the recorded configuration, although the directory has changed since.
     node.configure("other", "1.0.0", &["two"]);
-    again.detach(&uid).await.unwrap();
+    again.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.calls(), ["two DEL netns", "one DEL netns"]);
     assert_eq!(node.stdin("one-DEL")["name"], "net");
     assert_eq!(node.stdin("one-DEL")["prevResult"]["ips"][0]["address"], "10.1.0.5/16");
-    again.detach(&uid).await.unwrap();
+    again.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.calls(), [""; 0]);
-    assert_eq!((again.attached().await, again.addresses(&uid).await), (vec![], None));
+    assert_eq!(again.attached().await, []);
 }
 
 #[tokio::test]
@@ -155,7 +159,7 @@ async fn old_versions_are_not_checked() {
     let (uid, netns) = (unique_uid(), node.at("netns"));
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
-    node.network.detach(&uid).await.unwrap();
+    node.network.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.calls(), ["one ADD netns", "one DEL netns"]);
     assert_eq!(node.stdin("one-DEL").get("prevResult"), None);
 }
@@ -170,14 +174,14 @@ async fn after_a_namespace_change_or_a_reboot_del_has_no_namespace() {
     let text = std::fs::read_to_string(&file).unwrap();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     std::fs::write(&file, text.replace(boot.trim(), "another-boot")).unwrap();
-    assert_eq!(node.network.addresses(&uid).await, None);
+    assert_eq!(node.network.attachment(&uid, &netns).await.unwrap(), None);
     node.calls();
     node.network.attach(&pod(&uid, &netns)).await.unwrap();
     assert_eq!(node.calls(), ["two DEL", "one DEL", "one ADD netns", "two ADD netns"]);
 
     std::fs::remove_file(&netns).unwrap();
-    assert_eq!(node.network.addresses(&uid).await, None);
-    node.network.detach(&uid).await.unwrap();
+    assert_eq!(node.network.attachment(&uid, &netns).await.unwrap(), None);
+    node.network.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.calls(), ["two DEL", "one DEL"]);
     let error = node.network.attach(&pod(&uid, &netns)).await.unwrap_err().to_string();
     assert!(error.contains("cannot stat ") && error.contains("/netns: No such file"), "{error}");
@@ -199,10 +203,10 @@ async fn a_failed_add_is_undone_and_reported_with_the_plugins_message() {
     node.network.attach(&pod(&uid, &netns)).await.unwrap_err();
     assert_eq!(node.calls(), ["one ADD netns", "two ADD netns", "two DEL netns", "one DEL netns"]);
     assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
-    assert!(node.network.detach(&uid).await.is_err());
+    assert!(node.network.detach(&uid, &netns).await.is_err());
     assert_eq!(node.network.attached().await, std::slice::from_ref(&uid));
     std::fs::remove_file(node.at("fail-two-DEL")).unwrap();
-    node.network.detach(&uid).await.unwrap();
+    node.network.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.network.attached().await, []);
 }
 
@@ -238,8 +242,8 @@ async fn an_add_interrupted_by_a_crash_is_undone() {
 
     // With a damaged record the pod is detached with the current configuration.
     std::fs::write(&file, "{").unwrap();
-    node.network.detach(&uid).await.unwrap();
-    assert_eq!(node.calls(), ["two DEL", "one DEL"]);
+    node.network.detach(&uid, &netns).await.unwrap();
+    assert_eq!(node.calls(), ["two DEL netns", "one DEL netns"]);
     assert_eq!(node.network.attached().await, []);
 }
 
@@ -364,11 +368,11 @@ async fn pods_on_a_real_bridge_reach_each_other() {
     assert_eq!(network.attach(&pod(&uids[0], &pods[0].0)).await.unwrap(), pods[0].1);
     assert_eq!(reserved(&data).len(), 2);
     // One pod is detached normally; the other's namespace is removed before its DEL.
-    network.detach(&uids[0]).await.unwrap();
+    network.detach(&uids[0], &pods[0].0).await.unwrap();
     assert_eq!(reserved(&data).len(), 1);
     sandboxes.remove(&uids[1]).await.unwrap();
     std::fs::remove_dir_all(&conf_dir).unwrap();
-    network.detach(&uids[1]).await.unwrap();
+    network.detach(&uids[1], &pods[1].0).await.unwrap();
     assert_eq!(reserved(&data), [""; 0]);
     sandboxes.remove(&uids[0]).await.unwrap();
     assert_eq!(network.attached().await, []);
@@ -395,6 +399,6 @@ async fn host_ports_wait_for_a_plugin_that_forwards_them() {
     node.network.attach(&wanted).await.unwrap();
     let mappings = json!([{"hostPort": 80, "containerPort": 8080, "protocol": "tcp", "hostIP": "192.0.2.1"}]);
     assert_eq!(node.stdin("two-ADD")["runtimeConfig"]["portMappings"], mappings);
-    node.network.detach(&uid).await.unwrap();
+    node.network.detach(&uid, &netns).await.unwrap();
     assert_eq!(node.stdin("two-DEL")["runtimeConfig"]["portMappings"], mappings);
 }

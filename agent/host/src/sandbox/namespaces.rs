@@ -10,8 +10,8 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
 use super::users::NamespaceHolder;
-use super::{SandboxError, SandboxRequest, loopback, sysctl};
-use crate::selinux;
+use super::{SandboxError, SandboxRequest, sysctl};
+use crate::{rtnetlink, selinux};
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::{Namespaces, Sandbox};
 
@@ -70,7 +70,8 @@ pub(super) fn make(sandbox: &Sandbox, settings: &NamespaceSettings) -> Result<()
             .map_err(|errno| settings.failed("set the hostname", errno))?;
     }
     if wanted.network.is_some() {
-        loopback::bring_up().map_err(|error| settings.failed("bring the loopback interface up", error))?;
+        rtnetlink::bring_up(rtnetlink::LOOPBACK_INDEX)
+            .map_err(|error| settings.failed("bring the loopback interface up", error))?;
     }
     set_sysctls(wanted, settings)?;
     if let (Some(pin), Some(label)) = (&wanted.ipc, &settings.label) {

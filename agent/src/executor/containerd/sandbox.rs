@@ -2,6 +2,7 @@
 //! leftovers.
 
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PodSpec;
@@ -13,7 +14,7 @@ use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, FAILED_MOUNT, FAILED_UNMOUNT, PodSandbox, PodState};
 use limpet_host::call_watch::calling;
 use limpet_host::cgroup::CgroupError;
-use limpet_host::network::AttachRequest;
+use limpet_host::network::{AttachRequest, Attachment};
 use limpet_host::orphan_processes;
 use limpet_host::sandbox::{CreatedSandbox, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use limpet_host::user_namespace;
@@ -231,11 +232,29 @@ impl ContainerdExecutor {
         let request = self.sandbox_request(record, &hostname, &[], labelling.as_ref());
         let found = self.sandboxes.find(&request).await.map_err(|error| error.to_string())?;
         let Some(sandbox) = found else { return Ok(None) };
-        if sandbox.namespaces.network.is_none() {
+        let Some(netns) = sandbox.namespaces.network.clone() else {
             return Ok(Some(PodSandbox { sandbox, addresses: PodAddresses::default() }));
+        };
+        let attached = self.network.attachment(&record.uid, &netns).await.map_err(|error| error.to_string())?;
+        let Some(Attachment { addresses, is_recorded }) = attached else { return Ok(None) };
+        if !is_recorded {
+            self.record_attachment(record, &netns).await;
         }
-        let Some(addresses) = self.network.addresses(&record.uid).await else { return Ok(None) };
         Ok(Some(PodSandbox { sandbox, addresses }))
+    }
+
+    /// Replaces a record that is missing or damaged. Without one the pod runs as well.
+    async fn record_attachment(&self, record: &PodRecord, netns: &Path) {
+        match self.network.record_again(&AttachRequest::new(record, netns)).await {
+            Ok(()) => tracing::warn!(
+                pod = %record.key, uid = %record.uid,
+                "the record of the pod's network attachment was missing or damaged; it is replaced by what the kernel says"
+            ),
+            Err(error) => tracing::warn!(
+                pod = %record.key, uid = %record.uid, %error,
+                "the record of the pod's network attachment is missing or damaged, and cannot be replaced"
+            ),
+        }
     }
 
     /// The pod's sandbox, when containers cannot be started in it any more: its pins were unmounted.
@@ -285,7 +304,7 @@ impl ContainerdExecutor {
             transient: false,
         };
         calling("CNI DEL");
-        self.network.detach(uid).await.map_err(|error| stays("network", &error))?;
+        self.network.detach(uid, &self.sandboxes.network(uid)).await.map_err(|error| stays("network", &error))?;
         self.sandboxes.remove(uid).await.map_err(|error| stays("namespaces", &error))?;
         // A process that was killed a moment ago may still be in it: that passes.
         let removed = self.on_cgroup("destroy", self.cgroups.remove_pod(uid)).await;

@@ -1,0 +1,60 @@
+//! Keeps the status of the network up to date with the configuration directory.
+
+use std::io;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use super::Network;
+use super::conflist::{ConfigError, Conflist};
+use crate::path_watch::PathWatch;
+
+/// After which time a watch that failed is tried again. The directory is read then as well.
+const WATCH_AGAIN: Duration = Duration::from_secs(60);
+
+/// What the directory said when it was last read.
+type Known = Option<Result<Conflist, ConfigError>>;
+
+impl Network {
+    /// Keeps the status up to date until `stop`, and calls `changed` after each change of the configuration. Where
+    /// inotify is not available (its limits are used up) the directory is read once a minute, and at every attach.
+    pub async fn watch(&self, stop: CancellationToken, changed: impl Fn()) {
+        let mut known = None;
+        let mut reported = None;
+        loop {
+            let ended = tokio::select! {
+                () = stop.cancelled() => return,
+                ended = self.follow(&mut known, &changed) => ended,
+            };
+            if let Err(error) = ended
+                && reported.replace(error.to_string()) != Some(error.to_string())
+            {
+                tracing::warn!(
+                    directory = %self.inner.conf_dir.display(), %error,
+                    "the CNI configuration cannot be watched; it is read once a minute; \
+                     raise fs.inotify.max_user_instances and max_user_watches"
+                );
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(WATCH_AGAIN) => {}
+            }
+        }
+    }
+
+    async fn follow(&self, known: &mut Known, changed: &impl Fn()) -> io::Result<()> {
+        let mut watch = PathWatch::directory(&self.inner.conf_dir).await;
+        loop {
+            let (read, status_changed) = self.read_config().await;
+            if status_changed || known.as_ref().is_some_and(|known| *known != read) {
+                tracing::info!(status = %self.status(), "CNI configuration changed");
+                changed();
+            }
+            *known = Some(read);
+            match &mut watch {
+                Ok(watch) => watch.changed().await?,
+                Err(error) => return Err(std::mem::replace(error, io::ErrorKind::Other.into())),
+            }
+        }
+    }
+}
