@@ -203,6 +203,12 @@ impl Cgroups {
         self.begin_oom_account(&pod.uid);
     }
 
+    /// The pod's cgroup from the root of the hierarchy, as kubelet passes it to a runtime (`cgroup_parent`).
+    pub fn pod_path(&self, pod: &PodRecord) -> String {
+        let group = self.shared.layout.pod(qos_class(pod.spec()), &pod.uid);
+        format!("/{}", self.shared.layout.directory(&group).display())
+    }
+
     /// `linux.cgroupsPath` of a container in the driver's form.
     pub fn container_path(&self, pod: &PodRecord, container_id: &str) -> String {
         self.shared.layout.container_path(qos_class(pod.spec()), &pod.uid, container_id)

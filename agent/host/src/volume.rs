@@ -69,7 +69,7 @@ use k8s_openapi::api::core::v1::Container;
 use tokio::sync::Notify;
 
 pub use self::block_device::BlockDevice;
-pub use self::dns::ClusterDns;
+pub use self::dns::{ClusterDns, Resolver};
 pub use self::env_file::read_env_file;
 pub use self::error::VolumeError;
 pub use self::hostname::{PodHostname, pod_hostname};

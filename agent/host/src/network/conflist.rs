@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::record::Record;
+use super::{CGROUP_PATH, DNS, POD_ANNOTATIONS};
 
 /// The supported CNI versions, the newest last.
 const VERSIONS: [&str; 7] = [UNVERSIONED, "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -215,6 +216,15 @@ impl Conflist {
         if let Some(bandwidth) = pod.bandwidth.filter(|_| declares("bandwidth")) {
             runtime.insert("bandwidth".to_owned(), json!(bandwidth));
         }
+        if declares(POD_ANNOTATIONS) {
+            runtime.insert(POD_ANNOTATIONS.to_owned(), json!(pod.annotations));
+        }
+        if let Some(dns) = pod.dns.as_ref().filter(|_| declares(DNS)) {
+            runtime.insert(DNS.to_owned(), json!(dns));
+        }
+        if declares(CGROUP_PATH) && !pod.cgroup_path.is_empty() {
+            runtime.insert(CGROUP_PATH.to_owned(), json!(pod.cgroup_path));
+        }
         if !runtime.is_empty() {
             config.insert("runtimeConfig".to_owned(), Value::Object(runtime));
         }
@@ -383,6 +393,37 @@ mod tests {
         assert_eq!(list.stdin(1, None, &pod)["runtimeConfig"], json!({"bandwidth": limits}));
         assert_eq!(list.stdin(0, None, &pod).get("runtimeConfig"), None, "a plugin that does not declare it");
         assert!(list.has_capability("bandwidth") && !list.has_capability("aliases"));
+    }
+
+    #[test]
+    fn a_plugin_is_told_what_containerd_tells_it() {
+        let capabilities = json!({"dns": true, "io.kubernetes.cri.pod-annotations": true, "cgroupPath": true});
+        let plugins =
+            json!([{"type": "a", "capabilities": capabilities}, {"type": "b", "capabilities": {"dns": false}}]);
+        let list = parse(json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins}), true).unwrap();
+        let mut pod: Record = serde_json::from_value(json!({
+            "namespace": "default", "name": "web", "uid": "u", "conflist": null, "result": null,
+            "network_namespace": {"path": "/ns", "inode": 1, "boot_id": "b"}, "ports": [],
+            "dns": {"servers": ["10.96.0.10"], "searches": ["svc.cluster.local"], "options": ["ndots:5"]},
+            "annotations": {"cni.example/ip": "10.1.0.9"}, "cgroup_path": "/kubepods/podu",
+        }))
+        .unwrap();
+        let told = json!({
+            "dns": {"servers": ["10.96.0.10"], "searches": ["svc.cluster.local"], "options": ["ndots:5"]},
+            "io.kubernetes.cri.pod-annotations": {"cni.example/ip": "10.1.0.9"},
+            "cgroupPath": "/kubepods/podu",
+        });
+        assert_eq!(list.stdin(0, None, &pod)["runtimeConfig"], told);
+        assert_eq!(list.stdin(1, None, &pod).get("runtimeConfig"), None);
+        (pod.dns, pod.annotations, pod.cgroup_path) = (None, Default::default(), String::new());
+        let told = json!({"io.kubernetes.cri.pod-annotations": {}});
+        assert_eq!(list.stdin(0, None, &pod)["runtimeConfig"], told, "what is not known is left out");
+    }
+
+    #[test]
+    fn a_recorded_list_is_the_same_list() {
+        let plugins = json!([{"type": "bridge"}, {"type": "portmap", "capabilities": {"portMappings": true}}]);
+        let list = parse(json!({"cniVersion": "0.4.0", "name": "net", "plugins": plugins}), true).unwrap();
         assert_eq!(parse(list.to_json(), true).unwrap(), list, "the recorded list parses to the same list");
     }
 }

@@ -5,6 +5,7 @@
 //! so that the addresses are released after a power cut. Each file is written beside and renamed, so it is never
 //! partial.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::conflist::{self, Conflist};
-use super::{AttachRequest, BandwidthLimits, PortMapping};
+use super::{AttachRequest, BandwidthLimits, CGROUP_PATH, DNS, DnsSettings, POD_ANNOTATIONS, PortMapping};
 use crate::boot::boot_id;
 use limpet_model::pod::PodUid;
 
@@ -55,14 +56,21 @@ pub(super) struct Record {
     /// Records of earlier versions have none.
     #[serde(default)]
     pub bandwidth: Option<BandwidthLimits>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns: Option<DnsSettings>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cgroup_path: String,
     conflist: Value,
     /// The last plugin's result; `None` while an ADD is running or after it was interrupted.
     pub result: Option<Value>,
 }
 
 impl Record {
-    /// The record of an attachment that is about to be made.
+    /// The record of an attachment that is about to be made. What no plugin is told of is not recorded.
     pub(super) fn intent(pod: &AttachRequest<'_>, at: NetworkNamespace, conflist: &Conflist) -> Self {
+        let has = |capability| conflist.has_capability(capability);
         Self {
             namespace: pod.namespace.to_owned(),
             name: pod.name.to_owned(),
@@ -70,6 +78,9 @@ impl Record {
             network_namespace: at,
             ports: pod.ports.clone(),
             bandwidth: pod.bandwidth,
+            dns: pod.dns.clone().filter(|_| has(DNS)),
+            annotations: pod.annotations.filter(|_| has(POD_ANNOTATIONS)).cloned().unwrap_or_default(),
+            cgroup_path: pod.cgroup_path.clone().filter(|_| has(CGROUP_PATH)).unwrap_or_default(),
             conflist: conflist.to_json(),
             result: None,
         }

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 //! Attachments whose record, configuration or plugin is not as it was when they were made.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 
 use serde_json::json;
@@ -152,6 +153,36 @@ async fn a_list_of_the_first_versions_attaches_and_detaches() {
         assert_eq!(node.stdin("one-DEL").get("prevResult"), None);
         assert_eq!(node.network.attached().await, []);
     }
+}
+
+#[tokio::test]
+async fn only_what_a_plugin_declares_is_recorded_and_a_del_is_told_the_same() {
+    let node = Scripted::new();
+    let (uid, netns) = (unique_uid(), node.at("netns"));
+    let annotations = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
+    let dns = DnsSettings { servers: vec!["10.0.0.10".to_owned()], ..DnsSettings::default() };
+    let wanted = AttachRequest {
+        dns: Some(dns),
+        annotations: Some(&annotations),
+        cgroup_path: Some("/kubepods/pod1".to_owned()),
+        ..pod(&uid, &netns)
+    };
+    node.network.attach(&wanted).await.unwrap();
+    let record = std::fs::read_to_string(node.at(&format!("state/{uid}"))).unwrap();
+    assert!(["dns", "annotations", "cgroup_path"].iter().all(|field| !record.contains(field)), "{record}");
+
+    let capabilities = json!({"dns": true, "io.kubernetes.cri.pod-annotations": true, "cgroupPath": true});
+    let plugins = json!([{"type": "one", "capabilities": capabilities}]);
+    let config = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
+    std::fs::write(node.at("net.d/10-net.conflist"), config.to_string()).unwrap();
+    let uid = unique_uid();
+    node.network.attach(&AttachRequest { uid: &uid, ..wanted }).await.unwrap();
+    let told = json!({
+        "dns": {"servers": ["10.0.0.10"]}, "io.kubernetes.cri.pod-annotations": {"a": "b"}, "cgroupPath": "/kubepods/pod1",
+    });
+    assert_eq!(node.stdin("one-ADD")["runtimeConfig"], told);
+    node.network.detach(&uid, &netns).await.unwrap();
+    assert_eq!(node.stdin("one-DEL")["runtimeConfig"], told);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! A pod's request to be attached to the network.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::ContainerPort;
@@ -49,6 +50,27 @@ impl From<Bandwidth> for BandwidthLimits {
     }
 }
 
+/// The capability of plugins that are told of the pod's resolver.
+pub(super) const DNS: &str = "dns";
+/// The capability of plugins that are told of the pod's annotations.
+pub(super) const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
+/// The capability of plugins that are told of the pod's cgroup.
+pub(super) const CGROUP_PATH: &str = "cgroupPath";
+
+/// A pod's resolver, in the form of the `dns` capability.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DnsSettings {
+    /// The name servers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub servers: Vec<String>,
+    /// The search domains.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub searches: Vec<String>,
+    /// The options of resolv.conf.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
 /// A pod to be attached to the network.
 #[derive(Debug, Clone)]
 pub struct AttachRequest<'a> {
@@ -64,6 +86,12 @@ pub struct AttachRequest<'a> {
     pub ports: Vec<PortMapping>,
     /// The limits of its traffic.
     pub bandwidth: Option<BandwidthLimits>,
+    /// Its resolver.
+    pub dns: Option<DnsSettings>,
+    /// Its annotations.
+    pub annotations: Option<&'a BTreeMap<String, String>>,
+    /// Its cgroup, from the root of the hierarchy, as kubelet passes it to a runtime.
+    pub cgroup_path: Option<String>,
 }
 
 impl<'a> AttachRequest<'a> {
@@ -76,10 +104,13 @@ impl<'a> AttachRequest<'a> {
             netns,
             ports: Vec::new(),
             bandwidth: None,
+            dns: None,
+            annotations: None,
+            cgroup_path: None,
         }
     }
 
-    /// The request for `pod`, whose namespace is pinned at `netns`.
+    /// The request for `pod`, whose namespace is pinned at `netns`, without its resolver and its cgroup.
     pub fn new(pod: &'a PodRecord, netns: &'a Path) -> Self {
         let mapping = |port: &ContainerPort| {
             Some(PortMapping {
@@ -96,6 +127,9 @@ impl<'a> AttachRequest<'a> {
             netns,
             ports: served_ports(pod.spec()).filter_map(mapping).collect(),
             bandwidth: pod.pod.metadata.annotations.as_ref().and_then(bandwidth).map(BandwidthLimits::from),
+            dns: None,
+            annotations: pod.pod.metadata.annotations.as_ref(),
+            cgroup_path: None,
         }
     }
 }

@@ -21,9 +21,12 @@ const MAX_SEARCH_LENGTH: usize = 253;
 
 /// The content of a resolv.conf.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Resolver {
+pub struct Resolver {
+    /// The name servers' addresses.
     pub nameservers: Vec<String>,
+    /// The search domains.
     pub searches: Vec<String>,
+    /// The options.
     pub options: Vec<String>,
 }
 

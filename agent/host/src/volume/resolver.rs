@@ -63,6 +63,23 @@ pub(super) fn write(
 }
 
 impl Volumes {
+    /// The pod's resolver, as its file has it or is going to have it.
+    ///
+    /// # Errors
+    /// The node's file cannot be read.
+    pub async fn resolver(&self, pod: &PodRecord) -> Result<Resolver, VolumeError> {
+        let (settings, request) = (self.settings.clone(), DnsRequest::of(pod));
+        let read = move |_: &Progress| {
+            let node = match read_nodes(&settings)? {
+                NodeResolver::Off => None,
+                NodeResolver::Missing => Some(Resolver::default()),
+                NodeResolver::Present(resolver) => Some(resolver),
+            };
+            Ok(dns::resolve(&request, node.as_ref(), &settings.cluster).0)
+        };
+        blocking(self.settings.pod_dir(&pod.uid), DEADLINE, read).await
+    }
+
     /// Keeps the files of the pods that `pods` returns in sync with the node's until `stop`. That may be a symlink, may be
     /// replaced, and may appear late. Pods that are not prepared yet are left to [`Self::prepare`].
     pub async fn follow_resolv_conf(&self, stop: CancellationToken, pods: impl Fn() -> Vec<Arc<PodRecord>>) {

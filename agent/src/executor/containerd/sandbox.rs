@@ -14,11 +14,11 @@ use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, FAILED_MOUNT, FAILED_UNMOUNT, PodSandbox, PodState};
 use limpet_host::call_watch::calling;
 use limpet_host::cgroup::CgroupError;
-use limpet_host::network::{AttachRequest, Attachment};
+use limpet_host::network::{AttachRequest, Attachment, DnsSettings};
 use limpet_host::orphan_processes;
 use limpet_host::sandbox::{CreatedSandbox, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
 use limpet_host::user_namespace;
-use limpet_host::volume::{VolumeError, pod_hostname};
+use limpet_host::volume::{Resolver, VolumeError, pod_hostname};
 use limpet_model::container::ContainerId;
 use limpet_model::object::{ObjectKind, runtime_class};
 use limpet_model::pod::compute_resources::CgroupLimits;
@@ -184,9 +184,22 @@ impl ContainerdExecutor {
         let Some(netns) = &sandbox.namespaces.network else {
             return Ok(PodAddresses::default());
         };
-        let request = AttachRequest::new(record, netns);
+        let request = self.attach_request(record, netns).await.map_err(sandbox_failure)?;
         calling("CNI ADD");
         self.network.attach(&request).await.map_err(sandbox_failure)
+    }
+
+    async fn attach_request<'a>(
+        &self,
+        record: &'a PodRecord,
+        netns: &'a Path,
+    ) -> Result<AttachRequest<'a>, VolumeError> {
+        let Resolver { nameservers, searches, options } = self.volumes.resolver(record).await?;
+        Ok(AttachRequest {
+            dns: Some(DnsSettings { servers: nameservers, searches, options }),
+            cgroup_path: Some(self.cgroups.pod_path(record)),
+            ..AttachRequest::new(record, netns)
+        })
     }
 
     fn sandbox_request<'a>(
@@ -245,13 +258,17 @@ impl ContainerdExecutor {
 
     /// Replaces a record that is missing or damaged. Without one the pod runs as well.
     async fn record_attachment(&self, record: &PodRecord, netns: &Path) {
-        match self.network.record_again(&AttachRequest::new(record, netns)).await {
+        let recorded = match self.attach_request(record, netns).await {
+            Ok(request) => self.network.record_again(&request).await.map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match recorded {
             Ok(()) => tracing::warn!(
                 pod = %record.key, uid = %record.uid,
                 "the record of the pod's network attachment was missing or damaged; it is replaced by what the kernel says"
             ),
             Err(error) => tracing::warn!(
-                pod = %record.key, uid = %record.uid, %error,
+                pod = %record.key, uid = %record.uid, error,
                 "the record of the pod's network attachment is missing or damaged, and cannot be replaced"
             ),
         }
