@@ -152,7 +152,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
     let (health, heartbeat) = Health::new();
-    let follower = NetworkFollower::new(config.node_ip);
+    let follower = NetworkFollower::new(config.node_ip, &node.name);
     let shared = shared(Arc::new(config), &node, follower.subscribe(), health, stop.clone()).await;
     let sockets = Sockets::bind(&shared.config).await?;
     let core = start_core(&shared, node, follower, heartbeat).await?;

@@ -96,7 +96,7 @@ pub(super) async fn run(nodes: HollowNodes) -> Result<(), AppError> {
     let HollowNodes { config, credentials, facts, count, prefix, dir } = nodes;
     let stop = CancellationToken::new();
     let signals = service::stop_on_signals(stop.clone()).map_err(AppError::Signals)?;
-    let follower = NetworkFollower::new(config.node_ip);
+    let follower = NetworkFollower::new(config.node_ip, &facts.name);
     // The sender lives as long as the nodes.
     let (_network, network) = watch::channel(NetworkStatus::Ready { name: "hollow".to_owned() });
     let common = Common {

@@ -1,15 +1,19 @@
 //! The node's own network: its addresses and links, and notice of their changes from the kernel.
 //!
+//! Which of the addresses are the node's is decided by `choice`.
+//!
 //! Changes are reported by rtnetlink's multicast groups; a message only triggers a read, and its content is ignored. The socket
 //! belongs to the network namespace of the thread that opens it.
 
+mod choice;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use nix::ifaddrs::getifaddrs;
+use nix::ifaddrs::{InterfaceAddress, getifaddrs};
 use nix::net::if_::InterfaceFlags;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -17,6 +21,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use self::choice::{LocalAddress, LocalNetwork, is_global};
 use crate::inotify::register;
 use limpet_model::node::NodeAddresses;
 
@@ -71,19 +76,67 @@ impl NetworkChanges {
     }
 }
 
-/// The node's addresses: `configured` where there are any, or for each family the source address that the kernel would use, the
-/// family of an unspecified one first. Nothing is sent.
-pub fn addresses(configured: NodeAddresses) -> NodeAddresses {
-    if !configured.specified().is_empty() {
-        return configured;
+/// The longest hosts file that is read.
+const MAX_HOSTS: u64 = 1 << 20;
+/// How many links may be stacked on one another.
+const MAX_STACKED: usize = 8;
+
+/// The node's addresses: `configured` where there are any, or those that `choice` takes; `named` are what the node's name
+/// stands for. Nothing is sent.
+pub fn addresses(configured: NodeAddresses, named: &[IpAddr]) -> NodeAddresses {
+    match configured.specified() {
+        specified if specified.is_empty() => choice::choose(configured, named, &local_network()),
+        _ => configured,
     }
-    // Documentation addresses (RFC 5737, RFC 3849): only a default route leads to them.
-    let mut anywhere =
-        [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
-    if configured.iter().any(|address| address.is_ipv6()) {
-        anywhere.reverse();
+}
+
+/// What the node's name stands for by the hosts file; nothing where that cannot be read.
+pub fn named_in_hosts(hosts: &Path, name: &str) -> Vec<IpAddr> {
+    let mut text = Vec::new();
+    let read = std::fs::File::open(hosts).and_then(|file| file.take(MAX_HOSTS).read_to_end(&mut text));
+    read.map(|_| choice::in_hosts(&String::from_utf8_lossy(&text), name)).unwrap_or_default()
+}
+
+/// The network as the kernel has it. What cannot be read counts as nothing.
+fn local_network() -> LocalNetwork {
+    // Of the calling thread's network namespace.
+    let table = |name: &str| std::fs::read_to_string(Path::new("/proc/thread-self/net").join(name)).unwrap_or_default();
+    let flags: BTreeMap<IpAddr, u8> =
+        choice::flags_v6(&table("if_inet6")).into_iter().map(|(ip, flags)| (ip.into(), flags)).collect();
+    let address = |interface: InterfaceAddress| {
+        let ip = address_of(&interface).filter(|_| interface.flags.contains(InterfaceFlags::IFF_UP))?;
+        Some(LocalAddress {
+            interface: interface.interface_name,
+            ip,
+            flags: flags.get(&ip).copied().unwrap_or_default(),
+        })
+    };
+    let addresses: Vec<LocalAddress> = getifaddrs().into_iter().flatten().filter_map(address).collect();
+    let names: BTreeSet<&String> = addresses.iter().map(|address| &address.interface).collect();
+    let hardware = names.into_iter().filter(|name| is_on_hardware(name, MAX_STACKED)).cloned().collect();
+    let default_interfaces =
+        [choice::default_interfaces_v4(&table("route")), choice::default_interfaces_v6(&table("ipv6_route"))];
+    // Documentation addresses (RFC 5737, RFC 3849): mostly only a default route leads to them.
+    let distant = [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
+    let sources = distant.into_iter().filter_map(source_address).collect();
+    LocalNetwork { addresses, default_interfaces, sources, hardware }
+}
+
+/// Whether the link has hardware, or is above a link with hardware, as a bridge, a bond and a VLAN are.
+fn is_on_hardware(link: &str, levels: usize) -> bool {
+    let directory = Path::new("/sys/class/net").join(link);
+    if directory.join("device").exists() {
+        return true;
     }
-    anywhere.into_iter().filter_map(source_address).collect()
+    let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
+    let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    levels > 0 && names.any(|name| name.strip_prefix("lower_").is_some_and(|lower| is_on_hardware(lower, levels - 1)))
+}
+
+fn address_of(interface: &InterfaceAddress) -> Option<IpAddr> {
+    let address = interface.address.as_ref()?;
+    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
 }
 
 fn source_address(destination: IpAddr) -> Option<IpAddr> {
@@ -109,25 +162,14 @@ pub struct Links {
 pub fn links() -> Links {
     let mut links = Links::default();
     for interface in getifaddrs().into_iter().flatten() {
+        let address = address_of(&interface);
         if Path::new("/sys/class/net").join(&interface.interface_name).join("device").exists() {
             let runs = interface.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING);
             links.hardware.insert(interface.interface_name, runs);
         }
-        let address = interface.address.and_then(|address| {
-            let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-        });
         links.addresses.extend(address.filter(|address| is_global(*address)));
     }
     links
-}
-
-fn is_global(address: IpAddr) -> bool {
-    let link_local = match address {
-        IpAddr::V4(v4) => v4.is_link_local(),
-        IpAddr::V6(v6) => v6.is_unicast_link_local(),
-    };
-    !address.is_loopback() && !link_local
 }
 
 #[cfg(test)]
@@ -143,16 +185,18 @@ mod tests {
     #[test]
     fn a_configured_address_is_the_only_one_and_loopback_is_none() {
         let given: IpAddr = "192.168.1.5".parse().unwrap();
-        assert_eq!(addresses(NodeAddresses::one(given)), NodeAddresses::one(given));
+        assert_eq!(addresses(NodeAddresses::one(given), &[]), NodeAddresses::one(given));
         assert_eq!(source_address(Ipv4Addr::LOCALHOST.into()), None);
         let any_ipv6 = NodeAddresses::one(Ipv6Addr::UNSPECIFIED.into());
-        let mut families: Vec<bool> = addresses(any_ipv6).iter().map(|address| address.is_ipv4()).collect();
+        let mut families: Vec<bool> = addresses(any_ipv6, &[]).iter().map(|address| address.is_ipv4()).collect();
         assert!(families.is_sorted(), "IPv6 first: {families:?}");
         families.reverse();
-        let found = addresses(NodeAddresses::one(Ipv4Addr::UNSPECIFIED.into()));
+        let found = addresses(NodeAddresses::one(Ipv4Addr::UNSPECIFIED.into()), &[]);
         assert_eq!(found.iter().map(|address| address.is_ipv4()).collect::<Vec<_>>(), families);
         assert!(
-            addresses(NodeAddresses::NONE).iter().all(|address| !address.is_loopback() && !address.is_unspecified())
+            addresses(NodeAddresses::NONE, &[])
+                .iter()
+                .all(|address| !address.is_loopback() && !address.is_unspecified())
         );
     }
 
@@ -180,7 +224,7 @@ mod tests {
         in_own_network(async || {
             let mut changes = NetworkChanges::listen().unwrap();
             let before = links();
-            assert!(addresses(NodeAddresses::NONE).is_empty() && before == Links::default());
+            assert!(addresses(NodeAddresses::NONE, &[]).is_empty() && before == Links::default());
             let message = recv(changes.socket.get_ref(), &mut [0; 1], RecvFlags::empty());
             assert_eq!(message.err(), Some(Errno::AGAIN), "nothing has happened");
 
@@ -192,11 +236,41 @@ mod tests {
 
             ip(&["addr", "add", "198.51.100.7/24", "dev", "pod0"]);
             changes.changed().await.unwrap();
-            assert!(links() != before && addresses(NodeAddresses::NONE).is_empty(), "no route leads out");
+            assert!(links() != before && addresses(NodeAddresses::NONE, &[]).is_empty(), "no route leads out");
             ip(&["route", "add", "default", "via", "198.51.100.1"]);
             changes.changed().await.unwrap();
-            assert_eq!(addresses(NodeAddresses::NONE), NodeAddresses::one("198.51.100.7".parse().unwrap()));
+            let ours = NodeAddresses::one("198.51.100.7".parse().unwrap());
+            assert_eq!(addresses(NodeAddresses::NONE, &[]), ours);
+            ip(&["route", "add", "blackhole", "192.0.2.0/24"]);
+            assert_eq!(addresses(NodeAddresses::NONE, &[]), ours, "another route leads nowhere");
+            ip(&["addr", "add", "198.51.100.8/24", "dev", "pod0"]);
+            let named: IpAddr = "198.51.100.8".parse().unwrap();
+            assert_eq!(addresses(NodeAddresses::NONE, &[named]), NodeAddresses::one(named));
         });
+    }
+
+    #[test]
+    fn a_temporary_address_is_not_the_nodes() {
+        in_own_network(async || {
+            ip(&["link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
+            ip(&["link", "set", "up1", "up"]);
+            ip(&["link", "set", "up0", "up"]);
+            // Deprecated: its preferred lifetime is over, as that of a temporary address is after a day.
+            ip(&["addr", "add", "2001:db8:1::a/64", "dev", "up0", "nodad", "preferred_lft", "0"]);
+            ip(&["addr", "add", "2001:db8:1::b/64", "dev", "up0", "nodad"]);
+            ip(&["-6", "route", "add", "default", "via", "2001:db8:1::1", "dev", "up0"]);
+            let found = addresses(NodeAddresses::NONE, &[]);
+            assert_eq!(found, NodeAddresses::one("2001:db8:1::b".parse().unwrap()));
+        });
+    }
+
+    #[test]
+    fn a_hosts_file_names_the_node() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "127.0.1.1 edge1\n192.168.1.5 edge1 edge1.lan\n").unwrap();
+        let named: Vec<IpAddr> = ["127.0.1.1", "192.168.1.5"].map(|ip| ip.parse().unwrap()).into();
+        assert_eq!(named_in_hosts(file.path(), "edge1"), named);
+        assert!(named_in_hosts(Path::new("/nonexistent"), "edge1").is_empty());
     }
 
     #[test]

@@ -1,33 +1,57 @@
 //! Keeps the node's network as others see it up to date: its addresses, and a count of what changed.
 //!
 //! The task sleeps until the kernel reports a change of links, addresses or routes, waits for the burst to end, and
-//! looks. Where the kernel refuses to report, the addresses stay those at the agent's start.
+//! looks. Where the kernel refuses to report, it looks once a minute and asks again. What the node's name stands for is
+//! read in the hosts file, and asked of name servers beside that; no start waits for them.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use limpet_core::node_state::NodeNetwork;
-use limpet_host::node_network::{Links, NetworkChanges, addresses, links};
+use limpet_host::node_network::{Links, NetworkChanges, addresses, links, named_in_hosts};
 use limpet_model::node::NodeAddresses;
 
 /// One event of the network is a burst of the kernel's reports.
 const BURST_DURATION: Duration = Duration::from_millis(100);
+/// After which time the kernel is asked again to report changes.
+const LISTEN_AGAIN: Duration = Duration::from_secs(60);
+/// How long name servers are waited for.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+const HOSTS: &str = "/etc/hosts";
 
 /// The node's network and the way to publish its changes.
 #[derive(Debug)]
 pub struct NetworkFollower {
     configured: NodeAddresses,
+    /// The node's name, where addresses are looked up by it.
+    name: Option<String>,
+    /// What it stands for, as far as is known.
+    named: Vec<IpAddr>,
+    /// The question what it stands for.
+    lookup: JoinSet<Option<Vec<IpAddr>>>,
     links: Links,
     published: watch::Sender<NodeNetwork>,
 }
 
 impl NetworkFollower {
-    /// Reads the network as it is now. `configured`: the node's only addresses, if there are any.
-    pub fn new(configured: NodeAddresses) -> Self {
-        let (published, _) = watch::channel(NodeNetwork { addresses: addresses(configured), changes: 0 });
-        Self { configured, links: links(), published }
+    /// Reads the network as it is now. `configured`: the node's only addresses, if there are any; a `name` that is an
+    /// address is the next choice.
+    pub fn new(configured: NodeAddresses, name: &str) -> Self {
+        let (configured, name) = match (configured.specified().is_empty(), name.parse()) {
+            (true, Ok(address)) => (NodeAddresses::one(address), None),
+            (true, Err(_)) => (configured, Some(name.to_owned())),
+            (false, _) => (configured, None),
+        };
+        let named = name.as_deref().map(|name| named_in_hosts(Path::new(HOSTS), name)).unwrap_or_default();
+        let (published, _) = watch::channel(NodeNetwork { addresses: addresses(configured, &named), changes: 0 });
+        Self { configured, name, named, lookup: JoinSet::new(), links: links(), published }
     }
 
     /// The network now and every change of it.
@@ -42,37 +66,73 @@ impl NetworkFollower {
     }
 
     /// Follows the network until `stop`.
-    pub async fn run(self, stop: CancellationToken) {
+    pub async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => {}
-            error = self.follow() => {
+            () = self.follow(NetworkChanges::listen) => {}
+        }
+    }
+
+    /// Follows what `listen` reports.
+    async fn follow(&mut self, listen: impl Fn() -> std::io::Result<NetworkChanges>) {
+        self.begin_lookup();
+        let mut reported = None;
+        loop {
+            let error = self.follow_reports(listen()).await;
+            if reported.replace(error.to_string()) != Some(error.to_string()) {
                 tracing::warn!(
                     %error,
-                    "the kernel does not report changes of addresses and links (rtnetlink): the node's addresses stay as \
-                     they are until the agent is started again"
+                    "the kernel does not report changes of addresses and links (rtnetlink): they are read once a minute"
                 );
             }
+            tokio::time::sleep(LISTEN_AGAIN).await;
         }
     }
 
-    async fn follow(mut self) -> std::io::Error {
-        let mut changes = match NetworkChanges::listen() {
+    async fn follow_reports(&mut self, changes: std::io::Result<NetworkChanges>) -> std::io::Error {
+        let mut changes = match changes {
             Ok(changes) => changes,
-            Err(error) => return error,
-        };
-        loop {
-            self.refresh();
-            if let Err(error) = changes.changed().await {
+            Err(error) => {
+                self.refresh();
                 return error;
             }
-            // What comes from here on is reported once more.
-            tokio::time::sleep(BURST_DURATION).await;
+        };
+        loop {
+            if self.refresh() {
+                self.begin_lookup();
+            }
+            tokio::select! {
+                reported = changes.changed() => {
+                    if let Err(error) = reported {
+                        return error;
+                    }
+                    // What comes from here on is reported once more.
+                    tokio::time::sleep(BURST_DURATION).await;
+                }
+                Some(looked_up) = self.lookup.join_next() => {
+                    // Without an answer the last addresses stay, and name servers vary their order.
+                    let named = looked_up.ok().flatten().unwrap_or_default();
+                    if !named.is_empty() && !is_same_set(&named, &self.named) {
+                        self.named = named;
+                    }
+                }
+            }
         }
     }
 
-    /// Publishes what differs from the last look.
-    fn refresh(&mut self) {
-        let (now, links) = (addresses(self.configured), links());
+    /// Begins to ask for the addresses of the node's name, in place of an earlier question.
+    fn begin_lookup(&mut self) {
+        let Some(name) = self.name.clone() else { return };
+        self.lookup.abort_all();
+        self.lookup.spawn(async move {
+            let asked = tokio::time::timeout(LOOKUP_TIMEOUT, tokio::net::lookup_host((name, 0))).await;
+            Some(asked.ok()?.ok()?.map(|address| address.ip()).collect())
+        });
+    }
+
+    /// Publishes what differs from the last look; returns whether anything does.
+    fn refresh(&mut self) -> bool {
+        let (now, links) = (addresses(self.configured, &self.named), links());
         let links_changed = std::mem::replace(&mut self.links, links) != self.links;
         self.published.send_if_modified(|network| {
             let addresses_changed = network.addresses != now;
@@ -83,6 +143,39 @@ impl NetworkFollower {
             network.addresses = now;
             network.changes += u64::from(links_changed || addresses_changed);
             links_changed || addresses_changed
-        });
+        })
+    }
+}
+
+fn is_same_set(some: &[IpAddr], others: &[IpAddr]) -> bool {
+    some.iter().collect::<BTreeSet<_>>() == others.iter().collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_an_address_is_the_nodes() {
+        let found = |configured, name| NetworkFollower::new(configured, name).subscribe().borrow().addresses;
+        assert_eq!(found(NodeAddresses::NONE, "203.0.113.9").to_string(), "203.0.113.9");
+        let configured = NodeAddresses::one("203.0.113.1".parse().unwrap());
+        assert_eq!(found(configured, "203.0.113.9"), configured);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reports_that_fail_are_asked_for_again() {
+        let mut follower = NetworkFollower::new(NodeAddresses::NONE, "203.0.113.9");
+        let asked = AtomicUsize::new(0);
+        let listen = || {
+            asked.fetch_add(1, Ordering::Relaxed);
+            Err(std::io::ErrorKind::OutOfMemory.into())
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(150), follower.follow(listen)).await;
+        assert!(ended.is_err());
+        assert_eq!(asked.load(Ordering::Relaxed), 3);
     }
 }

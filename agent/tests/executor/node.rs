@@ -159,7 +159,7 @@ async fn open(node: &TestNode) -> Result<ContainerdExecutor> {
     let csi = CsiVolumes::new(Arc::default(), VolumesInUse::default(), &facts.name, &config.root_dir, None);
     let parts = ExecutorParts {
         csi: Arc::new(csi),
-        node_network: NetworkFollower::new(config.node_ip).subscribe(),
+        node_network: NetworkFollower::new(config.node_ip, &facts.name).subscribe(),
         config: Arc::new(config),
         node: facts,
         executable: env!("CARGO_BIN_EXE_limpet").into(),
