@@ -49,6 +49,7 @@ pub(super) fn start_sources(
     });
     if let Some(settings) = &shared.config.manifest_url {
         let source = HttpSource::new(settings.clone(), node_name, Arc::clone(store), decoder);
+        let source = source.woken_by(shared.node_network.clone());
         let backend = format!("every {} s", settings.frequency.as_secs());
         let published = published(shared, SourceKind::Http, &settings.address.to_string(), &backend, source.pulse());
         all.push(Arc::clone(&published));

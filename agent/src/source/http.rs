@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -31,6 +32,7 @@ use client::Timeouts;
 use failure::Failure;
 use fetch::{Fetched, Fetcher, Validators};
 use limpet_core::last_good::LastGood;
+use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::change::ChangeLog;
 use limpet_core::source::rejection_log::RejectionLog;
 use limpet_core::source::view::{Contents, View};
@@ -66,6 +68,8 @@ pub struct HttpSource {
     rejection_log: RejectionLog,
     ledger: ChangeLog,
     pulse: Arc<Pulse>,
+    /// The node's network, whose changes end the back-off after an unreachable server.
+    network: Option<watch::Receiver<NodeNetwork>>,
 }
 
 impl HttpSource {
@@ -101,7 +105,13 @@ impl HttpSource {
             rejection_log: RejectionLog::new(SourceKind::Http),
             ledger: ChangeLog::new(SourceKind::Http),
             pulse,
+            network: None,
         }
+    }
+
+    /// The same, which tries an unreachable server again soon after a change of the node's network.
+    pub fn woken_by(self, network: watch::Receiver<NodeNetwork>) -> Self {
+        Self { network: Some(network), ..self }
     }
 
     /// When it last succeeded and when it retries, for users.
@@ -119,12 +129,17 @@ impl HttpSource {
                 fetched = self.fetcher.fetch(self.validators.as_ref()) => fetched,
             };
             let result = self.apply(fetched).await;
-            let next = Instant::now() + self.pause(result);
+            let mut next = Instant::now() + self.pause(result);
             self.publish(&publish);
             loop {
                 tokio::select! {
                     () = stop.cancelled() => break 'exchanges,
                     () = self.persister.written() => {}
+                    () = changed(&mut self.network), if result == ExchangeResult::Unreachable => {
+                        // What failed before says nothing of the network as it is now.
+                        self.failures = 1;
+                        next = next.min(Instant::now() + self.pause(result));
+                    }
                     () = sleep_until(next) => break,
                 }
             }
@@ -257,6 +272,16 @@ impl HttpSource {
         }
         self.persister.write();
     }
+}
+
+/// Resolves when the network has changed; never without one. Cancel safe.
+async fn changed(network: &mut Option<watch::Receiver<NodeNetwork>>) {
+    if let Some(network) = network
+        && network.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 #[cfg(test)]

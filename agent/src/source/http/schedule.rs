@@ -1,8 +1,8 @@
 //! When the URL is requested again. Pure: random number and time are arguments.
 //!
 //! While all is well, every `httpCheckFrequency`, with a jitter of a tenth, so that a fleet does not send requests at
-//! once. An unreachable server is retried after a second, then with exponential backoff: a network that comes up late
-//! is noticed soon. A server with unusable responses is not flooded: its backoff starts at the frequency. `Retry-After`
+//! once. An unreachable server is retried after a second, then with exponential backoff, which a change of the node's
+//! network begins anew: a network that comes up late is noticed soon. A server with unusable responses is not flooded: its backoff starts at the frequency. `Retry-After`
 //! is the earliest time of the next request.
 
 use std::time::Duration;

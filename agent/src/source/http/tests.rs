@@ -56,6 +56,9 @@ struct Bench {
     store: Arc<Store>,
     running: Option<Running>,
     timeouts: Timeouts,
+    /// How often it has failed already.
+    failures: u32,
+    network: watch::Sender<NodeNetwork>,
     /// Every snapshot of the latest run.
     seen: Arc<std::sync::Mutex<Vec<Arc<SourceSnapshot>>>>,
 }
@@ -64,13 +67,16 @@ impl Bench {
     fn new() -> Self {
         let root = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(&root.path().join("limpet.db")).unwrap().0);
-        Self { root, store, running: None, timeouts: timeouts(), seen: Arc::default() }
+        let network = watch::Sender::default();
+        Self { root, store, running: None, timeouts: timeouts(), failures: 0, network, seen: Arc::default() }
     }
 
     fn start(&mut self, settings: HttpSettings) {
         let (sender, receiver) = watch::channel(Arc::new(SourceSnapshot::default()));
         let stop = CancellationToken::new();
         let source = HttpSource::with_timeouts(settings, "edge1", Arc::clone(&self.store), DECODER, self.timeouts);
+        let mut source = source.woken_by(self.network.subscribe());
+        source.failures = self.failures;
         let pulse = source.pulse();
         let seen = Arc::default();
         self.seen = Arc::clone(&seen);
@@ -402,4 +408,18 @@ async fn secrets_are_sent_to_their_own_origin_only() {
     }
     let known = format!("{:?}", bench.store.load::<LastGood>(SourceKind::Http).unwrap().records);
     assert!(!known.contains("pa55") && !known.contains("t0ken"), "{known}");
+}
+
+#[tokio::test]
+async fn a_change_of_the_network_ends_the_back_off() {
+    let port = Port::claim().unwrap();
+    let mut bench = Bench::new();
+    // The next pause is of five minutes.
+    bench.failures = 20;
+    bench.start(settings(&format!("http://127.0.0.1:{}/pods", port.number)));
+    bench.until_unavailable().await;
+    let _server = Server::start_at(port.number, None, |_| Reply::ok(list(&[("a", "x:1")]))).await;
+    bench.network.send_modify(|network| network.changes += 1);
+    bench.until_good(&["a-edge1 x:1"]).await;
+    bench.stop().await;
 }
