@@ -1,0 +1,146 @@
+//! Which certificates limpet's clients accept of a server: those of an authority, as webpki has it, and, as Go and curl have
+//! it, one that is itself among the certificates that the configuration names as trusted.
+//!
+//! Without I/O but the system's certificates, and without policy: who is trusted is said by the caller. Probes and hooks
+//! trust every server, and speak what Go's client speaks.
+
+mod cbc;
+mod unverified;
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use x509_parser::prelude::{FromDer as _, X509Certificate};
+
+pub use self::unverified::unverified;
+
+/// Whether the system's certificate authorities count beside those that are named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum System {
+    /// They do. A machine that has none trusts those that are named.
+    Trusted,
+    /// They do not.
+    Ignored,
+}
+
+/// The settings of a client of servers that `named` vouches for. `identity`: PEM with a certificate and its key, by which
+/// the client names itself. Blocks if the system's authorities count.
+///
+/// # Errors
+/// No certificate of `named` can be used, or the identity cannot.
+pub fn client_config(
+    named: Vec<CertificateDer<'static>>,
+    system: System,
+    identity: Option<&[u8]>,
+) -> Result<ClientConfig, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    let config = config.dangerous().with_custom_certificate_verifier(verifier(named, system, provider)?);
+    let Some(pem) = identity else { return Ok(config.with_no_client_auth()) };
+    let broken = |error| Error::General(format!("the client's certificate cannot be read: {error}"));
+    let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(broken)?;
+    config.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(pem).map_err(broken)?)
+}
+
+/// What accepts the servers that `named` vouches for. Blocks if the system's authorities count.
+///
+/// # Errors
+/// No certificate of `named` can be used.
+pub fn verifier(
+    named: Vec<CertificateDer<'static>>,
+    system: System,
+    provider: Arc<CryptoProvider>,
+) -> Result<Arc<dyn ServerCertVerifier>, Error> {
+    // As Go: one that cannot be read is no reason to trust none of the others.
+    let mut roots = RootCertStore::empty();
+    let (usable, _) = roots.add_parsable_certificates(named.iter().cloned());
+    if usable == 0 && !named.is_empty() {
+        return Err(Error::General("no certificate of the authorities can be used".to_owned()));
+    }
+    let authorities: Arc<dyn ServerCertVerifier> = match system {
+        System::Trusted => {
+            let parsable = named.iter().filter(|der| RootCertStore::empty().add((*der).clone()).is_ok()).cloned();
+            Arc::new(rustls_platform_verifier::Verifier::new_with_extra_roots(parsable, provider)?)
+        }
+        System::Ignored => {
+            let built = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            built.map_err(|error| Error::General(error.to_string()))?
+        }
+    };
+    Ok(Arc::new(Named { authorities, named }))
+}
+
+/// Accepts what the authorities vouch for, and the named certificates themselves.
+#[derive(Debug)]
+struct Named {
+    authorities: Arc<dyn ServerCertVerifier>,
+    named: Vec<CertificateDer<'static>>,
+}
+
+impl ServerCertVerifier for Named {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let verified = self.authorities.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        match verified {
+            Err(_) if self.named.iter().any(|named| named == end_entity) => check(end_entity, server_name, now),
+            verified => verified,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.authorities.verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.authorities.verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.authorities.supported_verify_schemes()
+    }
+}
+
+/// What Go checks of a certificate that is itself trusted: its time, its names, and that it is one of a server where it says
+/// what it is for. Who signed it does not count, nor whether it is an authority.
+fn check(der: &CertificateDer<'_>, name: &ServerName<'_>, now: UnixTime) -> Result<ServerCertVerified, Error> {
+    let (_, certificate) = X509Certificate::from_der(der).map_err(|_| CertificateError::BadEncoding)?;
+    let (now, validity) = (i64::try_from(now.as_secs()).unwrap_or(i64::MAX), certificate.validity());
+    if now < validity.not_before.timestamp() {
+        return Err(CertificateError::NotValidYet.into());
+    }
+    if now > validity.not_after.timestamp() {
+        return Err(CertificateError::Expired.into());
+    }
+    verify_server_name(&ParsedCertificate::try_from(der)?, name)?;
+    match certificate.extended_key_usage() {
+        Ok(Some(usage)) if !usage.value.server_auth && !usage.value.any => Err(CertificateError::InvalidPurpose.into()),
+        Ok(_) => Ok(ServerCertVerified::assertion()),
+        Err(_) => Err(CertificateError::BadEncoding.into()),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

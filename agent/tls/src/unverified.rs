@@ -1,0 +1,72 @@
+//! What Go's client speaks with a server whose certificate it does not verify: kubelet's probes and hooks.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, SignatureScheme};
+
+use crate::cbc;
+
+/// The settings of a client that takes every certificate, and the cipher suites of old devices beside those of rustls.
+///
+/// # Errors
+/// rustls has no version of TLS for them, which does not happen.
+pub fn unverified() -> Result<ClientConfig, Error> {
+    let mut provider = rustls::crypto::ring::default_provider();
+    provider.cipher_suites.extend(cbc::suites());
+    let config = ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions()?;
+    Ok(config.dangerous().with_custom_certificate_verifier(Arc::new(Unverified)).with_no_client_auth())
+}
+
+/// Takes every certificate: that of a container is its own affair, and kubelet checks none.
+#[derive(Debug)]
+struct Unverified;
+
+impl ServerCertVerifier for Unverified {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    /// Every one that Go's client offers: none is computed.
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        use SignatureScheme as Scheme;
+        vec![
+            Scheme::RSA_PSS_SHA256,
+            Scheme::ECDSA_NISTP256_SHA256,
+            Scheme::ED25519,
+            Scheme::RSA_PSS_SHA384,
+            Scheme::RSA_PSS_SHA512,
+            Scheme::RSA_PKCS1_SHA256,
+            Scheme::RSA_PKCS1_SHA384,
+            Scheme::RSA_PKCS1_SHA512,
+            Scheme::ECDSA_NISTP384_SHA384,
+            Scheme::ECDSA_NISTP521_SHA512,
+        ]
+    }
+}
