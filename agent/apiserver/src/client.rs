@@ -8,24 +8,31 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use http_body_util::BodyExt as _;
 use hyper::body::{self as http_body, Bytes};
 use hyper::http;
+use hyper::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use hyper::http::response::Parts;
+use hyper::http::uri::{PathAndQuery, Uri};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 pub use kube::client::Body;
 use kube::client::ConfigExt as _;
 use kube::core::Status;
-use rustls::pki_types::ServerName;
+use limpet_tls::System;
+use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::Value;
-use tower::ServiceBuilder;
+use tower::{BoxError, ServiceBuilder};
 
+use crate::authorization::Authorization;
 use crate::connections::Connections;
 use crate::dial::Dial;
 use crate::error::{RequestError, was_not_processed};
 use crate::kubeconfig;
+use crate::program::{self, Issued};
 use crate::protobuf;
 use crate::proxy::{Proxy, Way};
 use crate::request::Request;
@@ -51,6 +58,10 @@ const IDLE_TIMEOUT_OF_READS: Duration = Duration::from_secs(15 * 60);
 /// How many bytes of one answer, and of all on one connection, may wait to be read: a bound of memory.
 const STREAM_WINDOW: u32 = 256 * 1_024;
 const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
+/// The largest answer that is read: some thousand Pods.
+const MAX_ANSWER: usize = 64 << 20;
+/// The largest refusal.
+pub(crate) const MAX_REFUSAL: usize = 1 << 20;
 
 type Connector = HttpsConnector<Way>;
 
@@ -62,11 +73,13 @@ pub struct Credentials {
     server: Arc<str>,
     connector: Connector,
     authorities: Arc<[Vec<u8>]>,
+    /// `None`: by a certificate, or not at all.
+    authorization: Option<Arc<Authorization>>,
 }
 
 impl Credentials {
-    /// Reads the kubeconfig and what it names. `certificate`: a file with certificate and key that counts instead of the
-    /// kubeconfig's user. Blocks.
+    /// Reads the kubeconfig and what it names, and runs its `exec` program if it has one. `certificate`: a file with
+    /// certificate and key that counts instead of the kubeconfig's user. Blocks.
     ///
     /// # Errors
     /// The credentials cannot be had.
@@ -75,6 +88,13 @@ impl Credentials {
         if let Some(certificate) = certificate {
             config.auth_info = kubeconfig::user(certificate);
         }
+        let user = &mut config.auth_info;
+        let issued = user.exec.as_ref().map(program::run).transpose()?;
+        if let Some(Issued { identity: Some((certificate, key)), .. }) = &issued {
+            user.client_certificate_data = Some(BASE64_STANDARD.encode(certificate));
+            user.client_key_data = Some(BASE64_STANDARD.encode(key).into());
+        }
+        let authorization = Authorization::new(user, issued)?.map(Arc::new);
         let authorities = config.root_cert.clone().unwrap_or_default().into();
         let dial = Dial::new(|connector| {
             connector.enforce_http(false);
@@ -84,11 +104,14 @@ impl Credentials {
             connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
             connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
         });
+        // The program has run: kube-rs would run it again.
+        let exec = config.auth_info.exec.take();
         let connector = over_tls(&config, dial, proxy.as_ref())?;
         // The connector has them now; each node's copy need not.
         let user = &mut config.auth_info;
         (config.root_cert, user.client_certificate_data, user.client_key_data) = (None, None, None);
-        Ok(Self { config, server: server.into(), connector, authorities })
+        user.exec = exec;
+        Ok(Self { config, server: server.into(), connector, authorities, authorization })
     }
 
     /// The same, asking in the name of a node: its user has to be allowed to impersonate `system:node:<name>` and the group
@@ -100,18 +123,16 @@ impl Credentials {
         credentials
     }
 
-    /// Whether each client runs a program to have its credentials.
+    /// Whether a program prints the credentials.
     pub fn runs_program(&self) -> bool {
         self.config.auth_info.exec.is_some()
     }
 
-    /// A client with connections of its own; runs the `exec` program of the kubeconfig if it has one. Connects to nothing
-    /// yet. Blocks; within a runtime.
+    /// A client with connections of its own. Connects to nothing yet. Within a runtime.
     ///
     /// # Errors
-    /// The credentials cannot be had.
+    /// The credentials cannot be sent.
     pub fn client(&self) -> Result<Client, RequestError> {
-        let auth = self.config.auth_layer().map_err(refused)?;
         let headers = self.config.extra_headers_layer().map_err(refused)?;
         // What lists, gets and watches has connections of its own: a long answer keeps no renewal of the lease waiting.
         let connections = |idle_timeout| {
@@ -119,25 +140,26 @@ impl Credentials {
             Arc::new(Connections::new(move || connection(connector.clone(), idle_timeout)))
         };
         let (reads, writes) = (connections(IDLE_TIMEOUT_OF_READS), connections(IDLE_TIMEOUT));
-        let either = tower::service_fn(move |request: http::Request<Body>| {
+        let (server, authorization) = (self.config.cluster_url.clone(), self.authorization.clone());
+        let either = tower::service_fn(move |mut request: http::Request<Body>| {
             let connections = if request.method() == http::Method::GET { &reads } else { &writes };
             let (connection, place) = connections.acquire();
+            let (authorization, uri) = (authorization.clone(), at(&server, request.uri()));
             async move {
+                *request.uri_mut() = uri?;
+                if let Some(authorization) = authorization {
+                    request.headers_mut().insert(AUTHORIZATION, authorization.header().await?);
+                }
                 let answer = connection.request(request).await?;
                 // The place is free once the answer has been read, or is not waited for any more.
                 let keep_place = move |frame| {
                     let _place = &place;
                     frame
                 };
-                Ok::<_, legacy::Error>(answer.map(|body| body.map_frame(keep_place)))
+                Ok::<_, BoxError>(answer.map(|body| body.map_frame(keep_place)))
             }
         });
-        let service = ServiceBuilder::new()
-            .layer(self.config.base_uri_layer())
-            .option_layer(auth)
-            .layer(headers)
-            .and_then(retry_after::with_status)
-            .service(either);
+        let service = ServiceBuilder::new().layer(headers).and_then(retry_after::with_status).service(either);
         let inner = kube::Client::new(service, self.config.default_namespace.clone());
         let (server, authorities) = (Some(Arc::clone(&self.server)), Arc::clone(&self.authorities));
         Ok(Client { inner, server, authorities, received_count: Arc::default() })
@@ -163,7 +185,13 @@ fn connection(connector: Connector, idle_timeout: Duration) -> legacy::Client<Co
 
 /// Connects by TLS, and by HTTP/2 where the server has it: one connection then carries many requests, and no header twice.
 fn over_tls(config: &kube::Config, dial: Dial, proxy: Option<&Proxy>) -> Result<Connector, RequestError> {
-    let tls = config.rustls_client_config().map_err(refused)?;
+    let mut tls = config.rustls_client_config().map_err(refused)?;
+    if let Some(named) = config.root_cert.as_ref().filter(|_| !config.accept_invalid_certs) {
+        let named = named.iter().cloned().map(CertificateDer::from).collect();
+        let verifier = limpet_tls::verifier(named, System::Ignored, Arc::clone(tls.crypto_provider()));
+        let verifier = verifier.map_err(|error| RequestError::Credentials(error.to_string()))?;
+        tls.dangerous().set_certificate_verifier(verifier);
+    }
     let way = Way::new(dial, proxy, &tls);
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
     if let Some(name) = &config.tls_server_name {
@@ -174,11 +202,16 @@ fn over_tls(config: &kube::Config, dial: Dial, proxy: Option<&Proxy>) -> Result<
     Ok(builder.enable_all_versions().wrap_connector(way))
 }
 
+/// The address of a request at a server whose URL may have a path.
+fn at(server: &Uri, request: &Uri) -> Result<Uri, http::Error> {
+    let target = request.path_and_query().map_or("/", PathAndQuery::as_str);
+    let mut parts = server.clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::try_from(format!("{}{target}", server.path().trim_end_matches('/')))?);
+    Ok(Uri::from_parts(parts)?)
+}
+
 fn refused(error: kube::Error) -> RequestError {
-    match error {
-        kube::Error::Auth(error) => RequestError::of_credentials(&error),
-        error => RequestError::Credentials(limpet_model::error_chain::error_chain(&error)),
-    }
+    RequestError::Credentials(limpet_model::error_chain::error_chain(&error))
 }
 
 /// A client with the credentials of one reading of the kubeconfig. Clones share its connections; when the last clone is
@@ -205,8 +238,7 @@ pub struct Traffic {
 }
 
 impl Client {
-    /// Reads the kubeconfig and what it names, and runs its `exec` program if it has one. `certificate`: a file with
-    /// certificate and key that counts instead of the kubeconfig's user. Connects to nothing yet. Blocks; within a runtime.
+    /// As [`Credentials::read`] and [`Credentials::client`]. Blocks; within a runtime.
     ///
     /// # Errors
     /// The credentials cannot be had.
@@ -260,27 +292,47 @@ impl Client {
         traffic.sent = Some(request.body().len());
         let answered = tokio::time::timeout(ANSWER_TIMEOUT, self.exchange(request)).await;
         let (head, bytes) = answered.map_err(|_| RequestError::Deadline(ANSWER_TIMEOUT))??;
-        let document = read(&head, &bytes);
         traffic.code = Some(head.status.as_u16());
         if head.status.is_client_error() || head.status.is_server_error() {
-            return Err(refusal(head.status, document, &bytes));
+            return Err(refusal(&head, &bytes));
         }
         traffic.received = Some(bytes.len());
-        document.map_err(RequestError::Unreadable)
+        read(&head, &bytes).map_err(RequestError::Unreadable)
     }
 
     /// Sends a request and reads its answer, for as long as something comes.
     async fn exchange(&self, request: http::Request<Vec<u8>>) -> Result<(Parts, Vec<u8>), RequestError> {
         let late = |_| RequestError::Deadline(DEADLINE);
-        let send = |request: http::Request<Vec<u8>>| self.inner.send(request.map(Body::from));
-        let answer = tokio::time::timeout(DEADLINE, begin(request, send)).await.map_err(late)??;
-        let ((head, mut body), mut bytes) = (answer.into_parts(), Vec::new());
+        let answer = tokio::time::timeout(DEADLINE, self.begin(request)).await.map_err(late)??;
         self.received_count.fetch_add(1, Ordering::Relaxed);
+        let (head, body) = answer.into_parts();
+        let refused = head.status.is_client_error() || head.status.is_server_error();
+        let bytes = self.whole(body, if refused { MAX_REFUSAL } else { MAX_ANSWER }).await?;
+        Ok((head, bytes))
+    }
+
+    /// A body of at most `limit` bytes, for as long as something comes.
+    pub(crate) async fn whole(&self, mut body: Body, limit: usize) -> Result<Vec<u8>, RequestError> {
+        let late = |_| RequestError::Deadline(DEADLINE);
+        let mut bytes = Vec::new();
         while let Some(frame) = tokio::time::timeout(DEADLINE, body.frame()).await.map_err(late)? {
             self.received_count.fetch_add(1, Ordering::Relaxed);
-            bytes.extend_from_slice(frame?.data_ref().map_or(&[], |data| data));
+            let frame = frame?;
+            let data = frame.data_ref().map_or(&[][..], |data| data);
+            if bytes.len() + data.len() > limit {
+                return Err(RequestError::Unreadable(format!("more than {} MiB", limit >> 20)));
+            }
+            bytes.extend_from_slice(data);
         }
-        Ok((head, bytes))
+        Ok(bytes)
+    }
+
+    /// Sends a request, and once more where the server ended the connection before it looked at it.
+    pub(crate) async fn begin(&self, request: http::Request<Vec<u8>>) -> Result<http::Response<Body>, kube::Error> {
+        match self.inner.send(request.clone().map(Body::from)).await {
+            Err(error) if was_not_processed(&error) => self.inner.send(request.map(Body::from)).await,
+            begun => begun,
+        }
     }
 
     /// Counts the bytes received from the server: it changes as long as data arrives.
@@ -289,20 +341,9 @@ impl Client {
     }
 }
 
-/// Sends a request, and once more where the server ended the connection before it looked at it.
-pub(crate) async fn begin<T, F: Future<Output = Result<T, kube::Error>>>(
-    request: http::Request<Vec<u8>>,
-    send: impl Fn(http::Request<Vec<u8>>) -> F,
-) -> F::Output {
-    match send(request.clone()).await {
-        Err(error) if was_not_processed(&error) => send(request).await,
-        begun => begun,
-    }
-}
-
 /// The document of an answer, in the format that its head names.
 fn read(head: &Parts, body: &[u8]) -> Result<Value, String> {
-    let content_type = head.headers.get(http::header::CONTENT_TYPE);
+    let content_type = head.headers.get(CONTENT_TYPE);
     if content_type.is_some_and(|value| value.as_bytes().starts_with(protobuf::CONTENT_TYPE.as_bytes())) {
         return protobuf::read(body).map_err(|error| error.to_string());
     }
@@ -310,12 +351,12 @@ fn read(head: &Parts, body: &[u8]) -> Result<Value, String> {
 }
 
 /// The server's message for a request that it refused. A proxy may answer instead, in another format.
-fn refusal(status: http::StatusCode, document: Result<Value, String>, body: &[u8]) -> RequestError {
-    let output =
-        document.ok().and_then(|document| serde_json::from_value::<Status>(document).ok()).unwrap_or_else(|| {
-            let text = String::from_utf8_lossy(body);
-            Status::failure(text.trim(), "Failed to parse error data").with_code(status.as_u16())
-        });
+pub(crate) fn refusal(head: &Parts, body: &[u8]) -> RequestError {
+    let document = read(head, body).ok().and_then(|document| serde_json::from_value::<Status>(document).ok());
+    let output = document.unwrap_or_else(|| {
+        let text = String::from_utf8_lossy(body);
+        Status::failure(text.trim(), "Failed to parse error data").with_code(head.status.as_u16())
+    });
     RequestError::refused(&output)
 }
 
@@ -327,102 +368,4 @@ impl std::fmt::Debug for Client {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use futures_util::stream;
-    use http_body_util::StreamBody;
-    use hyper::body::Frame;
-    use serde_json::json;
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpListener;
-    use tokio::time::Instant;
-
-    use super::*;
-    use crate::request::Resource;
-
-    /// The headers of a request by the credentials that `of` makes of a kubeconfig whose user has that line.
-    async fn headers(user: &str, of: impl Fn(Credentials) -> Credentials) -> String {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("kubeconfig");
-        let text = format!(
-            "apiVersion: v1\nkind: Config\ncurrent-context: edge\n\
-             contexts: [{{name: edge, context: {{cluster: lab, user: node}}}}]\n\
-             clusters: [{{name: lab, cluster: {{server: 'http://{}'}}}}]\n\
-             users: [{{name: node, user: {user}}}]\n",
-            listener.local_addr().unwrap()
-        );
-        std::fs::write(&path, text).unwrap();
-        let client = of(Credentials::read(&path, None).unwrap()).client().unwrap();
-        let answer = async {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut request = vec![0; 4_096];
-            let length = stream.read(&mut request).await.unwrap();
-            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
-            String::from_utf8_lossy(&request[..length]).to_lowercase()
-        };
-        let (answered, request) = tokio::join!(client.send(Request::get(Resource::Nodes)), answer);
-        answered.unwrap();
-        request
-    }
-
-    #[tokio::test]
-    async fn requests_are_in_the_name_of_whom_the_kubeconfig_or_the_node_says() {
-        let output = headers("{token: t, as: ada, as-groups: [lab]}", |credentials| credentials).await;
-        assert!(
-            output.contains("impersonate-user: ada\r\n") && output.contains("impersonate-group: lab\r\n"),
-            "{output}"
-        );
-        let output = headers("{token: t}", |credentials| credentials.as_node("edge1")).await;
-        assert!(output.contains("impersonate-user: system:node:edge1\r\n"), "{output}");
-        assert!(output.contains("impersonate-group: system:nodes\r\n") && output.contains("bearer t"), "{output}");
-        assert!(!headers("{token: t}", |credentials| credentials).await.contains("impersonate"));
-    }
-
-    /// A client of a server that sends `{"a":…}` byte by byte, with that pause before each, `count` digits in all.
-    fn slow(pause: Duration, count: usize) -> Client {
-        let bytes = format!("{{\"a\":1{}}}", "0".repeat(count)).into_bytes();
-        Client::over(tower::service_fn(move |_: http::Request<Body>| {
-            let bytes = bytes.clone();
-            let frames = stream::unfold(bytes.into_iter(), move |mut bytes| async move {
-                tokio::time::sleep(pause).await;
-                let frame = Frame::data(Bytes::from(vec![bytes.next()?]));
-                Some((Ok::<_, tower::BoxError>(frame), bytes))
-            });
-            async move { Ok::<_, tower::BoxError>(http::Response::new(StreamBody::new(Box::pin(frames)))) }
-        }))
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_may_take_long_as_long_as_it_comes() {
-        let (begun, client) = (Instant::now(), slow(DEADLINE / 2, 10));
-        let received_count = client.received_count();
-        let answer = client.send(Request::get(Resource::Nodes)).await.unwrap();
-        assert_eq!(answer, json!({ "a": 10_000_000_000_u64 }));
-        assert!(begun.elapsed() > DEADLINE * 5 && client.received_count() != received_count);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_answer_that_stops_or_never_ends_is_given_up() {
-        let begun = Instant::now();
-        let stopped = slow(DEADLINE * 2, 10).send(Request::get(Resource::Nodes)).await;
-        assert!(matches!(stopped, Err(RequestError::Deadline(DEADLINE))), "{stopped:?}");
-        assert!(begun.elapsed() < DEADLINE * 2);
-        let endless = slow(DEADLINE / 2, 1_000).send(Request::get(Resource::Nodes)).await;
-        assert!(matches!(endless, Err(RequestError::Deadline(ANSWER_TIMEOUT))), "{endless:?}");
-    }
-
-    #[tokio::test]
-    async fn a_refusal_keeps_what_the_server_says_in_whatever_words() {
-        let refused = |body: &'static str| async move {
-            let client = Client::over(tower::service_fn(move |_: http::Request<Body>| async move {
-                let mut answer = http::Response::new(body.to_owned());
-                *answer.status_mut() = http::StatusCode::BAD_GATEWAY;
-                Ok::<_, tower::BoxError>(answer)
-            }));
-            client.send(Request::get(Resource::Nodes)).await.unwrap_err().to_string()
-        };
-        let status = r#"{"kind":"Status","status":"Failure","message":"no","reason":"Odd","code":502}"#;
-        assert_eq!(refused(status).await, "no (502)");
-        assert_eq!(refused("<html>\n").await, "<html> (502)");
-    }
-}
+mod tests;

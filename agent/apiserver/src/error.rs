@@ -3,13 +3,14 @@
 use std::error::Error;
 use std::time::Duration;
 
-use kube::client::AuthError;
-use limpet_model::error_chain::{causes, error_chain};
+use hyper::http;
+use limpet_model::error_chain::causes;
 
+use crate::authorization::CredentialsError;
 use crate::kubeconfig::KubeconfigError;
 
-/// How many characters of a program's complaint are in a message.
-const MAX_COMPLAINT: usize = 1_024;
+/// How many characters of a server's message are kept. Kubernetes' own name every field that is wrong.
+const MAX_MESSAGE: usize = 16 << 10;
 
 /// What is wrong with a certificate that one side refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,30 +107,13 @@ impl RequestError {
         }
     }
 
-    /// Credentials that cannot be had. What a program of `exec` has printed, and what its environment is, may be secret.
-    pub(crate) fn of_credentials(error: &AuthError) -> Self {
-        const PROGRAM: &str = "the program of users[].user.exec";
-        Self::Credentials(match error {
-            AuthError::AuthExecStart(error) => format!("{PROGRAM} cannot be started: {error}"),
-            AuthError::AuthExecRun { out, .. } => {
-                let complaint = String::from_utf8_lossy(&out.stderr);
-                // It is in the agent's own log where the program was not given another place for it.
-                let complaint = complaint.lines().find(|line| !line.trim().is_empty()).unwrap_or("see the agent's log");
-                let complaint: String = complaint.trim().chars().take(MAX_COMPLAINT).collect();
-                format!("{PROGRAM} failed, {}: {complaint}", out.status)
-            }
-            AuthError::AuthExecParse(_) => format!("the output of {PROGRAM} is not an ExecCredential"),
-            error => error_chain(error),
-        })
-    }
-
     /// A refusal.
     pub(crate) fn refused(status: &kube::core::Status) -> Self {
         let seconds = status.details.as_ref().map(|details| details.retry_after_seconds).filter(|seconds| *seconds > 0);
         Self::Refused {
             code: status.code,
             reason: status.reason.clone(),
-            message: status.message.clone(),
+            message: status.message.chars().take(MAX_MESSAGE).collect(),
             retry_after: seconds.map(|seconds| Duration::from_secs(seconds.into())),
         }
     }
@@ -141,18 +125,29 @@ impl From<KubeconfigError> for RequestError {
     }
 }
 
+impl From<CredentialsError> for RequestError {
+    fn from(error: CredentialsError) -> Self {
+        Self::Credentials(error.to_string())
+    }
+}
+
 impl From<kube::Error> for RequestError {
     fn from(error: kube::Error) -> Self {
         match &error {
             kube::Error::Api(status) => return Self::refused(status),
-            kube::Error::Auth(error) => return Self::of_credentials(error),
             kube::Error::SerdeError(error) => return Self::Unreadable(error.to_string()),
             kube::Error::FromUtf8(error) => return Self::Unreadable(error.to_string()),
             _ => {}
         }
-        // The token is refreshed within a request.
-        if let Some(error) = causes(&error).find_map(|cause| cause.downcast_ref()) {
-            return Self::of_credentials(error);
+        for cause in causes(&error) {
+            // The token is refreshed within a request.
+            if let Some(error) = cause.downcast_ref::<CredentialsError>() {
+                return Self::Credentials(error.to_string());
+            }
+            // The request has no form in HTTP: it is too long.
+            if let Some(error) = cause.downcast_ref::<http::Error>() {
+                return Self::Unreadable(error.to_string());
+            }
         }
         match innermost(&error) {
             (message, Some(fault)) => Self::Certificate { fault, message },
@@ -227,30 +222,5 @@ mod tests {
         let error = RequestError::from(kube::Error::Api(Box::new(status)));
         assert!(error.is_not_found() && !error.is_conflict() && error.retry_after().is_none());
         assert_eq!(error.to_string(), "pods \"web\" not found (404)");
-    }
-
-    #[test]
-    fn a_program_that_fails_is_named_without_what_it_printed() {
-        use std::os::unix::process::ExitStatusExt as _;
-        let failed = |stderr: &str| AuthError::AuthExecRun {
-            cmd: "PASSWORD=\"hidden\" \"/bin/login\"".to_owned(),
-            out: Box::new(std::process::Output {
-                status: std::process::ExitStatus::from_raw(256),
-                stdout: b"hidden".to_vec(),
-                stderr: stderr.as_bytes().to_vec(),
-            }),
-        };
-        let program = "the program of users[].user.exec";
-        let missing = io::Error::from(io::ErrorKind::NotFound);
-        let table = [
-            (failed("\nno login\nat all\n"), format!("{program} failed, exit status: 1: no login")),
-            (failed(""), format!("{program} failed, exit status: 1: see the agent's log")),
-            (AuthError::AuthExecStart(missing), format!("{program} cannot be started: entity not found")),
-        ];
-        for (error, expected) in table {
-            // As a request has it.
-            let said = RequestError::from(kube::Error::Service(Box::new(error)));
-            assert!(matches!(&said, RequestError::Credentials(said) if *said == expected), "{said:?}");
-        }
     }
 }

@@ -1,10 +1,22 @@
-//! Kubeconfig files, checked in full: an error names the file, the field and the remedy.
+//! Kubeconfig files, read as client-go reads them, and checked in full: an error names the file, the field and the remedy.
+
+mod file;
 
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use kube::config::{AuthInfo, Cluster, Config, Kubeconfig};
+use hyper::Uri;
+use kube::config::{AuthInfo, Cluster, Config, ExecAuthCluster, Kubeconfig};
+use rustls::RootCertStore;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
+use secrecy::ExposeSecret as _;
+
+/// The longest URL of a server.
+const MAX_SERVER: usize = 4_096;
+/// What a URL is said to look like.
+const EXAMPLE: &str = "https://10.0.0.1:6443";
 
 use crate::proxy::Proxy;
 
@@ -62,10 +74,7 @@ pub fn certificate(path: &Path) -> Result<Option<UserCertificate>, KubeconfigErr
     let Read { config, .. } = read(path)?;
     let AuthInfo { client_certificate, client_certificate_data, .. } = config.auth_info;
     if let Some(data) = client_certificate_data {
-        let decoded = BASE64_STANDARD.decode(data.trim());
-        let pem = decoded.map_err(|error| {
-            KubeconfigError::field(path, "client-certificate-data", format!("is not base64: {error}"))
-        })?;
+        let pem = decoded(path, "client-certificate-data", &data)?;
         return Ok(Some(UserCertificate { pem, is_embedded: true }));
     }
     let Some(file) = client_certificate else { return Ok(None) };
@@ -86,9 +95,7 @@ pub(crate) fn user(certificate: &Path) -> AuthInfo {
 /// # Errors
 /// As [`check`].
 pub fn for_node(bootstrap: &Path, certificate: &Path) -> Result<String, KubeconfigError> {
-    let file = Kubeconfig::read_from(bootstrap)
-        .map_err(|error| KubeconfigError::file(bootstrap, format!("is not a kubeconfig: {}", one_line(&error))))?;
-    let (cluster, _) = current(bootstrap, &file)?;
+    let (cluster, _) = current(bootstrap, &file::read(bootstrap)?)?;
     let file = serde_json::json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -113,27 +120,25 @@ pub(crate) struct Read {
 
 /// Reads the file and what it names. Blocks.
 pub(crate) fn read(path: &Path) -> Result<Read, KubeconfigError> {
-    std::fs::metadata(path).map_err(|error| KubeconfigError::file(path, remedy_of_file(&error)))?;
-    let kubeconfig = Kubeconfig::read_from(path)
-        .map_err(|error| KubeconfigError::file(path, format!("is not a kubeconfig: {}", one_line(&error))))?;
-    let (cluster, user) = current(path, &kubeconfig)?;
-    let (server, proxy) = check_cluster(path, &cluster)?;
-    if let Some((name, user)) = user {
-        check_user(path, &name, &user)?;
+    let (cluster, user) = current(path, &file::read(path)?)?;
+    if let Some((name, user)) = &user {
+        check_user(path, name, user)?;
     }
-    let mut config = Config::try_from(kubeconfig).map_err(|error| KubeconfigError::file(path, one_line(&error)))?;
+    let mut user = user.map(|(_, user)| user).unwrap_or_default();
+    let (url, server) = check_cluster(path, &cluster, &user)?;
+    let proxy = proxy(path, &cluster)?;
+    if let Some(exec) = user.exec.as_mut().filter(|exec| exec.provide_cluster_info) {
+        let cluster = ExecAuthCluster::try_from(&cluster);
+        exec.cluster = Some(cluster.map_err(|error| KubeconfigError::file(path, one_line(&error)))?);
+    }
+    let mut config = Config::new(url);
+    config.root_cert = authorities(path, &cluster)?;
+    config.accept_invalid_certs = cluster.insecure_skip_tls_verify.unwrap_or_default();
+    config.tls_server_name = cluster.tls_server_name;
+    config.auth_info = user;
     // Whoever sends a request decides about the next try.
     config.default_retry = false;
     Ok(Read { config, server, proxy })
-}
-
-fn remedy_of_file(error: &std::io::Error) -> String {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            "there is no such file; write one (kubeadm and k3s do), or start without --kubeconfig".to_owned()
-        }
-        _ => format!("cannot be read: {error}"),
-    }
 }
 
 /// The cluster and the user of the current context, the latter with its name.
@@ -153,36 +158,82 @@ fn current(path: &Path, file: &Kubeconfig) -> Result<(Cluster, Option<(String, A
         let message = format!("{:?} is not a cluster of the file", context.cluster);
         KubeconfigError::field(path, format!("contexts[{name}].context.cluster"), message)
     })?;
-    let Some(user) = context.user.filter(|user| !user.is_empty()) else { return Ok((cluster, None)) };
-    let found = file.auth_infos.iter().find(|named| named.name == user).and_then(|named| named.auth_info.clone());
-    match found {
-        Some(found) => Ok((cluster, Some((user, found)))),
-        None => {
-            let message = format!("{user:?} is not a user of the file");
-            Err(KubeconfigError::field(path, format!("contexts[{name}].context.user"), message))
-        }
-    }
+    // As client-go: a user that is not there has no name and no credentials.
+    let user = context.user.and_then(|name| {
+        let named = file.auth_infos.iter().find(|named| named.name == name)?;
+        Some((name, named.auth_info.clone().unwrap_or_default()))
+    });
+    Ok((cluster, user))
 }
 
-fn check_cluster(path: &Path, cluster: &Cluster) -> Result<(String, Option<Proxy>), KubeconfigError> {
-    let server = cluster.server.clone().filter(|server| !server.is_empty()).ok_or_else(|| {
-        KubeconfigError::field(path, "cluster.server", "is not set; it is a URL such as https://10.0.0.1:6443")
-    })?;
-    let url = server.parse::<hyper::Uri>().ok().filter(|url| {
-        matches!(url.scheme_str(), Some("https" | "http")) && url.host().is_some_and(|host| !host.is_empty())
-    });
-    if url.is_none() {
-        let message = format!("{server:?} is not a URL such as https://10.0.0.1:6443");
-        return Err(KubeconfigError::field(path, "cluster.server", message));
+/// The server's URL, and how it is shown.
+fn check_cluster(path: &Path, cluster: &Cluster, user: &AuthInfo) -> Result<(Uri, String), KubeconfigError> {
+    let wrong = |message: String| KubeconfigError::field(path, "cluster.server", message);
+    let server = cluster.server.clone();
+    let server = server.ok_or_else(|| wrong(format!("is not set; it is a URL such as {EXAMPLE}")))?;
+    let (url, server) = url(&server, has_tls(cluster, user))
+        .ok_or_else(|| wrong(format!("{server:?} is not a URL such as {EXAMPLE}")))?;
+    if server.len() > MAX_SERVER {
+        return Err(wrong(format!("has more than {MAX_SERVER} characters; it is a URL such as {EXAMPLE}")));
     }
+    Ok((url, server))
+}
+
+/// The proxy by which the server is reached; `None`: it is reached directly.
+fn proxy(path: &Path, cluster: &Cluster) -> Result<Option<Proxy>, KubeconfigError> {
     let proxy = cluster.proxy_url.as_deref().filter(|url| !url.is_empty()).map(Proxy::parse).transpose();
-    let proxy = proxy.map_err(|message| KubeconfigError::field(path, "cluster.proxy-url", message))?;
-    if cluster.certificate_authority_data.is_none()
-        && let Some(file) = &cluster.certificate_authority
-    {
-        readable(path, "cluster.certificate-authority", file)?;
+    proxy.map_err(|message| KubeconfigError::field(path, "cluster.proxy-url", message))
+}
+
+/// The URL of a server that is named with or without a scheme, which client-go derives from the rest then.
+fn url(server: &str, tls: bool) -> Option<(Uri, String)> {
+    let given = server.parse::<Uri>().ok().filter(|url| url.scheme().is_some());
+    let (url, server) = match given {
+        Some(url) => (url, server.to_owned()),
+        None => {
+            let server = format!("{}://{server}", if tls { "https" } else { "http" });
+            (server.parse::<Uri>().ok().filter(|url| url.path() == "/" && url.query().is_none())?, server)
+        }
+    };
+    let is_one = matches!(url.scheme_str(), Some("https" | "http")) && url.host().is_some_and(|host| !host.is_empty());
+    is_one.then_some((url, server))
+}
+
+/// Whether the kubeconfig says that its server speaks TLS.
+fn has_tls(cluster: &Cluster, user: &AuthInfo) -> bool {
+    cluster.certificate_authority.is_some()
+        || cluster.certificate_authority_data.is_some()
+        || cluster.insecure_skip_tls_verify == Some(true)
+        || user.client_certificate.is_some()
+        || user.client_certificate_data.is_some()
+}
+
+/// The certificates, DER, that the cluster names as authorities; `None`: the system's count.
+fn authorities(path: &Path, cluster: &Cluster) -> Result<Option<Vec<Vec<u8>>>, KubeconfigError> {
+    const FIELD: &str = "cluster.certificate-authority";
+    let (field, pem) = match (&cluster.certificate_authority_data, &cluster.certificate_authority) {
+        (Some(data), _) => {
+            let field = format!("{FIELD}-data");
+            let pem = decoded(path, &field, data)?;
+            (field, pem)
+        }
+        (None, Some(file)) => (FIELD.to_owned(), readable(path, FIELD, file)?),
+        (None, None) => return Ok(None),
+    };
+    // As Go: one that cannot be read is no reason to trust none of the others.
+    let certificates = CertificateDer::pem_slice_iter(&pem).map_while(Result::ok);
+    let usable = certificates.filter(|certificate| RootCertStore::empty().add(certificate.clone()).is_ok());
+    let certificates: Vec<_> = usable.map(|certificate| certificate.to_vec()).collect();
+    if certificates.is_empty() {
+        return Err(KubeconfigError::field(path, field, "contains no certificate in PEM that can be used"));
     }
-    Ok((server, proxy))
+    Ok(Some(certificates))
+}
+
+/// The bytes of a `…-data` field.
+fn decoded(path: &Path, field: &str, data: &str) -> Result<Vec<u8>, KubeconfigError> {
+    let bytes = BASE64_STANDARD.decode(data);
+    bytes.map_err(|error| KubeconfigError::field(path, field, format!("is not base64: {error}")))
 }
 
 fn check_user(path: &Path, name: &str, user: &AuthInfo) -> Result<(), KubeconfigError> {
@@ -206,24 +257,30 @@ fn check_user(path: &Path, name: &str, user: &AuthInfo) -> Result<(), Kubeconfig
     let files = [
         ("client-certificate", &user.client_certificate, user.client_certificate_data.is_some()),
         ("client-key", &user.client_key, user.client_key_data.is_some()),
-        ("tokenFile", &user.token_file, false),
+        ("tokenFile", &user.token_file, user.token.is_some()),
     ];
     for (name, file, has_data) in files {
         if let Some(file) = file.as_ref().filter(|_| !has_data) {
             readable(path, &field(name), file)?;
         }
     }
+    if let Some(data) = &user.client_certificate_data {
+        decoded(path, &field("client-certificate-data"), data)?;
+    }
+    if let Some(data) = &user.client_key_data {
+        decoded(path, &field("client-key-data"), data.expose_secret())?;
+    }
     Ok(())
 }
 
-/// Whether a file that the kubeconfig names can be read.
-fn readable(path: &Path, field: &str, file: &str) -> Result<(), KubeconfigError> {
+/// The content of a file that the kubeconfig names.
+fn readable(path: &Path, field: &str, file: &str) -> Result<Vec<u8>, KubeconfigError> {
     let text = std::fs::read(file)
         .map_err(|error| KubeconfigError::field(path, field, format!("cannot read {file}: {error}")))?;
     if text.is_empty() {
         return Err(KubeconfigError::field(path, field, format!("{file} is empty")));
     }
-    Ok(())
+    Ok(text)
 }
 
 /// An error without the excerpt of the file that some have: it may show a token.
@@ -234,96 +291,4 @@ fn one_line(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    const WHOLE: &str = "apiVersion: v1\nkind: Config\ncurrent-context: edge\n\
-        contexts: [{name: edge, context: {cluster: lab, user: node}}]\n\
-        clusters: [{name: lab, cluster: {server: https://192.0.2.1:6443}}]\n\
-        users: [{name: node, user: {token: secret-token}}]\n";
-
-    fn outcome(text: &str) -> String {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("kubeconfig");
-        std::fs::write(&path, text).unwrap();
-        match check(&path) {
-            Ok(server) => server,
-            Err(error) => error.to_string().replace(&format!("{}/", dir.path().display()), ""),
-        }
-    }
-
-    #[test]
-    fn faults_are_reported_with_file_field_and_remedy() {
-        let table = [
-            ("edge\n", "edge\n", "https://192.0.2.1:6443"),
-            (
-                "current-context: edge\n",
-                "",
-                "kubeconfig: current-context: is not set; name one of the contexts of the file",
-            ),
-            (
-                "current-context: edge",
-                "current-context: far",
-                "kubeconfig: current-context: \"far\" is not a context of the file: edge",
-            ),
-            (
-                "cluster: lab",
-                "cluster: none",
-                "kubeconfig: contexts[edge].context.cluster: \"none\" is not a cluster of the file",
-            ),
-            ("user: node", "user: none", "kubeconfig: contexts[edge].context.user: \"none\" is not a user of the file"),
-            (
-                "https://192.0.2.1:6443",
-                "''",
-                "kubeconfig: cluster.server: is not set; it is a URL such as https://10.0.0.1:6443",
-            ),
-            (
-                "https://192.0.2.1:6443",
-                "192.0.2.1:6443",
-                "kubeconfig: cluster.server: \"192.0.2.1:6443\" is not a URL such as https://10.0.0.1:6443",
-            ),
-            (
-                "6443}",
-                "6443, proxy-url: ftp://p}",
-                "kubeconfig: cluster.proxy-url: has the scheme \"ftp\"; use http, https or socks5",
-            ),
-            ("6443}", "6443, proxy-url: 'socks5://p'}", "https://192.0.2.1:6443"),
-            ("6443}", "6443, proxy-url: ''}", "https://192.0.2.1:6443"),
-            (
-                "6443}",
-                "6443, certificate-authority: ca.crt}",
-                "kubeconfig: cluster.certificate-authority: cannot read ca.crt: No such file or directory (os error 2)",
-            ),
-            (
-                "token: secret-token",
-                "tokenFile: token",
-                "kubeconfig: users[node].user.tokenFile: cannot read token: No such file or directory (os error 2)",
-            ),
-            (
-                "token: secret-token",
-                "client-certificate-data: YQ==",
-                "kubeconfig: users[node].user.client-key: is not set; the certificate needs its key",
-            ),
-            (
-                "token: secret-token",
-                "client-key-data: YQ==",
-                "kubeconfig: users[node].user.client-certificate: is not set; the key needs its certificate",
-            ),
-        ];
-        for (from, to, expected) in table {
-            assert_eq!(outcome(&WHOLE.replace(from, to)), expected, "{to}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_kubeconfig_is_named_without_its_content() {
-        assert_eq!(outcome(WHOLE), "https://192.0.2.1:6443");
-        let output = outcome("current-context: [secret-token\n");
-        assert!(
-            output.starts_with("kubeconfig: is not a kubeconfig: ") && !output.contains("secret-token"),
-            "{output}"
-        );
-        let missing = check(Path::new("/nowhere/kubeconfig")).unwrap_err().to_string();
-        assert!(missing.starts_with("/nowhere/kubeconfig: there is no such file; "), "{missing}");
-    }
-}
+mod tests;

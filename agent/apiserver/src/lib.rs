@@ -3,11 +3,14 @@
 //! Without policy: what is sent, when, and what an answer means for the node is decided elsewhere. Documents are JSON
 //! values: this crate knows paths and verbs, and no fields but those that it reads of an answer in protobuf.
 
+mod authorization;
 pub mod client;
 mod connections;
 mod dial;
 pub mod error;
 pub mod kubeconfig;
+mod lines;
+mod program;
 mod protobuf;
 mod proxy;
 pub mod request;

@@ -1,18 +1,18 @@
 //! Watches: the changes of what a selector matches, as they happen.
 
+use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::BoxStream;
-use hyper::http;
-use kube::core::WatchEvent;
 use kube::core::watch::BookmarkMeta;
+use kube::core::{Status, WatchEvent};
+use limpet_model::error_chain::causes;
 use serde_json::Value;
 
-use crate::client::{Client, DEADLINE, begin};
+use crate::client::{Body, Client, DEADLINE, MAX_REFUSAL, refusal};
 use crate::error::RequestError;
+use crate::lines::{LineError, Lines};
 use crate::request::{Request, Resource, Selector, WatchFrom};
 
 /// One change.
@@ -42,12 +42,33 @@ impl Change {
 }
 
 /// The changes that a server sends, until it ends the watch.
-pub struct Watch(BoxStream<'static, Result<Change, RequestError>>);
+pub struct Watch {
+    lines: Lines<Body>,
+    received_count: Arc<AtomicU64>,
+}
 
 impl Watch {
     /// The next change; `None` at the end. Cancel safe.
     pub async fn next(&mut self) -> Option<Result<Change, RequestError>> {
-        self.0.next().await
+        let arrived = || _ = self.received_count.fetch_add(1, Ordering::Relaxed);
+        loop {
+            let line = match self.lines.next(arrived).await? {
+                Ok(line) => line,
+                Err(LineError::Body(error)) if breaks_off(&error) => return None,
+                Err(LineError::Body(error)) => return Some(Err(error.into())),
+                Err(error @ LineError::TooLong) => return Some(Err(RequestError::Unreadable(error.to_string()))),
+            };
+            match serde_json::from_slice(&line) {
+                Ok(event) => return Some(change(event)),
+                // The last line, which is cut.
+                Err(error) if error.is_eof() => {}
+                Err(error) => {
+                    let status = serde_json::from_slice::<Status>(&line);
+                    let unreadable = |_| RequestError::Unreadable(error.to_string());
+                    return Some(Err(status.map_or_else(unreadable, |status| RequestError::refused(&status))));
+                }
+            }
+        }
     }
 }
 
@@ -55,6 +76,29 @@ impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Watch")
     }
+}
+
+/// The change that an event reports.
+fn change(event: WatchEvent<Value>) -> Result<Change, RequestError> {
+    match event {
+        WatchEvent::Added(object) | WatchEvent::Modified(object) => Ok(Change::Stored(object)),
+        WatchEvent::Deleted(object) => Ok(Change::Deleted(object)),
+        WatchEvent::Bookmark(bookmark) => {
+            let BookmarkMeta { resource_version, annotations } = bookmark.metadata;
+            let all_sent = annotations.get(ALL_SENT).is_some_and(|value| value == "true");
+            Ok(if all_sent { Change::AllSent(resource_version) } else { Change::Bookmark(resource_version) })
+        }
+        WatchEvent::Error(status) => Err(RequestError::refused(&status)),
+    }
+}
+
+/// Whether a server has ended its connection, which ends a watch like any other end. TLS and chunks have errors for it.
+fn breaks_off(error: &kube::Error) -> bool {
+    causes(error).any(|cause| {
+        let io = cause.downcast_ref::<io::Error>();
+        io.is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)
+            || cause.to_string().contains("unexpected EOF during chunk")
+    })
 }
 
 impl Client {
@@ -71,22 +115,12 @@ impl Client {
     ) -> Result<Watch, RequestError> {
         let request = Request::watch(resource, selector, from, limit.as_secs());
         let request = request.into_http().map_err(|error| RequestError::Unreadable(error.to_string()))?;
-        let send = |request: http::Request<Vec<u8>>| self.inner.request_events::<Value>(request);
-        let begun = tokio::time::timeout(DEADLINE, begin(request, send)).await;
-        let events = begun.map_err(|_| RequestError::Deadline(DEADLINE))??;
-        let received_count = Arc::clone(&self.received_count);
-        let changes = events.inspect(move |_| _ = received_count.fetch_add(1, Ordering::Relaxed));
-        let changes = changes.map(|event| match event {
-            Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Ok(Change::Stored(object)),
-            Ok(WatchEvent::Deleted(object)) => Ok(Change::Deleted(object)),
-            Ok(WatchEvent::Bookmark(bookmark)) => {
-                let BookmarkMeta { resource_version, annotations } = bookmark.metadata;
-                let all_sent = annotations.get(ALL_SENT).is_some_and(|value| value == "true");
-                Ok(if all_sent { Change::AllSent(resource_version) } else { Change::Bookmark(resource_version) })
-            }
-            Ok(WatchEvent::Error(status)) => Err(RequestError::refused(&status)),
-            Err(error) => Err(error.into()),
-        });
-        Ok(Watch(changes.boxed()))
+        let begun = tokio::time::timeout(DEADLINE, self.begin(request)).await;
+        let (head, body) = begun.map_err(|_| RequestError::Deadline(DEADLINE))??.into_parts();
+        if head.status.is_client_error() || head.status.is_server_error() {
+            let bytes = self.whole(body, MAX_REFUSAL).await?;
+            return Err(refusal(&head, &bytes));
+        }
+        Ok(Watch { lines: Lines::new(body), received_count: Arc::clone(&self.received_count) })
     }
 }
