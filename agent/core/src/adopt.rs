@@ -14,6 +14,7 @@ use limpet_model::manifest::restore;
 use limpet_model::pod::{PodRecord, PodUid, ephemeral};
 use limpet_model::process::Processes;
 
+use super::backoff::MAX_BACKOFF;
 use super::probe::Probes;
 use super::state::{Instance, Life, Now, OngoingAction, PodState, PostStart};
 
@@ -148,7 +149,7 @@ fn instance(container: &FoundContainer, processes: &dyn Processes, now: Now) -> 
         image_digest: identity.image_digest.clone(),
         log_path: PathBuf::from(&identity.log_path),
         started_at: state.started_at,
-        pause: Duration::from_secs(identity.backoff_seconds),
+        pause: Duration::from_secs(identity.backoff_seconds).min(MAX_BACKOFF),
         stop_signal: identity.stop_signal,
         user: identity.user.clone().map(Arc::new),
         sandbox: identity.sandbox.clone(),

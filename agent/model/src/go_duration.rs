@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-/// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is invalid or negative.
+/// The longest that Go has, in seconds: 292 years. With a longer one no moment could be computed.
+const MAX_SECONDS: f64 = i64::MAX as f64 / 1e9;
+
+/// A Go duration: `1m30s`, `1.5h`, `300ms`. `None` when it is invalid, negative, or longer than Go has one.
 pub fn parse(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -29,7 +32,7 @@ pub fn parse(text: &str) -> Option<Duration> {
         seconds += number.parse::<f64>().ok()? * scale;
         rest = after;
     }
-    Duration::try_from_secs_f64(seconds).ok()
+    Duration::try_from_secs_f64(seconds).ok().filter(|_| seconds < MAX_SECONDS)
 }
 
 /// A duration as Go prints it, cut to milliseconds: `250ms`, `1.5s`, `1m30s`, `1h0m5s`.
@@ -70,6 +73,9 @@ mod tests {
             ("-5s", None),
             ("5 s", None),
             ("1d", None),
+            ("2562047h", Some(2_562_047 * 3_600_000)),
+            ("2562048h", None),
+            ("5124095576030431h", None),
         ];
         for (text, milliseconds) in table {
             assert_eq!(parse(text), milliseconds.map(Duration::from_millis), "{text:?}");

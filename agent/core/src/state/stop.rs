@@ -6,6 +6,9 @@ use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
 /// The interval between SIGKILLs to a container that does not end.
 pub const KILL_RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// A longer grace period is one without an end: no clock has a moment that far away.
+const MAX_GRACE_PERIOD: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// The phases of a stop, in their order.
 ///
 /// Each has one action. A phase ends at its deadline whether or not its action has been answered, so an action that hangs
@@ -35,16 +38,21 @@ pub struct Stopping {
     pub repeat_at: Option<Instant>,
 }
 
+/// The end of a grace period, which Kubernetes does not bound.
+fn end(grace: Duration, began: Instant) -> Instant {
+    began + grace.min(MAX_GRACE_PERIOD)
+}
+
 impl Stopping {
     /// A stop that begins now: with the `preStop` hook, if the container has one and there is time for it.
     pub fn begin(grace: Duration, hook: bool, now: Instant) -> Self {
         let phase = if hook && !grace.is_zero() { StopPhase::PreStop } else { StopPhase::Signal };
-        Self { phase, began: now, grace_over: now + grace, hook_over: None, repeat_at: None }
+        Self { phase, began: now, grace_over: end(grace, now), hook_over: None, repeat_at: None }
     }
 
     /// The same with another grace period, if that is shorter.
     pub fn within(self, grace: Duration) -> Self {
-        Self { grace_over: self.grace_over.min(self.began + grace), ..self }
+        Self { grace_over: self.grace_over.min(end(grace, self.began)), ..self }
     }
 
     /// When SIGKILL follows.
@@ -79,5 +87,18 @@ impl Stopping {
             StopPhase::Signal => None,
             StopPhase::Kill => Some(now + KILL_RETRY_INTERVAL),
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_grace_period_has_an_end() {
+        let (now, longest) = (Instant::now(), Duration::from_secs(i64::MAX as u64));
+        let stop = Stopping::begin(longest, true, now);
+        assert!(stop.grace_over > now + Duration::from_secs(86_400) && stop.within(longest) == stop);
+        assert_eq!(stop.within(Duration::from_secs(7)).grace_over, now + Duration::from_secs(7));
     }
 }
