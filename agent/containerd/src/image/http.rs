@@ -9,8 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use limpet_model::error_chain::error_chain;
+use limpet_tls::System;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Client, Response, StatusCode, Url, redirect};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use tokio::time::Instant;
 
 use super::certs::Endpoint;
@@ -232,7 +235,7 @@ fn headers(endpoint: &Endpoint) -> Result<HeaderMap, String> {
         let name: HeaderName = name.parse().map_err(|_| wrong())?;
         let mut value: HeaderValue = value.parse().map_err(|_| wrong())?;
         value.set_sensitive(true);
-        headers.append(name, value);
+        headers.try_append(name, value).map_err(|_| format!("{}: too many headers", endpoint.host))?;
     }
     Ok(headers)
 }
@@ -242,11 +245,14 @@ fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
     let read = |path: &PathBuf| {
         std::fs::read(path).map_err(|error| ImageError::Config { path: path.clone(), cause: error.to_string() })
     };
-    let broken = |path: &PathBuf, error| ImageError::Config { path: path.clone(), cause: error_text(error) };
+    let config = |path: PathBuf, cause: String| ImageError::Config { path, cause };
     let mut authorities = Vec::new();
     for path in &endpoint.ca {
-        let pem = read(path)?;
-        authorities.extend(reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| broken(path, error))?);
+        let (before, pem) = (authorities.len(), read(path)?);
+        authorities.extend(CertificateDer::pem_slice_iter(&pem).map_while(Result::ok));
+        if authorities.len() == before {
+            return Err(config(path.clone(), "contains no certificate in PEM".to_owned()));
+        }
     }
     let mut identity = None;
     if let Some((certificate, key)) = endpoint.client.first().filter(|_| own) {
@@ -255,30 +261,95 @@ fn client(endpoint: &Endpoint, own: bool) -> Result<Client, ImageError> {
             pem.push(b'\n');
             pem.extend(read(key)?);
         }
-        identity = Some(reqwest::Identity::from_pem(&pem).map_err(|error| broken(certificate, error))?);
+        let parsed = reqwest::Identity::from_pem(&pem);
+        identity = Some((parsed.map_err(|error| config(certificate.clone(), error_text(error)))?, pem));
     }
     let builder = || {
-        let mut builder = Client::builder()
+        Client::builder()
             .user_agent(concat!("limpet/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(READ_TIMEOUT)
             .redirect(redirect::Policy::none())
-            .tls_danger_accept_invalid_certs(own && endpoint.skip_verify);
-        if let Some(identity) = &identity {
-            builder = builder.identity(identity.clone());
-        }
-        builder
     };
-    let full = builder().tls_certs_merge(authorities.iter().cloned()).build();
+    let broken = |cause: String| config(endpoint.base.clone().into(), cause);
+    let skip_verify = own && endpoint.skip_verify;
+    if !authorities.is_empty() && !skip_verify {
+        // A server's own certificate may be among them, which reqwest refuses.
+        let pem = identity.as_ref().map(|(_, pem)| &pem[..]);
+        let tls = limpet_tls::client_config(authorities, System::Trusted, pem);
+        let mut tls = tls.map_err(|error| broken(error.to_string()))?;
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        return builder().tls_backend_preconfigured(tls).build().map_err(|error| broken(error_text(error)));
+    }
+    let builder = || {
+        let builder = builder().tls_danger_accept_invalid_certs(skip_verify);
+        match &identity {
+            Some((identity, _)) => builder.identity(identity.clone()),
+            None => builder,
+        }
+    };
     // A node without certificate authorities can still pull over plain HTTP; over TLS the handshake fails.
-    full.or_else(|_| builder().tls_certs_only(authorities.iter().cloned()).build())
-        .map_err(|error| ImageError::Config { path: endpoint.base.clone().into(), cause: error_text(error) })
+    let full = builder().build().or_else(|_| builder().tls_certs_only([]).build());
+    full.map_err(|error| broken(error_text(error)))
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    /// Answers one request over TLS with a certificate of its own, written to `dir`; the result is its port.
+    fn serve(dir: &std::path::Path) -> u16 {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let certificate = params.self_signed(&key).unwrap();
+        std::fs::write(dir.join("own.crt"), certificate.pem()).unwrap();
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let tls = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let key = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der()).into();
+        let tls = tls.with_no_client_auth().with_single_cert(vec![certificate.der().clone()], key).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            use std::io::{Read as _, Write as _};
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut connection = rustls::ServerConnection::new(tls.into()).unwrap();
+            let mut tls = rustls::Stream::new(&mut connection, &mut stream);
+            let mut request = [0; 4_096];
+            // A client that does not accept the certificate hangs up.
+            let answered = tls
+                .read(&mut request)
+                .and_then(|_| tls.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"));
+            if answered.is_ok() {
+                connection.send_close_notify();
+                let _ = connection.complete_io(&mut stream);
+            }
+        });
+        port
+    }
+
+    #[tokio::test]
+    async fn a_registry_whose_own_certificate_is_its_ca_is_accepted() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let dir = tempfile::tempdir().unwrap();
+        let other = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap().cert;
+        std::fs::write(dir.path().join("other.crt"), other.pem()).unwrap();
+        for (ca, expected) in [("own.crt", true), ("other.crt", false)] {
+            let port = serve(dir.path());
+            std::fs::create_dir_all(dir.path().join("_default")).unwrap();
+            let hosts = format!("server = \"https://127.0.0.1:{port}\"\nca = \"../{ca}\"\n");
+            std::fs::write(dir.path().join("_default/hosts.toml"), hosts).unwrap();
+            let endpoints = super::super::certs::endpoints(dir.path(), "registry.example").unwrap();
+            let http = Http::new(endpoints.last().unwrap()).unwrap();
+            let answer = http.client(http.base()).get(http.base().clone()).send().await;
+            assert_eq!(answer.is_ok(), expected, "{ca}: {answer:?}");
+        }
+        std::fs::write(dir.path().join("other.crt"), "no certificate").unwrap();
+        let endpoints = super::super::certs::endpoints(dir.path(), "registry.example").unwrap();
+        let error = Http::new(endpoints.last().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("other.crt") && error.contains("contains no certificate"), "{error}");
+    }
 
     #[test]
     fn redirects_are_followed_unless_they_give_up_tls() {
