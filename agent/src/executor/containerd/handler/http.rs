@@ -18,11 +18,8 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction};
 use reqwest::Url;
-use rustls::ClientConfig;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, SignatureScheme};
+use rustls::pki_types::ServerName;
+use rustls::{AlertDescription, ClientConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -32,6 +29,9 @@ use super::{HandlerError, KUBERNETES, MAX_OUTPUT, authority, connect, host, port
 
 /// The most redirects followed for one GET.
 const MAX_REDIRECTS: usize = 10;
+/// The most headers of an answer, and the most bytes of its head.
+const MAX_HEADERS: usize = 4_096;
+const MAX_HEAD: usize = 1 << 20;
 
 /// Why a GET is sent, as its User-Agent says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,6 +98,11 @@ impl Get {
         let url = format!("{scheme}://{authority}/{}", path.strip_prefix('/').unwrap_or(path));
         let failed = |cause: String| GetFailure { url: url.clone(), cause, without_tls: false };
         let mut headers = HeaderMap::new();
+        // A map of more would panic. No server reads as many.
+        let count = action.http_headers.as_ref().map_or(0, Vec::len);
+        if count > MAX_HEADERS {
+            return Err(failed(format!("{count} headers are too many: at most {MAX_HEADERS} are sent")).into());
+        }
         for header in action.http_headers.iter().flatten() {
             let name = header.name.parse::<HeaderName>().map_err(|error| failed(error.to_string()))?;
             let value = header.value.parse::<HeaderValue>().map_err(|error| failed(error.to_string()))?;
@@ -218,7 +223,7 @@ impl HttpGetter {
         match get.url.scheme() {
             "https" => {
                 let stream = self.handshake(host, stream, get.purpose).await;
-                let stream = stream.map_err(|error| get.failed(error.to_string(), speaks_no_tls(&error)))?;
+                let stream = stream.map_err(|error| get.failed(refusal(&error), speaks_no_tls(&error)))?;
                 match stream.get_ref().1.alpn_protocol() {
                     Some(http2::ALPN) => http2::over(stream, get, answered).await,
                     _ => over(stream, get, answered).await,
@@ -232,7 +237,7 @@ impl HttpGetter {
         let config = match self.tls.get() {
             Some(config) => Arc::clone(config),
             None => {
-                let made = unverified().map_err(io::Error::other)?;
+                let made = Arc::new(limpet_tls::unverified().map_err(io::Error::other)?);
                 Arc::clone(self.tls.get_or_init(|| made))
             }
         };
@@ -262,7 +267,12 @@ async fn over<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         get.failed(format!("{error}{cause}"), false)
     };
     let request = get.request().map_err(|error| get.failed(error.to_string(), false))?;
-    let handshake = http1::Builder::new().title_case_headers(true).handshake(TokioIo::new(stream)).await;
+    let mut client = http1::Builder::new();
+    client.title_case_headers(true).max_headers(MAX_HEADERS).max_buf_size(MAX_HEAD);
+    // What Go's client puts up with. Of the headers only the place of a redirect and the body's length count.
+    client.allow_spaces_after_header_name_in_responses(true).allow_obsolete_multiline_headers_in_responses(true);
+    client.ignore_invalid_headers_in_responses(true);
+    let handshake = client.handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(failed)?;
     let answer = async {
         let response = sender.send_request(request).await?;
@@ -306,56 +316,24 @@ fn is_full_with(body: &mut Vec<u8>, data: &[u8]) -> bool {
     body.len() == MAX_OUTPUT
 }
 
+/// Why a TLS handshake failed. Of a server that shares no cipher suite or version with kubelet either, the alert says little.
+fn refusal(error: &io::Error) -> String {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    let hint = match cause {
+        Some(rustls::Error::AlertReceived(
+            AlertDescription::HandshakeFailure
+            | AlertDescription::ProtocolVersion
+            | AlertDescription::InsufficientSecurity,
+        )) => ": the server may have no cipher suite with ECDHE, or no TLS 1.2; use tcpSocket or exec for it",
+        _ => "",
+    };
+    format!("{error}{hint}")
+}
+
 /// Whether what came back of a TLS handshake was something else, such as a plain answer.
 fn speaks_no_tls(error: &io::Error) -> bool {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     matches!(cause, Some(rustls::Error::InvalidMessage(_)))
-}
-
-fn unverified() -> Result<Arc<ClientConfig>, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-    let verifier = Arc::new(Unverified(provider));
-    Ok(Arc::new(config.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth()))
-}
-
-/// Takes every certificate: that of a container is its own affair, and kubelet checks none.
-#[derive(Debug)]
-struct Unverified(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Unverified {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]

@@ -9,13 +9,10 @@ use hyper::header::{CONNECTION, HOST, HeaderName, TE, TRANSFER_ENCODING, UPGRADE
 use hyper::{Request, Uri, http};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Exchanged, Get, GetFailure, driven, is_full_with};
+use super::{Exchanged, Get, GetFailure, MAX_HEAD, driven, is_full_with};
 
 /// How the TLS handshake names HTTP/2 (RFC 9113, section 3.2).
 pub(super) const ALPN: &[u8] = b"h2";
-
-/// The most bytes that the headers of an answer may have.
-const MAX_HEADERS: u32 = 64 << 10;
 
 /// Headers of one connection, which HTTP/2 forbids (RFC 9113, section 8.2.2).
 const OF_A_CONNECTION: [HeaderName; 6] = [
@@ -36,7 +33,7 @@ pub(super) async fn over<S: AsyncRead + AsyncWrite + Unpin>(
     let failed = |error: h2::Error| get.failed(error.to_string(), false);
     let request = request(get).map_err(|error| get.failed(error.to_string(), false))?;
     let mut client = h2::client::Builder::new();
-    client.enable_push(false).max_header_list_size(MAX_HEADERS);
+    client.enable_push(false).max_header_list_size(MAX_HEAD as u32);
     let (sender, connection) = client.handshake::<_, Bytes>(stream).await.map_err(failed)?;
     let answer = async {
         let (response, _) = sender.ready().await?.send_request(request, true)?;

@@ -119,6 +119,20 @@ async fn a_request_says_what_kubelets_says() {
 }
 
 #[test]
+fn more_headers_than_a_request_can_have_are_a_failure() {
+    let pod = Some(IpAddr::from([127, 0, 0, 1]));
+    let new = |count: usize| {
+        let header = |number| HTTPHeader { name: format!("X-{number}"), value: String::new() };
+        let headers = Some((0..count).map(header).collect());
+        let action = HTTPGetAction { http_headers: headers, ..action("HTTP", 80, "/", &[]) };
+        Get::new(&action, &Container::default(), pod, Purpose::Probe)
+    };
+    new(MAX_HEADERS).unwrap();
+    let error = new(40_000).err().unwrap().to_string();
+    assert!(error.ends_with("40000 headers are too many: at most 4096 are sent"), "{error}");
+}
+
+#[test]
 fn a_get_without_a_host_is_for_the_pod() {
     let mut wanted = action("HTTPS", 0, "", &[]);
     wanted.port = IntOrString::String("web".to_owned());
@@ -164,6 +178,28 @@ async fn a_body_is_read_up_to_its_bound() {
     let server = Server::start(vec!["HTTP/1.0 503 Busy\r\n\r\nlater".to_owned()], None).await;
     let answer = send(&action("HTTP", server.port, "/", &[])).await.unwrap();
     assert_eq!((answer.status.as_u16(), answer.body.as_str()), (503, "later"));
+}
+
+#[tokio::test]
+async fn an_answer_may_have_many_headers_and_odd_ones() {
+    let many: String = (0..MAX_HEADERS - 1).map(|number| format!("X-{number}: {number}\r\n")).collect();
+    let odd = [
+        "X-Control: a\u{1}b",
+        "X-Space : a",
+        "X-Folded: a\r\n b",
+        "X-Empty:",
+        "X-Byte: \u{e4}",
+        "X-Bare: a\nX-Next: b",
+    ];
+    for headers in [many].into_iter().chain(odd.map(|line| format!("{line}\r\n"))) {
+        let answer = format!("HTTP/1.1 200 OK\r\n{headers}Content-Length: 4\r\n\r\nfine");
+        let server = Server::start(vec![answer], None).await;
+        let answered = send(&action("HTTP", server.port, "/", &[])).await;
+        assert_eq!(answered.unwrap().body, "fine", "{}", headers.lines().next().unwrap());
+    }
+    let endless = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(2 * MAX_HEAD));
+    let server = Server::start(vec![endless], None).await;
+    send(&action("HTTP", server.port, "/", &[])).await.unwrap_err();
 }
 
 #[tokio::test]
@@ -266,6 +302,14 @@ async fn a_server_without_tls_is_recognized() {
     assert!(error.without_tls, "{error}");
     assert_eq!(getter.send(wanted.without_tls(), &AtomicBool::new(false)).await.unwrap().body, "plain");
     assert!(!server.asked()[1].contains("secret"));
+}
+
+#[tokio::test]
+async fn a_server_that_shares_no_cipher_suite_is_named_as_such() {
+    // A TLS alert: fatal, handshake_failure.
+    let server = Server::start(vec!["\u{15}\u{3}\u{3}\u{0}\u{2}\u{2}\u{28}".to_owned()], None).await;
+    let error = send(&action("HTTPS", server.port, "/", &[])).await.unwrap_err();
+    assert!(error.cause.contains("no cipher suite with ECDHE") && !error.without_tls, "{error}");
 }
 
 #[tokio::test]
