@@ -119,7 +119,7 @@ async fn node_report(flags: &RunFlags, socket: Option<PathBuf>) -> NodeReport {
 fn report(error: &CliError) -> u8 {
     if !error.is_quiet() {
         // If stderr cannot be written, nothing can be done.
-        let _ = writeln!(std::io::stderr().lock(), "error: {error}");
+        let _ = writeln!(std::io::stderr().lock(), "error: {}", screen::printable_lines(&error.to_string()));
     }
     error.exit_code()
 }

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use self::ports::{Address, Forwarding, PortArgument};
 use super::completion;
 use super::error::CliError;
+use super::screen::printable_lines;
 use super::target::find;
 use limpet_wire::pods::PodNames;
 use limpet_wire::port_forward::{PORT, PROTOCOL, REQUEST_ID, STREAM_TYPE};
@@ -179,7 +180,7 @@ fn print_line(line: std::fmt::Arguments<'_>) {
 
 fn complain(line: std::fmt::Arguments<'_>) {
     // If stderr cannot be written, nothing can be done.
-    let _ = writeln!(std::io::stderr().lock(), "error: {line}");
+    let _ = writeln!(std::io::stderr().lock(), "error: {}", printable_lines(&line.to_string()));
 }
 
 impl Address {

@@ -68,7 +68,46 @@ impl Screen {
     }
 }
 
-/// Makes untrusted text (messages, image names, files) safe to print: escapes control characters.
+/// Makes untrusted text (messages, image names, files) safe to print: escapes control characters, and those that change
+/// the direction of what follows.
 pub fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+    escaped(text, |_| false)
+}
+
+/// The same for a text that may have several lines.
+pub fn printable_lines(text: &str) -> String {
+    escaped(text, |c| c == '\n')
+}
+
+fn escaped(text: &str, keeps: impl Fn(char) -> bool) -> String {
+    let is_unsafe = |c: char| (c.is_control() || is_bidirectional(c)) && !keeps(c);
+    text.chars().flat_map(|c| if is_unsafe(c) { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+/// The characters with the property `Bidi_Control` of Unicode.
+fn is_bidirectional(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_text_moves_the_cursor_or_turns_the_line_around() {
+        let table = [
+            ("plain é 漢", "plain é 漢", "plain é 漢"),
+            ("a\x1b[2Jb\rc", "a\\u{1b}[2Jb\\rc", "a\\u{1b}[2Jb\\rc"),
+            ("a\nb", "a\\nb", "a\nb"),
+            (
+                "exe.\u{202e}gpj\u{2069}\u{200f}",
+                "exe.\\u{202e}gpj\\u{2069}\\u{200f}",
+                "exe.\\u{202e}gpj\\u{2069}\\u{200f}",
+            ),
+            ("\u{9b}2J", "\\u{9b}2J", "\\u{9b}2J"),
+        ];
+        for (text, expected, lines) in table {
+            assert_eq!((printable(text), printable_lines(text)), (expected.to_owned(), lines.to_owned()), "{text:?}");
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::logging;
+use super::screen::printable_lines;
 use crate::app::{self, Prepared};
 use crate::config::{self, RunFlags};
 use crate::node::{self, NameNotice, StartError};
@@ -42,7 +43,7 @@ fn forbid_core_dumps() -> std::io::Result<()> {
 }
 
 fn fail(error: &dyn std::error::Error, code: u8) -> ExitCode {
-    eprintln!("error: {error}");
+    eprintln!("error: {}", printable_lines(&error.to_string()));
     ExitCode::from(code)
 }
 

@@ -14,6 +14,8 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
+use crate::cli::screen::printable;
+
 /// How deep directories may nest: each level holds descriptors and a frame of the stack.
 const MAX_DEPTH: usize = 256;
 /// Progress is reported after so many bytes.
@@ -31,7 +33,7 @@ pub(super) struct CopyError {
 impl CopyError {
     /// `step` failed on `name`.
     pub(super) fn new(step: &str, name: &OsStr, source: io::Error) -> Self {
-        Self { what: format!("{step} {}", name.display()), source }
+        Self { what: format!("{step} {}", printable(&name.to_string_lossy())), source }
     }
 }
 
