@@ -4,7 +4,6 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
@@ -48,12 +47,13 @@ impl ContainerRoot {
         let failed = |source| CopyError::new("open the root of the container's process", process.as_os_str(), source);
         let directory = File::open(process.join("root")).map_err(failed)?;
         let working = std::fs::read_link(process.join("cwd")).map_err(failed)?;
-        let owner = std::fs::metadata(&process).map_err(failed)?;
+        let status = std::fs::read_to_string(process.join("status")).map_err(failed)?;
+        let user = user(&status).ok_or_else(|| failed(io::Error::other("its status names no user")))?;
         // Asked last: a pid that another process has got in between is noticed.
         if !process::is_in_container(pid, &ContainerId::new(id)) {
             return Err(failed(io::Error::new(io::ErrorKind::NotFound, "it has ended")));
         }
-        Ok(Self { directory: directory.into(), working, user: (owner.uid(), owner.gid()) })
+        Ok(Self { directory: directory.into(), working, user })
     }
 
     /// Who is to own what is copied in. Root in a container keeps owners, as with `tar`; other users cannot.
@@ -92,5 +92,28 @@ impl ContainerRoot {
     fn open_at(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, CopyError> {
         let opened = confined::open(&self.directory, path, flags, Confinement::IN_ROOT);
         opened.map_err(|error| CopyError::new("open in the container:", path.as_os_str(), error.into()))
+    }
+}
+
+/// The user and group by which a process has files, of its `/proc/PID/status`. The owner of `/proc/PID` is root's for one
+/// that may not be dumped, whoever it is.
+fn user(status: &str) -> Option<(u32, u32)> {
+    let last =
+        |name: &str| status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().nth(3)?.parse().ok();
+    Some((last("Uid:")?, last("Gid:")?))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_may_not_be_dumped_is_not_root_for_it() {
+        let status = "Name:\ta\nUid:\t1000\t1001\t1002\t1003\nGid:\t7\t8\t9\t10\nGroups:\t\n";
+        assert_eq!(user(status), Some((1003, 10)));
+        assert_eq!(user("Name:\ta\nUid:\t1000\n"), None);
+        let own = std::fs::read_to_string("/proc/self/status").unwrap();
+        assert_eq!(user(&own), Some((rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw())));
     }
 }
