@@ -35,6 +35,10 @@ pub(super) fn pod(document: &mut Value, printed: bool) {
                 match name.as_str() {
                     "annotations" => annotations(value),
                     "env" | "httpHeaders" => each(value, |item| hide(&mut item["value"])),
+                    "httpGet" => {
+                        http_get(value);
+                        pod(value, printed);
+                    }
                     "command" => keep_first(value),
                     "args" => each(value, hide),
                     "volumeAttributes" | "options" => each(value, hide),
@@ -46,6 +50,21 @@ pub(super) fn pod(document: &mut Value, printed: bool) {
         }
         _ => {}
     }
+}
+
+/// The longest part of a path that is no token.
+const MAX_WORD: usize = 15;
+
+/// Of the path that a probe or hook requests, the words stay: `/healthz`, and not `/hook/6f1c…` or what follows `?`.
+fn http_get(action: &mut Value) {
+    let Some(Value::String(path)) = action.get_mut("path") else { return };
+    let (words, query) = path.split_once('?').map_or((&path[..], ""), |(words, _)| (words, "?<redacted>"));
+    let shown = |word| if is_word(word) { word } else { REDACTED };
+    *path = format!("{}{query}", words.split('/').map(shown).collect::<Vec<_>>().join("/"));
+}
+
+fn is_word(text: &str) -> bool {
+    text.len() <= MAX_WORD || text.chars().all(|c| c.is_ascii_lowercase() || matches!(c, '-' | '_' | '.'))
 }
 
 /// Of a message the words stay that are no credential.
@@ -104,6 +123,7 @@ static FORMS: LazyLock<Vec<Rule>> = LazyLock::new(|| {
         // A JSON Web Token, as service accounts have.
         ("eyJ", r"\beyJ[\w-]{8,}\.[\w-]+(\.[\w-]*)?", REDACTED),
         ("@", r#"(\w://)[^\s/?#"'<>]*@"#, "${1}<redacted>@"),
+        ("?", r#"(\w://[^\s?"'<>]*\?)[^\s"'<>]+"#, "${1}<redacted>"),
         ("", r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}", "${1} <redacted>"),
     ])
 });
@@ -163,6 +183,7 @@ mod tests {
                     "name": "main", "command": ["/bin/app", "--password", "hunter2"], "args": ["-p", "hunter2"],
                     "env": [{ "name": "PASSWORD", "value": "hunter2" },
                         { "name": "KEY", "valueFrom": { "secretKeyRef": { "name": "token", "key": "k" } } }],
+                    "readinessProbe": { "httpGet": { "path": "/ready/live-and-healthy/hunter2hunter2hunter2?key=hunter2" } },
                     "livenessProbe": { "httpGet": { "path": "/", "httpHeaders": [{ "name": "X", "value": "hunter2" }] } },
                     "lifecycle": { "preStop": { "exec": { "command": ["/bin/end", "hunter2"] } } },
                 }],
@@ -178,7 +199,16 @@ mod tests {
         pod(&mut document, true);
         let text = document.to_string();
         assert!(!text.contains("hunter2"), "{text}");
-        for kept in ["PASSWORD", "\"/bin/app\"", "token", "\"pull\"", "config.source\":\"file", "/bin/end", "printed"] {
+        for kept in [
+            "PASSWORD",
+            "\"/bin/app\"",
+            "token",
+            "\"pull\"",
+            "config.source\":\"file",
+            "/bin/end",
+            "printed",
+            "/ready/live-and-healthy/<redacted>?<redacted>",
+        ] {
             assert!(text.contains(kept), "{kept}: {text}");
         }
         pod(&mut document, false);
