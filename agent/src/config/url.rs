@@ -101,7 +101,10 @@ impl UrlParts {
             match (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
                 (Ok(name), Ok(mut value)) => {
                     value.set_sensitive(true);
-                    headers.append(name, value);
+                    // A map of more would panic.
+                    if headers.try_append(name, value).is_err() {
+                        mistakes.push((origin, "there are too many headers".to_owned()));
+                    }
                 }
                 (Err(_), _) => mistakes.push((origin, format!("{name:?} is not a header name"))),
                 (_, Err(_)) => mistakes.push((origin, format!("the value of {name} cannot be sent in a header"))),

@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::{Certificate, Client, Identity, redirect};
+use limpet_tls::System;
+use reqwest::{Client, Identity, redirect};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 
 use super::settings::HttpSettings;
 use limpet_host::blocking::{self, DEADLINE};
@@ -124,41 +127,44 @@ fn stamp(path: &Path) -> Stamp {
 fn build(settings: &HttpSettings, timeouts: Timeouts, own: bool) -> Result<Client, String> {
     // Fails if a provider is installed already, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut authorities = Vec::new();
-    if let Some(path) = &settings.ca_file {
-        let found = Certificate::from_pem_bundle(&read(path)?).map_err(|error| broken(path, &error))?;
-        if found.is_empty() {
-            return Err(format!("{} contains no certificate", path.display()));
-        }
-        authorities = found;
-    }
     let identity = match &settings.client_files {
         Some((certificate, key)) if own => {
             let pem = [read(certificate)?, b"\n".to_vec(), read(key)?].concat();
-            Some(Identity::from_pem(&pem).map_err(|error| broken(certificate, &error))?)
+            Some((Identity::from_pem(&pem).map_err(|error| broken(certificate, &error))?, pem))
         }
         _ => None,
     };
     let builder = || {
-        let builder = Client::builder()
+        Client::builder()
             .user_agent(concat!("limpet/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(timeouts.connect)
             .read_timeout(timeouts.silence)
             // Redirects are followed manually: secret headers are sent to their own origin only.
             .redirect(redirect::Policy::none())
             .referer(false)
-            .pool_max_idle_per_host(1);
-        match &identity {
-            Some(identity) => builder.identity(identity.clone()),
-            None => builder,
-        }
+            .pool_max_idle_per_host(1)
     };
-    let wrong = |error: reqwest::Error| format!("certificates cannot be used: {}", error_chain(&error));
-    if settings.ca_file.is_some() || (own && settings.address.url().scheme() == "http") {
-        return builder().tls_certs_only(authorities).build().map_err(wrong);
+    let wrong = |cause: &dyn std::error::Error| format!("certificates cannot be used: {}", error_chain(cause));
+    if let Some(path) = &settings.ca_file {
+        let pem = read(path)?;
+        let authorities: Vec<_> = CertificateDer::pem_slice_iter(&pem).map_while(Result::ok).collect();
+        if authorities.is_empty() {
+            return Err(format!("{} contains no certificate", path.display()));
+        }
+        // The server's own certificate may be among them, which reqwest refuses.
+        let pem = identity.as_ref().map(|(_, pem)| &pem[..]);
+        let tls = limpet_tls::client_config(authorities, System::Ignored, pem).map_err(|error| wrong(&error))?;
+        return builder().tls_backend_preconfigured(tls).build().map_err(|error| wrong(&error));
+    }
+    let builder = || match &identity {
+        Some((identity, _)) => builder().identity(identity.clone()),
+        None => builder(),
+    };
+    if own && settings.address.url().scheme() == "http" {
+        return builder().tls_certs_only([]).build().map_err(|error| wrong(&error));
     }
     // A machine without CA certificates: the handshake will report what is missing.
-    builder().build().or_else(|_| builder().tls_certs_only([]).build()).map_err(wrong)
+    builder().build().or_else(|_| builder().tls_certs_only([]).build()).map_err(|error| wrong(&error))
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
