@@ -66,7 +66,9 @@ impl Authorization {
         let token = bearer(program::FIELD, token)?;
         Ok(Some(match issued.expires {
             None => Self::Fixed(token),
-            expires => Self::Renewed(Renewed::new(Source::Program(exec.clone()), (token, Until::Time(expires)))),
+            expires => {
+                Self::Renewed(Renewed::new(Source::Program(Box::new(exec.clone())), (token, Until::Time(expires))))
+            }
         }))
     }
 
@@ -103,7 +105,7 @@ fn header(scheme: &str, credentials: &str) -> Result<HeaderValue, CredentialsErr
 #[derive(Debug)]
 enum Source {
     File(PathBuf),
-    Program(ExecConfig),
+    Program(Box<ExecConfig>),
 }
 
 /// How long a token counts.
