@@ -77,13 +77,23 @@ impl Gate {
 pub(super) struct NetworkClient {
     /// Whom its certificate names, if it has one that does; an error says why the certificate is not valid.
     certificate: Result<Option<Arc<User>>, String>,
+    /// Says why the certificate is no longer valid; `None`: it has none.
+    check: Option<CertificateCheck>,
     gate: Arc<Gate>,
 }
+
+/// Verifies the certificate of a client that stays connected.
+type CertificateCheck = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 impl NetworkClient {
     /// A client that has connected with the certificate of that user, with none, or with one that is not valid.
     pub(super) fn new(certificate: Result<Option<User>, String>, gate: Arc<Gate>) -> Self {
-        Self { certificate: certificate.map(|user| user.map(Arc::new)), gate }
+        Self { certificate: certificate.map(|user| user.map(Arc::new)), check: None, gate }
+    }
+
+    /// The same, whose certificate `check` verifies before each request, as in kubelet: a connection may last longer.
+    pub(super) fn checked_by(self, check: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Self {
+        Self { check: Some(Box::new(check)), ..self }
     }
 
     /// Whether its certificate names a user.
@@ -116,12 +126,16 @@ impl NetworkClient {
     }
 
     async fn user(&self, request: &mut Request) -> Result<Arc<User>, Refusal> {
-        if let Ok(Some(user)) = &self.certificate {
-            return Ok(Arc::clone(user));
+        let certificate = match (&self.certificate, &self.check) {
+            (Ok(Some(user)), Some(check)) => check().map(|()| Some(Arc::clone(user))),
+            (certificate, _) => certificate.clone(),
+        };
+        if let Ok(Some(user)) = certificate {
+            return Ok(user);
         }
-        match (self.gate.of_token(request).await?, &self.certificate) {
+        match (self.gate.of_token(request).await?, certificate) {
             (Some(user), _) => Ok(user),
-            (None, Err(why)) => Err(Refusal::InvalidCertificate { why: why.clone() }),
+            (None, Err(why)) => Err(Refusal::InvalidCertificate { why }),
             (None, Ok(_)) if self.gate.settings.anonymous => Ok(Arc::new(authentication::anonymous())),
             (None, Ok(_)) => Err(Refusal::Unauthenticated { tokens: self.gate.settings.takes_tokens() }),
         }

@@ -143,9 +143,21 @@ impl Tls {
         };
         let mut stream = TlsAcceptor::from(Arc::clone(&current.config)).accept(HandshakeLimit::new(stream)).await?;
         stream.get_mut().0.lift();
-        let user = current.user(stream.get_ref().1.peer_certificates().unwrap_or_default());
-        let client = NetworkClient::new(user, Arc::clone(&self.gate));
+        let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
+        let mut client = NetworkClient::new(current.user(chain), Arc::clone(&self.gate));
+        if client.is_named() {
+            let chain: Vec<_> = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
+            client = client.checked_by(move || self.verify(&chain));
+        }
         Ok((stream, Caller::Network(Arc::new(client))))
+    }
+
+    /// Whether the certificate of a client is still valid, by the authorities that were read last.
+    fn verify(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = loaded.as_ref().map(|loaded| loaded.current.clone());
+        drop(loaded);
+        current.map_or(Ok(()), |current| current.user(chain).map(drop))
     }
 
     fn report(&self, cause: String) -> io::Error {

@@ -1,5 +1,7 @@
 //! Who gets in with what, in and out of a cluster.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use axum::body::Body;
 use axum::http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, UPGRADE};
 
@@ -66,6 +68,20 @@ async fn a_client_whose_certificate_is_not_valid_needs_a_token() {
     assert_eq!(ask(&unnamed(&gate), METRICS, None).await, Ok(()));
     let alone = alone(|settings| (settings.anonymous, settings.mode) = (true, AuthorizationMode::AlwaysAllow));
     assert_eq!(NetworkClient::new(Err(String::new()), alone).standing(), Standing::Refused);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_certificate_that_expires_on_a_kept_connection_is_refused() {
+    let (gate, _) = in_cluster(|settings| settings.mode = AuthorizationMode::AlwaysAllow);
+    let valid = Arc::new(AtomicBool::new(true));
+    let seen = Arc::clone(&valid);
+    let check = move || if seen.load(Ordering::Relaxed) { Ok(()) } else { Err("certificate expired".to_owned()) };
+    let client = named(&gate, "operator").checked_by(check);
+    assert_eq!(ask(&client, METRICS, None).await, Ok(()));
+    valid.store(false, Ordering::Relaxed);
+    let refused = ask(&client, METRICS, None).await.unwrap_err();
+    assert!(refused.ends_with("certificate expired"), "{refused}");
+    assert_eq!(ask(&client, METRICS, Some("anna")).await, Ok(()));
 }
 
 const FORBIDDEN: &str = "Forbidden (user=anna, verb=get, resource=nodes, subresource(s)=[pods proxy])";
