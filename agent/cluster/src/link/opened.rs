@@ -12,7 +12,7 @@ use limpet_apiserver::{Client, RequestError, kubeconfig};
 use limpet_core::certificate::Validity;
 use limpet_host::blocking;
 
-/// How long the program of a kubeconfig may take. It runs twice: for a certificate, and for a token.
+/// How long the program of a kubeconfig may take.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A client that was made.
