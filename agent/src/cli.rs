@@ -17,10 +17,7 @@ mod guard;
 pub mod logging;
 mod run;
 
-use crate::config::configz;
-use crate::config::{KubeletFlags, RunFlags};
-use crate::config::{KubeletFlags, RunFlags, path};
-use crate::lifecycle::memory;
+use crate::config::{KubeletFlags, RunFlags, configz, path};
 use crate::node::name_service;
 use limpet_host::memory;
 
@@ -119,7 +116,8 @@ async fn node_report(flags: &RunFlags, socket: Option<PathBuf>) -> NodeReport {
 fn report(error: &CliError) -> u8 {
     if !error.is_quiet() {
         // If stderr cannot be written, nothing can be done.
-        let _ = writeln!(std::io::stderr().lock(), "error: {}", screen::printable_lines(&error.to_string()));
+        let _ =
+            writeln!(std::io::stderr().lock(), "error: {}", limpet_cli::screen::printable_lines(&error.to_string()));
     }
     error.exit_code()
 }

@@ -21,8 +21,6 @@ use std::time::Duration;
 use crate::store::KeyLocation;
 use limpet_bpf::GuardMode;
 
-pub use flags::{RunFlags, ServerFlags};
-pub use cluster::ClusterSettings;
 pub use flags::{RunFlags, ServerFlags, path};
 #[cfg(test)]
 pub(crate) use keys::kubelet_names;
@@ -43,8 +41,8 @@ use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::{Device, NodeAddresses};
-use limpet_model::pod::field_validation::FieldValidations;
 use limpet_model::pod::compute_resources::CpuQuotas;
+use limpet_model::pod::field_validation::FieldValidations;
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::security::SecurityLevels;
 use limpet_model::pod::swap::SwapBehavior;

@@ -15,11 +15,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attribution::cgroup_path;
 use crate::config::{Config, GuardSettings};
-use crate::lifecycle::{kernel_types, memory};
-use limpet_host::memory;
-use limpet_telemetry::event::{EventType, Events};
-use limpet_telemetry::metrics::{GuardVerdict, Metrics};
+use crate::lifecycle::kernel_types;
 use crate::store::KeyLocation;
+use limpet_host::memory;
 use limpet_model::attribution::WatchObserver;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{GuardVerdict, Metrics};

@@ -14,9 +14,8 @@ use crate::cluster::Cluster;
 use crate::cluster::kubelet_api::NodeAddress;
 use crate::containerd::Containerd;
 use crate::kubelet::Kubelet;
-use crate::manifest;
 use crate::node::{NodeOptions, TestNode, containers, sweep};
-use crate::wait;
+use crate::{manifest, wait};
 
 /// Names the kubelet to run beside the agent.
 pub const KUBELET_VARIABLE: &str = "LIMPET_BENCH_KUBELET";

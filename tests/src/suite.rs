@@ -6,10 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result, anyhow};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use crate::need;
 use crate::node::{NodeOptions, TestNode};
 use crate::sweep::sweep;
-use crate::{tools, wait};
+use crate::{need, tools, wait};
 
 /// Set to `1`: suites that have a long form run it, and try everything instead of a selection.
 pub const LONG_VARIABLE: &str = "LIMPET_TEST_LONG";

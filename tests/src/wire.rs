@@ -1,12 +1,11 @@
 //! A way to a server on loopback that counts what goes over it, and that can be cut or swallow what it is given.
 
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Sub;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
+use std::{io, thread};
 
 use anyhow::{Context as _, Result};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};

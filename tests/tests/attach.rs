@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use limpet_tests::image;
 use limpet_tests::manifest::{pod, shell, with};
 use limpet_tests::node::container_id;
 use limpet_tests::terminal::Terminal;
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, case, image, suite, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {

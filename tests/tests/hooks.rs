@@ -1,12 +1,11 @@
 //! Hooks: `postStart` and `preStop` of every kind, what waits for them and what does not, and the stop signal of a spec.
 
-use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::mpsc::{Receiver, channel};
-use std::thread;
+use std::{fs, thread};
 
 use anyhow::{Result, ensure};
 use limpet_tests::claim::Port;

@@ -12,12 +12,11 @@ use limpet_tests::claim::Port;
 use limpet_tests::cluster::kubelet_api::{NodeAddress, join_with_api};
 use limpet_tests::cluster::{self, Cluster, joining, wait_at};
 use limpet_tests::forwarded::{self, Forwarded};
-use limpet_tests::image;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::{container, container_id};
 use limpet_tests::process::Daemon;
 use limpet_tests::terminal::Terminal;
-use limpet_tests::{TestNode, case, process, suite, tools, wait};
+use limpet_tests::{TestNode, case, image, process, suite, tools, wait};
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {

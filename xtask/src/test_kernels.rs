@@ -6,12 +6,11 @@
 
 mod verdict;
 
-use std::fs;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use limpet_tests::process::{self, Daemon, tail};

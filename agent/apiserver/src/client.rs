@@ -31,12 +31,10 @@ use crate::authorization::Authorization;
 use crate::connections::Connections;
 use crate::dial::Dial;
 use crate::error::{RequestError, was_not_processed};
-use crate::kubeconfig;
 use crate::program::{self, Issued};
-use crate::protobuf;
 use crate::proxy::{Proxy, Way};
 use crate::request::Request;
-use crate::retry_after;
+use crate::{kubeconfig, protobuf, retry_after};
 
 /// How long the server may take to begin an answer, and to go on with one: kubelet gives its heartbeats as long.
 pub const DEADLINE: Duration = Duration::from_secs(10);

@@ -9,11 +9,10 @@ mod marks;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::fmt;
-use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -23,8 +22,7 @@ use super::fanotify::{Drained, Fanotify, Marked, Seen};
 use crate::active_backend::ActiveBackend;
 use crate::feed::Feed;
 use limpet_model::actor::Actor;
-use limpet_model::attribution::ManifestWatch;
-use limpet_model::attribution::{Backend, WatchSettings};
+use limpet_model::attribution::{Backend, ManifestWatch, WatchSettings};
 use limpet_model::directory_id::DirectoryId;
 
 /// How long a change that is handled waits for the backend's next event. Both report it within microseconds.

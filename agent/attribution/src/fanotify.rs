@@ -17,8 +17,7 @@ use nix::sys::fanotify::{EventFFlags, InitFlags, MarkFlags, MaskFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::directory_id;
-use crate::process_actor;
+use crate::{directory_id, process_actor};
 use limpet_model::actor::Actor;
 use limpet_model::attribution::WatchObserver;
 use limpet_model::directory_id::DirectoryId;

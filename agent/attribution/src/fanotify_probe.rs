@@ -1,9 +1,8 @@
 //! Checks for `limpet doctor` whether fanotify works, by having it name the process that writes a file.
 
-use std::fs;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::{fs, io};
 
 use super::fanotify::Fanotify;
 use crate::directory_id;

@@ -11,8 +11,7 @@ use limpet::watch::{DirectoryWatch, WatchEvent};
 use limpet_attribution::bpf_feed::{self, FeedEnd};
 use limpet_attribution::feed::Feed;
 use limpet_bpf::{Events, Kernel, Loaded, Request};
-use limpet_model::attribution::ManifestWatch;
-use limpet_model::attribution::{Backend, WatchSettings};
+use limpet_model::attribution::{Backend, ManifestWatch, WatchSettings};
 use limpet_tests::measure;
 
 /// Manifests in the directory.

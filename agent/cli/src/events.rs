@@ -5,13 +5,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 use serde_json::Value;
 
-use super::age;
-use super::completion;
 use super::error::{CliError, EXIT_UNREACHABLE};
 use super::output::DocumentFormat;
 use super::screen::{Screen, Tone};
 use super::table::{Cell, Table};
-use super::target;
+use super::{age, completion, target};
 use limpet_wire::socket_client::{ClientError, SocketClient};
 
 /// Arguments of `limpet events`.

@@ -6,14 +6,12 @@ use clap_complete::engine::ArgValueCompleter;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::age;
-use super::completion;
 use super::error::{CliError, EXIT_UNREACHABLE};
 use super::output::DocumentFormat;
 use super::pod_status::Summary;
 use super::screen::{Screen, Tone, printable};
 use super::table::{Cell, Table};
-use super::target;
+use super::{age, completion, target};
 use limpet_wire::pods::{PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
 

@@ -7,14 +7,13 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::Serialize;
 
-use super::age;
 use super::error::{CliError, EXIT_FAULTS};
 use super::output::DocumentFormat;
 use super::pod_status::Summary;
 use super::pods::{name, namespace};
 use super::screen::{Screen, Tone, printable};
 use super::sheet::Sheet;
-use super::sources;
+use super::{age, sources};
 use limpet_wire::pods::{PodEntry, PodsDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
 use limpet_wire::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument};

@@ -2,11 +2,10 @@
 //! a symlink to the newest; and which certificate counts. Blocks.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use jiff::Timestamp;
 use jiff::tz::Offset;

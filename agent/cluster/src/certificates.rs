@@ -28,9 +28,7 @@ use limpet_apiserver::{Client, Request, RequestError, Resource, Selector, WatchF
 use limpet_core::certificate::{self, Identity, Step, Validity};
 use limpet_core::connectivity;
 use limpet_core::node_state::NodeNetwork;
-use limpet_host::blocking;
-use limpet_host::private_file;
-use limpet_host::wall_clock;
+use limpet_host::{blocking, private_file, wall_clock};
 use limpet_model::error_chain::error_chain;
 use node_names::NodeNames;
 use signing_request::{Verdict, verdict};

@@ -4,11 +4,10 @@
 //! the socket at which its logger passes on what the container writes ([`crate::log::writer`]). The agent opens them
 //! only while a client is attached, so its own restart ends nothing.
 
-use std::fs;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use tokio::net::UnixStream;

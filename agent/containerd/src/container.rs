@@ -34,9 +34,7 @@ use super::record;
 use super::start_leases::StartLeases;
 use limpet_host::call_watch::calling;
 use limpet_host::orphan_processes;
-use limpet_model::container::FoundContainer;
-use limpet_model::container::Task;
-use limpet_model::container::{ContainerId, ContainerIdentity, Recorded};
+use limpet_model::container::{ContainerId, ContainerIdentity, FoundContainer, Recorded, Task};
 
 const SPEC_TYPE_URL: &str = "types.containerd.io/opencontainers/runtime-spec/1/Spec";
 

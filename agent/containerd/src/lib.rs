@@ -11,8 +11,8 @@ pub mod exec;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
 pub mod image;
-pub mod image_volumes;
 pub mod image_verifier;
+pub mod image_volumes;
 mod lease;
 pub mod log;
 pub mod record;

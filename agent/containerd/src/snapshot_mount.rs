@@ -3,9 +3,8 @@
 pub(crate) mod private;
 
 use std::ffi::CString;
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use rustix::mount::{MountFlags, mount, mount_bind, mount_remount};
 use rustix::thread::UnshareFlags;

@@ -38,8 +38,7 @@ use limpet_model::image::LocalImage;
 use limpet_model::node::{NodeAddresses, NodeFacts};
 use limpet_model::object::{ObjectKey, ObjectKind, PodObjects};
 use limpet_model::pod::PodRecord;
-use limpet_model::sandbox::PodAddresses;
-use limpet_model::sandbox::Sandbox;
+use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::selinux::ContainerLabels;
 
 /// The user and groups of the container's init process, as numbers.

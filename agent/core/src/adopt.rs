@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::EphemeralContainer;
-use limpet_model::container::{ContainerId, Exit};
-use limpet_model::container::{FoundContainer, Task};
+use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::manifest::restore;
 use limpet_model::pod::{PodRecord, PodUid, ephemeral};
 use limpet_model::process::Processes;

@@ -1,8 +1,6 @@
 //! Attributes a container's exit: an OOM kill by the kernel, or a signal from another process. Pure.
 
-use std::time::Duration;
-
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::state::{Instance, Life};
 use limpet_model::container::Exit;

@@ -23,8 +23,7 @@ use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid, ephemeral, quantity};
 use limpet_model::process::{ProcessHandle, Processes};
-use limpet_model::sandbox::PodAddresses;
-use limpet_model::sandbox::Sandbox;
+use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::source::SourceKind;
 
 /// The node is ready and has an address.

@@ -9,18 +9,16 @@ pub mod replacement;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStatus, PodStatus,
 };
-use std::time::Instant;
 
 use crate::forecast::replacement::{Replacement, replacement};
 use crate::merge::table::MergeTable;
 use crate::merge::{DesiredPods, Duplicate};
-use crate::source::Snapshots;
-use crate::source::SourceSnapshot;
+use crate::source::{Snapshots, SourceSnapshot};
 use crate::status::observed::{ObservedPod, ObservedPods};
 use limpet_model::pod::huge_pages::requests;
 use limpet_model::pod::replaceable::obstacles;

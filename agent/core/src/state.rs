@@ -15,11 +15,10 @@ mod volumes;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
-use std::time::Instant;
 
 use crate::backoff;
 use crate::storage::{self, StorageWatch};
@@ -32,8 +31,7 @@ use limpet_model::object::PodObjects;
 use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::images::images;
 use limpet_model::pod::{PodDiff, PodRecord, Role};
-use limpet_model::sandbox::PodAddresses;
-use limpet_model::sandbox::Sandbox;
+use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 pub use resize::{Deferred, MAX_RESIZE_BACKOFF, Resize};

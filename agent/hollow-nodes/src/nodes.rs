@@ -44,12 +44,11 @@ use limpet_telemetry::event::Events;
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
-use limpet_worker::WorkerContext;
 use limpet_worker::fake::FakeExecutor;
 use limpet_worker::fake::world::{POD_ADDRESSES, World, live};
-use limpet_worker::merge_loop;
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::watched_processes::WatchedProcesses;
+use limpet_worker::{WorkerContext, merge_loop};
 
 /// How many there can be: as many as their pods' networks have room in 10.0.0.0/8.
 pub(super) const MAX_HOLLOW_NODES: u32 = (1 << 24) / POD_ADDRESSES;

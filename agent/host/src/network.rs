@@ -37,8 +37,7 @@ pub use self::request::{AttachRequest, BandwidthLimits, DnsSettings, PortMapping
 use self::request::{CGROUP_PATH, DNS, POD_ANNOTATIONS};
 pub use self::status::NetworkStatus;
 use self::status::status_of;
-use crate::blocking;
-use crate::orphan_processes;
+use crate::{blocking, orphan_processes};
 use limpet_model::pod::PodUid;
 use limpet_model::sandbox::PodAddresses;
 

@@ -42,8 +42,7 @@ use self::mounts::{
 pub use self::start::WaitingInit;
 
 use limpet_model::pod::PodUid;
-use limpet_model::sandbox::Namespaces;
-use limpet_model::sandbox::Sandbox;
+use limpet_model::sandbox::{Namespaces, Sandbox};
 use limpet_model::selinux::PodLabelling;
 use limpet_model::user_namespace::SubordinateIdsError;
 

@@ -1,9 +1,8 @@
 //! Processes of containers: their names in the kernel, and handles that stay valid when a pid is reused.
 
-use std::fmt;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use crate::container::ContainerId;
 use crate::pod::PodUid;

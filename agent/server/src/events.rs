@@ -6,9 +6,8 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::ServerState;
 use super::watch::{self, EventWatch};
-use super::{json_response, view};
+use super::{ServerState, json_response, view};
 use limpet_model::pod::PodKey;
 use limpet_telemetry::event::Event;
 

@@ -13,9 +13,8 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
 
-use super::ServerState;
 use super::pod_changes::{ChangeKind, PodChanges, Remarks};
-use super::view;
+use super::{ServerState, view};
 use limpet_model::pod::PodKey;
 use limpet_telemetry::event::Event;
 use limpet_wire::pods::PodChange;

@@ -15,8 +15,7 @@ use crate::source::file::FileSource;
 use crate::source::http::HttpSource;
 use crate::source::push::{PushContext, PushSource};
 use crate::store::Store;
-use limpet_core::source::cluster_update;
-use limpet_core::source::push;
+use limpet_core::source::{cluster_update, push};
 
 /// Starts the configured sources. Also returns the way to that of the apiserver, if the node is in a cluster.
 pub(super) fn start_sources(

@@ -17,17 +17,15 @@ use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_object::initial_labels;
 use limpet_core::node_state::NodeState;
 use limpet_core::probe::ProbeGrid;
-use limpet_host::clock;
+use limpet_host::{clock, machine};
+use limpet_model::node::{NodeFacts, architecture};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::health::Heartbeat;
-use limpet_worker::WorkerContext;
 use limpet_worker::executor::Executor;
-use limpet_worker::merge_loop;
 use limpet_worker::node_claims::{NodeClaims, NodeOffer};
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::watched_processes::WatchedProcesses;
-use limpet_host::machine;
-use limpet_model::node::{NodeFacts, architecture};
+use limpet_worker::{WorkerContext, merge_loop};
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
 pub const LIFECYCLE_INBOX: usize = 1_024;

@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::logging;
-use super::screen::printable_lines;
 use crate::app::{self, Prepared};
 use crate::config::{self, RunFlags};
 use crate::node::{self, NameNotice, StartError};
+use limpet_cli::screen::printable_lines;
 use limpet_host::memory;
 
 /// Runs the agent until a signal stops it; returns the exit code.

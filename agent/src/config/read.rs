@@ -20,10 +20,9 @@ use std::sync::Arc;
 use serde_saphyr::budget::Budget;
 
 use super::keys::{KUBELET, Key, LIMPET, Plain, Shape, Support};
-use super::kubelet_flags;
 use super::tree::{Entry, Map, Node, Position, Value, position};
 use super::url::UrlParts;
-use super::{Config, ConfigError, ConfigWarning, RunFlags};
+use super::{Config, ConfigError, ConfigWarning, RunFlags, kubelet_flags};
 use limpet_model::node::NodeAddresses;
 use limpet_model::pod::{Fault, Severity};
 use server::CertificateParts;

@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use super::meter::Measured;
 use crate::executor::containerd::ContainerdExecutor;
-use limpet_telemetry::usage::disks::{ContainerDisk, PodDisk};
 use limpet_core::eviction::Signal;
 use limpet_core::eviction::rank::Candidate;
 use limpet_core::status::observed::ObservedPod;
 use limpet_host::blocking;
 use limpet_host::cgroup::Cgroups;
 use limpet_host::disk_usage::{DiskUsage, Walk};
-use limpet_telemetry::usage::disks::PodDisk;
+use limpet_telemetry::usage::disks::{ContainerDisk, PodDisk};
 
 /// Measures the pods for the signal.
 pub(super) async fn candidates(

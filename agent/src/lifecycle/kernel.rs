@@ -16,9 +16,7 @@ use limpet_attribution::bpf_feed::{self, FeedEnd};
 use limpet_host::memory;
 use limpet_model::container::ContainerId;
 use limpet_model::lifecycle::LifecycleEvent;
-use limpet_model::process::ProcessName;
-use limpet_model::process::Sender;
-use limpet_model::process::container_in_cgroups;
+use limpet_model::process::{ProcessName, Sender, container_in_cgroups};
 use limpet_worker::watched_processes::{Changes, WatchedProcesses};
 
 /// Events that are handled in a row, before anything else has its turn.

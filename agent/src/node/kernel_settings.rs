@@ -1,10 +1,8 @@
 //! What the configuration demands of the kernel before anything starts: no swap in use (`failSwapOn`), and kubelet's
 //! settings (`protectKernelDefaults`).
 
-use std::fmt;
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fmt, fs, io};
 
 use super::StartError;
 use crate::config::Config;

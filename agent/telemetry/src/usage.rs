@@ -8,10 +8,9 @@ pub mod disks;
 pub mod rates;
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, io};
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;

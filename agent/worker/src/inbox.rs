@@ -9,8 +9,7 @@ use jiff::Timestamp;
 use tokio::sync::{Notify, oneshot};
 
 use limpet_core::debug_order::DebugOrder;
-use limpet_model::container::ContainerId;
-use limpet_model::container::FoundContainer;
+use limpet_model::container::{ContainerId, FoundContainer};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::object::PodObjects;
 use limpet_model::pod::{PodKey, PodRecord, PodUid};

@@ -12,8 +12,7 @@ use super::WorkerContext;
 use super::inbox::Inbox;
 use crate::executor::ExecutorError;
 use limpet_core::state::{Life, PodState};
-use limpet_model::container::ContainerId;
-use limpet_model::container::Task;
+use limpet_model::container::{ContainerId, Task};
 use limpet_model::process::ProcessHandle;
 
 /// How long containerd may take to report an exit that the kernel has reported.

@@ -14,7 +14,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use crate::cli::screen::printable;
+use crate::screen::printable;
 
 /// How deep directories may nest: each level holds descriptors and a frame of the stack.
 const MAX_DEPTH: usize = 256;

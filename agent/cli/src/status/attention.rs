@@ -4,8 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{PodCounts, state};
-use crate::age;
-use crate::sources;
+use crate::{age, sources};
 use limpet_model::source::SourceKind;
 use limpet_wire::pods::SourceDocument;
 use limpet_wire::status::{CertificateDocument, StatusDocument};

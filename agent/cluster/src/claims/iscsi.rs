@@ -10,9 +10,8 @@ use super::{Attachments, ClaimLookup, bound_volume, is_attached};
 use crate::link::Link;
 use limpet_apiserver::RequestError;
 use limpet_model::manifest::api::ORIGIN;
-use limpet_model::object::claim;
 use limpet_model::object::iscsi::IscsiVolume;
-use limpet_model::object::{ObjectKey, SecretBytes};
+use limpet_model::object::{ObjectKey, SecretBytes, claim};
 use limpet_plugins::csi::InUse;
 
 /// The disk that a claim is bound to. It is in use from here on, and waits for the controller that gives it to one node

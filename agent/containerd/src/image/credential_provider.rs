@@ -4,11 +4,10 @@
 //! answers is cached in memory, for the image, its registry or all images, as long as the answer says.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::io;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fmt, io};
 
 use serde::Deserialize;
 use tokio::process::Command;

@@ -1,7 +1,6 @@
 //! The progress of a pull, reported at most once a second and without a timer: only what arrives updates it.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use limpet_model::pull_progress::PullProgress;

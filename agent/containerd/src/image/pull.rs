@@ -8,8 +8,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use containerd_client::types;
-use futures_util::TryStreamExt as _;
-use futures_util::stream;
+use futures_util::{TryStreamExt as _, stream};
 use oci_spec::image::{Descriptor, ImageConfiguration, ImageManifest};
 use tokio::sync::watch;
 

@@ -1,10 +1,9 @@
 //! Paths of container logs: kubelet's layout, so that log collectors and node tools find them.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use limpet_model::pod::{PodRecord, PodUid};
 

@@ -4,8 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use super::exchange::Exchange;
-use crate::source::Snapshots;
-use crate::source::SourceSnapshot;
+use crate::source::{Snapshots, SourceSnapshot};
 use limpet_model::source::SourceKind;
 
 const SOURCES: usize = SourceKind::ALL.len();

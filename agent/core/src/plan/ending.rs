@@ -1,8 +1,6 @@
 //! Termination of containers and pods: the phases of a stop, cleanup of exited instances, teardown.
 
-use std::time::Duration;
-
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::state::{ContainerSlot, Ending, Instance, Life, PodState, SandboxState, StopPhase, Stopping};
 use super::{Action, KillCause, Plan, Step, grace, probes::probes};

@@ -8,8 +8,7 @@ use k8s_openapi::api::core::v1::{Lifecycle, LifecycleHandler, SleepAction};
 use super::*;
 use crate::fixtures::{READY, exit, instance, pod, ready, version};
 use crate::outcome::{Failure, Outcome, apply, begin};
-use crate::state::ImageState;
-use crate::state::{Now, PostStart, StopPhase};
+use crate::state::{ImageState, Now, PostStart, StopPhase};
 use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
 const GRACE: Duration = Duration::from_secs(30);

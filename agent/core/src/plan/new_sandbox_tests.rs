@@ -8,8 +8,7 @@ use jiff::Timestamp;
 use super::*;
 use crate::fixtures::{READY, exit, instance, pod, ready};
 use crate::outcome::{Outcome, apply, begin};
-use crate::state::Life;
-use crate::state::{Now, PodSandbox};
+use crate::state::{Life, Now, PodSandbox};
 use limpet_model::sandbox::Sandbox;
 
 fn sandbox(id: Option<&str>) -> SandboxState {

@@ -8,8 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::fixtures::{READY, exit, instance, ready, version};
-use crate::state::Life;
-use crate::state::Now;
+use crate::state::{Life, Now};
 
 fn pod(policy: &str, containers: Value) -> PodState {
     let mut spec = containers;

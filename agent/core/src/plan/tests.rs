@@ -5,8 +5,7 @@ use jiff::Timestamp;
 use super::super::fixtures::{self, READY, exit, image, instance, pod, ready, record, version};
 use super::super::state::{Now, RetryState};
 use super::*;
-use crate::state::ImageState;
-use crate::state::Life;
+use crate::state::{ImageState, Life};
 use limpet_model::container::ContainerId;
 use limpet_model::pod::PodUid;
 

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use super::view::{Contents, View};
 use super::{Rejection, SourceSnapshot};
-use crate::source::Snapshots;
-use crate::source::first_claim;
 use crate::source::push_error::PushError;
+use crate::source::{Snapshots, first_claim};
 use limpet_model::manifest::Manifest;
 use limpet_model::pod::{Fault, Severity};
 use limpet_model::source::SourceKind;

@@ -2,10 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use std::time::Instant;
 
 use crate::backoff;
 use crate::probe::Probes;
@@ -14,8 +13,7 @@ use limpet_model::container::{ContainerId, ContainerUser, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::Role;
 use limpet_model::probe::ProbeKind;
-use limpet_model::process::ProcessHandle;
-use limpet_model::process::{ProcessName, Sender};
+use limpet_model::process::{ProcessHandle, ProcessName, Sender};
 use limpet_model::stop_signal::StopSignal;
 
 /// The state of a container's image.

@@ -1,8 +1,7 @@
 //! Creates, configures and removes cgroup directories. Blocks.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};

@@ -22,8 +22,10 @@ use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::{CWD, Gid, Mode, OFlags, Uid};
 use rustix::mount::{MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags};
 use rustix::process::{DumpableBehavior, WaitOptions};
-use rustix::thread::{CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags};
-use rustix::thread::{move_into_link_name_space, set_thread_gid, set_thread_groups, set_thread_uid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, LinkNameSpaceType, UnshareFlags, move_into_link_name_space, set_thread_gid,
+    set_thread_groups, set_thread_uid,
+};
 
 use super::USERS;
 use super::namespaces::unshare_namespaces;

@@ -36,9 +36,8 @@ use super::node_tools::tool_dirs;
 use super::source::SecretValues;
 use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::DEADLINE;
-use crate::fs_group;
 use crate::keyed_lock::KeyedLock;
-use crate::program;
+use crate::{fs_group, program};
 
 /// The tool that logs in and out, and the packages that it is in.
 const ISCSIADM: &str = "iscsiadm";

@@ -16,8 +16,7 @@ use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
 use limpet_model::object::{ObjectKind, PodObjects, SecretBytes};
 use limpet_model::pod::PodRecord;
-use limpet_model::pod::downward::NodeLimits;
-use limpet_model::pod::downward::{metadata_field, resource_field};
+use limpet_model::pod::downward::{NodeLimits, metadata_field, resource_field};
 
 /// Kubernetes' permissions without a `defaultMode`.
 const DEFAULT_MODE: i32 = 0o644;

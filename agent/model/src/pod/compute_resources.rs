@@ -6,11 +6,10 @@ use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::qos::{CPU, MEMORY, QosClass, all_containers, amount, limit, qos_class, request};
-use crate::pod::PodRecord;
-use crate::pod::huge_pages;
 use crate::pod::quantity::Amount;
 use crate::pod::requests::EPHEMERAL_STORAGE;
 use crate::pod::totals::{is_of_pods, totals};
+use crate::pod::{PodRecord, huge_pages};
 use crate::source::SourceKind;
 
 /// The minimum and maximum CPU shares of the kernel.

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use crate::pod::huge_pages;
 use crate::pod::qos::{QosClass, qos_class};
 use crate::pod::replaceable::obstacles;
 use crate::pod::resize::pod_resizes_in_place;
-use crate::pod::{PodKey, PodUid};
+use crate::pod::{PodKey, PodUid, huge_pages};
 use crate::source::SourceKind;
 
 /// 128-bit hash of a manifest's canonical form as authored (ARCHITECTURE.md, identity).

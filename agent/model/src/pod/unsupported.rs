@@ -7,8 +7,7 @@ use serde_json::Value;
 use crate::pod::bandwidth::{ANNOTATIONS, rate};
 use crate::pod::device::is_device;
 use crate::pod::huge_pages::HUGE_PAGES;
-use crate::pod::quantity;
-use crate::pod::{Fault, Reason};
+use crate::pod::{Fault, Reason, quantity};
 use crate::source::SourceKind;
 use crate::taint::MEMORY_PRESSURE;
 

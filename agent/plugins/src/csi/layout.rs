@@ -7,10 +7,9 @@
 //! | published on | `<pod>/volumes/kubernetes.io~csi/<volume>/mount` | `<staged>/volumeDevices/publish/<volume>/<pod's UID>` |
 //! | of a pod by | what is written down in the directory above it | a link to it in `<pod>/volumeDevices/kubernetes.io~csi` |
 
-use std::fs;
-use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::files::{self, VolumeData, gone};
 use limpet_host::mount_table;

@@ -16,11 +16,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::CsiDrivers;
 use super::driver::{CallError, Driver, Mounting};
 use super::files::VolumeData;
 use super::layout::{self, Layout};
-use super::{InUse, VolumesInUse};
+use super::{CsiDrivers, InUse, VolumesInUse};
 pub use expand::ExpandError;
 use leftovers::Leftovers;
 use limpet_host::blocking::{self, DEADLINE};

@@ -18,8 +18,7 @@ use limpet_cli::screen::Screen;
 use limpet_containerd::fixtures::TestContainer;
 use limpet_wire::command::{Channel, PROTOCOL_V4, PROTOCOL_V5, parse_status, size as size_message};
 use limpet_wire::pods::PodNames;
-use limpet_wire::socket_client::ClientError;
-use limpet_wire::socket_client::SocketClient;
+use limpet_wire::socket_client::{ClientError, SocketClient};
 use limpet_wire::spdy::connection::{Handle, Input, Role as SpdyRole, Stream, connection};
 use limpet_wire::spdy::headers::Headers;
 

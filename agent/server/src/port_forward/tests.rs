@@ -13,8 +13,7 @@ use super::super::caller::tests::for_host;
 use super::*;
 use limpet_core::fixtures::observed;
 use limpet_wire::port_forward::{PORT, REQUEST_ID, STREAM_TYPE};
-use limpet_wire::socket_client::ClientError;
-use limpet_wire::socket_client::SocketClient;
+use limpet_wire::socket_client::{ClientError, SocketClient};
 use limpet_wire::spdy::connection::{Handle, Role, Stream, connection};
 use limpet_wire::spdy::headers::Headers;
 

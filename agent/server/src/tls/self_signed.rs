@@ -1,8 +1,7 @@
 //! The self-signed certificate of a node without a configured one: as kubelet makes it, below the root directory.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use limpet_host::private_file::write;
 

@@ -1,10 +1,9 @@
 //! Attribution of manifest changes: fanotify and the BPF programs, each of which must name the process that writes a
 //! file.
 
-use std::fs;
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::{fs, io};
 
 use limpet_bpf::{Event, InodeId, LoadError, Loaded, Purpose};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};

@@ -1,9 +1,8 @@
 //! Cgroups: version, controllers, and whether the configured driver fits.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::Finding;
 use limpet_host::cgroup::CgroupDriver;

@@ -1,8 +1,7 @@
 //! Kernel features beyond what pods need: file notification, pidfds, BTF, security modules, BPF programs. Each is
 //! tried: a file is written and its event awaited, programs are loaded, attached and detached.
 
-use std::fs;
-use std::io;
+use std::{fs, io};
 
 use limpet_bpf::{Kernel, LoadError, Loaded, ProgramState, Purpose, Request};
 

@@ -1,8 +1,7 @@
 //! The machine: kernel, rights, clock, disk, inotify.
 
-use std::fs;
-use std::io;
 use std::path::Path;
+use std::{fs, io};
 
 use super::{Finding, Level};
 use crate::config::Config;

@@ -7,8 +7,8 @@ use super::Finding;
 use super::runtime::same_mount_namespace;
 use crate::config::{AuthorizationMode, Config, ConfigError, RunFlags, ServerSettings};
 use crate::node::OtherAgent;
-use limpet_cli::program_output::output_of;
 use crate::node::kernel_settings::{self, Deviation};
+use limpet_cli::program_output::output_of;
 use limpet_host::file_system::hides_changes;
 use limpet_host::peer;
 

@@ -3,8 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{PathBuf, Path};
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use containerd_client::services::v1::Plugin;
@@ -15,9 +14,7 @@ use super::Finding;
 use crate::config::Config;
 use limpet_cli::program_output::output_of;
 use limpet_containerd::client::Client;
-use limpet_containerd::event_stream;
-use limpet_containerd::image_verifier;
-use limpet_containerd::snapshotter;
+use limpet_containerd::{event_stream, image_verifier, snapshotter};
 use limpet_host::peer;
 use limpet_model::lifecycle::LifecycleEvent;
 

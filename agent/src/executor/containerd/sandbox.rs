@@ -15,16 +15,14 @@ use limpet_core::state::{ContainerSlot, FAILED_MOUNT, FAILED_UNMOUNT, PodSandbox
 use limpet_host::call_watch::calling;
 use limpet_host::cgroup::CgroupError;
 use limpet_host::network::{AttachRequest, Attachment, DnsSettings};
-use limpet_host::orphan_processes;
 use limpet_host::sandbox::{CreatedSandbox, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
-use limpet_host::user_namespace;
 use limpet_host::volume::{Resolver, VolumeError, pod_hostname};
+use limpet_host::{orphan_processes, user_namespace};
 use limpet_model::container::ContainerId;
 use limpet_model::object::{ObjectKind, runtime_class};
 use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::{PodRecord, PodUid};
-use limpet_model::sandbox::PodAddresses;
-use limpet_model::sandbox::Sandbox;
+use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::selinux::PodLabelling;
 use limpet_telemetry::event::EventType;
 

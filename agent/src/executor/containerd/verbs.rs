@@ -7,14 +7,13 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::Action;
 use limpet_core::state::{Instance, Now, PodSandbox, PodState};
-use limpet_host::process;
+use limpet_host::{clock, process};
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::process::{ProcessHandle, Processes};
 use tokio::sync::watch;
 
 use super::ContainerdExecutor;
-use limpet_host::clock;
 use limpet_worker::executor::{Executor, ExecutorError, LoggerReport};
 
 impl Executor for ContainerdExecutor {

@@ -3,9 +3,8 @@
 //! Only what root runs outside of pods counts: a name and a port are anybody's choice.
 
 use std::collections::BTreeSet;
-use std::fmt;
-use std::fs;
 use std::path::Path;
+use std::{fmt, fs};
 
 use limpet_host::{cgroup, process_cgroup};
 

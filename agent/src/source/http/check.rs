@@ -1,14 +1,13 @@
 //! What must hold for any response, for the fuzz target: its size is limited, it is rejected only with a reason, and
 //! what is accepted is the same after a restart.
 
-use limpet_model::manifest;
+use limpet_model::{manifest, object};
 use std::sync::Arc;
 
 use super::body::{BodyFormat, MAX_BODY, read};
 use limpet_core::source::view::{Contents, View};
 use limpet_core::source::{Decoder, Health, SourceSnapshot};
 use limpet_model::manifest::{Manifest, Restored};
-use limpet_model::object;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
 

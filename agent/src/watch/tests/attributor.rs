@@ -12,9 +12,7 @@ use super::*;
 use limpet_attribution::feed::Sighting;
 use limpet_host::directory::directory_id;
 use limpet_model::actor::ActorPod;
-use limpet_model::attribution::Backend;
-use limpet_model::attribution::ManifestWatch;
-use limpet_model::attribution::WatchObserver;
+use limpet_model::attribution::{Backend, ManifestWatch, WatchObserver};
 
 /// Resolves one cgroup path to a pod, and records what is reported to it.
 #[derive(Debug, Default)]

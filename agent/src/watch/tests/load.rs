@@ -14,9 +14,7 @@ use super::attributor::{RecordingOnlooker, follow, load, truth};
 use limpet_tests::need;
 
 use super::*;
-use limpet_model::attribution::Backend;
-use limpet_model::attribution::ManifestWatch;
-use limpet_model::attribution::WatchObserver;
+use limpet_model::attribution::{Backend, ManifestWatch, WatchObserver};
 
 /// The last file that is written.
 const END: &str = "end.yaml";

@@ -8,8 +8,8 @@ use prometheus_client::registry::Registry;
 use super::Metrics;
 use super::labels::NodeLabel;
 use super::process::ProcessCollector;
-use limpet_model::{POD_API, kubelet_version};
 use limpet_model::node::architecture;
+use limpet_model::{POD_API, kubelet_version};
 
 impl Metrics {
     /// The registry of all of them.

@@ -6,14 +6,12 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 
 use imbl::OrdMap;
-use limpet_core::merge::PodChange;
-use limpet_model::pod::{PodKey, PodRecord};
+use limpet_core::merge::{DesiredPods, PodChange};
+use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
 use limpet_tests::wait;
 
 use super::*;
-use limpet_core::merge::DesiredPods;
 use limpet_core::source::SourceSnapshot;
-use limpet_model::pod::{Fingerprint, PodUid};
 use limpet_model::source::SourceKind;
 
 fn record(source: SourceKind, version: u8) -> Arc<PodRecord> {

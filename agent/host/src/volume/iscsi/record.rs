@@ -8,10 +8,9 @@
 //! | `mount` | where its file system is mounted for all of them |
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
 

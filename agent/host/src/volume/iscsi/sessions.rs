@@ -1,9 +1,8 @@
 //! The kernel's iSCSI sessions and their disks, from sysfs, which has every session, including those of others.
 
-use std::fs;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::disk::Disk;
 

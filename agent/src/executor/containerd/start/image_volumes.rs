@@ -7,10 +7,10 @@ use containerd_client::types::Mount;
 
 use super::failed::{StartFailure, config_error};
 use super::{ContainerdExecutor, Start};
-use limpet_containerd::client::calling;
 use limpet_containerd::image_volumes::{declared, fill};
 use limpet_containerd::snapshot_mount::SnapshotMount;
 use limpet_host::blocking::{self, DEADLINE};
+use limpet_host::call_watch::calling;
 
 impl ContainerdExecutor {
     /// Makes the directories of the image's volumes with what its fresh snapshot, which `mounts` are, has there.

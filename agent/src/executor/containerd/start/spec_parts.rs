@@ -6,7 +6,6 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Container;
 
 use super::{ContainerdExecutor, Start, StartFailure, config_error, devices};
-use limpet_host::call_watch::calling;
 use limpet_containerd::image_volumes::declared;
 use limpet_containerd::spec::{self, ProcessUser, SpecInput};
 use limpet_host::blocking::Progress;
