@@ -126,11 +126,18 @@ fn a_pod_waits_for_the_network(node: &mut TestNode) -> Result<()> {
 fn the_hosts_resolver_is_followed(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     let before = node.wait_running("web")?;
-    let resolver = || node.exec("web", "main", &["cat", "/etc/resolv.conf"]);
-    ensure!(resolver()?.contains("nameserver 192.0.2.53"), "{:?}", resolver());
+    let resolver = |node: &TestNode| node.exec("web", "main", &["cat", "/etc/resolv.conf"]);
+    ensure!(resolver(node)?.contains("nameserver 192.0.2.53"), "{:?}", resolver(node));
     fs::write(node.agent.settings().resolv_conf(), "nameserver 192.0.2.99\nsearch example.test\n")?;
     wait::until_true(wait::SOON, "the new resolver in the pod", || {
-        resolver().is_ok_and(|text| text.contains("192.0.2.99") && !text.contains("192.0.2.53"))
+        resolver(node).is_ok_and(|text| text.contains("192.0.2.99") && !text.contains("192.0.2.53"))
+    })?;
+    // A change while no agent runs is not lost.
+    node.agent.kill();
+    fs::write(node.agent.settings().resolv_conf(), "nameserver 192.0.2.7\n")?;
+    node.agent.start()?;
+    wait::until_true(wait::SOON, "the newest resolver in the pod", || {
+        resolver(node).is_ok_and(|text| text == "nameserver 192.0.2.7\n")
     })?;
     let after = node.wait_running("web")?;
     ensure!(container(&after, "main")["containerID"] == container(&before, "main")["containerID"]);
