@@ -21,10 +21,11 @@ pub(super) struct EventsQuery {
 
 /// An EventList, least recent first; with `watch=1` one event per line.
 pub(super) async fn events(State(state): State<ServerState>, Query(query): Query<EventsQuery>) -> Response {
-    let about = match query.pod.as_deref().map(|pod| pod.split_once('/')) {
+    let key = |pod: &str| pod.split_once('/').and_then(|(namespace, name)| PodKey::parse(namespace, name).ok());
+    let about = match query.pod.as_deref().map(key) {
         None => None,
-        Some(Some((namespace, name))) if let Ok(key) = PodKey::parse(namespace, name) => Some(key),
-        Some(_) => return (StatusCode::BAD_REQUEST, "pod must be namespace/name").into_response(),
+        Some(Some(key)) => Some(key),
+        Some(None) => return (StatusCode::BAD_REQUEST, "pod must be namespace/name").into_response(),
     };
     if matches!(query.watch.as_deref(), Some("1" | "true")) {
         return watch::lines(EventWatch::new(state, about));

@@ -139,7 +139,8 @@ impl Drop for Lock {
 /// until the process exits.
 ///
 /// # Errors
-/// Not root, another agent, what the configuration demands of the kernel, or a directory that cannot be created: see [`StartError::exit_code`].
+/// Not root, another agent, a kernel that is not as the configuration demands, or a directory that cannot be created: see
+/// [`StartError::exit_code`].
 pub fn guard(config: &Config) -> Result<NodeLock, StartError> {
     let uid = rustix::process::geteuid();
     if !uid.is_root() {

@@ -120,10 +120,10 @@ mod tests {
         assert!(deviations(root.path()).is_empty());
         fs::write(root.path().join("kernel/panic"), "0\n").unwrap();
         fs::write(root.path().join("vm/overcommit_memory"), "x").unwrap();
-        let found = deviations(root.path());
-        let shown: Vec<String> = found.iter().map(ToString::to_string).collect();
+        let deviating = deviations(root.path());
+        let shown: Vec<String> = deviating.iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["vm.overcommit_memory cannot be read: invalid data", "kernel.panic is 0 and not 10"]);
-        found.iter().for_each(|deviation| set(root.path(), deviation).unwrap());
+        deviating.iter().for_each(|deviation| set(root.path(), deviation).unwrap());
         assert!(deviations(root.path()).is_empty());
     }
 

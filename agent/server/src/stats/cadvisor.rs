@@ -152,10 +152,10 @@ const NETWORK: [NetworkFamily; 8] = [
 ];
 
 const DISKS: [DiskFamily; 4] = [
-    ("reads_bytes", "Cumulative count of bytes read", |one| one.read_bytes),
-    ("reads", "Cumulative count of reads completed", |one| one.reads),
-    ("writes_bytes", "Cumulative count of bytes written", |one| one.written_bytes),
-    ("writes", "Cumulative count of writes completed", |one| one.writes),
+    ("reads_bytes", "Cumulative count of bytes read", |io| io.read_bytes),
+    ("reads", "Cumulative count of reads completed", |io| io.reads),
+    ("writes_bytes", "Cumulative count of bytes written", |io| io.written_bytes),
+    ("writes", "Cumulative count of writes completed", |io| io.writes),
 ];
 
 const MACHINE: [MachineFamily; 5] = [
@@ -297,9 +297,9 @@ fn add_network(into: &mut impl Families, rows: &[Row<'_>]) {
 
 fn add_disks(into: &mut impl Families, rows: &[Row<'_>]) {
     for (name, help, counter) in DISKS {
-        let samples = rows.iter().flat_map(|row| {
-            row.group.io.iter().map(move |one| row.with(&[("device", &one.device)], counter(one) as f64))
-        });
+        let samples = rows
+            .iter()
+            .flat_map(|row| row.group.io.iter().map(move |io| row.with(&[("device", &io.device)], counter(io) as f64)));
         let name = format!("container_fs_{name}_total");
         into.take(Head { name: &name, kind: Kind::Counter, help, labels: &["device"] }, samples);
     }

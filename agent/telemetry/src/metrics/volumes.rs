@@ -88,7 +88,7 @@ impl VolumeFigures {
 /// Whether the pod's volumes have been made: its containers can start.
 fn has_volumes(pod: &ObservedPod) -> bool {
     let conditions = pod.status.conditions.iter().flatten();
-    conditions.into_iter().any(|one| one.type_ == "PodReadyToStartContainers" && one.status == "True")
+    conditions.into_iter().any(|condition| condition.type_ == "PodReadyToStartContainers" && condition.status == "True")
 }
 
 /// As kubelet's volume manager: those that a container mounts or has as a device.

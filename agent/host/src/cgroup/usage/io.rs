@@ -75,8 +75,8 @@ pub(super) fn named(counters: Counters) -> Vec<DeviceIo> {
         let name = properties.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
         Some(format!("/dev/{name}"))
     };
-    let of = |(number, io): (String, DeviceIo)| DeviceIo { device: name(&number).unwrap_or(number), ..io };
-    counters.into_iter().map(of).collect()
+    let with_name = |(number, io): (String, DeviceIo)| DeviceIo { device: name(&number).unwrap_or(number), ..io };
+    counters.into_iter().map(with_name).collect()
 }
 
 #[cfg(test)]

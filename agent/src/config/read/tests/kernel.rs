@@ -45,9 +45,9 @@ fn quotas_of_cpu_can_be_off_or_have_another_period() {
 #[test]
 fn pulls_have_a_rate_unless_it_is_zero() {
     let rate = |text: &str| loaded(text).unwrap().pull_rate;
-    let of = |per_second, burst| Some(PullRate { per_second, burst });
-    assert_eq!((rate(""), rate("registryBurst: 0")), (of(5, 10), of(5, 10)));
-    assert_eq!((rate("registryPullQPS: 0"), rate("registryPullQPS: 1\nregistryBurst: 2")), (None, of(1, 2)));
+    let given = |per_second, burst| Some(PullRate { per_second, burst });
+    assert_eq!((rate(""), rate("registryBurst: 0")), (given(5, 10), given(5, 10)));
+    assert_eq!((rate("registryPullQPS: 0"), rate("registryPullQPS: 1\nregistryBurst: 2")), (None, given(1, 2)));
     let errors = loaded("registryPullQPS: -1\nregistryBurst: -2").unwrap_err();
     let expected = [
         "config.yaml:3:18: registryPullQPS: -1 is not 0 or more",
