@@ -152,13 +152,32 @@ fn what_does_not_depend_on_the_network_keeps_its_back_off() {
     fail(&mut on_host, now);
     on_host.take_network_change();
     assert_eq!(wait(&on_host, now), 10);
-    let mut ending = pod(false, &[]);
-    ending.end(Duration::from_secs(1), now);
-    for _ in 0..3 {
-        outcome::begin(&mut ending, &Action::TearDown);
-        let failure = Failure { reason: "FailedKillPod", message: "busy".to_owned(), transient: false };
-        outcome::apply(&mut ending, Outcome::TornDown(Err(failure)), now);
+}
+
+#[test]
+fn a_sandbox_that_could_not_be_removed_is_tried_again_soon_after_a_change_of_the_network() {
+    let failed =
+        || Err(Failure { reason: "FailedKillPod", message: "network: no plugin".to_owned(), transient: false });
+    type Failed = fn(Result<(), Failure>) -> Outcome;
+    let rows: [(Action, Failed); 2] =
+        [(Action::TearDown, Outcome::TornDown), (Action::ReleaseSandbox, Outcome::SandboxReleased)];
+    for (action, outcome) in rows {
+        let now = now();
+        let mut pod = ready(pod(false, &[]));
+        if action == Action::TearDown {
+            pod.end(Duration::from_secs(1), now);
+        }
+        outcome::begin(&mut pod, &action);
+        outcome::apply(&mut pod, outcome(failed()), now);
+        assert_eq!(wait(&pod, now), 10, "{action:?}");
+        pod.take_network_change();
+        assert_eq!(wait(&pod, now), 1, "{action:?}");
+        outcome::begin(&mut pod, &action);
+        pod.take_network_change();
+        outcome::apply(&mut pod, outcome(failed()), now);
+        assert_eq!(wait(&pod, now), 1, "{action:?}: it changed meanwhile");
+        outcome::begin(&mut pod, &action);
+        outcome::apply(&mut pod, outcome(failed()), now);
+        assert_eq!(wait(&pod, now), 2, "{action:?}: only that try");
     }
-    ending.take_network_change();
-    assert_eq!(wait(&ending, now), 40);
 }

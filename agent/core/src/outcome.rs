@@ -39,13 +39,14 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The retry state that follows from it.
-    fn retry_state(self, previous: Option<&RetryState>, now: Instant) -> RetryState {
+    /// The retry state that follows from it: the back-off doubles to `max`.
+    fn retry_state(self, previous: Option<&RetryState>, max: Duration, now: Instant) -> RetryState {
         if self.transient {
-            RetryState::transient(self.reason, self.message, now)
-        } else {
-            RetryState::after(previous, self.reason, self.message, now)
+            return RetryState::transient(self.reason, self.message, now);
         }
+        let mut retry = RetryState::after(previous, self.reason, self.message, now);
+        retry.cap(max);
+        retry
     }
 }
 
@@ -210,7 +211,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
         Action::UpdateVolumes => pod.volumes.writing = pod.volumes_version(),
         Action::ReleaseSandbox | Action::TearDown => {
             pod.set_sandbox(SandboxState::Releasing);
-            pod.drivers_changed = false;
+            (pod.network_changed, pod.drivers_changed) = (false, false);
         }
         Action::EnsureImage(index) => {
             let slot = &mut pod.containers[*index];

@@ -47,8 +47,11 @@ pub const FAILED_UNMOUNT: &str = "FailedUnMount";
 /// kubelet's reason when a container's configuration is not available.
 pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
-/// The longest back-off before a sandbox is tried again: the network may be configured at any moment during boot.
-pub const MAX_SANDBOX_BACKOFF: Duration = Duration::from_secs(15);
+/// The longest back-off after a failure to make, start or remove something, in which nothing has exited: as kubelet, which
+/// syncs a pod 10 to 15 seconds after a sync that failed.
+pub const MAX_SYNC_BACKOFF: Duration = Duration::from_secs(15);
+/// The longest back-off before volumes are written again: kubelet's for an operation on a volume.
+pub const MAX_VOLUME_BACKOFF: Duration = Duration::from_secs(122);
 /// The interval at which drivers with `requiresRepublish` publish volumes again: kubelet's shortest time between two syncs.
 pub const REPUBLISH_INTERVAL: Duration = Duration::from_secs(60);
 /// The longest back-off once the node's network has changed.
@@ -157,9 +160,9 @@ pub struct PodState {
     pub sandbox: SandboxState,
     /// The addresses of its last sandbox, primary first.
     pub last_addresses: Vec<IpAddr>,
-    /// Why the sandbox is missing.
+    /// Why the sandbox is missing, or is not removed yet.
     pub retry: Option<RetryState>,
-    /// The node's network changed while the sandbox was being prepared.
+    /// The node's network changed while the sandbox was being prepared or given back.
     pub network_changed: bool,
     /// A driver of volumes registered, or went, while the sandbox was being prepared or given back.
     pub drivers_changed: bool,
@@ -338,17 +341,15 @@ impl PodState {
         }
     }
 
-    /// The node's network changed. A sandbox that could not be made is tried again soon, though not at once: a plugin that
-    /// fails may itself be what changed the links.
+    /// The node's network changed. A sandbox that could not be made or removed is tried again soon, though not at once: a
+    /// plugin that fails may itself be what changed the links.
     pub fn take_network_change(&mut self) {
         if self.record.host_network() {
             return;
         }
         match (&self.sandbox, &mut self.retry) {
-            (SandboxState::Preparing, _) => self.network_changed = true,
-            (SandboxState::Absent { .. }, Some(retry)) if self.ending.is_none() => {
-                retry.cap(MAX_BACKOFF_AFTER_NETWORK_CHANGE)
-            }
+            (SandboxState::Preparing | SandboxState::Releasing, _) => self.network_changed = true,
+            (SandboxState::Absent { .. }, Some(retry)) => retry.cap(MAX_BACKOFF_AFTER_NETWORK_CHANGE),
             _ => {}
         }
     }

@@ -8,10 +8,11 @@ use limpet_model::image::LocalImage;
 
 use super::Failure;
 use crate::adopt::STATUS_UNKNOWN;
+use crate::backoff::MAX_BACKOFF;
 use crate::probe::Probes;
 use crate::state::{
-    CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, Now, OngoingAction, PodState, PostStart, RetryState,
-    StopPhase,
+    CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, MAX_SYNC_BACKOFF, Now, OngoingAction, PodState, PostStart,
+    RetryState, StopPhase,
 };
 
 /// The probes of the instance `id`, if it is still the one that runs.
@@ -38,7 +39,7 @@ pub(super) fn image_ensured(
         }
         Err(_) if slot.image_came => ImageState::Unknown,
         Err(failure) => {
-            let retry = failure.retry_state(slot.pull_retry.as_ref(), now);
+            let retry = failure.retry_state(slot.pull_retry.as_ref(), MAX_BACKOFF, now);
             slot.pull_retry = Some(retry.clone());
             ImageState::Failed(retry)
         }
@@ -70,7 +71,7 @@ pub(super) fn started(
             // Resolving the image again may fix what made it unusable.
             slot.image = ImageState::Unknown;
             let mended = slot.mended && failure.reason == CONFIG_ERROR;
-            slot.retry = (!mended).then(|| failure.retry_state(slot.retry.as_ref(), now));
+            slot.retry = (!mended).then(|| failure.retry_state(slot.retry.as_ref(), MAX_SYNC_BACKOFF, now));
             None
         }
     }

@@ -10,8 +10,8 @@ use limpet_model::verdict::PodVerdict;
 use super::Failure;
 use crate::plan::is_finished;
 use crate::state::{
-    CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, MAX_BACKOFF_AFTER_NETWORK_CHANGE, MAX_RESIZE_BACKOFF,
-    MAX_SANDBOX_BACKOFF, Now, PodSandbox, PodState, REPUBLISH_INTERVAL, SandboxState,
+    CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, MAX_BACKOFF_AFTER_NETWORK_CHANGE, MAX_RESIZE_BACKOFF, MAX_SYNC_BACKOFF,
+    MAX_VOLUME_BACKOFF, Now, PodSandbox, PodState, REPUBLISH_INTERVAL, SandboxState,
 };
 use crate::storage::StorageWatch;
 
@@ -45,8 +45,6 @@ pub(super) fn sandbox_prepared(pod: &mut PodState, result: Result<Arc<PodSandbox
             let edited = pod.volumes.writing.take() != pod.volumes_version() && failure.reason == FAILED_MOUNT;
             sandbox_failed(pod, failure, now);
             pod.cgroup = CgroupState::default();
-            let max = if pod.network_changed { MAX_BACKOFF_AFTER_NETWORK_CHANGE } else { MAX_SANDBOX_BACKOFF };
-            pod.retry.iter_mut().for_each(|retry| retry.cap(max));
             pod.retry.take_if(|_| edited);
         }
     }
@@ -83,11 +81,7 @@ pub(super) fn sandbox_lost(pod: &mut PodState, index: usize, sandbox: &Arc<PodSa
 pub(super) fn resized(pod: &mut PodState, index: usize, id: &ContainerId, result: Result<(), Failure>, now: Now) {
     let resizes = pod.containers[index].instance.as_ref().and_then(|one| one.resize.as_ref());
     let before = resizes.and_then(|resize| resize.retry.clone());
-    let retry = |failure: Failure| {
-        let mut retry = failure.retry_state(before.as_ref(), now.mono);
-        retry.cap(MAX_RESIZE_BACKOFF);
-        retry
-    };
+    let retry = |failure: Failure| failure.retry_state(before.as_ref(), MAX_RESIZE_BACKOFF, now.mono);
     pod.resized(index, id, result.map_err(retry));
 }
 
@@ -95,7 +89,8 @@ pub(super) fn resized(pod: &mut PodState, index: usize, id: &ContainerId, result
 pub(super) fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
     pod.sandbox = SandboxState::Absent { dirty: true };
     let mended = pod.drivers_changed && matches!(failure.reason, FAILED_MOUNT | FAILED_UNMOUNT);
-    pod.retry = (!mended).then(|| failure.retry_state(pod.retry.as_ref(), now.mono));
+    let max = if pod.network_changed { MAX_BACKOFF_AFTER_NETWORK_CHANGE } else { MAX_SYNC_BACKOFF };
+    pod.retry = (!mended).then(|| failure.retry_state(pod.retry.as_ref(), max, now.mono));
 }
 
 /// Applies an attempt to write the volumes.
@@ -108,7 +103,7 @@ pub(super) fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, n
             (volumes.written, volumes.retry) = (writing, None);
             volumes.republish_at = again.then(|| now.mono + REPUBLISH_INTERVAL);
         }
-        Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), now.mono)),
+        Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), MAX_VOLUME_BACKOFF, now.mono)),
     }
 }
 
@@ -120,7 +115,7 @@ pub(super) fn cgroup_updated(pod: &mut PodState, result: Result<(), Failure>, no
         Ok(()) => *cgroup = CgroupState { set: setting, ..CgroupState::default() },
         Err(failure) => {
             cgroup.refused = !failure.transient;
-            cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), now.mono));
+            cgroup.retry = Some(failure.retry_state(cgroup.retry.as_ref(), MAX_RESIZE_BACKOFF, now.mono));
             cgroup.uncertain = true;
             cgroup.set = cgroup.set.map(|set| setting.map_or(set, |setting| set.lowered_to(&setting)));
         }

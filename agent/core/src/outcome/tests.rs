@@ -3,7 +3,7 @@
 use super::super::adopt::unknown_exit;
 use super::super::fixtures::{self, exit, now, sandbox};
 use super::*;
-use crate::state::{FAILED_MOUNT, FAILED_UNMOUNT};
+use crate::state::{CONFIG_ERROR, FAILED_MOUNT, FAILED_UNMOUNT};
 
 fn pod() -> PodState {
     fixtures::pod("Always", &[], &["a"])
@@ -97,6 +97,41 @@ fn pull_failures_back_off_and_transient_ones_do_not() {
         pauses.push(retry.retry_at.duration_since(now.mono).as_secs());
     }
     assert_eq!(pauses, [10, 20, 1]);
+}
+
+#[test]
+fn what_fails_without_an_exit_is_tried_again_after_15_seconds_at_most() {
+    const SYNC: [u64; 6] = [10, 15, 15, 15, 15, 15];
+    const RESIZE: [u64; 6] = [10, 20, 40, 60, 60, 60];
+    const VOLUME: [u64; 6] = [10, 20, 40, 80, 122, 122];
+    type Failed = fn(Failure) -> Outcome;
+    let started: Failed = |failure| Outcome::Started { index: 0, result: Err(failure) };
+    let prepared: Failed = |failure| Outcome::SandboxPrepared(Err(failure));
+    let released: Failed = |failure| Outcome::SandboxReleased(Err(failure));
+    let torn_down: Failed = |failure| Outcome::TornDown(Err(failure));
+    let written: Failed = |failure| Outcome::VolumesUpdated(Err(failure));
+    let limited: Failed = |failure| Outcome::CgroupUpdated(Err(failure));
+    let rows = [
+        (Action::Start(0), started, CONFIG_ERROR, SYNC),
+        (Action::Start(0), started, "CreateContainerError", SYNC),
+        (Action::PrepareSandbox, prepared, FAILED_MOUNT, SYNC),
+        (Action::ReleaseSandbox, released, "FailedKillPod", SYNC),
+        (Action::TearDown, torn_down, FAILED_UNMOUNT, SYNC),
+        (Action::UpdateVolumes, written, FAILED_MOUNT, VOLUME),
+        (Action::UpdateCgroup(pod_limits(pod().record.spec())), limited, "Failed", RESIZE),
+    ];
+    for (action, outcome, reason, pauses) in rows {
+        let mut pod = pod();
+        let now = now();
+        for pause in pauses {
+            begin(&mut pod, &action);
+            apply(&mut pod, outcome(Failure { reason, message: String::new(), transient: false }), now);
+            let retries = [&pod.retry, &pod.volumes.retry, &pod.cgroup.retry, &pod.containers[0].retry];
+            let mut retries = retries.into_iter().flatten();
+            let waits = retries.next().unwrap().retry_at.duration_since(now.mono);
+            assert_eq!((waits, retries.next()), (Duration::from_secs(pause), None), "{action:?} {reason}");
+        }
+    }
 }
 
 #[test]
