@@ -1,6 +1,9 @@
 //! Kills orphaned processes of an agent or a containerd that was killed, found by their environment or their arguments.
 //! Reads all of `/proc`, so it is only for recovery after a crash.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -33,17 +36,19 @@ fn kill_all_with(wanted: &str, progress: &Progress) {
     kill_all(wanted, progress, |process| values(process, "environ").any(|pair| pair == wanted.as_bytes()));
 }
 
-/// Kills the shims that were started for a container whose id ends with `digits`. A containerd that is killed while it
-/// starts a shim forgets it, and the shim waits forever for its first task.
-pub async fn end_shims(digits: String) {
-    sweep(move |progress| kill_all(&digits, progress, |process| is_shim(process, &digits))).await;
+/// Kills the shims that the containerd behind `socket` started for a container whose id ends with `digits`. A containerd that
+/// is killed while it starts a shim forgets it, and the shim waits forever for its first task.
+pub async fn end_shims(digits: String, socket: &Path) {
+    let socket = socket.to_owned();
+    sweep(move |progress| kill_all(&digits, progress, |process| is_shim(process, &digits, &socket))).await;
 }
 
 /// The same, unless a process of a container with such an id runs, other than the one of `starting`.
-pub async fn end_idle_shims(digits: String, starting: String) {
+pub async fn end_idle_shims(digits: String, starting: String, socket: &Path) {
+    let socket = socket.to_owned();
     sweep(move |progress| {
         if !another_container_runs(&digits, &starting) {
-            kill_all(&digits, progress, |process| is_shim(process, &digits));
+            kill_all(&digits, progress, |process| is_shim(process, &digits, &socket));
         }
     })
     .await;
@@ -60,13 +65,22 @@ fn is_of_another_container(cgroups: &str, digits: &str, starting: &str) -> bool 
     container_in_cgroups(cgroups).is_some_and(|id| id.pod_part() == digits && id.as_str() != starting)
 }
 
-fn is_shim(process: &Path, digits: &str) -> bool {
+/// Another containerd of this machine may have a pod with the same UID: its shims name its socket.
+fn is_shim(process: &Path, digits: &str, socket: &Path) -> bool {
     let arguments: Vec<_> = values(process, "cmdline").collect();
+    let value = |flag: &[u8]| arguments.windows(2).find(|pair| pair[0] == flag).map(|pair| &*pair[1]);
     let named = arguments.first().is_some_and(|program| {
         let name = program.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
         name.starts_with(b"containerd-shim")
     });
-    named && arguments.windows(2).any(|pair| pair[0] == b"-id" && pair[1].ends_with(digits.as_bytes()))
+    named
+        && value(b"-id").is_some_and(|id| id.ends_with(digits.as_bytes()))
+        && value(b"-address").is_none_or(|address| is_same_file(Path::new(OsStr::from_bytes(address)), socket))
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let file = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    one == other || file(one).is_some_and(|one| file(other) == Some(one))
 }
 
 /// The NUL-separated values of one of a process's files in `/proc`; none when it has exited.
@@ -127,19 +141,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_shim_is_known_by_its_name_and_the_end_of_its_id() {
+    async fn a_shim_is_known_by_its_name_the_end_of_its_id_and_its_containerd() {
+        const SHIM: &str = "/usr/bin/containerd-shim-runc-v2";
         let own = format!("{:032x}", std::process::id());
-        let named = |name: &str, id: &str| {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+        let (socket, link, other) = (path("own"), path("link"), path("other"));
+        std::fs::write(&socket, "").unwrap();
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        std::fs::write(&other, "").unwrap();
+        let named = |name: &str, id: &str, more: &[&str]| {
             use std::os::unix::process::CommandExt as _;
             let script = "read -r line"; // Exits with its input.
             let mut command = Command::new("sh");
-            command.arg0(name).args(["-c", script, "-id", &format!("aa{id}")]).stdin(std::process::Stdio::piped());
-            command.spawn().unwrap()
+            command.arg0(name).args(["-c", script, "-id", &format!("aa{id}")]).args(more);
+            command.stdin(std::process::Stdio::piped()).spawn().unwrap()
         };
-        let mut shim = named("/usr/bin/containerd-shim-runc-v2", &own);
-        let mut others = [named("/usr/bin/containerd-shim-runc-v2", &format!("{own}0")), named("sh", &own)];
-        end_shims(own).await;
-        assert!(!shim.wait().unwrap().success());
+        let shims = [named(SHIM, &own, &[]), named(SHIM, &own, &["-address", &socket])];
+        let mut others = [
+            named(SHIM, &format!("{own}0"), &[]),
+            named("sh", &own, &[]),
+            named(SHIM, &own, &["-address", &other]),
+            named(SHIM, &own, &["-address", &path("gone")]),
+        ];
+        end_shims(own, Path::new(&link)).await;
+        for mut shim in shims {
+            assert!(!shim.wait().unwrap().success());
+        }
         for other in &mut others {
             assert!(other.try_wait().unwrap().is_none());
             other.kill().unwrap();

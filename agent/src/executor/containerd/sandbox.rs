@@ -353,7 +353,7 @@ impl ContainerdExecutor {
             self.remove_failed_start(pod, slot).await?;
         }
         if pod.outlived_connection {
-            orphan_processes::end_shims(ContainerId::pod_digits(&pod.record.uid)).await;
+            orphan_processes::end_shims(ContainerId::pod_digits(&pod.record.uid), self.client.socket()).await;
         }
         self.release(&pod.record.uid).await?;
         // Before any mount of the pod is detached: a driver unmounts its own.
@@ -393,7 +393,7 @@ impl ContainerdExecutor {
     /// whether that is all of it.
     pub(super) async fn clear(&self, uid: &PodUid) -> bool {
         tracing::info!(%uid, "removing leftovers of a pod that no longer exists");
-        orphan_processes::end_shims(ContainerId::pod_digits(uid)).await;
+        orphan_processes::end_shims(ContainerId::pod_digits(uid), self.client.socket()).await;
         if let Err(failure) = self.release(uid).await {
             tracing::warn!(%uid, message = failure.message, "removing leftovers failed; retried later");
             return false;

@@ -279,7 +279,7 @@ impl ContainerdExecutor {
             Err(error @ RuntimeError::Deadline { .. }) => {
                 tracing::warn!(pod = %start.pod.record.key, container = start.slot.name, %error, "the container did not start; ending its shim, which serves no other container");
                 let digits = ContainerId::pod_digits(&start.pod.record.uid);
-                orphan_processes::end_idle_shims(digits, start.id.as_str().to_owned()).await;
+                orphan_processes::end_idle_shims(digits, start.id.as_str().to_owned(), self.client.socket()).await;
                 Err(run_error(error))
             }
             other => other.map_err(run_error),
