@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         case!(an_address_that_comes_late_is_known_without_a_restart).on(|node| node.agent = false),
         case!(a_pod_has_an_address_of_each_family).on(|node| (node.cni, node.agent) = (true, false)),
         case!(a_network_may_have_ipv6_alone).on(|node| (node.cni, node.agent) = (true, false)),
+        case!(an_orphan_that_stays_attached_keeps_nothing_else).on(|node| node.agent = false),
     ])
 }
 
@@ -121,6 +122,32 @@ fn a_pod_waits_for_the_network(node: &mut TestNode) -> Result<()> {
     })?;
     ensure!(web["status"]["phase"] == "Pending");
     node.wait_event("NetworkNotReady")
+}
+
+fn an_orphan_that_stays_attached_keeps_nothing_else(node: &mut TestNode) -> Result<()> {
+    let uid = "0d2f3b51-6c0e-4f7a-9d0b-4c9d3f6a1e77";
+    let (root, logs) = (node.agent.settings().root(), node.agent.settings().pod_logs());
+    let attachment = root.join("network").join(uid);
+    let (volumes, log) = (root.join("pods").join(uid), logs.join(format!("default_web_{uid}")));
+    // Its plugin was uninstalled.
+    let record = json!({
+        "namespace": "default", "name": "web", "uid": uid, "ports": [],
+        "network_namespace": { "path": node.dir().join("no-namespace"), "inode": 0, "boot_id": "" },
+        "conflist": { "cniVersion": "1.0.0", "name": "old", "plugins": [{ "type": "uninstalled" }] },
+        "result": { "cniVersion": "1.0.0", "interfaces": [], "ips": [] },
+    });
+    fs::create_dir_all(root.join("network"))?;
+    fs::write(&attachment, record.to_string())?;
+    for directory in [volumes.join("volumes/kubernetes.io~empty-dir/data"), log.join("main")] {
+        fs::create_dir_all(&directory)?;
+        fs::write(directory.join("file"), "")?;
+    }
+    node.agent.start()?;
+    wait::until_true(wait::SOON, "its directory to be removed", || !volumes.exists())?;
+    ensure!(!log.exists(), "its logs are left");
+    ensure!(attachment.exists(), "the attachment was forgotten without a DEL");
+    fs::remove_file(attachment)?;
+    Ok(())
 }
 
 fn the_hosts_resolver_is_followed(node: &mut TestNode) -> Result<()> {

@@ -389,36 +389,31 @@ impl ContainerdExecutor {
         found
     }
 
-    /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile. Returns
-    /// whether that is all of it.
+    /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile. What cannot
+    /// be removed keeps nothing else. Returns whether that is all of it.
     pub(super) async fn clear(&self, uid: &PodUid) -> bool {
         tracing::info!(%uid, "removing leftovers of a pod that no longer exists");
+        let removed = |result: Result<(), String>| {
+            if let Err(error) = &result {
+                tracing::warn!(%uid, error, "removing leftovers failed; retried later");
+            }
+            result.is_ok()
+        };
         orphan_processes::end_shims(ContainerId::pod_digits(uid), self.client.socket()).await;
-        if let Err(failure) = self.release(uid).await {
-            tracing::warn!(%uid, message = failure.message, "removing leftovers failed; retried later");
-            return false;
-        }
-        let mut given_back = self.volumes.unmount(uid).await.map_err(|error| unmount_failure(&error));
-        if given_back.is_ok() {
-            given_back = self.remove_image_volumes(uid).await;
-        }
-        if given_back.is_ok() {
-            given_back = self.unmount_orphan(uid).await;
-        }
-        if let Err(failure) = given_back {
-            tracing::warn!(%uid, message = failure.message, "removing leftovers failed; retried later");
-            return false;
-        }
+        calling("CNI DEL");
+        let mut all = removed(self.network.detach(uid).await.map_err(|error| format!("network: {error}")));
+        all &= removed(self.sandboxes.remove(uid).await.map_err(|error| format!("namespaces: {error}")));
+        all &= removed(self.cgroups.remove_pod(uid).await.map_err(|error| format!("cgroup: {error}")));
+        let mut is_empty = removed(self.volumes.unmount(uid).await.map_err(|error| unmount_failure(&error).message));
+        is_empty &= removed(self.remove_image_volumes(uid).await.map_err(|failure| failure.message));
+        is_empty &= removed(self.unmount_orphan(uid).await.map_err(|failure| failure.message));
         let pod = uid.clone();
-        let removed = self.try_on_logs(uid, move |logs| logs.remove_logs_of(&pod)).await;
-        if let Err(error) = removed.and_then(|removed| removed) {
-            tracing::warn!(%uid, %error, "removing leftover logs failed; retried later");
-            return false;
+        let logs = self.try_on_logs(uid, move |logs| logs.remove_logs_of(&pod)).await;
+        is_empty &= removed(logs.and_then(|removed| removed).map_err(|error| format!("logs: {error}")));
+        // The directory names what is still mounted, and says that the logs are limpet's: it goes after both.
+        if is_empty {
+            is_empty = removed(self.volumes.remove(uid).await.map_err(|error| error.to_string()));
         }
-        let removed = self.volumes.remove(uid).await;
-        if let Err(error) = &removed {
-            tracing::warn!(%uid, %error, "removing leftovers failed; retried later");
-        }
-        removed.is_ok()
+        all && is_empty
     }
 }
