@@ -8,6 +8,9 @@ use crate::node_state::NodeState;
 use limpet_model::pod::Role;
 use limpet_model::stop_signal::MIN_GRACE_PERIOD;
 
+/// kubelet's least grace period of a pod that ends: a `preStop` hook has this time whatever the spec says.
+const LEAST_GRACE_OF_POD: Duration = Duration::from_secs(1);
+
 /// Terminates the pod: stops its containers, then tears it down.
 pub(super) fn end(pod: &PodState, ending: Ending, node: NodeState, now: Instant) -> Step {
     let mut plan = Plan::default();
@@ -43,7 +46,7 @@ pub(super) fn evict(pod: &PodState, node: NodeState, now: Instant) -> Step {
 /// that were started later, with what they leave of the pod's grace period; at the end of that it waits no more. Its `preStop`
 /// hook does not wait.
 fn stop_in_turn(plan: &mut Plan, pod: &PodState, index: usize, of_pod: Duration, now: Instant) {
-    let slot = &pod.containers[index];
+    let (slot, of_pod) = (&pod.containers[index], of_pod.max(LEAST_GRACE_OF_POD));
     if slot.role != Role::Sidecar || !slot.is_running() {
         return stop(plan, index, slot, of_pod, KillCause::PodEnds, now);
     }

@@ -215,10 +215,20 @@ fn a_shorter_grace_period_cuts_the_hook_and_never_the_two_seconds() {
 }
 
 #[test]
-fn without_grace_there_is_no_time_for_a_hook() {
+fn a_hook_of_a_pod_that_ends_has_a_second_however_short_the_grace_is() {
     let now = Instant::now();
     let mut pod = ending(Duration::ZERO, now);
-    assert_eq!(phase(&mut pod, now), Some(StopPhase::Signal));
+    assert_eq!(phase(&mut pod, now), Some(StopPhase::PreStop));
+    assert_eq!(plan(&pod, READY, now), Step::Wait(Some(now + seconds(1))));
+    assert_eq!(phase(&mut pod, now + seconds(1)), Some(StopPhase::Signal));
+    assert_eq!(plan(&pod, READY, now + seconds(1)), Step::Wait(Some(now + seconds(1) + MIN_GRACE_PERIOD)));
+}
+
+#[test]
+fn without_grace_there_is_no_time_for_the_hook_of_a_container_that_is_replaced() {
+    let now = Instant::now();
+    let stopping = Stopping::begin(Duration::ZERO, true, now);
+    assert_eq!((stopping.phase, stopping.kill_at()), (StopPhase::Signal, now + MIN_GRACE_PERIOD));
 }
 
 #[test]
