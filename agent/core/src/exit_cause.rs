@@ -10,8 +10,9 @@ use limpet_model::process::{SIGKILL, Sender};
 const OOM_CONSEQUENCE_WINDOW: Duration = Duration::from_secs(2);
 
 /// Sets the exit's reason by what killed `instance`; returns details for its message, if there are any.
-/// `counted`: the kernel OOM-killed a process in the container since the last OOM kill it survived.
-pub fn judge(exit: &mut Exit, instance: &Instance, counted: bool, now: Instant) -> Option<String> {
+/// `counted`: the kernel OOM-killed a process in the container since the last OOM kill it survived. `None`: there is no count
+/// any more, because the container's cgroup went with its last process (cgroup v1 with systemd); containerd's report counts then.
+pub fn judge(exit: &mut Exit, instance: &Instance, counted: Option<bool>, now: Instant) -> Option<String> {
     if exit.reason != "Error" || exit.code <= 128 {
         return None;
     }
@@ -20,7 +21,9 @@ pub fn judge(exit: &mut Exit, instance: &Instance, counted: bool, now: Instant) 
         .signalled_by
         .as_ref()
         .filter(|sender| i64::from(exit.code) == 128 + i64::from(sender.signal) && sender.process.is_some());
-    let victim = instance.oom_victim.as_ref().filter(|(_, at)| now.duration_since(*at) <= OOM_CONSEQUENCE_WINDOW);
+    let is_recent = |at: &Instant| now.duration_since(*at) <= OOM_CONSEQUENCE_WINDOW;
+    let victim = instance.oom_victim.as_ref().filter(|(_, at)| is_recent(at));
+    let counted = counted.unwrap_or_else(|| instance.oom_reported.as_ref().is_some_and(is_recent));
     if exit.code == 128 + SIGKILL as i32 && (victim.is_some() || counted) && sender.is_none() {
         exit.reason = "OOMKilled".to_owned();
         let other = victim.filter(|(victim, _)| !is_first(instance, victim.pid));
@@ -57,7 +60,7 @@ mod tests {
     fn cause_of(instance: &Instance, code: i32, counted: bool) -> (String, String) {
         let mut exit = exit(code);
         exit.reason = "Error".to_owned();
-        let message = judge(&mut exit, instance, counted, Instant::now());
+        let message = judge(&mut exit, instance, Some(counted), Instant::now());
         (exit.reason, message.unwrap_or_default())
     }
 
@@ -74,6 +77,23 @@ mod tests {
         assert_eq!(cause_of(&one, 137, true), expected("OOMKilled", "out of memory: the kernel killed htop (pid 7)"));
         one.signalled_by = Some(Sender { signal: 9, process: Some(process(8)), uid: 1000 });
         assert_eq!(cause_of(&one, 137, true), expected("Error", "killed by signal 9 from htop (pid 8), user id 1000"));
+    }
+
+    #[test]
+    fn without_a_count_a_report_of_a_moment_ago_is_the_cause() {
+        let now = Instant::now();
+        for (seconds_ago, counted, reason) in [
+            (Some(1), None, "OOMKilled"),
+            (Some(60), None, "Error"),
+            (None, None, "Error"),
+            (Some(1), Some(false), "Error"),
+        ] {
+            let reported = seconds_ago.map(|seconds| now.checked_sub(Duration::from_secs(seconds)).unwrap_or(now));
+            let instance = Instance { oom_reported: reported, ..running() };
+            let mut exit = Exit { reason: "Error".to_owned(), ..exit(137) };
+            judge(&mut exit, &instance, counted, now);
+            assert_eq!(exit.reason, reason, "{seconds_ago:?} {counted:?}");
+        }
     }
 
     #[test]

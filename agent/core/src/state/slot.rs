@@ -79,6 +79,8 @@ pub struct Instance {
     pub pause: Duration,
     /// The number of OOM kills in it that it survived.
     pub oom_kills_survived: u64,
+    /// When containerd last reported that it was out of memory.
+    pub oom_reported: Option<Instant>,
     /// The last process the kernel OOM-killed in it, and when that was reported.
     pub oom_victim: Option<(ProcessName, Instant)>,
     /// The sender of the last terminating signal to its first process.
@@ -118,6 +120,7 @@ impl Instance {
             started_at: None,
             pause: Duration::ZERO,
             oom_kills_survived: 0,
+            oom_reported: None,
             oom_victim: None,
             signalled_by: None,
             stop_signal: StopSignal::default(),

@@ -33,13 +33,13 @@ impl Cgroups {
     }
 
     /// Whether the OOM killer has killed a process of a container that has exited, beyond the `survived` kills. All its
-    /// kills are marked as known.
-    pub fn ended_out_of_memory(&self, pod: &PodRecord, container_id: &str, survived: u64) -> bool {
-        let counted = self.oom_kills(pod, container_id).is_some_and(|kills| kills > survived);
+    /// kills are marked as known. `None`: nothing counts them, as with cgroup v1 once the container's group is removed.
+    pub fn ended_out_of_memory(&self, pod: &PodRecord, container_id: &str, survived: u64) -> Option<bool> {
+        let counted = self.oom_kills(pod, container_id).map(|kills| kills > survived);
         let Some(kills) = self.exited_oom_kills(&pod.uid, Some(container_id)) else { return counted };
         let mut known = self.shared.exited_oom_kills.lock().unwrap_or_else(PoisonError::into_inner);
         let before = known.insert(pod.uid.clone(), kills);
-        counted || before.is_some_and(|before| kills > before.saturating_add(survived))
+        Some(counted == Some(true) || before.is_some_and(|before| kills > before.saturating_add(survived)))
     }
 
     pub(super) fn end_oom_account(&self, pod: &PodUid) {
@@ -94,8 +94,12 @@ mod tests {
 
     impl Tree {
         fn new() -> Self {
+            Self::of("cgroup2 cgroup2 rw")
+        }
+
+        fn of(file_system: &str) -> Self {
             let root = tempfile::tempdir().unwrap();
-            let mountinfo = format!("30 23 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.path().display());
+            let mountinfo = format!("30 23 0:26 / {} rw - {file_system}\n", root.path().display());
             let shared = Shared {
                 hierarchies: Hierarchies::of(&mountinfo),
                 layout: Layout::new(CgroupDriver::Systemd, Path::new("/")),
@@ -127,7 +131,7 @@ mod tests {
         }
 
         fn ended(&self, id: &str, survived: u64) -> bool {
-            self.cgroups.ended_out_of_memory(&self.pod, id, survived)
+            self.cgroups.ended_out_of_memory(&self.pod, id, survived).unwrap_or(false)
         }
     }
 
@@ -148,6 +152,18 @@ mod tests {
         tree.count(&tree.pod_group(), 3);
         tree.cgroups.begin_oom_account(&tree.pod.uid);
         assert!(tree.ended("killed later", 0));
+    }
+
+    #[test]
+    fn the_first_version_counts_no_removed_group() {
+        let tree = Tree::of("cgroup cgroup rw,memory");
+        let group = tree.group("killed");
+        fs::create_dir_all(&group).unwrap();
+        fs::write(group.join("memory.oom_control"), "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n").unwrap();
+        let ended = |survived| tree.cgroups.ended_out_of_memory(&tree.pod, "killed", survived);
+        assert_eq!((ended(0), ended(1)), (Some(true), Some(false)));
+        fs::remove_dir_all(group).unwrap();
+        assert_eq!(ended(0), None, "it cannot be told");
     }
 
     #[test]

@@ -51,6 +51,15 @@ impl PodWorker {
         }
     }
 
+    /// containerd reports that a container is out of memory, before the end that may follow.
+    pub(super) fn note_out_of_memory(&mut self, id: &ContainerId, now: Now) {
+        let slots = self.current.iter_mut().flat_map(|pod| &mut pod.containers);
+        let mut instances = slots.filter_map(|slot| slot.instance.as_mut());
+        if let Some(instance) = instances.find(|instance| instance.id == *id) {
+            instance.oom_reported = Some(now.mono);
+        }
+    }
+
     /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
     pub(super) fn exited(&mut self, id: &ContainerId, pid: u32, code: i32, at: jiff::Timestamp, now: Now) {
         let Some(pod) = &mut self.current else { return };

@@ -30,6 +30,7 @@ impl PodWorker {
         }
         self.note_kills(messages.victims, messages.signals, now);
         for id in messages.out_of_memory {
+            self.note_out_of_memory(&id, now);
             self.count_kills(id, now);
         }
         for ((id, pid), (code, at)) in messages.exits {
