@@ -88,6 +88,8 @@ pub struct FileSource {
     accepted: Option<DirectoryId>,
     /// Names that are removed but not confirmed yet, and who removed them.
     vanishing: BTreeMap<Arc<str>, Option<Arc<Actor>>>,
+    /// Names whose contents were accepted and are to be saved.
+    accepted_names: BTreeSet<Arc<str>>,
     /// Who changed the files of the current scan.
     actors: BTreeMap<Arc<str>, Arc<Actor>>,
     confirm_at: Option<Instant>,
@@ -129,6 +131,7 @@ impl FileSource {
             last_good: BTreeMap::new(),
             accepted: None,
             vanishing: BTreeMap::new(),
+            accepted_names: BTreeSet::new(),
             actors: BTreeMap::new(),
             confirm_at: None,
             links: BTreeSet::new(),
@@ -251,8 +254,7 @@ impl FileSource {
         self.rejection_log.warnings(&name, &manifest.faults);
         let (scanner, last_good) = (&self.scanner, &self.last_good);
         self.view.accept(&name, manifest, || restore(scanner, &name, last_good.get(&name)));
-        let contents = self.view.contents(&name);
-        self.persister.put(name, contents, "");
+        self.accepted_names.insert(name);
     }
 
     fn vanish(&mut self, name: Arc<str>) {
@@ -372,7 +374,13 @@ impl FileSource {
     async fn publish(&mut self, publish: &impl Fn(Arc<SourceSnapshot>)) {
         self.pulse.set_backend(self.backend());
         let (scanner, actors) = (&self.scanner, std::mem::take(&mut self.actors));
-        if let Some(snapshot) = self.view.finish_update(self.ready, self.health.clone()) {
+        let snapshot = self.view.finish_update(self.ready, self.health.clone());
+        // What another file defines is not saved: after a restart, the file that ran is the one that has it.
+        for name in std::mem::take(&mut self.accepted_names).into_iter().chain(self.view.take_resettled()) {
+            let effective = self.view.effective(&name);
+            self.persister.put(name, effective, "");
+        }
+        if let Some(snapshot) = snapshot {
             let restore = |name: &str, saved: &LastGood| restore(scanner, name, Some(saved));
             let snapshot = self.ledger.enter(snapshot, Timestamp::now(), restore, |origin| actors.get(origin).cloned());
             self.persister.put_history(&snapshot.changes);

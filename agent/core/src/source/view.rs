@@ -1,14 +1,15 @@
 //! Combines the files of a source into its snapshot: which version of each file is in effect, and which file owns a key
 //! that two claim. Pure: no file is opened here. A URL's response is one file, and so is each push.
 
+mod claim;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdMap;
 
+use self::claim::{Claim, Claims};
 use super::delta::Edits;
-use super::file_names::is_leftover;
 use crate::last_good::Manifests;
 use crate::source::{Health, Rejection, SourceSnapshot};
 use limpet_model::manifest::Manifest;
@@ -59,22 +60,6 @@ impl Contents {
     }
 }
 
-/// A key that two files may claim at the same time.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum Claim {
-    Pod(PodKey),
-    Object(ObjectKey),
-}
-
-impl fmt::Display for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Pod(key) => write!(f, "pod {key}"),
-            Self::Object(key) => write!(f, "{key}"),
-        }
-    }
-}
-
 /// The effective state of one file.
 #[derive(Debug, Default)]
 struct Entry {
@@ -92,7 +77,7 @@ struct Entry {
 #[derive(Debug, Default)]
 pub struct View {
     files: BTreeMap<Arc<str>, Entry>,
-    claims: BTreeMap<Claim, BTreeSet<Arc<str>>>,
+    claims: Claims,
     snapshot: SourceSnapshot,
     /// What differs from the last settled snapshot.
     edits: Edits,
@@ -106,7 +91,9 @@ impl View {
     /// identified, everything without a good version now is kept. `restored` returns the last good version of a file not
     /// seen since the start.
     pub fn accept(&mut self, name: &Arc<str>, read: Manifest, restored: impl FnOnce() -> Contents) {
+        let is_known = self.files.contains_key(name);
         let previous = self.files.get(name).map_or_else(restored, |entry| Contents::clone(&entry.contents));
+        let held: Vec<Claim> = if is_known { Vec::new() } else { previous.claims().collect() };
         let mut faults: Vec<Fault> = read.faults;
         let mut contents = Contents::default();
         for object in read.objects {
@@ -136,6 +123,7 @@ impl View {
         }
         let faults = if refused { faults } else { Vec::new() };
         self.replace(name, Some(Entry { contents: Arc::new(contents), faults, kept, vanishing: false }));
+        self.claims.hold(name, held);
     }
 
     /// Rebuilds the view that published `snapshot`, as far as possible.
@@ -152,6 +140,12 @@ impl View {
         let mut view = Self::default();
         for (name, contents) in files {
             view.restore(&name, Arc::new(contents));
+        }
+        for pod in snapshot.pods.values() {
+            view.claims.settle(&Claim::Pod(pod.key.clone()), Some(&pod.origin));
+        }
+        for object in snapshot.objects.values() {
+            view.claims.settle(&Claim::Object(object.key.clone()), Some(&object.origin));
         }
         view
     }
@@ -183,7 +177,9 @@ impl View {
 
     /// Applies the last good version of a file that cannot be read.
     pub fn restore(&mut self, name: &Arc<str>, contents: Arc<Contents>) {
+        let held: Vec<Claim> = contents.claims().collect();
         self.replace(name, Some(Entry { contents, ..Entry::default() }));
+        self.claims.hold(name, held);
     }
 
     /// Marks a file as missing from the directory, or as back.
@@ -213,6 +209,24 @@ impl View {
     pub fn contents(&self, name: &str) -> Option<Arc<Contents>> {
         let contents = &self.files.get(name)?.contents;
         (!contents.is_empty()).then(|| Arc::clone(contents))
+    }
+
+    /// What is in effect of a file, without what other files define instead; `None`: nothing.
+    pub fn effective(&self, name: &str) -> Option<Arc<Contents>> {
+        let contents = self.contents(name)?;
+        let is_effective = |claim: Claim| self.owner(&claim).is_some_and(|owner| **owner == *name);
+        if contents.claims().all(is_effective) {
+            return Some(contents);
+        }
+        let mut rest = Contents::clone(&contents);
+        rest.pods.retain(|key, _| is_effective(Claim::Pod(key.clone())));
+        rest.objects.retain(|key, _| is_effective(Claim::Object(key.clone())));
+        (!rest.is_empty()).then(|| Arc::new(rest))
+    }
+
+    /// The files that lost a key to another one, or got it back, since the last call.
+    pub fn take_resettled(&mut self) -> BTreeSet<Arc<str>> {
+        self.claims.take_resettled()
     }
 
     /// How many pods there are now.
@@ -252,7 +266,7 @@ impl View {
         let old = match entry {
             Some(entry) => {
                 for claim in entry.contents.claims() {
-                    self.claims.entry(claim.clone()).or_default().insert(Arc::clone(name));
+                    self.claims.add(claim.clone(), name);
                     self.touched_keys.insert(claim);
                 }
                 self.files.insert(Arc::clone(name), entry)
@@ -261,22 +275,20 @@ impl View {
         };
         for claim in old.iter().flat_map(|entry| entry.contents.claims()) {
             let still = self.files.get(name).is_some_and(|entry| entry.contents.contains(&claim));
-            if !still && let Some(claimants) = self.claims.get_mut(&claim) {
-                claimants.remove(name);
+            if !still {
+                self.claims.remove(&claim, name);
             }
             self.touched_keys.insert(claim);
         }
     }
 
-    /// The claimant that sorts first by the bytes of its name; existing files come before vanishing ones, and those that an
-    /// editor has left come last: while it replaces a file, the backup beside it must not take over.
+    /// The file that defines the key.
     fn owner(&self, claim: &Claim) -> Option<&Arc<str>> {
-        let claimants = self.claims.get(claim)?;
-        claimants.iter().min_by_key(|name| (is_leftover(name), self.is_vanishing(name), *name))
+        self.claims.owner(claim, |name| self.is_vanishing(name))
     }
 
     fn settle_key(&mut self, claim: Claim) -> bool {
-        self.touched_files.extend(self.claims.get(&claim).into_iter().flatten().cloned());
+        self.touched_files.extend(self.claims.claimants(&claim).cloned());
         let changed = match &claim {
             Claim::Pod(key) => self.settle_pod(&claim, key),
             Claim::Object(key) => {
@@ -290,16 +302,15 @@ impl View {
             Claim::Object(key) if changed => self.edits.object(key.clone()),
             _ => {}
         }
-        if self.claims.get(&claim).is_some_and(BTreeSet::is_empty) {
-            self.claims.remove(&claim);
-        }
+        let owner = self.owner(&claim).cloned();
+        self.claims.settle(&claim, owner.as_ref());
         changed
     }
 
     fn settle_pod(&mut self, claim: &Claim, key: &PodKey) -> bool {
         let owner = self.owner(claim);
         let pod = owner.and_then(|name| self.pod(name, key)).map(Arc::clone);
-        let claimants = self.claims.get(claim).into_iter().flatten();
+        let claimants = self.claims.claimants(claim);
         let rivals = claimants.filter(|name| Some(*name) != owner && !self.is_vanishing(name));
         let rivals: Vec<Arc<PodRecord>> = rivals.filter_map(|name| self.pod(name, key)).map(Arc::clone).collect();
         let contested = self.settle_rivals(key, rivals);

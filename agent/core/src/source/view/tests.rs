@@ -73,24 +73,68 @@ fn effective_pods_after_a_file_changed() {
     }
 }
 
+fn finish(view: &mut View) -> Vec<String> {
+    view.finish_update(true, Health::Good).map_or_else(Vec::new, |snapshot| shape(&snapshot))
+}
+
 #[test]
-fn two_claims_are_settled_by_file_name_and_never_by_time() {
+fn of_two_claims_the_one_in_effect_stays_and_the_other_is_rejected() {
     let mut view = View::default();
-    take(&mut view, "b", (&[("x", 2)], false));
-    take(&mut view, "a", (&[("x", 1)], false));
-    take(&mut view, "c", (&[("x", 3), ("y", 3)], false));
-    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 1", "y 3", "!b", "!c"]);
-    assert_eq!(rivals(&view.snapshot), ["b: x 2", "c: x 3"]);
-    view.set_vanishing(&Arc::from("a"), true);
-    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 2", "y 3", "!c"]);
-    assert_eq!(rivals(&view.snapshot), ["c: x 3"]);
-    view.remove(&Arc::from("a"));
-    assert!(view.finish_update(true, Health::Good).is_none());
-    view.remove(&Arc::from("b"));
-    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), ["x 3", "y 3"]);
-    view.remove(&Arc::from("c"));
-    assert_eq!(shape(&view.finish_update(true, Health::Good).unwrap()), Vec::<String>::new());
+    take(&mut view, "ed.yaml", (&[("x", 1)], false));
+    assert_eq!(finish(&mut view), ["x 1"]);
+    // It sorts first.
+    take(&mut view, "ed copy.yaml", (&[("x", 2), ("y", 2)], false));
+    assert_eq!(finish(&mut view), ["x 1", "y 2", "!ed copy.yaml"]);
+    assert_eq!(rivals(&view.snapshot), ["ed copy.yaml: x 2"]);
+    let message = view.snapshot.rejected["ed copy.yaml"].faults[0].to_string();
+    assert!(message.contains("already defined in ed.yaml"), "{message}");
+    let saved = |view: &View, name| view.effective(name).unwrap().manifests().len();
+    assert_eq!((saved(&view, "ed.yaml"), saved(&view, "ed copy.yaml")), (1, 1), "only what is in effect is kept");
+    // Written by an editor that renames the file away first.
+    view.set_vanishing(&Arc::from("ed.yaml"), true);
+    assert_eq!(finish(&mut view), [""; 0], "the copy was rejected before");
+    take(&mut view, "ed.yaml", (&[("x", 3)], false));
+    assert_eq!(finish(&mut view), ["x 3", "y 2", "!ed copy.yaml"]);
+    assert!(view.take_resettled().is_empty());
+    view.remove(&Arc::from("ed.yaml"));
+    assert_eq!(finish(&mut view), ["x 2", "y 2"]);
+    assert_eq!(view.take_resettled(), [Arc::from("ed copy.yaml")].into());
+    assert_eq!(saved(&view, "ed copy.yaml"), 2);
+    view.remove(&Arc::from("ed copy.yaml"));
+    assert_eq!(finish(&mut view), [""; 0]);
     assert_eq!((view.pods(), view.snapshot.rivals.len()), (0, 0));
+}
+
+#[test]
+fn claims_that_are_read_together_are_settled_by_what_ran_and_then_by_name() {
+    for (held, expected) in [("", "a"), ("b", "b"), ("c", "c")] {
+        let mut view = View::default();
+        for name in ["c", "b", "a"] {
+            let manifest = Manifest { pods: vec![pod("x", 1, name)], ..Manifest::default() };
+            let before = pod("x", 1, name);
+            let before = Contents { pods: BTreeMap::from([(before.key.clone(), before)]), ..Contents::default() };
+            view.accept(&Arc::from(name), manifest, || if name == held { before } else { Contents::default() });
+        }
+        let snapshot = view.finish_update(true, Health::Good).unwrap();
+        assert_eq!(&*snapshot.pods.values().next().unwrap().origin, expected, "{held}");
+        let mut again = View::of(&snapshot);
+        take(&mut again, "0", (&[("x", 9)], false));
+        let snapshot = again.finish_update(true, Health::Good).unwrap();
+        assert_eq!(&*snapshot.pods.values().next().unwrap().origin, expected, "{held}: a proposal");
+    }
+}
+
+#[test]
+fn a_file_that_is_renamed_takes_its_keys_with_it() {
+    for (old, new) in [("a", "b"), ("b", "a")] {
+        let mut view = View::default();
+        take(&mut view, old, (&[("x", 1)], false));
+        finish(&mut view);
+        take(&mut view, new, (&[("x", 1)], false));
+        view.set_vanishing(&Arc::from(old), true);
+        assert_eq!(finish(&mut view), ["x 1"]);
+        assert_eq!(&*view.snapshot.pods.values().next().unwrap().origin, new);
+    }
 }
 
 #[test]
@@ -157,8 +201,8 @@ fn take_objects(view: &mut View, name: &str, objects: Vec<Arc<ObjectRecord>>, br
 #[test]
 fn objects_are_claimed_kept_and_removed_as_pods_are() {
     let mut view = View::default();
-    take_objects(&mut view, "b", vec![map("x", "b", false)], false);
     take_objects(&mut view, "a", vec![map("x", "a", false), map("y", "a", false)], false);
+    take_objects(&mut view, "b", vec![map("x", "b", false)], false);
     assert_eq!(objects(&view), ["x=a", "y=a", "!b"]);
     take_objects(&mut view, "a", vec![map("y", "new", false)], true);
     assert_eq!(objects(&view), ["x=a", "y=new", "!a", "!b"], "a broken document keeps its last good version");
