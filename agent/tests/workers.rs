@@ -344,8 +344,9 @@ async fn each_kill_of_the_oom_killer_that_a_container_survives_is_reported_once(
     node.pass(SECOND * 10).await;
     assert_eq!(reported(&node), [message(2)]);
     // Counted after the event.
-    let pod = node.agent.as_ref().unwrap().observed.load().pods.values().next().unwrap().record.uid.clone();
-    let id = ContainerId::derive(&pod, "c", 0);
+    let pod = Arc::clone(node.agent.as_ref().unwrap().observed.load().pods.values().next().unwrap());
+    let id = pod.status.container_statuses.as_ref().unwrap()[0].container_id.as_deref().unwrap();
+    let id = ContainerId::new(id.trim_start_matches("containerd://"));
     node.world().events.as_ref().unwrap().try_send(LifecycleEvent::OutOfMemory { id }).unwrap();
     node.pass(SECOND).await;
     node.world().oom_kills = 5;

@@ -104,12 +104,18 @@ fn an_edit_of_an_init_container_makes_a_new_pod(node: &mut TestNode) -> Result<(
     let spec = json!({ "initContainers": [noted("prepare", "true")], "containers": [noted("main", IDLE)] });
     let manifest = job(node, spec)?;
     node.apply(&manifest)?;
-    node.wait_running("job")?;
+    let before = node.wait_running("job")?;
     let edited = edited(&manifest, "/spec/initContainers/0");
     let said = forecast(node, &edited)?;
     ensure!(said.contains("recreates: the pod (init container prepare runs again only in a new pod)"), "{said}");
     node.apply(&edited)?;
-    wait_runs(node, "prepare 1\nmain 1\nprepare 2\nmain 1\n")
+    wait_runs(node, "prepare 1\nmain 1\nprepare 2\nmain 1\n")?;
+    // Its UID is the same, and whoever knows the old containers by their ids does not take the new ones for them.
+    let after = node.wait_running("job")?;
+    ensure!(before["metadata"]["uid"] == after["metadata"]["uid"], "{}", after["metadata"]);
+    ensure!(container_id(&before, "main")? != container_id(&after, "main")?, "{}", after["status"]);
+    ensure!(container(&after, "main")["restartCount"] == 0, "{}", after["status"]);
+    Ok(())
 }
 
 fn of_quick_edits_only_the_last_one_starts(node: &mut TestNode) -> Result<()> {

@@ -66,8 +66,9 @@ pub fn adopt(pod: &mut PodState, found: Vec<FoundContainer>, processes: &dyn Pro
                 }
             }
             None => {
-                // Earlier attempts were skipped to reach this one.
+                // Records of earlier attempts may be gone.
                 slot.attempt_floor = slot.attempt_floor.max(identity.attempt);
+                slot.interrupted = Some((identity.attempt, container.id.clone()));
                 never_ran.push(container.id.clone());
             }
         }

@@ -127,7 +127,7 @@ pub fn ready(mut pod: PodState) -> PodState {
 
 /// A running instance of the container in its desired version.
 pub fn instance(slot: &ContainerSlot, attempt: u32) -> Instance {
-    let id = ContainerId::derive(&PodUid::new("0123"), &slot.name, attempt);
+    let id = ContainerId::derive(&PodUid::new("0123"), &slot.name, attempt, 0);
     Instance {
         image: "app:1".into(),
         image_digest: "sha256:1".into(),

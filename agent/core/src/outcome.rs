@@ -238,7 +238,9 @@ pub fn begin(pod: &mut PodState, action: &Action) {
             probes.into_iter().for_each(|probes| probes.record(*record));
         }
         Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) | Action::Discard(index) => {
-            pod.containers[*index].busy = Some(OngoingAction::Reaping);
+            let slot = &mut pod.containers[*index];
+            slot.busy = Some(OngoingAction::Reaping);
+            slot.discard_begun |= matches!(action, Action::Discard(_));
         }
     }
 }
@@ -249,11 +251,11 @@ fn instance(pod: &mut PodState, index: usize) -> Option<&mut Instance> {
 
 fn begin_start(pod: &mut PodState, index: usize) {
     let pod_restarts = restart_all::pod_restarts(pod);
+    let id = pod.next_id(&pod.containers[index]);
     let slot = &mut pod.containers[index];
     slot.start_follows = pod_restarts;
-    let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
     slot.busy = Some(OngoingAction::Starting(id));
-    slot.mended = false;
+    (slot.mended, slot.discard_begun) = (false, false);
 }
 
 fn begin_stop(pod: &mut PodState, index: usize, entered: &Stopping, cause: &KillCause) {
@@ -292,7 +294,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         }
         Outcome::IdTaken { index, failure } => {
             let slot = &mut pod.containers[index];
-            slot.attempt_floor = slot.next_attempt().saturating_add(1);
+            slot.spend_id();
             return started(slot, Err(failure), now.mono);
         }
         Outcome::Discarded { index, id, gone } => discarded(&mut pod.containers[index], id, gone),

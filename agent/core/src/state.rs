@@ -150,6 +150,8 @@ pub struct Ending {
 pub struct PodState {
     /// The newest accepted version of it, with the resources that the node has allocated.
     pub record: Arc<PodRecord>,
+    /// What the ids of its containers have that those of no other incarnation have, on this node or another one.
+    pub id_seed: u64,
     /// The resources of a newer version wait for room.
     pub deferred: Option<Box<Deferred>>,
     /// When limpet first saw it, or when its first container started.
@@ -211,6 +213,7 @@ impl PodState {
             signals_being_sent: 0,
             storage: storage::measured(record.spec()).map(|_| Box::default()),
             record,
+            id_seed: 0,
             deferred: None,
             start_time: now,
             active_since: None,
@@ -413,6 +416,18 @@ impl PodState {
         let of_verdict = self.verdict.as_ref().filter(|verdict| verdict.is_final()).and_then(PodVerdict::grace);
         let grace = self.ending.map(|ending| ending.grace).into_iter().chain(of_verdict).fold(grace, Duration::min);
         self.ending = Some(Ending { since: self.ending.map_or(now.wall, |ending| ending.since), grace });
+    }
+
+    /// The id of the container's next attempt: the same for each try of it, until one may have run.
+    pub fn next_id(&self, slot: &ContainerSlot) -> ContainerId {
+        let attempt = slot.next_attempt();
+        match &slot.interrupted {
+            Some((of, id)) if *of == attempt => id.clone(),
+            _ => {
+                let salt = self.id_seed.wrapping_add(slot.ids_spent);
+                ContainerId::derive(&self.record.uid, &slot.name, attempt, salt)
+            }
+        }
     }
 
     /// The spec of the container called `name`.

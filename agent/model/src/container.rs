@@ -18,15 +18,17 @@ use crate::verdict::PodVerdict;
 
 /// A container's id in containerd: 64 hexadecimal digits, the last 32 of them the pod's.
 ///
-/// Derived from pod UID, container name and attempt, so that a start interrupted by a crash is found again. Its own
-/// digits come first, because people and tools show the first dozen.
+/// Used once, as clients of containerd and collectors of logs and metrics expect. Derived from pod UID, container name,
+/// attempt and a salt, so that a try whose answer was lost is found again. Its own digits come first, because people and
+/// tools show the first dozen.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContainerId(Arc<str>);
 
 impl ContainerId {
-    /// The id of one attempt at one container of one pod.
-    pub fn derive(uid: &PodUid, container: &str, attempt: u32) -> Self {
-        let own = hex(&Sha256::digest(format!("{uid}/{container}/{attempt}")));
+    /// The id of one attempt at one container of one pod. No two incarnations of a pod have the same `salt`: their UIDs may
+    /// be equal.
+    pub fn derive(uid: &PodUid, container: &str, attempt: u32, salt: u64) -> Self {
+        let own = hex(&Sha256::digest(format!("{uid}/{container}/{attempt}/{salt:016x}")));
         Self(format!("{}{}", &own[..32], Self::pod_digits(uid)).into())
     }
 
@@ -241,11 +243,13 @@ mod tests {
     #[test]
     fn an_id_is_half_the_attempts_own_and_half_the_pods() {
         let uid = PodUid::new("0123");
-        let first = ContainerId::derive(&uid, "web", 0);
-        let second = ContainerId::derive(&uid, "web", 1);
-        assert_eq!(first.as_str().len(), 64);
-        assert!(first.as_str()[..12] != second.as_str()[..12]);
-        assert_eq!((first.pod_part(), second.pod_part()), (&*ContainerId::pod_digits(&uid), first.pod_part()));
+        let first = ContainerId::derive(&uid, "web", 0, 7);
+        assert_eq!((first.as_str().len(), first.pod_part()), (64, &*ContainerId::pod_digits(&uid)));
+        for (attempt, salt) in [(1, 7), (0, 8)] {
+            let other = ContainerId::derive(&uid, "web", attempt, salt);
+            assert!(first.as_str()[..12] != other.as_str()[..12], "{attempt} {salt}");
+            assert_eq!(first.pod_part(), other.pod_part());
+        }
         assert!(pod_id(&uid).len() == 64 && pod_id(&uid).starts_with(first.pod_part()));
     }
 }

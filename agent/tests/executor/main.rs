@@ -85,7 +85,10 @@ async fn a_started_container_is_listed(node: &Node) -> Result<()> {
     let mut pod = node.running(Process::Obeys).await?;
     let (instance, found) = (newest(&pod)?, node.only().await?);
     let identity = &found.recorded.identity;
-    ensure!(found.id == instance.id && found.id == ContainerId::derive(&pod.record.uid, "main", 0), "{found:?}");
+    ensure!(
+        found.id == instance.id && found.id == ContainerId::derive(&pod.record.uid, "main", 0, pod.id_seed),
+        "{found:?}"
+    );
     ensure!(
         identity.pod_key().as_ref() == Ok(&pod.record.key) && identity.uid == pod.record.uid.as_str(),
         "{identity:?}"
@@ -114,7 +117,7 @@ async fn a_second_start_takes_over_the_first(node: &Node) -> Result<()> {
 
 async fn an_unknown_container_has_no_task(node: &Node) -> Result<()> {
     let pod = node.pod(Process::Obeys)?;
-    let id = ContainerId::derive(&pod.record.uid, "main", 7);
+    let id = ContainerId::derive(&pod.record.uid, "main", 7, 0);
     ensure!(Arc::clone(&node.executor).task(id.clone()).await?.is_none());
     ensure!(!node.executor.processes().is_in_container(1, &id));
     Ok(())

@@ -176,7 +176,7 @@ impl RealNode {
     async fn interrupt_start(&self, pod: &PodState) -> Result<ContainerId> {
         let (record, slot, containers) = (&pod.record, &pod.containers[MAIN], &self.executor.containers);
         let ImageState::Ready { image, .. } = &slot.image else { bail!("{:?}", slot.image) };
-        let id = ContainerId::derive(&record.uid, &slot.name, slot.next_attempt());
+        let id = pod.next_id(slot);
         let lease = containers.lease(&id).await?;
         containers.prepare_rootfs(&id, &image.chain_id, &lease).await?;
         let identity = ContainerIdentity {
@@ -233,7 +233,7 @@ impl Node {
         let read = manifest::read(pod("web", spec).to_string().as_bytes(), &origin, SourceKind::File, name);
         ensure!(read.faults.is_empty(), "{:?}", read.faults);
         let record = read.pods.into_iter().next().context("no pod")?;
-        Ok(PodState::new(record, self.executor.now().wall))
+        Ok(PodState { id_seed: self.executor.id_seed(), ..PodState::new(record, self.executor.now().wall) })
     }
 
     /// A pod whose container has been started.

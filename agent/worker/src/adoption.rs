@@ -65,6 +65,7 @@ async fn incarnations(executor: &Arc<dyn Executor>, found: &[FoundContainer], no
         let sandbox = Arc::clone(executor).find_sandbox(Arc::clone(&record)).await;
         let now = executor.now();
         let mut pod = PodState::new(record, now.wall);
+        pod.id_seed = executor.id_seed();
         apply(&mut pod, Outcome::SandboxExamined(sandbox), now);
         // What never ran is found again, and removed, when the worker reads its inbox.
         take_over(&**executor, &mut pod, containers, now);

@@ -32,6 +32,10 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// This moment, as decisions are given it.
     fn now(&self) -> Now;
 
+    /// What the ids of the containers of one incarnation of a pod are made from: another number with each call, and on each
+    /// node.
+    fn id_seed(&self) -> u64;
+
     /// Does `action`, planned from `pod`.
     fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome>;
 

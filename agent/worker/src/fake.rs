@@ -275,6 +275,10 @@ impl Executor for FakeExecutor {
         self.world().now()
     }
 
+    fn id_seed(&self) -> u64 {
+        self.world().next_id_seed()
+    }
+
     fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {
         async move { self.perform_action(pod, action).await }.boxed()
     }

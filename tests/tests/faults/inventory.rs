@@ -26,12 +26,6 @@ struct Due {
     previous: Names,
 }
 
-/// containerd's id of one attempt at a container, as docs/containerd.md has it.
-fn container_id(uid: &str, container: &str, attempt: u64) -> String {
-    let own = hex(&Sha256::digest(format!("{uid}/{container}/{attempt}")));
-    format!("{}{}", &own[..32], pod_digits(uid))
-}
-
 /// The part of a container's id that is its pod's.
 pub(crate) fn pod_digits(uid: &str) -> String {
     hex(&Sha256::digest(uid))[..32].to_owned()
@@ -42,15 +36,15 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 impl Due {
-    fn of(pods: &[Value]) -> Self {
+    fn of(node: &TestNode, pods: &[Value]) -> Result<Self> {
         let mut due = Self::default();
         for pod in pods {
-            due.add(pod);
+            due.add(node, pod)?;
         }
-        due
+        Ok(due)
     }
 
-    fn add(&mut self, pod: &Value) {
+    fn add(&mut self, node: &TestNode, pod: &Value) -> Result<()> {
         let uid = pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
         let status = &pod["status"];
         let finished = ["Succeeded", "Failed"].iter().any(|phase| status["phase"] == *phase);
@@ -65,27 +59,36 @@ impl Due {
             let (Some(name), Some(attempt)) = (container["name"].as_str(), container["restartCount"].as_u64()) else {
                 continue;
             };
-            let id = container_id(&uid, name, attempt);
+            let Some(id) = id_in(&container["containerID"]) else { continue };
             if container["state"]["running"].is_object() {
                 self.running.insert(id.clone());
             }
-            if container["containerID"].is_string() {
-                self.newest.insert(id);
-            }
             if attempt > 0 {
-                self.previous.insert(container_id(&uid, name, attempt - 1));
+                // While it waits for its next start, its last state is that of the newest.
+                let last = id_in(&container["lastState"]["terminated"]["containerID"]).filter(|last| *last != id);
+                self.previous.extend(last.map_or_else(|| another(node, &uid, name, &id), |last| Ok(Some(last)))?);
             }
-            // An attempt whose id containerd does not release has left no record: it is the one before that, then.
-            let last = container["lastState"]["terminated"]["containerID"].as_str();
-            self.previous.extend(last.and_then(|id| id.strip_prefix("containerd://")).map(str::to_owned));
+            self.newest.insert(id);
         }
         self.uids.insert(uid);
+        Ok(())
     }
+}
+
+fn id_in(text: &Value) -> Option<String> {
+    text.as_str()?.strip_prefix("containerd://").map(str::to_owned)
+}
+
+/// A container with that name of the pod, other than `id`, that containerd has.
+fn another(node: &TestNode, uid: &str, name: &str, id: &str) -> Result<Option<String>> {
+    let filter = format!(r#"labels."io.kubernetes.pod.uid"=={uid},labels."io.kubernetes.container.name"=={name}"#);
+    let ids = node.containerd.ctr(&["containers", "ls", "-q", &filter])?;
+    Ok(ids.lines().find(|other| *other != id).map(str::to_owned))
 }
 
 /// What is there and should not be, or is not and should be; empty when all is well.
 pub(crate) fn differences(node: &TestNode, pods: &[Value]) -> Result<Vec<String>> {
-    let due = Due::of(pods);
+    let due = Due::of(node, pods)?;
     let mut found = Vec::new();
     let tasks = node.containerd.tasks()?;
     let running = tasks.iter().filter(|task| task.state == "RUNNING").map(|task| task.id.clone()).collect();

@@ -50,7 +50,7 @@ fn container(attempt: u32, state: ContainerState, task: Option<Task>) -> FoundCo
         user: None,
     };
     FoundContainer {
-        id: ContainerId::derive(&PodUid::new("0123"), "a", attempt),
+        id: ContainerId::derive(&PodUid::new("0123"), "a", attempt, 0),
         recorded: Recorded { identity, state, probes: ProbeRecord::default(), manifest: Arc::from(&b"{}"[..]) },
         task,
         has_snapshot: false,
@@ -155,6 +155,7 @@ fn a_container_that_never_ran_is_created_again() {
         let (pod, removed) = adopted(vec![container(0, ContainerState::default(), task)]);
         assert!(pod.containers[0].instance.is_none());
         assert_eq!(removed.len(), 1);
+        assert_eq!(pod.next_id(&pod.containers[0]), removed[0], "what is left of it is found under its id");
     }
 }
 

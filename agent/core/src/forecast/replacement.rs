@@ -89,7 +89,7 @@ fn exited(terminated: &ContainerStateTerminated, now: Instant) -> Life {
 }
 
 fn instance(slot: &ContainerSlot, observed: &ObservedPod, life: Life) -> Instance {
-    let id = ContainerId::derive(&observed.record.uid, &slot.name, 0);
+    let id = ContainerId::derive(&observed.record.uid, &slot.name, 0, 0);
     Instance { life, ..Instance::new(id, 0, slot.fingerprint.clone()) }
 }
 

@@ -159,7 +159,11 @@ pub(super) fn discarded(slot: &mut ContainerSlot, id: ContainerId, gone: bool) {
 pub(super) fn orphan_removed(slot: &mut ContainerSlot, result: Result<(), Failure>, now: Instant) {
     slot.busy = None;
     match result {
-        Ok(()) => (slot.possible_orphan, slot.retry) = (None, None),
+        Ok(()) => {
+            (slot.possible_orphan, slot.discard_begun, slot.retry) = (None, false, None);
+            // A process may have run under it.
+            slot.spend_id();
+        }
         Err(failure) => slot.retry = Some(RetryState::transient(failure.reason, failure.message, now)),
     }
 }

@@ -47,15 +47,31 @@ fn possible_orphans_of_a_failed_start_are_remembered_until_a_start_succeeds() {
 }
 
 #[test]
-fn an_id_that_containerd_does_not_release_is_skipped() {
+fn an_id_that_containerd_does_not_release_is_no_restart() {
     let mut pod = pod();
     let failure = Failure { reason: "RunContainerError", message: String::new(), transient: true };
+    let taken = pod.next_id(&pod.containers[0]);
     begin(&mut pod, &Action::Start(0));
     apply(&mut pod, Outcome::IdTaken { index: 0, failure }, now());
-    assert_eq!((pod.containers[0].next_attempt(), pod.containers[0].busy.is_none()), (1, true));
-    begin(&mut pod, &Action::Start(0));
-    apply(&mut pod, Outcome::Started { index: 0, result: Ok(Box::new(instance(1))) }, now());
-    assert_eq!(pod.containers[0].next_attempt(), 2);
+    let slot = &pod.containers[0];
+    assert_eq!((slot.next_attempt(), slot.busy.is_none()), (0, true), "nothing has restarted");
+    assert_ne!(pod.next_id(slot), taken);
+}
+
+#[test]
+fn an_id_is_used_once() {
+    let pod_with = |id_seed| PodState { id_seed, ..pod() };
+    let next = |pod: &PodState| pod.next_id(&pod.containers[0]);
+    let (mut first, again) = (pod_with(1), pod_with(2));
+    assert_ne!(next(&first), next(&again), "the pod is recreated, or another node has its manifest");
+    let id = next(&first);
+    let failure = Failure { reason: "RunContainerError", message: String::new(), transient: true };
+    begin(&mut first, &Action::Start(0));
+    apply(&mut first, Outcome::Started { index: 0, result: Err(failure) }, now());
+    assert_eq!(next(&first), id, "what a failed start has left is found under its id");
+    begin(&mut first, &Action::Discard(0));
+    apply(&mut first, Outcome::OrphanRemoved { index: 0, result: Ok(()) }, now());
+    assert_ne!(next(&first), id, "a process may have run under it");
 }
 
 #[test]
@@ -192,7 +208,7 @@ fn a_refused_pod_has_no_sandbox_and_is_not_tried_again() {
 #[test]
 fn what_a_failed_start_left_is_removed_or_tried_again() {
     let mut pod = fixtures::pod("Always", &[], &["a"]);
-    let id = ContainerId::derive(&limpet_model::pod::PodUid::new("0123"), "a", 0);
+    let id = ContainerId::derive(&limpet_model::pod::PodUid::new("0123"), "a", 0, 0);
     pod.containers[0].possible_orphan = Some(id);
     begin(&mut pod, &Action::Discard(0));
     let failure = Failure { reason: "FailedKillPod", message: "no answer".into(), transient: true };

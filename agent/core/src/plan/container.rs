@@ -41,6 +41,10 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
         clear(plan, index, slot, true, now);
         return;
     }
+    if slot.discard_begun && slot.unknown_start().is_some() {
+        plan.push(Action::Discard(index));
+        return;
+    }
     let image_ready = image(plan, pod, index, now);
     let ready = image_ready && matches!(pod.sandbox, SandboxState::Ready(_)) && pod.cgroup_admits();
     if ready && awaits::by_container(pod, slot, node).is_none() && !hooks::hold_back(plan, pod, index) {

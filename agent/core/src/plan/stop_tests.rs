@@ -163,7 +163,7 @@ fn a_late_answer_is_not_about_the_successor() {
     step(&mut pod, now);
     let gone = Outcome::Stopped {
         index: 0,
-        id: Some(ContainerId::derive(&pod.record.uid, "a", 0)),
+        id: Some(ContainerId::derive(&pod.record.uid, "a", 0, 0)),
         phase: StopPhase::Signal,
         result: Ok(Some(exit(143))),
     };

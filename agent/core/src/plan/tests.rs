@@ -233,7 +233,7 @@ fn an_image_with_pull_policy_always_is_resolved_at_each_start() {
 fn a_terminating_pod_waits_for_actions_in_progress() {
     let now = Instant::now();
     let mut pod = ready(pod("Always", &[], &["a"]));
-    let id = ContainerId::derive(&PodUid::new("0123"), "a", 0);
+    let id = ContainerId::derive(&PodUid::new("0123"), "a", 0, 0);
     pod.containers[0].busy = Some(OngoingAction::Starting(id));
     pod.end(Duration::from_secs(3), Now { mono: now, wall: Timestamp::UNIX_EPOCH });
     assert_eq!(plan(&pod, READY, now), Step::Wait(None));
@@ -343,7 +343,7 @@ fn a_failed_pod_ends_with_its_grace_and_runs_nothing_again() {
 fn a_failed_pod_removes_what_a_failed_start_left_before_its_sandbox() {
     let now = Instant::now();
     let mut pod = with_deadline("Always", 10, now);
-    let id = ContainerId::derive(&PodUid::new("0123"), "a", 0);
+    let id = ContainerId::derive(&PodUid::new("0123"), "a", 0, 0);
     pod.containers[0].busy = Some(OngoingAction::Starting(id.clone()));
     pod.fail(PodVerdict::deadline_exceeded());
     assert_eq!(plan(&pod, READY, now), Step::Wait(None), "the start in progress is waited for");
@@ -374,9 +374,13 @@ fn what_a_lost_start_may_have_left_is_removed_when_the_cgroup_waits_for_it() {
     let mut pod = ready(pod("Always", &[], &["a"]));
     exited(&mut pod, 0, 0, now);
     reaped(&mut pod, 0);
-    let id = ContainerId::derive(&PodUid::new("0123"), "a", 1);
+    let id = ContainerId::derive(&PodUid::new("0123"), "a", 1, 0);
     pod.containers[0].possible_orphan = Some(id);
     assert_eq!(actions(&pod, now), [Action::Start(0)], "the start itself removes it");
+    let mut begun = pod.clone();
+    crate::outcome::begin(&mut begun, &Action::Discard(0));
+    begun.containers[0].busy = None;
+    assert_eq!(actions(&begun, now), [Action::Discard(0)], "its answer was lost: its id must not be used again");
     // As after the agent's start: it may have been of another version, with other limits.
     pod.cgroup.set = None;
     assert_eq!(actions(&pod, now), [Action::Discard(0)]);

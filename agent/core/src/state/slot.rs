@@ -236,8 +236,14 @@ pub struct ContainerSlot {
     pub start_follows: u32,
     /// A start failed or was interrupted, and may have left orphans under this id.
     pub possible_orphan: Option<ContainerId>,
-    /// The first attempt that is still available: containerd keeps the ids of earlier ones reserved.
+    /// The removal of those orphans was begun: until it is known to be done, no other process may have their id.
+    pub discard_begun: bool,
+    /// The first attempt that is still available: one that was interrupted has it.
     pub attempt_floor: u32,
+    /// An attempt that an earlier agent began and did not run: its next try has the same id.
+    pub interrupted: Option<(u32, ContainerId)>,
+    /// How many ids no next attempt may have: containerd keeps them reserved, or a process may have run under them.
+    pub ids_spent: u64,
     /// The pod's objects, or the drivers of volumes, changed since its start began.
     pub mended: bool,
     /// The exit of a process, perhaps of the instance whose start has not been reported yet.
@@ -262,7 +268,10 @@ impl ContainerSlot {
             busy: None,
             start_follows: 0,
             possible_orphan: None,
+            discard_begun: false,
             attempt_floor: 0,
+            interrupted: None,
+            ids_spent: 0,
             mended: false,
             early_exit: None,
         }
@@ -280,6 +289,12 @@ impl ContainerSlot {
     pub fn next_attempt(&self) -> u32 {
         let next = self.instance.as_ref().map_or(0, |instance| instance.attempt.saturating_add(1));
         next.max(self.attempt_floor)
+    }
+
+    /// The next attempt gets an id that was in no use.
+    pub fn spend_id(&mut self) {
+        self.interrupted = None;
+        self.ids_spent = self.ids_spent.wrapping_add(1);
     }
 
     /// The back-off after the exit of the next attempt.

@@ -80,11 +80,11 @@ impl ContainerdExecutor {
         match result {
             Err(failure) if is_stale_bundle(&failure, pod.containers[index].retry.as_ref()) => {
                 let slot = &pod.containers[index];
-                let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
+                let id = pod.next_id(slot);
                 if let Err(error) = self.containers.remove_never_ran(&id).await {
                     tracing::debug!(%error, container = %id, "leftovers of the failed start are removed with the pod");
                 }
-                tracing::warn!(pod = %pod.record.key, container = slot.name, "the container id is still in use in containerd; using the next attempt number");
+                tracing::warn!(pod = %pod.record.key, container = slot.name, "the container id is still in use in containerd; using another id");
                 Outcome::IdTaken { index, failure }
             }
             result => Outcome::Started { index, result },
@@ -107,7 +107,7 @@ impl ContainerdExecutor {
             container,
             image,
             sandbox: &sandbox,
-            id: ContainerId::derive(&pod.record.uid, &slot.name, attempt),
+            id: pod.next_id(slot),
             attempt,
             pause: slot.next_pause().min(self.config.max_restart_pause),
             stop_signal: self.stop_signal(pod, slot, image),

@@ -1,6 +1,7 @@
 //! The verbs of [`Executor`], on containerd and the host.
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt as _};
@@ -19,6 +20,11 @@ use limpet_worker::executor::{Executor, ExecutorError, LoggerReport};
 impl Executor for ContainerdExecutor {
     fn now(&self) -> Now {
         clock::now()
+    }
+
+    fn id_seed(&self) -> u64 {
+        // The system's randomness, which does not wait for the kernel to have gathered some at boot.
+        RandomState::new().build_hasher().finish()
     }
 
     fn perform(self: Arc<Self>, pod: PodState, action: Action) -> BoxFuture<'static, Outcome> {

@@ -96,6 +96,9 @@ pub struct World {
     /// The UIDs of pods that have volumes and logs.
     directories: BTreeSet<String>,
     next_sandbox: u32,
+    next_id_seed: u64,
+    /// The ids of all containers whose processes were started.
+    ids_used: BTreeSet<ContainerId>,
     /// The limits of each pod's cgroup, by UID.
     cgroups: BTreeMap<String, CgroupLimits>,
     /// Pods whose limits the kernel refused last.
@@ -174,6 +177,8 @@ impl World {
             sandboxes: BTreeMap::new(),
             directories: BTreeSet::new(),
             next_sandbox: 0,
+            next_id_seed: 0,
+            ids_used: BTreeSet::new(),
             cgroups: BTreeMap::new(),
             refused_limits: BTreeSet::new(),
             next_pid: 100,
@@ -253,6 +258,13 @@ impl World {
         (delay, fault)
     }
 
+    /// What the ids of a pod's next incarnation are made from.
+    pub(super) fn next_id_seed(&mut self) -> u64 {
+        // Far apart, as those of a real node are.
+        self.next_id_seed += 1 << 32;
+        self.next_id_seed
+    }
+
     /// Whether a failure is one that passes by itself.
     pub(super) fn draw_transient(&mut self) -> bool {
         self.rng.bool()
@@ -260,7 +272,7 @@ impl World {
 
     /// Starts the container's next attempt, or takes over what an earlier call started.
     pub(super) fn start(&mut self, pod: &PodState, slot: &ContainerSlot, now: Now) -> Started {
-        let id = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
+        let id = pod.next_id(slot);
         if let Some(known) = self.containers.get(&id)
             && let Some(task) = known.task
         {
@@ -279,6 +291,7 @@ impl World {
         self.note(|| format!("start {} {}/{} pid {pid} restarts {restarts}", short(&id), pod.record.key, slot.name));
         self.check_places();
         self.hooks_of_started(&id, slot);
+        self.check_id(&id);
         self.alive.insert(pid, (id.clone(), watch::Sender::new(true)));
         self.draw_life(pid, slot.role == Role::Init);
         (id, Task::Running { pid }, now.wall, self.sandbox(&pod.record.uid))
@@ -287,7 +300,7 @@ impl World {
     /// Creates the container's next attempt without a process, which an interrupted start leaves.
     pub fn create(&mut self, pod: &PodState, slot: &ContainerSlot) -> ContainerId {
         let record = &pod.record;
-        let id = ContainerId::derive(&record.uid, &slot.name, slot.next_attempt());
+        let id = pod.next_id(slot);
         let identity = ContainerIdentity {
             namespace: record.key.namespace().to_owned(),
             pod: record.key.name().to_owned(),

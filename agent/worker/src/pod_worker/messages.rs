@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use limpet_core::plan::recreate;
-use limpet_core::state::{Now, OngoingAction, PodState};
+use limpet_core::state::{ContainerSlot, Now, OngoingAction, PodState};
 use limpet_model::container::{ContainerId, FoundContainer};
 use limpet_model::pod::{PodRecord, PodUid};
 
@@ -113,6 +113,7 @@ impl PodWorker {
     /// A pod nothing runs of.
     pub(super) fn incarnation(&self, record: Arc<PodRecord>, now: Now) -> PodState {
         let mut pod = PodState::new(record, now.wall);
+        pod.id_seed = self.context.executor.id_seed();
         pod.outlived_connection = self.reconnected;
         pod
     }
@@ -138,11 +139,9 @@ impl PodWorker {
     pub fn discard(&mut self, never_ran: Vec<ContainerId>) {
         let Some(pod) = &mut self.current else { return };
         for id in never_ran {
-            let slot = pod.containers.iter_mut().enumerate().find(|(_, slot)| {
-                ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt()) == id && slot.busy.is_none()
-            });
-            let Some((index, slot)) = slot else { continue };
-            slot.busy = Some(OngoingAction::Reaping);
+            let is_next = |slot: &ContainerSlot| pod.next_id(slot) == id && slot.busy.is_none();
+            let Some(index) = pod.containers.iter().position(is_next) else { continue };
+            pod.containers[index].busy = Some(OngoingAction::Reaping);
             let (executor, generation) = (Arc::clone(&self.context.executor), self.generation);
             self.jobs.spawn(async move { (generation, executor.discard(index, id).await) });
         }

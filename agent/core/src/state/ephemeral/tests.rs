@@ -138,7 +138,7 @@ fn found(pod: &PodState, state: ContainerState, task: Option<Task>) -> FoundCont
         user: None,
     };
     FoundContainer {
-        id: ContainerId::derive(&PodUid::new("0123"), "debug", 0),
+        id: ContainerId::derive(&PodUid::new("0123"), "debug", 0, 0),
         recorded: Recorded { identity, state, probes: ProbeRecord::default(), manifest: Arc::from(&b"{}"[..]) },
         task,
         has_snapshot: true,

@@ -135,7 +135,7 @@ impl World {
         let own = self.hooks.get(id).filter(|_| self.fault_rate == 0 && self.quiet == 1)?;
         let later = pod.containers[index + 1..].iter().filter(|slot| slot.role == Role::Main);
         let after = later.filter_map(|slot| {
-            let other = ContainerId::derive(&pod.record.uid, &slot.name, slot.next_attempt());
+            let other = pod.next_id(slot);
             self.hooks.get(&other).filter(|log| log.agent == own.agent && self.is_running(&other)).map(|_| other)
         });
         after.map(|other| format!("{} starts before the postStart of {}", short(&other), short(id))).next()

@@ -82,6 +82,13 @@ impl World {
         Ok(())
     }
 
+    /// The process of a container has been started: never under an id that another one had.
+    pub(super) fn check_id(&mut self, id: &ContainerId) {
+        if !self.ids_used.insert(id.clone()) {
+            self.violate(format!("the id of {} is used again", short(id)));
+        }
+    }
+
     /// A sandbox goes after the processes in it.
     pub(super) fn check_sandbox_removal(&mut self, uid: &PodUid) {
         let mut of_pod = self.containers.iter().filter(|(_, one)| one.recorded.identity.uid == uid.as_str());
