@@ -15,7 +15,7 @@ fn record(node: &TestNode, uid: &str) -> PathBuf {
     node.agent.settings().root().join("network").join(uid)
 }
 
-pub fn a_damaged_record_restarts_nothing(node: &mut TestNode) -> Result<()> {
+pub(crate) fn a_damaged_record_restarts_nothing(node: &mut TestNode) -> Result<()> {
     node.apply(&networked("web", IDLE))?;
     let before = node.wait_running("web")?;
     let uid = before["metadata"]["uid"].as_str().context("no uid")?;
@@ -41,7 +41,7 @@ pub fn a_damaged_record_restarts_nothing(node: &mut TestNode) -> Result<()> {
     node.wait_nothing_runs()
 }
 
-pub fn a_pod_goes_whose_network_never_worked(node: &mut TestNode) -> Result<()> {
+pub(crate) fn a_pod_goes_whose_network_never_worked(node: &mut TestNode) -> Result<()> {
     let cni = node.cni.as_ref().context("no network")?;
     let subnet = cni.subnet();
     cni.give_from(&["NONE".to_owned()])?;
@@ -57,7 +57,7 @@ pub fn a_pod_goes_whose_network_never_worked(node: &mut TestNode) -> Result<()> 
     Ok(())
 }
 
-pub fn a_pod_goes_whose_plugin_was_uninstalled(node: &mut TestNode) -> Result<()> {
+pub(crate) fn a_pod_goes_whose_plugin_was_uninstalled(node: &mut TestNode) -> Result<()> {
     let installed = tools::cni_plugins().context("no CNI plugins")?;
     let plugins = node.dir().join("plugins");
     fs::create_dir(&plugins)?;

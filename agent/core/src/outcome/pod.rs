@@ -24,9 +24,7 @@ pub(super) fn sandbox_examined(pod: &mut PodState, result: Result<Option<Arc<Pod
         }
         Err(failure) => {
             pod.sandbox = SandboxState::Unknown;
-            let mut retry = failure.retry_state(pod.retry.as_ref(), now.mono);
-            retry.cap(MAX_SANDBOX_BACKOFF);
-            pod.retry = Some(retry);
+            pod.retry = Some(failure.retry_state(pod.retry.as_ref(), MAX_SYNC_BACKOFF, now.mono));
         }
     }
 }

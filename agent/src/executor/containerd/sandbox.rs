@@ -401,7 +401,8 @@ impl ContainerdExecutor {
         };
         orphan_processes::end_shims(ContainerId::pod_digits(uid), self.client.socket()).await;
         calling("CNI DEL");
-        let mut all = removed(self.network.detach(uid).await.map_err(|error| format!("network: {error}")));
+        let detached = self.network.detach(uid, &self.sandboxes.network(uid)).await;
+        let mut all = removed(detached.map_err(|error| format!("network: {error}")));
         all &= removed(self.sandboxes.remove(uid).await.map_err(|error| format!("namespaces: {error}")));
         all &= removed(self.cgroups.remove_pod(uid).await.map_err(|error| format!("cgroup: {error}")));
         let mut is_empty = removed(self.volumes.unmount(uid).await.map_err(|error| unmount_failure(&error).message));
