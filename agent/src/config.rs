@@ -8,8 +8,10 @@ mod curves;
 mod flags;
 mod keys;
 mod kubelet_flags;
+mod misfit;
 mod quantity;
 mod read;
+mod strconv;
 mod tree;
 mod url;
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::agent::workspace_dir;
 use limpet_tests::{process, tools};
 
-use crate::{apt, cargo, cross, ebpf, module_cycles, setup};
+use crate::{apt, cargo, crate_borders, cross, ebpf, module_cycles, setup};
 
 /// cargo's companions, and the version of each that decides.
 const DENY: (&str, &str) = ("cargo-deny", "0.20.2");
@@ -77,8 +77,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 type OwnCheck = (&'static str, fn() -> Result<()>);
 
 fn own_checks() -> Vec<OwnCheck> {
-    let mut checks: Vec<OwnCheck> =
-        vec![("no cycle between modules", module_cycles::check), ("a build without eBPF leaves aya out", without_ebpf)];
+    let mut checks: Vec<OwnCheck> = vec![
+        ("no cycle between modules", module_cycles::check),
+        ("the borders between crates", crate_borders::check),
+        ("a build without eBPF leaves aya out", without_ebpf),
+    ];
     match ebpf::obstacle() {
         Some(obstacle) => eprintln!("lint: the BPF object is not compared with its sources: {obstacle}"),
         None => checks.push(("the BPF object is what its sources give", ebpf::compare)),

@@ -8,6 +8,7 @@ mod cargo;
 mod cluster;
 mod conformance;
 mod corpus;
+mod crate_borders;
 mod cross;
 mod demo;
 mod dist;

@@ -4,9 +4,8 @@
 //! `super::b::...` where `super` reaches their common parent. A module and its own submodules may name each other; only
 //! siblings count. Code that is compiled for tests alone does not count.
 //!
-//! Siblings are compared at the top level of each crate. There a cycle means that no part of the crate can be read, tested
-//! or moved to a separate crate without the others. Further down, siblings are the parts of one subject and often
-//! share types; [`CHECKED_LEVELS`] is the depth of the check.
+//! Siblings are compared at every level of each crate: a cycle means that none of them can be read, tested or moved
+//! without the others. What two of them share belongs to their parent, or to a third one below both.
 //!
 //! Not seen: names that reach a module through a glob import of its siblings (`use super::*`, `pub use b::*`), and code that
 //! macros of other crates generate.
@@ -17,7 +16,7 @@ mod scan;
 mod tests;
 mod tree;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -30,8 +29,6 @@ use tree::Tree;
 
 /// The kinds of targets that are neither a library nor an executable.
 const NOT_CHECKED: [&str; 4] = ["bench", "custom-build", "example", "test"];
-/// How many levels of modules are checked: the top level alone.
-const CHECKED_LEVELS: usize = 1;
 
 /// Modules that all depend on one another.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,6 +44,8 @@ struct Edge {
     to: String,
     /// How many paths make it.
     references: usize,
+    /// What they name there.
+    names: BTreeSet<String>,
     /// One of them, as `file:line`.
     example: String,
 }
@@ -93,10 +92,9 @@ fn targets() -> Result<Vec<Target>> {
     Ok(checked)
 }
 
-/// The cycles of one crate, at every checked level.
+/// The cycles of one crate, at every level.
 fn cycles(tree: &Tree) -> Vec<Cycle> {
-    let parents = tree.modules.iter().filter(|parent| parent.len() < CHECKED_LEVELS);
-    parents.flat_map(|parent| cycles_below(tree, parent)).collect()
+    tree.modules.iter().flat_map(|parent| cycles_below(tree, parent)).collect()
 }
 
 /// The cycles among the children of `parent`.
@@ -109,9 +107,11 @@ fn cycles_below(tree: &Tree, parent: &[String]) -> Vec<Cycle> {
             from: full(from),
             to: full(to),
             references: 0,
+            names: BTreeSet::new(),
             example: format!("{}:{}", shown(&reference.file), reference.line),
         });
         edge.references += 1;
+        edge.names.extend(reference.name().map(str::to_owned));
     }
     let components = graph::cyclic_components(edges.keys().copied());
     let cycle = |members: &Vec<&str>| {
@@ -134,9 +134,10 @@ fn describe(target: &str, cycle: &Cycle, report: &mut String) {
     let width = edges.iter().map(|edge| edge.from.len() + edge.to.len() + 4).max().unwrap_or(0);
     // Writing to a string cannot fail.
     let _ = writeln!(report, "{target}: a cycle of {} modules: {}", members.len(), members.join(", "));
-    for Edge { from, to, references, example } in edges {
+    for Edge { from, to, references, names, example } in edges {
         let edge = format!("{from} -> {to}");
         let more = if *references > 1 { format!(" and {} more", references - 1) } else { String::new() };
-        let _ = writeln!(report, "    {edge:<width$}  {example}{more}");
+        let names = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(report, "    {edge:<width$}  {example}{more}: {names}");
     }
 }

@@ -17,17 +17,13 @@ use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::credentials_error::CredentialsError;
 use crate::program;
 
 /// How long the content of a token's file counts: with the time of a request, kubelet's minute.
 const MAX_AGE: Duration = Duration::from_secs(50);
 /// How long before a token expires its program runs again.
 const MARGIN: SignedDuration = SignedDuration::from_secs(60);
-
-/// Why the node cannot say who it is.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct CredentialsError(pub(crate) String);
 
 /// How a client names itself in each request.
 #[derive(Debug)]

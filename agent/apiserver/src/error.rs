@@ -6,7 +6,7 @@ use std::time::Duration;
 use hyper::http;
 use limpet_model::error_chain::causes;
 
-use crate::authorization::CredentialsError;
+use crate::credentials_error::CredentialsError;
 use crate::kubeconfig::KubeconfigError;
 
 /// How many characters of a server's message are kept. Kubernetes' own name every field that is wrong.

@@ -6,6 +6,7 @@
 mod authorization;
 pub mod client;
 mod connections;
+mod credentials_error;
 mod dial;
 pub mod error;
 pub mod kubeconfig;

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::config::{ExecConfig, ExecInteractiveMode};
 use serde_json::{Value, json};
 
-use crate::authorization::CredentialsError;
+use crate::credentials_error::CredentialsError;
 
 /// How messages name it.
 pub(crate) const FIELD: &str = "the program of users[].user.exec";

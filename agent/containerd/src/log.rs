@@ -8,6 +8,7 @@ mod entry;
 pub mod follow;
 mod logger;
 pub mod paths;
+mod read_options;
 pub mod reader;
 mod render;
 mod start;
@@ -15,7 +16,8 @@ pub mod writer;
 
 pub use entry::LogStream;
 pub use paths::{LogPaths, newest_attempt, previous_attempt, remove_log};
-pub use reader::{ReadOptions, exists, open, read, tail_for_termination_message};
+pub use read_options::ReadOptions;
+pub use reader::{exists, open, read, tail_for_termination_message};
 
 /// When a container's log is rotated (kubelet's `containerLogMaxSize`, `containerLogMaxFiles`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,6 +14,7 @@ mod chain;
 mod conflist;
 mod error;
 mod kernel;
+mod plugin_input;
 mod record;
 mod release;
 mod request;

@@ -24,6 +24,7 @@ mod mounts;
 mod namespaces;
 mod start;
 pub mod sysctl;
+mod unshare;
 pub mod users;
 
 use std::fs::Permissions;

@@ -55,6 +55,7 @@ mod propagation;
 mod read_only;
 mod removal;
 mod resolver;
+mod secret_values;
 mod source;
 mod sub_path;
 mod termination;

@@ -12,6 +12,7 @@ pub mod iscsi;
 pub mod pod_certificate;
 mod pod_objects;
 mod record;
+mod redaction;
 mod reference;
 pub mod runtime_class;
 mod secret_bytes;

@@ -11,7 +11,6 @@ use serde_json::Value;
 use super::kubelet_flags::KubeletFlags;
 pub use server::ServerFlags;
 pub use values::path;
-pub(super) use values::{boolean, integer};
 use values::{switch, verbosity};
 
 /// kubelet's flags, read as pflag reads them: of a repeated one the last counts, lists and maps grow, and an empty value

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use super::flags::{boolean, integer};
+use super::strconv::{boolean, integer};
 use super::tree::{Entry, Node, Position, Value};
 
 /// How the text of a flag is written as the value of its key.

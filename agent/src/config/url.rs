@@ -7,7 +7,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::RunFlags;
 use super::keys::Shape;
-use super::read::{expected, misfit};
+use super::misfit::{expected, misfit};
 use super::tree::{Map, Position};
 use crate::source::http::{Address, HttpSettings};
 use limpet_model::go_duration;

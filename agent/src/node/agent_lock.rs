@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 
 use super::NameError;
-use super::kernel_settings::{self, Deviation};
+use super::kernel_settings::{self, KernelError};
 use crate::config::{Config, ConfigError};
 pub use agent_conflicts::{OtherAgent, find as other_agent};
 use limpet_host::peer;
@@ -44,23 +44,9 @@ pub enum StartError {
         /// The user ID.
         uid: u32,
     },
-    /// `failSwapOn`.
-    #[error(
-        "failSwapOn is true, and swap is in use: {swap}; turn it off, for example with swapoff -a, or set failSwapOn: false"
-    )]
-    SwapInUse {
-        /// The devices and files.
-        swap: String,
-    },
-    /// `protectKernelDefaults`.
-    #[error(
-        "protectKernelDefaults is true, and the kernel has other settings: {}; set them with sysctl, or set protectKernelDefaults: false",
-        .deviations.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-    )]
-    KernelSettings {
-        /// The settings.
-        deviations: Vec<Deviation>,
-    },
+    /// The kernel is not as the configuration demands.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// Another limpet holds the lock.
     #[error("another limpet runs on this node: {holder} holds {path}")]
     Locked {
@@ -110,8 +96,7 @@ impl StartError {
             {
                 4
             }
-            Self::SwapInUse { .. } | Self::KernelSettings { .. } => 1,
-            Self::Io { .. } | Self::Name(NameError::Io { .. }) => 1,
+            Self::Kernel(_) | Self::Io { .. } | Self::Name(NameError::Io { .. }) => 1,
         }
     }
 }

@@ -4,7 +4,6 @@
 use std::path::Path;
 use std::{fmt, fs, io};
 
-use super::StartError;
 use crate::config::Config;
 
 const SETTINGS: &str = "/proc/sys";
@@ -39,20 +38,42 @@ impl fmt::Display for Deviation {
     }
 }
 
+/// How the kernel differs from what the configuration demands.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// `failSwapOn`.
+    #[error(
+        "failSwapOn is true, and swap is in use: {swap}; turn it off, for example with swapoff -a, or set failSwapOn: false"
+    )]
+    SwapInUse {
+        /// The devices and files.
+        swap: String,
+    },
+    /// `protectKernelDefaults`.
+    #[error(
+        "protectKernelDefaults is true, and the kernel has other settings: {}; set them with sysctl, or set protectKernelDefaults: false",
+        .deviations.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    Settings {
+        /// The settings.
+        deviations: Vec<Deviation>,
+    },
+}
+
 /// Checks what the configuration demands, and sets what it lets limpet set.
 ///
 /// # Errors
 /// Swap is in use, or the kernel has other settings.
-pub(super) fn demand(config: &Config) -> Result<(), StartError> {
+pub(super) fn demand(config: &Config) -> Result<(), KernelError> {
     if let Some(swap) = forbidden_swap(config) {
-        return Err(StartError::SwapInUse { swap });
+        return Err(KernelError::SwapInUse { swap });
     }
     let deviations = match config.protect_kernel_defaults {
         None => return Ok(()),
         Some(_) => deviations(Path::new(SETTINGS)),
     };
     if config.protect_kernel_defaults == Some(true) {
-        return if deviations.is_empty() { Ok(()) } else { Err(StartError::KernelSettings { deviations }) };
+        return if deviations.is_empty() { Ok(()) } else { Err(KernelError::Settings { deviations }) };
     }
     for deviation in deviations {
         match set(Path::new(SETTINGS), &deviation) {

@@ -8,8 +8,10 @@
 //! manifest carries the actor who changed it, if the watch knows.
 
 mod scan;
+mod scan_result;
 mod scan_run;
 mod scanning;
+mod stamp;
 mod watching;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,8 +42,9 @@ use limpet_model::attribution::WatchSettings;
 use limpet_model::directory_id::DirectoryId;
 use limpet_model::manifest::Manifest;
 use limpet_model::source::SourceKind;
+use scan::Scanner;
 pub use scan::read_all;
-use scan::{Finding, KnownFiles, Listing, Scan, Scanner};
+use scan_result::{Finding, KnownFiles, Listing, Scan};
 use watching::next_event;
 
 /// How long a removed name may reappear before its pods are removed.
@@ -245,7 +248,7 @@ impl FileSource {
         match finding {
             Finding::Read(manifest) => self.accept(name, manifest),
             Finding::Absent => self.vanish(name),
-            Finding::BeingWritten => self.confirm_in(scan::WRITE_SETTLE_TIME),
+            Finding::BeingWritten => self.confirm_in(stamp::WRITE_SETTLE_TIME),
         }
     }
 

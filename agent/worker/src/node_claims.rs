@@ -4,6 +4,7 @@
 //! pod that was found running has its claims without a check.
 
 mod allocations;
+mod claim;
 mod hold;
 mod permits;
 mod places;
@@ -24,7 +25,8 @@ use limpet_model::source::SourceKind;
 use limpet_plugins::device_plugins::DevicePlugins;
 use tokio::sync::{Notify, watch};
 
-pub use hold::{Hold, Refused, uses_node};
+pub use claim::Refused;
+pub use hold::{Hold, uses_node};
 pub use places::Entry;
 use places::PodSlot;
 pub use resizes::NoRoom;

@@ -58,6 +58,13 @@ fn is_for_tests(file: &Path) -> bool {
         || folders.any(|folder| folder == "tests" || folder == "fixtures")
 }
 
+impl Reference {
+    /// What the path names in the end: a type, a function, or the module itself.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.target.last().map(String::as_str)
+    }
+}
+
 impl Tree {
     fn add(&mut self, source: Source, scanned: Scanned) {
         let Source { file, module, .. } = source;

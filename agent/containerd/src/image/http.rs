@@ -18,8 +18,8 @@ use tokio::time::Instant;
 
 use super::certs::Endpoint;
 use super::error::ImageError;
-use super::registry::{Failure, Kind};
-use super::token::Login;
+use super::failure::{Failure, Kind};
+use super::login::Login;
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);

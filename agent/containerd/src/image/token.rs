@@ -1,7 +1,5 @@
 //! Authentication of a pull: `Basic`, and `Bearer` with a token from the registry's realm.
 
-use std::sync::{Mutex, PoisonError};
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http_auth::parser::ChallengeParser;
@@ -10,17 +8,12 @@ use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 
 use super::auth::Credentials;
+use super::failure::{Failure, Kind};
 use super::http::{Http, error_text, is_redirect, read_bounded};
-use super::registry::{Failure, Kind};
+use super::login::Login;
 
 /// The largest answer of a token server.
 const MAX_ANSWER: u64 = 256 << 10;
-
-/// One host's login: the credentials, and the header it has accepted so far.
-pub(super) struct Login {
-    credentials: Option<Credentials>,
-    authorization: Mutex<Option<HeaderValue>>,
-}
 
 /// A registry's authentication challenge.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,28 +31,6 @@ struct TokenAnswer {
 }
 
 impl Login {
-    pub(super) fn new(credentials: Option<Credentials>) -> Self {
-        Self { credentials, authorization: Mutex::default() }
-    }
-
-    /// Whether credentials were sent, for the message of a refusal.
-    pub(super) fn description(&self) -> &'static str {
-        if self.credentials.is_some() { " with the node's credentials" } else { " without credentials" }
-    }
-
-    /// Whether the host required a login.
-    pub(super) fn was_answered(&self) -> bool {
-        self.authorization.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
-    /// Adds the header that the host has accepted before.
-    pub(super) fn sign(&self, request: RequestBuilder) -> RequestBuilder {
-        match &*self.authorization.lock().unwrap_or_else(PoisonError::into_inner) {
-            Some(value) => request.header(AUTHORIZATION, value.clone()),
-            None => request,
-        }
-    }
-
     /// Answers a 401 from `asker`: the host itself, or another one that it redirected to.
     pub(super) async fn answer(
         &self,
@@ -69,7 +40,7 @@ impl Login {
         repository: &str,
     ) -> Result<(), Failure> {
         let unauthorized = |cause: &str| Failure::new(Kind::Unauthorized, format!("401 Unauthorized{cause}"));
-        let value = match (challenge(headers), &self.credentials) {
+        let value = match (challenge(headers), self.credentials()) {
             (Some(Challenge::Bearer { realm, service, scope }), credentials) => {
                 let scope = scope.unwrap_or_else(|| format!("repository:{repository}:pull"));
                 let realm = Url::parse(&realm).map_err(|_| unauthorized(" by a realm that is not a URL"))?;
@@ -80,7 +51,7 @@ impl Login {
                     return Err(unauthorized(" by a realm without TLS"));
                 }
                 let client = http.client_for(asker, &realm);
-                let request = token_request(client, realm, service.as_deref(), &scope, credentials.as_ref());
+                let request = token_request(client, realm, service.as_deref(), &scope, credentials);
                 format!("Bearer {}", fetch_token(request, self.description()).await?)
             }
             (Some(Challenge::Basic), Some(Credentials::Password { user, password })) => basic(user, password),
@@ -91,7 +62,7 @@ impl Login {
         };
         let mut value: HeaderValue = value.parse().map_err(|_| unauthorized(" by an unusable token"))?;
         value.set_sensitive(true);
-        *self.authorization.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        self.authorize(value);
         Ok(())
     }
 }

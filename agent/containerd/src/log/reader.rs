@@ -13,9 +13,9 @@ use futures_util::{Stream, TryFutureExt as _};
 use tokio::sync::watch;
 
 use super::directory::open_file;
-use super::entry::LogStream;
 use super::follow::{LogWatch, wait_for_writer};
 use super::paths::{among_generations, generations};
+use super::read_options::ReadOptions;
 use super::render::Render;
 use super::start::{self, Start};
 use limpet_host::blocking;
@@ -27,23 +27,6 @@ const LINE_LIMIT: usize = 256 << 10;
 /// kubelet's limits for `FallbackToLogsOnError`: lines, and bytes of these lines.
 const TERMINATION_LINES: u64 = 80;
 const TERMINATION_BYTES: usize = 2_048;
-
-/// The part of a log to read. The default is all of it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct ReadOptions {
-    /// Continue with new lines until the container has finished.
-    pub follow: bool,
-    /// Only so many of the newest lines.
-    pub tail_lines: Option<u64>,
-    /// Only lines of this time or later.
-    pub since: Option<jiff::Timestamp>,
-    /// Each line begins with its time.
-    pub timestamps: bool,
-    /// Stop after so many bytes of output.
-    pub limit_bytes: Option<u64>,
-    /// Only this stream.
-    pub stream: Option<LogStream>,
-}
 
 /// Reads the log whose newest file is `path`. `finished` reports that the container has exited, which ends a following
 /// reader once all is read; other readers stop at the end of the log.

@@ -1,7 +1,7 @@
 //! Converts log entries to the requested output: filtered, joined, with or without times, truncated at a limit.
 
 use super::entry::{Entry, LogStream};
-use super::reader::ReadOptions;
+use super::read_options::ReadOptions;
 
 /// How much of one line is buffered until its end is known. A longer line is returned in pieces.
 const LINE_LIMIT: usize = 1 << 20;

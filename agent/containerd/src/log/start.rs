@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::directory::open_file;
 use super::entry::{Entry, HEADER_LIMIT, LogStream};
 use super::paths::among_generations;
-use super::reader::ReadOptions;
+use super::read_options::ReadOptions;
 
 /// How far before the wanted lines the beginnings of their parts are searched.
 const BEGINNING_LIMIT: u64 = 1 << 20;

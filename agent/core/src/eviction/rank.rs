@@ -12,7 +12,7 @@ use super::{Observation, Signal, Threshold};
 use crate::priority::{is_critical, priority};
 use crate::storage::in_binary;
 use limpet_model::pod::PodRecord;
-use limpet_model::pod::compute_resources::pod_request;
+use limpet_model::pod::totals::pod_request;
 use limpet_model::source::SourceKind;
 
 /// A pod of which something runs, and what it takes of what is short.

@@ -1,4 +1,4 @@
-//! The CNI configuration: which file of the directory is used, its content, and the input of each plugin.
+//! The CNI configuration: which file of the directory is used, and its content.
 //!
 //! As in containerd with libcni: the first file in byte order among `*.conflist`, `*.conf` and `*.json`. If the first
 //! file is invalid, that is an error; the second is not used, since it may define another network.
@@ -6,9 +6,6 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
-
-use super::record::Record;
-use super::{CGROUP_PATH, DNS, POD_ANNOTATIONS};
 
 /// The supported CNI versions, the newest last.
 const VERSIONS: [&str; 7] = [UNVERSIONED, "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -197,40 +194,6 @@ impl Conflist {
         matches!(self.version.as_str(), UNVERSIONED | "0.2.0" | "0.3.0" | "0.3.1")
     }
 
-    /// The standard input of plugin `index`: its own configuration with the network's name and version, the result so far,
-    /// and the runtime's settings for the capabilities it declares.
-    pub(super) fn stdin(&self, index: usize, previous: Option<&Value>, pod: &Record) -> Value {
-        let mut config = self.plugins.get(index).cloned().unwrap_or_default();
-        config.insert("name".to_owned(), json!(self.name));
-        config.insert("cniVersion".to_owned(), json!(self.version));
-        config.remove("prevResult");
-        if let Some(previous) = previous {
-            config.insert("prevResult".to_owned(), previous.clone());
-        }
-        let declared = config.remove("capabilities");
-        let declares = |name: &str| is_declared(declared.as_ref(), name);
-        let mut runtime = Map::new();
-        if declares("portMappings") && !pod.ports.is_empty() {
-            runtime.insert("portMappings".to_owned(), json!(pod.ports));
-        }
-        if let Some(bandwidth) = pod.bandwidth.filter(|_| declares("bandwidth")) {
-            runtime.insert("bandwidth".to_owned(), json!(bandwidth));
-        }
-        if declares(POD_ANNOTATIONS) {
-            runtime.insert(POD_ANNOTATIONS.to_owned(), json!(pod.annotations));
-        }
-        if let Some(dns) = pod.dns.as_ref().filter(|_| declares(DNS)) {
-            runtime.insert(DNS.to_owned(), json!(dns));
-        }
-        if declares(CGROUP_PATH) && !pod.cgroup_path.is_empty() {
-            runtime.insert(CGROUP_PATH.to_owned(), json!(pod.cgroup_path));
-        }
-        if !runtime.is_empty() {
-            config.insert("runtimeConfig".to_owned(), Value::Object(runtime));
-        }
-        Value::Object(config)
-    }
-
     /// Whether a plugin declares the capability.
     pub(super) fn has_capability(&self, name: &str) -> bool {
         self.plugins.iter().any(|plugin| is_declared(plugin.get("capabilities"), name))
@@ -252,7 +215,8 @@ impl Conflist {
     }
 }
 
-fn is_declared(capabilities: Option<&Value>, name: &str) -> bool {
+/// Whether a plugin with these `capabilities` declares the one of that name.
+pub(super) fn is_declared(capabilities: Option<&Value>, name: &str) -> bool {
     capabilities.and_then(|capabilities| capabilities.get(name)) == Some(&Value::Bool(true))
 }
 
@@ -260,7 +224,6 @@ fn is_declared(capabilities: Option<&Value>, name: &str) -> bool {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use limpet_model::pod::bandwidth::Bandwidth;
 
     #[test]
     fn the_first_file_in_byte_order_counts() {
@@ -353,71 +316,6 @@ mod tests {
         assert_eq!((list.plugin_type(0), list.plugin_type(1)), ("bridge", "tuning"));
         std::fs::write(dir.path().join("10-a.conflist"), "{").unwrap();
         assert!(matches!(load(dir.path()), Err(ConfigError::Broken { .. })), "the second file is not used instead");
-    }
-
-    #[test]
-    fn a_plugins_standard_input() {
-        let list = parse(
-            json!({"cniVersion": "0.4.0", "name": "net", "plugins": [
-                {"type": "bridge", "name": "other", "ipam": {"type": "host-local"}},
-                {"type": "portmap", "capabilities": {"portMappings": true, "bandwidth": true}},
-            ]}),
-            true,
-        )
-        .unwrap();
-        let mut pod: Record = serde_json::from_value(json!({
-            "namespace": "default", "name": "web", "uid": "u", "conflist": null, "result": null,
-            "network_namespace": {"path": "/ns", "inode": 1, "boot_id": "b"},
-            "ports": [{"hostPort": 80, "containerPort": 8080, "protocol": "tcp", "hostIP": ""}],
-        }))
-        .unwrap();
-        assert_eq!(
-            list.stdin(0, None, &pod),
-            json!({"type": "bridge", "name": "net", "cniVersion": "0.4.0", "ipam": {"type": "host-local"}})
-        );
-        let previous = json!({"cniVersion": "0.4.0", "ips": []});
-        assert_eq!(
-            list.stdin(1, Some(&previous), &pod),
-            json!({
-                "type": "portmap", "name": "net", "cniVersion": "0.4.0", "prevResult": previous,
-                "runtimeConfig": {"portMappings": [
-                    {"hostPort": 80, "containerPort": 8080, "protocol": "tcp", "hostIP": ""}
-                ]},
-            })
-        );
-        pod.ports.clear();
-        assert_eq!(list.stdin(1, None, &pod).get("runtimeConfig"), None, "no runtime settings");
-        pod.bandwidth = Some(Bandwidth { ingress: Some(10_000_000), egress: None }.into());
-        let limits =
-            json!({"ingressRate": 10_000_000, "ingressBurst": 4_294_967_295_u32, "egressRate": 0, "egressBurst": 0});
-        assert_eq!(list.stdin(1, None, &pod)["runtimeConfig"], json!({"bandwidth": limits}));
-        assert_eq!(list.stdin(0, None, &pod).get("runtimeConfig"), None, "a plugin that does not declare it");
-        assert!(list.has_capability("bandwidth") && !list.has_capability("aliases"));
-    }
-
-    #[test]
-    fn a_plugin_is_told_what_containerd_tells_it() {
-        let capabilities = json!({"dns": true, "io.kubernetes.cri.pod-annotations": true, "cgroupPath": true});
-        let plugins =
-            json!([{"type": "a", "capabilities": capabilities}, {"type": "b", "capabilities": {"dns": false}}]);
-        let list = parse(json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins}), true).unwrap();
-        let mut pod: Record = serde_json::from_value(json!({
-            "namespace": "default", "name": "web", "uid": "u", "conflist": null, "result": null,
-            "network_namespace": {"path": "/ns", "inode": 1, "boot_id": "b"}, "ports": [],
-            "dns": {"servers": ["10.96.0.10"], "searches": ["svc.cluster.local"], "options": ["ndots:5"]},
-            "annotations": {"cni.example/ip": "10.1.0.9"}, "cgroup_path": "/kubepods/podu",
-        }))
-        .unwrap();
-        let told = json!({
-            "dns": {"servers": ["10.96.0.10"], "searches": ["svc.cluster.local"], "options": ["ndots:5"]},
-            "io.kubernetes.cri.pod-annotations": {"cni.example/ip": "10.1.0.9"},
-            "cgroupPath": "/kubepods/podu",
-        });
-        assert_eq!(list.stdin(0, None, &pod)["runtimeConfig"], told);
-        assert_eq!(list.stdin(1, None, &pod).get("runtimeConfig"), None);
-        (pod.dns, pod.annotations, pod.cgroup_path) = (None, Default::default(), String::new());
-        let told = json!({"io.kubernetes.cri.pod-annotations": {}});
-        assert_eq!(list.stdin(0, None, &pod)["runtimeConfig"], told, "what is not known is left out");
     }
 
     #[test]

@@ -89,13 +89,13 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(super) fn ip(args: &[&str]) {
+    pub(in crate::network) fn ip(args: &[&str]) {
         assert!(Command::new("ip").args(args).status().unwrap().success(), "ip {args:?}");
     }
 
     /// A network namespace in which `set_up` has been run, by its pin; it is gone with the sender. `None` without root.
     #[allow(unsafe_code)]
-    pub(super) fn namespace(set_up: impl FnOnce() + Send + 'static) -> Option<(PathBuf, mpsc::Sender<()>)> {
+    pub(in crate::network) fn namespace(set_up: impl FnOnce() + Send + 'static) -> Option<(PathBuf, mpsc::Sender<()>)> {
         need::root("a network namespace")?;
         let (started, pin) = mpsc::channel();
         let (end, ended) = mpsc::channel();

@@ -28,7 +28,7 @@ use rustix::thread::{
 };
 
 use super::USERS;
-use super::namespaces::unshare_namespaces;
+use super::unshare::unshare_namespaces;
 
 /// The first argument that makes the executable an init; the second is the sandbox's directory.
 pub(super) const ARGUMENT: &str = "pod-init";

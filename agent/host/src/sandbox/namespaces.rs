@@ -9,6 +9,7 @@ use std::path::Path;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::thread::UnshareFlags;
 
+use super::unshare::unshare_namespaces;
 use super::users::NamespaceHolder;
 use super::{SandboxError, SandboxRequest, sysctl};
 use crate::{rtnetlink, selinux};
@@ -109,15 +110,6 @@ fn unshare(wanted: &Namespaces) -> rustix::io::Result<()> {
     // For the children of this thread alone.
     flags.set(UnshareFlags::NEWPID, wanted.pid.is_some());
     if flags.is_empty() { Ok(()) } else { unshare_namespaces(flags) }
-}
-
-/// Moves the calling thread into new namespaces; other flags are left out.
-#[allow(unsafe_code)]
-pub(super) fn unshare_namespaces(flags: UnshareFlags) -> rustix::io::Result<()> {
-    let flags = flags.difference(UnshareFlags::FILES);
-    // SAFETY: the function is unsafe because of `UnshareFlags::FILES`, which is not among the flags; the file descriptor
-    // table, on which every safe type relies, stays shared.
-    unsafe { rustix::thread::unshare_unsafe(flags) }
 }
 
 /// Writes containerd's defaults and the Pod's sysctls. `/proc/sys` shows the calling thread's namespaces.

@@ -17,7 +17,7 @@ use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_sp
 
 use super::SandboxError;
 use super::allocation_file::AllocationFile;
-use super::namespaces::unshare_namespaces;
+use super::unshare::unshare_namespaces;
 
 use limpet_model::pod::PodUid;
 use limpet_model::user_namespace::{IdRange, SubordinateIds};

@@ -18,7 +18,7 @@ use k8s_openapi::api::core::v1::FlexVolumeSource;
 
 use self::driver::{CallError, Capabilities, Driver, RESERVED, call};
 use self::record::Record;
-use super::source::SecretValues;
+use super::secret_values::SecretValues;
 use super::{VolumeError, blocking, files, mounted, removal, sub_path};
 use crate::blocking::DEADLINE;
 use crate::boot::boot_id;

@@ -33,7 +33,7 @@ use self::record::Record;
 use super::host_path::{HostPath, HostPathType};
 use super::in_use::{InUse, VolumesInUse};
 use super::node_tools::tool_dirs;
-use super::source::SecretValues;
+use super::secret_values::SecretValues;
 use super::{VolumeError, blocking, files, mounted};
 use crate::blocking::DEADLINE;
 use crate::keyed_lock::KeyedLock;

@@ -1,7 +1,6 @@
 //! Where the data of a volume is that is not the pod's alone: at a path of the node, on a server or a disk of one, or a CSI
 //! driver's; by itself or by its claim.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{Container, Volume};
@@ -12,9 +11,10 @@ use super::flex::FlexMount;
 use super::host_path::{HostPath, HostPathType};
 use super::iscsi::IscsiMount;
 use super::nfs::NfsMount;
+use super::secret_values::secret_values;
 use limpet_model::object::claim::{self, ClaimedSource};
 use limpet_model::object::iscsi::IscsiVolume;
-use limpet_model::object::{ObjectKind, PodObjects, SecretBytes, flex_secret, iscsi_secret};
+use limpet_model::object::{ObjectKind, PodObjects, flex_secret, iscsi_secret};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::all_containers;
 
@@ -58,12 +58,12 @@ impl VolumeSource {
             let found = IscsiVolume::inline(&volume.name, source);
             let agrees = usage.agrees(false, &volume.name);
             agrees.map_err(|reason| VolumeError::Claim { volume: volume.name.clone(), reason })?;
-            let secret = secret(iscsi_secret(volume), objects);
+            let secret = secret_values(iscsi_secret(volume), objects);
             let mount = IscsiMount::of(pod, pod_dir, &volume.name, &found, secret, found.read_only)?;
             return Ok(Some((Self::Disk(Box::new(mount)), found.read_only)));
         }
         if let Some(source) = &volume.flex_volume {
-            let secret = secret(flex_secret(volume), objects);
+            let secret = secret_values(flex_secret(volume), objects);
             let mount = FlexMount::of(pod, pod_dir, &volume.name, source, secret)?;
             return Ok(Some((Self::Flex(Box::new(mount)), source.read_only == Some(true))));
         }
@@ -116,16 +116,6 @@ impl VolumeSource {
             }
         }
     }
-}
-
-/// The values of a Secret; or its name if there is none, which matters only where the volume is still to be mounted.
-pub(super) type SecretValues = Result<BTreeMap<String, SecretBytes>, String>;
-
-/// The values of the Secret of that name, for the volume's target or driver.
-fn secret(name: Option<&str>, objects: &PodObjects) -> SecretValues {
-    let Some(name) = name else { return Ok(BTreeMap::new()) };
-    let found = objects.get(ObjectKind::Secret, name).ok_or_else(|| name.to_owned())?;
-    Ok(found.data.iter().map(|(key, entry)| (key.clone(), entry.bytes.clone())).collect())
 }
 
 /// How the containers of a pod use a volume.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::pod::draft::Draft;
+use crate::pod::draft::{DELETION, Draft};
 use crate::pod::{Fault, PodRecord, Severity, decode, is_terminal_phase, unsupported};
 use crate::source::SourceKind;
 
@@ -16,8 +16,6 @@ use crate::source::SourceKind;
 pub const ORIGIN: &str = "apiserver";
 /// The metadata that a node acts on. The rest changes with every status it reports itself.
 const METADATA: [&str; 5] = ["name", "namespace", "uid", "labels", "annotations"];
-/// The request to delete the pod.
-const DELETION: [&str; 2] = ["deletionTimestamp", "deletionGracePeriodSeconds"];
 
 /// Reads a Pod as an apiserver stores it.
 ///
@@ -66,15 +64,6 @@ fn gate_conditions(pod: &Value) -> Vec<Value> {
     };
     let found = conditions.iter().filter(is_gate);
     found.map(|condition| serde_json::json!({ "type": condition["type"], "status": condition["status"] })).collect()
-}
-
-/// `pod` as it was before its deletion was requested.
-pub(crate) fn without_deletion(pod: &Value) -> Value {
-    let mut before = pod.clone();
-    if let Some(metadata) = before["metadata"].as_object_mut() {
-        DELETION.iter().for_each(|field| drop(metadata.remove(*field)));
-    }
-    before
 }
 
 #[cfg(test)]

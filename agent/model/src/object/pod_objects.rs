@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::object::claim::CsiCall;
-use crate::object::{ObjectKey, ObjectKind, ObjectRecord, pod_certificate, references};
-use crate::pod::PodRecord;
+use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
 
 /// What is known of one object.
 #[derive(Debug, Clone)]
@@ -26,23 +24,9 @@ impl From<Option<Arc<ObjectRecord>>> for ObjectState {
 
 /// The objects of a source that one pod refers to. Two are equal if they give the pod the same values.
 #[derive(Debug, Clone, Default)]
-pub struct PodObjects(BTreeMap<ObjectKey, ObjectState>);
+pub struct PodObjects(pub(super) BTreeMap<ObjectKey, ObjectState>);
 
 impl PodObjects {
-    /// The pod's objects among all of its source's; `find` looks one up.
-    pub fn of<S: Into<ObjectState>>(pod: &PodRecord, find: impl Fn(&ObjectKey) -> S) -> Self {
-        let with_state = |key: ObjectKey| {
-            let state = find(&key).into();
-            (key, state)
-        };
-        Self(references(pod).into_iter().map(with_state).collect())
-    }
-
-    /// The pod's objects before its source has reported any.
-    pub fn unknown(pod: &PodRecord) -> Self {
-        Self::of(pod, |_| ObjectState::Unknown)
-    }
-
     /// Whether any is not known yet.
     pub fn has_unknown(&self) -> bool {
         self.0.values().any(|state| matches!(state, ObjectState::Unknown))
@@ -56,27 +40,6 @@ impl PodObjects {
     /// The object of that kind and name; all but the apiserver's own Service are in the pod's namespace.
     pub fn get(&self, kind: ObjectKind, name: &str) -> Option<&Arc<ObjectRecord>> {
         self.iter().find(|object| object.key.kind == kind && *object.key.name == *name)
-    }
-
-    /// `text` without the values of Secrets: an error of another program may quote a command that contains one. Values of
-    /// fewer than four bytes are kept: they are no secret, and occur in ordinary words.
-    pub fn redact(&self, text: String) -> String {
-        let entries =
-            self.iter().flat_map(|object| object.data.iter().map(|(name, entry)| (object.key.kind, name, entry)));
-        let secrets = entries.filter(|(kind, name, _)| match kind {
-            ObjectKind::Secret | ObjectKind::ServiceAccountToken => true,
-            ObjectKind::PodCertificate => pod_certificate::is_secret(name),
-            ObjectKind::VolumeClaim => CsiCall::is_secret(name),
-            ObjectKind::ConfigMap
-            | ObjectKind::ServiceVariables
-            | ObjectKind::TrustBundle
-            | ObjectKind::RuntimeClass => false,
-        });
-        let values = secrets.filter_map(|(_, _, entry)| entry.bytes.expose_text());
-        values.filter(|value| value.len() >= 4).fold(text, |text, value| match text.contains(value) {
-            true => text.replace(value, "***"),
-            false => text,
-        })
     }
 
     /// All objects that exist.
@@ -112,23 +75,7 @@ mod tests {
     use serde_json::json;
 
     use crate::object::pod_objects::*;
-
-    #[test]
-    fn values_of_secrets_are_redacted_from_a_text() {
-        let decode = |kind: ObjectKind, data: serde_json::Value| {
-            let field = if kind == ObjectKind::Secret { "stringData" } else { "data" };
-            let value = json!({"metadata": {"name": "o"}, field: data});
-            let object = super::super::decode(&value, kind, Arc::from("f.yaml")).0.unwrap();
-            (object.key.clone(), ObjectState::Known(Arc::new(object)))
-        };
-        let objects = PodObjects(BTreeMap::from([
-            decode(ObjectKind::Secret, json!({"a": "hunter2", "short": "ab"})),
-            decode(ObjectKind::ConfigMap, json!({"a": "plain"})),
-        ]));
-        let text = "exec: \"hunter2\" not found, about plain hunter2".to_owned();
-        assert_eq!(objects.redact(text), "exec: \"***\" not found, about plain ***");
-        assert!(objects.iter().count() == 2 && !format!("{objects:?}").contains("hunter2"));
-    }
+    use crate::object::references;
 
     #[test]
     fn an_object_is_known_absent_or_not_known_yet() {

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Volume};
 use crate::object::pod_certificate::PodCertificateDemand;
 use crate::object::token::TokenDemand;
 use crate::object::trust_bundle::TrustBundleDemand;
-use crate::object::{ObjectKey, ObjectKind, claim, runtime_class, service};
+use crate::object::{ObjectKey, ObjectKind, ObjectState, PodObjects, claim, runtime_class, service};
 use crate::pod::PodRecord;
 
 /// Every object the pod uses: environment, volumes, pull secrets, runtime class. All but the apiserver's own Service
@@ -32,6 +32,22 @@ pub fn references(pod: &PodRecord) -> BTreeSet<ObjectKey> {
     found.extend(service::references(pod));
     found.extend(runtime_class::reference(pod));
     found
+}
+
+impl PodObjects {
+    /// The pod's objects among all of its source's; `find` looks one up.
+    pub fn of<S: Into<ObjectState>>(pod: &PodRecord, find: impl Fn(&ObjectKey) -> S) -> Self {
+        let with_state = |key: ObjectKey| {
+            let state = find(&key).into();
+            (key, state)
+        };
+        Self(references(pod).into_iter().map(with_state).collect())
+    }
+
+    /// The pod's objects before its source has reported any.
+    pub fn unknown(pod: &PodRecord) -> Self {
+        Self::of(pod, |_| ObjectState::Unknown)
+    }
 }
 
 /// The objects in the pod's volumes: their files are updated at once after an edit.

@@ -7,8 +7,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::qos::{CPU, MEMORY, QosClass, all_containers, amount, limit, qos_class, request};
 use crate::pod::quantity::Amount;
-use crate::pod::requests::EPHEMERAL_STORAGE;
-use crate::pod::totals::{is_of_pods, totals};
+use crate::pod::requests::{EPHEMERAL_STORAGE, is_of_pods};
+use crate::pod::totals::{is_sidecar, pod_request, together, totals};
 use crate::pod::{PodRecord, huge_pages};
 use crate::source::SourceKind;
 
@@ -173,13 +173,6 @@ pub fn pod_cpu_request(spec: &PodSpec) -> i64 {
     pod_request(spec, CPU).milli()
 }
 
-/// What the pod requests of a resource at most at one time, with its overhead.
-pub fn pod_request(spec: &PodSpec, name: &str) -> Amount {
-    let own = spec.resources.as_ref().map(|resources| request(resources, name)).unwrap_or_default();
-    let needed = if own.is_zero() { together(spec, |resources| request(resources, name)) } else { own };
-    needed + amount(spec.overhead.as_ref(), name)
-}
-
 fn pod_limit(spec: &PodSpec, name: &str) -> Option<Amount> {
     let own = spec.resources.as_ref().map(|resources| limit(resources, name)).unwrap_or_default();
     let declared =
@@ -190,25 +183,6 @@ fn pod_limit(spec: &PodSpec, name: &str) -> Option<Amount> {
         (true, false) => return None,
     };
     Some(needed + amount(spec.overhead.as_ref(), name))
-}
-
-/// The peak need of the containers: init containers run one by one, each together with the sidecars before it.
-fn together(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amount) -> Amount {
-    let need = |container: &Container| container.resources.as_ref().map(&of).unwrap_or_default();
-    let (mut sidecars, mut peak) = (Amount::ZERO, Amount::ZERO);
-    for container in spec.init_containers.iter().flatten() {
-        if is_sidecar(container) {
-            sidecars = sidecars + need(container);
-            peak = peak.max(sidecars);
-        } else {
-            peak = peak.max(sidecars + need(container));
-        }
-    }
-    peak.max(sidecars + spec.containers.iter().map(need).sum())
-}
-
-fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
 }
 
 /// How readily the kernel kills a container when memory runs out (kubelet's `GetContainerOOMScoreAdjust`).

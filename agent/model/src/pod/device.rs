@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::validate::is_qualified_name;
+use super::name::is_qualified_name;
 use super::{Role, quantity};
 
 /// Whether `name` is that of an extended resource: a name with a domain that is not Kubernetes' own.

@@ -8,12 +8,15 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
-use crate::manifest::api;
+use crate::pod::container_form::as_container;
 use crate::pod::{
-    ContainerName, Fault, FaultList, Fingerprint, NameError, PodKey, PodRecord, PodUid, VolumeName, default, ephemeral,
+    ContainerName, Fault, FaultList, Fingerprint, NameError, PodKey, PodRecord, PodUid, VolumeName, default,
     fingerprint, identity,
 };
 use crate::source::SourceKind;
+
+/// The request to delete the pod.
+pub(crate) const DELETION: [&str; 2] = ["deletionTimestamp", "deletionGracePeriodSeconds"];
 
 /// A pod whose names may be anything.
 #[derive(Debug)]
@@ -46,7 +49,7 @@ impl Draft {
         };
         let manifest = fingerprint::canonical(value);
         // A pod of an apiserver stays the same version while it is being deleted.
-        let version = (source == SourceKind::Api).then(|| api::without_deletion(value));
+        let version = (source == SourceKind::Api).then(|| without_deletion(value));
         let version = version.as_ref().unwrap_or(value);
         let immutable = fingerprint::immutable(version);
         let names = (namespace.as_str(), name.as_str());
@@ -94,7 +97,7 @@ impl Draft {
         });
         let uid = PodUid::parse(self.uid.as_str());
         let uid = uid.map_err(|error| faults.push(fault("metadata.uid", &self.uid, error)));
-        let ephemeral = ephemeral::containers(&self.pod);
+        let ephemeral = self.spec().ephemeral_containers.iter().flatten().map(as_container).collect();
         self.check_parts(&mut faults);
         match (key, uid) {
             (Ok(key), Ok(uid)) if faults.errors() == 0 => Ok(PodRecord {
@@ -137,6 +140,15 @@ fn forget_another_life(metadata: &mut ObjectMeta) {
     metadata.creation_timestamp = None;
     metadata.deletion_timestamp = None;
     metadata.deletion_grace_period_seconds = None;
+}
+
+/// `pod` as it was before its deletion was requested.
+fn without_deletion(pod: &Value) -> Value {
+    let mut before = pod.clone();
+    if let Some(metadata) = before["metadata"].as_object_mut() {
+        DELETION.iter().for_each(|field| drop(metadata.remove(*field)));
+    }
+    before
 }
 
 fn fault(path: &str, value: &str, error: NameError) -> Fault {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use serde_json::{Value, json};
 
+use crate::pod::container_form::as_container;
 use crate::pod::{ContainerName, Fault, PodRecord, decode, default, validate};
 
 /// The most that `limpet debug` adds to one pod.
@@ -130,65 +131,6 @@ impl PodRecord {
     /// The container whose processes its ephemeral container called `name` is to see.
     pub fn target_of(&self, name: &str) -> Option<&str> {
         self.ephemeral_of(name)?.target_container_name.as_deref().filter(|target| !target.is_empty())
-    }
-}
-
-/// The part of an ephemeral container that it shares with the others.
-pub fn as_container(one: &EphemeralContainer) -> Container {
-    let EphemeralContainer {
-        args,
-        command,
-        env,
-        env_from,
-        image,
-        image_pull_policy,
-        lifecycle,
-        liveness_probe,
-        name,
-        ports,
-        readiness_probe,
-        resize_policy,
-        resources,
-        restart_policy,
-        restart_policy_rules,
-        security_context,
-        startup_probe,
-        stdin,
-        stdin_once,
-        target_container_name: _,
-        termination_message_path,
-        termination_message_policy,
-        tty,
-        volume_devices,
-        volume_mounts,
-        working_dir,
-    } = one.clone();
-    Container {
-        args,
-        command,
-        env,
-        env_from,
-        image,
-        image_pull_policy,
-        lifecycle,
-        liveness_probe,
-        name,
-        ports,
-        readiness_probe,
-        resize_policy,
-        resources,
-        restart_policy,
-        restart_policy_rules,
-        security_context,
-        startup_probe,
-        stdin,
-        stdin_once,
-        termination_message_path,
-        termination_message_policy,
-        tty,
-        volume_devices,
-        volume_mounts,
-        working_dir,
     }
 }
 

@@ -4,11 +4,27 @@
 //! as written (a quantity `1` and `"1"` differ, `0.5` and `500m` differ), unknown keys kept. The hash is the first
 //! half of SHA-256.
 
+use std::fmt;
+
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::pod::Fingerprint;
+/// 128-bit hash of a manifest's canonical form as authored (ARCHITECTURE.md, identity).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fingerprint(pub [u8; 16]);
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 /// Fields of the pod that can change in place; of every container, [`CONTAINER_IN_PLACE`]. Frozen: a change of these
 /// lists would give every pod another UID.

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
-use super::compute_resources::pod_request;
 use super::qos::{all_containers, amount};
 use super::quantity::{Amount, parse};
-use super::totals::Amounts;
+use super::totals::{Amounts, pod_request};
 
 /// How the name of the resource begins; the size of one page follows.
 pub const HUGE_PAGES: &str = "hugepages-";

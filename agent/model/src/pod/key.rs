@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::hex::hex;
-use crate::pod::validate::{is_dns_label, is_dns_subdomain};
+use crate::pod::name::{is_dns_label, is_dns_subdomain};
 
 /// The longest UID in bytes.
 const MAX_UID: usize = 128;

@@ -1,32 +1,13 @@
 //! A pod as the sources publish it: decoded, defaulted, validated, named, and never copied again.
 
-use std::fmt;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::pod::qos::{QosClass, qos_class};
-use crate::pod::replaceable::obstacles;
-use crate::pod::resize::pod_resizes_in_place;
-use crate::pod::{PodKey, PodUid, huge_pages};
+use crate::pod::{Fingerprint, PodKey, PodUid};
 use crate::source::SourceKind;
-
-/// 128-bit hash of a manifest's canonical form as authored (ARCHITECTURE.md, identity).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fingerprint(pub [u8; 16]);
-
-impl fmt::Display for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for Fingerprint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// One accepted version of one pod. Shared by `Arc` from the source to the worker.
 #[derive(Debug, Clone)]
@@ -67,19 +48,6 @@ impl PodRecord {
     /// The spec of the container called `name`.
     pub fn container(&self, name: &str) -> Option<&Container> {
         self.containers().find(|container| container.name == name)
-    }
-
-    /// Whether `other` can be reached without terminating the pod. A UID set in the manifest stays when the pod changes,
-    /// so the fingerprint decides as well; so does the QoS class, since a pod's cgroup is in that of its class, the huge
-    /// pages, which its cgroup and volumes are made with, resources of the pod that do not change in place, and edits of
-    /// containers that cannot be replaced alone.
-    pub fn is_same_incarnation(&self, other: &Self) -> bool {
-        self.uid == other.uid
-            && self.immutable_fingerprint == other.immutable_fingerprint
-            && self.qos_class() == other.qos_class()
-            && huge_pages::requests(self.spec()) == huge_pages::requests(other.spec())
-            && pod_resizes_in_place(self.spec(), other.spec())
-            && obstacles(self, other).is_empty()
     }
 
     /// Its quality-of-service class.

@@ -6,15 +6,20 @@ use std::ops::{Index, IndexMut};
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-use super::compute_resources::pod_request;
-use super::huge_pages;
+use super::huge_pages::{self, HUGE_PAGES};
 use super::qos::{CPU, MEMORY};
 use super::quantity::Amount;
+use super::totals::pod_request;
 
 /// The name of a place among the node's pods.
 pub const PODS: &str = "pods";
 /// The name of the disk space of volumes, logs and writable layers.
 pub const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+
+/// Whether a pod can have this resource in `spec.resources`.
+pub(super) fn is_of_pods(name: &str) -> bool {
+    name == CPU || name == MEMORY || name.starts_with(HUGE_PAGES)
+}
 
 /// A resource that pods share, in the order in which kubelet checks them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

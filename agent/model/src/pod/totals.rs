@@ -1,18 +1,12 @@
-//! The peak resources of a pod's containers together.
+//! The most resources that a pod's containers take together at one time, and the pod's own request that follows.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, PodSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::pod::huge_pages::HUGE_PAGES;
-use crate::pod::qos::{CPU, MEMORY};
+use crate::pod::qos::{amount, request};
 use crate::pod::quantity::{self, Amount};
-
-/// Whether a pod can have this resource in `spec.resources`.
-pub(super) fn is_of_pods(name: &str) -> bool {
-    name == CPU || name == MEMORY || name.starts_with(HUGE_PAGES)
-}
 
 /// Amounts of resources as in a manifest.
 pub(super) type Amounts = BTreeMap<String, Quantity>;
@@ -32,7 +26,7 @@ pub(super) fn totals(
     let (mut sidecars, mut most) = (BTreeMap::new(), BTreeMap::<String, Amount>::new());
     for one in spec.init_containers.iter().flatten() {
         let mut now = amounts_of(one);
-        if one.restart_policy.as_deref() == Some("Always") {
+        if is_sidecar(one) {
             add(&mut running, &now);
             add(&mut sidecars, &now);
             now.clone_from(&sidecars);
@@ -59,6 +53,33 @@ fn add(into: &mut BTreeMap<String, Amount>, other: &BTreeMap<String, Amount>) {
 fn raise(into: &mut BTreeMap<String, Amount>, name: String, amount: Amount) {
     let entry = into.entry(name).or_default();
     *entry = (*entry).max(amount);
+}
+
+/// What the pod requests of a resource at most at one time, with its overhead.
+pub fn pod_request(spec: &PodSpec, name: &str) -> Amount {
+    let own = spec.resources.as_ref().map(|resources| request(resources, name)).unwrap_or_default();
+    let needed = if own.is_zero() { together(spec, |resources| request(resources, name)) } else { own };
+    needed + amount(spec.overhead.as_ref(), name)
+}
+
+/// The peak need of the containers: init containers run one by one, each together with the sidecars before it.
+pub(super) fn together(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amount) -> Amount {
+    let need = |container: &Container| container.resources.as_ref().map(&of).unwrap_or_default();
+    let (mut sidecars, mut peak) = (Amount::ZERO, Amount::ZERO);
+    for container in spec.init_containers.iter().flatten() {
+        if is_sidecar(container) {
+            sidecars = sidecars + need(container);
+            peak = peak.max(sidecars);
+        } else {
+            peak = peak.max(sidecars + need(container));
+        }
+    }
+    peak.max(sidecars + spec.containers.iter().map(need).sum())
+}
+
+/// Whether an init container runs on beside the containers after it.
+pub(super) fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
 }
 
 #[cfg(test)]

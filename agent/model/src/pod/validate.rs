@@ -4,6 +4,7 @@
 mod affinity;
 mod container;
 mod containers;
+mod context;
 mod dns;
 mod env;
 mod field;
@@ -25,9 +26,8 @@ use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
 use crate::pod::draft::Draft;
 use crate::pod::{Fault, FaultList, PodRecord};
-use container::Pod;
+use context::{Pod, each_container};
 use field::{At, Faults, items, text};
-pub use name::{is_dns_label, is_dns_subdomain, is_label_value, is_qualified_name};
 
 /// All faults of a pod.
 pub(crate) fn validate(draft: &Draft) -> FaultList {
@@ -133,7 +133,7 @@ fn across_volumes(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
         }
     }
     let volumes: BTreeMap<&str, &Volume> = spec.volumes.iter().flatten().map(|one| (one.name.as_str(), one)).collect();
-    for (list, index, one) in containers::each_container(spec) {
+    for (list, index, one) in each_container(spec) {
         let list = at.field(list);
         for (number, variable) in items(&one.env) {
             let file = variable.value_from.as_ref().and_then(|source| source.file_key_ref.as_ref());

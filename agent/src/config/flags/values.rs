@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
+use crate::config::strconv::{boolean, integer};
+
 /// A path, which may be empty: none.
 pub fn path() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
@@ -24,76 +26,4 @@ pub(super) fn port(text: &str) -> Result<u16, String> {
 pub(super) fn verbosity(text: &str) -> Result<u8, String> {
     let level: i32 = text.parse().map_err(|_| "not a verbosity: 0 to 10".to_owned())?;
     Ok(u8::try_from(level.clamp(0, 10)).unwrap_or_default())
-}
-
-/// `strconv.ParseBool`.
-pub(in super::super) fn boolean(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
-        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
-        _ => None,
-    }
-}
-
-/// `strconv.ParseInt` with base 0, as pflag calls it: a prefix names the base, and underscores may follow it.
-pub(in super::super) fn integer(text: &str) -> Option<i64> {
-    let (negative, digits) = match text.as_bytes().first()? {
-        b'-' => (true, &text[1..]),
-        b'+' => (false, &text[1..]),
-        _ => (false, text),
-    };
-    let lower = digits.to_ascii_lowercase();
-    let (radix, rest) = match lower.as_bytes() {
-        [b'0', b'x', ..] => (16, &lower[2..]),
-        [b'0', b'o', ..] => (8, &lower[2..]),
-        [b'0', b'b', ..] => (2, &lower[2..]),
-        [b'0', _, ..] => (8, &lower[1..]),
-        _ => (10, lower.as_str()),
-    };
-    // An underscore stands between two digits, or behind the prefix.
-    let behind_prefix = if radix == 10 { rest } else { rest.strip_prefix('_').unwrap_or(rest) };
-    let has_underscores = lower.contains('_');
-    if has_underscores && (radix == 10 || behind_prefix.starts_with('_') || rest.ends_with('_') || rest.contains("__"))
-    {
-        return None;
-    }
-    let plain = behind_prefix.replace('_', "");
-    let is_digits = plain.bytes().all(|digit| digit.is_ascii_alphanumeric());
-    let number = i64::from_str_radix(&plain, radix).ok().filter(|_| is_digits)?;
-    Some(if negative { -number } else { number })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_those_of_go() {
-        let cases = [
-            ("10250", Some(10250)),
-            ("+7", Some(7)),
-            ("-1", Some(-1)),
-            ("0", Some(0)),
-            ("0x280A", Some(10250)),
-            ("0X_28_0a", Some(10250)),
-            ("0b101", Some(5)),
-            ("0o17", Some(15)),
-            ("017", Some(15)),
-            ("0_17", Some(15)),
-            ("08", None),
-            ("1_000", None),
-            ("0x", None),
-            ("0x_", None),
-            ("0x1__0", None),
-            ("0x-1", None),
-            ("--1", None),
-            ("", None),
-            (" 1", None),
-            ("1.0", None),
-            ("9223372036854775808", None),
-        ];
-        for (text, number) in cases {
-            assert_eq!(integer(text), number, "{text:?}");
-        }
-    }
 }

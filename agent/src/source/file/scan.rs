@@ -1,23 +1,24 @@
 //! Scans manifest files: lists, stats, and reads those that changed. Blocks; runs off the agent's thread.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 use rustix::fs::OFlags;
 
+use super::scan_result::{Finding, KnownFile, KnownFiles, Listing, Scan};
 use super::scan_run::ScanRun;
+use super::stamp::Stamp;
 use limpet_core::source::Decoder;
 use limpet_core::source::file_names::{is_leftover, is_read};
 use limpet_host::blocking::Progress;
 use limpet_host::directory::directory_id;
 use limpet_host::file_system;
-use limpet_model::directory_id::DirectoryId;
 use limpet_model::manifest::Manifest;
 use limpet_model::pod::{Fault, encoding};
 use limpet_model::source::SourceKind;
@@ -26,63 +27,6 @@ use limpet_model::source::SourceKind;
 pub(super) const MAX_FILE: u64 = 10 << 20;
 /// The most files of one directory; those after it in byte order are not read.
 pub(super) const MAX_FILES: usize = 10_000;
-/// Two writes within one tick of the kernel's clock get equal timestamps: a file read this soon after its change is
-/// read again at its next event.
-pub(super) const TIMESTAMP_GRANULARITY: Duration = Duration::from_millis(50);
-/// A file written in scanner this recently may be incomplete. Its writer's close causes an event; a scan without an
-/// event leaves the file alone until then, or until it was not written for this long.
-pub(super) const WRITE_SETTLE_TIME: Duration = Duration::from_secs(1);
-
-/// Identifies a version of a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl Stamp {
-    pub(super) fn of(metadata: &Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        }
-    }
-
-    /// Whether it is the file `before`, written to within [`WRITE_SETTLE_TIME`].
-    fn is_being_written(&self, before: &Self, now: SystemTime) -> bool {
-        (self.device, self.inode) == (before.device, before.inode)
-            && self.modified != before.modified
-            && now.duration_since(time(self.modified)).is_ok_and(|age| age < WRITE_SETTLE_TIME)
-    }
-
-    /// Whether a change after `now` would change the stamp.
-    pub(super) fn is_settled(&self, now: SystemTime) -> bool {
-        now.duration_since(time(self.changed)).is_ok_and(|age| age > TIMESTAMP_GRANULARITY)
-    }
-}
-
-/// A stamp's seconds and nanoseconds since the Unix epoch as a time.
-fn time((seconds, nanos): (i64, i64)) -> SystemTime {
-    UNIX_EPOCH + Duration::new(u64::try_from(seconds).unwrap_or(0), u32::try_from(nanos).unwrap_or(0))
-}
-
-/// The state of a scanned file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct KnownFile {
-    /// `None`: read it again whatever its stamp.
-    pub(super) stamp: Option<Stamp>,
-    /// It is a symlink: its targets are watched.
-    pub(super) link: bool,
-}
-
-/// Files by name, as of their last scan.
-pub(super) type KnownFiles = BTreeMap<Arc<str>, KnownFile>;
 
 /// Scans and decodes manifest files at one path.
 #[derive(Debug, Clone)]
@@ -95,50 +39,6 @@ pub(super) struct Scanner {
     pub(super) node_name: Arc<str>,
     /// Decodes manifests.
     pub(super) decoder: Decoder,
-}
-
-/// A file that changed.
-#[derive(Debug)]
-pub(super) enum Finding {
-    /// It was read, with or without faults.
-    Read(Manifest),
-    /// It does not exist.
-    Absent,
-    /// It is being written in scanner: its previous content stays in effect.
-    BeingWritten,
-}
-
-/// The result of one scan.
-#[derive(Debug)]
-pub(super) struct Scan {
-    /// The state of all files.
-    pub(super) known: KnownFiles,
-    /// The files that changed.
-    pub(super) findings: Vec<(Arc<str>, Finding)>,
-    /// For a scan of everything: the directory's listing, or why it cannot be read.
-    pub(super) listing: Option<Result<Listing, String>>,
-}
-
-impl Scan {
-    /// One that has found nothing yet.
-    pub(super) fn new(known: KnownFiles) -> Self {
-        Self { known, findings: Vec::new(), listing: None }
-    }
-}
-
-/// The listing of a directory.
-#[derive(Debug)]
-pub(super) struct Listing {
-    /// The directory's identity.
-    pub(super) id: DirectoryId,
-    /// The files in it that are read.
-    pub(super) names: BTreeSet<Arc<str>>,
-    /// Those whose names are not UTF-8, which are not.
-    pub(super) skipped: Vec<String>,
-    /// Manifests beyond [`MAX_FILES`].
-    pub(super) excess: usize,
-    /// The file system of the directory, or of a symlink's target, that hides changes, if any.
-    pub(super) unwatched_fs: Option<&'static str>,
 }
 
 /// What a power cut or an interrupted editor leaves of a file: this is not meant to remove pods.

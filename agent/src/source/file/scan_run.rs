@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::scan::{KnownFile, KnownFiles, Listing, Scan};
+use super::scan_result::{KnownFile, KnownFiles, Listing, Scan};
 
 /// One run of a scan.
 #[derive(Debug)]

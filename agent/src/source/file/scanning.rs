@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::FileSource;
-use super::scan::{Scan, Scanner};
+use super::scan::Scanner;
+use super::scan_result::Scan;
 use super::scan_run::ScanRun;
 use super::watching::listen;
 use limpet_host::blocking::{self, DEADLINE, Progress};

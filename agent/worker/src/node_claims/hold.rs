@@ -4,59 +4,15 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use super::{Check, Claims, Entry, NodeClaims, PodSlot, Purpose};
-use limpet_core::admission::{NODE_AFFINITY, OUT_OF, Refusal, TAINT_TOLERATION, UNEXPECTED};
+use super::claim::{Claim, Refused};
+use super::{Check, Claims, Entry, NodeClaims, PodSlot};
+use limpet_core::admission::{NODE_AFFINITY, OUT_OF, TAINT_TOLERATION, UNEXPECTED};
 use limpet_core::plan::is_finished;
 use limpet_core::state::{ContainerSlot, PodState, SandboxState};
 use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
-
-/// The node does not take a pod now.
-#[derive(Debug)]
-pub struct Refused {
-    /// What becomes of it.
-    pub verdict: PodVerdict,
-    /// The pods that have to end now to make room for it; `None`: none may.
-    pub victims: Option<Vec<Arc<PodRecord>>>,
-}
-
-impl Refused {
-    pub(super) fn of(refusal: Refusal, record: &PodRecord) -> Self {
-        Self { verdict: refusal.verdict(record.source), victims: None }
-    }
-
-    /// It waits, whatever its source: others end for it, or it ran here before the agent started and its plugin may not
-    /// be back yet.
-    pub(super) fn for_now(refusal: Refusal) -> Self {
-        Self { verdict: refusal.verdict(SourceKind::File), victims: None }
-    }
-}
-
-/// What a pod has until this is dropped.
-#[derive(Debug)]
-pub(super) struct Claim {
-    pub(super) of: Arc<NodeClaims>,
-    pub(super) key: PodKey,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        self.of.offer.plugins.free(&self.key);
-        let mut given = self.of.given();
-        let mut freed = given.claims.remove(&self.key).is_some();
-        if !given.places.contains_key(&self.key) {
-            freed |= given.forget_order(&self.key);
-        }
-        freed |= given.forget_reserved(&self.key, Purpose::Start);
-        drop(given);
-        self.of.forget_resize(&self.key);
-        if freed {
-            self.of.wake_all();
-        }
-    }
-}
 
 /// What one pod has of the node.
 #[derive(Debug, Default)]

@@ -7,7 +7,7 @@ use limpet_core::admission::Refusal;
 use limpet_model::pod::requests::Requests;
 use limpet_model::pod::{PodKey, PodRecord};
 
-use super::hold::{Claim, Refused};
+use super::claim::{Claim, Refused};
 use super::{Check, NodeClaims, Purpose, one_place};
 
 /// A pod's place, until this is dropped. More may be taken than there are: by pods that were found running.

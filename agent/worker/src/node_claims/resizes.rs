@@ -6,7 +6,8 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use limpet_core::admission::{self, PendingResize, Refusal};
 use limpet_model::pod::requests::Requests;
 
-use super::hold::{Claim, Hold, uses_node};
+use super::claim::Claim;
+use super::hold::{Hold, uses_node};
 use super::{BTreeMap, NodeClaims, PodKey, PodRecord, Purpose};
 use limpet_core::state::PodState;
 

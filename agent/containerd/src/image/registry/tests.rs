@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::body::Body as AxumBody;
 use axum::extract::Request;
-use axum::http::header::{AUTHORIZATION, LOCATION, WWW_AUTHENTICATE};
+use axum::http::header::{AUTHORIZATION, LOCATION, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::response::{IntoResponse, Response as Answer};
 use tokio::task::JoinHandle;
 

@@ -9,6 +9,7 @@ use futures_util::StreamExt as _;
 use super::super::writer::{WriterConfig, run};
 use super::*;
 use crate::log::LogRotation;
+use crate::log::LogStream;
 
 /// A directory with the files of one log; `Log::path` is the newest.
 struct Log(tempfile::TempDir);

@@ -7,7 +7,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::pod::huge_pages::HUGE_PAGES;
 use crate::pod::quantity::{self, Amount};
-use crate::pod::totals::{Amounts, is_of_pods, totals};
+use crate::pod::requests::is_of_pods;
+use crate::pod::totals::{Amounts, totals};
 
 /// A limit without a request becomes the request.
 pub(super) fn requests_from_limits(resources: &mut ResourceRequirements) {

@@ -4,8 +4,9 @@ use k8s_openapi::api::core::v1::{
     Affinity, NodeAffinity, NodeSelectorRequirement, NodeSelectorTerm, PodAffinityTerm, WeightedPodAffinityTerm,
 };
 
+use crate::pod::name::is_dns_label;
 use crate::pod::validate::field::{At, Faults, items};
-use crate::pod::validate::{name, selector};
+use crate::pod::validate::selector;
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
@@ -121,7 +122,7 @@ fn pod_term(at: &At<'_>, term: &PodAffinityTerm, faults: &mut Faults) {
     selector::labels(&at.field("labelSelector"), term.label_selector.as_ref(), faults);
     selector::labels(&at.field("namespaceSelector"), term.namespace_selector.as_ref(), faults);
     for (index, namespace) in items(&term.namespaces) {
-        if !name::is_dns_label(namespace) {
+        if !is_dns_label(namespace) {
             faults.dns_label(&at.field("namespaces").index(index), namespace);
         }
     }

@@ -1,21 +1,12 @@
 //! Validation of one container: name, image, ports, resize policy, and its other parts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, Volume};
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 
+use crate::pod::validate::context::Pod;
 use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::{env, mount, resources, security};
-
-/// The parts of the pod that its containers are validated against.
-pub(super) struct Pod<'a> {
-    /// The whole spec.
-    pub(super) spec: &'a PodSpec,
-    /// The valid volumes by name.
-    pub(super) volumes: BTreeMap<&'a str, &'a Volume>,
-    /// The names of `spec.resourceClaims`.
-    pub(super) claims: BTreeSet<&'a str>,
-}
 
 /// Validates the fields common to all kinds of container.
 pub(super) fn container(pod: &Pod<'_>, at: &At<'_>, one: &Container, faults: &mut Faults) {

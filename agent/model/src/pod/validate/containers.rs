@@ -1,28 +1,18 @@
 //! Validation of the lists of containers: rules within one list, and between the lists.
 
-use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, PodSpec};
 
-use crate::pod::ephemeral::as_container;
-use crate::pod::validate::container::{self, Pod};
+use crate::pod::container_form::as_container;
+use crate::pod::validate::context::Pod;
 use crate::pod::validate::field::{At, Faults, items, text};
-use crate::pod::validate::{probe, restart};
+use crate::pod::validate::{container, probe, restart};
 
 /// Maximum number of containers of one pod; Kubernetes has no limit, a manifest file does.
 const MAX_CONTAINERS: usize = 1_000;
 const NOT_A_SIDECAR: &str = "may not be set for init containers without restartPolicy=Always";
 const NOT_EPHEMERAL: &str = "cannot be set for an Ephemeral Container";
-
-/// Every container with the name of its list and its index there, in Kubernetes' order.
-pub(super) fn each_container(spec: &PodSpec) -> impl Iterator<Item = (&'static str, usize, Cow<'_, Container>)> {
-    let inits = items(&spec.init_containers).map(|(index, one)| ("initContainers", index, Cow::Borrowed(one)));
-    let mains = spec.containers.iter().enumerate().map(|(index, one)| ("containers", index, Cow::Borrowed(one)));
-    let ephemeral = items(&spec.ephemeral_containers)
-        .map(|(index, one)| ("ephemeralContainers", index, Cow::Owned(as_container(one))));
-    inits.chain(mains).chain(ephemeral)
-}
 
 /// Whether an init container keeps running together with the others.
 pub(super) fn is_sidecar(container: &Container) -> bool {

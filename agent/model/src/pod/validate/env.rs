@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{Container, EnvVar, EnvVarSource, ObjectFieldSelector, ResourceFieldSelector};
 
+use crate::pod::name::is_qualified_name;
 use crate::pod::quantity;
 use crate::pod::validate::field::{At, Faults, items, text};
-use crate::pod::validate::name::is_qualified_name;
 
 /// Fields of the pod that a variable may hold.
 const OF_ENV: [&str; 9] = [

@@ -7,9 +7,9 @@ use k8s_openapi::api::core::v1::PodSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use crate::pod::draft::Draft;
-use crate::pod::validate::containers::each_container;
+use crate::pod::name::{is_dns_label, is_dns_subdomain, is_qualified_name};
+use crate::pod::validate::context::each_container;
 use crate::pod::validate::field::{At, Faults, items, text};
-use crate::pod::validate::name::{is_dns_label, is_dns_subdomain, is_qualified_name};
 use crate::pod::{APPARMOR_ANNOTATION as APPARMOR, PodUid};
 
 /// Maximum size in bytes of all annotations of one object.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, HostPathVolumeSource, Volume, VolumeMount};
 
-use crate::pod::validate::container::Pod;
+use crate::pod::validate::context::Pod;
 use crate::pod::validate::field::{At, Faults, items, text};
 use crate::pod::validate::name::has_backsteps;
 

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, Lifecycle, LifecycleHandler, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::pod::validate::container::Pod;
+use crate::pod::validate::context::Pod;
 use crate::pod::validate::field::{At, Faults, items, text};
 
 /// The real-time signals are counted from both ends of their range.

@@ -6,10 +6,10 @@ use k8s_openapi::api::core::v1::{PodSpec, ResourceClaim, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::pod::huge_pages::HUGE_PAGES;
+use crate::pod::name::is_qualified_name;
 use crate::pod::quantity::{self, Amount};
 use crate::pod::totals::{Amounts, totals};
 use crate::pod::validate::field::{At, Faults, items, text};
-use crate::pod::validate::name::is_qualified_name;
 
 const OF_CONTAINERS: [&str; 3] = ["cpu", "memory", "ephemeral-storage"];
 const OF_PODS: [&str; 2] = ["cpu", "memory"];

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, PodSpec, SeccompProfile, SecurityContext, Sysctl};
 
+use crate::pod::name::is_sysctl;
+use crate::pod::validate::context::each_container;
 use crate::pod::validate::field::{At, Faults, items};
-use crate::pod::validate::name::is_sysctl;
 use crate::pod::validate::windows;
 
 const PROFILE_TYPES: [&str; 3] = ["Localhost", "RuntimeDefault", "Unconfined"];
@@ -166,7 +167,7 @@ pub(super) fn namespaces(spec: &PodSpec, at: &At<'_>, faults: &mut Faults) {
             faults.forbidden(&at.field(field), "when `hostUsers` is false");
         }
     }
-    for (list, index, one) in super::containers::each_container(spec) {
+    for (list, index, one) in each_container(spec) {
         if one.volume_devices.as_ref().is_some_and(|devices| !devices.is_empty()) {
             let list = at.field(list);
             faults.forbidden(&list.index(index).field("volumeDevices"), "when `hostUsers` is false");

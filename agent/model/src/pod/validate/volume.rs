@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{PodSpec, Volume};
 
+use crate::pod::name::is_dns_subdomain;
 use crate::pod::validate::field::{At, Faults, items};
-use crate::pod::validate::name::is_dns_subdomain;
 
 /// Maximum length in bytes of a volume's name and its portal, which form the name of an iSCSI interface.
 const MAX_ISCSI_NAME: usize = 64;

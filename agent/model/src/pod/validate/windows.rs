@@ -2,9 +2,9 @@
 
 use k8s_openapi::api::core::v1::{PodSpec, WindowsSecurityContextOptions};
 
-use crate::pod::validate::containers::each_container;
+use crate::pod::name::is_dns_subdomain;
+use crate::pod::validate::context::each_container;
 use crate::pod::validate::field::{At, Faults};
-use crate::pod::validate::name::is_dns_subdomain;
 
 const MAX_CREDENTIAL_SPEC: usize = 64 << 10;
 const MAX_USER: usize = 104;

@@ -246,12 +246,12 @@ async fn a_file_being_written_is_left_alone_by_a_scan_without_an_event() {
     bench.start();
     bench.until(|now| now.pods.len() == 2).await;
     // A file read within the timestamp granularity is read again, whichever process writes it.
-    rescanned_since(&bench, jiff::Timestamp::now() + 2 * scan::TIMESTAMP_GRANULARITY, || {}).await;
+    rescanned_since(&bench, jiff::Timestamp::now() + 2 * stamp::TIMESTAMP_GRANULARITY, || {}).await;
     let file = fs::File::options().write(true).open(&path).unwrap();
     file.set_len(0).unwrap();
     let half = || std::os::unix::fs::FileExt::write_all_at(&file, b"pod a 2\n", 0).unwrap();
     half();
-    rescanned_since(&bench, jiff::Timestamp::now() + 2 * scan::TIMESTAMP_GRANULARITY, half).await;
+    rescanned_since(&bench, jiff::Timestamp::now() + 2 * stamp::TIMESTAMP_GRANULARITY, half).await;
     assert_eq!(shape(&bench.running.as_ref().unwrap().0.borrow()), ["a 1 @ two.yaml", "b 1 @ two.yaml"]);
     std::os::unix::fs::FileExt::write_all_at(&file, b"pod b 2\n", 8).unwrap();
     drop(file);

@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{EphemeralVolumeSource, PersistentVolumeClaimSpec, PersistentVolumeClaimVolumeSource};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use crate::pod::name::is_dns_label;
 use crate::pod::validate::field::{At, Faults, text};
-use crate::pod::validate::name::is_dns_label;
 use crate::pod::validate::{metadata, resources, selector};
 
 const ACCESS_MODES: [&str; 4] = ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];

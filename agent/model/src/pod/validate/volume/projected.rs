@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{
     VolumeProjection,
 };
 
+use crate::pod::name::{is_dns_label, is_dns_subdomain, is_qualified_name};
 use crate::pod::validate::field::{At, Faults, items, text};
-use crate::pod::validate::name::{is_dns_label, is_dns_subdomain, is_qualified_name};
 use crate::pod::validate::selector;
 use crate::pod::validate::volume::file;
 

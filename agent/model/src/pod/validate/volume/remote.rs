@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::{
     StorageOSVolumeSource,
 };
 
+use crate::pod::name::is_dns_subdomain;
 use crate::pod::validate::field::{At, Faults, text};
-use crate::pod::validate::name::is_dns_subdomain;
 
 const MAX_DRIVER: usize = 63;
 const MAX_TENANT: usize = 64;

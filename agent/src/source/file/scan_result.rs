@@ -1,0 +1,64 @@
+//! What a scan of manifest files finds, and what is known of the files for the next one.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::stamp::Stamp;
+use limpet_model::directory_id::DirectoryId;
+use limpet_model::manifest::Manifest;
+
+/// The state of a scanned file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct KnownFile {
+    /// `None`: read it again whatever its stamp.
+    pub(super) stamp: Option<Stamp>,
+    /// It is a symlink: its targets are watched.
+    pub(super) link: bool,
+}
+
+/// Files by name, as of their last scan.
+pub(super) type KnownFiles = BTreeMap<Arc<str>, KnownFile>;
+
+/// A file that changed.
+#[derive(Debug)]
+pub(super) enum Finding {
+    /// It was read, with or without faults.
+    Read(Manifest),
+    /// It does not exist.
+    Absent,
+    /// It is being written in place: its previous content stays in effect.
+    BeingWritten,
+}
+
+/// The result of one scan.
+#[derive(Debug)]
+pub(super) struct Scan {
+    /// The state of all files.
+    pub(super) known: KnownFiles,
+    /// The files that changed.
+    pub(super) findings: Vec<(Arc<str>, Finding)>,
+    /// For a scan of everything: the directory's listing, or why it cannot be read.
+    pub(super) listing: Option<Result<Listing, String>>,
+}
+
+impl Scan {
+    /// One that has found nothing yet.
+    pub(super) fn new(known: KnownFiles) -> Self {
+        Self { known, findings: Vec::new(), listing: None }
+    }
+}
+
+/// The listing of a directory.
+#[derive(Debug)]
+pub(super) struct Listing {
+    /// The directory's identity.
+    pub(super) id: DirectoryId,
+    /// The files in it that are read.
+    pub(super) names: BTreeSet<Arc<str>>,
+    /// Those whose names are not UTF-8, which are not.
+    pub(super) skipped: Vec<String>,
+    /// How many manifests are beyond the limit of one directory.
+    pub(super) excess: usize,
+    /// The file system of the directory, or of a symlink's target, that hides changes, if any.
+    pub(super) unwatched_fs: Option<&'static str>,
+}
