@@ -91,7 +91,10 @@ mod tests {
     const PAGE: &str = "x\n| crate | contents | limpet's crates that it uses |\n|---|---|---|\n| model | types | none |\n\
                         | core | decisions | model |\n\n| other | table | none |\n";
 
-    fn workspace(crates: &[(&str, &[&str])]) -> BTreeMap<String, BTreeSet<String>> {
+    /// Crates, each with those that it uses.
+    type Crates = &'static [(&'static str, &'static [&'static str])];
+
+    fn workspace(crates: Crates) -> BTreeMap<String, BTreeSet<String>> {
         let all = crates
             .iter()
             .map(|(name, uses)| ((*name).to_owned(), uses.iter().map(|name| (*name).to_owned()).collect()));
@@ -101,9 +104,9 @@ mod tests {
     #[test]
     fn the_table_and_the_workspace_are_compared() {
         let table = table(PAGE);
-        let agrees: &[(&str, &[&str])] = &[("core", &["model"]), ("model", &[]), ("fuzz", &["limpet"])];
+        let agrees: Crates = &[("core", &["model"]), ("model", &[]), ("fuzz", &["limpet"])];
         assert_eq!(differences(&table, &workspace(agrees)), [""; 0]);
-        let cases: [(&[(&str, &[&str])], &str); 4] = [
+        let cases: [(Crates, &str); 4] = [
             (&[("core", &["model"]), ("model", &["core"])], "model uses core; the table says "),
             (&[("core", &[]), ("model", &[])], "core uses ; the table says model"),
             (&[("model", &[])], "there is no crate core"),

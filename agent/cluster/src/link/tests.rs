@@ -45,8 +45,7 @@ async fn a_change_of_links_or_credentials_ends_a_pause() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     kubeconfig(&path, "http://127.0.0.1:1");
-    let mut settings = ClusterSettings::default();
-    settings.kubeconfig = Some(path);
+    let settings = ClusterSettings { kubeconfig: Some(path), ..ClusterSettings::default() };
     let (network, seen) = watch::channel(NodeNetwork::default());
     let link = Link::new(&settings, dir.path(), seen, Metrics::new("node"), Events::default()).unwrap();
     let began = tokio::time::Instant::now();

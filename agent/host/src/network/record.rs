@@ -176,9 +176,8 @@ impl Records {
         let mut pods = Vec::new();
         for entry in entries {
             // A leading dot: the temporary file of a crash, overwritten by the next write.
-            match entry?.file_name().to_str() {
-                Some(name) => pods.extend(PodUid::parse(name)),
-                None => {}
+            if let Some(name) = entry?.file_name().to_str() {
+                pods.extend(PodUid::parse(name));
             }
         }
         pods.sort();

@@ -181,7 +181,8 @@ mod tests {
     fn the_name_comes_first_then_the_interface_of_the_default_route_then_hardware() {
         let lan = ["lo 127.0.0.1", "cni0 10.244.0.1", "eth0 169.254.1.1", "eth0 192.168.1.5", "eth1 10.0.0.9"];
         // The node's name, the default routes, what the kernel would send from, and the node's address.
-        let table: [(&[&str], &[&str], &[&str], &str); 9] = [
+        type Row = (&'static [&'static str], &'static [&'static str], &'static [&'static str], &'static str);
+        let table: [Row; 9] = [
             (&[], &["eth0"], &["192.168.1.5"], "192.168.1.5"),
             (&["10.0.0.9"], &["eth0"], &["192.168.1.5"], "10.0.0.9"),
             (&["127.0.1.1", "203.0.113.7"], &["eth0"], &["192.168.1.5"], "192.168.1.5"),

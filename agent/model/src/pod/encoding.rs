@@ -2,9 +2,12 @@
 
 use std::borrow::Cow;
 
+/// How the two bytes of a unit of UTF-16 make its number.
+type ByteOrder = fn([u8; 2]) -> u16;
+
 /// The UTF-8 of a text that begins with a byte order mark of UTF-16; any other text, and one that is no UTF-16, as it is.
 pub fn utf8(text: &[u8]) -> Cow<'_, [u8]> {
-    let (units, number): (&[u8], fn([u8; 2]) -> u16) = match text {
+    let (units, number): (&[u8], ByteOrder) = match text {
         [0xff, 0xfe, units @ ..] => (units, u16::from_le_bytes),
         [0xfe, 0xff, units @ ..] => (units, u16::from_be_bytes),
         _ => return Cow::Borrowed(text),

@@ -182,7 +182,7 @@ async fn a_restart_of_the_bus_is_survived() {
     let back = async {
         bus.start_again();
         let server = bus.connect().await;
-        tokio::spawn(script(server, calls.clone()))
+        tokio::spawn(script(server, calls.clone())).abort_handle()
     };
     let (ended, answering) = tokio::join!(manager.stop("a.slice"), back);
     ended.unwrap();
