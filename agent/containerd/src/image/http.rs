@@ -341,13 +341,15 @@ mod tests {
             let hosts = format!("server = \"https://127.0.0.1:{port}\"\nca = \"../{ca}\"\n");
             std::fs::write(dir.path().join("_default/hosts.toml"), hosts).unwrap();
             let endpoints = super::super::certs::endpoints(dir.path(), "registry.example").unwrap();
-            let http = Http::new(endpoints.last().unwrap(), "https://registry.example").unwrap();
+            let endpoint = endpoints.last().unwrap();
+            let http = Http::new(endpoint, &endpoint.base).unwrap();
             let answer = http.client(http.base()).get(http.base().clone()).send().await;
             assert_eq!(answer.is_ok(), expected, "{ca}: {answer:?}");
         }
         std::fs::write(dir.path().join("other.crt"), "no certificate").unwrap();
         let endpoints = super::super::certs::endpoints(dir.path(), "registry.example").unwrap();
-        let error = Http::new(endpoints.last().unwrap(), "https://registry.example").unwrap_err().to_string();
+        let endpoint = endpoints.last().unwrap();
+        let error = Http::new(endpoint, &endpoint.base).unwrap_err().to_string();
         assert!(error.contains("other.crt") && error.contains("contains no certificate"), "{error}");
     }
 

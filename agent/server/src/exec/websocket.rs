@@ -1,4 +1,4 @@
-//! A command over a WebSocket: one byte for the channel, then data ([`super::wire`]).
+//! A command over a WebSocket: one byte for the channel, then data ([`limpet_wire::command`]).
 
 use std::future::ready;
 
