@@ -1,7 +1,7 @@
 //! Reviews: whose token a client of kubelet's API sends, and whether a user may do what it requests. The apiserver
 //! decides both; kubelet's names for them are authentication and authorization by webhook.
 //!
-//! Nothing is kept here, and nothing is tried twice: `crate::server` caches answers and bounds the number of reviews.
+//! Nothing is kept here, and nothing is tried twice: the server caches answers and bounds the number of reviews.
 
 use std::collections::BTreeMap;
 

@@ -144,7 +144,6 @@ fn unavailable(text: &str) -> impl Fn(&SourceSnapshot) -> bool {
 async fn files_are_added_changed_and_removed() {
     let mut bench = Bench::new();
     bench.write("a.yaml", "pod a 1");
-    bench.write("notes.txt", "pod notes 1");
     bench.write(".hidden.yaml", "pod hidden 1");
     bench.start();
     let snapshot = bench.until_pods(&["a 1 @ a.yaml"]).await;

@@ -85,16 +85,17 @@ impl Claims {
 
     /// The file that defines the key. The one that does already stays, as long as it exists; while it vanishes it yields
     /// to a file that comes, which may be itself under another name. Otherwise one that had the key before the agent
-    /// started comes first, then the one whose name sorts first by its bytes; files that an editor has left come last, since
-    /// the backup beside a file that is being replaced must not take over.
+    /// started comes first, then the one whose name sorts first by its bytes. Files that an editor has left come last, since
+    /// the backup beside a file that is being replaced must not take over; one that took over all the same yields to the
+    /// file that comes back.
     pub(super) fn owner(&self, claim: &Claim, is_vanishing: impl Fn(&str) -> bool) -> Option<&Arc<str>> {
         let claimants = self.claimants.get(claim)?;
         let has_owner = claimants.values().any(|standing| *standing == Standing::Effective);
         let rank = |name: &str, standing: Standing| match (standing, is_vanishing(name)) {
-            (Standing::Effective, false) => 0,
+            (Standing::Effective, false) if !is_leftover(name) => 0,
             (Standing::New | Standing::Held, false) if has_owner && !is_leftover(name) => 1,
-            (Standing::Effective, true) => 2,
-            (Standing::Held, false) => 3,
+            (Standing::Effective, _) => 2,
+            (Standing::Held, false) if !is_leftover(name) => 3,
             (_, false) => 4,
             (_, true) => 5,
         };
