@@ -262,7 +262,7 @@ fn an_end_whose_code_is_lost_is_reported_as_unknown(node: &mut TestNode) -> Resu
     Ok(())
 }
 
-/// As a containerd leaves it that is killed in the middle of `Tasks.Create`, and refuses that task ever after.
+/// As a containerd leaves it that is killed in the middle of `Tasks.Create`, and refuses a task of that id ever after.
 fn a_directory_that_containerd_left_in_a_tasks_place(node: &mut TestNode) -> Result<()> {
     node.apply(&simple("web", IDLE))?;
     let id = container_id(&node.wait_running("web")?, "main")?;
@@ -271,10 +271,10 @@ fn a_directory_that_containerd_left_in_a_tasks_place(node: &mut TestNode) -> Res
     let bundle = node.dir().join("ctd/state/io.containerd.runtime.v2.task/k8s.io").join(&id);
     wait::until_true(wait::SOON, "containerd's own end of the task", || !bundle.exists())?;
     std::fs::create_dir_all(bundle.join("work"))?;
-    // The same pod again has the same ids.
+    // The same pod again has ids that no container had before.
     node.apply(&simple("web", IDLE))?;
     let web = node.wait_running("web")?;
-    ensure!(container(&web, "main")["restartCount"] == 1 && container_id(&web, "main")? != id, "{}", web["status"]);
+    ensure!(container(&web, "main")["restartCount"] == 0 && container_id(&web, "main")? != id, "{}", web["status"]);
     let left = node.containerd.containers()?;
     ensure!(!left.contains(&id), "{left:?}");
     std::fs::remove_dir_all(bundle).context("the directory")
@@ -294,7 +294,7 @@ fn the_logs_of_an_orphan_go_before_its_last_trace(node: &mut TestNode) -> Result
     rustix::mount::mount("none", &logs, c"tmpfs", rustix::mount::MountFlags::empty(), None)?;
     let started = node.agent.start();
     let seen =
-        wait::until_true(wait::SOON, "logs that stay", || node.agent.log().contains("removing leftover logs failed"));
+        wait::until_true(wait::SOON, "logs that stay", || node.agent.log().contains("removing leftovers failed"));
     let there = pod_dir.exists();
     unmount(&logs, UnmountFlags::DETACH)?;
     started.and(seen)?;
