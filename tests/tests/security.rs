@@ -258,7 +258,7 @@ fn a_pod_runs_under_gvisor(node: &mut TestNode) -> Result<()> {
     node.agent.reconfigure(|settings| settings.limpet.push(class))?;
     node.agent.start()?;
     // Its standard input is not /dev/null, and nothing is executed in it: this version gives the node's /dev/null to its own user.
-    let script = format!("dmesg; cat /data/file; echo kept > /data/file; {IDLE}");
+    let script = format!("dmesg; cat /data/file; echo kept > /data/file; echo written; {IDLE}");
     let mounts = json!([{ "name": "data", "mountPath": "/data" }]);
     let main = with(shell("main", &script), json!({ "stdin": true, "volumeMounts": mounts }));
     let volumes = json!([{ "name": "data", "emptyDir": {} }]);
@@ -266,6 +266,7 @@ fn a_pod_runs_under_gvisor(node: &mut TestNode) -> Result<()> {
     node.apply(&pod("web", spec))?;
     let first = container_id(&node.wait_running("web")?, "main")?;
     node.wait_logged("web", "main", "Starting gVisor")?;
+    node.wait_logged("web", "main", "written")?;
     process::signal_pid(first_process(node, &first)?, Signal::KILL);
     node.wait_pod("web", "started again", |pod| {
         container_id(pod, "main").is_ok_and(|id| id != first) && pod["status"]["phase"] == "Running"
