@@ -41,7 +41,8 @@ impl MeasureDisks for Counting {
                 files: Some(Walk { seen: DiskUsage { bytes: 1, inodes: 1 }, complete: true }),
             };
             let containers = pod.containers.iter().map(container).collect();
-            PodDisk { containers, ..PodDisk::default() }
+            let files = Walk { seen: DiskUsage { bytes: 2, inodes: 1 }, complete: true };
+            PodDisk { containers, files, ..PodDisk::default() }
         })
     }
 
@@ -79,7 +80,7 @@ async fn a_pod_is_measured_once_in_each_period_and_only_while_it_runs() {
     assert_eq!(counting.taken(), ["a", "b", "images apart from 2"]);
     assert_eq!(disks.images.unwrap().value.used, DiskUsage { bytes: 1_200, inodes: 13 }, "the layers are added");
     let a = &disks.pods[&PodUid::new("u-a")];
-    assert_eq!(a.value.ephemeral(), Some(DiskUsage { bytes: 110, inodes: 3 }));
+    assert_eq!(a.value.ephemeral(), Some(DiskUsage { bytes: 113, inodes: 5 }));
 
     tokio::time::advance(PERIOD / 2).await;
     meter.disks(&both).await;
