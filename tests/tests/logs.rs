@@ -161,7 +161,7 @@ fn a_logger_that_is_killed_is_replaced(node: &mut TestNode) -> Result<()> {
     wait_for_more()?;
     let seen = seen();
     let missing = seen.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
-    // One line may have been in the logger's hands each time.
+    // The logger may have read one line and not yet written it each time.
     ensure!(missing <= 2 && seen.is_sorted(), "{missing} gaps in {} lines", seen.len());
     let restarts = container(&node.wait_running("web")?, "main")["restartCount"].clone();
     ensure!(restarts == 0, "restarted {restarts} times");

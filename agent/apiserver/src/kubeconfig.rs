@@ -15,7 +15,7 @@ use secrecy::ExposeSecret as _;
 
 /// The longest URL of a server.
 const MAX_SERVER: usize = 4_096;
-/// What a URL is said to look like.
+/// The form of URL that error messages ask for.
 const EXAMPLE: &str = "https://10.0.0.1:6443";
 
 use crate::proxy::Proxy;

@@ -133,7 +133,7 @@ impl Service<Uri> for Way {
     }
 }
 
-/// The server's URL with its port: a proxy is told which, and would take another one for a server without TLS.
+/// The server's URL with its port: without a port a proxy would connect to 80, also for TLS.
 fn with_port(server: &Uri) -> Uri {
     let port = server.port_u16().unwrap_or(if server.scheme() == Some(&Scheme::HTTP) { 80 } else { 443 });
     let scheme = server.scheme().cloned().unwrap_or(Scheme::HTTPS);

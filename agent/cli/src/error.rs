@@ -13,7 +13,7 @@ pub const EXIT_UNREACHABLE: u8 = 3;
 /// Permission denied.
 pub const EXIT_FORBIDDEN: u8 = 4;
 
-/// Why a subcommand failed. Printed once, by `cli::main`.
+/// Why a subcommand failed. Printed once, by the executable.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// The agent did not do what it was asked for.

@@ -53,7 +53,7 @@ impl Failure {
 /// The outcome of an action.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Of [`Action::ExamineSandbox`]; `None`: it is not there. An error: that cannot be told.
+    /// Of [`Action::ExamineSandbox`]; `None`: it is not there. An error: that is unknown.
     SandboxExamined(Result<Option<Arc<PodSandbox>>, Failure>),
     /// Of [`Action::PrepareSandbox`].
     SandboxPrepared(Result<Arc<PodSandbox>, Failure>),

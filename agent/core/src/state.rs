@@ -74,7 +74,7 @@ pub enum SandboxState {
         /// Orphans may have to be removed.
         dirty: bool,
     },
-    /// Containers were found, and it could not be told whether their sandbox is there: it is examined again.
+    /// Containers exist, and whether their sandbox does is unknown: it is examined again.
     Unknown,
     /// Being examined again.
     Examining,
@@ -89,7 +89,7 @@ pub enum SandboxState {
 }
 
 impl SandboxState {
-    /// Whether there is a sandbox that containers may run in, as far as can be told.
+    /// Whether there is a sandbox that containers may run in, as far as is known.
     pub fn may_exist(&self) -> bool {
         matches!(self, Self::Ready(_) | Self::Unknown | Self::Examining)
     }

@@ -1,4 +1,4 @@
-//! What the machine is: its processors and memory, and the ids by which it is told from others. Read on request.
+//! What the machine is: its processors and memory, and the ids that distinguish it from others. Read on request.
 
 use std::collections::BTreeSet;
 use std::fs;

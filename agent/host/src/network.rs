@@ -217,7 +217,7 @@ impl Network {
     /// not say, because it is missing, damaged or unreadable, is asked of the kernel.
     ///
     /// # Errors
-    /// It cannot be told whether the pod is attached.
+    /// Whether the pod is attached is unknown.
     pub async fn attachment(&self, uid: &PodUid, netns: &Path) -> Result<Option<Attachment>, NetworkError> {
         let is_recorded = match self.read_record(uid).await {
             Ok(Reading::Whole(record)) => {
@@ -374,7 +374,7 @@ impl Network {
     }
 }
 
-/// Whether the pod has an interface in the namespace that is pinned at `netns`; not, where that cannot be told.
+/// Whether the pod has an interface in the namespace that is pinned at `netns`; false if that is unknown.
 async fn has_interface(netns: &Path) -> bool {
     kernel::addresses(netns, INTERFACE).await.is_ok_and(|found| found.is_some())
 }

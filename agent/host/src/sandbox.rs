@@ -143,7 +143,7 @@ pub enum SandboxError {
         /// The pod.
         uid: PodUid,
     },
-    /// The node's ids for pods cannot be told.
+    /// The node's ids for pods are unknown.
     #[error("sandbox of pod {uid}: {source}")]
     SubordinateIds {
         /// The pod.

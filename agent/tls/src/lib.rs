@@ -1,7 +1,7 @@
 //! Which certificates limpet's clients accept of a server: those of an authority, as webpki has it, and, as Go and curl have
 //! it, one that is itself among the certificates that the configuration names as trusted.
 //!
-//! Without I/O but the system's certificates, and without policy: who is trusted is said by the caller. Probes and hooks
+//! Without I/O but the system's certificates, and without policy: the caller decides who is trusted. Probes and hooks
 //! trust every server, and speak what Go's client speaks.
 
 mod cbc;

@@ -54,8 +54,8 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// The runtime's view of one task; `None`: there is none.
     fn task(self: Arc<Self>, id: ContainerId) -> BoxFuture<'static, Result<Option<Task>, ExecutorError>>;
 
-    /// Keeps a logger running for the container whose first process is `pid`, for as long as this is polled. `report` is told
-    /// when one was killed.
+    /// Keeps a logger running for the container whose first process is `pid`, for as long as this is polled. Each logger
+    /// that is killed goes to `report`.
     fn keep_logger(self: Arc<Self>, id: ContainerId, pid: u32, report: LoggerReport) -> BoxFuture<'static, ()>;
 
     /// How many processes of a container the OOM killer has killed, as far as the kernel counts them.
@@ -71,7 +71,7 @@ pub trait Executor: fmt::Debug + Send + Sync {
     /// earlier agent left, and later calls the leases whose deletion failed.
     fn list(self: Arc<Self>, first: bool) -> BoxFuture<'static, Result<Vec<FoundContainer>, ExecutorError>>;
 
-    /// The sandbox of a pod that was found running; `None`: it is gone, or is not whole. An error: that cannot be told.
+    /// The sandbox of a pod that was found running; `None`: it is gone, or is not whole. An error: that is unknown.
     fn find_sandbox(
         self: Arc<Self>,
         record: Arc<PodRecord>,

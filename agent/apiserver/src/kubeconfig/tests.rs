@@ -1,4 +1,4 @@
-//! Kubeconfigs and what is said of each.
+//! Kubeconfigs, and the result or the error of each.
 
 use super::*;
 

@@ -45,7 +45,7 @@ struct Logger {
 
 impl Containers {
     /// Follows the logger of the container `id`, whose first process is `pid`, for as long as it is polled, and has it
-    /// replaced by `executable` when it is killed. `report` is told what has happened. Returns when the container's output has
+    /// replaced by `executable` when it is killed. Each replacement goes to `report`. Returns when the container's output has
     /// ended, or its logger cannot be followed.
     pub async fn keep_logger(
         &self,

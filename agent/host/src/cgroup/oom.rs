@@ -163,7 +163,7 @@ mod tests {
         let ended = |survived| tree.cgroups.ended_out_of_memory(&tree.pod, "killed", survived);
         assert_eq!((ended(0), ended(1)), (Some(true), Some(false)));
         fs::remove_dir_all(group).unwrap();
-        assert_eq!(ended(0), None, "it cannot be told");
+        assert_eq!(ended(0), None, "it is unknown");
     }
 
     #[test]

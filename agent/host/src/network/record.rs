@@ -68,7 +68,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// The record of an attachment that is about to be made. What no plugin is told of is not recorded.
+    /// The record of an attachment that is about to be made. What no plugin receives is not recorded.
     pub(super) fn intent(pod: &AttachRequest<'_>, at: NetworkNamespace, conflist: &Conflist) -> Self {
         let has = |capability| conflist.has_capability(capability);
         Self {

@@ -50,11 +50,11 @@ impl From<Bandwidth> for BandwidthLimits {
     }
 }
 
-/// The capability of plugins that are told of the pod's resolver.
+/// The capability of plugins that receive the pod's resolver.
 pub(super) const DNS: &str = "dns";
-/// The capability of plugins that are told of the pod's annotations.
+/// The capability of plugins that receive the pod's annotations.
 pub(super) const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
-/// The capability of plugins that are told of the pod's cgroup.
+/// The capability of plugins that receive the pod's cgroup.
 pub(super) const CGROUP_PATH: &str = "cgroupPath";
 
 /// A pod's resolver, in the form of the `dns` capability.

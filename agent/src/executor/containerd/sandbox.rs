@@ -27,7 +27,7 @@ use limpet_model::selinux::PodLabelling;
 use limpet_telemetry::event::EventType;
 
 const FAILED: &str = "FailedCreatePodSandBox";
-/// kubelet's reason when it cannot be told whether there is a sandbox.
+/// kubelet's reason when it is unknown whether there is a sandbox.
 const FAILED_STATUS: &str = "FailedPodSandBoxStatus";
 /// kubelet's reason when the cgroup of a pod cannot be set up.
 const FAILED_POD_CGROUP: &str = "FailedCreatePodContainer";
@@ -226,7 +226,7 @@ impl ContainerdExecutor {
         labelling.map_err(|why| format!("failed to init selinux options: {why}"))
     }
 
-    /// The sandbox of a pod that was found running; `None`: it is gone, or is not whole. An error: that cannot be told.
+    /// The sandbox of a pod that was found running; `None`: it is gone, or is not whole. An error: that is unknown.
     pub(super) async fn existing_sandbox(&self, record: &Arc<PodRecord>) -> Result<Option<Arc<PodSandbox>>, Failure> {
         self.volumes.refresh_resolv_conf(record).await;
         let examined = self.examine_sandbox(record).await;
