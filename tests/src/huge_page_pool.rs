@@ -1,30 +1,45 @@
-//! Huge pages that the node's kernel sets aside, for as long as a test needs them.
+//! Huge pages that the node's kernel sets aside, for as long as a test needs them. They are memory that an agent started
+//! meanwhile may not allocate, so a test that compares the node's memory keeps others from taking any.
 
-use std::fs;
+use std::fs::{self, File};
 
 use anyhow::{Context as _, Result, ensure};
+use rustix::fs::{FlockOperation, flock};
 
-/// How many pages of 2 MiB there are.
+/// The number of pages of 2 MiB.
 const POOL: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+/// Locked while the pool's size must not change. Suites run beside each other as processes of their own.
+const LOCK: &str = "/run/limpet-tests-huge-pages.lock";
 
 /// The pool; as it was before once it is dropped.
 #[derive(Debug)]
 pub struct HugePagePool {
     before: String,
+    // Released after the pool has its former size again: fields are dropped after `drop`.
+    _lock: File,
 }
 
 impl HugePagePool {
-    /// So many pages of 2 MiB.
+    /// Sets `pages` pages of 2 MiB aside, once no test relies on the pool's size.
     ///
     /// # Errors
     /// The kernel has no such pages, or not enough memory in one piece.
-    pub fn of(pages: u64) -> Result<Self> {
+    pub fn reserve(pages: u64) -> Result<Self> {
+        let lock = locked(FlockOperation::LockExclusive)?;
         let read = || fs::read_to_string(POOL).with_context(|| format!("read {POOL}"));
-        let pool = Self { before: read()? };
+        let pool = Self { before: read()?, _lock: lock };
         fs::write(POOL, pages.to_string()).with_context(|| format!("write {POOL}"))?;
         let found = read()?;
         ensure!(found.trim() == pages.to_string(), "the kernel has set aside {} huge pages of {pages}", found.trim());
         Ok(pool)
+    }
+
+    /// Keeps the pool's size as it is until the result is dropped.
+    ///
+    /// # Errors
+    /// The lock's file cannot be opened.
+    pub fn keep_size() -> Result<File> {
+        locked(FlockOperation::LockShared)
     }
 
     /// Whether this kernel has huge pages of 2 MiB at all.
@@ -38,4 +53,10 @@ impl Drop for HugePagePool {
         // Nothing to be done where it fails: pages in use go back once they are free.
         let _ = fs::write(POOL, self.before.trim());
     }
+}
+
+fn locked(operation: FlockOperation) -> Result<File> {
+    let file = File::create(LOCK).with_context(|| format!("create {LOCK}"))?;
+    flock(&file, operation).with_context(|| format!("lock {LOCK}"))?;
+    Ok(file)
 }

@@ -6,7 +6,7 @@ mod take_down;
 mod unchanged;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,6 +20,7 @@ pub(crate) use self::take_down::{cgroup_roots, mounts_below, sweep};
 use crate::agent::{Agent, Settings};
 use crate::cni::{self, Cni};
 use crate::containerd::Containerd;
+use crate::huge_page_pool::HugePagePool;
 use crate::image::Image;
 use crate::process::tail;
 use crate::{image, manifest, wait};
@@ -57,6 +58,8 @@ pub struct NodeOptions {
     pub program: Option<PathBuf>,
     /// How much the agent logs: its `--v`.
     pub verbosity: u8,
+    /// Whether the machine's memory must not change: no other test sets huge pages aside while the node exists.
+    pub keep_memory: bool,
 }
 
 impl Default for NodeOptions {
@@ -77,6 +80,7 @@ impl Default for NodeOptions {
             limpet: Vec::new(),
             program: None,
             verbosity: 4,
+            keep_memory: false,
         }
     }
 }
@@ -91,6 +95,8 @@ pub struct TestNode {
     /// Its pod network, when it has one.
     pub cni: Option<Cni>,
     place: NodeLocation,
+    /// Held while the machine's memory must not change.
+    _memory: Option<File>,
 }
 
 /// The names from which all a node leaves on the machine can be found again.
@@ -133,6 +139,7 @@ impl NodeLocation {
 impl TestNode {
     /// A node with everything running and the demo images present.
     pub fn boot(options: &NodeOptions) -> Result<Self> {
+        let memory = options.keep_memory.then(HugePagePool::keep_size).transpose()?;
         let place = NodeLocation::new();
         let dir = place.dir.clone();
         let guard = Guard(Some(place.clone()));
@@ -170,7 +177,7 @@ impl TestNode {
             containerd.start()?;
         }
         guard.disarm();
-        let mut node = Self { containerd, agent, cni, place };
+        let mut node = Self { containerd, agent, cni, place, _memory: memory };
         if options.containerd && options.images {
             node.import_demo_images()?;
         }

@@ -48,10 +48,12 @@ const RUNTIME_CLASS: &str = r#"{
 
 fn main() -> ExitCode {
     let limpet = joining(case!(a_pod_of_a_cluster_is_as_under_kubelet)).on(|node| {
+        node.keep_memory = true;
         node.kubelet.push(format!("registerWithTaints: {TAINT}"));
         node.kubelet.push(format!("volumeStatsAggPeriod: {PERIOD}"));
     });
     let kubelet = joining(case!(kubelet_gives_what_is_recorded)).on(|node| {
+        node.keep_memory = true;
         node.cri = true;
         node.containerd_choice = Some("2".to_owned());
     });

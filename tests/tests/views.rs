@@ -19,12 +19,14 @@ use serde_json::json;
 
 fn main() -> ExitCode {
     let of_limpet = |node: &mut NodeOptions| {
+        node.keep_memory = true;
         node.cni = true;
         node.agent = false;
         node.verbosity = 2;
         node.kubelet = settings().into_iter().map(|(key, value)| format!("{key}: {value}")).collect();
     };
     let of_kubelet = |node: &mut NodeOptions| {
+        node.keep_memory = true;
         node.cni = true;
         node.cri = true;
         // What kubelet serves with it alone: image volumes, strict groups, mounts that are read-only all the way down.

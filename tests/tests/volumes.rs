@@ -83,7 +83,7 @@ fn huge_pages_are_a_resource_and_a_medium(node: &mut TestNode) -> Result<()> {
         println!("skipped: the kernel has no huge pages of 2 MiB");
         return Ok(());
     }
-    let _pool = HugePagePool::of(4)?;
+    let _pool = HugePagePool::reserve(4)?;
     // The agent knows the pool as it was at its start, as kubelet does.
     node.agent.kill();
     node.agent.start()?;
