@@ -14,7 +14,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::pem::Pem;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
-use limpet_apiserver::kubeconfig;
+use limpet_apiserver_client::kubeconfig;
 use limpet_core::certificate::Validity;
 use limpet_host::private_file::write;
 

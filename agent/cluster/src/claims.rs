@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::link::Link;
 use super::seen_node::NodeFromApiserver;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;

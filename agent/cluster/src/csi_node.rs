@@ -7,8 +7,8 @@ use tokio::sync::watch;
 
 use super::link::Link;
 use super::seen_node::NodeFromApiserver;
-use limpet_apiserver::request::PatchType;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::request::PatchType;
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::csi_node::{Step, step};
 use limpet_plugins::csi::CsiDrivers;
 

@@ -17,8 +17,8 @@ use self::limits::{Decision, EventLimits};
 use super::event_schedule::due;
 use super::link::{BUSY, Link};
 use super::unsent_events::UnsentEvents;
-use limpet_apiserver::request::PatchType;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::request::PatchType;
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_host::clock::sleep_until_or_forever;
 use limpet_telemetry::event::{Event, Events};
 

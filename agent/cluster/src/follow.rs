@@ -14,8 +14,8 @@ use super::followed::Update;
 use super::lease::Lease;
 use super::link::{BUSY, Link};
 use super::own_change::OwnChangesSeen;
-use limpet_apiserver::watch::{Change, Watch};
-use limpet_apiserver::{Request, RequestError, Resource, Selector, WatchFrom};
+use limpet_apiserver_client::watch::{Change, Watch};
+use limpet_apiserver_client::{Request, RequestError, Resource, Selector, WatchFrom};
 
 /// The server ends a watch after this long, and up to twice that, as client-go requests.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(300);

@@ -16,8 +16,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::link::{BUSY, Link};
 use super::seen_node::NodeFromApiserver;
-use limpet_apiserver::request::PatchType;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::request::PatchType;
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::cluster_history::{self, HistoryBreak, LostWrites, Renewal, lease_break};
 use limpet_core::node_lease::{self, KnownLease, LEASE_NAMESPACE};
 use limpet_core::source::cluster_update::Update;

@@ -56,7 +56,7 @@ use crate::settings::ClusterSettings;
 use certificates::CertificateSettings;
 use follow::{Leader, WatchTarget, follow};
 use lease::Lease;
-use limpet_apiserver::{Resource, Selector};
+use limpet_apiserver_client::{Resource, Selector};
 use limpet_core::admission::Selectable;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;

@@ -17,7 +17,7 @@ use super::certificate_files::client_certificate;
 use super::event_schedule::due;
 use super::outbox::{Outbox, Unsent};
 use crate::settings::ClusterSettings;
-use limpet_apiserver::{CertificateFault, Client, Credentials, RequestError};
+use limpet_apiserver_client::{CertificateFault, Client, Credentials, RequestError};
 use limpet_core::certificate::Validity;
 use limpet_core::connectivity::{Cause, Connectivity};
 use limpet_core::node_state::NodeNetwork;

@@ -19,7 +19,7 @@ use super::followed::Update;
 use super::in_flight::InFlight;
 use super::link::Link;
 use super::seen_node::NodeFromApiserver;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::mirror::{self, Acknowledged, DesiredMirror, Mirror, Owner, Step};
 use limpet_core::status::observed::{Observed, ObservedPod};

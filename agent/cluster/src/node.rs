@@ -16,8 +16,8 @@ use super::link::Link;
 use super::own_change::OwnChanges;
 use super::runtime::NodeRuntime;
 use super::seen_node::NodeFromApiserver;
-use limpet_apiserver::request::PatchType;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::request::PatchType;
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::admission::Selectable;
 use limpet_core::cluster_history::version_of;
 use limpet_core::node_object::{

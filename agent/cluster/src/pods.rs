@@ -13,7 +13,7 @@ use super::corrections::Corrections;
 use super::followed::Update;
 use super::in_flight::InFlight;
 use super::link::Link;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::api_pod::{self, ApiPod, Ended, LocalPod};
 use limpet_core::connectivity;
 use limpet_core::merge::slot::Slots;

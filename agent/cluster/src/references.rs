@@ -25,7 +25,7 @@ use super::followed::Update;
 use super::link::Link;
 use super::service_accounts::retry_pause;
 use super::tokens::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
-use limpet_apiserver::{RequestError, Resource, Selector};
+use limpet_apiserver_client::{RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;

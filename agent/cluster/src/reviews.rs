@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::link::Link;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::{Request, RequestError, Resource};
 
 /// A user as Kubernetes has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 
 use super::link::Link;
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::mirror;
 use limpet_model::service_account::{AccountOfPod, ServiceAccount, ServiceAccounts};
 

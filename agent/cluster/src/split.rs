@@ -5,7 +5,7 @@ use tokio::sync::mpsc;
 
 use super::followed::Update;
 use super::link::Link;
-use limpet_apiserver::{Request, Resource};
+use limpet_apiserver_client::{Request, Resource};
 use limpet_core::cluster_history::ClusterHistory;
 use limpet_core::mirror::MIRROR_ANNOTATION;
 use limpet_core::source::cluster_update;

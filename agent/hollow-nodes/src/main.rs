@@ -17,7 +17,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use limpet::cli::logging;
 use limpet::config::{self, RunFlags};
 use limpet::node;
-use limpet_apiserver::Credentials;
+use limpet_apiserver_client::Credentials;
 use limpet_cli::error::CliError;
 use limpet_host::memory;
 use limpet_model::pod::is_dns_subdomain;

@@ -22,7 +22,7 @@ use limpet::node::description;
 use limpet::node::network::NetworkFollower;
 use limpet::source::api::ApiSource;
 use limpet::store::Store;
-use limpet_apiserver::Credentials;
+use limpet_apiserver_client::Credentials;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::{HollowRuntime, Link, NodeRuntime};
 use limpet_core::admission::Selectable;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use limpet::source::api::ApiSource;
 use limpet::store::Store;
-use limpet_apiserver::Client;
+use limpet_apiserver_client::Client;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::settings::ClusterSettings;
 use limpet_cluster::{HollowRuntime, Link, Unsent};

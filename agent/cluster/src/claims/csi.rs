@@ -13,7 +13,7 @@ use super::{Attachments, ClaimLookup, bound_volume, decoded, is_attached, user};
 use crate::link::Link;
 use crate::service_accounts::retry_pause;
 use crate::tokens::{Issued, MIN_RENEWAL_INTERVAL, request_token, sleep_until};
-use limpet_apiserver::{Request, RequestError, Resource};
+use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret
 use super::csi::secret;
 use super::{Attachments, ClaimLookup, bound_volume, is_attached};
 use crate::link::Link;
-use limpet_apiserver::RequestError;
+use limpet_apiserver_client::RequestError;
 use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::iscsi::IscsiVolume;
 use limpet_model::object::{ObjectKey, SecretBytes, claim};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::certificate_files;
-use limpet_apiserver::client::DEADLINE;
-use limpet_apiserver::{Client, RequestError, kubeconfig};
+use limpet_apiserver_client::client::DEADLINE;
+use limpet_apiserver_client::{Client, RequestError, kubeconfig};
 use limpet_core::certificate::Validity;
 use limpet_host::blocking;
 

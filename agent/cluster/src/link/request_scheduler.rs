@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use limpet_apiserver::Resource;
+use limpet_apiserver_client::Resource;
 use limpet_core::connectivity;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;

@@ -12,9 +12,9 @@ use tracing::Instrument as _;
 
 use super::request_scheduler::{Need, RequestPermit};
 use super::{Link, cause};
-use limpet_apiserver::request::PatchType;
-use limpet_apiserver::watch::Watch;
-use limpet_apiserver::{Request, RequestError, Resource, Selector, Traffic, WatchFrom};
+use limpet_apiserver_client::request::PatchType;
+use limpet_apiserver_client::watch::Watch;
+use limpet_apiserver_client::{Request, RequestError, Resource, Selector, Traffic, WatchFrom};
 use limpet_core::stored_status::StoredStatus;
 
 /// `Too Many Requests`, RFC 6585.

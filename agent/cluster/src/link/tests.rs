@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use limpet_apiserver::{Request, Resource};
+use limpet_apiserver_client::{Request, Resource};
 
 use super::*;
 use limpet_core::status::observed::ObservedPods;

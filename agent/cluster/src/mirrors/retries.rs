@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use limpet_apiserver::RequestError;
+use limpet_apiserver_client::RequestError;
 use limpet_core::connectivity;
 use limpet_core::mirror::{self, Step};
 use limpet_model::pod::{Fingerprint, PodKey};

@@ -16,7 +16,7 @@ use super::super::lease::Lease;
 use super::super::own_change::{OwnChangesSeen, own_changes};
 use super::super::runtime::HollowRuntime;
 use super::*;
-use limpet_apiserver::Selector;
+use limpet_apiserver_client::Selector;
 use limpet_model::pod::requests::Requests;
 
 mod heartbeats;

@@ -18,7 +18,7 @@ use crate::follow::{WatchTarget, follow};
 use crate::followed::Update;
 use crate::link::Link;
 use crate::seen_node::NodeFromApiserver;
-use limpet_apiserver::{Request, RequestError, Resource, Selector};
+use limpet_apiserver_client::{Request, RequestError, Resource, Selector};
 use limpet_core::merge::Desired;
 use limpet_core::mirror;
 use limpet_core::source::cluster_update;

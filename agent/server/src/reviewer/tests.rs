@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::{BoxFuture, join_all};
-use limpet_apiserver::RequestError;
+use limpet_apiserver_client::RequestError;
 
 use super::*;
 

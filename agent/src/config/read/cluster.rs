@@ -8,7 +8,7 @@ use super::super::ClusterSettings;
 use super::super::flags::RunFlags;
 use super::super::tree::{Map, Position};
 use super::ConfigDiagnostics;
-use limpet_apiserver::kubeconfig;
+use limpet_apiserver_client::kubeconfig;
 use limpet_core::node_object::NodeTaint;
 use limpet_model::go_duration;
 use limpet_model::node::NodeAddresses;
