@@ -1,7 +1,7 @@
 //! The connection to one apiserver.
 //!
-//! kube-rs brings the credentials and TLS; the layers around them are our own few, because its stack tries again by itself
-//! and logs each failure.
+//! hyper brings the connections. What is around them, address, authorization and the names that a request may be made in, is
+//! a few lines here: kube-rs's client tries again by itself and logs each failure.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use http_body_util::BodyExt as _;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::{self as http_body, Bytes};
 use hyper::http;
 use hyper::http::header::{AUTHORIZATION, CONTENT_TYPE};
@@ -19,22 +22,22 @@ use hyper::http::uri::{PathAndQuery, Uri};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-pub use kube::client::Body;
-use kube::client::ConfigExt as _;
 use kube::core::Status;
 use limpet_tls::System;
+use rustls::ClientConfig;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::Value;
-use tower::{BoxError, ServiceBuilder};
+use tower::{BoxError, Service, ServiceExt as _};
 
 use crate::authorization::Authorization;
 use crate::connections::Connections;
 use crate::dial::Dial;
 use crate::error::{RequestError, was_not_processed};
+use crate::kubeconfig::Settings;
 use crate::program::{self, Issued};
-use crate::proxy::{Proxy, Way};
+use crate::proxy::Way;
 use crate::request::Request;
-use crate::{kubeconfig, protobuf, retry_after};
+use crate::{impersonation, kubeconfig, protobuf, retry_after};
 
 /// How long the server may take to begin an answer, and to go on with one: kubelet gives its heartbeats as long.
 pub const DEADLINE: Duration = Duration::from_secs(10);
@@ -61,14 +64,17 @@ const MAX_ANSWER: usize = 64 << 20;
 /// The largest refusal.
 pub(crate) const MAX_REFUSAL: usize = 1 << 20;
 
+/// The body of a request or an answer, of any kind.
+pub type Body = UnsyncBoxBody<Bytes, BoxError>;
+
 type Connector = HttpsConnector<Way>;
+/// Sends a request, and returns the beginning of its answer.
+type Exchange = dyn Fn(http::Request<Body>) -> BoxFuture<'static, Result<http::Response<Body>, BoxError>> + Send + Sync;
 
 /// The contents of a kubeconfig: the server and the client's credentials. Clones share the settings of TLS.
 #[derive(Clone)]
 pub struct Credentials {
-    config: kube::Config,
-    /// As the kubeconfig has it.
-    server: Arc<str>,
+    settings: Settings,
     connector: Connector,
     authorities: Arc<[Vec<u8>]>,
     /// `None`: by a certificate, or not at all.
@@ -82,18 +88,18 @@ impl Credentials {
     /// # Errors
     /// The credentials cannot be had.
     pub fn read(path: &Path, certificate: Option<&Path>) -> Result<Self, RequestError> {
-        let kubeconfig::Read { mut config, server, proxy } = kubeconfig::read(path)?;
+        let mut settings = kubeconfig::read(path)?;
         if let Some(certificate) = certificate {
-            config.auth_info = kubeconfig::user(certificate);
+            settings.user = kubeconfig::user(certificate);
         }
-        let user = &mut config.auth_info;
+        let user = &mut settings.user;
         let issued = user.exec.as_ref().map(program::run).transpose()?;
         if let Some(Issued { identity: Some((certificate, key)), .. }) = &issued {
             user.client_certificate_data = Some(BASE64_STANDARD.encode(certificate));
             user.client_key_data = Some(BASE64_STANDARD.encode(key).into());
         }
         let authorization = Authorization::new(user, issued)?.map(Arc::new);
-        let authorities = config.root_cert.clone().unwrap_or_default().into();
+        let authorities = settings.authorities.clone().unwrap_or_default().into();
         let dial = Dial::new(|connector| {
             connector.enforce_http(false);
             connector.set_connect_timeout(Some(DEADLINE));
@@ -102,49 +108,50 @@ impl Credentials {
             connector.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
             connector.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
         });
-        // The program has run: kube-rs would run it again.
-        let exec = config.auth_info.exec.take();
-        let connector = over_tls(&config, dial, proxy.as_ref())?;
+        let identity = kubeconfig::identity(path, &settings.user)?;
+        let connector = over_tls(&settings, identity.as_deref(), dial)?;
         // The connector has them now; each node's copy need not.
-        let user = &mut config.auth_info;
-        (config.root_cert, user.client_certificate_data, user.client_key_data) = (None, None, None);
-        user.exec = exec;
-        Ok(Self { config, server: server.into(), connector, authorities, authorization })
+        let user = &mut settings.user;
+        (settings.authorities, user.client_certificate_data, user.client_key_data) = (None, None, None);
+        Ok(Self { settings, connector, authorities, authorization })
     }
 
     /// The same, asking in the name of a node: its user has to be allowed to impersonate `system:node:<name>` and the group
     /// `system:nodes`. The apiserver then treats every request as one of that node.
     pub fn as_node(&self, name: &str) -> Self {
         let mut credentials = self.clone();
-        credentials.config.auth_info.impersonate = Some(format!("system:node:{name}"));
-        credentials.config.auth_info.impersonate_groups = Some(vec!["system:nodes".to_owned()]);
+        credentials.settings.user.impersonate = Some(format!("system:node:{name}"));
+        credentials.settings.user.impersonate_groups = Some(vec!["system:nodes".to_owned()]);
         credentials
     }
 
     /// Whether a program prints the credentials.
     pub fn runs_program(&self) -> bool {
-        self.config.auth_info.exec.is_some()
+        self.settings.user.exec.is_some()
     }
 
-    /// A client with connections of its own. Connects to nothing yet. Within a runtime.
+    /// A client with connections of its own. Connects to nothing yet.
     ///
     /// # Errors
     /// The credentials cannot be sent.
     pub fn client(&self) -> Result<Client, RequestError> {
-        let headers = self.config.extra_headers_layer().map_err(refused)?;
+        let names = impersonation::headers(&self.settings.user)?;
         // What lists, gets and watches has connections of its own: a long answer keeps no renewal of the lease waiting.
         let connections = |idle_timeout| {
             let connector = self.connector.clone();
             Arc::new(Connections::new(move || connection(connector.clone(), idle_timeout)))
         };
         let (reads, writes) = (connections(IDLE_TIMEOUT_OF_READS), connections(IDLE_TIMEOUT));
-        let (server, authorization) = (self.config.cluster_url.clone(), self.authorization.clone());
-        let either = tower::service_fn(move |mut request: http::Request<Body>| {
+        let (url, authorization) = (self.settings.url.clone(), self.authorization.clone());
+        let service = tower::service_fn(move |mut request: http::Request<Body>| {
             let connections = if request.method() == http::Method::GET { &reads } else { &writes };
             let (connection, place) = connections.acquire();
-            let (authorization, uri) = (authorization.clone(), at(&server, request.uri()));
+            let (authorization, uri, names) = (authorization.clone(), at(&url, request.uri()), names.clone());
             async move {
                 *request.uri_mut() = uri?;
+                for (name, value) in names {
+                    request.headers_mut().append(name, value);
+                }
                 if let Some(authorization) = authorization {
                     request.headers_mut().insert(AUTHORIZATION, authorization.header().await?);
                 }
@@ -157,10 +164,8 @@ impl Credentials {
                 Ok::<_, BoxError>(answer.map(|body| body.map_frame(keep_place)))
             }
         });
-        let service = ServiceBuilder::new().layer(headers).and_then(retry_after::with_status).service(either);
-        let inner = kube::Client::new(service, self.config.default_namespace.clone());
-        let (server, authorities) = (Some(Arc::clone(&self.server)), Arc::clone(&self.authorities));
-        Ok(Client { inner, server, authorities, received_count: Arc::default() })
+        let (server, authorities) = (Some(Arc::clone(&self.settings.server)), Arc::clone(&self.authorities));
+        Ok(Client { server, authorities, ..Client::over(service) })
     }
 }
 
@@ -182,22 +187,26 @@ fn connection(connector: Connector, idle_timeout: Duration) -> legacy::Client<Co
 }
 
 /// Connects by TLS, and by HTTP/2 where the server has it: one connection then carries many requests, and no header twice.
-fn over_tls(config: &kube::Config, dial: Dial, proxy: Option<&Proxy>) -> Result<Connector, RequestError> {
-    let mut tls = config.rustls_client_config().map_err(refused)?;
-    if let Some(named) = config.root_cert.as_ref().filter(|_| !config.accept_invalid_certs) {
-        let named = named.iter().cloned().map(CertificateDer::from).collect();
-        let verifier = limpet_tls::verifier(named, System::Ignored, Arc::clone(tls.crypto_provider()));
-        let verifier = verifier.map_err(|error| RequestError::Credentials(error.to_string()))?;
-        tls.dangerous().set_certificate_verifier(verifier);
-    }
-    let way = Way::new(dial, proxy, &tls);
+fn over_tls(settings: &Settings, identity: Option<&[u8]>, dial: Dial) -> Result<Connector, RequestError> {
+    let tls = tls(settings, identity).map_err(|error| RequestError::Credentials(error.to_string()))?;
+    let way = Way::new(dial, settings.proxy.as_ref(), &tls);
     let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-    if let Some(name) = &config.tls_server_name {
+    if let Some(name) = &settings.tls_server_name {
         let invalid = |error| RequestError::Credentials(format!("tls-server-name {name:?}: {error}"));
         let name = ServerName::try_from(name.clone()).map_err(invalid)?;
         builder = builder.with_server_name_resolver(FixedServerNameResolver::new(name));
     }
     Ok(builder.enable_all_versions().wrap_connector(way))
+}
+
+/// Which servers are trusted: those of the authorities that the kubeconfig names, else the system's, or all.
+fn tls(settings: &Settings, identity: Option<&[u8]>) -> Result<ClientConfig, rustls::Error> {
+    if settings.accepts_any_server {
+        return limpet_tls::any_server(identity);
+    }
+    let named = settings.authorities.iter().flatten().cloned().map(CertificateDer::from).collect();
+    let system = if settings.authorities.is_some() { System::Ignored } else { System::Trusted };
+    limpet_tls::client_config(named, system, identity)
 }
 
 /// The address of a request at a server whose URL may have a path.
@@ -208,15 +217,11 @@ fn at(server: &Uri, request: &Uri) -> Result<Uri, http::Error> {
     Ok(Uri::from_parts(parts)?)
 }
 
-fn refused(error: kube::Error) -> RequestError {
-    RequestError::Credentials(limpet_model::error_chain::error_chain(&error))
-}
-
 /// A client with the credentials of one reading of the kubeconfig. Clones share its connections; when the last clone is
 /// dropped, they are closed.
 #[derive(Clone)]
 pub struct Client {
-    pub(crate) inner: kube::Client,
+    exchange: Arc<Exchange>,
     /// `None`: no server answers, but a service.
     server: Option<Arc<str>>,
     authorities: Arc<[Vec<u8>]>,
@@ -236,7 +241,7 @@ pub struct Traffic {
 }
 
 impl Client {
-    /// As [`Credentials::read`] and [`Credentials::client`]. Blocks; within a runtime.
+    /// As [`Credentials::read`] and [`Credentials::client`]. Blocks.
     ///
     /// # Errors
     /// The credentials cannot be had.
@@ -245,22 +250,17 @@ impl Client {
     }
 
     /// A client whose requests `service` answers in place of a server, without TLS and credentials: for simulated clusters.
-    /// Within a runtime.
     pub fn over<S, B>(service: S) -> Self
     where
-        S: tower::Service<http::Request<Body>, Response = http::Response<B>> + Send + 'static,
+        S: Service<http::Request<Body>, Response = http::Response<B>> + Clone + Send + Sync + 'static,
         S::Future: Send + 'static,
-        S::Error: Into<tower::BoxError>,
+        S::Error: Into<BoxError>,
         B: http_body::Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<tower::BoxError>,
+        B::Error: Into<BoxError>,
     {
-        let service = ServiceBuilder::new().and_then(retry_after::with_status).service(service);
-        Self {
-            inner: kube::Client::new(service, "default"),
-            server: None,
-            authorities: Arc::default(),
-            received_count: Arc::default(),
-        }
+        let service = service.map_err(Into::into).and_then(retry_after::with_status);
+        let exchange = Arc::new(move |request| service.clone().oneshot(request).boxed());
+        Self { exchange, server: None, authorities: Arc::default(), received_count: Arc::default() }
     }
 
     /// The URL of the server, as the kubeconfig has it; `None`: a service answers in its place.
@@ -326,9 +326,10 @@ impl Client {
     }
 
     /// Sends a request, and once more where the server ended the connection before it looked at it.
-    pub(crate) async fn begin(&self, request: http::Request<Vec<u8>>) -> Result<http::Response<Body>, kube::Error> {
-        match self.inner.send(request.clone().map(Body::from)).await {
-            Err(error) if was_not_processed(&error) => self.inner.send(request.map(Body::from)).await,
+    pub(crate) async fn begin(&self, request: http::Request<Vec<u8>>) -> Result<http::Response<Body>, BoxError> {
+        let send = |request: http::Request<Vec<u8>>| (self.exchange)(request.map(|bytes| full_body(bytes.into())));
+        match send(request.clone()).await {
+            Err(error) if was_not_processed(&*error) => send(request).await,
             begun => begun,
         }
     }
@@ -337,6 +338,11 @@ impl Client {
     pub fn received_count(&self) -> u64 {
         self.received_count.load(Ordering::Relaxed)
     }
+}
+
+/// A body of these bytes.
+pub(crate) fn full_body(bytes: Bytes) -> Body {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
 /// The document of an answer, in the format that its head names.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hyper::http;
 use limpet_model::error_chain::causes;
+use tower::BoxError;
 
 use crate::credentials_error::CredentialsError;
 use crate::kubeconfig::KubeconfigError;
@@ -131,15 +132,9 @@ impl From<CredentialsError> for RequestError {
     }
 }
 
-impl From<kube::Error> for RequestError {
-    fn from(error: kube::Error) -> Self {
-        match &error {
-            kube::Error::Api(status) => return Self::refused(status),
-            kube::Error::SerdeError(error) => return Self::Unreadable(error.to_string()),
-            kube::Error::FromUtf8(error) => return Self::Unreadable(error.to_string()),
-            _ => {}
-        }
-        for cause in causes(&error) {
+impl From<BoxError> for RequestError {
+    fn from(error: BoxError) -> Self {
+        for cause in causes(&*error) {
             // The token is refreshed within a request.
             if let Some(error) = cause.downcast_ref::<CredentialsError>() {
                 return Self::Credentials(error.to_string());
@@ -149,7 +144,7 @@ impl From<kube::Error> for RequestError {
                 return Self::Unreadable(error.to_string());
             }
         }
-        match innermost(&error) {
+        match innermost(&*error) {
             (message, Some(fault)) => Self::Certificate { fault, message },
             (message, None) => Self::Unreachable(message),
         }
@@ -171,7 +166,7 @@ fn fault(error: &rustls::Error) -> CertificateFault {
 
 /// Whether the server ended the connection by GOAWAY before it looked at the request, as one does that has its clients
 /// reconnect (RFC 9113, section 6.8): the request may be sent again.
-pub(crate) fn was_not_processed(error: &kube::Error) -> bool {
+pub(crate) fn was_not_processed(error: &(dyn Error + 'static)) -> bool {
     causes(error)
         .filter_map(|cause| cause.downcast_ref::<h2::Error>())
         .any(|error| error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR))
@@ -206,20 +201,20 @@ mod tests {
         ];
         for (error, expected) in table {
             let tls = rustls::Error::InvalidCertificate(error);
-            let wrapped = kube::Error::Service(Box::new(io::Error::other(io::Error::other(tls.clone()))));
+            let wrapped: BoxError = Box::new(io::Error::other(io::Error::other(tls.clone())));
             assert!(matches!(RequestError::from(wrapped), RequestError::Certificate { fault, message }
                 if fault == expected && message == tls.to_string()));
         }
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         let text = refused.to_string();
-        let error = RequestError::from(kube::Error::Service(Box::new(io::Error::other(refused))));
+        let error = RequestError::from(BoxError::from(io::Error::other(refused)));
         assert!(matches!(error, RequestError::Unreachable(said) if said == text));
     }
 
     #[test]
     fn a_status_of_the_server_is_kept() {
         let status = kube::core::Status::failure("pods \"web\" not found", "NotFound").with_code(404);
-        let error = RequestError::from(kube::Error::Api(Box::new(status)));
+        let error = RequestError::refused(&status);
         assert!(error.is_not_found() && !error.is_conflict() && error.retry_after().is_none());
         assert_eq!(error.to_string(), "pods \"web\" not found (404)");
     }

@@ -3,22 +3,23 @@
 mod file;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use hyper::Uri;
-use kube::config::{AuthInfo, Cluster, Config, ExecAuthCluster, Kubeconfig};
+use kube::config::{AuthInfo, Cluster, ExecAuthCluster, Kubeconfig};
 use rustls::RootCertStore;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
 use secrecy::ExposeSecret as _;
 
+use crate::proxy::Proxy;
+
 /// The longest URL of a server.
 const MAX_SERVER: usize = 4_096;
 /// The form of URL that error messages ask for.
 const EXAMPLE: &str = "https://10.0.0.1:6443";
-
-use crate::proxy::Proxy;
 
 /// What is wrong with a kubeconfig.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +47,7 @@ impl KubeconfigError {
 /// # Errors
 /// The first thing that is wrong, with file, field and remedy.
 pub fn check(path: &Path) -> Result<String, KubeconfigError> {
-    read(path).map(|read| read.server)
+    read(path).map(|settings| settings.server.to_string())
 }
 
 /// Whether a program gives the credentials of the current user. Blocks.
@@ -54,7 +55,7 @@ pub fn check(path: &Path) -> Result<String, KubeconfigError> {
 /// # Errors
 /// As [`check`].
 pub fn runs_program(path: &Path) -> Result<bool, KubeconfigError> {
-    Ok(read(path)?.config.auth_info.exec.is_some())
+    Ok(read(path)?.user.exec.is_some())
 }
 
 /// The client certificate of a kubeconfig's current user.
@@ -71,8 +72,7 @@ pub struct UserCertificate {
 /// # Errors
 /// As [`check`].
 pub fn certificate(path: &Path) -> Result<Option<UserCertificate>, KubeconfigError> {
-    let Read { config, .. } = read(path)?;
-    let AuthInfo { client_certificate, client_certificate_data, .. } = config.auth_info;
+    let AuthInfo { client_certificate, client_certificate_data, .. } = read(path)?.user;
     if let Some(data) = client_certificate_data {
         let pem = decoded(path, "client-certificate-data", &data)?;
         return Ok(Some(UserCertificate { pem, is_embedded: true }));
@@ -108,18 +108,42 @@ pub fn for_node(bootstrap: &Path, certificate: &Path) -> Result<String, Kubeconf
     Ok(format!("{file:#}\n"))
 }
 
-/// A kubeconfig as it was read.
-pub(crate) struct Read {
-    /// The settings of a client.
-    pub(crate) config: Config,
+/// The certificate and the key of a user, PEM; `None`: it has another way to name itself. Blocks.
+///
+/// # Errors
+/// One of the two cannot be had.
+pub(crate) fn identity(path: &Path, user: &AuthInfo) -> Result<Option<Vec<u8>>, KubeconfigError> {
+    let part = |name: &str, data: Option<&str>, file: &Option<String>| match (data, file) {
+        (Some(data), _) => decoded(path, &format!("{name}-data"), data).map(Some),
+        (None, Some(file)) => readable(path, name, file).map(Some),
+        (None, None) => Ok(None),
+    };
+    let certificate = part("client-certificate", user.client_certificate_data.as_deref(), &user.client_certificate)?;
+    let key = user.client_key_data.as_ref().map(|key| key.expose_secret());
+    let key = part("client-key", key, &user.client_key)?;
+    Ok(key.zip(certificate).map(|(key, certificate)| [key, certificate].join(&b'\n')))
+}
+
+/// What the current context of a kubeconfig says of the server and of the client.
+#[derive(Clone)]
+pub(crate) struct Settings {
     /// The server's URL.
-    pub(crate) server: String,
+    pub(crate) url: Uri,
+    /// The same, as it is shown.
+    pub(crate) server: Arc<str>,
     /// How it is reached; `None`: directly.
     pub(crate) proxy: Option<Proxy>,
+    /// The certificates, DER, of the authorities that vouch for the server; `None`: the system's do.
+    pub(crate) authorities: Option<Vec<Vec<u8>>>,
+    /// `insecure-skip-tls-verify`.
+    pub(crate) accepts_any_server: bool,
+    /// The name in the server's certificate; `None`: that of the URL.
+    pub(crate) tls_server_name: Option<String>,
+    pub(crate) user: AuthInfo,
 }
 
 /// Reads the file and what it names. Blocks.
-pub(crate) fn read(path: &Path) -> Result<Read, KubeconfigError> {
+pub(crate) fn read(path: &Path) -> Result<Settings, KubeconfigError> {
     let (cluster, user) = current(path, &file::read(path)?)?;
     if let Some((name, user)) = &user {
         check_user(path, name, user)?;
@@ -131,14 +155,15 @@ pub(crate) fn read(path: &Path) -> Result<Read, KubeconfigError> {
         let cluster = ExecAuthCluster::try_from(&cluster);
         exec.cluster = Some(cluster.map_err(|error| KubeconfigError::file(path, one_line(&error)))?);
     }
-    let mut config = Config::new(url);
-    config.root_cert = authorities(path, &cluster)?;
-    config.accept_invalid_certs = cluster.insecure_skip_tls_verify.unwrap_or_default();
-    config.tls_server_name = cluster.tls_server_name;
-    config.auth_info = user;
-    // Whoever sends a request decides about the next try.
-    config.default_retry = false;
-    Ok(Read { config, server, proxy })
+    Ok(Settings {
+        url,
+        server: server.into(),
+        proxy,
+        authorities: authorities(path, &cluster)?,
+        accepts_any_server: cluster.insecure_skip_tls_verify.unwrap_or_default(),
+        tls_server_name: cluster.tls_server_name,
+        user,
+    })
 }
 
 /// The cluster and the user of the current context, the latter with its name.

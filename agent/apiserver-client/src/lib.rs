@@ -9,6 +9,7 @@ mod connections;
 mod credentials_error;
 mod dial;
 pub mod error;
+mod impersonation;
 pub mod kubeconfig;
 mod lines;
 mod program;

@@ -1,26 +1,26 @@
 //! Refusals in plain text with a `Retry-After` header (RFC 9110, section 10.2.3), as API Priority and Fairness and proxies
 //! send them. They get the `Status` that Kubernetes answers elsewhere, for requests and watches alike.
 
-use http_body_util::{BodyExt as _, Either, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{self as http_body, Bytes};
 use hyper::http::{self, HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 use tower::BoxError;
 
+use crate::client::{Body, full_body};
+
 /// How many bytes of such an answer are read.
 const MAX_TEXT: usize = 64 * 1_024;
 
 /// Returns the response; gives a refusal without one a `Status` with the pause.
-pub(crate) async fn with_status<B>(
-    answer: http::Response<B>,
-) -> Result<http::Response<Either<B, Full<Bytes>>>, BoxError>
+pub(crate) async fn with_status<B>(answer: http::Response<B>) -> Result<http::Response<Body>, BoxError>
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
     let (mut head, body) = answer.into_parts();
     let Some(seconds) = asked(head.status, &head.headers) else {
-        return Ok(http::Response::from_parts(head, Either::Left(body)));
+        return Ok(http::Response::from_parts(head, body.map_err(Into::into).boxed_unsync()));
     };
     // A text that is longer, or cut, is left out: the pause counts.
     let bytes = Limited::new(body, MAX_TEXT).collect().await.map(|text| text.to_bytes()).unwrap_or_default();
@@ -31,7 +31,7 @@ where
     };
     head.headers.remove(header::CONTENT_LENGTH);
     head.headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-    Ok(http::Response::from_parts(head, Either::Right(bytes.into())))
+    Ok(http::Response::from_parts(head, full_body(bytes)))
 }
 
 /// The seconds to wait that a refusal in text contains. A date is ignored: the node's clock may be wrong.
@@ -60,7 +60,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::client::{Body, Client};
+    use crate::client::Client;
     use crate::error::RequestError;
     use crate::request::{Request, Resource, Selector, WatchFrom};
 

@@ -1,5 +1,6 @@
 //! Watches: the changes of what a selector matches, as they happen.
 
+use std::error::Error;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,7 +55,7 @@ impl Watch {
         loop {
             let line = match self.lines.next(arrived).await? {
                 Ok(line) => line,
-                Err(LineError::Body(error)) if breaks_off(&error) => return None,
+                Err(LineError::Body(error)) if breaks_off(&*error) => return None,
                 Err(LineError::Body(error)) => return Some(Err(error.into())),
                 Err(error @ LineError::TooLong) => return Some(Err(RequestError::Unreadable(error.to_string()))),
             };
@@ -93,7 +94,7 @@ fn change(event: WatchEvent<Value>) -> Result<Change, RequestError> {
 }
 
 /// Whether a server has ended its connection, which ends a watch like any other end. TLS and chunks have errors for it.
-fn breaks_off(error: &kube::Error) -> bool {
+fn breaks_off(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(|cause| {
         let io = cause.downcast_ref::<io::Error>();
         io.is_some_and(|error| error.kind() == io::ErrorKind::UnexpectedEof)

@@ -377,6 +377,7 @@ fn response(code: u16, frames: BoxStream<'static, Result<Frame<Bytes>, BoxError>
 }
 
 /// What takes requests.
+#[derive(Clone)]
 struct Service(Server);
 
 impl tower::Service<Request<Body>> for Service {

@@ -10,14 +10,17 @@ mod unverified;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{WebPkiServerVerifier, verify_server_name};
+use rustls::client::{WantsClientCert, WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{
+    CertificateError, ClientConfig, ConfigBuilder, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+};
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 
+use self::unverified::Unverified;
 pub use self::unverified::unverified;
 
 /// Whether the system's certificate authorities count beside those that are named.
@@ -42,6 +45,23 @@ pub fn client_config(
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
     let config = config.dangerous().with_custom_certificate_verifier(verifier(named, system, provider)?);
+    with_identity(config, identity)
+}
+
+/// The same of a client that takes every server for the right one: `insecure-skip-tls-verify` of a kubeconfig.
+///
+/// # Errors
+/// The identity cannot be used.
+pub fn any_server(identity: Option<&[u8]>) -> Result<ClientConfig, Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    with_identity(config.dangerous().with_custom_certificate_verifier(Arc::new(Unverified)), identity)
+}
+
+fn with_identity(
+    config: ConfigBuilder<ClientConfig, WantsClientCert>,
+    identity: Option<&[u8]>,
+) -> Result<ClientConfig, Error> {
     let Some(pem) = identity else { return Ok(config.with_no_client_auth()) };
     let broken = |error| Error::General(format!("the client's certificate cannot be read: {error}"));
     let chain = CertificateDer::pem_slice_iter(pem).collect::<Result<Vec<_>, _>>().map_err(broken)?;
