@@ -58,12 +58,7 @@ pub type ConfigWarning = Fault;
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read configuration {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// All errors of the file and the flags, at least one.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\nerror: "))]
     Faults(Vec<Fault>),

@@ -238,12 +238,7 @@ pub enum ImageGcError {
     Images(#[from] ImageError),
     /// The disk cannot be measured.
     #[error("cannot measure the disk of images at {}: {source}", path.display())]
-    Disk {
-        /// The directory.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Disk { path: PathBuf, source: std::io::Error },
 }
 
 /// The space of the disk that a directory of images lies on.

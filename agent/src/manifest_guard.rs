@@ -40,12 +40,7 @@ pub enum ArmError {
     CgroupVersion,
     /// A path to be guarded, or an allowed executable, does not exist.
     #[error("manifestGuard: {}: {source}; create it before limpet starts", path.display())]
-    Missing {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Missing { path: PathBuf, source: io::Error },
     /// The kernel loads no programs.
     #[error(
         "manifestGuard: loading its BPF programs failed: {0}; set manifestGuard: off, or manifestGuardRequired: false to run without it"
@@ -76,7 +71,6 @@ pub struct Armed {
 pub struct AttemptReporter {
     /// The node's events.
     pub events: Events,
-    /// Metrics.
     pub metrics: Metrics,
     /// Finds the pod of a process.
     pub observer: Arc<dyn WatchObserver>,

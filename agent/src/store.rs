@@ -54,7 +54,6 @@ pub enum StoreError {
     Open {
         /// The database's path.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: Box<redb::Error>,
     },
@@ -63,7 +62,6 @@ pub enum StoreError {
     SetAside {
         /// The database's path.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -72,7 +70,6 @@ pub enum StoreError {
     Create {
         /// The database's path.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -86,7 +83,6 @@ pub enum StoreError {
         operation: &'static str,
         /// The database's path.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: Box<redb::Error>,
     },

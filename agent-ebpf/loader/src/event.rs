@@ -89,11 +89,8 @@ impl Operation {
 /// A change in a directory, made or attempted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileChange {
-    /// The directory.
     pub directory: InodeId,
-    /// The name in it.
     pub name: Vec<u8>,
-    /// The operation.
     pub operation: Operation,
     /// The process.
     pub actor: Actor,
@@ -116,10 +113,7 @@ pub enum Event {
         attempts: u32,
     },
     /// The OOM killer's victim has begun to exit.
-    OomVictim {
-        /// The process.
-        process: Actor,
-    },
+    OomVictim { process: Actor },
     /// A followed process exits; the last signal that ends processes of those sent to it.
     Signal {
         /// The pid it was sent to.

@@ -44,7 +44,6 @@ impl GuardMode {
 pub struct Guarded {
     /// The path as configured.
     pub path: PathBuf,
-    /// Its inode.
     pub id: InodeId,
     /// Which changes: `limpet_events::guarded`.
     pub(crate) what: u32,
@@ -147,26 +146,13 @@ pub enum GuardError {
     NotAsked,
     /// The hooks are attached, and yet the trial changed the path.
     #[error("{} cannot be guarded: its file system hides inode numbers (as btrfs and overlayfs do); keep it on ext4 or xfs", path.display())]
-    NotGuarded {
-        /// The path.
-        path: PathBuf,
-    },
+    NotGuarded { path: PathBuf },
     /// The trial failed for another reason than a refusal.
     #[error("test the guard on {}: {source}", path.display())]
-    Trial {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Trial { path: PathBuf, source: io::Error },
     /// The links could not be pinned.
     #[error("pin the guard in {}: {source}", path.display())]
-    Pin {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Pin { path: PathBuf, source: io::Error },
     /// A map refused a value.
     #[error(transparent)]
     Load(#[from] crate::LoadError),

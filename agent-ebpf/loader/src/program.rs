@@ -11,10 +11,8 @@ pub enum Purpose {
     Guard,
 }
 
-/// The state of one program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramState {
-    /// Its name.
     pub name: &'static str,
     /// What it is for.
     pub purpose: Purpose,

@@ -61,7 +61,6 @@ pub fn runs_program(path: &Path) -> Result<bool, KubeconfigError> {
 /// The client certificate of a kubeconfig's current user.
 #[derive(Debug)]
 pub struct UserCertificate {
-    /// PEM.
     pub pem: Vec<u8>,
     /// It is in the kubeconfig (`client-certificate-data`) and not in a file of its own.
     pub is_embedded: bool,

@@ -14,9 +14,7 @@ const METADATA_IN_PROTOBUF: &str =
 pub enum Resource {
     /// All Nodes.
     Nodes,
-    /// One Node.
     Node(String),
-    /// The status of a Node.
     NodeStatus(String),
     /// All Leases of a namespace.
     Leases(String),
@@ -180,7 +178,6 @@ impl Selector {
         Self { fields: fields.into(), labels: String::new() }
     }
 
-    /// The one of that name.
     pub fn of_name(name: &str) -> Self {
         Self::of_fields(format!("metadata.name={name}"))
     }
@@ -205,10 +202,8 @@ pub enum WatchFrom<'a> {
     All(Option<&'a str>),
 }
 
-/// One request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// The HTTP method.
     pub method: http::Method,
     /// What it is about.
     pub resource: Resource,
@@ -270,7 +265,6 @@ impl Request {
         request
     }
 
-    /// Creates.
     pub fn create(resource: Resource, body: Value) -> Self {
         Self::new(http::Method::POST, resource, Some(body))
     }

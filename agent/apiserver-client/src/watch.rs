@@ -16,7 +16,6 @@ use crate::error::RequestError;
 use crate::lines::{LineError, Lines};
 use crate::request::{Request, Resource, Selector, WatchFrom};
 
-/// One change.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Change {
     /// An object is new, or was changed: this is how it is now.

@@ -12,9 +12,7 @@ use tokio::sync::{mpsc, watch};
 /// One change that a BPF program reported.
 #[derive(Debug, Clone)]
 pub struct Sighting {
-    /// The directory.
     pub directory: DirectoryId,
-    /// The name in it.
     pub name: OsString,
     /// Only mode, owner or times changed.
     pub attributes_only: bool,

@@ -60,7 +60,6 @@ pub(super) fn whole(code: u16, answer: &Value) -> Answer {
     frames(code, stream::once(async { Ok(frame) }).boxed())
 }
 
-/// A refusal.
 pub(super) fn refusal(code: u16) -> Answer {
     whole(code, &json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "message": "no" }))
 }

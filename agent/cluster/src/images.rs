@@ -14,7 +14,6 @@ use limpet_core::node_images::{self, NodeImage};
 /// What comes within this time, as the pulls of one pod, is one report.
 const REPORT_DELAY: Duration = Duration::from_secs(2);
 
-/// The images of the node.
 #[derive(Debug)]
 pub(super) struct NodeImages {
     runtime: Arc<dyn NodeRuntime>,

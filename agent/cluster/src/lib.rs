@@ -105,7 +105,6 @@ pub struct Inputs {
     pub network: watch::Receiver<NetworkStatus>,
     /// What the containers run in.
     pub runtime: Arc<dyn NodeRuntime>,
-    /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
     /// The node's CSI drivers.
     pub csi: Arc<CsiDrivers>,

@@ -17,11 +17,9 @@ use limpet_apiserver_client::{Request, RequestError, Resource};
 /// A user as Kubernetes has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct User {
-    /// Its name.
     pub name: String,
     /// What distinguishes it from an earlier user of that name; may be empty.
     pub uid: String,
-    /// Its groups.
     pub groups: Vec<String>,
     /// What else authenticators say of it.
     pub extra: BTreeMap<String, Vec<String>>,

@@ -10,7 +10,6 @@ pub(super) enum NodeFromApiserver {
     Unknown,
     /// There is none.
     Absent,
-    /// This one.
     Present(Box<SeenNode>),
 }
 

@@ -17,7 +17,6 @@ const MAX_SERVICE_READS: u32 = 4;
 /// Who receives which Pods.
 #[derive(Debug)]
 pub(super) struct Receivers {
-    /// Of the mirrors.
     pub(super) mirrors: mpsc::Sender<Update>,
     /// Of the others, to report on them.
     pub(super) pods: mpsc::Sender<Update>,

@@ -25,7 +25,6 @@ pub(super) async fn sleep_until(at: Timestamp) {
 
 /// A token that the apiserver has issued.
 pub(super) struct Issued {
-    /// The token.
     pub(super) token: String,
     /// When it expires, by the server's clock.
     pub(super) expiry: String,

@@ -16,7 +16,6 @@ pub enum RuntimeError {
     /// No answer in time: the shim or containerd hangs.
     #[error("{call} on {subject} got no answer in time: the container's shim or containerd hangs")]
     Deadline {
-        /// The call.
         call: &'static str,
         /// What it was about.
         subject: String,
@@ -24,7 +23,6 @@ pub enum RuntimeError {
     /// containerd or runc refused the call.
     #[error("{call} on {subject}: {message}")]
     Refused {
-        /// The call.
         call: &'static str,
         /// What it was about.
         subject: String,
@@ -36,7 +34,6 @@ pub enum RuntimeError {
     /// This agent cannot parse containerd's answer.
     #[error("{call} on {subject}: unreadable answer: {message}")]
     Unreadable {
-        /// The call.
         call: &'static str,
         /// What it was about.
         subject: String,

@@ -76,7 +76,6 @@ pub enum ExecError {
     Pipes {
         /// Their directory.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -110,7 +109,6 @@ pub struct ExecSession {
     pub stderr: Option<Receiver>,
     /// Controls the running process.
     pub control: ExecControl,
-    /// Its exit.
     pub exit: ExecExit,
 }
 

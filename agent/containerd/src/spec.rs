@@ -44,7 +44,6 @@ use limpet_model::selinux::ContainerLabels;
 /// The user and groups of the container's init process, as numbers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProcessUser {
-    /// User id.
     pub uid: u32,
     /// Primary group id.
     pub gid: u32,
@@ -57,11 +56,9 @@ pub struct ProcessUser {
 /// The inputs of one container's spec.
 #[derive(Debug, Clone, Copy)]
 pub struct SpecInput<'a> {
-    /// The pod.
     pub pod: &'a PodRecord,
     /// The container, init or not.
     pub container: &'a Container,
-    /// Its image.
     pub image: &'a LocalImage,
     /// Its user, resolved inside the image.
     pub user: &'a ProcessUser,
@@ -75,7 +72,6 @@ pub struct SpecInput<'a> {
     pub mounts: &'a [Mount],
     /// `linux.cgroupsPath` in the driver's form.
     pub cgroups_path: &'a str,
-    /// The node.
     pub node: &'a NodeFacts,
     /// The directory of the pod's own volumes, with the files of `fileKeyRef`.
     pub pod_dir: &'a Path,
@@ -125,7 +121,6 @@ pub enum SpecError {
     /// A `fieldRef` or `resourceFieldRef` names an unknown field.
     #[error("env {variable:?}: unsupported field path {path:?}")]
     Field {
-        /// The variable.
         variable: String,
         /// The path as written.
         path: String,
@@ -133,7 +128,6 @@ pub enum SpecError {
     /// A variable refers to an address that is not there yet.
     #[error("env {variable:?}: {field} is not known yet")]
     NoAddress {
-        /// The variable.
         variable: String,
         /// The field it refers to.
         field: String,
@@ -148,40 +142,18 @@ pub enum SpecError {
     },
     /// A variable comes from a key the object does not have; kubelet's message.
     #[error("couldn't find key {key} in {object}")]
-    NoKey {
-        /// The object.
-        object: ObjectKey,
-        /// The key.
-        key: String,
-    },
+    NoKey { object: ObjectKey, key: String },
     /// A value is not text, so a variable cannot hold it.
     #[error("the value of key {key} in {object} is not text; mount it as a file instead")]
-    NoText {
-        /// The object.
-        object: ObjectKey,
-        /// The key.
-        key: String,
-    },
+    NoText { object: ObjectKey, key: String },
     /// A variable comes from a file of a volume that cannot be read.
     #[error("env {variable:?}: cannot read file {path:?} of volume {volume:?}: {source}")]
-    EnvFile {
-        /// The variable.
-        variable: String,
-        /// The volume.
-        volume: String,
-        /// The path in it.
-        path: String,
-        /// The cause.
-        source: io::Error,
-    },
+    EnvFile { variable: String, volume: String, path: String, source: io::Error },
     /// A variable comes from a file of a volume that is not a list of variables.
     #[error("env {variable:?}: file {path:?} of volume {volume:?}: line {line}: {reason}")]
     EnvFileLine {
-        /// The variable.
         variable: String,
-        /// The volume.
         volume: String,
-        /// The path in it.
         path: String,
         /// The line, from 1.
         line: usize,
@@ -190,24 +162,13 @@ pub enum SpecError {
     },
     /// A variable comes from a file of a volume that does not have its key.
     #[error("env {variable:?}: file {path:?} of volume {volume:?} has no key {key:?}")]
-    NoEnvFileKey {
-        /// The variable.
-        variable: String,
-        /// The volume.
-        volume: String,
-        /// The path in it.
-        path: String,
-        /// The key.
-        key: String,
-    },
+    NoEnvFileKey { variable: String, volume: String, path: String, key: String },
     /// A `subPathExpr` refers to variables that have no value; kubelet's message.
     #[error("failed to expand subPathExpr {expression:?} of mount {mount_path}: missing value for {variables}")]
     SubPathVariables {
-        /// The expression.
         expression: String,
         /// Where it is mounted.
         mount_path: String,
-        /// The variables.
         variables: String,
     },
     /// A `subPathExpr` is an absolute path, or leads upwards.
@@ -215,11 +176,9 @@ pub enum SpecError {
         "subPathExpr {expression:?} of mount {mount_path} expands to {path:?}, which must be a relative path without \"..\""
     )]
     SubPath {
-        /// The expression.
         expression: String,
         /// Where it is mounted.
         mount_path: String,
-        /// The path.
         path: String,
     },
     /// A capability to add does not exist.
@@ -238,12 +197,7 @@ pub enum SpecError {
     },
     /// A file of the host cannot be read.
     #[error("read {path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The container's AppArmor profile is not there.
     #[error("{0}")]
     AppArmor(String),

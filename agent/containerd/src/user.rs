@@ -47,7 +47,6 @@ pub enum UserError {
     Range {
         /// The Pod's field, or what it is of the image.
         field: &'static str,
-        /// Its value.
         value: i64,
     },
 }

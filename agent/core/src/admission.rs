@@ -73,9 +73,7 @@ impl Refusal {
 /// Labels and taints of the Node that admission checks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Selectable {
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
-    /// Its taints.
     pub taints: Vec<Taint>,
 }
 

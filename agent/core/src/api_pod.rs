@@ -18,7 +18,6 @@ pub const UNSUPPORTED: &str = "UnsupportedPodSpec";
 /// A Pod of the apiserver's own, as it has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiPod {
-    /// Its UID.
     pub uid: String,
     /// The number of its spec's version.
     pub generation: Option<i64>,

@@ -92,7 +92,6 @@ pub enum Connectivity {
     Offline {
         /// Since when.
         since: Timestamp,
-        /// Why.
         cause: Cause,
         /// The newest failure, for people.
         message: String,

@@ -79,7 +79,6 @@ pub enum AllocationError {
     /// No plugin has registered the resource.
     #[error("can't allocate unregistered device {0}")]
     Unregistered(String),
-    /// None is healthy.
     #[error("no healthy devices present; cannot allocate unhealthy devices {0}")]
     NoneHealthy(String),
     /// One that the container has is not healthy any more.
@@ -88,7 +87,6 @@ pub enum AllocationError {
     /// Others have them.
     #[error("requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}")]
     Unavailable {
-        /// The resource.
         resource: String,
         /// How many more the container needs.
         requested: usize,

@@ -24,7 +24,6 @@ const MIN_BUSY_INTERVAL: Duration = Duration::from_secs(2);
 /// What is measured, in the order in which kubelet reclaims: memory first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
-    /// `memory.available`.
     MemoryAvailable,
     /// `allocatableMemory.available`: of the memory that all pods may have together.
     AllocatableMemoryAvailable,
@@ -36,7 +35,6 @@ pub enum Signal {
     ImagefsAvailable,
     /// `imagefs.inodesFree`.
     ImagefsInodesFree,
-    /// `pid.available`.
     PidAvailable,
 }
 

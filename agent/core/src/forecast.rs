@@ -29,7 +29,6 @@ pub use objects::{ObjectForecast, ValueChange};
 /// The effect on a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// It starts.
     Starts,
     /// It is updated in place; the containers that restart or are resized are named, possibly none.
     InPlace(Replacement),
@@ -49,7 +48,6 @@ pub enum Effect {
     Loses,
 }
 
-/// The forecast for one pod.
 #[derive(Debug, Clone)]
 pub struct PodForecast {
     /// The running version; `None`: none runs.

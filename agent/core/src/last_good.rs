@@ -10,7 +10,6 @@ pub type Manifests = Vec<Arc<[u8]>>;
 /// The last good version of one file or URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastGood {
-    /// Its manifests.
     pub manifests: Manifests,
     /// Extra data the source needs at its next start, such as a URL's ETag; may be empty.
     pub mark: String,

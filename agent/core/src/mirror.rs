@@ -71,7 +71,6 @@ impl DesiredMirror {
 /// The Node object, which owns the mirrors of its pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
-    /// Its UID.
     pub uid: String,
     /// Whether its deletion was requested. It gets no new mirrors, as under kubelet: they would go with it.
     pub deleting: bool,
@@ -180,26 +179,16 @@ pub enum Step {
     Create,
     /// It is not what it should be: delete it at once, this very one, and make another.
     Replace {
-        /// Its UID.
         uid: String,
         /// Why, for people.
         why: &'static str,
     },
     /// Its pod is gone: delete it at once.
-    Delete {
-        /// Its UID.
-        uid: String,
-    },
+    Delete { uid: String },
     /// Its status is not the newest.
-    Report {
-        /// Its UID.
-        uid: String,
-    },
+    Report { uid: String },
     /// Somebody else has written over its status.
-    Correct {
-        /// Its UID.
-        uid: String,
-    },
+    Correct { uid: String },
 }
 
 impl Step {

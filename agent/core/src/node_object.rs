@@ -45,7 +45,6 @@ pub struct ExternalCloud {
 /// A taint that the node is registered with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeTaint {
-    /// Its key.
     pub key: String,
     /// Its value; may be empty.
     pub value: String,

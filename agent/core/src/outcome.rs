@@ -80,7 +80,6 @@ pub enum Outcome {
         fingerprint: String,
         /// The attempt it is valid for.
         attempt: u32,
-        /// The image.
         result: Result<Arc<LocalImage>, Failure>,
     },
     /// Of [`Action::Resize`].
@@ -117,7 +116,6 @@ pub enum Outcome {
     Ended {
         /// The instance.
         id: ContainerId,
-        /// Its exit.
         exit: Exit,
     },
     /// Of [`Action::PostStart`].

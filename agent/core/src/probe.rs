@@ -52,7 +52,6 @@ enum Verdict {
 /// What is recorded on the container of its probes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RecordState {
-    /// This.
     As(ProbeRecord),
     /// This, as soon as that is done.
     Writing(ProbeRecord),

@@ -82,7 +82,6 @@ pub struct SourceSnapshot {
     pub absent: Option<OrdSet<ObjectKey>>,
     /// True once the source completed its first read: from then on, a missing pod counts as removed.
     pub ready: bool,
-    /// Its health.
     pub health: Health,
     /// Rejected manifests, by file or URL.
     pub rejected: OrdMap<Arc<str>, Arc<Rejection>>,

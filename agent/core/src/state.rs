@@ -158,7 +158,6 @@ pub struct PodState {
     pub start_time: Timestamp,
     /// Its start on the monotonic clock: what its deadline counts from. Set when its worker begins.
     pub active_since: Option<Instant>,
-    /// Its sandbox.
     pub sandbox: SandboxState,
     /// The addresses of its last sandbox, primary first.
     pub last_addresses: Vec<IpAddr>,

@@ -68,7 +68,6 @@ pub struct Reported {
 /// How the apiserver's status of a pod compares with the node's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatusComparison {
-    /// It is the newest.
     Newest,
     /// The node has a newer one.
     Outdated,

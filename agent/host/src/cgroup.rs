@@ -52,7 +52,6 @@ pub fn limits_huge_pages() -> bool {
 /// Which pod or container a cgroup belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupOwner {
-    /// The pod.
     pub pod: PodUid,
     /// The container's id in containerd, for a group of one or below.
     pub container: Option<String>,

@@ -39,7 +39,6 @@ impl Limits {
 /// What is allocated on a disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// Bytes.
     pub bytes: u64,
     /// Files and directories.
     pub inodes: u64,

@@ -10,12 +10,9 @@ const PROCESSORS: &str = "/sys/devices/system/cpu";
 /// More processors than this are no list of the kernel's.
 const MOST_PROCESSORS: u32 = 1 << 16;
 
-/// The machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// Its ids.
     pub ids: MachineIds,
-    /// Its processors.
     pub processors: Processors,
     /// Bytes of memory.
     pub memory: u64,
@@ -39,7 +36,6 @@ pub struct MachineIds {
     pub machine: String,
     /// Of the machine's firmware; boards without its tables have the machine's id alone.
     pub system: String,
-    /// Of this boot.
     pub boot: String,
 }
 

@@ -23,7 +23,6 @@ pub fn mount_points() -> io::Result<Vec<PathBuf>> {
     Ok(mounts()?.into_iter().map(|mount| mount.point).collect())
 }
 
-/// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
     /// The device's numbers, the same for every mount of one file system: `0:27`.

@@ -33,7 +33,6 @@ pub enum PodPortError {
     /// The connection is refused.
     #[error("failed to connect to localhost:{port} inside the pod's network, IPv4: {v4}, IPv6: {v6}")]
     Connect {
-        /// The port.
         port: u16,
         /// Why not on 127.0.0.1.
         v4: io::Error,

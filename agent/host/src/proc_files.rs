@@ -136,7 +136,6 @@ fn parse_stalls(text: &str) -> Option<Stalls> {
 /// A network interface's counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
     pub name: String,
     /// What it has received.
     pub received: Traffic,
@@ -147,11 +146,8 @@ pub struct Interface {
 /// Counters of one direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Bytes.
     pub bytes: u64,
-    /// Packets.
     pub packets: u64,
-    /// Errors.
     pub errors: u64,
     /// Packets that were dropped.
     pub dropped: u64,

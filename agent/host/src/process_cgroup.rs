@@ -21,7 +21,6 @@ pub enum ProcessCgroupError {
     /// Its entry in `/proc` cannot be read.
     #[error("read /proc/{pid}/{file}")]
     Read {
-        /// The process.
         pid: u32,
         /// The file; empty for the directory.
         file: &'static str,
@@ -31,16 +30,10 @@ pub enum ProcessCgroupError {
     },
     /// It has exited: the kernel shows an exited process in the root of v1 hierarchies.
     #[error("process {pid} has exited")]
-    Exited {
-        /// The process.
-        pid: u32,
-    },
+    Exited { pid: u32 },
     /// The kernel listed none, or too many.
     #[error("/proc/{pid}/cgroup has no usable content")]
-    Unusable {
-        /// The process.
-        pid: u32,
-    },
+    Unusable { pid: u32 },
 }
 
 /// The paths of a living process's cgroups, one for each hierarchy, from that hierarchy's root. Blocks.

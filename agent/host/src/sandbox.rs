@@ -61,7 +61,6 @@ const HOST_SHM: &str = "/dev/shm";
 /// The settings of a sandbox.
 #[derive(Debug, Clone, Copy)]
 pub struct SandboxRequest<'a> {
-    /// The pod.
     pub uid: &'a PodUid,
     /// `hostNetwork`: no network and no UTS namespace.
     pub host_network: bool,
@@ -108,9 +107,7 @@ pub enum SandboxError {
     /// A system call on a path failed.
     #[error("sandbox: cannot {operation} {}: {source}", path.display())]
     Path {
-        /// The operation.
         operation: &'static str,
-        /// The path.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
@@ -118,9 +115,7 @@ pub enum SandboxError {
     /// A namespace could not be created or configured.
     #[error("sandbox of pod {uid}: cannot {operation}: {source}")]
     Namespace {
-        /// The pod.
         uid: PodUid,
-        /// The operation.
         operation: &'static str,
         /// The kernel's error.
         source: io::Error,
@@ -128,7 +123,6 @@ pub enum SandboxError {
     /// A sysctl could not be set.
     #[error("sandbox of pod {uid}: cannot set sysctl {name} to {value:?}: {source}")]
     Sysctl {
-        /// The pod.
         uid: PodUid,
         /// The sysctl as the Pod writes it.
         name: String,
@@ -139,24 +133,17 @@ pub enum SandboxError {
     },
     /// All ids of the node are allocated.
     #[error("sandbox of pod {uid}: no IDs are free for its user namespace; delete another pod with hostUsers: false")]
-    NoIds {
-        /// The pod.
-        uid: PodUid,
-    },
+    NoIds { uid: PodUid },
     /// The node's ids for pods are unknown.
     #[error("sandbox of pod {uid}: {source}")]
     SubordinateIds {
-        /// The pod.
         uid: PodUid,
         /// What is wrong with the files.
         source: SubordinateIdsError,
     },
     /// All SELinux levels are allocated.
     #[error("sandbox of pod {uid}: no SELinux level is free; delete another pod")]
-    NoLevel {
-        /// The pod.
-        uid: PodUid,
-    },
+    NoLevel { uid: PodUid },
     /// The worker thread could not be started or panicked.
     #[error("sandbox: {0}")]
     Thread(String),
@@ -171,7 +158,6 @@ impl SandboxError {
 /// A new sandbox.
 #[derive(Debug)]
 pub struct CreatedSandbox {
-    /// The sandbox.
     pub sandbox: Sandbox,
     /// The init of a shared PID namespace: it waits for [`WaitingInit::release`], and ends when this is dropped before.
     pub init: Option<WaitingInit>,

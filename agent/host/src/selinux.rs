@@ -40,16 +40,10 @@ pub enum ContextsError {
     NoPolicy,
     /// The file cannot be read.
     #[error("read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The file is incomplete.
     #[error("{}: {reason}", path.display())]
     Invalid {
-        /// The file.
         path: PathBuf,
         /// What is missing.
         reason: String,

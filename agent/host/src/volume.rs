@@ -109,7 +109,6 @@ pub struct Mount {
     pub container_path: PathBuf,
     /// Mounted read-only.
     pub read_only: bool,
-    /// Propagation.
     pub propagation: Propagation,
 }
 

@@ -109,7 +109,6 @@ pub struct ContainerIdentity {
     pub image: String,
     /// The digest the name resolved to at the start.
     pub image_digest: String,
-    /// The path of its log.
     pub log_path: String,
     /// The back-off after its exit, in seconds (docs/kubelet.md, back-off).
     #[serde(default)]
@@ -191,7 +190,6 @@ pub struct ContainerState {
 pub struct Recorded {
     /// Its facts.
     pub identity: ContainerIdentity,
-    /// Its state.
     pub state: ContainerState,
     /// The results of its probes.
     pub probes: ProbeRecord,
@@ -226,7 +224,6 @@ pub enum Task {
 /// A container found in containerd.
 #[derive(Debug, Clone)]
 pub struct FoundContainer {
-    /// Its id.
     pub id: ContainerId,
     /// The record limpet wrote to it.
     pub recorded: Recorded,

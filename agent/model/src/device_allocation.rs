@@ -51,7 +51,6 @@ impl DeviceAllocation {
 /// A file or directory of the host that a container gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginMount {
-    /// Its path in the container.
     pub container_path: PathBuf,
     /// Its path on the host.
     pub host_path: PathBuf,
@@ -63,7 +62,6 @@ pub struct PluginMount {
 /// A device node of the host, or a directory of them, that a container gets.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PluginDevice {
-    /// Its path in the container.
     pub container_path: PathBuf,
     /// Its path on the host.
     pub host_path: PathBuf,

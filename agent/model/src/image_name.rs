@@ -3,7 +3,6 @@
 //! The grammar is distribution's (github.com/distribution/reference), parsed by hand: the regular expression that
 //! crates use for it takes 17 MiB and 40 ms to compile.
 
-/// An invalid image name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("couldn't parse image name \"{image}\": {cause}")]
 pub struct InvalidImageName {

@@ -14,7 +14,6 @@ pub enum LifecycleEvent {
     Disconnected,
     /// A container's first process exited.
     Exited {
-        /// The container.
         id: ContainerId,
         /// The process, 0 if unknown: a container that had to be created again has had several.
         pid: u32,
@@ -24,24 +23,11 @@ pub enum LifecycleEvent {
         at: Timestamp,
     },
     /// The kernel OOM-killed a process in the container.
-    OutOfMemory {
-        /// The container.
-        id: ContainerId,
-    },
+    OutOfMemory { id: ContainerId },
     /// The OOM-killed process, as the kernel reports it.
-    OutOfMemoryVictim {
-        /// The container.
-        id: ContainerId,
-        /// The process.
-        victim: ProcessName,
-    },
+    OutOfMemoryVictim { id: ContainerId, victim: ProcessName },
     /// A terminating signal was sent to the container's first process.
-    Signalled {
-        /// The container.
-        id: ContainerId,
-        /// Its sender.
-        sender: Sender,
-    },
+    Signalled { id: ContainerId, sender: Sender },
 }
 
 impl LifecycleEvent {

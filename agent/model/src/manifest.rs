@@ -185,7 +185,6 @@ pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &st
 /// A manifest that was accepted before and stored by limpet.
 #[derive(Debug)]
 pub enum Restored {
-    /// A pod.
     Pod(Box<PodRecord>),
     /// A ConfigMap or Secret.
     Object(ObjectRecord),

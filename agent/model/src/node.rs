@@ -69,7 +69,6 @@ pub struct NodeFacts {
 /// What the node is short of: a condition of the node, by Kubernetes' names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Pressure {
-    /// Memory.
     #[serde(rename = "MemoryPressure")]
     Memory,
     /// Space or inodes of a disk.

@@ -20,22 +20,17 @@ pub enum PullCredential {
 pub struct PullSecret {
     /// Its UID; empty for one of the node's own sources.
     pub uid: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// The hash of the credential, never empty.
     pub hash: String,
 }
 
-/// A service account.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullServiceAccount {
     /// Its UID; empty if the apiserver is not reachable.
     pub uid: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 

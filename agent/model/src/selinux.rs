@@ -49,7 +49,6 @@ impl fmt::Display for Label {
 pub struct ContainerContexts {
     /// Of processes.
     pub process: Label,
-    /// Of files.
     pub file: Label,
     /// Of processes in virtual machines; `None`: as of others.
     pub kvm_process: Option<Label>,
@@ -127,7 +126,6 @@ fn own_options(container: &Container) -> Option<&SELinuxOptions> {
     container.security_context.as_ref()?.se_linux_options.as_ref()
 }
 
-/// The labels of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerLabels {
     /// Of its processes; `None`: it is privileged, and its processes are labelled as the policy has it for the runtime.
@@ -136,10 +134,8 @@ pub struct ContainerLabels {
     pub file: String,
 }
 
-/// The kind of a container.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ContainerKind {
-    /// It is privileged.
     pub privileged: bool,
     /// It runs in a virtual machine.
     pub virtual_machine: bool,

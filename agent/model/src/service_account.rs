@@ -12,9 +12,7 @@ pub type IssuedFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// What is known of a service account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceAccount {
-    /// Its UID.
     pub uid: String,
-    /// Its annotations.
     pub annotations: BTreeMap<String, String>,
 }
 

@@ -49,7 +49,6 @@ const SIGNALS: [(&str, u32); 34] = [
 /// The first and the last real-time signal that the C library leaves to programs.
 const REAL_TIME_SIGNALS: (u32, u32) = (34, 64);
 
-/// A stop signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct StopSignal(u32);
@@ -73,7 +72,6 @@ impl StopSignal {
         known.or_else(|| real_time(name)).map(Self)
     }
 
-    /// Its number.
     pub fn number(self) -> u32 {
         self.0
     }

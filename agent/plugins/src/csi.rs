@@ -46,7 +46,6 @@ pub enum RegisterError {
     /// Another one has its name.
     #[error("CSI driver {name} is registered already, at {socket}", socket = socket.display())]
     DriverTable {
-        /// Its name.
         name: String,
         /// The other one's socket.
         socket: PathBuf,
@@ -57,9 +56,7 @@ pub enum RegisterError {
     /// Its socket does not answer, or it refuses.
     #[error("cannot talk to CSI driver {name} at {socket}: {message}", socket = socket.display())]
     Unreachable {
-        /// Its name.
         name: String,
-        /// Its socket.
         socket: PathBuf,
         /// The cause.
         message: String,
@@ -67,7 +64,6 @@ pub enum RegisterError {
     /// Its answer to `NodeGetInfo` cannot be used.
     #[error("CSI driver {name}: NodeGetInfo: {fault}")]
     NodeInfo {
-        /// Its name.
         name: String,
         /// What is wrong.
         fault: String,

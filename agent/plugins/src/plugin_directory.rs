@@ -38,9 +38,7 @@ type SocketIdentity = (u64, i64, i64);
 /// Where plugins are registered.
 #[derive(Debug, Clone)]
 pub struct Registries {
-    /// Device plugins.
     pub devices: Arc<DevicePlugins>,
-    /// CSI drivers.
     pub csi: Arc<CsiDrivers>,
 }
 

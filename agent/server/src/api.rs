@@ -35,7 +35,6 @@ use rejected_push::RejectedPush;
 /// The limit of a request body, the same as of a manifest file.
 const MAX_BODY: usize = 10 << 20;
 
-/// The routes.
 pub(super) fn routes() -> Routes<ServerState> {
     let pod = "/api/v1/namespaces/{namespace}/pods/{name}";
     Routes::default()

@@ -26,7 +26,6 @@ pub(super) enum Token {
     Header(String),
     /// A subprotocol. The others remain, of which the server chooses one.
     Subprotocol {
-        /// The token.
         token: String,
         /// The other subprotocols.
         others: HeaderValue,
@@ -46,7 +45,6 @@ impl Token {
         Ok(tokens)
     }
 
-    /// Its text.
     pub(super) fn text(&self) -> &str {
         match self {
             Self::Header(token) | Self::Subprotocol { token, .. } => token,

@@ -19,7 +19,6 @@ pub struct ClusterState {
     pub source: Option<mpsc::Sender<cluster_update::Update>>,
 }
 
-/// The route.
 pub(super) fn routes(state: ClusterState) -> Routes {
     Routes::default().post("/limpet/v1/cluster/accept", Write, accept).with_state(state)
 }

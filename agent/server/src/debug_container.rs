@@ -25,7 +25,6 @@ pub struct DebugContainerState {
     pub orders: mpsc::Sender<DebugOrder>,
 }
 
-/// The route.
 pub(super) fn routes(state: DebugContainerState) -> Routes {
     let path = "/limpet/v1/pods/{namespace}/{name}/debug";
     Routes::default().post(path, Write, add).body_limit(MAX_BODY).with_state(state)

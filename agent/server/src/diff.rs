@@ -60,7 +60,6 @@ pub struct DiffState {
     pub has_image: Arc<HasImage>,
 }
 
-/// The routes.
 pub(super) fn routes(state: DiffState) -> Routes {
     // Proposing changes nothing.
     let routes = Routes::default().get("/limpet/v1/diff", Read, current).post("/limpet/v1/diff", Read, proposed);

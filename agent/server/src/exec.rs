@@ -41,7 +41,6 @@ pub(super) use websocket::check_messages;
 /// The container to run a command in, or to attach to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecTarget {
-    /// The pod.
     pub pod: PodKey,
     /// Its UID, if the client gives one.
     pub uid: Option<String>,

@@ -46,7 +46,6 @@ pub trait ImageCollection: fmt::Debug + Send + Sync {
     fn space(&self, directory: PathBuf) -> BoxFuture<'_, Result<DiskSpace, String>>;
 }
 
-/// The routes.
 pub(super) fn routes(state: ImagesState) -> Routes {
     let routes = Routes::default()
         .get("/limpet/v1/images", Read, list)

@@ -26,7 +26,6 @@ pub struct StreamStates {
     pub logs: LogState,
     /// `/exec` and `/run`.
     pub exec: ExecState,
-    /// `/attach`.
     pub attach: AttachState,
     /// `/portForward`.
     pub ports: PortForwardState,

@@ -103,7 +103,6 @@ pub type ActorOfProcess = fn(u32, BorrowedFd<'_>, &dyn WatchObserver) -> Actor;
 /// What every handler reads. Clones share everything.
 #[derive(Clone)]
 pub struct ServerState {
-    /// The node name.
     pub node_name: Arc<str>,
     /// What the routes use and show of the configuration.
     pub settings: Arc<NodeSettings>,
@@ -135,7 +134,6 @@ pub struct ServerState {
     pub started: Timestamp,
     /// Whether the agent is alive and ready.
     pub health: Health,
-    /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
 }
 
@@ -144,10 +142,7 @@ pub struct ServerState {
 pub enum ServerError {
     /// A file that is not a socket has the socket's path.
     #[error("{} is not a socket; move it away, it will not be overwritten", path.display())]
-    NotASocket {
-        /// The path.
-        path: PathBuf,
-    },
+    NotASocket { path: PathBuf },
     /// A system call failed.
     #[error("{step} {}", path.display())]
     Socket {
@@ -161,14 +156,10 @@ pub enum ServerError {
     },
     /// `metricsAddress` would be reachable from the network.
     #[error("metricsAddress {address} is not a loopback address; use 127.0.0.1 or [::1]")]
-    NotLoopback {
-        /// The address.
-        address: SocketAddr,
-    },
+    NotLoopback { address: SocketAddr },
     /// Listening on the address failed.
     #[error("listen on metricsAddress {address}")]
     Listen {
-        /// The address.
         address: SocketAddr,
         /// Why it failed.
         #[source]

@@ -25,7 +25,6 @@ use limpet_model::pod::PodKey;
 /// The container whose log is requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogTarget {
-    /// The pod.
     pub pod: PodKey,
     /// The container's name.
     pub container: String,

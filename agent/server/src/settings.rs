@@ -16,7 +16,6 @@ const DEFAULT_PORT: u16 = 10_250;
 /// kubelet's default for `healthzPort`.
 const HEALTHZ_PORT: u16 = 10_248;
 
-/// `authorization.mode`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum AuthorizationMode {
     /// Every authenticated user may use every route.
@@ -95,7 +94,6 @@ pub struct ServerSettings {
     pub tokens: bool,
     /// `authentication.webhook.cacheTTL`.
     pub token_lifetime: Duration,
-    /// `authorization.mode`.
     pub mode: AuthorizationMode,
     /// `authorization.webhook.cacheAuthorizedTTL`.
     pub allowed_lifetime: Duration,
@@ -183,9 +181,7 @@ pub struct NodeSettings {
     pub cgroup_driver: CgroupDriver,
     /// containerd's socket.
     pub runtime_endpoint: PathBuf,
-    /// `--root-dir`.
     pub root_dir: PathBuf,
-    /// `snapshotter`.
     pub snapshotter: String,
     /// `cniConfigDirectory`.
     pub cni_conf_dir: PathBuf,

@@ -7,12 +7,10 @@ use limpet_containerd::image::Images;
 use limpet_model::image::StoredImage;
 use tokio::sync::watch;
 
-/// containerd.
 #[derive(Debug)]
 pub(super) struct Containerd {
     /// Asked for its version.
     pub client: Client,
-    /// Its images.
     pub images: Images,
 }
 

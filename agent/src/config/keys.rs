@@ -41,7 +41,6 @@ pub(super) enum Plain {
     Text(&'static str),
 }
 
-/// One key.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Key {
     pub(super) name: &'static str,
@@ -269,7 +268,6 @@ pub(super) const LIMPET: &[Key] = &[
 pub(super) const CREDENTIAL_PROVIDER_CONFIG: &[Key] =
     &[supported("apiVersion", Text), supported("kind", Text), supported("providers", List)];
 
-/// One of its `providers`.
 pub(super) const CREDENTIAL_PROVIDER: &[Key] = &[
     supported("name", Text),
     supported("matchImages", Texts),

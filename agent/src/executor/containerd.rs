@@ -101,7 +101,6 @@ pub struct ContainerdExecutor {
     pub logs: LogPaths,
     /// The GETs of probes and hooks.
     pub getter: HttpGetter,
-    /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
     /// The volumes of CSI drivers.
     pub csi: Arc<CsiVolumes>,

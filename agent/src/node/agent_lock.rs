@@ -40,10 +40,7 @@ pub enum StartError {
     #[error(
         "limpet run needs root, to mount, to create namespaces and cgroups, and to call containerd (user id {uid}); use sudo"
     )]
-    NotRoot {
-        /// The user ID.
-        uid: u32,
-    },
+    NotRoot { uid: u32 },
     /// The kernel is not as the configuration demands.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -74,14 +71,7 @@ pub enum StartError {
     },
     /// A directory or lock could not be created.
     #[error("cannot {verb} {path}: {source}")]
-    Io {
-        /// The operation.
-        verb: &'static str,
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Io { verb: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl StartError {

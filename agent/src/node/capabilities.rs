@@ -58,11 +58,9 @@ impl When {
 /// A capability the agent needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
-    /// Its name.
     pub name: &'static str,
     /// The condition.
     pub when: When,
-    /// The purpose.
     pub purpose: &'static str,
     /// The effect if it is missing.
     pub lost: &'static str,

@@ -17,7 +17,6 @@ use limpet_model::pod::requests::{Requests, Resource};
 /// The node's processors, memory, disk and huge pages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Capacity {
-    /// All of it.
     pub all: Requests,
     /// What is for pods.
     pub allocatable: Requests,

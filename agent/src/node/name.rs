@@ -46,9 +46,7 @@ pub enum NameError {
     Io {
         /// `read` or `store`.
         verb: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The cause.
         source: io::Error,
     },
 }

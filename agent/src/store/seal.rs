@@ -67,9 +67,7 @@ pub enum KeyError {
     /// It cannot be read.
     #[error("cannot read the key {path}")]
     Read {
-        /// Its path.
         path: PathBuf,
-        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -79,7 +77,6 @@ pub enum KeyError {
     /// `systemd-creds` cannot open it: its TPM is another one, or in another state.
     #[error("systemd-creds cannot decrypt the key {path}: {reason}")]
     Decrypt {
-        /// Its path.
         path: PathBuf,
         /// The cause, in the program's words.
         reason: String,

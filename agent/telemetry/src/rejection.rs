@@ -5,10 +5,8 @@ use crate::event::{EventType, Events};
 use limpet_model::pod::{Fault, PodRecord, Severity};
 use limpet_model::source::SourceKind;
 
-/// A rejected manifest.
 #[derive(Debug)]
 pub struct RejectedManifest<'a> {
-    /// Its source.
     pub source: SourceKind,
     /// The faults; each error is counted once, also those that are not shown.
     pub faults: &'a [Fault],

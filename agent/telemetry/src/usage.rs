@@ -58,7 +58,6 @@ pub struct NodeUsage {
 /// What a pod has used.
 #[derive(Debug, Clone)]
 pub struct PodUsage {
-    /// The pod.
     pub record: Arc<PodRecord>,
     /// When it was started.
     pub started: Option<Timestamp>,
@@ -96,7 +95,6 @@ impl NodeUsage {
     }
 }
 
-/// Reads usage.
 pub trait ReadUsage: fmt::Debug + Send + Sync {
     /// Reads that of the node and of these pods.
     fn read(&self, pods: Arc<ObservedPods>, depth: Depth) -> BoxFuture<'_, io::Result<NodeUsage>>;

@@ -16,9 +16,7 @@ pub const PROTOCOL_V4: &str = "v4.channel.k8s.io";
 pub enum Channel {
     /// The process's stdin.
     Stdin = 0,
-    /// Its stdout.
     Stdout = 1,
-    /// Its stderr.
     Stderr = 2,
     /// How it exited: a `Status` document, the last message.
     Error = 3,
@@ -50,9 +48,7 @@ impl Channel {
 /// Which of the process's streams the client attaches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Streams {
-    /// Stdin.
     pub stdin: bool,
-    /// Stdout.
     pub stdout: bool,
     /// Stderr; never with a terminal.
     pub stderr: bool,

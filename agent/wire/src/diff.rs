@@ -54,7 +54,6 @@ pub struct DiffDocument {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodDiffDocument {
-    /// Its namespace.
     pub namespace: String,
     /// Its name, with the node name.
     pub name: String,
@@ -104,7 +103,6 @@ pub struct FieldDocument {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageDocument {
-    /// The container.
     pub container: String,
     /// The image, as written in the manifest.
     pub image: String,
@@ -122,9 +120,7 @@ pub struct ImageDocument {
 pub struct ObjectDiffDocument {
     /// `ConfigMap` or `Secret`.
     pub kind: String,
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
     /// The source that defines it.
     pub source: String,
@@ -143,7 +139,6 @@ pub struct ObjectDiffDocument {
 /// One value that differs. The values of Secrets and binary values are not shown.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ValueDocument {
-    /// Its key.
     pub key: String,
     /// `added`, `changed` or `removed`.
     pub change: String,

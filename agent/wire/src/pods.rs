@@ -76,11 +76,9 @@ pub enum PodChange<P = Pod> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodNames {
-    /// Its namespace.
     pub namespace: String,
     /// Its name, with the node name.
     pub name: String,
-    /// Its name in the manifest.
     pub manifest_name: String,
     /// Its containers, init containers last.
     pub containers: Vec<String>,
@@ -180,7 +178,6 @@ pub struct ContainerDocument {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(bound(deserialize = "P: From<Pod>"))]
 pub struct DescribeDocument<P = Pod> {
-    /// The pod.
     pub entry: PodEntry<P>,
     /// Its containers as the agent knows them, by name.
     pub containers: BTreeMap<String, ContainerDocument>,

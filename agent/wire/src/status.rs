@@ -62,11 +62,9 @@ pub struct UnsentDocument {
     pub statuses: usize,
     /// Mirror pods to make, replace, remove or report on.
     pub mirrors: usize,
-    /// Events.
     pub events: usize,
 }
 
-/// One certificate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateDocument {

@@ -13,19 +13,14 @@ pub struct UsageDocument {
     /// The node's conditions that hold; `None` before the first measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Vec<Pressure>>,
-    /// The pods.
     pub pods: Vec<PodUsageDocument>,
 }
 
-/// One pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodUsageDocument {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID.
     pub uid: String,
     /// Its cgroup, with all its containers.
     pub reading: Reading,
@@ -33,7 +28,6 @@ pub struct PodUsageDocument {
     pub containers: Vec<ContainerUsageDocument>,
 }
 
-/// One container.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerUsageDocument {

@@ -16,7 +16,6 @@ use crate::executor::{Executor, ExecutorError};
 /// The containers of one pod as they were found, and what they make of it.
 #[derive(Debug)]
 pub struct FoundPod {
-    /// The containers.
     pub containers: Vec<FoundContainer>,
     /// Every incarnation of the pod among them; empty for a pod that had a worker when the reading began.
     pub incarnations: Vec<PodState>,

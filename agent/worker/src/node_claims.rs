@@ -126,7 +126,6 @@ pub struct NodeOffer {
     pub allowed_unsafe_sysctls: Vec<String>,
     /// The devices that one pod at a time can have.
     pub exclusive: BTreeSet<String>,
-    /// The devices of plugins.
     pub plugins: Arc<DevicePlugins>,
     /// What pods may request together; `None`: any amount.
     pub allocatable: Option<Requests>,

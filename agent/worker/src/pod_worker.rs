@@ -398,7 +398,6 @@ impl PodWorker {
 /// What a worker leaves.
 #[derive(Debug)]
 pub struct WorkEnded {
-    /// Of its pod.
     pub key: PodKey,
     /// The pod that has ended as it was ordered to, and is reported as gone; `None`: it was not ordered to end, or the
     /// agent stops.

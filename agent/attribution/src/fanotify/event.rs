@@ -11,7 +11,6 @@ use super::Handle;
 const INFO_DFID_NAME: u8 = 2;
 const INFO_PIDFD: u8 = 4;
 
-/// One event.
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) mask: MaskFlags,

@@ -39,7 +39,6 @@ pub(super) enum Need {
     Mirror,
     /// What pods need to start, and all else.
     Object,
-    /// Events.
     Event,
 }
 

@@ -15,7 +15,6 @@ use super::{SpecError, SpecInput};
 pub(super) enum Profile<'a> {
     /// None.
     Unconfined,
-    /// [`runtime_default`].
     RuntimeDefault,
     /// A file below the node's seccomp directory.
     Localhost(&'a str),

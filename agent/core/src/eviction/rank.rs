@@ -18,7 +18,6 @@ use limpet_model::source::SourceKind;
 /// A pod of which something runs, and what it takes of what is short.
 #[derive(Debug, Clone)]
 pub struct Candidate {
-    /// The pod.
     pub record: Arc<PodRecord>,
     /// What it takes in all.
     pub used: u64,

@@ -12,7 +12,6 @@ use limpet_model::source::SourceKind;
 /// One changed value of an object. Values of Secrets, and values that are not text, are not shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValueChange {
-    /// Its key.
     pub key: String,
     /// Whether it existed before, and its text if shown.
     pub old: Option<Option<String>>,
@@ -20,7 +19,6 @@ pub struct ValueChange {
     pub new: Option<Option<String>>,
 }
 
-/// The forecast for one object.
 #[derive(Debug, Clone)]
 pub struct ObjectForecast {
     /// The source it belongs to.

@@ -41,13 +41,11 @@ pub enum LabelCorrection {
 /// A Node object as the apiserver has it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SeenNode {
-    /// Its UID.
     pub uid: String,
     /// Whether its deletion was requested, and waits for a finalizer.
     pub deleting: bool,
     /// No new pods are scheduled to it: it is cordoned.
     pub unschedulable: bool,
-    /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Its taints; one of an unknown form is left out.
     pub taints: Vec<Taint>,

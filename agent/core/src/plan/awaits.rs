@@ -24,7 +24,6 @@ pub enum Awaited {
     },
     /// A ConfigMap or Secret that its source has not reported on.
     Object {
-        /// The object.
         key: ObjectKey,
         /// The pod's source.
         source: SourceKind,

@@ -65,7 +65,6 @@ pub type Answer<T> = oneshot::Sender<Result<T, PushError>>;
 /// The process that makes the request, if known.
 pub type By = Option<Arc<Actor>>;
 
-/// One request.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the fields are the arguments of the methods of Pusher")]
 pub enum Request {

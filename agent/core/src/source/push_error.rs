@@ -25,16 +25,12 @@ pub enum PushError {
     },
     /// The pod was deleted and has not terminated yet.
     #[error("pod {key} is being deleted; push it again once it has terminated")]
-    BeingDeleted {
-        /// The pod.
-        key: PodKey,
-    },
+    BeingDeleted { key: PodKey },
     /// A source with precedence has a pod of that name.
     #[error(
         "pod {key} is already defined by {by} {origin}, which takes precedence; remove it there or choose another name"
     )]
     Claimed {
-        /// The pod.
         key: PodKey,
         /// The source that has it.
         by: SourceKind,

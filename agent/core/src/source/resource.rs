@@ -5,7 +5,6 @@ use limpet_model::object::ObjectKind;
 /// A kind that can be pushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
-    /// Pods.
     Pod,
     /// ConfigMaps or Secrets.
     Object(ObjectKind),

@@ -19,7 +19,6 @@ use limpet_model::pod::{Fault, FaultList, PodKey, PodRecord, Severity};
 /// The pods and objects of a file, last good versions included.
 #[derive(Debug, Clone, Default)]
 pub struct Contents {
-    /// Its pods.
     pub pods: BTreeMap<PodKey, Arc<PodRecord>>,
     /// Its ConfigMaps and Secrets.
     pub objects: BTreeMap<ObjectKey, Arc<ObjectRecord>>,

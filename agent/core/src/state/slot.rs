@@ -26,7 +26,6 @@ pub enum ImageState {
     Pulling,
     /// Present, and valid for the start of that attempt (`Always` resolves it again for each).
     Ready {
-        /// The image.
         image: Arc<LocalImage>,
         /// The attempt it was made ready for.
         attempt: u32,
@@ -47,9 +46,7 @@ pub enum Life {
         /// Set once it is being stopped.
         stopping: Option<Stopping>,
     },
-    /// It exited.
     Exited {
-        /// Its exit.
         exit: Exit,
         /// When a successor may be started, if the restart policy requires one.
         retry_at: Instant,
@@ -71,7 +68,6 @@ pub struct Instance {
     pub image: String,
     /// The digest that the name resolved to.
     pub image_digest: String,
-    /// Its log.
     pub log_path: PathBuf,
     /// When its process was started; `None`: it never ran.
     pub started_at: Option<Timestamp>,
@@ -85,7 +81,6 @@ pub struct Instance {
     pub oom_victim: Option<(ProcessName, Instant)>,
     /// The sender of the last terminating signal to its first process.
     pub signalled_by: Option<Sender>,
-    /// Its stop signal.
     pub stop_signal: StopSignal,
     /// Who its first process runs as; `None`: it was never found out, or an earlier version of limpet started it.
     pub user: Option<Arc<ContainerUser>>,
@@ -208,11 +203,9 @@ pub enum OngoingAction {
 /// One container of the pod.
 #[derive(Debug, Clone)]
 pub struct ContainerSlot {
-    /// Its name.
     pub name: String,
     /// Its role in the pod.
     pub role: Role,
-    /// Its hooks.
     pub hooks: Hooks,
     /// Hash of image and resources as desired.
     pub fingerprint: String,
@@ -222,7 +215,6 @@ pub struct ContainerSlot {
     pub previous: Option<Instance>,
     /// Older ones whose records must be removed.
     pub stale: Vec<Instance>,
-    /// Its image.
     pub image: ImageState,
     /// The image was imported from an archive during its pull: if the pull fails, it is resolved again.
     pub image_came: bool,

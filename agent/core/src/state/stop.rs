@@ -26,7 +26,6 @@ pub enum StopPhase {
 /// How far a container's stop is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stopping {
-    /// The phase it is in.
     pub phase: StopPhase,
     /// When it began; the grace period counts from then.
     pub began: Instant,

@@ -38,7 +38,6 @@ pub struct Retired {
 /// A status that was dropped before every consumer had acknowledged it.
 #[derive(Debug, Clone)]
 pub struct DroppedStatus {
-    /// The pod.
     pub pod: Arc<ObservedPod>,
     /// The names of the consumers that had not acknowledged it.
     pub consumers: Vec<&'static str>,

@@ -15,7 +15,6 @@ pub enum CgroupError {
     NoController {
         /// The cgroup, from the root of the hierarchy.
         group: PathBuf,
-        /// The controller.
         controller: &'static str,
         /// The file that is missing.
         file: Cow<'static, str>,
@@ -25,11 +24,9 @@ pub enum CgroupError {
     /// A file operation in a cgroup failed.
     #[error("{operation} {path}: {source}")]
     File {
-        /// The operation.
         operation: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// The cause.
         source: io::Error,
     },
     /// A cgroup that others make does not exist.

@@ -43,7 +43,6 @@ pub(super) struct Setting {
 pub(super) enum Property {
     /// A number; `u64::MAX` means no limit.
     Number(&'static str, u64),
-    /// A switch.
     Switch(&'static str, bool),
 }
 

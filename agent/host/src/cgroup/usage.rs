@@ -29,7 +29,6 @@ pub enum Group<'a> {
     Node,
     /// The pods of a QoS class; of `Guaranteed` all pods.
     Level(QosClass),
-    /// A pod.
     Pod(&'a PodUid),
     /// A container of a pod, by its id in containerd.
     Container(&'a PodUid, &'a str),
@@ -53,7 +52,6 @@ pub struct GroupUsage {
     pub taken: SampleTime,
     /// CPU time.
     pub cpu: Option<CpuUsage>,
-    /// Memory.
     pub memory: Option<MemoryUsage>,
     /// Swap space.
     pub swap: Option<SwapUsage>,
@@ -81,7 +79,6 @@ pub struct SampleTime {
 }
 
 impl SampleTime {
-    /// Now.
     pub fn now() -> Self {
         let now = clock_gettime(ClockId::Monotonic);
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
@@ -129,7 +126,6 @@ pub struct MemoryUsage {
     pub rss: u64,
     /// Of files.
     pub cache: u64,
-    /// Of files that are mapped.
     pub mapped_file: u64,
     /// Of files that were read lately.
     pub active_file: u64,
@@ -161,7 +157,6 @@ pub struct SwapUsage {
 pub struct Pressures {
     /// For a core.
     pub cpu: Option<Stalls>,
-    /// For memory.
     pub memory: Option<Stalls>,
     /// For I/O.
     pub io: Option<Stalls>,
@@ -199,7 +194,6 @@ impl Cgroups {
     }
 }
 
-/// The files of one group.
 struct GroupFiles<'a> {
     hierarchies: &'a Hierarchies,
     v2: bool,

@@ -45,7 +45,6 @@ pub enum NetworkError {
         command: &'static str,
         /// CNI's error code, if any; 11 is "try again later".
         code: Option<u32>,
-        /// Its message.
         message: String,
     },
     /// The plugin could not be run or did not exit in time.
@@ -57,19 +56,9 @@ pub enum NetworkError {
         plugin: String,
         /// `add`, `check` or `del`.
         command: &'static str,
-        /// The cause.
         reason: String,
     },
     /// A file of the pod's attachment could not be read or written, or its namespace does not exist.
     #[error("network of pod {uid}: cannot {operation} {}: {source}", path.display())]
-    File {
-        /// The pod.
-        uid: PodUid,
-        /// The operation.
-        operation: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    File { uid: PodUid, operation: &'static str, path: PathBuf, source: io::Error },
 }

@@ -13,7 +13,6 @@ use nix::sys::socket::SockaddrStorage;
 use crate::network_namespace::run_in;
 use crate::rtnetlink;
 
-/// An address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct InterfaceAddress {
     pub ip: IpAddr,

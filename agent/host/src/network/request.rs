@@ -88,7 +88,6 @@ pub struct AttachRequest<'a> {
     pub bandwidth: Option<BandwidthLimits>,
     /// Its resolver.
     pub dns: Option<DnsSettings>,
-    /// Its annotations.
     pub annotations: Option<&'a BTreeMap<String, String>>,
     /// Its cgroup, from the root of the hierarchy, as kubelet passes it to a runtime.
     pub cgroup_path: Option<String>,

@@ -13,7 +13,6 @@ use super::{VolumeError, mounted};
 pub(super) struct CsiMount {
     /// The volume's name in the pod.
     pub volume: String,
-    /// The driver.
     pub driver: String,
     /// Where the driver mounts it.
     pub path: PathBuf,

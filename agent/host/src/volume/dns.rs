@@ -26,7 +26,6 @@ pub struct Resolver {
     pub nameservers: Vec<String>,
     /// The search domains.
     pub searches: Vec<String>,
-    /// The options.
     pub options: Vec<String>,
 }
 

@@ -50,7 +50,6 @@ pub enum VolumeError {
         volume: String,
         /// ConfigMap or Secret.
         kind: ObjectKind,
-        /// The key.
         key: String,
     },
     /// The volume of a claim is not available; kubelet's message.
@@ -58,7 +57,6 @@ pub enum VolumeError {
     Claim {
         /// The volume's name.
         volume: String,
-        /// Why.
         reason: String,
     },
     /// The driver of a volume does not unmount it.
@@ -68,7 +66,6 @@ pub enum VolumeError {
         volume: String,
         /// `vendor/driver`.
         driver: String,
-        /// Why.
         reason: String,
     },
     /// An export of a server, a disk of a target, or the volume of a driver cannot be mounted.
@@ -143,19 +140,11 @@ pub enum VolumeError {
     Hostname {
         /// The full name.
         fqdn: String,
-        /// Its length.
         length: usize,
     },
     /// A file operation failed.
     #[error("cannot {operation} {}: {source}{}", path.display(), remedy(source))]
-    Io {
-        /// The operation.
-        operation: &'static str,
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Io { operation: &'static str, path: PathBuf, source: io::Error },
     /// A file system does not answer, or the call panicked.
     #[error(transparent)]
     Blocking(io::Error),

@@ -132,7 +132,6 @@ impl DriverSettings {
 pub struct CsiVolume {
     /// The PersistentVolume's name; of a volume that is removed with its pod its name there.
     pub name: String,
-    /// The driver.
     pub driver: String,
     /// The volume's name for the driver.
     pub handle: String,
@@ -149,7 +148,6 @@ pub struct CsiVolume {
     pub access_modes: Vec<String>,
     /// `mountOptions`.
     pub mount_options: Vec<String>,
-    /// It is read-only.
     pub read_only: bool,
     /// The driver's settings in the cluster.
     pub settings: DriverSettings,

@@ -29,7 +29,6 @@ pub struct IscsiVolume {
     pub fs_type: String,
     /// Its `mountOptions`.
     pub options: Vec<String>,
-    /// It is read-only.
     pub read_only: bool,
     /// Discovery requires CHAP.
     pub chap_discovery: bool,

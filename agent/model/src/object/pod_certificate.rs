@@ -30,7 +30,6 @@ const CERTIFICATE: &str = "CERTIFICATE";
 /// Which projection of which pod a certificate is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodCertificateDemand {
-    /// The pod.
     pub pod_uid: String,
     /// The volume's name.
     pub volume: String,
@@ -67,13 +66,11 @@ impl PodCertificateDemand {
 /// The requester of a certificate.
 #[derive(Debug, Clone, Copy)]
 pub struct Requester<'a> {
-    /// The pod.
     pub pod: &'a PodRecord,
     /// The UID of its service account.
     pub account_uid: &'a str,
     /// The node's name.
     pub node_name: &'a str,
-    /// The UID of the Node.
     pub node_uid: &'a str,
 }
 

@@ -89,9 +89,7 @@ impl ObjectKind {
 pub struct ObjectKey {
     /// What kind of object it is.
     pub kind: ObjectKind,
-    /// Its namespace.
     pub namespace: Arc<str>,
-    /// Its name.
     pub name: Arc<str>,
 }
 

@@ -68,7 +68,6 @@ pub fn cpu_quota(milli_cpu: i64) -> Option<i64> {
 /// The limits of the cgroup of a pod or of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CgroupLimits {
-    /// CPU shares.
     pub cpu_shares: u64,
     /// CPU quota in microseconds per [`CPU_PERIOD`]; `None`: no limit.
     pub cpu_quota: Option<i64>,

@@ -42,7 +42,6 @@ pub enum Part<'a> {
     GracePeriod,
     /// `activeDeadlineSeconds`.
     ActiveDeadline,
-    /// `tolerations`.
     Tolerations,
     /// Any other field of the spec, by its name.
     Spec(&'static str),

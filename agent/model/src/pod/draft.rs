@@ -21,11 +21,9 @@ pub(crate) const DELETION: [&str; 2] = ["deletionTimestamp", "deletionGracePerio
 /// A pod whose names may be anything.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    /// Its namespace.
     pub(crate) namespace: String,
     /// Its name on the node.
     pub(crate) name: String,
-    /// Its UID.
     pub(crate) uid: String,
     /// With defaults, and the fields that the node sets.
     pub(crate) pod: Pod,

@@ -7,7 +7,6 @@ use crate::source::SourceKind;
 /// Whether such a manifest is refused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum FieldValidation {
-    /// It is.
     #[default]
     Strict,
     /// It is accepted with a warning: the field counts for nothing, and of a duplicated one the last value counts.

@@ -17,7 +17,6 @@ const ANY_ADDRESS: &str = "0.0.0.0";
 /// A port of the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostPort {
-    /// Its number.
     pub number: i32,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,

@@ -16,19 +16,15 @@ const MAX_UID: usize = 128;
 /// A text that is no name of its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// Of a namespace.
     #[error("must be a DNS label: lower-case letters, digits and -, at most 63 characters")]
     Namespace,
-    /// Of a pod.
     #[error("must be a DNS subdomain: lower-case letters, digits, - and ., at most 253 characters")]
     Pod,
     /// Of a pod's incarnation.
     #[error("must be letters, digits, -, _ and ., beginning with a letter or digit, at most 128 characters")]
     Uid,
-    /// Of a container.
     #[error("must be a DNS label: lower-case letters, digits and -, at most 63 characters")]
     Container,
-    /// Of a volume.
     #[error("must be a DNS label: lower-case letters, digits and -, at most 63 characters")]
     Volume,
 }

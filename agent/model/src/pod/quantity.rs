@@ -44,7 +44,6 @@ pub enum QuantityError {
 }
 
 impl Amount {
-    /// Zero.
     pub const ZERO: Self = Self(0);
 
     /// Whole units, capped.

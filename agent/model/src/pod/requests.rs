@@ -28,7 +28,6 @@ pub enum Resource {
     Pods,
     /// Processor time.
     Cpu,
-    /// Memory.
     Memory,
     /// Disk space.
     EphemeralStorage,

@@ -102,7 +102,6 @@ impl Driver {
         Ok((Self { name: name.to_owned(), socket, client, capabilities }, info))
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -187,7 +186,6 @@ impl Driver {
 /// How a volume is to be mounted.
 #[derive(Debug)]
 pub(super) struct Mounting<'a> {
-    /// The volume.
     pub volume: &'a CsiVolume,
     /// The volume's attributes, and the pod's where the driver requires them.
     pub attributes: BTreeMap<String, String>,

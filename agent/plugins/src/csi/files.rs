@@ -21,7 +21,6 @@ const MAX_ENTRIES: usize = 4096;
 /// A volume as it is written down.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VolumeData {
-    /// The driver.
     #[serde(rename = "driverName")]
     pub driver: String,
     /// The volume's name for the driver.

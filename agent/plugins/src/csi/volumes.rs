@@ -40,7 +40,6 @@ pub enum CsiError {
     /// The driver has refused, or not answered.
     #[error("CSI driver {driver}, volume {handle}: {call}")]
     Call {
-        /// The driver.
         driver: String,
         /// The volume.
         handle: String,
@@ -52,21 +51,17 @@ pub enum CsiError {
     Pod {
         /// The pod's directory.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
     /// A file of the node cannot be accessed.
     #[error("volume {handle} of CSI driver {driver}: cannot {operation} {path}: {source}", path = path.display())]
     File {
-        /// The driver.
         driver: String,
         /// The volume.
         handle: String,
         /// What cannot be done.
         operation: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Why.
         source: io::Error,
     },
 }
@@ -112,7 +107,6 @@ impl CsiVolumes {
         }
     }
 
-    /// The drivers.
     pub fn drivers(&self) -> &CsiDrivers {
         &self.drivers
     }

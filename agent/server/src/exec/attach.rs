@@ -49,7 +49,6 @@ pub(super) struct Attachment {
 
 /// Where its output comes from.
 enum Output {
-    /// Its terminal.
     Terminal(AttachPoint),
     /// Its log, and when it has exited.
     Log(PathBuf, watch::Receiver<bool>, Option<Input>),

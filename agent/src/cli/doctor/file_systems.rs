@@ -22,7 +22,6 @@ pub(super) fn examine(config: &Config) -> Finding {
     judge(&places)
 }
 
-/// A checked directory.
 struct CheckedDirectory {
     what: &'static str,
     /// The name of its file system.

@@ -79,10 +79,13 @@ fn app_armor(loaded: Option<Result<Vec<String>, AppArmorError>>, parser: bool) -
 
 /// SELinux on this host.
 enum Labels {
-    /// It is off.
     Off,
     /// On, with the labels of that file.
-    Found { policy: String, file: PathBuf, contexts: Box<ContainerContexts> },
+    Found {
+        policy: String,
+        file: PathBuf,
+        contexts: Box<ContainerContexts>,
+    },
     /// On, and its policy has no labels for containers.
     Missing(ContextsError),
 }

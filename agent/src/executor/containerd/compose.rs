@@ -84,7 +84,6 @@ pub struct ExecutorParts {
     pub executable: PathBuf,
     /// containerd, CNI and volumes.
     pub backends: Backends,
-    /// The devices of plugins.
     pub device_plugins: Arc<DevicePlugins>,
     /// The volumes of CSI drivers.
     pub csi: Arc<CsiVolumes>,

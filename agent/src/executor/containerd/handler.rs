@@ -58,7 +58,6 @@ pub enum HandlerError {
     Connect {
         /// Where to.
         address: String,
-        /// The cause.
         #[source]
         source: io::Error,
     },

@@ -35,16 +35,12 @@ pub enum OtherAgent {
     Process {
         /// The agent's name.
         agent: &'static str,
-        /// Its PID.
         pid: u32,
         /// Its command line, if it can be read.
         command: String,
     },
     /// A kubelet port in use, without a visible process that holds it.
-    Port {
-        /// The port.
-        port: u16,
-    },
+    Port { port: u16 },
 }
 
 impl fmt::Display for OtherAgent {

@@ -31,7 +31,6 @@ pub(super) const MAX_FILES: usize = 10_000;
 /// Scans and decodes manifest files at one path.
 #[derive(Debug, Clone)]
 pub(super) struct Scanner {
-    /// The directory.
     pub(super) directory: PathBuf,
     /// The only file to read, whatever its name; `None`: all manifests of the directory.
     pub(super) only: Option<Arc<str>>,

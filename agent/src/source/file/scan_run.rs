@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::scan_result::{KnownFile, KnownFiles, Listing, Scan};
 
-/// One run of a scan.
 #[derive(Debug)]
 pub(super) struct ScanRun {
     /// Names that an earlier thread still waits for.

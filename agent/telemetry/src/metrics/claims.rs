@@ -5,7 +5,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// A claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ClaimLabels {
     namespace: String,
@@ -23,9 +22,7 @@ pub struct ClaimFigures {
     pub used: u64,
     /// All inodes.
     pub inodes: u64,
-    /// Inodes that are free.
     pub inodes_free: u64,
-    /// Inodes that are used.
     pub inodes_used: u64,
 }
 

@@ -13,7 +13,6 @@ pub enum ContainerType {
     Container,
     /// An init container, or a sidecar.
     InitContainer,
-    /// An ephemeral container.
     EphemeralContainer,
 }
 

@@ -86,7 +86,6 @@ pub struct ImageDisk {
     pub used: DiskUsage,
 }
 
-/// Measures disks.
 pub trait MeasureDisks: fmt::Debug + Send + Sync {
     /// Measures a pod. What cannot be measured is left out.
     fn pod<'a>(&'a self, pod: &'a ObservedPod) -> BoxFuture<'a, PodDisk>;

@@ -57,12 +57,10 @@ pub struct Handle {
     frames: mpsc::Sender<Frame>,
 }
 
-/// One stream.
 #[derive(Debug)]
 pub struct Stream {
     /// Its number.
     pub id: u32,
-    /// Its headers.
     pub headers: Headers,
     /// What the peer sends. Dropped, further data is thrown away.
     pub input: Input,

@@ -23,7 +23,6 @@ const TEXT: &str = "100101201202205206300302303304305306307402405406407408409410
     application/xml,application/xhtml+xml,text/plain,text/javascript,publicprivatemax-age=gzip,deflate,sdch\
     charset=utf-8charset=iso-8859-1,utf-,*,enq=0.";
 
-/// The dictionary.
 pub(super) fn dictionary() -> impl Iterator<Item = u8> {
     // No word is longer than a byte can say.
     let words = WORDS.iter().flat_map(|word| [0, 0, 0, word.len() as u8].into_iter().chain(word.bytes()));

@@ -37,7 +37,6 @@ pub enum Frame {
     Open {
         /// The stream.
         id: u32,
-        /// Its headers.
         headers: Headers,
         /// Whether the sender sends nothing on it.
         fin: bool,
@@ -69,7 +68,6 @@ pub enum Frame {
     Headers {
         /// The stream.
         id: u32,
-        /// The headers.
         headers: Headers,
         /// Whether the sender sends nothing more on it.
         fin: bool,

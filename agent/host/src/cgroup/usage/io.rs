@@ -12,9 +12,7 @@ pub struct DeviceIo {
     pub read_bytes: u64,
     /// Bytes that were written.
     pub written_bytes: u64,
-    /// Reads.
     pub reads: u64,
-    /// Writes.
     pub writes: u64,
 }
 

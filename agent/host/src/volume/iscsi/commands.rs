@@ -97,7 +97,6 @@ fn settings<'a>(of: &'static str, chap: &'a Chap) -> impl Iterator<Item = [Strin
     std::iter::once(update(&format!("{of}.authmethod"), "CHAP")).chain(VALUES.into_iter().filter_map(value))
 }
 
-/// Shows the interface.
 pub(super) fn show_interface(name: &str) -> Vec<String> {
     interface(name, &["-o", "show"])
 }

@@ -27,7 +27,6 @@ const MAX_RECORD: u64 = 1 << 20;
 /// A disk in use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// The disk.
     pub disk: Disk,
     /// Where limpet has logged in to its target; a session at another portal is not limpet's.
     pub logged_in: Vec<SocketAddr>,

@@ -9,7 +9,6 @@ use super::disk::Disk;
 /// A session with a target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Session {
-    /// Its number.
     pub number: u32,
     /// The number of its SCSI host.
     pub host: u32,

@@ -23,7 +23,6 @@ const RENEWAL: &str = "serviceAccountTokenRenewal";
 pub struct IssuedToken {
     /// Whom it is for; empty: the apiserver.
     pub audience: String,
-    /// The token.
     pub token: SecretBytes,
     /// When it expires, as the apiserver has it, in RFC 3339.
     pub expiry: String,

@@ -59,7 +59,6 @@ impl Faults {
         }
     }
 
-    /// A search domain.
     #[cfg_attr(test, track_caller)]
     pub(super) fn search_domain(&mut self, at: &At<'_>, value: &str) {
         let domain = value.strip_suffix('.').unwrap_or(value);
@@ -171,7 +170,6 @@ impl Faults {
         }
     }
 
-    /// The mode of a file.
     #[cfg_attr(test, track_caller)]
     pub(super) fn file_mode(&mut self, at: &At<'_>, mode: Option<i32>) {
         if let Some(mode) = mode.filter(|mode| !(0..=0o777).contains(mode)) {

@@ -12,7 +12,6 @@ use limpet_model::pod::PodRecord;
 pub struct VolumeRequest<'a> {
     /// Its name in the pod.
     pub name: &'a str,
-    /// The volume.
     pub volume: &'a CsiVolume,
     /// The values of the Secret for `NodeStageVolume`.
     pub stage_secret: BTreeMap<String, String>,

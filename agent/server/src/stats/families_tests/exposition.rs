@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A family.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Family {
     pub(super) kind: String,

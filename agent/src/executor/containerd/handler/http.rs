@@ -36,7 +36,6 @@ const MAX_HEAD: usize = 1 << 20;
 /// Why a GET is sent, as its User-Agent says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// A probe.
     Probe,
     /// A hook.
     Lifecycle,
@@ -60,7 +59,6 @@ pub struct Get {
     purpose: Purpose,
 }
 
-/// An answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// Its status; that of a redirect when it led to another host.
