@@ -9,6 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::certificate::Validity;
+use crate::jitter;
 
 /// The first pause after a failure.
 const INITIAL_DELAY: Duration = Duration::from_millis(500);
@@ -144,11 +145,9 @@ impl Connectivity {
 /// that the nodes of a site do not come back at once. Never shorter than the server requested.
 pub fn pause(failures: u32, asked: Option<Duration>, longest: Duration, dice: u64) -> Duration {
     let doubled = INITIAL_DELAY.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(longest);
-    // A thousandth of 0 to 500.
-    let spread = u32::try_from(dice % 501).unwrap_or(250);
     match asked.map(|asked| asked.min(MAX_REQUESTED_DELAY)) {
-        Some(asked) if asked >= doubled => asked * (1_000 + spread) / 1_000,
-        _ => doubled * (500 + spread) / 1_000,
+        Some(asked) if asked >= doubled => jitter::above(asked, 500, dice),
+        _ => jitter::below(doubled, 500, dice),
     }
 }
 

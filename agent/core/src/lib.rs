@@ -27,6 +27,7 @@ pub mod fixtures;
 pub mod forecast;
 pub mod image_access;
 pub mod image_gc;
+pub mod jitter;
 pub mod known_pods;
 pub mod last_good;
 pub mod merge;

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
+use crate::jitter;
 use crate::status::observed::ObservedPod;
 use crate::stored_status::{Reported, StatusComparison, StoredStatus, compare_status};
 use limpet_model::pod::identity::{HASH_ANNOTATION, SOURCE_ANNOTATION};
@@ -334,7 +335,7 @@ pub fn refusal_pause(failures: u32, dice: u64) -> Duration {
     const INITIAL_PAUSE: Duration = Duration::from_secs(5);
     const MAX_PAUSE: Duration = Duration::from_secs(300);
     let doubled = INITIAL_PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(MAX_PAUSE);
-    doubled * (900 + u32::try_from(dice % 201).unwrap_or(100)) / 1_000
+    jitter::around(doubled, 100, dice)
 }
 
 /// The pause before a missing namespace is looked up again: short at first, when it is probably about to be created, and
@@ -343,7 +344,7 @@ pub fn namespace_pause(missing_for: Duration, dice: u64) -> Duration {
     const MIN_PAUSE: Duration = Duration::from_millis(1_600);
     const MAX_PAUSE: Duration = Duration::from_secs(10);
     let pause = (missing_for / 360).clamp(MIN_PAUSE, MAX_PAUSE);
-    pause * (900 + u32::try_from(dice % 201).unwrap_or(100)) / 1_000
+    jitter::around(pause, 100, dice)
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::jitter;
+
 /// The namespace of the nodes' Leases.
 pub const LEASE_NAMESPACE: &str = "kube-node-lease";
 /// kubelet's `nodeLeaseRenewIntervalFraction`, 0.25.
@@ -64,8 +66,7 @@ pub fn renewal(name: &str, duration: Duration, now: Timestamp, known: KnownLease
 
 /// The pause until the next renewal: a quarter of the duration, and up to 4 % more, as kubelet has it.
 pub fn renew_after(duration: Duration, dice: u64) -> Duration {
-    let spread = u32::try_from(dice % 41).unwrap_or(0);
-    duration / RENEWALS_PER_DURATION * (1_000 + spread) / 1_000
+    jitter::above(duration / RENEWALS_PER_DURATION, 40, dice)
 }
 
 #[cfg(test)]

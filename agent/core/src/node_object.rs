@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::device_plugins::DeviceCount;
+use crate::jitter;
 use crate::node_images::NodeImage;
 use crate::node_state::NodeState;
 use limpet_model::node::{NodeAddresses, Pressure};
@@ -409,7 +410,7 @@ pub fn report_interval(every: Frequencies, late: Option<Duration>, dice: u64) ->
     if late.is_some_and(|late| late <= every.correction) {
         return every.report;
     }
-    every.report * (500 + u32::try_from(dice % 1_001).unwrap_or(500)) / 1_000
+    jitter::around(every.report, 500, dice)
 }
 
 /// Whether the two make the same status: a link that came and went does not show.

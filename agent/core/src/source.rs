@@ -6,6 +6,7 @@ pub mod change;
 pub mod cluster_update;
 pub mod delta;
 pub mod file_names;
+pub mod http_schedule;
 pub mod proposal;
 pub mod push;
 pub mod push_error;

@@ -10,7 +10,6 @@ mod check;
 mod client;
 mod failure;
 mod fetch;
-mod schedule;
 mod settings;
 
 use std::hash::{BuildHasher, RandomState};
@@ -34,13 +33,13 @@ use fetch::{Fetched, Fetcher, Validators};
 use limpet_core::last_good::LastGood;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::source::change::ChangeLog;
+use limpet_core::source::http_schedule::{self, ExchangeResult};
 use limpet_core::source::rejection_log::RejectionLog;
 use limpet_core::source::view::{Contents, View};
 use limpet_core::source::{Decoder, Health, SourceSnapshot};
 use limpet_model::manifest::Manifest;
 use limpet_model::pod::Severity;
 use limpet_model::source::SourceKind;
-use schedule::ExchangeResult;
 pub use settings::{Address, HttpSettings};
 
 /// The URL source, ready to run.
@@ -239,7 +238,7 @@ impl HttpSource {
 
     fn pause(&self, result: ExchangeResult) -> Duration {
         let dice = RandomState::new().hash_one(());
-        let pause = schedule::pause(result, self.failures, self.settings.frequency, dice);
+        let pause = http_schedule::pause(result, self.failures, self.settings.frequency, dice);
         if result != ExchangeResult::Success {
             let pause = SignedDuration::try_from(pause).unwrap_or(SignedDuration::MAX);
             self.pulse.retries(Timestamp::now().saturating_add(pause).unwrap_or(Timestamp::MAX));

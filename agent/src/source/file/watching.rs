@@ -1,7 +1,6 @@
 //! The file source's watch: event handling, attribution of changes, and periodic rescans without events.
 
 use std::ffi::OsStr;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use tracing::debug;
 
 use super::FileSource;
 use crate::watch::{DirectoryWatch, WatchEvent};
+use limpet_core::jitter;
 use limpet_core::source::{Health, SourceSnapshot};
 
 impl FileSource {
@@ -84,8 +84,7 @@ impl FileSource {
 
 /// `period` with a jitter of a tenth, so that many nodes on one network file system do not read at the same time.
 fn jittered(period: Duration) -> Duration {
-    let dice = u32::try_from(RandomState::new().hash_one(()) % 201).unwrap_or(100);
-    period * (900 + dice) / 1_000
+    jitter::around(period, 100, fastrand::u64(..))
 }
 
 pub(super) async fn next_event(watch: Option<&mut DirectoryWatch>) -> std::io::Result<WatchEvent> {

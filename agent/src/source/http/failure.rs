@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use limpet_model::error_chain::causes;
 use rustls::CertificateError;
 
-use super::schedule::ExchangeResult;
+use limpet_core::source::http_schedule::ExchangeResult;
 
 /// A failed exchange.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use super::body::{BodyFormat, MAX_BODY};
 use super::client::{Clients, Timeouts};
 use super::failure::Failure;
-use super::schedule;
 use super::settings::{HttpSettings, digest, shown};
+use limpet_core::source::http_schedule;
 
 /// The most redirects followed in one exchange.
 const MAX_REDIRECTS: usize = 5;
@@ -151,7 +151,7 @@ fn is_redirect(status: StatusCode) -> bool {
 
 fn bad_status(response: &Response) -> Failure {
     let text = |name: HeaderName| response.headers().get(name).and_then(|value| value.to_str().ok());
-    let asked = text(RETRY_AFTER).and_then(|value| schedule::retry_after(value, text(DATE), Timestamp::now()));
+    let asked = text(RETRY_AFTER).and_then(|value| http_schedule::retry_after(value, text(DATE), Timestamp::now()));
     Failure::bad_response(format!("answered {}", response.status())).after(asked)
 }
 

@@ -1,55 +1,58 @@
 //! When the URL is requested again. Pure: random number and time are arguments.
 //!
-//! While all is well, every `httpCheckFrequency`, with a jitter of a tenth, so that a fleet does not send requests at
-//! once. An unreachable server is retried after a second, then with exponential backoff, which a change of the node's
-//! network begins anew: a network that comes up late is noticed soon. A server with unusable responses is not flooded: its backoff starts at the frequency. `Retry-After`
-//! is the earliest time of the next request.
+//! While all is well, every `httpCheckFrequency`, with a jitter of a tenth, so that a fleet does not send requests at once. An
+//! unreachable server is retried after a second, then with exponential backoff, which a change of the node's network begins
+//! anew: a network that comes up late is noticed soon. A server with unusable responses is not flooded: its backoff starts at
+//! the frequency. `Retry-After` is the earliest time of the next request.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
+
+use crate::jitter;
 
 /// The first delay after a server was unreachable.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 /// The longest backoff, unless the frequency is longer.
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// The longest delay a server can request.
-pub(super) const LONGEST_ASKED: Duration = Duration::from_secs(3_600);
+pub const LONGEST_ASKED: Duration = Duration::from_secs(3_600);
 /// The limit of doubling: far beyond every other limit.
 const MAX_DOUBLINGS: u32 = 16;
 
 /// The result of the last exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ExchangeResult {
+pub enum ExchangeResult {
     /// The manifests are the server's current ones.
     Success,
     /// There was no complete response.
     Unreachable,
     /// An unusable response; the server may have requested a delay.
-    BadResponse { retry_after: Option<Duration> },
+    BadResponse {
+        /// The delay.
+        retry_after: Option<Duration>,
+    },
 }
 
 /// The delay after an exchange. `failures` counts consecutive failures, this one included; `dice` is a random number.
-pub(super) fn pause(result: ExchangeResult, failures: u32, frequency: Duration, dice: u64) -> Duration {
+pub fn pause(result: ExchangeResult, failures: u32, frequency: Duration, dice: u64) -> Duration {
     let doubled = |first: Duration| {
         let longest = MAX_BACKOFF.max(frequency);
         first.saturating_mul(1 << failures.saturating_sub(1).min(MAX_DOUBLINGS)).min(longest)
     };
-    // A thousandth of 0 to 200.
-    let jitter = u32::try_from(dice % 201).unwrap_or(100);
     match result {
-        ExchangeResult::Success => frequency * (900 + jitter) / 1_000,
-        ExchangeResult::Unreachable => doubled(MIN_BACKOFF) * (900 + jitter) / 1_000,
-        ExchangeResult::BadResponse { retry_after: None } => doubled(frequency) * (900 + jitter) / 1_000,
+        ExchangeResult::Success => jitter::around(frequency, 100, dice),
+        ExchangeResult::Unreachable => jitter::around(doubled(MIN_BACKOFF), 100, dice),
+        ExchangeResult::BadResponse { retry_after: None } => jitter::around(doubled(frequency), 100, dice),
         // Never earlier than the server requested.
         ExchangeResult::BadResponse { retry_after: Some(asked) } => {
-            doubled(frequency).max(asked.min(LONGEST_ASKED)) * (1_000 + jitter) / 1_000
+            jitter::above(doubled(frequency).max(asked.min(LONGEST_ASKED)), 200, dice)
         }
     }
 }
 
 /// The delay in `Retry-After`, bounded.
-pub(super) fn retry_after(value: &str, server_date: Option<&str>, now: Timestamp) -> Option<Duration> {
+pub fn retry_after(value: &str, server_date: Option<&str>, now: Timestamp) -> Option<Duration> {
     limpet_model::retry_after::retry_after(value, server_date, now).map(|asked| asked.min(LONGEST_ASKED))
 }
 
