@@ -40,3 +40,4 @@ mod tree;
 pub mod user_namespace;
 pub mod volume;
 pub mod wall_clock;
+pub mod watch_again;

@@ -3,6 +3,7 @@
 //! support it.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -17,6 +18,7 @@ use crate::device_plugins::DevicePlugins;
 use crate::plugin_socket::{connect, status_message};
 use limpet_core::device_plugins::PluginId;
 use limpet_host::path_watch::PathWatch;
+use limpet_host::watch_again::{Attempts, WATCH_AGAIN};
 use limpet_host::{blocking, selinux};
 use limpet_node_api::plugin_registration::registration_client::RegistrationClient;
 use limpet_node_api::plugin_registration::{InfoRequest, PluginInfo, RegistrationStatus};
@@ -76,30 +78,16 @@ impl Registries {
     }
 }
 
-/// Registers the plugins of `directory` until `stop`.
+/// Registers the plugins of `directory` until `stop`. Where it cannot be watched it is read once a minute.
 pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationToken) {
     let following = async {
-        let mut known: BTreeMap<PathBuf, (SocketIdentity, Registering)> = BTreeMap::new();
-        let mut watch = match make(&directory).await {
-            Ok(watch) => watch,
-            Err(error) => {
-                return tracing::error!(path = %directory.display(), %error, "reading the plugin directory failed; its plugins are not registered");
-            }
-        };
+        let (mut known, mut attempts) = (BTreeMap::new(), Attempts::new(WATCH_AGAIN));
         loop {
-            let sockets = blocking::run(directory.clone(), blocking::DEADLINE, {
-                let directory = directory.clone();
-                move |_| sockets(&directory)
-            });
-            let sockets = sockets.await.unwrap_or_default();
-            known.retain(|path, (seen, _)| sockets.get(path) == Some(seen));
-            for (path, seen) in sockets {
-                let plugins = plugins.clone();
-                known.entry(path).or_insert_with_key(|path| (seen, Registering::begin(plugins, path.clone())));
-            }
-            if let Err(error) = watch.changed().await {
-                return tracing::error!(path = %directory.display(), %error, "reading the plugin directory failed; new plugins are no longer registered");
-            }
+            let error = follow_sockets(&plugins, &directory, &mut known).await;
+            let report = |error: &io::Error| {
+                tracing::error!(path = %directory.display(), %error, "watching the plugin directory failed; it is read once a minute");
+            };
+            attempts.failed(&error, report).await;
         }
     };
     tokio::select! {
@@ -108,7 +96,37 @@ pub async fn follow(plugins: Registries, directory: PathBuf, stop: CancellationT
     }
 }
 
-async fn make(directory: &Path) -> std::io::Result<PathWatch> {
+/// Keeps `known` equal to the sockets of the directory, until that cannot be watched or read.
+async fn follow_sockets(
+    plugins: &Registries,
+    directory: &Path,
+    known: &mut BTreeMap<PathBuf, (SocketIdentity, Registering)>,
+) -> io::Error {
+    let mut watch = make(directory).await;
+    loop {
+        let path = directory.to_owned();
+        let read = blocking::run(path.clone(), blocking::DEADLINE, move |_| sockets(&path)).await;
+        // The plugins stay registered where the directory does not say that they are gone.
+        let sockets = match read.flatten() {
+            Ok(sockets) => sockets,
+            Err(error) => return error,
+        };
+        known.retain(|path, (seen, _)| sockets.get(path) == Some(seen));
+        for (path, seen) in sockets {
+            let plugins = plugins.clone();
+            known.entry(path).or_insert_with_key(|path| (seen, Registering::begin(plugins, path.clone())));
+        }
+        let changed = match &mut watch {
+            Ok(watch) => watch.changed().await,
+            Err(error) => Err(std::mem::replace(error, io::ErrorKind::Other.into())),
+        };
+        if let Err(error) = changed {
+            return error;
+        }
+    }
+}
+
+async fn make(directory: &Path) -> io::Result<PathWatch> {
     let path = directory.to_owned();
     let made = blocking::run(path.clone(), blocking::DEADLINE, move |_| {
         std::fs::create_dir_all(&path).map(|()| selinux::open_to_plugins(&path))
@@ -117,13 +135,24 @@ async fn make(directory: &Path) -> std::io::Result<PathWatch> {
     PathWatch::directory(directory).await
 }
 
-/// The sockets in a directory; hidden ones are being made. Blocks.
-fn sockets(directory: &Path) -> BTreeMap<PathBuf, SocketIdentity> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let shown = entries.filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
-    let socket = |entry: std::fs::DirEntry| {
-        let metadata = entry.metadata().ok().filter(|metadata| metadata.file_type().is_socket())?;
-        Some((entry.path(), (metadata.ino(), metadata.ctime(), metadata.ctime_nsec())))
+/// The sockets in a directory; none where it is missing. Hidden ones are being made. Blocks.
+///
+/// # Errors
+/// What is in it is unknown.
+fn sockets(directory: &Path) -> io::Result<BTreeMap<PathBuf, SocketIdentity>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        entries => entries?.collect::<io::Result<Vec<_>>>()?,
+    };
+    let shown = entries.into_iter().filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."));
+    let socket = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.file_type().is_socket() => {
+            Some(Ok((entry.path(), (metadata.ino(), metadata.ctime(), metadata.ctime_nsec()))))
+        }
+        Ok(_) => None,
+        // Removed in between.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => Some(Err(error)),
     };
     shown.filter_map(socket).take(MAX_SOCKETS).collect()
 }
@@ -197,4 +226,24 @@ async fn register(plugins: &Registries, path: &Path, registered: &OnceLock<Regis
 async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, String> {
     let answer = tokio::time::timeout(CALL_TIMEOUT, call).await.map_err(|_| "no answer".to_owned())?;
     answer.map(tonic::Response::into_inner).map_err(|status| status_message(&status))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_read_is_not_an_empty_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let (plain, socket) = (dir.path().join("plain"), dir.path().join("plugin.sock"));
+        std::fs::write(&plain, "").unwrap();
+        let _socket = UnixListener::bind(&socket).unwrap();
+        let _hidden = UnixListener::bind(dir.path().join(".made.sock")).unwrap();
+        assert_eq!(sockets(dir.path()).unwrap().into_keys().collect::<Vec<_>>(), [socket]);
+        assert!(sockets(&dir.path().join("missing")).unwrap().is_empty());
+        assert!(sockets(&plain).is_err());
+    }
 }

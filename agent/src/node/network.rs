@@ -15,12 +15,11 @@ use tokio_util::sync::CancellationToken;
 
 use limpet_core::node_state::NodeNetwork;
 use limpet_host::node_network::{Links, NetworkChanges, addresses, links, named_in_hosts};
+use limpet_host::watch_again::{Attempts, WATCH_AGAIN};
 use limpet_model::node::NodeAddresses;
 
 /// One event of the network is a burst of the kernel's reports.
 const BURST_DURATION: Duration = Duration::from_millis(100);
-/// After which time the kernel is asked again to report changes.
-const LISTEN_AGAIN: Duration = Duration::from_secs(60);
 /// How long name servers are waited for.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -76,16 +75,16 @@ impl NetworkFollower {
     /// Follows what `listen` reports.
     async fn follow(&mut self, listen: impl Fn() -> std::io::Result<NetworkChanges>) {
         self.begin_lookup();
-        let mut reported = None;
+        let mut attempts = Attempts::new(WATCH_AGAIN);
         loop {
             let error = self.follow_reports(listen()).await;
-            if reported.replace(error.to_string()) != Some(error.to_string()) {
+            let report = |error: &std::io::Error| {
                 tracing::warn!(
                     %error,
                     "the kernel does not report changes of addresses and links (rtnetlink): they are read once a minute"
                 );
-            }
-            tokio::time::sleep(LISTEN_AGAIN).await;
+            };
+            attempts.failed(&error, report).await;
         }
     }
 

@@ -1,16 +1,13 @@
 //! Keeps the status of the network up to date with the configuration directory.
 
 use std::io;
-use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
 use super::Network;
 use super::conflist::{ConfigError, Conflist};
 use crate::path_watch::PathWatch;
-
-/// After which time a watch that failed is tried again. The directory is read then as well.
-const WATCH_AGAIN: Duration = Duration::from_secs(60);
+use crate::watch_again::{Attempts, WATCH_AGAIN};
 
 /// What the directory said when it was last read.
 type Known = Option<Result<Conflist, ConfigError>>;
@@ -19,27 +16,21 @@ impl Network {
     /// Keeps the status up to date until `stop`, and calls `changed` after each change of the configuration. Where
     /// inotify is not available (its limits are used up) the directory is read once a minute, and at every attach.
     pub async fn watch(&self, stop: CancellationToken, changed: impl Fn()) {
-        let mut known = None;
-        let mut reported = None;
-        loop {
-            let ended = tokio::select! {
-                () = stop.cancelled() => return,
-                ended = self.follow(&mut known, &changed) => ended,
-            };
-            if let Err(error) = ended
-                && reported.replace(error.to_string()) != Some(error.to_string())
-            {
-                tracing::warn!(
-                    directory = %self.inner.conf_dir.display(), %error,
-                    "the CNI configuration cannot be watched; it is read once a minute; \
-                     raise fs.inotify.max_user_instances and max_user_watches"
-                );
+        stop.run_until_cancelled(async {
+            let (mut known, mut attempts) = (None, Attempts::new(WATCH_AGAIN));
+            loop {
+                let Err(error) = self.follow(&mut known, &changed).await else { continue };
+                let report = |error: &io::Error| {
+                    tracing::warn!(
+                        directory = %self.inner.conf_dir.display(), %error,
+                        "the CNI configuration cannot be watched; it is read once a minute; \
+                         raise fs.inotify.max_user_instances and max_user_watches"
+                    );
+                };
+                attempts.failed(&error, report).await;
             }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(WATCH_AGAIN) => {}
-            }
-        }
+        })
+        .await;
     }
 
     async fn follow(&self, known: &mut Known, changed: &impl Fn()) -> io::Result<()> {
