@@ -319,7 +319,7 @@ impl Network {
             Reading::Whole(record) => {
                 return Ok(Some(Earlier { never_came_up: record.result.is_none(), record: *record }));
             }
-            Reading::Absent if !has_interface(netns).await => return Ok(None),
+            Reading::Absent if !self.has_interface(uid, netns).await? => return Ok(None),
             Reading::Absent => "it is missing".to_owned(),
             Reading::Damaged(error) => error.to_string(),
         };
@@ -334,7 +334,8 @@ impl Network {
 
     /// Removes what a DEL has left in the pod's namespace, since it would make the ADD fail.
     async fn clear_namespace(&self, pod: &AttachRequest<'_>) {
-        if !has_interface(pod.netns).await {
+        // Where that is unknown, the removal says why.
+        if let Ok(false) = self.has_interface(pod.uid, pod.netns).await {
             return;
         }
         let pod_name = format!("{}/{}", pod.namespace, pod.name);
@@ -343,6 +344,16 @@ impl Network {
             Err(error) => {
                 tracing::warn!(pod = pod_name, %error, "removing the links of an earlier network attachment failed");
             }
+        }
+    }
+
+    /// Whether the pod has an interface in the namespace that is pinned at `netns`. It has none where none is pinned.
+    async fn has_interface(&self, uid: &PodUid, netns: &Path) -> Result<bool, NetworkError> {
+        match kernel::addresses(netns, INTERFACE).await {
+            Ok(found) => Ok(found.is_some()),
+            // A file that is no namespace: a pin that a reboot has left.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
+            Err(source) => Err(self.failed(uid, "look into", netns.to_owned(), source)),
         }
     }
 
@@ -372,11 +383,6 @@ impl Network {
     fn failed(&self, uid: &PodUid, operation: &'static str, path: PathBuf, source: io::Error) -> NetworkError {
         NetworkError::File { uid: uid.clone(), operation, path, source }
     }
-}
-
-/// Whether the pod has an interface in the namespace that is pinned at `netns`; false if that is unknown.
-async fn has_interface(netns: &Path) -> bool {
-    kernel::addresses(netns, INTERFACE).await.is_ok_and(|found| found.is_some())
 }
 
 fn warn_of_missing_bandwidth(pod: &AttachRequest<'_>, conflist: &Conflist) {

@@ -234,7 +234,7 @@ impl Sandboxes {
                     return Ok(false);
                 }
             }
-            if sandbox.namespaces.pid.is_some() && !start::is_alive(&dir) {
+            if sandbox.namespaces.pid.is_some() && !start::is_alive(&dir)? {
                 return Ok(false);
             }
             let own_shm = sandbox.namespaces.ipc.is_some();

@@ -12,6 +12,19 @@ use super::kernel::tests::{ip, namespace};
 use super::tests::{Scripted, pod, unique_uid};
 use super::*;
 
+#[tokio::test]
+async fn a_pod_is_not_attached_only_where_its_namespace_could_be_examined() {
+    let node = Scripted::new();
+    let uid = unique_uid();
+    let (missing, pin) = (node.at("missing"), node.at("pin"));
+    std::fs::write(&pin, "").unwrap();
+    node.network.detach(&uid, &missing).await.unwrap();
+    node.network.detach(&uid, &pin).await.unwrap();
+    // Not readable: the interface, and its address with it, may still be there.
+    let error = node.network.detach(&uid, &pin.join("netns")).await.unwrap_err().to_string();
+    assert!(error.contains("cannot look into"), "{error}");
+}
+
 /// What a plugin would make in the pod's namespace.
 const INTERFACE_OF_POD: [&[&str]; 2] =
     [&["link", "add", "eth0", "type", "veth", "peer", "name", "peer0"], &["addr", "add", "10.1.0.5/16", "dev", "eth0"]];

@@ -105,13 +105,13 @@ async fn reported_pid(child: &mut Child) -> io::Result<u32> {
 }
 
 /// Whether the init of the sandbox in `dir` lives.
-pub(super) fn is_alive(dir: &Path) -> bool {
-    find(dir).is_some_and(|pid| is_init_of(pid, dir))
+pub(super) fn is_alive(dir: &Path) -> Result<bool, SandboxError> {
+    Ok(find(dir)?.is_some_and(|pid| is_init_of(pid, dir)))
 }
 
 /// Kills the init of the sandbox in `dir`, and with it every process in its namespace; none is success.
 pub(super) fn end(dir: &Path) -> Result<(), SandboxError> {
-    let pid = find(dir).and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
+    let pid = find(dir)?.and_then(|pid| i32::try_from(pid).ok()).and_then(Pid::from_raw);
     // The pidfd is opened before the process is checked, so that its pid cannot be reused in between.
     if let Some((pid, process)) = pid.and_then(|pid| Some((pid, pidfd_open(pid, PidfdFlags::empty()).ok()?)))
         && is_init_of(pid.as_raw_nonzero().get().unsigned_abs(), dir)
@@ -127,8 +127,14 @@ pub(super) fn end(dir: &Path) -> Result<(), SandboxError> {
     super::ignore_not_found(std::fs::remove_file(&file)).map_err(|source| SandboxError::path("remove", &file, source))
 }
 
-fn find(dir: &Path) -> Option<u32> {
-    std::fs::read_to_string(dir.join(FILE)).ok()?.trim().parse().ok()
+/// The pid that was written down; `None`: none was.
+fn find(dir: &Path) -> Result<Option<u32>, SandboxError> {
+    let file = dir.join(FILE);
+    match std::fs::read(&file) {
+        Ok(pid) => Ok(String::from_utf8_lossy(&pid).trim().parse().ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(SandboxError::path("read", &file, source)),
+    }
 }
 
 /// Whether the process makes its children in the pinned namespace; one that has exited makes none.
@@ -136,4 +142,19 @@ fn is_init_of(pid: u32, dir: &Path) -> bool {
     let inode = |path: PathBuf| std::fs::metadata(path).ok().map(|namespace| (namespace.dev(), namespace.ino()));
     let pinned = inode(dir.join("pid"));
     pinned.is_some() && inode(format!("/proc/{pid}/ns/pid_for_children").into()) == pinned
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_init_whose_record_cannot_be_read_is_not_taken_for_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_alive(dir.path()).unwrap());
+        end(dir.path()).unwrap();
+        std::fs::create_dir(dir.path().join(FILE)).unwrap();
+        assert!(is_alive(dir.path()).is_err() && end(dir.path()).is_err());
+    }
 }

@@ -114,7 +114,7 @@ impl Layout {
     pub(super) fn is_published(&self, data: &VolumeData, uid: &PodUid) -> io::Result<bool> {
         let entry = self.entry(data, uid.as_str());
         let done = match data.block {
-            true => fs::symlink_metadata(entry).is_ok(),
+            true => is_there(&entry)?,
             false => files::read(&entry)?.is_some_and(|found| found.is(data) && found.more.contains_key(PUBLISHED)),
         };
         Ok(done && is_mounted(&self.target(data, uid))?)
@@ -147,7 +147,7 @@ impl Layout {
     /// Whether the volume is staged, or may be.
     pub(super) fn is_staged(&self, data: &VolumeData) -> io::Result<bool> {
         match data.block {
-            true => Ok(fs::symlink_metadata(self.staging(data)).is_ok()),
+            true => is_there(&self.staging(data)),
             false => Ok(!data.is_ephemeral() && files::read(&self.record(data))?.is_some()),
         }
     }
@@ -208,7 +208,7 @@ impl Layout {
         for pod in files::directories(&self.pods)? {
             let name = pod.file_name().unwrap_or_default().to_string_lossy();
             if data.block {
-                if fs::symlink_metadata(self.entry(data, &name)).is_ok() {
+                if is_there(&self.entry(data, &name))? {
                     return Ok(true);
                 }
                 continue;
@@ -229,6 +229,16 @@ fn named(path: &Path, data: Option<VolumeData>, block: bool) -> Option<VolumeDat
     let mut data = data?;
     data.set_name(path.file_name()?.to_str()?);
     Some(VolumeData { block, ..data })
+}
+
+/// Whether there is anything at `path`, a link that leads nowhere included. Where that is unknown a volume must be taken neither
+/// for unused nor for removed.
+fn is_there(path: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(_) => Ok(true),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether something is mounted on `path`, by the mount table alone.
@@ -297,6 +307,17 @@ mod tests {
             assert!(!layout.is_staged(&data).unwrap() && layout.all_staged().unwrap().is_empty());
             layout.end_stage(&data).unwrap();
         }
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_looked_for_is_not_unused() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path(), Some(&dir.path().join("p")));
+        layout.begin(&data("pv", true), &PodUid::new("u-1")).unwrap();
+        assert!(layout.is_used(&data("pv", true)).unwrap() && !layout.is_used(&data("other", true)).unwrap());
+        layout.begin_stage(&data("pv", true)).unwrap();
+        let too_long = data(&"n".repeat(300), true);
+        assert!(layout.is_used(&too_long).is_err() && layout.is_staged(&too_long).is_err());
     }
 
     #[test]
