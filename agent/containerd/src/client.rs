@@ -1,10 +1,12 @@
 //! The gRPC connection to containerd: one multiplexed channel, every request with namespace and deadline.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use containerd_client::services::v1::version_client::VersionClient;
 use hyper_util::rt::TokioIo;
+use tokio::sync::watch;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 /// containerd's namespace for everything Kubernetes.
@@ -19,6 +21,8 @@ pub struct Client {
     channel: Channel,
     socket: PathBuf,
     deadline: Duration,
+    /// How often containerd's events were subscribed.
+    connections: Arc<watch::Sender<u64>>,
 }
 
 impl Client {
@@ -35,7 +39,18 @@ impl Client {
                 let path = path.clone();
                 async move { tokio::net::UnixStream::connect(path).await.map(TokioIo::new) }
             }));
-        Self { channel, socket: socket.to_owned(), deadline }
+        Self { channel, socket: socket.to_owned(), deadline, connections: Arc::default() }
+    }
+
+    /// Changes whenever containerd answers again: for what failed because it was away. [`crate::event_stream`] watches over the
+    /// connection.
+    pub(crate) fn connections(&self) -> watch::Receiver<u64> {
+        self.connections.subscribe()
+    }
+
+    /// containerd answers.
+    pub(crate) fn connected(&self) {
+        self.connections.send_modify(|count| *count += 1);
     }
 
     /// The channel, for a service client such as `TasksClient::new(client.channel())`.

@@ -80,6 +80,7 @@ async fn appearance(socket: &Path) -> std::io::Result<()> {
 async fn follow(client: &Client, events: &mpsc::Sender<LifecycleEvent>) -> Result<(), tonic::Status> {
     let token = format!("{}-{}", std::process::id(), Timestamp::now().as_nanosecond());
     let mut stream = subscribed(client, &token).await?;
+    client.connected();
     if events.send(LifecycleEvent::Connected).await.is_err() {
         return Ok(());
     }

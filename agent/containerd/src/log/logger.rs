@@ -20,6 +20,7 @@ use tokio::process::Command;
 use super::writer::{self, Invocation};
 use crate::client::NAMESPACE;
 use crate::container::Containers;
+use crate::error::RuntimeError;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::process;
 use limpet_model::container::ContainerId;
@@ -31,7 +32,7 @@ const SHORT_LIFE: Duration = Duration::from_secs(10);
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long containerd is not asked again for the configuration of a logger that had gone before it was seen.
+/// How long a containerd that fails is not asked again for the configuration of a logger that had gone before it was seen.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
 /// A container's logger, as far as it is known, and the container's output.
@@ -103,6 +104,7 @@ impl Containers {
 
     /// The logger's configuration, from containerd's record of the task, for which a containerd that is away is awaited.
     async fn logger_value(&self, id: &ContainerId) -> OsString {
+        let mut connections = self.client.connections();
         loop {
             match self.stdout_uri(id).await {
                 Ok(uri) => match uri.as_deref().and_then(writer::value) {
@@ -112,7 +114,13 @@ impl Containers {
                 },
                 Err(error) => {
                     tracing::debug!(container = %id, %error, "the logger's configuration is not known yet");
-                    tokio::time::sleep(ASK_AGAIN).await;
+                    match error {
+                        RuntimeError::Unavailable { .. } => {
+                            // It cannot fail: the client has the other end.
+                            let _ = connections.changed().await;
+                        }
+                        _ => tokio::time::sleep(ASK_AGAIN).await,
+                    }
                 }
             }
         }
