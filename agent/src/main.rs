@@ -3,14 +3,15 @@
 use std::process::ExitCode;
 
 use limpet::lifecycle::kernel_types;
-use limpet_containerd::log::writer;
 use limpet_containerd::stdin;
+use limpet_host::orphan_processes;
 use limpet_host::sandbox::{init, users};
+use limpet_log::writer;
 
 fn main() -> ExitCode {
     // A container's logger, started by containerd's shim: checked first, because it must stay tiny.
     if let Some(logger) = writer::invoked() {
-        return writer::main(&logger);
+        return writer::main(&logger, |container| orphan_processes::end_others("CONTAINER_ID", container));
     }
     // Small and quick, too: the OCI runtime of a container with an input, the init of a pod's shared PID
     // namespace, and who makes a pod's user namespace.

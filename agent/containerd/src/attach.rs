@@ -1,22 +1,21 @@
 //! The input of a container, and the live output of one with a terminal: `limpet attach` and kubelet's `/attach`.
 //!
 //! Both are in a directory of the container's own: the FIFO that containerd's shim reads as the container's stdin, and
-//! the socket at which its logger passes on what the container writes ([`crate::log::writer`]). The agent opens them
+//! the socket at which its logger passes on what the container writes ([`limpet_log::writer`]). The agent opens them
 //! only while a client is attached, so its own restart ends nothing.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use limpet_log::output_socket;
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe::{OpenOptions, Sender};
 
 /// The FIFO's name.
 const STDIN: &str = "stdin";
-/// The socket's name.
-const OUTPUT: &str = "output";
 /// The link to limpet's executable, which recognises its role by this name.
 pub(crate) const RUNTIME_WITH_STDIN: &str = "runtime-with-stdin";
 /// The name of the link to the OCI runtime that [`crate::stdin`] executes.
@@ -97,7 +96,7 @@ impl AttachPoint {
     }
 
     /// The directory, for the logger.
-    pub(crate) fn directory(&self) -> &Path {
+    pub fn directory(&self) -> &Path {
         &self.directory
     }
 
@@ -116,7 +115,7 @@ impl AttachPoint {
     /// # Errors
     /// When its logger does not listen, or no longer.
     pub async fn open(&self, stdin: bool) -> io::Result<AttachedStreams> {
-        let (_directory, socket) = socket(&self.directory)?;
+        let (_directory, socket) = output_socket::path(&self.directory)?;
         let output = UnixStream::connect(socket).await?;
         let stdin = if stdin { self.open_input()? } else { None };
         Ok(AttachedStreams { stdin, output })
@@ -143,12 +142,4 @@ impl AttachPoint {
             _ => {}
         }
     }
-}
-
-/// The path of the socket in `directory`, which is valid as long as the descriptor: the path of a socket must be short.
-pub(crate) fn socket(directory: &Path) -> io::Result<(OwnedFd, PathBuf)> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(directory, flags, Mode::empty())?;
-    let path = format!("/proc/self/fd/{}/{OUTPUT}", opened.as_fd().as_raw_fd());
-    Ok((opened, path.into()))
 }

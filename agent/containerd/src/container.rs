@@ -54,7 +54,7 @@ pub struct ContainersConfig {
 /// Where the streams of a container's process go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TaskStreams {
-    /// Its logger: [`crate::log::writer::uri`].
+    /// Its logger: [`limpet_log::config::uri`].
     pub log_uri: String,
     /// It has a terminal.
     pub tty: bool,

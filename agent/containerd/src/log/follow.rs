@@ -7,9 +7,9 @@ use std::time::Duration;
 use rustix::fs::FlockOperation;
 use tokio::time::timeout;
 
-use super::directory::open_file;
 use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
+use limpet_log::directory::open_file;
 
 /// A writer that is silent for so long after its container's exit has written everything.
 const SILENCE_AFTER_EXIT: Duration = Duration::from_millis(200);

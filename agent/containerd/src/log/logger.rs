@@ -17,12 +17,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use tokio::process::Command;
 
-use super::writer::{self, Invocation};
 use crate::client::NAMESPACE;
 use crate::container::Containers;
 use crate::error::RuntimeError;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::process;
+use limpet_log::config;
+use limpet_log::writer::Invocation;
 use limpet_model::container::ContainerId;
 use limpet_model::process::{ProcessHandle, container_in_cgroups};
 
@@ -107,7 +108,7 @@ impl Containers {
         let mut connections = self.client.connections();
         loop {
             match self.stdout_uri(id).await {
-                Ok(uri) => match uri.as_deref().and_then(writer::value) {
+                Ok(uri) => match uri.as_deref().and_then(config::value) {
                     Some(value) => return value,
                     // The task is gone, or its output goes elsewhere: whoever polls this learns of its end otherwise.
                     None => std::future::pending().await,

@@ -12,13 +12,13 @@ use bytes::Bytes;
 use futures_util::{Stream, TryFutureExt as _};
 use tokio::sync::watch;
 
-use super::directory::open_file;
 use super::follow::{LogWatch, wait_for_writer};
 use super::paths::{among_generations, generations};
 use super::read_options::ReadOptions;
 use super::render::Render;
 use super::start::{self, Start};
 use limpet_host::blocking;
+use limpet_log::directory::open_file;
 
 /// Bytes read at once, and about how many are returned at once.
 const CHUNK: usize = 64 << 10;

@@ -5,10 +5,10 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::directory::open_file;
 use super::entry::{Entry, HEADER_LIMIT, LogStream};
 use super::paths::among_generations;
 use super::read_options::ReadOptions;
+use limpet_log::directory::open_file;
 
 /// How far before the wanted lines the beginnings of their parts are searched.
 const BEGINNING_LIMIT: u64 = 1 << 20;

@@ -6,10 +6,11 @@ use std::thread::JoinHandle;
 
 use futures_util::StreamExt as _;
 
-use super::super::writer::{WriterConfig, run};
 use super::*;
-use crate::log::LogRotation;
 use crate::log::LogStream;
+use limpet_log::LogRotation;
+use limpet_log::config::WriterConfig;
+use limpet_log::writer::run;
 
 /// A directory with the files of one log; `Log::path` is the newest.
 struct Log(tempfile::TempDir);

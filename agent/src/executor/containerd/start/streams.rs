@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use limpet_containerd::attach::AttachPoint;
 use limpet_containerd::container::TaskStreams;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
-use limpet_containerd::log::writer;
+use limpet_log::config::{self, Writer};
 
 use super::failed::{StartFailure, config_error};
 use super::{ContainerdExecutor, Start};
@@ -36,7 +37,13 @@ impl ContainerdExecutor {
         }
         let owner = start.sandbox.sandbox.ids.zip(start.user.get()).and_then(|(ids, user)| ids.on_node(user.uid));
         let log_path = self.log_path(start);
-        let log_uri = writer::uri(&self.executable, self.config.log_rotation, &log_path, terminal.as_ref(), owner);
+        let log_uri = config::uri(
+            Writer::Process(&self.executable),
+            self.config.log_rotation,
+            &log_path,
+            terminal.as_ref().map(AttachPoint::directory),
+            owner,
+        );
         let point = terminal.filter(|_| stdin).or(input);
         Ok(TaskStreams { log_uri, tty, input: point })
     }

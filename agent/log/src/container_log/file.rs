@@ -10,8 +10,8 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RawDir};
 use rustix::io::Errno;
 
 use super::stamp::{LAST_SECOND, Stamp, digits, second_of_suffix};
-use crate::log::LogRotation;
-use crate::log::directory::{self, BELOW, DIRECTORY};
+use crate::LogRotation;
+use crate::directory::{self, BELOW, DIRECTORY};
 
 /// The newest file of one container's log.
 ///
@@ -301,3 +301,7 @@ fn oldest_beyond(directory: &OwnedFd, name: &[u8], keep: usize) -> Option<std::f
     }
     oldest.filter(|_| count > keep)
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Length of `2026-01-02T03:04:05.678901234Z`.
-pub(super) const STAMP_LENGTH: usize = 30;
+pub(crate) const STAMP_LENGTH: usize = 30;
 
 /// The last second of the year 9999: later ones have no RFC 3339 form.
 pub(super) const LAST_SECOND: i64 = 253_402_300_799;

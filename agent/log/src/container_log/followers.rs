@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::attach;
+use crate::output_socket;
 
 /// The most clients at once.
 const MAX_FOLLOWERS: usize = 8;
@@ -56,7 +56,7 @@ impl Followers {
 }
 
 fn bind(directory: &Path) -> io::Result<UnixListener> {
-    let (_directory, socket) = attach::socket(directory)?;
+    let (_directory, socket) = output_socket::path(directory)?;
     // Of a logger that was killed.
     let _ = std::fs::remove_file(&socket);
     let listener = UnixListener::bind(socket)?;

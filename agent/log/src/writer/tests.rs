@@ -1,15 +1,20 @@
 //! Tests of the logger as containerd uses it: two pipes in, a log file out.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
 use limpet_tests::need::need;
 
 use super::*;
+use crate::LogRotation;
+use crate::config::{Writer, uri, value};
+use crate::container_log::MAX_PART;
+use crate::container_log::stamp::STAMP_LENGTH;
 
 /// A logger on a thread of its own, with input from the test.
 struct Logger {
@@ -73,9 +78,9 @@ fn rotated(directory: &Path) -> Vec<String> {
 #[test]
 fn the_uri_is_safe_for_gos_parser_and_contains_the_configuration() {
     let rotation = LogRotation { max_size: 10 << 20, max_files: 5 };
-    let of = |terminal: Option<&AttachPoint>| {
+    let of = |terminal: Option<&Path>| {
         uri(
-            Path::new("/usr/bin/limpet"),
+            Writer::Process(Path::new("/usr/bin/limpet")),
             rotation,
             Path::new("/var/log/pods/a_b_c/d e+f&g;%#?=é/0.log"),
             terminal,
@@ -84,10 +89,10 @@ fn the_uri_is_safe_for_gos_parser_and_contains_the_configuration() {
     };
     let log = "/var/log/pods/a_b_c/d%20e%2Bf%26g%3B%25%23%3F%3D%C3%A9/0.log";
     assert_eq!(of(None), format!("binary:///usr/bin/limpet?logger=10485760:5:0:{log}"));
-    let owned = uri(Path::new("/limpet"), rotation, Path::new("/0.log"), None, Some(65_536));
+    let owned = uri(Writer::Process(Path::new("/limpet")), rotation, Path::new("/0.log"), None, Some(65_536));
     assert_eq!(owned, "binary:///limpet?logger=%4065536%4010485760:5:0:/0.log");
-    let terminal = AttachPoint::new(Path::new("/run/é"), "c1");
-    assert_eq!(of(Some(&terminal)), format!("binary:///usr/bin/limpet?logger=10485760:5:10:/run/%C3%A9/c1{log}"));
+    let terminal = Path::new("/run/é/c1");
+    assert_eq!(of(Some(terminal)), format!("binary:///usr/bin/limpet?logger=10485760:5:10:/run/%C3%A9/c1{log}"));
 }
 
 #[test]
@@ -121,7 +126,7 @@ fn the_configuration_is_parsed_from_the_uri() {
 #[test]
 fn the_value_in_a_uri_is_what_the_logger_is_given() {
     let (rotation, log) = (LogRotation { max_size: 7, max_files: 2 }, Path::new("/var/log/d e+f&g;%#?=é/0.log"));
-    let uri = uri(Path::new("/usr/bin/lim pet"), rotation, log, None, Some(65_536));
+    let uri = uri(Writer::Process(Path::new("/usr/bin/lim pet")), rotation, log, None, Some(65_536));
     assert_eq!(value(&uri).unwrap(), OsStr::new("@65536@7:2:0:/var/log/d e+f&g;%#?=é/0.log"));
     for other in [
         "",
@@ -179,7 +184,7 @@ fn clients_see_output_as_it_comes_and_hold_up_nothing_once_they_are_gone() {
     let path = directory.path().join("0.log");
     let mut logger = Logger::with_terminal(&path, 1 << 20, 5, Some(terminal.clone()));
     let connect = || {
-        let (_directory, socket) = crate::attach::socket(&terminal).unwrap();
+        let (_directory, socket) = crate::output_socket::path(&terminal).unwrap();
         UnixStream::connect(socket).unwrap()
     };
     let gone: Vec<_> = (0..20).map(|_| connect()).collect();
@@ -303,27 +308,6 @@ fn a_symlink_instead_of_the_file_is_not_followed() {
 }
 
 #[test]
-fn lost_lines_are_counted_and_reported_in_the_log() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("0.log");
-    let mut file = LogFile::open(path.clone(), LogRotation { max_size: 1 << 20, max_files: 5 });
-    let stamp = Stamp::new(0, 0);
-    // A directory at its path cannot be opened as a file.
-    fs::remove_file(&path).unwrap();
-    fs::create_dir(&path).unwrap();
-    file.append(b"one\ntwo\n", &stamp);
-    file.append(b"three\n", &stamp);
-    assert!(file.has_losses());
-    fs::remove_dir(&path).unwrap();
-    file.append(b"four\n", &stamp);
-    assert!(!file.has_losses());
-    assert_eq!(
-        fs::read_to_string(&path).unwrap(),
-        "1970-01-01T00:00:00.000000000Z stderr F limpet: lost 3 lines of this log: the file cannot be written\nfour\n"
-    );
-}
-
-#[test]
 fn the_logger_survives_a_full_disk() {
     let Some(disk) = SmallDisk::mount() else { return };
     let path = disk.0.path().join("0.log");
@@ -341,65 +325,6 @@ fn the_logger_survives_a_full_disk() {
     assert!(entries.contains(" stderr F limpet: lost "));
     assert!(entries.contains(" lines of this log: no space left on device\n"));
     assert!(entries.ends_with(" stdout F after\n"));
-}
-
-#[test]
-fn names_of_rotated_files_sort_by_age_even_when_the_clock_is_set_back() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut file = LogFile::open(directory.path().join("0.log"), LogRotation { max_size: 1, max_files: 10 });
-    for seconds in [100, 100, 200, 150, 150, 201] {
-        file.append(format!("{seconds}\n").as_bytes(), &Stamp::new(seconds, 0));
-    }
-    let contents: Vec<_> =
-        rotated(directory.path()).iter().map(|name| fs::read_to_string(directory.path().join(name)).unwrap()).collect();
-    assert_eq!(contents.concat(), "100\n100\n200\n150\n150\n201\n");
-}
-
-#[test]
-fn the_oldest_files_go_when_the_clock_was_set_back_for_long() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut file = LogFile::open(directory.path().join("0.log"), LogRotation { max_size: 1, max_files: 3 });
-    file.append(b"before\n", &Stamp::new(9_000, 0));
-    for number in 0..2_100 {
-        file.append(format!("{number}\n").as_bytes(), &Stamp::new(100, 0));
-    }
-    let contents = || -> Vec<_> {
-        let names = rotated(directory.path()).into_iter();
-        names.map(|name| fs::read_to_string(directory.path().join(name)).unwrap()).collect()
-    };
-    assert_eq!(contents(), ["2098\n", "2099\n"]);
-    // Another logger takes over.
-    drop(file);
-    let mut file = LogFile::open(directory.path().join("0.log"), LogRotation { max_size: 1, max_files: 3 });
-    file.append(b"after\n", &Stamp::new(100, 0));
-    assert_eq!(contents(), ["2099\n", "after\n"]);
-}
-
-#[test]
-fn a_symlink_instead_of_a_pods_directory_is_not_followed() {
-    for replaced in ["pods/web", "pods/web/main"] {
-        let directory = tempfile::tempdir().unwrap();
-        let elsewhere = directory.path().join("elsewhere");
-        fs::create_dir_all(elsewhere.join("main")).unwrap();
-        // Only what is below the directory of all pods counts: that may be on another disk.
-        fs::create_dir(directory.path().join("disk")).unwrap();
-        symlink("disk", directory.path().join("pods")).unwrap();
-        let path = directory.path().join("pods/web/main/0.log");
-        let mut file = LogFile::open(path.clone(), LogRotation { max_size: 1 << 20, max_files: 3 });
-        file.append(b"one\n", &Stamp::new(0, 0));
-        assert!(path.is_file());
-        fs::remove_dir_all(directory.path().join(replaced)).unwrap();
-        symlink(&elsewhere, directory.path().join(replaced)).unwrap();
-        file.append(b"two\n", &Stamp::new(0, 0));
-        assert!(file.has_losses());
-        let mut found = vec![elsewhere];
-        while let Some(place) = found.pop() {
-            for entry in fs::read_dir(place).unwrap().map(Result::unwrap) {
-                assert!(entry.file_type().unwrap().is_dir(), "{entry:?}");
-                found.push(entry.path());
-            }
-        }
-    }
 }
 
 /// A file system of 1 MiB that is unmounted with the test.

@@ -11,12 +11,12 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 /// For what is opened below the directory of all pods' logs.
-pub(super) const BELOW: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
+pub(crate) const BELOW: OFlags = OFlags::NOFOLLOW.union(OFlags::CLOEXEC);
 /// For a directory that is read.
-pub(super) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+pub(crate) const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// The directory of the log at `path`. Those of the pod and of the container are no symlinks; those above may be.
-pub(super) fn open(path: &Path) -> Result<OwnedFd, Errno> {
+pub(crate) fn open(path: &Path) -> Result<OwnedFd, Errno> {
     let (above, below) = split(path);
     let top = rustix::fs::open(above, DIRECTORY, Mode::empty())?;
     let mut names = below.into_iter().flatten();
@@ -24,7 +24,7 @@ pub(super) fn open(path: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// The same, with the directories that are missing.
-pub(super) fn make(path: &Path) -> Result<OwnedFd, Errno> {
+pub(crate) fn make(path: &Path) -> Result<OwnedFd, Errno> {
     const MODE: u32 = 0o755;
     let (above, below) = split(path);
     let mut builder = std::fs::DirBuilder::new();
@@ -42,7 +42,7 @@ pub(super) fn make(path: &Path) -> Result<OwnedFd, Errno> {
 ///
 /// # Errors
 /// `NotFound` when it does not exist; what is no regular file is not opened.
-pub(super) fn open_file(path: &Path) -> io::Result<File> {
+pub fn open_file(path: &Path) -> io::Result<File> {
     let name = path.file_name().ok_or(Errno::INVAL)?;
     // Opening a FIFO would wait for its writer.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | BELOW;

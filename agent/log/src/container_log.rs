@@ -1,0 +1,244 @@
+//! The log of one container: reads its output streams, cuts them into CRI lines and appends those to the log's file.
+//!
+//! Whoever owns the event loop calls it: the logger process with one log, limpet's shim with those of its whole pod.
+//! The buffers are shared by all logs of a process, so a container that writes nothing costs no buffer.
+
+mod file;
+mod followers;
+pub(crate) mod stamp;
+
+use std::io::BufRead as _;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use self::file::LogFile;
+use self::followers::Followers;
+use self::stamp::Stamp;
+use crate::config::WriterConfig;
+
+/// Longest text of one log line; longer ones are written in parts (CRI).
+pub(crate) const MAX_PART: usize = 16 << 10;
+/// The input buffer: one part and further bytes.
+const INPUT_BUFFER: usize = MAX_PART + (4 << 10);
+/// Log lines collected for one write.
+const OUTPUT_BUFFER: usize = 32 << 10;
+/// `2026-01-02T03:04:05.678901234Z stdout F `.
+const HEADER_LENGTH: usize = stamp::STAMP_LENGTH + 10;
+/// How often reporting lost lines is retried while the container is silent. No event reports that a disk has space again.
+const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(5);
+/// How long an unterminated line is buffered before it is written as a partial line: less than readers wait for the last
+/// line of a container that has exited, whose pipes the shim holds open.
+const PARTIAL_LINE_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The buffers that all logs of a process share.
+#[derive(Debug)]
+pub struct Buffers {
+    input: Vec<u8>,
+    lines: Vec<u8>,
+}
+
+impl Default for Buffers {
+    fn default() -> Self {
+        Self { input: vec![0; INPUT_BUFFER], lines: Vec::with_capacity(OUTPUT_BUFFER) }
+    }
+}
+
+/// One container's log and the streams that feed it: 0 is stdout, 1 is stderr.
+#[derive(Debug)]
+pub struct ContainerLog {
+    file: LogFile,
+    streams: [Stream; 2],
+    followers: Followers,
+}
+
+impl ContainerLog {
+    /// Opens the log's file and the socket for attached clients. The streams must not block; one may be absent. A file that
+    /// cannot be opened is tried again at the next write.
+    pub fn open(config: WriterConfig, streams: [Option<OwnedFd>; 2]) -> Self {
+        let followers = config.terminal.as_deref().map(Followers::listen).unwrap_or_default();
+        let [stdout, stderr] = streams;
+        Self {
+            file: LogFile::open(config.path, config.rotation),
+            streams: [Stream::new(stdout, b"stdout"), Stream::new(stderr, b"stderr")],
+            followers,
+        }
+    }
+
+    /// Whether another process had the log's file locked when it was opened.
+    pub fn is_contended(&self) -> bool {
+        self.file.is_contended()
+    }
+
+    /// The stream, while it is open.
+    pub fn stream(&self, index: usize) -> Option<BorrowedFd<'_>> {
+        self.streams.get(index)?.source.as_ref().map(OwnedFd::as_fd)
+    }
+
+    /// Whether a stream is open.
+    pub fn is_open(&self) -> bool {
+        self.streams.iter().any(|stream| stream.source.is_some())
+    }
+
+    /// Gives it a stream, which must not block.
+    pub fn set_stream(&mut self, index: usize, source: OwnedFd) {
+        if let Some(stream) = self.streams.get_mut(index) {
+            stream.source = Some(source);
+        }
+    }
+
+    /// What to wait for besides the streams: a client that connects.
+    pub fn listener(&self) -> Option<&UnixListener> {
+        self.followers.listener()
+    }
+
+    /// Takes the client that has connected.
+    pub fn accept(&mut self) {
+        self.followers.accept();
+    }
+
+    /// Reads once from a stream, and writes its whole lines. `false`: the stream has ended; [`ContainerLog::end`] it.
+    pub fn read(&mut self, index: usize, buffers: &mut Buffers) -> bool {
+        let Some(stream) = self.streams.get_mut(index) else { return false };
+        let Some(source) = &stream.source else { return false };
+        let start = stream.unended.len();
+        // It has space: `cut` leaves at most one part.
+        buffers.input[..start].copy_from_slice(&stream.unended);
+        let count = match rustix::io::read(source, &mut buffers.input[start..]) {
+            Ok(0) => return false,
+            Ok(count) => count,
+            Err(Errno::AGAIN | Errno::INTR) => return true,
+            // A terminal whose other end is closed.
+            Err(_) => return false,
+        };
+        self.followers.pass_on(&buffers.input[start..start + count]);
+        let Buffers { input, lines } = buffers;
+        let mut batch = Batch { file: &mut self.file, lines, stamp: Stamp::now() };
+        stream.cut(&input[..start + count], false, &mut batch);
+        batch.flush();
+        true
+    }
+
+    /// Closes a stream that has ended, and writes what is left of its last line. Returns its descriptor.
+    pub fn end(&mut self, index: usize, buffers: &mut Buffers) -> Option<OwnedFd> {
+        let stream = self.streams.get_mut(index)?;
+        let rest = std::mem::take(&mut stream.unended);
+        let mut batch = Batch { file: &mut self.file, lines: &mut buffers.lines, stamp: Stamp::now() };
+        stream.cut(&rest, true, &mut batch);
+        batch.flush();
+        stream.source.take()
+    }
+
+    /// How long to wait for the streams before [`ContainerLog::catch_up`] is due; `None`: nothing is pending.
+    pub fn timeout(&self) -> Option<Duration> {
+        let pending = self.streams.iter().any(|stream| stream.pending() > 0);
+        let losses = || self.file.has_losses().then_some(LOSS_REPORT_INTERVAL);
+        pending.then_some(PARTIAL_LINE_TIMEOUT).or_else(losses)
+    }
+
+    /// Writes the starts of lines whose ends have not come, and reports lost lines.
+    pub fn catch_up(&mut self, buffers: &mut Buffers) {
+        let mut batch = Batch { file: &mut self.file, lines: &mut buffers.lines, stamp: Stamp::now() };
+        self.streams.iter_mut().for_each(|stream| stream.write_unended(&mut batch));
+        batch.flush();
+    }
+}
+
+/// One of the container's output streams, with its incomplete line.
+#[derive(Debug)]
+struct Stream {
+    /// `None` once it is closed.
+    source: Option<OwnedFd>,
+    name: &'static [u8; 6],
+    unended: Vec<u8>,
+}
+
+impl Stream {
+    fn new(source: Option<OwnedFd>, name: &'static [u8; 6]) -> Self {
+        Self { source, name, unended: Vec::new() }
+    }
+
+    /// Passes on the whole lines of `text`, and parts of a line that is too long; at the end of the stream also the rest.
+    fn cut(&mut self, mut text: &[u8], ended: bool, batch: &mut Batch<'_>) {
+        while !text.is_empty() {
+            // The standard library's fastest search for a byte; reading from a slice cannot fail.
+            let mut rest = text;
+            let length = rest.skip_until(b'\n').unwrap_or(text.len());
+            if let Some(line) = text[..length].strip_suffix(b"\n") {
+                // As containerd: a terminal writes both.
+                let mut line = line.strip_suffix(b"\r").unwrap_or(line);
+                while line.len() > MAX_PART {
+                    batch.push(self.name, b'P', &line[..MAX_PART]);
+                    line = &line[MAX_PART..];
+                }
+                batch.push(self.name, b'F', line);
+                text = &text[length..];
+            } else if text.len() > MAX_PART {
+                batch.push(self.name, b'P', &text[..MAX_PART]);
+                text = &text[MAX_PART..];
+            } else if ended {
+                // As containerd: a line without an end is a part.
+                batch.push(self.name, b'P', text);
+                text = &[];
+            } else {
+                break;
+            }
+        }
+        if text.is_empty() {
+            // Most streams write whole lines: no memory is kept for them.
+            self.unended = Vec::new();
+        } else {
+            self.unended.clear();
+            self.unended.extend_from_slice(text);
+        }
+    }
+
+    /// The bytes of a line without its end that may be passed on: a carriage return may belong to that end.
+    fn pending(&self) -> usize {
+        self.unended.len() - usize::from(self.unended.ends_with(b"\r"))
+    }
+
+    /// Passes on the start of a line whose end does not come.
+    fn write_unended(&mut self, batch: &mut Batch<'_>) {
+        let length = self.pending();
+        if length > 0 {
+            batch.push(self.name, b'P', &self.unended[..length]);
+            self.unended.drain(..length);
+        }
+    }
+}
+
+/// Log lines to be written to a file at once.
+struct Batch<'a> {
+    file: &'a mut LogFile,
+    lines: &'a mut Vec<u8>,
+    stamp: Stamp,
+}
+
+impl Batch<'_> {
+    fn push(&mut self, stream: &[u8; 6], tag: u8, text: &[u8]) {
+        if self.lines.len() + HEADER_LENGTH + text.len() + 1 > OUTPUT_BUFFER {
+            self.flush();
+        }
+        self.lines.extend_from_slice(self.stamp.text());
+        self.lines.push(b' ');
+        self.lines.extend_from_slice(stream);
+        self.lines.extend_from_slice(&[b' ', tag, b' ']);
+        self.lines.extend_from_slice(text);
+        self.lines.push(b'\n');
+        self.stamp.advance();
+        if self.lines.len() as u64 >= self.file.room() {
+            self.flush();
+        }
+    }
+
+    /// Writes the collected lines; also called without any, to report lost lines.
+    fn flush(&mut self) {
+        if !self.lines.is_empty() || self.file.has_losses() {
+            self.file.append(self.lines, &self.stamp);
+            self.lines.clear();
+        }
+    }
+}
