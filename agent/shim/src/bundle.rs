@@ -1,0 +1,79 @@
+//! What the shim reads of a bundle's OCI spec.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufReader, Read as _};
+use std::path::Path;
+
+use serde::Deserialize;
+
+/// The annotations that name the group of containers one shim serves, as for containerd's runc shim; the first one counts.
+const GROUPS: [&str; 2] = ["io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"];
+/// The longest spec that is read: seccomp rules and many mounts take tens of KiB.
+const MAX_SPEC: u64 = 16 << 20;
+
+/// The parts of an OCI spec that concern the shim.
+#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+pub(crate) struct Spec {
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+    #[serde(default)]
+    linux: Linux,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+struct Linux {
+    #[serde(default)]
+    namespaces: Vec<Namespace>,
+}
+
+#[derive(Debug, Default, Deserialize, PartialEq, Eq)]
+struct Namespace {
+    #[serde(default, rename = "type")]
+    kind: String,
+    #[serde(default)]
+    path: String,
+}
+
+impl Spec {
+    /// Reads that of a bundle.
+    pub(crate) fn read(bundle: &Path) -> io::Result<Self> {
+        let file = BufReader::new(File::open(bundle.join("config.json"))?.take(MAX_SPEC));
+        Ok(serde_json::from_reader(file)?)
+    }
+
+    /// The group of the container `id`, by default of its own.
+    pub(crate) fn group<'a>(&'a self, id: &'a str) -> &'a str {
+        GROUPS.iter().find_map(|name| self.annotations.get(*name)).map_or(id, String::as_str)
+    }
+
+    /// Whether processes of the container may outlive its first one, because it has no PID namespace of its own.
+    pub(crate) fn shares_pids(&self) -> bool {
+        !self.linux.namespaces.iter().any(|namespace| namespace.kind == "pid" && namespace.path.is_empty())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_and_the_namespaces_of_a_spec_are_known() {
+        let read = |text: &str| {
+            let bundle = tempfile::tempdir().unwrap();
+            std::fs::write(bundle.path().join("config.json"), text).unwrap();
+            Spec::read(bundle.path())
+        };
+        let spec = read(
+            r#"{"ociVersion":"1","annotations":{"io.kubernetes.cri.sandbox-id":"s","io.containerd.runc.v2.group":"g"},"linux":{"seccomp":{},"namespaces":[{"type":"pid"}]}}"#,
+        )
+        .unwrap();
+        assert_eq!((spec.group("c"), spec.shares_pids()), ("g", false));
+        let bare = read("{}").unwrap();
+        assert_eq!((bare.group("c"), bare.shares_pids()), ("c", true));
+        let shared = read(r#"{"linux":{"namespaces":[{"type":"pid","path":"/p"},{"type":"mount"}]}}"#).unwrap();
+        assert!(shared.shares_pids());
+        assert!(read("[").is_err());
+    }
+}

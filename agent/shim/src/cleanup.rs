@@ -1,0 +1,31 @@
+//! `delete`: containerd calls it when the connection to a shim has ended. It ends what the shim has left, and tells how the
+//! container ended: as recorded, where it had ended before.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use crate::exit::Exit;
+use crate::messages::DeleteResponse;
+use crate::rootfs;
+use crate::runtime::{Call, Runtime};
+
+/// Cleans up after the container `id`, and returns its end.
+pub(crate) fn clean_up(id: &str, bundle: &Path, namespace: &str) -> io::Result<DeleteResponse> {
+    let pid = fs::read_to_string(bundle.join("init.pid")).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    let mut exit = None;
+    // Without a recorded runtime nothing was created.
+    if let Ok(runtime) = Runtime::recorded(bundle, namespace) {
+        exit = Exit::recorded(&runtime.exit_file(bundle)).ok();
+        let log = bundle.join("log-delete.json");
+        let mut command = runtime.delete_by_force(&Call { id, bundle, log: &log });
+        if let Err(error) = command.status() {
+            eprintln!("run the OCI runtime {}: {error}", runtime.binary());
+        }
+    }
+    if let Err(error) = rootfs::unmount_all(&bundle.join("rootfs")) {
+        eprintln!("unmount the root of {id}: {error}");
+    }
+    let exit = exit.unwrap_or_else(|| Exit::unknown(pid));
+    Ok(DeleteResponse { pid, exit_status: exit.code, exited_at: Some(exit.timestamp()) })
+}

@@ -1,0 +1,61 @@
+//! A client's logger: a program that reads a process's output (`binary://`).
+
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::stdio::LoggerProgram;
+
+/// How long a logger may take to say that it is ready.
+const START: Duration = Duration::from_secs(10);
+/// Above the descriptors that the logger gets.
+const ABOVE: i32 = 10;
+
+/// Starts it with `stdout` and `stderr` as its descriptors 3 and 4, and waits until it says on 5 that it is ready, or closes
+/// that. It ends by itself when both have ended.
+pub(crate) fn start(
+    program: &LoggerProgram,
+    id: &str,
+    namespace: &str,
+    stdout: OwnedFd,
+    stderr: OwnedFd,
+) -> io::Result<()> {
+    let (ready, say_ready) = pipe_with(PipeFlags::CLOEXEC)?;
+    let mut command = Command::new(&program.path);
+    command.args(&program.arguments).env_clear().env("CONTAINER_ID", id).env("CONTAINER_NAMESPACE", namespace);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // So that none of them is where another one goes.
+    let moved = [stdout, stderr, say_ready].map(|fd| rustix::io::fcntl_dupfd_cloexec(&fd, ABOVE));
+    let [stdout, stderr, say_ready] = moved;
+    let inherited = [stdout?, stderr?, say_ready?];
+    let numbers = inherited.each_ref().map(OwnedFd::as_raw_fd);
+    // SAFETY: between fork and exec the closure only calls dup2, which is async-signal-safe, and allocates nothing. The
+    // descriptors 3 to 5 belong to the new process alone, and ManuallyDrop leaves them open for the program.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(move || {
+            for (target, number) in (3..).zip(numbers) {
+                let from = std::os::fd::BorrowedFd::borrow_raw(number);
+                let mut target = std::mem::ManuallyDrop::new(OwnedFd::from_raw_fd(target));
+                rustix::io::dup2(from, &mut target)?;
+            }
+            Ok(())
+        });
+    }
+    // The shim reaps it with all its children.
+    drop(command.spawn()?);
+    drop(inherited);
+    let limit = Timespec { tv_sec: START.as_secs().cast_signed(), tv_nsec: 0 };
+    let mut polls = [PollFd::new(&ready, PollFlags::IN)];
+    if rustix::event::poll(&mut polls, Some(&limit))? == 0 {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "the logging binary did not say that it is ready"));
+    }
+    // The byte, or the end of the pipe.
+    rustix::io::read(&ready, &mut [0])?;
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! The process that serves a pod: takes the socket it was started with, and serves until its last container is deleted.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::arguments::Arguments;
+use crate::publisher::Publisher;
+use crate::shim::{Parts, Shim};
+
+/// The variable with containerd's ttrpc socket.
+const TTRPC_ADDRESS: &str = "TTRPC_ADDRESS";
+/// The highest adjustment of the kernel's choice when memory runs out.
+const MAX_OOM_SCORE_ADJ: i32 = 1_000;
+
+/// Serves at the socket that is this process's input.
+pub(crate) fn serve(arguments: &Arguments, bundle: &Path) -> io::Result<()> {
+    let listener = UnixListener::from(take_input()?);
+    let socket = listener.local_addr()?.as_pathname().map(PathBuf::from);
+    let socket =
+        socket.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "standard input is not the shim's socket"))?;
+    // Containers' processes whose parents have ended become its children: it learns how they end.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    give_way_to_containerd();
+    // The bundle would stay busy.
+    rustix::process::chdir("/")?;
+    let address = std::env::var_os(TTRPC_ADDRESS).map(PathBuf::from).filter(|path| !path.as_os_str().is_empty());
+    let parts = Parts {
+        listener,
+        signals: signals()?,
+        socket: socket.clone(),
+        namespace: arguments.namespace.clone(),
+        first_bundle: bundle.to_owned(),
+        publisher: Publisher::new(address, &arguments.namespace),
+    };
+    let served = Shim::new(parts).and_then(|mut shim| shim.run());
+    if let Err(error) = &served {
+        crate::diagnostics::warn(bundle, &format!("the shim ends: {error}"));
+    }
+    served
+}
+
+/// The descriptor that was standard input, which is `/dev/null` from then on.
+fn take_input() -> io::Result<OwnedFd> {
+    let taken = rustix::io::fcntl_dupfd_cloexec(io::stdin().as_fd(), 3)?;
+    rustix::stdio::dup2_stdin(&fs::File::open("/dev/null")?)?;
+    Ok(taken)
+}
+
+/// Signals come as events. Those that would end the shim, and with it the knowledge of its containers, do not.
+fn signals() -> io::Result<SignalFd> {
+    let signals: SigSet = [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+    signals.thread_block()?;
+    Ok(SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?)
+}
+
+/// When memory runs out the kernel is to take the shim before containerd, whose adjustment it has inherited.
+fn give_way_to_containerd() {
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let inherited = fs::read_to_string(FILE).ok().and_then(|text| text.trim().parse::<i32>().ok());
+    if let Some(inherited) = inherited {
+        // Raising it is always allowed.
+        let _ = fs::write(FILE, (inherited + 1).min(MAX_OOM_SCORE_ADJ).to_string());
+    }
+}

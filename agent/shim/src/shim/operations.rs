@@ -1,0 +1,630 @@
+//! The calls of the OCI runtime: started here, and completed when their process has ended.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use prost::Message as _;
+use rustix::event::epoll::EventFlags;
+use rustix::process::WaitStatus;
+
+use super::Shim;
+use crate::bundle::Spec;
+use crate::cgroup::{Cgroup, OomWatch};
+use crate::console::ConsoleSocket;
+use crate::exit::Exit;
+use crate::failure::Failure;
+use crate::messages::{
+    CreateTaskRequest, DeleteResponse, Mount, Options, PidResponse, TaskCreate, TaskDelete, TaskEvent, TaskExecStarted,
+    TaskIo, TaskStart,
+};
+use crate::poller::Source;
+use crate::process::{Call, Container, Key, Process, State};
+use crate::rootfs;
+use crate::runtime::{self, Runtime};
+use crate::stdio::Stdio;
+
+/// The file with the id of a container's first process.
+const PID_FILE: &str = "init.pid";
+/// How long a deletion waits for output that its client has not read.
+const LAST_OUTPUT: Duration = Duration::from_secs(2);
+
+/// A call of the runtime that has not ended.
+pub(super) struct Operation {
+    key: Key,
+    kind: Kind,
+    call: Option<Call>,
+    /// The call's own log.
+    log: PathBuf,
+    console: Option<ConsoleSocket>,
+    /// A file that it reads, which is removed afterwards.
+    input: Option<PathBuf>,
+}
+
+/// What a call of the runtime is to do.
+enum Kind {
+    Create(Vec<Mount>),
+    Start,
+    Exec,
+    Delete,
+    Kill,
+    Pause,
+    Resume,
+    Update,
+    /// Nobody waits for its result.
+    Quiet,
+}
+
+impl Operation {
+    fn new(key: &Key, kind: Kind, call: Option<Call>) -> Self {
+        Self { key: key.clone(), kind, call, log: PathBuf::new(), console: None, input: None }
+    }
+}
+
+impl Shim {
+    /// Starts a call of the runtime that `command` makes from the runtime, and what the call is about.
+    fn call_runtime(
+        &mut self,
+        mut operation: Operation,
+        command: impl FnOnce(&Runtime, &runtime::Call<'_>) -> Command,
+    ) -> Result<(), Failure> {
+        self.last_operation += 1;
+        let id = &operation.key.container;
+        let container = self.containers.get(id).ok_or_else(|| Failure::not_found("container not created"))?;
+        operation.log = container.bundle.join(format!("log-{}.json", self.last_operation));
+        let about = runtime::Call { id, bundle: &container.bundle, log: &operation.log };
+        let mut command = command(&container.runtime, &about);
+        let spawned = command.spawn().map_err(|error| {
+            Failure::unknown(format!("cannot run the OCI runtime {}: {error}", container.runtime.binary()))
+        });
+        let child = match spawned {
+            Ok(child) => child,
+            Err(failure) => {
+                remove(operation.input.as_deref());
+                return Err(failure);
+            }
+        };
+        // It is reaped with all children of the shim.
+        self.operations.insert(child.id(), operation);
+        Ok(())
+    }
+
+    fn console_socket(&mut self) -> io::Result<ConsoleSocket> {
+        self.last_operation += 1;
+        // Beside the shim's own socket, whose path is short enough.
+        let name = format!("{}-{}.pty", std::process::id(), self.last_operation);
+        ConsoleSocket::listen(self.socket.with_file_name(name))
+    }
+
+    pub(super) fn create_container(
+        &mut self,
+        call: Call,
+        request: CreateTaskRequest,
+        bundle: &Path,
+    ) -> Result<(), Failure> {
+        let failed = |what: &str, error: &dyn std::fmt::Display| Failure::unknown(format!("{what}: {error}"));
+        let options = match &request.options {
+            Some(any) if !any.value.is_empty() => Options::decode(&*any.value)?,
+            _ => Options::default(),
+        };
+        let runtime = Runtime::new(options, &self.namespace);
+        runtime.record(bundle).map_err(|error| failed("record the runtime's options", &error))?;
+        let spec = Spec::read(bundle).map_err(|error| failed("read the bundle's config.json", &error))?;
+        let key = Key::init(&request.id);
+        let CreateTaskRequest { rootfs, terminal, stdin, stdout, stderr, .. } = request;
+        let stdio = Stdio { stdin, stdout, stderr, terminal };
+        let root = bundle.join("rootfs");
+        if !rootfs.is_empty() {
+            make_directory(&root).map_err(|error| failed("make the root's mount point", &error))?;
+            rootfs::mount_all(&rootfs, &root).map_err(|error| failed("failed to mount rootfs component", &error))?;
+        }
+        let container = Container {
+            bundle: bundle.to_owned(),
+            init: Process::new(State::Creating, stdio.clone()),
+            execs: std::collections::BTreeMap::new(),
+            has_rootfs: !rootfs.is_empty(),
+            shares_pids: spec.shares_pids(),
+            exit_file: runtime.exit_file(bundle),
+            runtime,
+            cgroup: None,
+            oom: None,
+            oom_kills: 0,
+            busy: true,
+            deferred: Vec::new(),
+            ended: None,
+        };
+        // Of a container with this id whose bundle was left behind.
+        remove(Some(&container.exit_file));
+        self.containers.insert(key.container.clone(), container);
+        let started = self.run_create(call, &key, &stdio, rootfs);
+        if started.is_err() {
+            self.forget_container(&key.container);
+        }
+        started
+    }
+
+    fn run_create(&mut self, call: Call, key: &Key, stdio: &Stdio, rootfs: Vec<Mount>) -> Result<(), Failure> {
+        let mut operation = Operation::new(key, Kind::Create(rootfs), Some(call));
+        let process = self.prepare_streams(key, stdio, &mut operation)?;
+        let pid_file = self.bundle(key).join(PID_FILE);
+        let console = operation.console.as_ref().map(|console| console.path().to_owned());
+        self.call_runtime(operation, |runtime, about| {
+            let mut command = runtime.create(about, &pid_file, console.as_deref());
+            if let Some(process) = process {
+                command.stdin(process.stdin).stdout(process.stdout).stderr(process.stderr);
+            }
+            command
+        })
+    }
+
+    /// Opens a process's streams, or the socket for its terminal.
+    fn prepare_streams(
+        &mut self,
+        key: &Key,
+        stdio: &Stdio,
+        operation: &mut Operation,
+    ) -> Result<Option<super::streams::ProcessStdio>, Failure> {
+        if stdio.terminal {
+            let console = self.console_socket();
+            let console = console
+                .map_err(|error| Failure::unknown(format!("failed to create OCI runtime console socket: {error}")))?;
+            operation.console = Some(console);
+            return Ok(None);
+        }
+        let owner = self.containers.get(&key.container).map_or((0, 0), |container| container.runtime.pipe_owner());
+        let id = if key.is_init() { &key.container } else { &key.exec };
+        let opened = self.open_streams(id, stdio, owner);
+        let (streams, process) =
+            opened.map_err(|error| Failure::unknown(format!("failed to create init process I/O: {error}")))?;
+        if let Some(process) = self.process_mut(key) {
+            process.streams = streams;
+        }
+        self.watch_streams(key);
+        Ok(Some(process))
+    }
+
+    pub(super) fn start_container(&mut self, call: Call, key: &Key) -> Result<(), Failure> {
+        self.call_runtime(Operation::new(key, Kind::Start, Some(call)), |runtime, about| {
+            runtime.plain(about, "start")
+        })?;
+        if let Some(container) = self.containers.get_mut(&key.container) {
+            container.busy = true;
+        }
+        Ok(())
+    }
+
+    pub(super) fn start_exec(&mut self, call: Call, key: &Key) -> Result<(), Failure> {
+        let bundle = self.bundle(key);
+        let process = self.process_mut(key).ok_or_else(|| Failure::not_found("process does not exist"))?;
+        let stdio = process.stdio.clone();
+        let spec = process.spec.as_ref().map(|spec| spec.value.clone()).unwrap_or_default();
+        let spec =
+            with_terminal(&spec, stdio.terminal).map_err(|error| Failure::invalid(format!("the process: {error}")))?;
+        let mut operation = Operation::new(key, Kind::Exec, Some(call));
+        let input = bundle.join(format!("{}.process.json", key.exec));
+        fs::write(&input, spec).map_err(|error| Failure::unknown(format!("write {}: {error}", input.display())))?;
+        operation.input = Some(input.clone());
+        let process = match self.prepare_streams(key, &stdio, &mut operation) {
+            Ok(process) => process,
+            Err(failure) => {
+                remove(Some(&input));
+                return Err(failure);
+            }
+        };
+        let pid_file = bundle.join(format!("{}.pid", key.exec));
+        let console = operation.console.as_ref().map(|console| console.path().to_owned());
+        let called = self.call_runtime(operation, |runtime, about| {
+            let mut command = runtime.exec(about, &input, &pid_file, console.as_deref());
+            if let Some(process) = process {
+                command.stdin(process.stdin).stdout(process.stdout).stderr(process.stderr);
+            }
+            command
+        });
+        match (called, self.process_mut(key)) {
+            (Ok(()), Some(process)) => process.state = State::Starting,
+            (Err(failure), _) => {
+                self.close_streams(key);
+                return Err(failure);
+            }
+            (Ok(()), None) => {}
+        }
+        Ok(())
+    }
+
+    /// `pause` or `resume`.
+    pub(super) fn change_container(&mut self, call: Call, id: &str, verb: &'static str) -> Result<(), Failure> {
+        let (kind, state) = match verb {
+            "pause" => (Kind::Pause, State::Pausing),
+            _ => (Kind::Resume, State::Paused),
+        };
+        let operation = Operation::new(&Key::init(id), kind, Some(call));
+        self.call_runtime(operation, |runtime, about| runtime.plain(about, verb))?;
+        if let Some(container) = self.containers.get_mut(id) {
+            container.busy = true;
+            container.init.state = state;
+        }
+        Ok(())
+    }
+
+    pub(super) fn kill_container(
+        &mut self,
+        call: Option<Call>,
+        id: &str,
+        signal: u32,
+        all: bool,
+    ) -> Result<(), Failure> {
+        let kind = if call.is_some() { Kind::Kill } else { Kind::Quiet };
+        self.call_runtime(Operation::new(&Key::init(id), kind, call), |runtime, about| runtime.kill(about, signal, all))
+    }
+
+    pub(super) fn update_container(&mut self, call: Call, id: &str, resources: &[u8]) -> Result<(), Failure> {
+        let key = Key::init(id);
+        self.last_operation += 1;
+        let input = self.bundle(&key).join(format!("resources-{}.json", self.last_operation));
+        fs::write(&input, resources)
+            .map_err(|error| Failure::unknown(format!("write {}: {error}", input.display())))?;
+        let mut operation = Operation::new(&key, Kind::Update, Some(call));
+        operation.input = Some(input.clone());
+        self.call_runtime(operation, |runtime, about| runtime.update(about, &input))?;
+        if let Some(container) = self.containers.get_mut(id) {
+            container.busy = true;
+        }
+        Ok(())
+    }
+
+    /// Runs the runtime once more for a container, whatever comes of it.
+    pub(super) fn call_quietly(&mut self, id: &str, verb: &'static str) {
+        let operation = Operation::new(&Key::init(id), Kind::Quiet, None);
+        if let Err(failure) = self.call_runtime(operation, |runtime, about| runtime.plain(about, verb)) {
+            self.warn(&format!("container {id}: {verb}: {failure}"));
+        }
+    }
+
+    /// Deletes a process that has ended, once its output was passed on.
+    pub(super) fn begin_deletion(&mut self, call: Call, key: &Key) {
+        if let Some(process) = self.process_mut(key) {
+            process.deleting = Some((call, Instant::now() + LAST_OUTPUT));
+        }
+        for index in 1..3 {
+            self.advance_transfer(key, index);
+        }
+        let waits = |process: &mut Process| {
+            process.deleting.is_some()
+                && process
+                    .streams
+                    .transfers
+                    .iter()
+                    .skip(1)
+                    .flatten()
+                    .any(|transfer| transfer.waiting == crate::transfer::Waiting::Space)
+        };
+        if !self.process_mut(key).is_some_and(waits) {
+            self.finish_deletion(key);
+        }
+    }
+
+    pub(super) fn finish_deletion(&mut self, key: &Key) {
+        let Some((call, _)) = self.process_mut(key).and_then(|process| process.deleting.take()) else { return };
+        if key.is_init() {
+            let operation = Operation::new(key, Kind::Delete, Some(call));
+            match self.call_runtime(operation, |runtime, about| runtime.plain(about, "delete")) {
+                Ok(()) => {
+                    if let Some(container) = self.containers.get_mut(&key.container) {
+                        container.busy = true;
+                    }
+                }
+                Err(failure) => self.reply(call, Err(failure)),
+            }
+            return;
+        }
+        self.close_streams(key);
+        let Some(container) = self.containers.get_mut(&key.container) else { return };
+        remove(Some(&container.bundle.join(format!("{}.pid", key.exec))));
+        let Some(process) = container.execs.remove(&key.exec) else { return };
+        self.reply_with(call, &deletion_of(&process));
+    }
+
+    /// Completes a call of the runtime.
+    pub(super) fn finish_operation(&mut self, operation: Operation, status: WaitStatus) {
+        remove(operation.input.as_deref());
+        let reason = runtime::last_error(&operation.log);
+        let result = match status.exit_status() {
+            Some(0) => Ok(()),
+            _ if reason.is_empty() => {
+                Err(format!("the OCI runtime did not terminate successfully: {}", ending(status)))
+            }
+            _ => Err(reason),
+        };
+        let (key, call) = (operation.key, operation.call);
+        let told = |what: &'static str| move |reason: String| Failure::unknown(format!("{what}: {reason}"));
+        let is_busy = !matches!(operation.kind, Kind::Exec | Kind::Kill | Kind::Quiet);
+        if is_busy && let Some(container) = self.containers.get_mut(&key.container) {
+            container.busy = false;
+        }
+        let answer = match operation.kind {
+            Kind::Create(rootfs) => {
+                let created = result.map_err(told("OCI runtime create failed"));
+                self.created(&key, created, operation.console.as_ref(), rootfs)
+            }
+            Kind::Start => self.started(&key, result.map_err(told("OCI runtime start failed"))),
+            Kind::Exec => {
+                let started = result.map_err(told("OCI runtime exec failed"));
+                self.exec_started(&key, started, operation.console.as_ref())
+            }
+            Kind::Delete => self.deleted(&key, result),
+            Kind::Kill => result.map(|()| Vec::new()).map_err(|reason| kill_failure(&reason)),
+            Kind::Pause => self.changed(&key, result.map_err(told("OCI runtime pause failed")), State::Paused),
+            Kind::Resume => self.changed(&key, result.map_err(told("OCI runtime resume failed")), State::Running),
+            Kind::Update => result.map(|()| Vec::new()).map_err(told("OCI runtime update failed")),
+            Kind::Quiet => Ok(Vec::new()),
+        };
+        if let Some(call) = call {
+            self.reply(call, answer);
+        }
+        self.settle(&key.container);
+        let deferred = self.containers.get_mut(&key.container).map(|container| std::mem::take(&mut container.deferred));
+        for (call, request) in deferred.into_iter().flatten() {
+            self.handle(call, request);
+        }
+    }
+
+    fn created(
+        &mut self,
+        key: &Key,
+        result: Result<(), Failure>,
+        console: Option<&ConsoleSocket>,
+        rootfs: Vec<Mount>,
+    ) -> Result<Vec<u8>, Failure> {
+        let bundle = self.bundle(key);
+        let created = result.and_then(|()| {
+            self.take_terminal(key, console)?;
+            read_pid(&bundle.join(PID_FILE))
+        });
+        let pid = match created {
+            Ok(pid) => pid,
+            Err(failure) => {
+                self.forget_container(&key.container);
+                return Err(failure);
+            }
+        };
+        let Some(container) = self.containers.get_mut(&key.container) else {
+            return Err(Failure::not_found("container not created"));
+        };
+        container.init.pid = pid;
+        container.init.state = State::Created;
+        container.cgroup = Cgroup::of_process(pid).ok();
+        let Stdio { stdin, stdout, stderr, terminal } = container.init.stdio.clone();
+        let event = TaskCreate {
+            container_id: key.container.clone(),
+            bundle: bundle.to_string_lossy().into_owned(),
+            rootfs,
+            io: Some(TaskIo { stdin, stdout, stderr, terminal }),
+            pid,
+        };
+        self.publisher.publish("/tasks/create", "TaskCreate", &event);
+        self.take_early_exit(key, pid);
+        Ok(PidResponse { pid }.encode_to_vec())
+    }
+
+    /// Connects the terminal that the runtime has sent.
+    fn take_terminal(&mut self, key: &Key, console: Option<&ConsoleSocket>) -> Result<(), Failure> {
+        let Some(console) = console else { return Ok(()) };
+        let Some(stdio) = self.process_mut(key).map(|process| process.stdio.clone()) else { return Ok(()) };
+        let id = if key.is_init() { &key.container } else { &key.exec };
+        let terminal = console.receive();
+        let terminal =
+            terminal.map_err(|error| Failure::unknown(format!("failed to retrieve console master: {error}")))?;
+        let streams = self.open_terminal(id, &stdio, terminal);
+        let streams = streams.map_err(|error| Failure::unknown(format!("failed to start console copy: {error}")))?;
+        if let Some(process) = self.process_mut(key) {
+            process.streams = streams;
+        }
+        self.watch_streams(key);
+        Ok(())
+    }
+
+    fn started(&mut self, key: &Key, result: Result<(), Failure>) -> Result<Vec<u8>, Failure> {
+        result?;
+        let Some(container) = self.containers.get_mut(&key.container) else {
+            return Err(Failure::not_found("container not created"));
+        };
+        container.init.state = State::Running;
+        let pid = container.init.pid;
+        // Without it containerd does not learn that memory ran out; its end is reported all the same.
+        if let Some(watch) = container.cgroup.as_ref().and_then(|cgroup| cgroup.watch_oom().ok()) {
+            let source = Source::Memory(key.container.clone());
+            let token = match &watch {
+                OomWatch::V1(event) => self.poller.add(event, source, EventFlags::IN),
+                OomWatch::V2(file) => self.poller.add(file, source, EventFlags::PRI),
+            };
+            container.oom = token.map(|token| (watch, token));
+        }
+        let event = TaskStart { container_id: key.container.clone(), pid };
+        self.publisher.publish("/tasks/start", "TaskStart", &event);
+        Ok(PidResponse { pid }.encode_to_vec())
+    }
+
+    fn exec_started(
+        &mut self,
+        key: &Key,
+        result: Result<(), Failure>,
+        console: Option<&ConsoleSocket>,
+    ) -> Result<Vec<u8>, Failure> {
+        let pid_file = self.bundle(key).join(format!("{}.pid", key.exec));
+        let started = result.and_then(|()| {
+            let pid = read_pid(&pid_file)?;
+            self.take_terminal(key, console)?;
+            Ok(pid)
+        });
+        let pid = match started {
+            Ok(pid) => pid,
+            Err(failure) => {
+                self.close_streams(key);
+                // It never ran: who waits for it must not wait forever.
+                self.end_process(key, Exit::unknown(0));
+                return Err(failure);
+            }
+        };
+        if let Some(process) = self.process_mut(key) {
+            process.pid = pid;
+            process.state = State::Running;
+            process.spec = None;
+        }
+        let event = TaskExecStarted { container_id: key.container.clone(), exec_id: key.exec.clone(), pid };
+        self.publisher.publish("/tasks/exec-started", "TaskExecStarted", &event);
+        self.take_early_exit(key, pid);
+        Ok(PidResponse { pid }.encode_to_vec())
+    }
+
+    fn deleted(&mut self, key: &Key, result: Result<(), String>) -> Result<Vec<u8>, Failure> {
+        match result {
+            // What was deleted before is deleted.
+            Err(reason) if !reason.contains("does not exist") => {
+                return Err(Failure::unknown(format!("failed to delete task: {reason}")));
+            }
+            _ => {}
+        }
+        let Some(container) = self.containers.get(&key.container) else { return Ok(Vec::new()) };
+        let response = deletion_of(&container.init);
+        let event = TaskDelete {
+            container_id: key.container.clone(),
+            pid: response.pid,
+            exit_status: response.exit_status,
+            exited_at: response.exited_at,
+        };
+        self.forget_container(&key.container);
+        self.publisher.publish("/tasks/delete", "TaskDelete", &event);
+        Ok(response.encode_to_vec())
+    }
+
+    fn changed(&mut self, key: &Key, result: Result<(), Failure>, state: State) -> Result<Vec<u8>, Failure> {
+        let Some(container) = self.containers.get_mut(&key.container) else { return Ok(Vec::new()) };
+        let before = if state == State::Paused { State::Running } else { State::Paused };
+        container.init.state = if result.is_ok() { state } else { before };
+        result?;
+        let event = TaskEvent { container_id: key.container.clone() };
+        let (topic, name) = match state {
+            State::Paused => ("/tasks/paused", "TaskPaused"),
+            _ => ("/tasks/resumed", "TaskResumed"),
+        };
+        self.publisher.publish(topic, name, &event);
+        Ok(Vec::new())
+    }
+
+    /// Gives back everything that the shim has of a container.
+    fn forget_container(&mut self, id: &str) {
+        let execs = self.containers.get(id).map(|container| container.execs.keys().cloned().collect::<Vec<_>>());
+        for exec in execs.into_iter().flatten().chain([String::new()]) {
+            self.close_streams(&Key { container: id.to_owned(), exec });
+        }
+        let Some(container) = self.containers.remove(id) else { return };
+        if let Some((watch, token)) = container.oom {
+            match &watch {
+                OomWatch::V1(fd) | OomWatch::V2(fd) => self.poller.remove(fd, token),
+            }
+        }
+        if container.has_rootfs
+            && let Err(error) = rootfs::unmount_all(&container.bundle.join("rootfs"))
+        {
+            self.warn(&format!("container {id}: unmount its root: {error}"));
+        }
+        for call in container.init.waiters.iter().chain(container.execs.values().flat_map(|exec| &exec.waiters)) {
+            self.reply(*call, Err(Failure::not_found("container not created")));
+        }
+        for (call, _) in container.deferred {
+            self.reply(call, Err(Failure::not_found("container not created")));
+        }
+    }
+
+    fn bundle(&self, key: &Key) -> PathBuf {
+        self.containers.get(&key.container).map(|container| container.bundle.clone()).unwrap_or_default()
+    }
+}
+
+fn deletion_of(process: &Process) -> DeleteResponse {
+    DeleteResponse {
+        pid: process.pid,
+        exit_status: process.exit.map_or(0, |exit| exit.code),
+        exited_at: process.exit.map(|exit| exit.timestamp()),
+    }
+}
+
+/// The words of containerd's shim for a signal that could not be sent.
+fn kill_failure(reason: &str) -> Failure {
+    let lower = reason.to_lowercase();
+    if ["process already finished", "container not running", "no such process"]
+        .iter()
+        .any(|words| lower.contains(words))
+    {
+        Failure::not_found("process already finished")
+    } else if lower.contains("does not exist") {
+        Failure::not_found("no such container")
+    } else {
+        Failure::unknown(format!("unknown error after kill: {reason}"))
+    }
+}
+
+fn ending(status: WaitStatus) -> String {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal {signal}"),
+        (None, None) => "it did not exit".to_owned(),
+    }
+}
+
+fn read_pid(path: &Path) -> Result<u32, Failure> {
+    let text = fs::read_to_string(path);
+    let text =
+        text.map_err(|error| Failure::unknown(format!("failed to retrieve OCI runtime container pid: {error}")))?;
+    text.trim().parse().map_err(|_| Failure::unknown(format!("{} contains no process id: {text:?}", path.display())))
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    match fs::DirBuilder::new().mode(0o711).create(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// Removes a file that may not exist.
+fn remove(path: Option<&Path>) {
+    // One that stays goes with the bundle.
+    let _ = path.map(fs::remove_file);
+}
+
+/// The OCI process `spec` with or without a terminal, as the request has it; the rest stays as it is.
+fn with_terminal(spec: &[u8], terminal: bool) -> serde_json::Result<Vec<u8>> {
+    let mut process: std::collections::BTreeMap<&str, &serde_json::value::RawValue> = serde_json::from_slice(spec)?;
+    let value: &serde_json::value::RawValue = serde_json::from_str(if terminal { "true" } else { "false" })?;
+    process.insert("terminal", value);
+    serde_json::to_vec(&process)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_request_decides_whether_there_is_a_terminal() {
+        let made = |spec: &[u8], terminal| String::from_utf8(with_terminal(spec, terminal).unwrap()).unwrap();
+        assert_eq!(made(br#"{"terminal":true,"args":["a", 1.0]}"#, false), r#"{"args":["a", 1.0],"terminal":false}"#);
+        assert_eq!(made(br#"{}"#, true), r#"{"terminal":true}"#);
+        assert!(with_terminal(b"[]", true).is_err());
+    }
+
+    #[test]
+    fn a_signal_to_what_has_ended_is_not_found() {
+        for (reason, code) in [
+            ("container not running", 5),
+            ("os: process already finished", 5),
+            ("container does not exist", 5),
+            ("operation not permitted", 2),
+        ] {
+            assert_eq!(kill_failure(reason).code, code, "{reason}");
+        }
+    }
+}

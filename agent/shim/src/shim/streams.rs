@@ -1,0 +1,297 @@
+//! The streams of processes: opening them, copying them, and writing logs.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Stdio as ChildStdio;
+use std::time::Instant;
+
+use limpet_log::config::WriterConfig;
+use limpet_log::container_log::{Buffers, ContainerLog};
+use rustix::event::epoll::EventFlags;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use super::{Shim, process_in};
+use crate::logger_program;
+use crate::poller::Source;
+use crate::process::{Key, Streams};
+use crate::stdio::{self, Output, Stdio, input_pipe, open_input_fifo, open_output_fifo, open_output_file, output_pipe};
+use crate::transfer::{BUFFER, Transfer, Waiting};
+
+/// How often an output is read when its process is deleted: more than a pipe holds.
+const LAST_READS: usize = 64;
+
+/// What a process is started with.
+pub(super) struct ProcessStdio {
+    pub(super) stdin: ChildStdio,
+    pub(super) stdout: ChildStdio,
+    pub(super) stderr: ChildStdio,
+}
+
+impl Shim {
+    /// Opens the streams of a process without a terminal: the shim's ends, and the process's.
+    pub(super) fn open_streams(
+        &self,
+        id: &str,
+        stdio: &Stdio,
+        owner: (u32, u32),
+    ) -> io::Result<(Streams, ProcessStdio)> {
+        let mut streams = Streams::default();
+        let child = |fd: OwnedFd| ChildStdio::from(fd);
+        let mut process =
+            ProcessStdio { stdin: ChildStdio::null(), stdout: ChildStdio::null(), stderr: ChildStdio::null() };
+        let output = Output::parse(&stdio.stdout)?;
+        let reads_directly = matches!(output, Output::Log(_));
+        match output {
+            Output::Log(config) => {
+                let owner = config.owner.map_or(owner, |user| (user, u32::MAX));
+                let (stdout, writer) = output_pipe(owner)?;
+                process.stdout = child(writer);
+                let (stderr, writer) = output_pipe(owner)?;
+                process.stderr = child(writer);
+                streams.log = Some(ContainerLog::open(config, [Some(stdout), Some(stderr)]));
+            }
+            Output::Binary(program) => {
+                let (stdout, stdout_writer) = pipe_with(PipeFlags::CLOEXEC)?;
+                let (stderr, stderr_writer) = pipe_with(PipeFlags::CLOEXEC)?;
+                logger_program::start(&program, id, &self.namespace, stdout, stderr)?;
+                process.stdout = child(stdout_writer);
+                process.stderr = child(stderr_writer);
+            }
+            output => {
+                if let Some(to) = open_output(output)? {
+                    let (from, writer) = output_pipe(owner)?;
+                    streams.transfers[1] = Some(Transfer::new(from, to));
+                    process.stdout = child(writer);
+                }
+                if let Some(to) = open_output(Output::parse(&stdio.stderr)?)? {
+                    let (from, writer) = output_pipe(owner)?;
+                    streams.transfers[2] = Some(Transfer::new(from, to));
+                    process.stderr = child(writer);
+                }
+            }
+        }
+        if !stdio.stdin.is_empty() {
+            let (reader, keeper) = open_input_fifo(&PathBuf::from(&stdio.stdin))?;
+            streams.input_keeper = Some(keeper);
+            if reads_directly {
+                // The process is the only reader: who attaches learns whether it still reads.
+                rustix::fs::fcntl_setfl(&reader, OFlags::empty())?;
+                process.stdin = child(reader);
+            } else {
+                let (pipe, to) = input_pipe(owner)?;
+                streams.transfers[0] = Some(Transfer::new(reader, to));
+                process.stdin = child(pipe);
+            }
+        }
+        Ok((streams, process))
+    }
+
+    /// Connects a terminal with the streams of its process.
+    pub(super) fn open_terminal(&self, id: &str, stdio: &Stdio, console: OwnedFd) -> io::Result<Streams> {
+        let mut streams = Streams::default();
+        match Output::parse(&stdio.stdout)? {
+            Output::Log(config) => streams.log = Some(log_of_terminal(config, &console)?),
+            Output::Binary(program) => {
+                let (stdout, to) = pipe_with(PipeFlags::CLOEXEC)?;
+                let (stderr, _) = pipe_with(PipeFlags::CLOEXEC)?;
+                logger_program::start(&program, id, &self.namespace, stdout, stderr)?;
+                stdio::set_nonblocking(&to)?;
+                streams.transfers[1] = Some(Transfer::new(console.try_clone()?, to));
+            }
+            output => {
+                // Without a reader a terminal's buffer fills up, and its processes wait.
+                let to = match open_output(output)? {
+                    Some(to) => to,
+                    None => std::fs::File::options().write(true).open("/dev/null")?.into(),
+                };
+                streams.transfers[1] = Some(Transfer::new(console.try_clone()?, to));
+            }
+        }
+        if !stdio.stdin.is_empty() {
+            let (from, keeper) = open_input_fifo(&PathBuf::from(&stdio.stdin))?;
+            streams.input_keeper = Some(keeper);
+            streams.transfers[0] = Some(Transfer::new(from, console.try_clone()?));
+        }
+        streams.console = Some(console);
+        Ok(streams)
+    }
+
+    /// Waits for the streams of a process from now on.
+    pub(super) fn watch_streams(&mut self, key: &Key) {
+        for index in 0..3 {
+            self.watch_transfer(key, index);
+        }
+        let Some(process) = process_in(&mut self.containers, key) else { return };
+        let streams = &mut process.streams;
+        let Some(log) = &streams.log else { return };
+        for index in 0..2 {
+            if let Some(fd) = log.stream(index) {
+                streams.log_tokens[index] = self.poller.add(fd, Source::Log(key.clone(), index), EventFlags::IN);
+            }
+        }
+        if let Some(listener) = log.listener() {
+            streams.follower_token = self.poller.add(listener, Source::Follower(key.clone()), EventFlags::IN);
+        }
+    }
+
+    fn watch_transfer(&mut self, key: &Key, index: usize) {
+        let Some(process) = process_in(&mut self.containers, key) else { return };
+        let Some(transfer) = process.streams.transfers.get(index).and_then(Option::as_ref) else { return };
+        let flags = if transfer.waiting == Waiting::Space { EventFlags::OUT } else { EventFlags::IN };
+        let Some(fd) = transfer.awaited() else { return };
+        let token = self.poller.add(fd, Source::Transfer(key.clone(), index), flags);
+        if let Some(slot) = process.streams.transfer_tokens.get_mut(index) {
+            *slot = token;
+        }
+    }
+
+    /// Copies what there is, and waits for what the copying waits for now.
+    pub(super) fn advance_transfer(&mut self, key: &Key, index: usize) {
+        let mut buffer = [0; BUFFER];
+        let Some(process) = process_in(&mut self.containers, key) else { return };
+        let streams = &mut process.streams;
+        let (Some(transfer), Some(token)) = (
+            streams.transfers.get_mut(index).and_then(Option::as_mut),
+            streams.transfer_tokens.get(index).copied().flatten(),
+        ) else {
+            return;
+        };
+        let before = transfer.waiting;
+        let now = transfer.advance(&mut buffer);
+        if now == before {
+            return;
+        }
+        if let Some(fd) = transfer.descriptor(before) {
+            self.poller.remove(fd, token);
+        }
+        if let Some(slot) = streams.transfer_tokens.get_mut(index) {
+            *slot = None;
+        }
+        if now == Waiting::Ended {
+            if let Some(slot) = streams.transfers.get_mut(index) {
+                *slot = None;
+            }
+            self.output_has_ended(key);
+        } else {
+            self.watch_transfer(key, index);
+        }
+    }
+
+    /// A deletion may wait for this.
+    fn output_has_ended(&mut self, key: &Key) {
+        let process = self.process_mut(key);
+        if process.is_some_and(|process| process.deleting.is_some() && !process.streams.passes_output_on()) {
+            self.finish_deletion(key);
+        }
+    }
+
+    pub(super) fn read_log(&mut self, key: &Key, index: usize) {
+        let Some(process) = process_in(&mut self.containers, key) else { return };
+        let streams = &mut process.streams;
+        let Some(log) = &mut streams.log else { return };
+        let buffers = self.buffers.get_or_insert_with(Buffers::default);
+        if log.read(index, buffers) {
+            streams.log_due = log.timeout().map(|timeout| Instant::now() + timeout);
+            return;
+        }
+        if let (Some(token), Some(fd)) = (streams.log_tokens.get(index).copied().flatten(), log.stream(index)) {
+            self.poller.remove(fd, token);
+        }
+        log.end(index, buffers);
+        let open = log.is_open();
+        streams.log_due = log.timeout().map(|timeout| Instant::now() + timeout);
+        if !open {
+            self.close_log(key);
+        }
+    }
+
+    /// Closes a log whose outputs have ended: its readers learn from its lock that no line follows.
+    fn close_log(&mut self, key: &Key) {
+        let Some(process) = process_in(&mut self.containers, key) else { return };
+        let streams = &mut process.streams;
+        let Some(log) = streams.log.take() else { return };
+        if let (Some(token), Some(listener)) = (streams.follower_token.take(), log.listener()) {
+            self.poller.remove(listener, token);
+        }
+        streams.log_tokens = [None; 2];
+        streams.log_due = None;
+    }
+
+    pub(super) fn catch_up_log(&mut self, key: &Key) {
+        let Some(process) = process_in(&mut self.containers, key) else { return };
+        let Some(log) = &mut process.streams.log else { return };
+        log.catch_up(self.buffers.get_or_insert_with(Buffers::default));
+        process.streams.log_due = log.timeout().map(|timeout| Instant::now() + timeout);
+    }
+
+    pub(super) fn accept_follower(&mut self, key: &Key) {
+        let Some(process) = process_in(&mut self.containers, key) else { return };
+        let Some(log) = &mut process.streams.log else { return };
+        log.accept();
+        if log.listener().is_none()
+            && let Some(token) = process.streams.follower_token.take()
+        {
+            self.poller.forget(token);
+        }
+    }
+
+    /// Writes what a process has left in its pipes, and closes its streams.
+    pub(super) fn close_streams(&mut self, key: &Key) {
+        for index in 0..2 {
+            // A pipe holds less; a process that still writes is not waited for.
+            for _ in 0..LAST_READS {
+                if self.has_output(key, index) {
+                    self.read_log(key, index);
+                }
+            }
+        }
+        let Some(process) = process_in(&mut self.containers, key) else { return };
+        let mut streams = std::mem::take(&mut process.streams);
+        if let Some(log) = &mut streams.log {
+            let buffers = self.buffers.get_or_insert_with(Buffers::default);
+            for index in 0..2 {
+                if let (Some(token), Some(fd)) = (streams.log_tokens[index], log.stream(index)) {
+                    self.poller.remove(fd, token);
+                }
+                log.end(index, buffers);
+            }
+            if let (Some(token), Some(listener)) = (streams.follower_token, log.listener()) {
+                self.poller.remove(listener, token);
+            }
+        }
+        for (transfer, token) in streams.transfers.iter().zip(streams.transfer_tokens) {
+            if let (Some(fd), Some(token)) = (transfer.as_ref().and_then(Transfer::awaited), token) {
+                self.poller.remove(fd, token);
+            }
+        }
+    }
+
+    /// Whether an output of a log can be read at once. At its end it is closed by reading, too.
+    fn has_output(&mut self, key: &Key, index: usize) -> bool {
+        let log = process_in(&mut self.containers, key).and_then(|process| process.streams.log.as_ref());
+        let Some(fd) = log.and_then(|log| log.stream(index)) else { return false };
+        let mut polls = [PollFd::new(&fd, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut polls, Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// What output is copied to; `None`: it goes nowhere.
+fn open_output(output: Output) -> io::Result<Option<OwnedFd>> {
+    match output {
+        Output::Null => Ok(None),
+        Output::Fifo(path) => open_output_fifo(&path).map(Some),
+        Output::File(path) => open_output_file(&path).map(Some),
+        Output::Binary(_) | Output::Log(_) => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "stderr needs the scheme of stdout"))
+        }
+    }
+}
+
+/// The log of a terminal, which is a stream like a pipe.
+fn log_of_terminal(config: WriterConfig, console: &OwnedFd) -> io::Result<ContainerLog> {
+    Ok(ContainerLog::open(config, [Some(console.try_clone()?), None]))
+}
