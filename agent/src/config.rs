@@ -11,6 +11,7 @@ mod kubelet_flags;
 mod misfit;
 mod quantity;
 mod read;
+mod shim;
 mod strconv;
 mod tree;
 mod url;
@@ -30,6 +31,7 @@ pub use kubelet_flags::KubeletFlags;
 pub use limpet_cluster::settings::ClusterSettings;
 pub use limpet_server::settings::{AuthorizationMode, DebugHandlers, NodeSettings, ServerSettings};
 pub use read::load;
+pub use shim::Shim;
 
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
@@ -230,6 +232,8 @@ pub struct Config {
     pub snapshotter: String,
     /// `runtimeBinary`: the OCI runtime for containerd's shim; `None`: the shim's own default, runc.
     pub runtime_binary: Option<PathBuf>,
+    /// `shim`.
+    pub shim: Shim,
     /// `devices`, by the resource's name.
     pub devices: BTreeMap<String, Device>,
     /// `cdiSpecDirectories`. Default `/etc/cdi` and `/var/run/cdi`; a later one precedes.
@@ -321,6 +325,7 @@ impl Default for Config {
             node_ip: NodeAddresses::NONE,
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,
+            shim: Shim::default(),
             devices: BTreeMap::new(),
             cdi_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
             plugin_dir: PluginDirectory::default(),

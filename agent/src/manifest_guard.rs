@@ -149,6 +149,7 @@ fn of_the_host(config: &Config) -> Vec<PathBuf> {
     paths.extend(config.cdi_dirs.iter().cloned());
     paths.extend(config.credential_providers.iter().map(|provider| provider.program.clone()));
     paths.extend(config.runtime_binary.clone());
+    paths.extend(std::env::current_exe().ok().and_then(|executable| config.shim.program(&executable)));
     paths.extend(
         config.runtime_classes.values().flat_map(|class| [class.binary.clone(), class.config.clone()]).flatten(),
     );

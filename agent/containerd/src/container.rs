@@ -4,6 +4,7 @@
 //! `NotFound` as success.
 
 mod layers;
+mod recorded_exit;
 pub mod runtime;
 mod update;
 mod view;
@@ -49,6 +50,10 @@ pub struct ContainersConfig {
     pub systemd_cgroup: bool,
     /// The directory of containers' terminals.
     pub attach_dir: PathBuf,
+    /// limpet's shim, absolute; `None`: containerd's for runc.
+    pub shim: Option<PathBuf>,
+    /// The directory in which limpet's shim records how containers ended.
+    pub exit_dir: PathBuf,
 }
 
 /// Where the streams of a container's process go.
@@ -138,6 +143,10 @@ impl Containers {
             .tasks;
         let snapshots = self.active_snapshots().await?;
         let mut tasks: HashMap<String, Task> = tasks.iter().map(|process| (task_id(process), task(process))).collect();
+        let lost = containers.iter().map(|(id, _)| id).filter(|id| is_lost(tasks.get(id.as_str())));
+        for (id, ended) in self.recorded_exits(lost.cloned().collect()).await {
+            tasks.insert(id.as_str().to_owned(), ended);
+        }
         let (mut found, mut unreadable) = (Vec::new(), Vec::new());
         for (id, recorded) in containers {
             match recorded {
@@ -168,7 +177,11 @@ impl Containers {
 
     /// The task of one container.
     pub async fn task(&self, id: &ContainerId) -> Result<Option<Task>, RuntimeError> {
-        Ok(self.task_process(id).await?.map(|process| task(&process)))
+        let found = self.task_process(id).await?.map(|process| task(&process));
+        if !is_lost(found.as_ref()) {
+            return Ok(found);
+        }
+        Ok(self.recorded_exits(vec![id.clone()]).await.pop().map(|(_, ended)| ended).or(found))
     }
 
     /// Where the task's stdout goes; `None`: there is no task.
@@ -227,12 +240,13 @@ impl Containers {
     /// Creates the container. An existing one with its id has never run, and is removed first.
     pub async fn create(&self, new: &NewContainer<'_>) -> Result<(), RuntimeError> {
         let input = new.input.then(|| self.attach_point(new.id).runtime_with_stdin());
+        let input = input.filter(|_| !self.has_shim(new.class));
         let request = || CreateContainerRequest {
             container: Some(Container {
                 id: new.id.to_string(),
                 labels: record::labels(new.identity),
                 image: new.image.to_owned(),
-                runtime: Some(runtime::runtime(new.class, input.as_deref(), &self.config)),
+                runtime: Some(runtime::runtime(new.id, new.class, input.as_deref(), &self.config)),
                 spec: Some(Any { type_url: SPEC_TYPE_URL.to_owned(), value: new.spec.clone() }),
                 snapshotter: self.config.snapshotter.clone(),
                 snapshot_key: new.id.to_string(),
@@ -253,6 +267,11 @@ impl Containers {
     pub fn runtime_binary(&self, class: Option<&RuntimeClass>) -> PathBuf {
         let binary = runtime::binary(class, &self.config);
         binary.map_or_else(|| PathBuf::from("runc"), Path::to_owned)
+    }
+
+    /// Whether containers with that class have limpet's shim.
+    pub fn has_shim(&self, class: Option<&RuntimeClass>) -> bool {
+        runtime::shim(class, &self.config).is_some()
     }
 
     /// The place where clients attach to the container.
@@ -358,9 +377,15 @@ impl Containers {
     pub async fn remove(&self, id: &ContainerId) -> Result<(), RuntimeError> {
         self.delete_task(id).await?;
         self.attach_point(id).remove();
+        self.remove_recorded_exit(id);
         self.delete_container(id).await?;
         self.remove_snapshot(id).await
     }
+}
+
+/// Whether only a record can tell how the container ended.
+fn is_lost(task: Option<&Task>) -> bool {
+    matches!(task, None | Some(Task::Unknown { .. }))
 }
 
 fn task_id(process: &Process) -> String {

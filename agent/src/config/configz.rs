@@ -175,6 +175,7 @@ fn limpet_document(config: &Config) -> Value {
         "nodeIP": (!config.node_ip.is_empty()).then(|| config.node_ip.to_string()),
         "snapshotter": config.snapshotter,
         "runtimeBinary": config.runtime_binary,
+        "shim": config.shim.to_string(),
         "runtimeClasses": classes,
         "devices": devices,
         "registryConfigDirectory": config.registry_config_dir,

@@ -247,6 +247,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("fieldValidation", Map),
     supported("snapshotter", Text),
     supported("runtimeBinary", Text),
+    supported("shim", Text),
     supported("runtimeClasses", Map),
     supported("devices", Map),
     supported("metricsAddress", Text),

@@ -7,9 +7,12 @@ use prost::Message;
 use prost_types::Any;
 
 use super::ContainersConfig;
+use limpet_model::container::ContainerId;
 
 /// containerd's shim for runc and what is called like it.
 pub const RUNC_SHIM: &str = "io.containerd.runc.v2";
+/// The name of limpet's own shim, as of its program.
+pub const SHIM_PROGRAM: &str = "containerd-shim-limpet-v1";
 /// The handler that containerd calls its own runtime by, as RuntimeClasses name it.
 pub const RUNC_HANDLER: &str = "runc";
 
@@ -50,6 +53,9 @@ struct RuncOptions {
     binary_name: String,
     #[prost(bool, tag = "9")]
     systemd_cgroup: bool,
+    /// limpet's shim alone: the file that it records the container's exit in.
+    #[prost(string, tag = "1000")]
+    exit_file: String,
 }
 
 /// Options of other shims, `runtimeoptions.v1.Options`.
@@ -66,11 +72,22 @@ pub(super) fn binary<'a>(class: Option<&'a RuntimeClass>, config: &'a Containers
     class.and_then(|class| class.binary.as_deref()).or(config.runtime_binary.as_deref())
 }
 
-/// The runtime of a container with `class`, or of one without. `wrapper`: a program that [`RUNC_SHIM`] calls in place of its
-/// binary.
-pub(super) fn runtime(class: Option<&RuntimeClass>, wrapper: Option<&Path>, config: &ContainersConfig) -> RuntimeField {
+/// limpet's shim, if containers with that class have it: it takes the place of [`RUNC_SHIM`] with all that a class says.
+pub(super) fn shim<'a>(class: Option<&RuntimeClass>, config: &'a ContainersConfig) -> Option<&'a Path> {
+    config.shim.as_deref().filter(|_| class.is_none_or(|class| class.runtime == RUNC_SHIM))
+}
+
+/// The runtime of the container `id` with `class`, or of one without. `wrapper`: a program that [`RUNC_SHIM`] calls in place
+/// of its binary.
+pub(super) fn runtime(
+    id: &ContainerId,
+    class: Option<&RuntimeClass>,
+    wrapper: Option<&Path>,
+    config: &ContainersConfig,
+) -> RuntimeField {
     let text = |path: Option<&Path>| path.map(Path::to_string_lossy).unwrap_or_default().into_owned();
     let name = class.map_or(RUNC_SHIM, |class| class.runtime.as_str());
+    let shim = shim(class, config);
     let options = if name == RUNC_SHIM {
         let binary = wrapper.or_else(|| binary(class, config));
         let options = RuncOptions {
@@ -78,6 +95,7 @@ pub(super) fn runtime(class: Option<&RuntimeClass>, wrapper: Option<&Path>, conf
             no_new_keyring: class.is_some_and(|class| class.no_new_keyring),
             binary_name: text(binary),
             systemd_cgroup: config.systemd_cgroup,
+            exit_file: text(shim.map(|_| config.exit_dir.join(id.as_str())).as_deref()),
         };
         Some(Any { type_url: "containerd.runc.v1.Options".to_owned(), value: options.encode_to_vec() })
     } else {
@@ -87,7 +105,8 @@ pub(super) fn runtime(class: Option<&RuntimeClass>, wrapper: Option<&Path>, conf
             Any { type_url: "runtimeoptions.v1.Options".to_owned(), value: options.encode_to_vec() }
         })
     };
-    RuntimeField { name: name.to_owned(), options }
+    // containerd runs a shim by its path as by a name.
+    RuntimeField { name: shim.map_or_else(|| name.to_owned(), |shim| text(Some(shim))), options }
 }
 
 #[cfg(test)]
@@ -102,14 +121,17 @@ mod tests {
             runtime_binary: Some("/usr/bin/runc".into()),
             systemd_cgroup: true,
             attach_dir: PathBuf::new(),
+            shim: None,
+            exit_dir: "/run/limpet/exits".into(),
         };
+        let id = ContainerId::new("c1");
         let class = |runtime: &str, binary: Option<&str>, config: Option<&str>| RuntimeClass {
             binary: binary.map(PathBuf::from),
             config: config.map(PathBuf::from),
             ..RuntimeClass::of(runtime)
         };
         let runc = |class: Option<&RuntimeClass>| {
-            let field = runtime(class, None, &config);
+            let field = runtime(&id, class, None, &config);
             (field.name, RuncOptions::decode(&*field.options.unwrap().value).unwrap())
         };
         let of = |binary: &str| RuncOptions {
@@ -124,12 +146,19 @@ mod tests {
         let without = RuncOptions { no_pivot_root: true, no_new_keyring: true, ..of("/usr/bin/runc") };
         assert_eq!(runc(Some(&on_ramfs)).1, without);
         let runsc = class("io.containerd.runsc.v1", None, Some("/etc/runsc.toml"));
-        let wrapped = runtime(None, Some(Path::new("/run/runtime")), &config);
+        let wrapped = runtime(&id, None, Some(Path::new("/run/runtime")), &config);
         assert_eq!(RuncOptions::decode(&*wrapped.options.unwrap().value).unwrap(), of("/run/runtime"));
-        let field = runtime(Some(&runsc), None, &config);
+        let field = runtime(&id, Some(&runsc), None, &config);
         let options = FileOptions::decode(&*field.options.unwrap().value).unwrap();
         assert_eq!((field.name.as_str(), options.config_path.as_str()), ("io.containerd.runsc.v1", "/etc/runsc.toml"));
         assert_eq!(options.type_url, "io.containerd.runsc.v1.options");
-        assert_eq!(runtime(Some(&class("io.containerd.kata.v2", None, None)), None, &config).options, None);
+        assert_eq!(runtime(&id, Some(&class("io.containerd.kata.v2", None, None)), None, &config).options, None);
+        // limpet's shim takes the place of runc's alone.
+        let config = ContainersConfig { shim: Some("/usr/bin/shim".into()), ..config.clone() };
+        let field = runtime(&id, Some(&class(RUNC_SHIM, None, None)), None, &config);
+        assert_eq!(field.name, "/usr/bin/shim");
+        let options = RuncOptions { exit_file: "/run/limpet/exits/c1".to_owned(), ..of("/usr/bin/runc") };
+        assert_eq!(RuncOptions::decode(&*field.options.unwrap().value).unwrap(), options);
+        assert_eq!(runtime(&id, Some(&runsc), None, &config).name, "io.containerd.runsc.v1");
     }
 }

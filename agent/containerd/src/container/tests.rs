@@ -14,6 +14,8 @@ fn config() -> ContainersConfig {
         runtime_binary: None,
         systemd_cgroup: false,
         attach_dir: "/nonexistent".into(),
+        shim: None,
+        exit_dir: "/nonexistent".into(),
     }
 }
 

@@ -19,6 +19,7 @@ use tokio::process::Command;
 
 use crate::client::NAMESPACE;
 use crate::container::Containers;
+use crate::container::runtime::SHIM_PROGRAM;
 use crate::error::RuntimeError;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::process;
@@ -159,10 +160,14 @@ async fn start(
     Ok((pid, process::open(pid)))
 }
 
-/// The logger of the container `id`, whose first process is `container`; `None`: that has exited, or the kernel has no
-/// pidfds.
+/// The logger of the container `id`, whose first process is `container`; `None`: that has exited, it has limpet's shim, or
+/// the kernel has no pidfds.
 fn find(container: u32, id: &ContainerId) -> Option<Logger> {
     let shim = process::parent(container)?;
+    if is_limpets(shim) {
+        // It writes the log itself.
+        return None;
+    }
     // A logger that has replaced one is no child of the shim.
     let candidates = process::children(shim).into_iter().chain(all_processes());
     for pid in candidates {
@@ -177,6 +182,13 @@ fn find(container: u32, id: &ContainerId) -> Option<Logger> {
     let pipes =
         [1, 2].map(|number| open_pipe(container, number).filter(|_| is_containers && feeds(shim, container, number)));
     Some(Logger { pipes, running: None })
+}
+
+/// Whether the process is a shim of limpet's.
+fn is_limpets(shim: u32) -> bool {
+    let arguments = std::fs::read(format!("/proc/{shim}/cmdline")).unwrap_or_default();
+    let program = arguments.split(|byte| *byte == 0).next().unwrap_or_default();
+    Path::new(OsStr::from_bytes(program)).file_name().is_some_and(|name| name == SHIM_PROGRAM)
 }
 
 fn all_processes() -> impl Iterator<Item = u32> {

@@ -14,6 +14,7 @@ use super::Finding;
 use crate::config::Config;
 use limpet_cli::program_output::output_of;
 use limpet_containerd::client::Client;
+use limpet_containerd::container::runtime::SHIM_PROGRAM;
 use limpet_containerd::{event_stream, image_verifier, snapshotter};
 use limpet_host::peer;
 use limpet_model::lifecycle::LifecycleEvent;
@@ -47,6 +48,7 @@ pub(super) async fn examine(config: &Config) -> Vec<Finding> {
     }
     findings.push(mounts(peer, peer.map(same_mount_namespace)));
     findings.push(oci_runtime(config, peer).await);
+    findings.extend(shim(config).await);
     findings
 }
 
@@ -206,6 +208,20 @@ async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
         }
         None => Finding::failed("OCI runtime", format!("{} does not run", program.display()), "Install it again"),
     }
+}
+
+/// limpet's own shim, if the pods have it: whether it is where containerd is told to find it, and runs.
+async fn shim(config: &Config) -> Option<Finding> {
+    let program = config.shim.program(&std::env::current_exe().ok()?)?;
+    let version = output_of(&program, &["-v"]).await;
+    Some(match version.filter(|text| text.starts_with(SHIM_PROGRAM)) {
+        Some(text) => Finding::ok("shim", format!("{}, {}", text.trim(), program.display())),
+        None => Finding::failed(
+            "shim",
+            format!("{} does not run", program.display()),
+            format!("Install {SHIM_PROGRAM} there, or set shim: runc-v2"),
+        ),
+    })
 }
 
 /// The `PATH` of a process: containerd's shims inherit it and look for runc there.

@@ -9,7 +9,7 @@ use crate::store::KeyLocation;
 use limpet_bpf::GuardMode;
 
 use super::super::tree::Map;
-use super::super::{Config, CriSocket, PluginDirectory, quantity};
+use super::super::{Config, CriSocket, PluginDirectory, Shim, quantity};
 use super::ConfigDiagnostics;
 use crate::config::GuardSettings;
 use limpet_core::backoff;
@@ -309,6 +309,12 @@ impl ConfigDiagnostics {
             let mut binary = PathBuf::new();
             self.absolute_path(map, "runtimeBinary", &mut binary);
             config.runtime_binary = Some(binary);
+        }
+        if let Some((text, at)) = map.text("shim") {
+            match Shim::parse(text) {
+                Ok(shim) => config.shim = shim,
+                Err(why) => self.error(Some(at), "shim", why),
+            }
         }
         self.metrics_address(map, config);
         if let Some((address, at)) = map.text("nodeIP") {

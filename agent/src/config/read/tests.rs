@@ -174,6 +174,7 @@ fn every_supported_key_has_an_effect() {
         node_ip: NodeAddresses::one("192.168.1.5".parse().unwrap()),
         snapshotter: "native".to_owned(),
         runtime_binary: Some("/usr/bin/crun".into()),
+        shim: super::super::Shim::Limpet(Some("/opt/containerd-shim-limpet-v1".into())),
         devices: [(
             "example.com/modem".to_owned(),
             Device {

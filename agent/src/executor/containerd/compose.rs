@@ -123,6 +123,8 @@ impl ContainerdExecutor {
             runtime_binary: config.runtime_binary.clone(),
             systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,
             attach_dir: config.attach_dir(),
+            shim: config.shim.program(&executable),
+            exit_dir: config.run_dir.join("exits"),
         };
         Ok(Self {
             containers: Containers::new(client.clone(), containers),

@@ -27,7 +27,10 @@ impl ContainerdExecutor {
                     format!("stdin without tty needs the shim {RUNC_SHIM}; its runtime class has {}", class.runtime);
                 return Err(config_error(message));
             }
-            let made = input.make_input(&self.executable, &self.containers.runtime_binary(class));
+            let made = match self.containers.has_shim(class) {
+                true => input.make(true),
+                false => input.make_input(&self.executable, &self.containers.runtime_binary(class)),
+            };
             made.map_err(|error| config_error(format!("make the input of {}: {error}", start.id)))?;
         }
         let terminal = tty.then(|| self.containers.attach_point(&start.id));
@@ -38,7 +41,7 @@ impl ContainerdExecutor {
         let owner = start.sandbox.sandbox.ids.zip(start.user.get()).and_then(|(ids, user)| ids.on_node(user.uid));
         let log_path = self.log_path(start);
         let log_uri = config::uri(
-            Writer::Process(&self.executable),
+            if self.containers.has_shim(class) { Writer::Shim } else { Writer::Process(&self.executable) },
             self.config.log_rotation,
             &log_path,
             terminal.as_ref().map(AttachPoint::directory),
