@@ -18,6 +18,10 @@ use crate::{tools, wait};
 pub const PROGRAM_VARIABLE: &str = "LIMPET_TEST_BINARY";
 /// Names the static executable under test; without it the harness has it built.
 pub const STATIC_PROGRAM_VARIABLE: &str = "LIMPET_TEST_STATIC_BINARY";
+/// Chooses the shim of the nodes whose configuration does not: `limpet` or `runc-v2`; without it, the agent's default.
+pub const SHIM_VARIABLE: &str = "LIMPET_TEST_SHIM";
+/// Names the executable of limpet's shim; without it, it is the one beside the agent, or cargo builds it.
+pub const SHIM_PROGRAM_VARIABLE: &str = "LIMPET_TEST_SHIM_BINARY";
 /// Names the cgroup driver of the nodes: `cgroupfs` or `systemd`.
 const CGROUP_DRIVER_VARIABLE: &str = "LIMPET_TEST_CGROUP_DRIVER";
 
@@ -55,6 +59,47 @@ pub fn hollow_nodes_program(args: &[&str]) -> Result<PathBuf> {
         None => {
             built_by(cargo().args(["build", "--package", HOLLOW_NODES, "--bin", HOLLOW_NODES]).args(args), HOLLOW_NODES)
         }
+    }
+}
+
+/// The program of limpet's shim, and its package.
+pub const SHIM: (&str, &str) = ("containerd-shim-limpet-v1", "limpet-shim");
+
+/// limpet's shim under test.
+pub fn shim_program() -> Result<PathBuf> {
+    static BUILT: Mutex<Option<PathBuf>> = Mutex::new(None);
+    if let Some(path) = std::env::var_os(SHIM_PROGRAM_VARIABLE) {
+        return Ok(path.into());
+    }
+    let mut built = BUILT.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    match &*built {
+        Some(path) => Ok(path.clone()),
+        None => Ok(built.insert(build_shim(&[])?).clone()),
+    }
+}
+
+/// Has cargo build limpet's shim with further arguments such as `--release`, and returns its path.
+pub fn build_shim(args: &[&str]) -> Result<PathBuf> {
+    let (name, package) = SHIM;
+    built_by(cargo().args(["build", "--package", package, "--bin", name]).args(args), name)
+}
+
+/// The line of a LimpetConfiguration that chooses limpet's shim under test.
+pub fn limpets_shim() -> Result<String> {
+    Ok(format!("shim: {}", shim_program()?.display()))
+}
+
+/// Whether the nodes whose configuration does not say otherwise have limpet's shim, which needs no loggers.
+pub fn has_limpets_shim() -> bool {
+    std::env::var(SHIM_VARIABLE).is_ok_and(|shim| shim == "limpet")
+}
+
+/// The same by what the environment says; `None`: it says nothing.
+fn chosen_shim() -> Result<Option<String>> {
+    match std::env::var(SHIM_VARIABLE).as_deref() {
+        Ok("limpet") => limpets_shim().map(Some),
+        Ok(other) => Ok(Some(format!("shim: {other}"))),
+        Err(_) => Ok(None),
     }
 }
 
@@ -221,11 +266,13 @@ impl Settings {
 
     fn limpet_configuration(&self) -> Result<String> {
         let plugin_dirs = serde_json::to_string(&self.cni_plugins)?;
+        let has_shim = self.limpet.iter().flat_map(|keys| keys.lines()).any(|line| line.starts_with("shim:"));
+        let shim = if has_shim { None } else { chosen_shim()? };
         Ok(format!(
             "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n\
              rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
              cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: {}\npluginDirectory: {}\n\
-             cdiSpecDirectories: [{}]\n{}",
+             cdiSpecDirectories: [{}]\n{}{}",
             self.root().display(),
             self.run().display(),
             self.container_logs().display(),
@@ -235,6 +282,7 @@ impl Settings {
             self.plugins().display(),
             self.plugins().join("cdi").display(),
             lines(&self.limpet),
+            lines(shim.as_slice()),
         ))
     }
 

@@ -10,7 +10,7 @@ use limpet_tests::image::{V1, V2};
 use limpet_tests::inventory::Inventory;
 use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
 use limpet_tests::node::container;
-use limpet_tests::{TestNode, case, suite, wait};
+use limpet_tests::{TestNode, agent, case, suite, wait};
 use serde_json::{Value, json};
 
 /// What the agent's memory may vary by, in KiB. The ring of the last 1,000 events fills (half a MiB), and the allocator
@@ -288,7 +288,9 @@ struct Size {
 impl Size {
     fn of(node: &TestNode) -> Result<Self> {
         let agent = node.agent.pid();
-        let mut loggers = pids(node.dir(), "limpet");
+        // limpet's shim writes the logs itself.
+        let writers = if agent::has_limpets_shim() { "containerd-shim" } else { "limpet" };
+        let mut loggers = pids(node.dir(), writers);
         loggers.retain(|pid| Some(*pid) != agent);
         let loggers: Vec<_> = loggers.into_iter().map(Footprint::of).collect();
         ensure!(!loggers.is_empty(), "no logger is seen");

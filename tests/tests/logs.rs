@@ -8,12 +8,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::footprint::pids;
 use limpet_tests::manifest::{IDLE, pod, shell, simple};
-use limpet_tests::node::container;
+use limpet_tests::node::{NodeOptions, container};
 use limpet_tests::{TestNode, agent, case, process, suite, wait};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 fn main() -> ExitCode {
+    let with_loggers = |node: &mut NodeOptions| node.limpet = vec!["shim: runc-v2".to_owned()];
     suite::run([
         case!(a_flood_is_kept_whole).on(|node| node.kubelet = vec!["containerLogMaxSize: 512Mi".to_owned()]),
         case!(a_log_is_rotated).on(|node| {
@@ -21,8 +22,8 @@ fn main() -> ExitCode {
         }),
         case!(both_streams_and_an_unfinished_line),
         case!(a_followed_log_ends_with_its_container),
-        case!(a_logger_that_is_killed_is_replaced),
-        case!(a_logger_that_was_killed_while_no_agent_ran_is_replaced),
+        case!(a_logger_that_is_killed_is_replaced).on(with_loggers),
+        case!(a_logger_that_was_killed_while_no_agent_ran_is_replaced).on(with_loggers),
         case!(the_logger_of_a_start_that_was_broken_off_yields_to_the_next),
     ])
 }

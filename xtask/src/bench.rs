@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 use limpet_tests::{agent, contender, hollow, measure};
 
 use crate::bench_pressure::{self, Scenario};
+use crate::test::Shim;
 use crate::{bench_emulated, cargo, dist, kubernetes, setup};
 
 /// What to measure. The machine has to be quiet: every figure is of this machine, at this time.
@@ -25,6 +26,9 @@ pub(crate) struct Arguments {
     /// probes, adopt, scrape, hollow, sync, delays.
     #[arg(long)]
     dist: bool,
+    /// The shim of limpet's pods; without it the agent's default.
+    #[arg(long, value_enum)]
+    shim: Option<Shim>,
     /// How often each thing is measured. A run of kubelet's takes some 20 seconds: it finishes an edit after 10. Of
     /// `delays` no more than 10 runs are made, and three of kubelet.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
@@ -112,6 +116,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for name in names {
         let mut command = cargo::command(&["bench", "--package", "limpet-tests", "--bench", name]);
         command.env(agent::PROGRAM_VARIABLE, &program).envs(choice.iter().cloned());
+        match arguments.shim {
+            // Beside the agent.
+            Some(Shim::Limpet) if arguments.dist => {
+                command.env(agent::SHIM_PROGRAM_VARIABLE, program.with_file_name(agent::SHIM.0));
+                command.env(agent::SHIM_VARIABLE, "limpet");
+            }
+            Some(shim) => shim.choose(&mut command, &["--release"])?,
+            None => {}
+        }
         command.env(measure::RUNS_VARIABLE, arguments.runs.to_string());
         command.env(measure::SECONDS_VARIABLE, arguments.seconds.to_string());
         command.env(measure::DIST_VARIABLE, u8::from(arguments.dist).to_string());

@@ -1,10 +1,11 @@
-//! `cargo xtask dist`: the executable for nodes. Static, so that it runs on any Linux of this machine's architecture.
+//! `cargo xtask dist`: the executables for nodes: the agent, and limpet's shim beside it. Static, so that they run on any
+//! Linux of this machine's architecture.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::process;
+use limpet_tests::{agent, process};
 
 use crate::{cargo, setup};
 
@@ -54,10 +55,20 @@ pub(crate) fn with_symbols(map: &Path) -> Result<PathBuf> {
 }
 
 fn built_with(profile: &str) -> Result<PathBuf> {
-    linked(&mut command(profile)?, &[])
+    let agent = linked(&mut command(profile)?, &[])?;
+    let (name, package) = agent::SHIM;
+    let flags = linker_flags(&[&format!("-T,{UNWIND_TABLES_SCRIPT}"), "--no-eh-frame-hdr"]);
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let shim = cargo::executable_linked(&mut command_for(profile, package, name)?, name, &flags)?;
+    ensure!(shim.parent() == agent.parent(), "{} is not beside {}", shim.display(), agent.display());
+    Ok(agent)
 }
 
 fn command(profile: &str) -> Result<Command> {
+    command_for(profile, "limpet", "limpet")
+}
+
+fn command_for(profile: &str, package: &str, bin: &str) -> Result<Command> {
     let (major, minor) = glibc()?;
     let least = MIN_GLIBC;
     ensure!(
@@ -69,7 +80,7 @@ fn command(profile: &str) -> Result<Command> {
     setup::for_building()?;
     let target = host()?;
     let flags = format!("target.{target}.rustflags={FLAGS:?}");
-    let mut command = cargo::command(&["rustc", "--profile", profile, "--package", "limpet", "--bin", "limpet"]);
+    let mut command = cargo::command(&["rustc", "--profile", profile, "--package", package, "--bin", bin]);
     // RUSTFLAGS would be taken instead of those flags.
     command.args(["--target", &target, "--config", &flags]).env_remove("RUSTFLAGS");
     Ok(command)
@@ -78,9 +89,13 @@ fn command(profile: &str) -> Result<Command> {
 /// Builds it, with further options of the linker.
 fn linked(command: &mut Command, options: &[&str]) -> Result<PathBuf> {
     let (without, idle) = (format!("-T,{UNWIND_TABLES_SCRIPT}"), format!("-T,{IDLE_TEXT_SCRIPT}"));
-    let options = [&without, &idle, "--no-eh-frame-hdr"].into_iter().chain(options.iter().copied());
-    let flags: Vec<_> = options.flat_map(|option| ["-C".to_owned(), format!("link-arg=-Wl,{option}")]).collect();
+    let options: Vec<_> = [&without, &idle, "--no-eh-frame-hdr"].into_iter().chain(options.iter().copied()).collect();
+    let flags = linker_flags(&options);
     cargo::executable_linked(command, "limpet", &flags.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn linker_flags(options: &[&str]) -> Vec<String> {
+    options.iter().flat_map(|option| ["-C".to_owned(), format!("link-arg=-Wl,{option}")]).collect()
 }
 
 /// The target this machine's compiler builds for by itself; named, it keeps the flags from build scripts.

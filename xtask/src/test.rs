@@ -1,5 +1,7 @@
 //! `cargo xtask test`: all tests except the nightly ones, on a machine that it sets up for them.
 
+use std::process::Command;
+
 use anyhow::{Context as _, Result, ensure};
 use limpet_tests::{agent, need, sweep, tools, vm};
 
@@ -12,9 +14,35 @@ pub(crate) struct Arguments {
     /// The major version of containerd to test with; without it the machine's own, or 1.7.
     #[arg(long, value_name = "MAJOR", value_parser = clap::value_parser!(u32).range(1..=2))]
     containerd: Option<u32>,
+    /// The shim of the pods; without it the agent's default.
+    #[arg(long, value_enum)]
+    shim: Option<Shim>,
     /// Arguments for `cargo test`: `-p limpet-tests --test logs -- rotated`.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     rest: Vec<String>,
+}
+
+/// A shim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Shim {
+    /// limpet's own.
+    Limpet,
+    /// containerd's for runc.
+    RuncV2,
+}
+
+impl Shim {
+    /// Has nodes of tests use it: limpet's is built with further arguments such as `--release`.
+    pub(crate) fn choose(self, command: &mut Command, args: &[&str]) -> Result<()> {
+        match self {
+            Self::Limpet => {
+                command.env(agent::SHIM_PROGRAM_VARIABLE, agent::build_shim(args)?);
+                command.env(agent::SHIM_VARIABLE, "limpet");
+            }
+            Self::RuncV2 => drop(command.env(agent::SHIM_VARIABLE, "runc-v2")),
+        }
+        Ok(())
+    }
 }
 
 /// Ends with cargo's own lines and its exit code, unless only suites have failed: then with their names.
@@ -60,6 +88,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     let program = if arguments.rest.is_empty() { agent::build_with_tests()? } else { agent::build(&[])? };
+    // Some cases have it whatever the others do.
+    command.env(agent::SHIM_PROGRAM_VARIABLE, agent::build_shim(&[])?);
+    if let Some(shim) = arguments.shim {
+        shim.choose(&mut command, &[])?;
+    }
     command.args(&arguments.rest).env(agent::PROGRAM_VARIABLE, program).envs(choice).env(need::REQUIRE_VARIABLE, "1");
     let mut suites = Ok(());
     if arguments.rest.is_empty() {

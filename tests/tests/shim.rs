@@ -1,0 +1,163 @@
+//! limpet's own shim: pods that run by it, beside those of containerd's, and ends that nobody was there to see.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::manifest::{IDLE, pod, shell, simple, with};
+use limpet_tests::node::{NodeOptions, container, container_id};
+use limpet_tests::{TestNode, agent, case, process, suite, wait};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+fn main() -> ExitCode {
+    let by_limpets = |node: &mut NodeOptions| node.limpet = agent::limpets_shim().into_iter().collect();
+    let by_containerds = |node: &mut NodeOptions| node.limpet = vec!["shim: runc-v2".to_owned()];
+    suite::run([
+        case!(a_pod_has_one_small_process).on(by_limpets),
+        case!(commands_and_terminals_work).on(by_limpets),
+        case!(an_end_that_nobody_saw_is_known_exactly).on(by_limpets),
+        case!(a_killed_shim_is_replaced).on(by_limpets),
+        case!(pods_keep_their_shim).on(by_containerds),
+        case!(other_clients_of_containerd_can_use_it).on(by_limpets),
+    ])
+}
+
+/// The processes of the node's shims, each with its program.
+fn shims(node: &TestNode) -> Vec<(u32, String)> {
+    let socket = node.containerd.socket().display().to_string();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let shims = pids.filter_map(|pid| {
+        let arguments = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let arguments: Vec<_> = arguments.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        let is_server = arguments.iter().all(|argument| argument != "start" && argument != "delete");
+        let program = arguments.first().filter(|program| program.contains("containerd-shim"))?;
+        (is_server && arguments.contains(&socket.as_str().into())).then(|| (pid, program.clone().into_owned()))
+    });
+    shims.collect()
+}
+
+fn loggers(node: &TestNode) -> usize {
+    let place = format!("{}/", node.dir().display());
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let lines = all.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).into_owned());
+    lines.filter(|line| line.contains("\0logger\0") && line.contains(&place)).count()
+}
+
+fn a_pod_has_one_small_process(node: &mut TestNode) -> Result<()> {
+    let containers =
+        json!([shell("main", "echo out; echo err >&2; exec sleep 1000"), shell("side", "echo side; exit 3")]);
+    node.apply(&pod("web", json!({ "containers": containers })))?;
+    let web = node.wait_pod("web", "its second container has failed", |pod| {
+        let side = container(pod, "side");
+        side["restartCount"].as_u64() >= Some(1) && container(pod, "main")["state"]["running"].is_object()
+    })?;
+    let ended = &container(&web, "side")["lastState"]["terminated"];
+    ensure!(ended["exitCode"] == 3 && ended["reason"] == "Error", "{ended}");
+    node.wait_logged("web", "main", "out")?;
+    node.wait_logged("web", "main", "err")?;
+    node.wait_logged("web", "side", "side")?;
+    let shims = shims(node);
+    ensure!(shims.len() == 1 && shims[0].1.ends_with("containerd-shim-limpet-v1"), "{shims:?}");
+    ensure!(loggers(node) == 0, "{} loggers", loggers(node));
+    let threads = std::fs::read_dir(format!("/proc/{}/task", shims[0].0))?.count();
+    ensure!(threads == 1, "{threads} threads");
+    node.remove("web")?;
+    node.wait_gone("web")?;
+    node.wait_nothing_runs()
+}
+
+fn commands_and_terminals_work(node: &mut TestNode) -> Result<()> {
+    let terminal = with(shell("term", "tty; echo ready; exec sleep 1000"), json!({ "tty": true, "stdin": true }));
+    let input = with(shell("input", "while read line; do echo got $line; done; echo end"), json!({ "stdin": true }));
+    node.apply(&pod("web", json!({ "containers": [shell("main", IDLE), terminal, input] })))?;
+    node.wait_running("web")?;
+    ensure!(node.exec("web", "main", &["/bin/sh", "-c", "echo $0; yes | head -c 100000 | wc -c"])?.contains("100000"));
+    node.wait_logged("web", "term", "/dev/")?;
+    node.wait_logged("web", "term", "ready")?;
+    let id = container_id(&node.pod("web").context("no pod")?, "main")?;
+    let metrics = node.containerd.ctr(&["task", "metrics", &id])?;
+    ensure!(metrics.contains("memory") && metrics.contains("pids.current"), "{metrics}");
+    node.containerd.ctr(&["task", "pause", &id])?;
+    let paused = node.containerd.ctr(&["task", "ls"])?;
+    ensure!(paused.lines().any(|line| line.contains(&id) && line.contains("PAUSED")), "{paused}");
+    node.containerd.ctr(&["task", "resume", &id])?;
+    ensure!(node.exec("web", "main", &["/bin/echo", "resumed"])? == "resumed\n");
+    Ok(())
+}
+
+/// A pod that ends when its file appears, and what the agent then says of it.
+fn an_end_that_nobody_saw_is_known_exactly(node: &mut TestNode) -> Result<()> {
+    let volume = json!({ "volumeMounts": [{ "name": "work", "mountPath": "/work" }] });
+    let main = with(shell("main", "while [ ! -e /work/end ]; do sleep 0.1; done; exit 42"), volume);
+    let place = node.dir().join("work");
+    std::fs::create_dir_all(&place)?;
+    let volumes = json!([{ "name": "work", "hostPath": { "path": place } }]);
+    node.apply(&pod("once", json!({ "restartPolicy": "Never", "containers": [main], "volumes": volumes })))?;
+    let id = container_id(&node.wait_running("once")?, "main")?;
+    node.agent.kill();
+    node.containerd.kill();
+    std::fs::write(place.join("end"), "")?;
+    let record = node.agent.settings().run().join("exits").join(&id);
+    wait::until_true(wait::SOON, "the record of the exit", || record.exists())?;
+    for (pid, _) in shims(node) {
+        process::signal_pid(pid, Signal::KILL);
+    }
+    node.containerd.start()?;
+    node.agent.start()?;
+    let once = node.wait_pod("once", "ended", |pod| container(pod, "main")["state"]["terminated"].is_object())?;
+    let ended = &container(&once, "main")["state"]["terminated"];
+    ensure!(ended["exitCode"] == 42 && ended["reason"] == "Error", "{ended}");
+    node.remove("once")?;
+    node.wait_gone("once")?;
+    ensure!(!record.exists(), "the record is left");
+    Ok(())
+}
+
+/// containerd ends what a killed shim leaves, and the pod runs again.
+fn a_killed_shim_is_replaced(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("web", IDLE))?;
+    node.wait_running("web")?;
+    let before = shims(node);
+    process::signal_pid(before.first().context("no shim")?.0, Signal::KILL);
+    node.wait_pod("web", "restarted", |pod| {
+        let main: &Value = container(pod, "main");
+        main["restartCount"] == 1 && main["state"]["running"].is_object()
+    })?;
+    let after = shims(node);
+    ensure!(after.len() == 1 && after[0].0 != before[0].0, "{before:?} {after:?}");
+    Ok(())
+}
+
+fn pods_keep_their_shim(node: &mut TestNode) -> Result<()> {
+    node.apply(&simple("old", IDLE))?;
+    let old = node.wait_running("old")?;
+    node.agent.kill();
+    let line = agent::limpets_shim()?;
+    node.agent.reconfigure(|settings| settings.limpet = vec![line])?;
+    node.agent.start()?;
+    node.apply(&simple("new", IDLE))?;
+    node.wait_running("new")?;
+    node.ensure_unchanged("old", &old)?;
+    let programs: Vec<_> = shims(node).into_iter().map(|(_, program)| program).collect();
+    let of = |name: &str| programs.iter().filter(|program| program.ends_with(name)).count();
+    ensure!(of("containerd-shim-runc-v2") == 1 && of("containerd-shim-limpet-v1") == 1, "{programs:?}");
+    ensure!(loggers(node) == 1, "{} loggers", loggers(node));
+    Ok(())
+}
+
+fn other_clients_of_containerd_can_use_it(node: &mut TestNode) -> Result<()> {
+    let runtime = agent::shim_program()?.display().to_string();
+    let image = limpet_tests::image::V1;
+    let run = |command: &[&str]| {
+        let words = ["run", "--rm", "--runtime", &runtime, image, "by-ctr"];
+        node.containerd.ctr(&[words.as_slice(), command].concat())
+    };
+    ensure!(run(&["/bin/echo", "hello"])? == "hello\n");
+    ensure!(run(&["/bin/sh", "-c", "exit 3"]).is_err(), "its exit code is lost");
+    let refused = node.containerd.ctr(&["run", "--rm", "--runtime", &runtime, image, "by-ctr", "/no/such/program"]);
+    let refused = format!("{:#}", refused.err().context("it ran")?);
+    ensure!(refused.contains("no such file or directory"), "{refused}");
+    Ok(())
+}
