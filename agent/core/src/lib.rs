@@ -46,6 +46,7 @@ pub mod priority;
 pub mod probe;
 pub mod provisional;
 pub mod pull_rate;
+pub mod removal;
 pub mod source;
 pub mod state;
 pub mod status;

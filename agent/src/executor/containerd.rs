@@ -14,6 +14,7 @@ mod image_volume;
 mod permit;
 mod probe;
 mod pull;
+mod removal;
 mod resize;
 mod sandbox;
 mod start;

@@ -1,27 +1,24 @@
 //! A pod's sandbox: its cgroup, namespaces, network and volumes; how it is created, updated, removed, and cleared of
 //! leftovers.
 
-use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PodSpec;
 
-use super::start::START_ERROR;
-use super::{ContainerdExecutor, failure, sandbox_of};
+use super::{ContainerdExecutor, sandbox_of};
 use limpet_containerd::container::runtime::{RUNC_HANDLER, RUNC_SHIM, RuntimeClass};
 use limpet_core::outcome::Failure;
-use limpet_core::state::{ContainerSlot, FAILED_MOUNT, FAILED_UNMOUNT, PodSandbox, PodState};
+use limpet_core::state::{FAILED_MOUNT, PodSandbox, PodState};
 use limpet_host::call_watch::calling;
 use limpet_host::cgroup::CgroupError;
 use limpet_host::network::{AttachRequest, Attachment, DnsSettings};
 use limpet_host::sandbox::{CreatedSandbox, DEFAULT_SHM_SIZE, SandboxRequest, sysctl};
+use limpet_host::user_namespace;
 use limpet_host::volume::{Resolver, VolumeError, pod_hostname};
-use limpet_host::{orphan_processes, user_namespace};
-use limpet_model::container::ContainerId;
 use limpet_model::object::{ObjectKind, runtime_class};
+use limpet_model::pod::PodRecord;
 use limpet_model::pod::compute_resources::CgroupLimits;
-use limpet_model::pod::{PodRecord, PodUid};
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::selinux::PodLabelling;
 use limpet_telemetry::event::EventType;
@@ -41,15 +38,6 @@ fn mount_failure(error: VolumeError) -> Failure {
 }
 
 /// The hostname that the pod's processes see: its own, or with `hostNetwork` the host's as it is now.
-/// In kubelet's words, which the failure of a driver has already.
-fn unmount_failure(error: &VolumeError) -> Failure {
-    let message = match error {
-        VolumeError::TearDown { .. } => error.to_string(),
-        _ => format!("UnmountVolume.TearDown failed: {error}"),
-    };
-    Failure { reason: FAILED_UNMOUNT, message, transient: false }
-}
-
 fn hostname(record: &PodRecord, cluster_domain: &str) -> Result<String, VolumeError> {
     let own = pod_hostname(record, cluster_domain)?;
     if record.host_network() {
@@ -288,133 +276,5 @@ impl ContainerdExecutor {
                 None
             }
         }
-    }
-
-    /// The pod has run to its end: address, namespaces, cgroup, the volumes of drivers and disks of targets go back;
-    /// records, logs and other volumes stay.
-    pub(super) async fn release_sandbox(&self, pod: &PodState) -> Result<(), Failure> {
-        self.release(&pod.record.uid).await?;
-        // Another pod or node may need them; neither waits for the other.
-        let (drivers, given_back) = tokio::join!(self.tear_down_csi(pod), self.give_back(pod));
-        drivers.and(given_back)
-    }
-
-    async fn give_back(&self, pod: &PodState) -> Result<(), Failure> {
-        let given_back = self.volumes.give_back(&pod.record.uid).await;
-        given_back.map_err(|error| self.report_unmount(pod, &error))
-    }
-
-    fn report_unmount(&self, pod: &PodState, error: &VolumeError) -> Failure {
-        let failure = unmount_failure(error);
-        let message = pod.objects.redact(failure.message);
-        tracing::warn!(pod = %pod.record.key, message, "giving back a volume failed; retried later");
-        self.reporter.event(pod, None, EventType::Warning, FAILED_UNMOUNT, message.clone());
-        Failure { message, ..failure }
-    }
-
-    async fn release(&self, uid: &PodUid) -> Result<(), Failure> {
-        let stays = |what: &str, error: &dyn std::fmt::Display| Failure {
-            reason: "FailedKillPod",
-            message: format!("{what}: {error}"),
-            transient: false,
-        };
-        calling("CNI DEL");
-        self.network.detach(uid, &self.sandboxes.network(uid)).await.map_err(|error| stays("network", &error))?;
-        self.sandboxes.remove(uid).await.map_err(|error| stays("namespaces", &error))?;
-        // A process that was killed a moment ago may still be in it: that passes.
-        let removed = self.on_cgroup("destroy", self.cgroups.remove_pod(uid)).await;
-        removed.map_err(|error| Failure { transient: error.is_transient(), ..stays("cgroup", &error) })
-    }
-
-    /// What a failed start of a container has left goes, a process of it included.
-    pub(super) async fn remove_failed_start(&self, pod: &PodState, slot: &ContainerSlot) -> Result<(), Failure> {
-        let Some(id) = &slot.possible_orphan else { return Ok(()) };
-        let removed = self.timed("remove_container", self.containers.remove_failed_attempt(id)).await;
-        removed.map_err(|error| failure("FailedKillPod", &error))?;
-        self.clear_cgroup(pod, id).await;
-        let (record, name, id) = (Arc::clone(&pod.record), slot.name.clone(), id.clone());
-        self.on_logs(&pod.record.uid, move |logs| logs.remove_link(&record, &name, id.as_str())).await;
-        Ok(())
-    }
-
-    /// Everything of the pod goes: containers, sandbox, volumes, logs.
-    pub(super) async fn tear_down(&self, pod: &PodState) -> Result<(), Failure> {
-        let began = tokio::time::Instant::now();
-        let mut links = Vec::new();
-        for slot in &pod.containers {
-            for instance in slot.instance.iter().chain(&slot.previous).chain(&slot.stale) {
-                let removed = self.timed("remove_container", self.containers.remove(&instance.id)).await;
-                removed.map_err(|error| failure("FailedKillPod", &error))?;
-                if instance.exit().is_some_and(|exit| exit.reason == START_ERROR) {
-                    self.clear_cgroup(pod, &instance.id).await;
-                }
-                links.push((slot.name.clone(), instance.id.clone()));
-            }
-            self.remove_failed_start(pod, slot).await?;
-        }
-        if pod.outlived_connection {
-            orphan_processes::end_shims(ContainerId::pod_digits(&pod.record.uid), self.client.socket()).await;
-        }
-        self.release(&pod.record.uid).await?;
-        // Before any mount of the pod is detached: a driver unmounts its own.
-        let unmounted = self.volumes.unmount(&pod.record.uid).await;
-        unmounted.map_err(|error| self.report_unmount(pod, &error))?;
-        self.remove_image_volumes(&pod.record.uid).await?;
-        self.tear_down_csi(pod).await?;
-        // The pod's directory goes last: with it gone, nothing says that the logs are limpet's.
-        let record = Arc::clone(&pod.record);
-        self.on_logs(&pod.record.uid, move |logs| {
-            links.iter().for_each(|(name, id)| logs.remove_link(&record, name, id.as_str()));
-            logs.remove_pod_logs(&record);
-        })
-        .await;
-        calling("removing its volumes");
-        self.volumes.remove(&pod.record.uid).await.map_err(|error| Failure {
-            reason: "FailedKillPod",
-            message: error.to_string(),
-            transient: false,
-        })?;
-        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, took = ?began.elapsed(), "pod removed");
-        Ok(())
-    }
-
-    /// Every pod that has something on disk or in the kernel. Logs alone are none: they may be of another agent's pods;
-    /// those of limpet's go before the pod's directory.
-    pub(super) async fn traces(&self) -> HashSet<PodUid> {
-        let mut found: HashSet<PodUid> = HashSet::new();
-        found.extend(self.network.attached().await);
-        found.extend(self.sandboxes.list().await.unwrap_or_default());
-        found.extend(self.volumes.list().await);
-        found.extend(self.cgroups.pods().await.unwrap_or_default());
-        found
-    }
-
-    /// Clears what a pod that no longer exists left: a crash, a power cut or a manifest that went meanwhile. What cannot
-    /// be removed keeps nothing else. Returns whether that is all of it.
-    pub(super) async fn clear(&self, uid: &PodUid) -> bool {
-        tracing::info!(%uid, "removing leftovers of a pod that no longer exists");
-        let removed = |result: Result<(), String>| {
-            if let Err(error) = &result {
-                tracing::warn!(%uid, error, "removing leftovers failed; retried later");
-            }
-            result.is_ok()
-        };
-        orphan_processes::end_shims(ContainerId::pod_digits(uid), self.client.socket()).await;
-        calling("CNI DEL");
-        let detached = self.network.detach(uid, &self.sandboxes.network(uid)).await;
-        let mut all = removed(detached.map_err(|error| format!("network: {error}")));
-        all &= removed(self.sandboxes.remove(uid).await.map_err(|error| format!("namespaces: {error}")));
-        all &= removed(self.cgroups.remove_pod(uid).await.map_err(|error| format!("cgroup: {error}")));
-        let mut is_empty = removed(self.volumes.unmount(uid).await.map_err(|error| unmount_failure(&error).message));
-        is_empty &= removed(self.remove_image_volumes(uid).await.map_err(|failure| failure.message));
-        is_empty &= removed(self.unmount_orphan(uid).await.map_err(|failure| failure.message));
-        let pod = uid.clone();
-        let logs = self.try_on_logs(uid, move |logs| logs.remove_logs_of(&pod)).await;
-        is_empty &= removed(logs.and_then(|removed| removed).map_err(|error| format!("logs: {error}")));
-        // The directory names what is still mounted, and says that the logs are limpet's: it goes after both.
-        if is_empty {
-            is_empty = removed(self.volumes.remove(uid).await.map_err(|error| error.to_string()));
-        }
-        all && is_empty
     }
 }
