@@ -45,7 +45,7 @@ pub enum RegisterError {
     Name(String),
     /// Another one has its name.
     #[error("CSI driver {name} is registered already, at {socket}", socket = socket.display())]
-    DriverTable {
+    NameTaken {
         name: String,
         /// The other one's socket.
         socket: PathBuf,
@@ -150,7 +150,7 @@ impl CsiDrivers {
         let known = self.known();
         match known.registered.get(name) {
             Some((_, other)) => {
-                Err(RegisterError::DriverTable { name: name.to_owned(), socket: other.socket().to_owned() })
+                Err(RegisterError::NameTaken { name: name.to_owned(), socket: other.socket().to_owned() })
             }
             None if known.registered.len() >= MAX_DRIVERS => Err(RegisterError::TooMany),
             None => Ok(()),

@@ -81,7 +81,7 @@ pub type LookUpContainer = dyn Fn(&ExecTarget) -> Result<String, ExecLookupError
 pub struct ExecState {
     /// The connection to containerd.
     pub client: Client,
-    /// The directory for the FIFOs of commands; see `runtime::exec::sweep`.
+    /// The directory for the FIFOs of commands; see `limpet_containerd::exec::sweep`.
     pub fifo_dir: PathBuf,
     /// Looks up the container; must not block.
     pub lookup: Arc<LookUpContainer>,

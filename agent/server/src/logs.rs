@@ -1,6 +1,6 @@
 //! kubelet's `/containerLogs`: a container's log, optionally followed.
 //!
-//! A snapshot of the observed pods decides which file is read; `runtime::log` reads it.
+//! A snapshot of the observed pods decides which file is read; `limpet_containerd::log` reads it.
 
 use std::future::ready;
 use std::path::PathBuf;
