@@ -88,7 +88,6 @@ fn decoder(config: &Config) -> Decoder {
 
 /// What the agent is composed of, once it may start.
 pub struct Prepared {
-    /// The settled configuration.
     pub config: Config,
     /// The flags it was made with.
     pub flags: RunFlags,

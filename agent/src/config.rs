@@ -122,9 +122,7 @@ pub enum CriSocket {
     /// `cri.sock` in the run directory.
     #[default]
     InRunDirectory,
-    /// At this path.
     At(PathBuf),
-    /// Nowhere.
     Off,
 }
 
@@ -134,13 +132,10 @@ pub enum PluginDirectory {
     /// Where they look for kubelet's.
     #[default]
     OfKubelet,
-    /// In this directory.
     At(PathBuf),
-    /// Nowhere.
     Off,
 }
 
-/// The agent's configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// `--hostname-override`; otherwise the host's name at the first start.
@@ -162,15 +157,12 @@ pub struct Config {
     pub manifest_path: Option<PathBuf>,
     /// `staticPodURL` / `--manifest-url` and the related settings; `None`: no URL source.
     pub manifest_url: Option<HttpSettings>,
-    /// `manifestWatch`.
     pub manifest_watch: ManifestWatch,
-    /// `cgroupDriver`.
     pub cgroup_driver: CgroupDriver,
     /// `cgroupRoot`: the parent of `kubepods`, absolute, `/` by default.
     pub cgroup_root: PathBuf,
     /// `podPidsLimit`; `None`: no limit.
     pub pod_pids_limit: Option<i64>,
-    /// `maxPods`.
     pub max_pods: u32,
     /// `podsPerCore`; `None`: `maxPods` alone counts.
     pub pods_per_core: Option<u32>,
@@ -190,7 +182,6 @@ pub struct Config {
     pub fail_swap_on: bool,
     /// `protectKernelDefaults`; `None`: the kernel's settings are neither checked nor changed.
     pub protect_kernel_defaults: Option<bool>,
-    /// `seccompDefault`.
     pub seccomp_default: bool,
     /// `memorySwap.swapBehavior`.
     pub swap_behavior: SwapBehavior,
@@ -200,9 +191,7 @@ pub struct Config {
     pub log_rotation: LogRotation,
     /// `resolvConf`; `None`: pods get an empty one.
     pub resolv_conf: Option<PathBuf>,
-    /// `clusterDNS`.
     pub cluster_dns: Vec<IpAddr>,
-    /// `clusterDomain`.
     pub cluster_domain: String,
     /// `allowedUnsafeSysctls`: names, or prefixes ending in `*`.
     pub allowed_unsafe_sysctls: Vec<String>,
@@ -232,13 +221,11 @@ pub struct Config {
     pub snapshotter: String,
     /// `runtimeBinary`: the OCI runtime for containerd's shim; `None`: the shim's own default, runc.
     pub runtime_binary: Option<PathBuf>,
-    /// `shim`.
     pub shim: Shim,
     /// `devices`, by the resource's name.
     pub devices: BTreeMap<String, Device>,
     /// `cdiSpecDirectories`. Default `/etc/cdi` and `/var/run/cdi`; a later one precedes.
     pub cdi_dirs: Vec<PathBuf>,
-    /// `pluginDirectory`.
     pub plugin_dir: PluginDirectory,
     /// `runtimeClasses`, by name.
     pub runtime_classes: BTreeMap<String, RuntimeClass>,
@@ -265,7 +252,6 @@ pub struct Config {
     pub socket_allowed_pods: Vec<PodKey>,
     /// `secretEncryptionKey`; `None`: Secrets are kept as they are.
     pub secret_key: Option<KeyLocation>,
-    /// `criSocket`.
     pub cri_socket: CriSocket,
     /// `manifestGuard` and the related settings.
     pub guard: GuardSettings,

@@ -45,7 +45,6 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Evictor {
     /// When something is short, and what follows.
     pub policy: EvictionPolicy,
-    /// Measures the node.
     pub meter: NodeMeter,
     /// Knows what pods take.
     pub executor: Arc<ContainerdExecutor>,
@@ -55,9 +54,7 @@ pub struct Evictor {
     pub pressure: watch::Sender<NodePressure>,
     /// To the workers of pods that have to end.
     pub orders: mpsc::Sender<EvictionOrder>,
-    /// Where it is reported.
     pub events: Events,
-    /// Where it is counted.
     pub metrics: Metrics,
 }
 

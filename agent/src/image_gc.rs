@@ -30,24 +30,23 @@ const COLLECTION_INTERVAL: Duration = Duration::from_secs(300);
 /// The task that collects images.
 #[derive(Debug)]
 pub struct ImageCollector {
-    /// The image store.
     pub images: Images,
     /// Which images may go, and when.
     pub policy: ImageGcPolicy,
     /// Whose images stay.
     pub pods: Arc<KnownPods>,
-    /// Where failures are reported.
     pub events: Events,
-    /// Where removals are counted.
     pub metrics: Metrics,
 }
 
 /// The result of making room.
 enum Room {
-    /// There is enough.
     Enough,
     /// There was too little, and images of so many bytes have gone.
-    Short { before: DiskSpace, freed: u64 },
+    Short {
+        before: DiskSpace,
+        freed: u64,
+    },
 }
 
 impl ImageCollector {

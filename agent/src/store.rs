@@ -52,7 +52,6 @@ pub enum StoreError {
     /// Opening or creating the file failed, for another reason than its content.
     #[error("cannot open {path}")]
     Open {
-        /// The database's path.
         path: PathBuf,
         #[source]
         source: Box<redb::Error>,
@@ -60,7 +59,6 @@ pub enum StoreError {
     /// A damaged file could not be renamed.
     #[error("cannot set damaged {path} aside")]
     SetAside {
-        /// The database's path.
         path: PathBuf,
         #[source]
         source: std::io::Error,
@@ -68,7 +66,6 @@ pub enum StoreError {
     /// A new database could not be created, in the place of a damaged one or as the first.
     #[error("cannot create {path}")]
     Create {
-        /// The database's path.
         path: PathBuf,
         #[source]
         source: std::io::Error,
@@ -81,7 +78,6 @@ pub enum StoreError {
     Transaction {
         /// `read` or `write`.
         operation: &'static str,
-        /// The database's path.
         path: PathBuf,
         #[source]
         source: Box<redb::Error>,
@@ -106,7 +102,6 @@ impl StoreError {
 /// A damaged database that was renamed and replaced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetAside {
-    /// Its new path.
     pub path: PathBuf,
     /// The number of files and URLs whose last good manifests were salvaged from it.
     pub recovered: usize,

@@ -22,26 +22,21 @@ use limpet_telemetry::rejection;
 /// One configured source.
 #[derive(Debug)]
 pub struct Published {
-    /// Which kind it is.
     pub kind: SourceKind,
     /// Where it reads, for people.
     pub place: Arc<str>,
     /// How it learns of changes, for people.
     pub backend: Arc<str>,
-    /// When it succeeded last.
     pub pulse: Arc<Pulse>,
     /// The way into the merge.
     pub slots: Arc<Slots>,
-    /// Where rejections are reported.
     pub events: Events,
-    /// Where they are counted.
     pub metrics: Metrics,
     /// Watches of pods include rejections.
     pub observed: Observed,
 }
 
 impl Published {
-    /// Which kind it is.
     pub fn kind(&self) -> SourceKind {
         self.kind
     }

@@ -40,46 +40,36 @@ impl Attributor {
         Self
     }
 
-    /// The active backend.
     pub fn backend(&self) -> Backend {
         Backend::Inotify
     }
 
-    /// Ignored.
     pub fn set_directories(&mut self, _: Vec<(PathBuf, DirectoryId)>) {}
 
-    /// Resolves at once.
     pub async fn marked(&mut self) {}
 
-    /// Never resolves.
     pub async fn read_events(&mut self) -> Completeness {
         std::future::pending().await
     }
 
-    /// Does not wait.
     pub async fn wait_for(&mut self, _: &[&DirectoryEntry]) -> Completeness {
         Completeness::Complete
     }
 
-    /// None.
     pub fn actor_of(&mut self, _: &DirectoryEntry) -> Option<Arc<Actor>> {
         None
     }
 
-    /// None.
     pub fn actors_in(&mut self, _: DirectoryId) -> HashMap<OsString, Arc<Actor>> {
         HashMap::new()
     }
 
-    /// Never.
     pub fn is_superseded(&mut self, _: &DirectoryEntry, _: &Arc<Actor>) -> bool {
         false
     }
 
-    /// Forgets nothing.
     pub fn set_caught_up(&mut self, _: Instant) {}
 
-    /// Forgets nothing.
     pub fn prune(&mut self) {}
 }
 
@@ -88,7 +78,6 @@ pub fn actor_of_process(pid: u32, _: BorrowedFd<'_>, _: &dyn WatchObserver) -> A
     Actor { pid: Some(pid), ..Actor::default() }
 }
 
-/// Unknown.
 pub fn cgroup_path(_: u64) -> Option<String> {
     None
 }

@@ -148,7 +148,6 @@ fn cpu_period(quotas: CpuQuotas) -> String {
     go_duration::show(Duration::from_micros(period))
 }
 
-/// The LimpetConfiguration.
 fn limpet_document(config: &Config) -> Value {
     let class = |(name, class): (&String, &RuntimeClass)| {
         let RuntimeClass { runtime, binary, config, no_pivot_root, no_new_keyring, devices } = class;

@@ -18,7 +18,6 @@ pub(super) enum Shape {
     Ints,
     /// A map to anything: the keys are user-defined.
     Map,
-    /// A list of anything.
     List,
     Object(&'static [Key]),
 }
@@ -26,7 +25,6 @@ pub(super) enum Shape {
 /// Whether limpet supports a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Support {
-    /// Supported.
     Acts,
     /// Not supported yet. The value given, if any, is limpet's behaviour and needs no warning.
     NotYet(Option<Plain>),
@@ -221,7 +219,6 @@ pub(super) const KUBELET: &[Key] = &[
     unsupported("userNamespaces", Object(&[unsupported("idsPerPod", Int)])),
 ];
 
-/// The keys of KubeletConfiguration.
 #[cfg(test)]
 pub(crate) fn kubelet_names() -> impl Iterator<Item = &'static str> {
     KUBELET.iter().map(|key| key.name)

@@ -28,10 +28,8 @@ pub struct NodeMeter {
     pub disks: bool,
 }
 
-/// A measurement.
 #[derive(Debug, Clone, Default)]
 pub struct Measured {
-    /// What was measured.
     pub seen: Observations,
     /// Images, and with them the layers of containers, lie on a disk of their own.
     pub own_image_disk: bool,

@@ -72,7 +72,6 @@ const LOGS_DEADLINE: Duration = Duration::from_secs(60);
 /// Everything the actions are done with. One for the node, shared by all workers.
 #[derive(Debug)]
 pub struct ContainerdExecutor {
-    /// The agent's configuration.
     pub config: Arc<Config>,
     /// What is true of the node.
     pub node: NodeFacts,
@@ -80,11 +79,9 @@ pub struct ContainerdExecutor {
     pub node_network: watch::Receiver<NodeNetwork>,
     /// The path of limpet's own executable, which the shim runs as logger.
     pub executable: std::path::PathBuf,
-    /// The connection to containerd.
     pub client: Client,
     /// containerd's containers and tasks.
     pub containers: Containers,
-    /// containerd's images.
     pub images: Images,
     /// Namespaces.
     pub sandboxes: Sandboxes,
@@ -92,13 +89,11 @@ pub struct ContainerdExecutor {
     pub network: Network,
     /// Volumes and provided files.
     pub volumes: Volumes,
-    /// Pod cgroups.
     pub cgroups: Cgroups,
     /// Users of images, resolved once.
     pub accounts: AccountsCache,
     /// The labels of SELinux that the host's policy has for containers; `None`: nothing is labelled.
     pub contexts: Option<ContainerContexts>,
-    /// Where logs are.
     pub logs: LogPaths,
     /// The GETs of probes and hooks.
     pub getter: HttpGetter,

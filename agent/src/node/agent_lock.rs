@@ -47,7 +47,6 @@ pub enum StartError {
     /// Another limpet holds the lock.
     #[error("another limpet runs on this node: {holder} holds {path}")]
     Locked {
-        /// The lock file.
         path: PathBuf,
         /// The holder's PID, command line and start of the lock, as far as known.
         holder: String,
@@ -57,14 +56,10 @@ pub enum StartError {
         "another node agent runs on this node: {other}; two agents stop each other's pods. Stop it first, or, for a \
          trial next to it on another containerd, set ignoreOtherAgents: true in a LimpetConfiguration"
     )]
-    OtherAgent {
-        /// The agent found.
-        other: OtherAgent,
-    },
+    OtherAgent { other: OtherAgent },
     /// A process serves the agent's own socket.
     #[error("{path} is in use by {holder}")]
     SocketInUse {
-        /// The socket.
         path: PathBuf,
         /// PID and command line, as far as known.
         holder: String,

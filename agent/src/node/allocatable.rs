@@ -18,11 +18,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// Sets limits, and reports it in kubelet's words.
 #[derive(Debug, Clone)]
 pub struct Enforcement {
-    /// The node's cgroups.
     pub cgroups: Cgroups,
-    /// Where it is reported.
     pub events: Events,
-    /// Ends it.
     pub stop: CancellationToken,
 }
 

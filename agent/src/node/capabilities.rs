@@ -59,7 +59,6 @@ impl When {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Need {
     pub name: &'static str,
-    /// The condition.
     pub when: When,
     pub purpose: &'static str,
     /// The effect if it is missing.

@@ -54,10 +54,7 @@ pub enum KernelError {
         "protectKernelDefaults is true, and the kernel has other settings: {}; set them with sysctl, or set protectKernelDefaults: false",
         .deviations.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     )]
-    Settings {
-        /// The settings.
-        deviations: Vec<Deviation>,
-    },
+    Settings { deviations: Vec<Deviation> },
 }
 
 /// Checks what the configuration demands, and sets what it lets limpet set.

@@ -23,7 +23,6 @@ pub enum NameError {
     Invalid {
         /// `host name` or `--hostname-override`.
         origin: &'static str,
-        /// The name as given.
         name: String,
         /// What is wrong with it.
         reason: &'static str,
@@ -34,9 +33,7 @@ pub enum NameError {
          which recreates its pods, stop limpet and delete {file}"
     )]
     Differs {
-        /// The stored name.
         settled: String,
-        /// The override.
         given: String,
         /// The file of the stored name.
         file: PathBuf,
@@ -57,10 +54,7 @@ pub enum NameNotice {
     /// The first start.
     Settled,
     /// The host name has changed; the node keeps its stored name.
-    HostRenamed {
-        /// The current host name.
-        host_name: String,
-    },
+    HostRenamed { host_name: String },
     /// The stored name was invalid; it was determined again.
     Damaged,
     /// The name is determined again at each start until the root directory can be written.

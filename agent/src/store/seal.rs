@@ -64,7 +64,6 @@ pub enum KeyError {
     /// The unit passes no credentials.
     #[error("no credential {0:?}: limpet was started without it; add LoadCredentialEncrypted={0} to its unit")]
     NoCredentials(String),
-    /// It cannot be read.
     #[error("cannot read the key {path}")]
     Read {
         path: PathBuf,
@@ -92,7 +91,6 @@ pub enum Sealer {
     Off,
     /// The configured key is not available.
     Locked,
-    /// The key is there.
     Ready(Box<Keys>),
 }
 

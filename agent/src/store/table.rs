@@ -22,7 +22,6 @@ pub(super) const MAX_REMOVED: usize = 64;
 pub trait Stored: Debug + Clone + Send + Sync + Sized + 'static {
     /// What the table's keys consist of.
     type Key: Address;
-    /// The table's name.
     const TABLE: &'static str;
     /// Marks its records.
     const TAG: u8;

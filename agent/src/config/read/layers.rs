@@ -22,7 +22,6 @@ const MAX_DEPTH: usize = 8;
 const HARD: &str = "evictionHard";
 const CONFIG_DIR: &str = "--config-dir";
 
-/// The merged documents.
 #[derive(Debug, Default)]
 struct Merged {
     kubelet: Option<Vec<Entry>>,

@@ -131,7 +131,6 @@ impl ConfigDiagnostics {
         }
     }
 
-    /// Applies the flags.
     pub(super) fn server_flags(&mut self, flags: &ServerFlags, server: &mut ServerSettings) {
         let set = |flag: Option<bool>, into: &mut bool| *into = flag.unwrap_or(*into);
         set(flags.enable_server, &mut server.enabled);

@@ -43,7 +43,6 @@ pub enum ComposeError {
 /// containerd, CNI and volumes as the executor and other parts of the agent use them. A clone is another handle.
 #[derive(Debug, Clone)]
 pub struct Backends {
-    /// The connection to containerd.
     pub client: Client,
     /// CNI.
     pub network: Network,
@@ -74,7 +73,6 @@ impl Backends {
 /// What an executor is composed of.
 #[derive(Debug)]
 pub struct ExecutorParts {
-    /// The agent's configuration.
     pub config: Arc<Config>,
     /// What is true of the node.
     pub node: NodeFacts,

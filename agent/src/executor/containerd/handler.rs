@@ -56,7 +56,6 @@ pub enum HandlerError {
     /// The connection was not opened.
     #[error("dial tcp {address}: {source}")]
     Connect {
-        /// Where to.
         address: String,
         #[source]
         source: io::Error,

@@ -31,9 +31,7 @@ const LISTEN: &str = "0A";
 /// Another agent, or a sign of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OtherAgent {
-    /// A running process.
     Process {
-        /// The agent's name.
         agent: &'static str,
         pid: u32,
         /// Its command line, if it can be read.
@@ -60,11 +58,9 @@ impl fmt::Display for OtherAgent {
 struct Process {
     /// `/proc/<pid>/comm`.
     comm: String,
-    /// Its executable's path.
     executable: Option<String>,
     /// Its effective user.
     uid: Option<u32>,
-    /// Its network namespace.
     network: Option<String>,
     /// Whether it is in a pod's cgroup.
     in_pod: bool,

@@ -24,7 +24,6 @@ pub(super) type KnownFiles = BTreeMap<Arc<str>, KnownFile>;
 pub(super) enum Finding {
     /// It was read, with or without faults.
     Read(Manifest),
-    /// It does not exist.
     Absent,
     /// It is being written in place: its previous content stays in effect.
     BeingWritten,
@@ -51,7 +50,6 @@ impl Scan {
 /// The listing of a directory.
 #[derive(Debug)]
 pub(super) struct Listing {
-    /// The directory's identity.
     pub(super) id: DirectoryId,
     /// The files in it that are read.
     pub(super) names: BTreeSet<Arc<str>>,

@@ -9,7 +9,6 @@ use rustls::CertificateError;
 
 use limpet_core::source::http_schedule::ExchangeResult;
 
-/// A failed exchange.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub(super) struct Failure {

@@ -48,11 +48,12 @@ impl Validators {
 pub(super) enum Fetched {
     /// The response is the known one.
     NotModified,
-    /// A new response.
-    Body { bytes: Vec<u8>, validators: Option<Validators> },
+    Body {
+        bytes: Vec<u8>,
+        validators: Option<Validators>,
+    },
 }
 
-/// Requests the URL.
 #[derive(Debug)]
 pub(super) struct Fetcher {
     settings: Arc<HttpSettings>,

@@ -31,23 +31,12 @@ struct HealthCheckResponse {
 pub enum HealthFailure {
     /// There is no connection.
     #[error("error: failed to connect service at {address:?}: {cause}")]
-    Connect {
-        /// Where to.
-        address: String,
-        /// The sentence people read.
-        cause: String,
-    },
+    Connect { address: String, cause: String },
     /// The server has no such service.
     #[error("error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {0}")]
     Unimplemented(String),
-    /// The call failed.
     #[error("error: health rpc probe failed: rpc error: code = {code:?} desc = {message}")]
-    Call {
-        /// gRPC's code.
-        code: Code,
-        /// The server's message.
-        message: String,
-    },
+    Call { code: Code, message: String },
     /// It answers that it does not serve.
     #[error("service unhealthy (responded with {0:?})")]
     Unhealthy(String),

@@ -37,7 +37,6 @@ const MAX_HEAD: usize = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Probe,
-    /// A hook.
     Lifecycle,
 }
 
@@ -71,9 +70,7 @@ pub struct Answer {
 #[derive(Debug, thiserror::Error)]
 #[error("Get \"{url}\": {cause}")]
 pub struct GetFailure {
-    /// What was requested.
     pub url: String,
-    /// The sentence people read.
     pub cause: String,
     /// The server does not speak TLS.
     pub without_tls: bool,
@@ -136,7 +133,6 @@ impl Get {
         format!("{host}:{}", self.url.port_or_known_default().unwrap_or_default())
     }
 
-    /// The whole of it.
     pub fn url(&self) -> &Url {
         &self.url
     }
