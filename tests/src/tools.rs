@@ -117,6 +117,16 @@ pub fn prometheus() -> Option<PathBuf> {
     on_path("prometheus").or_else(|| in_package("prometheus", "usr/bin/prometheus"))
 }
 
+/// What checks Prometheus' files; it comes with Prometheus.
+pub fn promtool() -> Option<PathBuf> {
+    on_path("promtool").or_else(|| in_package("prometheus", "usr/bin/promtool"))
+}
+
+/// QEMU's program of that name, which runs executables of another architecture: `qemu-arm-static`.
+pub fn emulator(name: &str) -> Option<PathBuf> {
+    on_path(name).or_else(|| in_package("qemu-user-static", &format!("usr/bin/{name}")))
+}
+
 /// The library that shows a program another time of day, where the program is linked dynamically.
 pub fn faketime() -> Option<PathBuf> {
     let dirs = unpacked("libfaketime").into_iter().map(|dir| dir.join("usr/lib"));

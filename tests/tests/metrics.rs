@@ -13,8 +13,24 @@ use serde_json::{Value, json};
 
 fn main() -> ExitCode {
     suite::run([
-        case!(every_panel_of_the_dashboard_queries_existing_metrics).on(|node| (node.agent, node.cni) = (false, true))
+        case!(every_panel_of_the_dashboard_queries_existing_metrics).on(|node| (node.agent, node.cni) = (false, true)),
+        case!(alerts_are_raised_for_the_faults_that_they_name)
+            .on(|node| (node.agent, node.containerd) = (false, false)),
     ])
+}
+
+fn alerts_are_raised_for_the_faults_that_they_name(_: &mut TestNode) -> Result<()> {
+    let promtool = tools::promtool().context("no promtool: cargo xtask test fetches it")?;
+    process::checked(Command::new(&promtool).args(["test", "rules"]).arg(deploy("prometheus-rules-test.yml")))?;
+    let rules = fs::read_to_string(deploy("prometheus-rules.yml"))?;
+    let page = fs::read_to_string(deploy("../docs/metrics.md"))?;
+    let words = rules.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+    let families: Vec<_> = words.filter(|word| word.starts_with("limpet_") || word.starts_with("kubelet_")).collect();
+    ensure!(families.len() > 8, "{families:?}");
+    for family in families {
+        ensure!(page.contains(&format!("| `{family}` |")), "{family} is not in docs/metrics.md");
+    }
+    Ok(())
 }
 
 /// Expressions of which a node without a cluster, an image pull, a shortage or a fault has no data: how they begin, or what
@@ -87,6 +103,7 @@ impl Prometheus {
         let given = fs::read_to_string(deploy("prometheus.yml"))?;
         let config = given.replace("127.0.0.1:10255", &format!("127.0.0.1:{node}")).replace("30s", "1s");
         fs::write(dir.join("prometheus.yml"), config)?;
+        fs::copy(deploy("prometheus-rules.yml"), dir.join("prometheus-rules.yml"))?;
         let port = Port::claim()?;
         let mut command = Command::new(program);
         command.arg(format!("--web.listen-address=127.0.0.1:{}", port.number));
