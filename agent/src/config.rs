@@ -11,6 +11,7 @@ mod kubelet_flags;
 mod misfit;
 mod quantity;
 mod read;
+pub mod schema;
 mod shim;
 mod strconv;
 mod tree;

@@ -62,6 +62,13 @@ impl Machine {
         self.archive.keyring.as_deref()
     }
 
+    /// The same with the archive of Debian's security updates, which is beside the main one.
+    fn security(&self) -> Option<Self> {
+        let uri = self.archive.uri.trim_end_matches('/').strip_suffix("/debian")?;
+        let archive = Archive { uri: format!("{uri}/debian-security"), keyring: self.archive.keyring.clone() };
+        self.is_debian().then(|| Self { archive, ..self.clone() })
+    }
+
     /// The private sources.list for `suites`.
     fn source_lines(&self, suites: &[String]) -> String {
         let components = if self.is_debian() { "main" } else { "main universe" };
@@ -169,6 +176,64 @@ pub(crate) fn unpack_dependencies(
     })
 }
 
+/// A package that was fetched.
+#[derive(Debug)]
+pub(crate) struct Fetched {
+    pub(crate) package: String,
+    pub(crate) version: String,
+}
+
+/// Packages of Debian's for another architecture than the machine's.
+#[derive(Debug)]
+pub(crate) struct Foreign<'a> {
+    pub(crate) suite: &'a str,
+    /// Whether the newest ones are taken, out of the archive of security updates.
+    pub(crate) with_security_updates: bool,
+    /// Debian's name.
+    pub(crate) architecture: &'a str,
+    pub(crate) packages: &'a [&'a str],
+}
+
+/// Unpacks packages for another architecture into `target`.
+pub(crate) fn unpack_foreign(machine: &Machine, foreign: &Foreign<'_>, target: &Path) -> Result<Vec<Fetched>> {
+    let Foreign { suite, architecture, packages, .. } = foreign;
+    say(&format!("fetching {} of {suite} for {architecture}", packages.join(", ")), || {
+        let work = tools::cache_dir().join(format!(".apt-{}", std::process::id()));
+        let result = fetch_foreign(machine, foreign, &work, target);
+        fs::remove_dir_all(&work).ok();
+        result
+    })
+}
+
+fn fetch_foreign(machine: &Machine, foreign: &Foreign<'_>, work: &Path, target: &Path) -> Result<Vec<Fetched>> {
+    let Foreign { suite, architecture, packages, .. } = foreign;
+    prepare(work)?;
+    let mut sources = machine.source_lines(&[(*suite).to_owned()]);
+    if let Some(security) = machine.security().filter(|_| foreign.with_security_updates) {
+        sources.push_str(&security.source_lines(&[format!("{suite}-security")]));
+    }
+    fs::write(work.join("sources.list"), sources)?;
+    let apt = |args: &[&str]| {
+        let mut command = private(work, "apt-get");
+        for option in ["APT::Architecture", "APT::Architectures"] {
+            command.arg("-o").arg(format!("{option}={architecture}"));
+        }
+        process::checked(command.args(["-q", "-y"]).args(args).current_dir(work.join("debs"))).map(drop)
+    };
+    apt(&["update"])?;
+    apt(&[&["download"], *packages].concat())?;
+    let mut fetched = Vec::new();
+    for entry in fs::read_dir(work.join("debs"))? {
+        let deb = entry?.path();
+        let field = |name| process::checked(Command::new("dpkg-deb").arg("--field").arg(&deb).arg(name));
+        let [package, version] = [field("Package")?, field("Version")?].map(|text| text.trim().to_owned());
+        process::checked(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(target))?;
+        fetched.push(Fetched { package, version });
+    }
+    fetched.sort_by(|one, other| one.package.cmp(&other.package));
+    Ok(fetched)
+}
+
 fn fetch_dependencies(machine: &Machine, suite: &str, package: &str, prefixes: &[&str], work: &Path) -> Result<()> {
     update(machine, &[suite.to_owned()], work)?;
     let (mut packages, mut seen) = (Vec::new(), 0);
@@ -211,14 +276,19 @@ fn fetch_and_unpack(machine: &Machine, suites: &[String], packages: &[&str], wor
 
 /// The lists of `suites` in `work`.
 fn update(machine: &Machine, suites: &[String], work: &Path) -> Result<()> {
-    for dir in ["state/lists/partial", "cache/archives/partial", "debs"] {
-        fs::create_dir_all(work.join(dir)).with_context(|| format!("{}", work.join(dir).display()))?;
-    }
+    prepare(work)?;
     fs::write(work.join("sources.list"), machine.source_lines(suites))?;
-    fs::write(work.join("status"), "")?;
     private_apt(work, &["update"]).with_context(|| {
         format!("the package lists of {} (a key that is not known: update the archive keyring package)", suites[0])
     })
+}
+
+/// An apt in `work` that has nothing installed.
+fn prepare(work: &Path) -> Result<()> {
+    for dir in ["state/lists/partial", "cache/archives/partial", "debs"] {
+        fs::create_dir_all(work.join(dir)).with_context(|| format!("{}", work.join(dir).display()))?;
+    }
+    fs::write(work.join("status"), "").with_context(|| format!("{}", work.display()))
 }
 
 /// apt-get with its sources, lists, cache and notion of what is installed below `work`; proxies stay the machine's.

@@ -13,6 +13,11 @@ pub(crate) fn command(args: &[&str]) -> Command {
     command
 }
 
+/// Where cargo puts what it builds.
+pub(crate) fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| agent::workspace_dir().join("target"), PathBuf::from)
+}
+
 /// Runs it to its end.
 pub(crate) fn status(command: &mut Command) -> Result<ExitStatus> {
     command.status().with_context(|| format!("{command:?}"))

@@ -6,18 +6,16 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use limpet_tests::agent::workspace_dir;
-use limpet_tests::{process, tools};
+use limpet_tests::tools;
 
 use crate::apt::{self, Machine};
+use crate::architecture::{self, Architecture};
 use crate::cargo;
 
 /// What is checked beside this machine's own.
-const TARGETS: [&str; 3] =
-    ["aarch64-unknown-linux-gnu", "armv7-unknown-linux-gnueabihf", "riscv64gc-unknown-linux-gnu"];
+const CHECKED: [Architecture; 3] = [Architecture::Aarch64, Architecture::Armv7, Architecture::Riscv64];
 /// How the names of clang's parts, and of the libraries it is linked with, begin.
 const CLANG_PACKAGES: [&str; 9] =
     ["clang-", "libclang", "libllvm", "libz3-", "libedit", "libxml2", "libicu", "libbsd", "libmd"];
@@ -26,30 +24,22 @@ const FLAGS: &str = "-nostdlibinc -DRING_CORE_NOSTDLIBINC=1";
 
 /// Brings Rust's library for the targets, and clang; returns why that cannot be done here.
 pub(crate) fn obstacle() -> Option<String> {
-    rust_libraries().and_then(|()| clang().map(drop)).err().map(|error| format!("{error:#}"))
+    architecture::add_rust_targets(&CHECKED.map(Architecture::target))
+        .and_then(|()| clang().map(drop))
+        .err()
+        .map(|error| format!("{error:#}"))
 }
 
 /// Compiles the agent for each target.
 pub(crate) fn check() -> Result<()> {
     let clang = clang()?;
     let mut command = cargo::command(&["clippy", "--quiet", "--package", "limpet"]);
-    for target in TARGETS {
+    for target in CHECKED.map(Architecture::target) {
         let key = target.replace('-', "_");
         command.args(["--target", target]).env(format!("CC_{key}"), &clang);
         command.env(format!("CFLAGS_{key}"), FLAGS).env(format!("AR_{key}"), "ar");
     }
     cargo::run(command.args(["--", "--deny", "warnings"]))
-}
-
-fn rust_libraries() -> Result<()> {
-    let rustup = |args: &[&str]| process::checked(Command::new("rustup").args(args).current_dir(workspace_dir()));
-    let installed = rustup(&["target", "list", "--installed"])?;
-    let missing: Vec<_> = TARGETS.into_iter().filter(|target| !installed.lines().any(|line| line == *target)).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let what = format!("Rust's library for {}", missing.join(", "));
-    apt::say(&what, || rustup(&[&["target", "add"], &missing[..]].concat()).map(drop))
 }
 
 /// The machine's clang, else the one in the cache, unpacked there if it is not yet.

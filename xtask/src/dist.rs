@@ -1,12 +1,14 @@
 //! `cargo xtask dist`: the executables for nodes: the agent, and limpet's shim beside it. Static, so that they run on any
-//! Linux of this machine's architecture.
+//! Linux of their architecture.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
-use limpet_tests::{agent, process};
+use limpet_tests::agent::{self, workspace_dir};
+use limpet_tests::process;
 
+use crate::architecture::{self, Architecture};
 use crate::{cargo, setup};
 
 /// The first glibc that a static executable can resolve names with: files and DNS are part of it.
@@ -24,51 +26,102 @@ const UNWIND_TABLES_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/wit
 /// Has it place what an idle agent runs side by side, at the beginning of the text: see [`crate::idle_text`].
 pub(crate) const IDLE_TEXT_SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/idle_text.ld");
 
-/// Which of the two to build.
+/// The agent's name, and its package's.
+const AGENT: (&str, &str) = ("limpet", "limpet");
+
+/// Both. armv7 has only the first: glibc passes a system call's number in the register that the linker uses for jumps
+/// beyond 16 MiB, so its functions have to stay beside each other (without this: SIGILL in the first `statx`).
+const SCRIPTS: [&str; 2] = [UNWIND_TABLES_SCRIPT, IDLE_TEXT_SCRIPT];
+
+/// What to build.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// The one tests use: linked in the same way, but hardly optimised. Takes a minute.
     #[arg(long)]
     for_tests: bool,
+    /// The architecture of the nodes; without it this machine's own.
+    #[arg(long, value_name = "ARCHITECTURE")]
+    arch: Option<Architecture>,
 }
 
-/// Builds it, and returns where it is.
+/// How much the compiler optimises: the profiles of `Cargo.toml`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// For nodes.
+    Dist,
+    /// For tests.
+    DistTest,
+}
+
+impl Profile {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Dist => "dist",
+            Self::DistTest => "dist-test",
+        }
+    }
+}
+
+/// Builds them, and returns where the agent is.
 pub(crate) fn run(arguments: &Arguments) -> Result<PathBuf> {
-    if arguments.for_tests { for_tests() } else { build() }
+    let profile = if arguments.for_tests { Profile::DistTest } else { Profile::Dist };
+    match arguments.arch {
+        None => built_with(profile),
+        Some(architecture) => build_for(architecture, profile),
+    }
 }
 
 /// The executable for tests.
 pub(crate) fn for_tests() -> Result<PathBuf> {
-    built_with("dist-test")
+    built_with(Profile::DistTest)
 }
 
 /// The executable for nodes.
 pub(crate) fn build() -> Result<PathBuf> {
-    built_with("dist")
+    built_with(Profile::Dist)
 }
 
 /// The executable for nodes with the names of its functions. Has the linker write what comes from where to `map`.
 pub(crate) fn with_symbols(map: &Path) -> Result<PathBuf> {
-    let mut command = command("dist")?;
+    let mut command = command_for(Profile::Dist, &host()?, AGENT)?;
     command.env("CARGO_PROFILE_DIST_STRIP", "none");
-    linked(&mut command, &[&format!("-Map={}", map.display())])
+    let map = format!("-Wl,-Map={}", map.display());
+    linked(&mut command, AGENT.0, &SCRIPTS, &[map])
 }
 
-fn built_with(profile: &str) -> Result<PathBuf> {
-    let agent = linked(&mut command(profile)?, &[])?;
-    let (name, package) = agent::SHIM;
-    let flags = linker_flags(&[&format!("-T,{UNWIND_TABLES_SCRIPT}"), "--no-eh-frame-hdr"]);
-    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
-    let shim = cargo::executable_linked(&mut command_for(profile, package, name)?, name, &flags)?;
+/// Those for another architecture, or for this one: its compiler and libraries are installed if they are missing. Returns
+/// where the agent is.
+pub(crate) fn build_for(architecture: Architecture, profile: Profile) -> Result<PathBuf> {
+    let target = architecture.target();
+    if target == host()? {
+        return built_with(profile);
+    }
+    architecture::install_toolchains(&[architecture])?;
+    let (gcc, key) = (architecture.program("gcc"), target.replace('-', "_"));
+    let scripts = if architecture == Architecture::Armv7 { &SCRIPTS[..1] } else { &SCRIPTS };
+    let build = |executable: (&str, &str), scripts: &[&str]| {
+        let mut command = command_for(profile, target, executable)?;
+        command.env(format!("CC_{key}"), &gcc).env(format!("AR_{key}"), architecture.program("ar"));
+        command.args(["--config", &format!("target.{target}.linker={gcc:?}")]);
+        linked(&mut command, executable.0, scripts, &lld_flags()?)
+    };
+    beside_each_other(build(AGENT, scripts)?, &build(agent::SHIM, &SCRIPTS[..1])?)
+}
+
+/// Those for this machine.
+fn built_with(profile: Profile) -> Result<PathBuf> {
+    let build = |executable: (&str, &str), scripts: &[&str]| {
+        linked(&mut command_for(profile, &host()?, executable)?, executable.0, scripts, &[])
+    };
+    beside_each_other(build(AGENT, &SCRIPTS)?, &build(agent::SHIM, &SCRIPTS[..1])?)
+}
+
+fn beside_each_other(agent: PathBuf, shim: &Path) -> Result<PathBuf> {
     ensure!(shim.parent() == agent.parent(), "{} is not beside {}", shim.display(), agent.display());
     Ok(agent)
 }
 
-fn command(profile: &str) -> Result<Command> {
-    command_for(profile, "limpet", "limpet")
-}
-
-fn command_for(profile: &str, package: &str, bin: &str) -> Result<Command> {
+fn command_for(profile: Profile, target: &str, (name, package): (&str, &str)) -> Result<Command> {
     let (major, minor) = glibc()?;
     let least = MIN_GLIBC;
     ensure!(
@@ -78,28 +131,67 @@ fn command_for(profile: &str, package: &str, bin: &str) -> Result<Command> {
         least.1
     );
     setup::for_building()?;
-    let target = host()?;
-    let flags = format!("target.{target}.rustflags={FLAGS:?}");
-    let mut command = cargo::command(&["rustc", "--profile", profile, "--package", package, "--bin", bin]);
+    let renamed = renamed_directories()?;
+    let remaps = renamed.iter().map(|(path, name)| format!("--remap-path-prefix={}={name}", path.display()));
+    let flags = format!(
+        "target.{target}.rustflags={:?}",
+        FLAGS.map(str::to_owned).into_iter().chain(remaps).collect::<Vec<_>>()
+    );
+    let c_flags: Vec<_> =
+        renamed.iter().map(|(path, name)| format!("-ffile-prefix-map={}={name}", path.display())).collect();
+    let mut command = cargo::command(&["rustc", "--profile", profile.name(), "--package", package, "--bin", name]);
     // RUSTFLAGS would be taken instead of those flags.
-    command.args(["--target", &target, "--config", &flags]).env_remove("RUSTFLAGS");
+    command.args(["--target", target, "--config", &flags]).env_remove("RUSTFLAGS");
+    command.env(format!("CFLAGS_{}", target.replace('-', "_")), c_flags.join(" "));
     Ok(command)
 }
 
-/// Builds it, with further options of the linker.
-fn linked(command: &mut Command, options: &[&str]) -> Result<PathBuf> {
-    let (without, idle) = (format!("-T,{UNWIND_TABLES_SCRIPT}"), format!("-T,{IDLE_TEXT_SCRIPT}"));
-    let options: Vec<_> = [&without, &idle, "--no-eh-frame-hdr"].into_iter().chain(options.iter().copied()).collect();
-    let flags = linker_flags(&options);
-    cargo::executable_linked(command, "limpet", &flags.iter().map(String::as_str).collect::<Vec<_>>())
+/// The directories of this machine, and what the executable calls them: builds in different ones are equal then.
+fn renamed_directories() -> Result<[(PathBuf, &'static str); 3]> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    // Of several that fit, the compiler takes the last.
+    Ok([
+        (workspace_dir(), "/limpet"),
+        (home.context("neither CARGO_HOME nor HOME is set")?, "/cargo"),
+        (cargo::target_dir(), "/target"),
+    ])
 }
 
-fn linker_flags(options: &[&str]) -> Vec<String> {
-    options.iter().flat_map(|option| ["-C".to_owned(), format!("link-arg=-Wl,{option}")]).collect()
+/// Builds it, with further arguments of the linker's driver.
+fn linked(command: &mut Command, name: &str, scripts: &[&str], arguments: &[String]) -> Result<PathBuf> {
+    let scripts = scripts.iter().map(|script| format!("-Wl,-T,{script}"));
+    let arguments = arguments.iter().cloned().chain(scripts).chain(["-Wl,--no-eh-frame-hdr".to_owned()]);
+    let flags: Vec<_> = arguments.flat_map(|argument| ["-C".to_owned(), format!("link-arg={argument}")]).collect();
+    cargo::executable_linked(command, name, &flags.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// Has gcc use the linker that comes with the compiler, as it does for x86-64 by itself: the scripts are for LLD.
+fn lld_flags() -> Result<Vec<String>> {
+    let programs = rust_programs()?.join("gcc-ld");
+    Ok(vec!["-fuse-ld=lld".to_owned(), format!("-B{}", programs.display())])
+}
+
+/// Where the compiler's own programs are.
+fn rust_programs() -> Result<PathBuf> {
+    Ok(sysroot()?.join("lib/rustlib").join(host()?).join("bin"))
+}
+
+fn sysroot() -> Result<PathBuf> {
+    let sysroot = process::checked(Command::new("rustc").args(["--print", "sysroot"]).current_dir(workspace_dir()))?;
+    Ok(PathBuf::from(sysroot.trim()))
+}
+
+/// The compiler's objcopy, which knows all architectures.
+pub(crate) fn objcopy() -> Result<Command> {
+    let mut command = Command::new(rust_programs()?.join("rust-objcopy"));
+    // It does not find the compiler's library by itself.
+    command.env("LD_LIBRARY_PATH", sysroot()?.join("lib"));
+    Ok(command)
 }
 
 /// The target this machine's compiler builds for by itself; named, it keeps the flags from build scripts.
-fn host() -> Result<String> {
+pub(crate) fn host() -> Result<String> {
     let output = process::checked(Command::new("rustc").arg("-vV"))?;
     let host = output.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("rustc -vV prints no host")?.to_owned())

@@ -1,6 +1,7 @@
 //! limpet's development tasks. `cargo xtask --help` lists them.
 
 mod apt;
+mod architecture;
 mod bench;
 mod bench_emulated;
 mod bench_pressure;
@@ -20,6 +21,7 @@ mod lint;
 mod module_cycles;
 mod nightly;
 mod record_ui;
+mod release;
 mod setup;
 mod simulate;
 mod suites;
@@ -54,6 +56,10 @@ enum Task {
     RecordUi,
     /// Build the executable for nodes: static, so that it runs on any Linux of this architecture. Takes minutes.
     Dist(dist::Arguments),
+    /// Make what nodes install, for x86_64, aarch64, armv7 and riscv64: tarball, deb, rpm, SBOM, checksums, signatures.
+    ///
+    /// Compilers for the other architectures are installed by apt if they are missing. docs/release.md has the steps.
+    Release(release::Arguments),
     /// Record the functions that an idle agent runs, which the linker puts side by side: xtask/src/idle_text.ld.
     ///
     /// Takes some 20 minutes. Useful before a release; without a new record the agent only takes some more memory.
@@ -100,6 +106,7 @@ fn main() -> ExitCode {
         Task::Demo(arguments) => demo::run(&arguments),
         Task::RecordUi => record_ui::run(),
         Task::Dist(arguments) => dist::run(&arguments).map(print_path),
+        Task::Release(arguments) => release::run(&arguments),
         Task::IdleText => idle_text::run(),
         Task::Test(arguments) => test::run(&arguments),
         Task::TestVm(arguments) => test_vm::run(&arguments),

@@ -53,6 +53,9 @@ enum Part {
     States,
     /// kubelet's sample device plugin and its client of PodResources, through a restart of the agent.
     DevicePlugin,
+    /// The packages of every architecture: what the distributions' checkers say, the executables under emulation, and that
+    /// a build in another directory gives the same bytes.
+    Release,
     /// The attach/detach controller of a whole cluster, for a volume of a CSI driver.
     Csi,
 }
@@ -81,6 +84,7 @@ impl Part {
             Self::States => &["test", "-p", "limpet-tests", "--test", "states"],
             Self::Kubeadm => &["test", "-p", "limpet-tests", "--test", "kubeadm"],
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
+            Self::Release => &["release", "--check", "--reproduce"],
             Self::Csi => &["test", "-p", "limpet-tests", "--test", "csi", "--", "a_clusters_own_controller"],
             // One after the other: what is measured is the agent's memory.
             Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],

@@ -1,12 +1,14 @@
-//! `limpet version`: the versions of this command and of the running agent.
+//! `limpet version`: the versions of this command and of the running agent; and whether a downloaded file is one of a
+//! release's.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::error::CliError;
 use super::output::DocumentFormat;
-use super::screen::Screen;
+use super::screen::{Screen, printable};
 use limpet_wire::socket_client::SocketClient;
 
 /// The timeout of the agent's response.
@@ -18,9 +20,18 @@ pub struct VersionArgs {
     /// Output format
     #[arg(short, long)]
     output: Option<DocumentFormat>,
+    /// Check the signature of a downloaded file, in FILE.minisig, instead
+    #[arg(long, value_name = "FILE", requires = "key", conflicts_with = "output")]
+    verify: Option<PathBuf>,
+    /// The public key for --verify, as minisign writes it
+    #[arg(long, value_name = "KEY", requires = "verify")]
+    key: Option<PathBuf>,
 }
 
 pub(super) async fn run(client: &SocketClient, args: VersionArgs, screen: Screen) -> Result<u8, CliError> {
+    if let (Some(file), Some(key)) = (&args.verify, &args.key) {
+        return verify(file, key, screen);
+    }
     let asked = tokio::time::timeout(RESPONSE_TIMEOUT, client.get_json::<Value>("/limpet/v1/version")).await;
     let agent = asked.ok().and_then(Result::ok).and_then(|document| document["version"].as_str().map(str::to_owned));
     let here = env!("CARGO_PKG_VERSION");
@@ -32,5 +43,12 @@ pub(super) async fn run(client: &SocketClient, args: VersionArgs, screen: Screen
         }
     };
     screen.print(&text)?;
+    Ok(0)
+}
+
+/// Reads the file on this thread: nothing else runs in the process.
+fn verify(file: &Path, key: &Path, screen: Screen) -> Result<u8, CliError> {
+    let comment = limpet_signature::verify(file, key).map_err(|error| CliError::Target(error.to_string()))?;
+    screen.print(&format!("{}: good signature: {}\n", printable(&file.to_string_lossy()), printable(&comment)))?;
     Ok(0)
 }

@@ -1,0 +1,293 @@
+//! `deploy/install.sh` on systems that have busybox's shell and nothing else: it installs, what it installs runs, and an
+//! uninstallation leaves nothing.
+//!
+//! Each system is a directory that is the root of its own mount, process and network namespaces. With busybox's init it is
+//! a real one; systemd and OpenRC are scripts that record how they are called.
+
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Output};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::process::{self, Daemon};
+use limpet_tests::tools::ContainerdPrograms;
+use limpet_tests::{TestNode, agent, case, suite, tools, wait};
+
+/// Neither the node's containerd nor its agent is used: the systems have their own.
+fn main() -> ExitCode {
+    suite::run([
+        case!(busyboxs_init_runs_what_is_installed_and_nothing_is_left)
+            .on(|node| (node.agent, node.containerd) = (false, false)),
+        case!(systemd_gets_units_and_openrc_gets_services).on(|node| (node.agent, node.containerd) = (false, false)),
+        case!(configuration_is_kept_and_other_packages_are_respected)
+            .on(|node| (node.agent, node.containerd) = (false, false)),
+    ])
+}
+
+/// Until init has started everything.
+const LIMIT: Duration = Duration::from_secs(120);
+/// What is mounted or written by the system itself.
+const NOT_COMPARED: [&str; 4] = ["dev", "package", "proc", "sys"];
+
+/// A system that has busybox and a package.
+struct System {
+    root: PathBuf,
+}
+
+impl System {
+    /// `has_runtime`: whether the package is an offline one.
+    fn new(root: PathBuf, has_runtime: bool) -> Result<Self> {
+        let busybox = tools::busybox().context("no static busybox: cargo xtask setup fetches it")?;
+        for directory in [
+            "bin",
+            "sbin",
+            "dev",
+            "etc",
+            "proc",
+            "sys",
+            "tmp",
+            "run",
+            "usr/bin",
+            "usr/local/bin",
+            "var/lib",
+            "var/log",
+            "package",
+        ] {
+            fs::create_dir_all(root.join(directory))?;
+        }
+        fs::copy(&busybox, root.join("bin/busybox"))?;
+        for applet in process::output(&busybox.display().to_string(), &["--list"])?.lines() {
+            let directory = if applet == "init" { "sbin" } else { "bin" };
+            if applet != "busybox" {
+                symlink("/bin/busybox", root.join(directory).join(applet))?;
+            }
+        }
+        let system = Self { root };
+        system.add_package(has_runtime)?;
+        Ok(system)
+    }
+
+    /// The files of an archive, as `cargo xtask release` packs them.
+    fn add_package(&self, has_runtime: bool) -> Result<()> {
+        let deploy = agent::workspace_dir().join("deploy");
+        let package = self.root.join("package");
+        let limpet = agent::static_program()?;
+        self.add_libraries(&limpet)?;
+        let mut files = vec![
+            (limpet, "usr/bin/limpet"),
+            (deploy.join("install.sh"), "install.sh"),
+            (deploy.join("config.yaml"), "etc/limpet/config.yaml"),
+            (deploy.join("limpet.service"), "usr/lib/systemd/system/limpet.service"),
+            (deploy.join("10-limpet.conflist"), "usr/share/doc/limpet/examples/10-limpet.conflist"),
+        ];
+        if has_runtime {
+            let containerd = ContainerdPrograms::chosen(None)?;
+            files.push((containerd.dir.join("containerd"), "runtime/bin/containerd"));
+            files.push((containerd.dir.join("containerd-shim-runc-v2"), "runtime/bin/containerd-shim-runc-v2"));
+            files.push((tools::on_path("runc").context("no runc")?, "runtime/bin/runc"));
+            files.push((tools::cni_plugins().context("no CNI plugins")?.join("bridge"), "runtime/cni/bridge"));
+            self.add_libraries(&containerd.dir.join("containerd"))?;
+        }
+        for (from, to) in files {
+            let to = package.join(to);
+            fs::create_dir_all(to.parent().context("a file")?)?;
+            fs::copy(&from, &to).with_context(|| from.display().to_string())?;
+        }
+        if has_runtime {
+            // These programs have the machine's own libraries: this one only has to be there.
+            fs::create_dir_all(package.join("runtime/lib"))?;
+            fs::write(package.join("runtime/lib/ld.so"), "")?;
+        }
+        Ok(())
+    }
+
+    /// What a dynamic executable is linked with, in the same places.
+    fn add_libraries(&self, program: &Path) -> Result<()> {
+        let output = process::run(Command::new("ldd").arg(program), b"")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        for library in text.split_whitespace().filter(|word| word.starts_with('/')) {
+            let to = self.root.join(library.trim_start_matches('/'));
+            fs::create_dir_all(to.parent().context("a file")?)?;
+            fs::copy(library, to).with_context(|| library.to_owned())?;
+        }
+        Ok(())
+    }
+
+    fn write(&self, path: &str, text: &str, mode: u32) -> Result<()> {
+        let path = self.root.join(path);
+        fs::create_dir_all(path.parent().context("a file")?)?;
+        fs::write(&path, text)?;
+        Ok(fs::set_permissions(path, Permissions::from_mode(mode))?)
+    }
+
+    fn read(&self, path: &str) -> Result<String> {
+        fs::read_to_string(self.root.join(path)).with_context(|| path.to_owned())
+    }
+
+    /// Runs the script with `sh` of busybox, with no init system running.
+    fn install(&self, arguments: &[&str]) -> Result<Output> {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "chroot"]).arg(&self.root);
+        command.args(["/bin/sh", "-c", "mount -t proc proc /proc && exec /bin/sh /package/install.sh \"$@\"", "sh"]);
+        process::run(command.args(arguments).env_clear().env("PATH", "/sbin:/bin"), b"")
+    }
+
+    fn installed(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.install(arguments)?;
+        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "install.sh {arguments:?}: {text}");
+        Ok(text)
+    }
+
+    /// Every file and directory.
+    fn files(&self) -> Result<BTreeSet<PathBuf>> {
+        let mut files = BTreeSet::new();
+        let mut left = vec![self.root.clone()];
+        while let Some(directory) = left.pop() {
+            for entry in fs::read_dir(&directory)? {
+                let entry = entry?;
+                let path = entry.path().strip_prefix(&self.root)?.to_owned();
+                if NOT_COMPARED.iter().any(|name| path == Path::new(name)) {
+                    continue;
+                }
+                if entry.file_type()?.is_dir() {
+                    left.push(entry.path());
+                }
+                files.insert(path);
+            }
+        }
+        Ok(files)
+    }
+}
+
+/// A booted system: its init, and a pipe to its shell.
+struct Booted<'a> {
+    system: &'a System,
+    init: Daemon,
+}
+
+impl Booted<'_> {
+    fn shell(&self, script: &str) -> Result<Output> {
+        // The child of unshare is the init.
+        let parent = self.init.pid();
+        let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"))?;
+        let init = children.split_whitespace().next().context("init has ended")?;
+        let mut command = Command::new("nsenter");
+        command.args(["--target", init, "--mount", "--net", "--pid", "chroot"]).arg(&self.system.root);
+        process::run(command.args(["/bin/sh", "-c", script]).env_clear().env("PATH", "/usr/local/bin:/sbin:/bin"), b"")
+    }
+}
+
+fn busyboxs_init_runs_what_is_installed_and_nothing_is_left(node: &mut TestNode) -> Result<()> {
+    let system = System::new(node.dir().join("busybox"), true)?;
+    system.write("etc/rc", "#!/bin/sh\nmount -t proc proc /proc\nmount -t tmpfs run /run\n", 0o755)?;
+    system.write("etc/inittab", "::sysinit:/etc/rc\n", 0o644)?;
+    let before = system.files()?;
+    let mut unshare = Command::new("unshare");
+    // The machine's cgroups, since another cgroup namespace would need one of its own in each hierarchy.
+    let start = "mount --rbind /sys/fs/cgroup \"$0/sys/fs/cgroup\" && exec chroot \"$0\" /sbin/init";
+    fs::create_dir_all(system.root.join("sys/fs/cgroup"))?;
+    unshare.args(["--mount", "--net", "--pid", "--fork", "--kill-child", "sh", "-c", start]).arg(&system.root);
+    let booted = Booted { system: &system, init: Daemon::start(&mut unshare, &node.dir().join("init.log"))? };
+    let is_up = || booted.shell("grep -q ' /run ' /proc/mounts").is_ok_and(|output| output.status.success());
+    wait::until_true(LIMIT, "busybox's init", is_up)?;
+
+    let installed = booted.shell("sh /package/install.sh --no-start")?;
+    ensure!(installed.status.success(), "{installed:?}");
+    // Its cgroups are the node's, which are removed with it.
+    let root = format!("s|^cgroupDriver: cgroupfs$|&\\ncgroupRoot: /{}|", node.cgroup());
+    let started = booted.shell(&format!("sed -i '{root}' /etc/limpet/config.yaml && kill -HUP 1"))?;
+    ensure!(started.status.success(), "{started:?}");
+    let answers = || {
+        booted
+            .shell("limpet version -o json")
+            .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("\"agent\": \""))
+    };
+    wait::until_true(LIMIT, "the agent's answer", answers).with_context(|| {
+        format!("{:?}", booted.shell("ps; /opt/limpet/bin/limpet run --config /etc/limpet/config.yaml"))
+    })?;
+    let has_containerd =
+        || booted.shell("[ -S /run/containerd/containerd.sock ]").is_ok_and(|done| done.status.success());
+    wait::until_true(LIMIT, "containerd's socket", has_containerd)?;
+    let config = system.read("etc/limpet/config.yaml")?;
+    ensure!(
+        config.contains("\ncgroupDriver: cgroupfs\n") && config.contains("\n- /opt/limpet/runtime/cni\n"),
+        "{config}"
+    );
+    ensure!(config.contains("\nruntimeBinary: /opt/limpet/runtime/bin/runc"), "{config}");
+
+    let removed = booted.shell("sh /package/install.sh --uninstall")?;
+    ensure!(removed.status.success(), "{removed:?}");
+    let running = String::from_utf8_lossy(&booted.shell("ps")?.stdout).into_owned();
+    ensure!(!running.contains("limpet"), "{running}");
+    drop(booted.init);
+    let left: Vec<_> = system.files()?.difference(&before).cloned().collect();
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    ensure!(system.read("etc/inittab")? == "::sysinit:/etc/rc\n");
+    Ok(())
+}
+
+fn systemd_gets_units_and_openrc_gets_services(node: &mut TestNode) -> Result<()> {
+    let recorder = "#!/bin/sh\necho \"${0##*/} $*\" >> /tmp/calls\n";
+    let system = System::new(node.dir().join("systemd"), false)?;
+    fs::create_dir_all(system.root.join("run/systemd/system"))?;
+    system.write("bin/systemctl", recorder, 0o755)?;
+    system.installed(&[])?;
+    let unit = system.read("etc/systemd/system/limpet.service")?;
+    ensure!(
+        unit.contains("\nExecStart=/opt/limpet/bin/start-limpet\n") && unit.contains("After=containerd.service"),
+        "{unit}"
+    );
+    let calls = system.read("tmp/calls")?;
+    ensure!(
+        calls == "systemctl daemon-reload\nsystemctl enable limpet.service\nsystemctl restart limpet.service\n",
+        "{calls}"
+    );
+    ensure!(system.read("etc/limpet/config.yaml")?.contains("\ncgroupDriver: systemd\n"));
+    system.installed(&["--uninstall"])?;
+    ensure!(!system.root.join("etc/systemd/system/limpet.service").exists());
+
+    let system = System::new(node.dir().join("openrc"), true)?;
+    for name in ["openrc-run", "rc-update", "rc-service"] {
+        system.write(&format!("sbin/{name}"), recorder, 0o755)?;
+    }
+    system.installed(&["--no-start"])?;
+    let service = system.read("etc/init.d/limpet")?;
+    ensure!(
+        service.contains("\ncommand=/opt/limpet/bin/start-limpet\n") && service.contains("use limpet-containerd"),
+        "{service}"
+    );
+    let calls = system.read("tmp/calls")?;
+    ensure!(calls == "rc-update add limpet-containerd default\nrc-update add limpet default\n", "{calls}");
+    system.installed(&["--uninstall"])?;
+    ensure!(!system.root.join("etc/init.d/limpet").exists() && !system.root.join("opt/limpet").exists());
+    Ok(())
+}
+
+fn configuration_is_kept_and_other_packages_are_respected(node: &mut TestNode) -> Result<()> {
+    let system = System::new(node.dir().join("plain"), false)?;
+    system.write("etc/limpet/config.yaml", "mine\n", 0o600)?;
+    let text = system.installed(&[])?;
+    ensure!(text.contains("No init system was recognised") && text.contains("/opt/limpet/bin/start-limpet"), "{text}");
+    ensure!(system.read("etc/limpet/config.yaml")? == "mine\n");
+    // A second time it is an upgrade.
+    system.installed(&[])?;
+    system.installed(&["--uninstall", "--keep-state"])?;
+    ensure!(system.read("etc/limpet/config.yaml")? == "mine\n" && !system.root.join("opt/limpet").exists());
+
+    let refused = |arguments: &[&str], reason: &str| -> Result<()> {
+        let output = system.install(arguments)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(!output.status.success() && text.contains(reason), "{arguments:?}: {text}");
+        Ok(())
+    };
+    refused(&["--uninstall"], "was not installed by this script")?;
+    refused(&["--with-runtime"], "this archive has no runtime")?;
+    refused(&["--perhaps"], "unknown option")?;
+    system.write("usr/bin/limpet", "#!/bin/sh\n", 0o755)?;
+    refused(&[], "belongs to a package")?;
+    Ok(())
+}
