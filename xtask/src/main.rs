@@ -28,6 +28,8 @@ mod suites;
 mod test;
 mod test_kernels;
 mod test_vm;
+#[cfg(test)]
+mod threat_model;
 mod vm_image;
 
 use std::path::PathBuf;
