@@ -323,11 +323,18 @@ processes() {
     done
 }
 
-# What no service manager has ended: the agent, and containerd if it came with limpet.
+# What no service manager has ended: the agent, and containerd if it came with limpet. An init that has not read its
+# table again may start them once more, so the end is when none is there twice.
 end_processes() {
+    rm -f "$prefix/bin/start-limpet" "$prefix/bin/start-containerd"
     waited=0
-    while pids=$(processes) && [ -n "$pids" ] && [ "$waited" -lt 10 ]; do
-        for pid in $pids; do kill "$pid" 2> /dev/null || true; done
+    quiet=0
+    while [ "$quiet" -lt 2 ] && [ "$waited" -lt 15 ]; do
+        quiet=$((quiet + 1))
+        for pid in $(processes); do
+            kill "$pid" 2> /dev/null || true
+            quiet=0
+        done
         sleep 1
         waited=$((waited + 1))
     done
