@@ -10,6 +10,7 @@ mod error;
 mod image_collection;
 mod listeners;
 mod node_runtime;
+mod node_shutdown;
 mod observer;
 pub mod published;
 pub mod service;
@@ -60,11 +61,13 @@ use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_server::Sources;
 use limpet_server::diagnostics::{DiagnosticsState, SetVerbosity};
 use limpet_server::images::ImagesState;
+use limpet_server::shutdown::ShutdownState;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
 use limpet_worker::node_claims::NodeClaims;
+use node_shutdown::follow_shutdown;
 use observer::NodeObserver;
 use published::ConfiguredSources;
 use serving::{Sockets, start_serving};
@@ -137,6 +140,8 @@ struct Core {
     pressure: watch::Receiver<NodePressure>,
     /// To the supervisor: containers of `limpet debug`.
     debug_orders: mpsc::Sender<DebugOrder>,
+    shutting_down: watch::Receiver<bool>,
+    shutdown: ShutdownState,
 }
 
 /// Runs the agent until a signal stops it. Pods keep running.
@@ -198,7 +203,9 @@ async fn start_core(
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     let (evictor, shortages) = evictor(shared, &executor, &sources);
     let (debug_orders, debug_requests) = debug_order::channel();
-    let node_state = supervise(shared, &executor, &sources, heartbeat, offer, shortages, debug_requests);
+    let (intake, shutdown) = follow_shutdown(shared);
+    let shutting_down = intake.shutting_down.clone();
+    let node_state = supervise(shared, &executor, &sources, heartbeat, offer, shortages, intake, debug_requests);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
     let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
     let images = collect_images(shared, &executor.images, &evictor.pods);
@@ -206,7 +213,20 @@ async fn start_core(
     shared.tasks.spawn(evictor.run(stop.clone()));
     enforce_allocatable(shared, &executor);
     let sources: Arc<dyn Sources> = Arc::new(ConfiguredSources { sources, store, link: cluster.clone() });
-    Ok(Core { node_name, executor, observer, sources, pusher, cluster, api_updates, images, pressure, debug_orders })
+    Ok(Core {
+        node_name,
+        executor,
+        observer,
+        sources,
+        pusher,
+        cluster,
+        api_updates,
+        images,
+        pressure,
+        debug_orders,
+        shutting_down,
+        shutdown,
+    })
 }
 
 /// Notifies systemd's watchdog while the main loop responds.

@@ -41,6 +41,7 @@ use limpet_core::backoff;
 use limpet_core::eviction::EvictionPolicy;
 use limpet_core::image_access::VerificationPolicy;
 use limpet_core::image_gc::ImageGcPolicy;
+use limpet_core::node_shutdown::ShutdownPolicy;
 use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_log::LogRotation;
@@ -177,6 +178,9 @@ pub struct Config {
     pub volume_stats_period: Duration,
     /// `runtimeRequestTimeout`: the timeout of calls to containerd.
     pub runtime_request_timeout: Duration,
+    /// `shutdownGracePeriod`, `shutdownGracePeriodCriticalPods`, `shutdownGracePeriodByPodPriority`; `None`: the shutdown of
+    /// the machine is not delayed.
+    pub shutdown: Option<ShutdownPolicy>,
     /// `cpuCFSQuota`, `cpuCFSQuotaPeriod`.
     pub cpu_quotas: CpuQuotas,
     /// `failSwapOn`: limpet does not start while swap is in use. Unlike kubelet's, false by default.
@@ -289,6 +293,7 @@ impl Default for Config {
             max_restart_pause: backoff::MAX_BACKOFF,
             volume_stats_period: Duration::from_secs(60),
             runtime_request_timeout: Duration::from_secs(120),
+            shutdown: None,
             cpu_quotas: CpuQuotas::default(),
             fail_swap_on: false,
             protect_kernel_defaults: None,

@@ -28,6 +28,7 @@ mod port_forward;
 pub mod program_output;
 pub mod screen;
 mod sheet;
+mod shutdown;
 mod sources;
 mod status;
 pub mod support_bundle;
@@ -85,6 +86,8 @@ pub enum ClientCommand {
     Status(status::StatusArgs),
     /// Accept a restored or replaced cluster: end the pods it does not have
     Cluster(cluster::ClusterArgs),
+    /// End the pods in order before the machine is turned off, and wait for that
+    Shutdown(shutdown::ShutdownArgs),
     /// Check manifests without an agent
     Validate(validate::ValidateArgs),
     /// Show the sources of pods, and rejected manifests
@@ -123,6 +126,7 @@ pub async fn run(command: ClientCommand, client: &SocketClient, screen: Screen) 
         ClientCommand::History(args) => history::run(client, args, screen).await,
         ClientCommand::Sources(args) => sources::run(client, args, screen).await,
         ClientCommand::Cluster(args) => cluster::run(client, &args, screen).await,
+        ClientCommand::Shutdown(args) => shutdown::run(client, &args, screen).await,
         ClientCommand::Status(args) => status::run(client, args, screen).await,
         ClientCommand::Images(args) => images::run(client, args, screen).await,
         ClientCommand::Apply(args) => apply::run(client, args, screen).await,

@@ -33,6 +33,7 @@ pub const READY: NodeState = NodeState {
     network: NodeNetwork { addresses: NodeAddresses::one(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))), changes: 0 },
     probe_grid: ProbeGrid { origin: None, slack_percent: 0 },
     pressure: NodePressure::UNKNOWN,
+    shutting_down: false,
 };
 
 /// The same node with these addresses.

@@ -4,9 +4,9 @@
 //! source's snapshot and [`merge`] combines them into one desired state; [`plan`] decides a pod's next actions from its
 //! [`state`] and the node's [`node_state`], [`outcome`] applies their results, [`probe`] judges the results of a
 //! container's probes, [`adopt`] applies what containerd already runs; [`status`] generates the reported status, and
-//! [`forecast`] predicts what other manifests would change. Towards an apiserver, [`mirror`] decides about mirror pods,
-//! [`node_object`] about the Node and its lease, [`csi_node`] about its CSI drivers, [`connectivity`] about the
-//! connection.
+//! [`forecast`] predicts what other manifests would change; [`node_shutdown`] orders the pods' ends at a shutdown. Towards an
+//! apiserver, [`mirror`] decides about mirror pods, [`node_object`] about the Node and its lease, [`csi_node`] about its CSI
+//! drivers, [`connectivity`] about the connection.
 
 pub mod admission;
 pub mod adopt;
@@ -35,6 +35,7 @@ pub mod mirror;
 pub mod node_images;
 pub mod node_lease;
 pub mod node_object;
+pub mod node_shutdown;
 pub mod node_state;
 #[cfg(test)]
 mod node_state_tests;

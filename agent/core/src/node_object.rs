@@ -303,13 +303,20 @@ fn conditions(report: &NodeReport, seen: &SeenNode, now: Timestamp) -> Vec<Value
 
 /// Why the node is not ready, in kubelet's words.
 fn not_ready(report: &NodeReport) -> Option<String> {
-    if !report.state.runtime_ready {
-        return Some("container runtime is down".to_owned());
+    let NodeState { runtime_ready, network_ready, shutting_down, .. } = report.state;
+    let of_network = |reason: &String| {
+        format!("container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}")
+    };
+    let of_runtime = match runtime_ready {
+        false => Some("container runtime is down".to_owned()),
+        true => report.network_problem.as_ref().filter(|_| !network_ready).map(of_network),
+    };
+    let of_shutdown = shutting_down.then(|| "node is shutting down".to_owned());
+    match (of_runtime, of_shutdown) {
+        // As Go shows a list of errors.
+        (Some(runtime), Some(shutdown)) => Some(format!("[{runtime}, {shutdown}]")),
+        (one, other) => one.or(other),
     }
-    let reason = report.network_problem.as_ref().filter(|_| !report.state.network_ready)?;
-    Some(format!(
-        "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}"
-    ))
 }
 
 /// An event about the node that its status causes.
@@ -416,9 +423,9 @@ pub fn report_interval(every: Frequencies, late: Option<Duration>, dice: u64) ->
 /// Whether the two make the same status: a link that came and went does not show.
 fn says_the_same(before: &NodeReport, now: &NodeReport) -> bool {
     let shown = |report: &NodeReport| {
-        let NodeState { runtime_ready, network_ready, network, pressure, .. } = report.state;
+        let NodeState { runtime_ready, network_ready, network, pressure, shutting_down, .. } = report.state;
         let pressures: Vec<Pressure> = pressure.iter().collect();
-        (runtime_ready, network_ready, network.addresses, pressures)
+        (runtime_ready, network_ready, network.addresses, pressures, shutting_down)
     };
     shown(before) == shown(now)
         && before.network_problem == now.network_problem

@@ -19,6 +19,8 @@ pub struct NodeState {
     pub probe_grid: ProbeGrid,
     /// What the node is short of.
     pub pressure: NodePressure,
+    /// It is shutting down: no pod starts.
+    pub shutting_down: bool,
 }
 
 /// The conditions of the node that show which resources are low. Not known before the first measurement.

@@ -370,10 +370,11 @@ fn storage(plan: &mut Plan, pod: &PodState, now: Instant) {
     }
 }
 
-/// The pod's own grace period.
+/// The pod's own grace period, or a shorter one that the node gives it.
 fn grace(pod: &PodState) -> Duration {
     let own = Duration::from_secs(pod.record.grace_seconds());
-    pod.verdict.as_ref().and_then(PodVerdict::grace).map_or(own, |most| own.min(most))
+    let of_verdict = pod.verdict.as_ref().and_then(PodVerdict::grace);
+    of_verdict.into_iter().chain(pod.shutdown_grace).fold(own, Duration::min)
 }
 
 #[cfg(test)]

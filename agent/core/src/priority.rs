@@ -3,7 +3,7 @@
 use limpet_model::pod::PodRecord;
 
 /// From this priority on a pod is critical (`system-cluster-critical` and above).
-const CRITICAL: i32 = 2_000_000_000;
+pub(crate) const CRITICAL: i32 = 2_000_000_000;
 
 /// Whether its priority keeps the pod from being ended or refused.
 pub fn is_critical(record: &PodRecord) -> bool {

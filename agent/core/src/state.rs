@@ -179,6 +179,8 @@ pub struct PodState {
     pub admitted: bool,
     /// It ended before this agent started, which gives back what is left of it. Its status stays as it was reported.
     pub is_remains: bool,
+    /// What its containers get to end at most, because the node is shutting down.
+    pub shutdown_grace: Option<Duration>,
     /// Set once it is being terminated.
     pub ending: Option<Ending>,
     /// When the stop of its containers began because the pod ends: what the grace of its sidecars counts from.
@@ -227,6 +229,7 @@ impl PodState {
             verdict: None,
             admitted: false,
             is_remains: false,
+            shutdown_grace: None,
             ending: None,
             ends_since: None,
         };
@@ -273,6 +276,38 @@ impl PodState {
             self.verdict = Some(verdict);
             self.clear_pauses();
         }
+    }
+
+    /// Ends the pod because the node is shutting down, within `grace` at most. One that ends already gets no longer than that.
+    pub fn shut_down(&mut self, grace: Duration, now: Now) {
+        self.shutdown_grace = Some(self.shutdown_grace.map_or(grace, |before| before.min(grace)));
+        match self.ending {
+            Some(_) => self.end(grace, now),
+            None => self.fail(PodVerdict::node_shutdown()),
+        }
+    }
+
+    /// Whether the node has ended it for its shutdown.
+    pub fn is_shut_down(&self) -> bool {
+        self.verdict.as_ref().is_some_and(PodVerdict::is_node_shutdown)
+    }
+
+    /// Takes back the end for a shutdown: what its restart policy restarts runs again, at once.
+    pub fn resume(&mut self, now: Now) {
+        (self.verdict, self.shutdown_grace, self.ends_since) = (None, None, None);
+        self.clear_pauses();
+        for instance in self.containers.iter_mut().filter_map(|slot| slot.instance.as_mut()) {
+            if let Life::Exited { retry_at, .. } = &mut instance.life {
+                *retry_at = (*retry_at).min(now.mono);
+            }
+        }
+    }
+
+    /// The verdict that is recorded on containers that exit: a pod of the node's own sources that ends for a shutdown runs
+    /// again after it.
+    pub fn lasting_verdict(&self) -> Option<PodVerdict> {
+        let runs_again = self.is_shut_down() && self.record.source != SourceKind::Api;
+        self.verdict.clone().filter(|verdict| verdict.is_final() && !runs_again)
     }
 
     /// Begins to count its time on the monotonic clock, unless that is done. What it was active before is taken from the

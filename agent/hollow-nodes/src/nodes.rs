@@ -29,6 +29,7 @@ use limpet_core::admission::Selectable;
 use limpet_core::debug_order;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
+use limpet_core::node_shutdown::ShutdownIntake;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::source::cluster_update;
@@ -237,7 +238,7 @@ fn supervise(
     };
     let supervisor = Supervisor::new(context, vec![SourceKind::Api], stop.clone());
     let node_state = supervisor.node_state();
-    // There are no image loads, evictions or debug containers; the senders live as long as the supervisor.
+    // There are no image loads, evictions, shutdowns or debug containers; the senders live as long as the supervisor.
     let (archives, images) = watch::channel(Arc::default());
     let (unpressed, pressure) = watch::channel(NodePressure::from_iter([]));
     let (debugs, debug) = debug_order::channel();
@@ -249,6 +250,7 @@ fn supervise(
         images,
         pressure,
         evictions,
+        shutdown: ShutdownIntake::default(),
         debug,
         heartbeat,
     };

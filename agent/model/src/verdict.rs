@@ -16,6 +16,12 @@ pub const EVICTED: &str = "Evicted";
 /// kubelet's reason for a pod that ends so that a critical one can start.
 pub const PREEMPTING: &str = "Preempting";
 
+/// kubelet's reason for a pod that does not start because the node is shutting down.
+pub const NODE_SHUTDOWN: &str = "NodeShutdown";
+
+/// kubelet's reason for a pod that ends because the node is shutting down.
+const TERMINATED: &str = "Terminated";
+
 /// kubelet's message of a pod that it refuses begins so; the cause follows.
 const REJECTED: &str = "Pod was rejected: ";
 
@@ -103,6 +109,16 @@ impl PodVerdict {
     /// Whether a critical pod needs what it has.
     pub fn is_preemption(&self) -> bool {
         self.reason == PREEMPTING
+    }
+
+    /// The node is shutting down.
+    pub fn node_shutdown() -> Self {
+        Self::failed(TERMINATED, "Pod was terminated in response to imminent node shutdown.".to_owned())
+    }
+
+    /// Whether it ends because the node is shutting down.
+    pub fn is_node_shutdown(&self) -> bool {
+        self.reason == TERMINATED
     }
 
     /// The node is short of something that it takes.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::shutdown::ShutdownState;
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use limpet_containerd::client::Client;
@@ -13,6 +14,7 @@ use limpet_containerd::image::{ImageError, Images, ImagesConfig};
 use limpet_core::image_gc::DiskSpace;
 use limpet_core::known_pods::KnownPods;
 use limpet_core::merge::Desired;
+use limpet_core::node_shutdown::ShutdownProgress;
 use limpet_core::node_state::NodePressure;
 use limpet_core::source::Decoder;
 use limpet_core::source::push::{self, Pusher};
@@ -80,6 +82,7 @@ pub fn state(sources: Arc<dyn Sources>, pusher: Pusher, meter: Meter) -> (Server
         observer: Arc::new(()),
         meter,
         pressure: tokio::sync::watch::channel(NodePressure::UNKNOWN).1,
+        shutting_down: tokio::sync::watch::channel(false).1,
         pusher,
         health,
         device_plugins: Arc::default(),
@@ -199,7 +202,11 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         collection: Arc::new(NothingToCollect),
     };
     let debug = DebugContainerState { orders: limpet_core::debug_order::channel().0 };
-    (kubelet, local::routes(state.clone(), diff, images, debug, ClusterState { source: None }))
+    let shutdown = ShutdownState {
+        requests: limpet_core::node_shutdown::channel().0,
+        progress: tokio::sync::watch::channel(ShutdownProgress::default()).1,
+    };
+    (kubelet, local::routes(state.clone(), diff, images, debug, ClusterState { source: None }, shutdown))
 }
 
 /// Serves all of it on `listener` until `stop`.

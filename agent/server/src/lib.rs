@@ -74,6 +74,7 @@ mod reviewer;
 mod routes;
 mod run;
 pub mod settings;
+pub mod shutdown;
 pub mod sources;
 mod spdy_upgrade;
 mod stats;
@@ -130,6 +131,8 @@ pub struct ServerState {
     pub meter: Meter,
     /// What the node is short of.
     pub pressure: watch_channel::Receiver<NodePressure>,
+    /// Whether the node is shutting down.
+    pub shutting_down: watch_channel::Receiver<bool>,
     /// When the agent started.
     pub started: Timestamp,
     /// Whether the agent is alive and ready.

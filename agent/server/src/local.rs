@@ -6,6 +6,7 @@ use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
 use super::permission::Permission::Read;
 use super::routes::Routes;
+use super::shutdown::{self, ShutdownState};
 use super::{ServerState, api, events, pods, status, usage};
 use limpet_model::POD_API;
 
@@ -19,6 +20,7 @@ pub fn routes(
     images: ImagesState,
     debug: DebugContainerState,
     cluster: ClusterState,
+    shutdown: ShutdownState,
 ) -> LocalRoutes {
     let own = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
@@ -35,7 +37,8 @@ pub fn routes(
             .merge(diff::routes(diff))
             .merge(images::routes(images))
             .merge(debug_container::routes(debug))
-            .merge(cluster::routes(cluster)),
+            .merge(cluster::routes(cluster))
+            .merge(shutdown::routes(shutdown)),
     )
 }
 

@@ -31,6 +31,7 @@ pub(super) async fn status(State(state): State<ServerState>) -> Response {
         apiserver: state.cluster.as_ref().map(|link| apiserver(link, &state.node_name)),
         certificates: certificates(&state).await,
         tokens: tokens(&state),
+        shutting_down: *state.shutting_down.borrow(),
         conditions: pressure.is_known().then(|| pressure.iter().collect()),
     })
 }

@@ -62,7 +62,7 @@ pub(super) fn start_serving(shared: &SharedParts, core: Core, sockets: Sockets, 
     let diff = diff_state(shared, &core);
     let debug_containers = DebugContainerState { orders: core.debug_orders };
     let cluster = ClusterState { source: core.api_updates };
-    let local = server::local::routes(state.clone(), diff, core.images, debug_containers, cluster);
+    let local = server::local::routes(state.clone(), diff, core.images, debug_containers, cluster, core.shutdown);
     start_listeners(shared, &state, on_network);
     shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = sockets.metrics {
@@ -86,6 +86,7 @@ fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> Server
         metrics: shared.metrics.clone(),
         meter: meter(shared, &core.executor),
         pressure: core.pressure.clone(),
+        shutting_down: core.shutting_down.clone(),
         started,
         health: shared.health.clone(),
         device_plugins: Arc::clone(&shared.device_plugins),

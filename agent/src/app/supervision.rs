@@ -15,6 +15,7 @@ use crate::node::capacity::Capacity;
 use limpet_containerd::event_stream;
 use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_object::initial_labels;
+use limpet_core::node_shutdown::ShutdownIntake;
 use limpet_core::node_state::NodeState;
 use limpet_core::probe::ProbeGrid;
 use limpet_host::{clock, machine};
@@ -52,6 +53,7 @@ pub(super) fn supervise(
     heartbeat: Heartbeat,
     feeds: Option<mpsc::Sender<Feed>>,
     Shortages { pressure, orders, evictions }: Shortages,
+    shutdown: ShutdownIntake,
     debug: mpsc::Receiver<DebugOrder>,
 ) -> watch::Receiver<NodeState> {
     let followed: Arc<WatchedProcesses> = Arc::default();
@@ -78,7 +80,8 @@ pub(super) fn supervise(
     let node_network = shared.node_network.clone();
     let supervisor = Supervisor::new(context, kinds, stop.clone());
     let node_state = supervisor.node_state();
-    let intake = Intake { merged, lifecycle, network, node_network, images, pressure, evictions, debug, heartbeat };
+    let intake =
+        Intake { merged, lifecycle, network, node_network, images, pressure, evictions, shutdown, debug, heartbeat };
     shared.tasks.spawn(supervisor.run(intake));
     node_state
 }

@@ -10,6 +10,7 @@ use crate::config::{ClusterSettings, Config, Reservation, ReservedCgroup, Server
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_core::eviction::{Amount, DEFAULT_HARD, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
+use limpet_core::node_shutdown::{ShutdownGroup, ShutdownPolicy};
 use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::go_duration;
@@ -60,8 +61,14 @@ pub(crate) fn document(config: &Config) -> Value {
     // A test parses it.
     let mut kubelet: Map<String, Value> = serde_json::from_str(WITHOUT_EFFECT).unwrap_or_default();
     put_over(&mut kubelet, config.without_effect.clone());
-    let parts =
-        [kubelet_document(config), kernel(config), cluster(&config.cluster), listeners(&config.server), images(config)];
+    let parts = [
+        kubelet_document(config),
+        kernel(config),
+        shutdown(config),
+        cluster(&config.cluster),
+        listeners(&config.server),
+        images(config),
+    ];
     for part in parts {
         put_over(&mut kubelet, part.as_object().cloned().unwrap_or_default());
     }
@@ -97,7 +104,23 @@ fn kernel(config: &Config) -> Value {
     })
 }
 
-/// The KubeletConfiguration without what [`kernel`], [`cluster`], [`listeners`] and [`images`] add.
+/// How long pods have when the node shuts down.
+fn shutdown(config: &Config) -> Value {
+    let periods = config.shutdown.as_ref().map_or(Some(Default::default()), ShutdownPolicy::periods);
+    let (total, critical) = periods.unwrap_or_default();
+    let group = |group: &ShutdownGroup| {
+        let seconds = group.grace.unwrap_or_default().as_secs();
+        json!({ "priority": group.priority, "shutdownGracePeriodSeconds": seconds })
+    };
+    let groups = config.shutdown.as_ref().filter(|_| periods.is_none());
+    json!({
+        "shutdownGracePeriod": go_duration::show(total),
+        "shutdownGracePeriodCriticalPods": go_duration::show(critical),
+        "shutdownGracePeriodByPodPriority": groups.map(|policy| policy.groups().iter().map(group).collect::<Vec<_>>()),
+    })
+}
+
+/// The KubeletConfiguration without what [`kernel`], [`shutdown`], [`cluster`], [`listeners`] and [`images`] add.
 fn kubelet_document(config: &Config) -> Value {
     let driver = match config.cgroup_driver {
         CgroupDriver::Cgroupfs => "cgroupfs",

@@ -13,6 +13,7 @@ mod pod_security;
 mod reserved;
 mod runtime_classes;
 mod server;
+mod shutdown;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

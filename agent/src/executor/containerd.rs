@@ -60,7 +60,6 @@ use limpet_model::pod::PodUid;
 use limpet_model::process::SIGKILL;
 use limpet_model::selinux::ContainerContexts;
 use limpet_model::service_account::ServiceAccounts;
-use limpet_model::verdict::PodVerdict;
 use limpet_plugins::csi::CsiVolumes;
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::EventType;
@@ -375,8 +374,7 @@ impl ContainerdExecutor {
 
 /// What is recorded of a container that has exited; the pod's verdict with it, if it was final by then.
 fn ended_state(pod: &PodState, started_at: Option<Timestamp>, exit: &Exit) -> ContainerState {
-    let verdict = pod.verdict.clone().filter(PodVerdict::is_final);
-    ContainerState { started_at, exit: Some(exit.clone()), verdict }
+    ContainerState { started_at, exit: Some(exit.clone()), verdict: pod.lasting_verdict() }
 }
 
 /// The normalized name of a container's image.

@@ -73,6 +73,8 @@ pub struct Metrics {
     desired_pods: Family<StaticLabel, Gauge>,
     active_pods: Family<StaticLabel, Gauge>,
     cgroup_version: Gauge,
+    shutdown_start: Gauge<f64, AtomicU64>,
+    shutdown_end: Gauge<f64, AtomicU64>,
     started_pods: Counter,
     started_pods_errors: Counter,
     started_containers: Family<TypeLabel, Counter>,
@@ -118,6 +120,8 @@ impl Metrics {
             desired_pods: Family::default(),
             active_pods: Family::default(),
             cgroup_version: Gauge::default(),
+            shutdown_start: Gauge::default(),
+            shutdown_end: Gauge::default(),
             started_pods: Counter::default(),
             started_pods_errors: Counter::default(),
             started_containers: Family::default(),
@@ -203,6 +207,13 @@ impl Metrics {
     /// The version of the node's cgroups.
     pub fn set_cgroup_version(&self, version: i64) {
         self.cgroup_version.set(version);
+    }
+
+    /// When the pods last began to end for a shutdown, and when they had ended.
+    pub fn set_shutdown_times(&self, start: Option<Timestamp>, end: Option<Timestamp>) {
+        let seconds = |at: Option<Timestamp>| at.map_or(0.0, |at| at.as_duration().as_secs_f64());
+        self.shutdown_start.set(seconds(start));
+        self.shutdown_end.set(seconds(end));
     }
 
     /// A probe of a container has run.

@@ -27,7 +27,7 @@ use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord, Role};
 use limpet_model::source::SourceKind;
-use limpet_model::verdict::{EVICTED, PodVerdict};
+use limpet_model::verdict::PodVerdict;
 
 /// Where pods and the runtime are reported: for readers, people and machines.
 #[derive(Debug)]
@@ -151,14 +151,24 @@ impl Reporter {
         self.event(pod, None, EventType::Normal, "EvictionOver", message);
     }
 
-    /// The pod does not start while the node is short of something, or has failed for that.
+    /// The node is shutting down, and ends the pod within `grace` at most.
+    pub fn report_shutdown(&self, pod: &PodState, grace: Duration) {
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, ?grace, "pod terminated: the node is shutting down");
+    }
+
+    /// The node does not shut down after all: the pod runs again.
+    pub fn report_shutdown_over(&self, pod: &PodState) {
+        tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, "the shutdown was cancelled: the pod runs again");
+    }
+
+    /// The pod does not start while the node is short of something or shuts down, or has failed for that.
     pub fn report_refusal(&self, pod: &PodState) {
         let Some(verdict) = &pod.verdict else { return };
         if verdict.is_final() {
             return self.report_claim(pod, verdict);
         }
         let message = &verdict.message;
-        self.report_wait(pod, None, EVICTED, format!("{message}The pod starts when that is over"));
+        self.report_wait(pod, None, verdict.reason.clone(), format!("{message}The pod starts when that is over"));
     }
 
     /// The pod is gone; its last status stays for those who have registered to take it.

@@ -17,6 +17,7 @@ use limpet_core::debug_order::{self, DebugOrder};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_object::NodeDescription;
+use limpet_core::node_shutdown::ShutdownIntake;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::source::view::View;
@@ -161,8 +162,19 @@ impl Agent {
         let supervisor = Supervisor::new(context, sources, stop.clone());
         tasks.spawn(async move {
             let pressure = conditions;
-            let intake =
-                Intake { merged, lifecycle, network, node_network, images, pressure, evictions, debug, heartbeat };
+            let shutdown = ShutdownIntake::default();
+            let intake = Intake {
+                merged,
+                lifecycle,
+                network,
+                node_network,
+                images,
+                pressure,
+                evictions,
+                shutdown,
+                debug,
+                heartbeat,
+            };
             supervisor.run(intake).await;
             drop((network_status, archives));
         });

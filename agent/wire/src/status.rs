@@ -1,4 +1,4 @@
-//! The JSON documents of `/limpet/v1/status` and `/limpet/v1/cluster`. Fields are only ever added.
+//! The JSON documents of `/limpet/v1/status`, `/limpet/v1/cluster` and `/limpet/v1/shutdown`. Fields are only ever added.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use limpet_model::node::Pressure;
@@ -29,6 +29,9 @@ pub struct StatusDocument {
     /// The node's conditions that hold; `None` before the first measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub conditions: Option<Vec<Pressure>>,
+    /// The node is shutting down: pods end, and none starts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shutting_down: bool,
 }
 
 /// The connection to the apiserver.
@@ -86,6 +89,14 @@ pub struct TokensDocument {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_expiry: Option<Time>,
 }
+
+/// The answer of `/limpet/v1/shutdown/cancel`.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShutdownCancelled {
+    /// Pods run again; false: the node was not shutting down.
+    pub cancelled: bool,
+}
+
 /// The pods that end, because the cluster does not have them.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AcceptedDocument {

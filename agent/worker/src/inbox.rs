@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use tokio::sync::{Notify, oneshot};
 
 use limpet_core::debug_order::DebugOrder;
+use limpet_core::node_shutdown::ShutdownOrder;
 use limpet_model::container::{ContainerId, FoundContainer};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::object::PodObjects;
@@ -75,6 +76,8 @@ pub struct Messages {
     pub images: Option<Arc<HashSet<String>>>,
     /// The node is short of what the pod takes: the newest order for each incarnation.
     pub evictions: BTreeMap<PodUid, EvictionOrder>,
+    /// The node shuts down, and the pod is to end. There is at most one for each shutdown.
+    pub shutdowns: Vec<ShutdownOrder>,
     /// Containers that are to be added to it. Each has a connection that waits for the answer, so there are not many.
     pub debug: Vec<DebugOrder>,
     /// What an action has been waiting for, for long.

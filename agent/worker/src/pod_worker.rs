@@ -9,6 +9,7 @@ mod exits;
 mod messages;
 mod oom_kills;
 mod resize;
+mod shutdown;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -77,6 +78,8 @@ pub struct PodWorker {
     volume_drivers: watch::Receiver<u64>,
     /// Who waits for the end of the pod, because the node is short of what it takes.
     evicting: Option<oneshot::Sender<()>>,
+    /// Who waits for the end of the pod, because the node shuts down.
+    shutting_down: Vec<oneshot::Sender<()>>,
     /// The pauses before a pod runs again that has exceeded a limit of its own, and the end of one that lasts.
     limit_back_off: LimitBackOff,
     again_at: Option<std::time::Instant>,
@@ -133,6 +136,7 @@ impl PodWorker {
             device_changes,
             volume_drivers,
             evicting: None,
+            shutting_down: Vec::new(),
             limit_back_off: LimitBackOff::default(),
             again_at: None,
             postponed: None,
@@ -157,6 +161,7 @@ impl PodWorker {
             }
             self.judge(node, now);
             self.settle_eviction(node, now);
+            self.settle_shutdown(node, now);
             self.settle_hold();
             self.retry_resize();
             self.judge_kills(now);
@@ -364,6 +369,7 @@ impl PodWorker {
         self.hooks.drop_ended(None);
         self.probes.abort_all();
         self.evicting = None;
+        self.shutting_down.clear();
         self.hold.forget_resize();
         self.generation += 1;
     }

@@ -22,6 +22,7 @@ use cleanup::Cleanup;
 use limpet_core::admission::may_preempt;
 use limpet_core::debug_order::{DebugError, DebugOrder};
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
+use limpet_core::node_shutdown::{ShutdownIntake, ShutdownOrder};
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
 use limpet_core::provisional::Provisional;
 use limpet_core::state::PodState;
@@ -51,6 +52,8 @@ pub struct Intake {
     pub pressure: watch::Receiver<NodePressure>,
     /// The pods that have to end for it.
     pub evictions: mpsc::Receiver<EvictionOrder>,
+    /// From the task that ends the pods when the node shuts down.
+    pub shutdown: ShutdownIntake,
     /// From the local socket: containers that are to be added to pods.
     pub debug: mpsc::Receiver<DebugOrder>,
     /// Requests that check whether this loop is alive.
@@ -147,6 +150,12 @@ impl Supervisor {
                         inbox.put(|messages| drop(messages.evictions.insert(order.uid.clone(), order)));
                     }
                 }
+                // Before the orders that follow from it.
+                Ok(()) = intake.shutdown.shutting_down.changed() => {
+                    let shutting_down = *intake.shutdown.shutting_down.borrow_and_update();
+                    self.change_node(|node| node.shutting_down = shutting_down);
+                }
+                Some(order) = intake.shutdown.orders.recv() => self.shut_down(order),
                 Some(order) = intake.debug.recv() => self.add_debug(order),
                 Ok(()) = intake.images.changed() => {
                     let images = Arc::clone(&intake.images.borrow_and_update());
@@ -157,6 +166,13 @@ impl Supervisor {
             self.clean_up();
         }
         while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// Passes the order to end on to the pod's worker, unless the shutdown has been cancelled since.
+    fn shut_down(&self, order: ShutdownOrder) {
+        if let Some(inbox) = self.workers.get(&order.key).filter(|_| self.node.borrow().shutting_down) {
+            inbox.put(|messages| messages.shutdowns.push(order));
+        }
     }
 
     /// Passes a container that is to be added on to the worker of its pod.

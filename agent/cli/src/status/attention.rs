@@ -25,6 +25,9 @@ pub(super) fn points(
             "containerd is not connected; pods keep running, none starts. See: systemctl status containerd".to_owned(),
         );
     }
+    if status.shutting_down {
+        points.push("the node is shutting down: no pod starts. To run pods again: limpet shutdown --cancel".to_owned());
+    }
     if let Some(apiserver) = status.apiserver.as_ref().filter(|apiserver| apiserver.state == "offline") {
         points.push(format!("the apiserver is {}; pods keep running", state(apiserver, now).0));
     }

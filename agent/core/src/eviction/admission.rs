@@ -1,25 +1,26 @@
-//! Which pods do not start while the node is short of something, and when one that was ended for it runs again.
+//! Which pods do not start while the node is short of something or shuts down, and when one that was ended for it runs
+//! again.
 
 use k8s_openapi::api::core::v1::Taint;
 
 use super::rank::is_static;
 use crate::node_state::{NodePressure, NodeState};
 use crate::priority::is_critical;
-use crate::state::{PodState, SandboxState};
+use crate::state::{ContainerSlot, PodState, SandboxState};
 use crate::taint::tolerates;
 use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::source::SourceKind;
 use limpet_model::taint::MEMORY_PRESSURE;
-use limpet_model::verdict::{EVICTED, PodVerdict};
+use limpet_model::verdict::{EVICTED, NODE_SHUTDOWN, PodVerdict};
 
-/// Refuses a pod that has not begun, as kubelet does, while the node is short of something: one of the apiserver's
-/// fails, so that its controller makes another, and any other waits. kubelet asks once: a pod of the apiserver that was
-/// taken then is not asked again. Returns whether it is refused for another reason than before.
-pub fn refuse_under_pressure(pod: &mut PodState, node: NodeState) -> bool {
+/// Refuses a pod that has not begun, as kubelet does, while the node is short of something or shuts down: one of the
+/// apiserver's fails, so that its controller makes another, and any other waits. kubelet asks once: a pod of the
+/// apiserver that was taken then is not asked again. Returns whether it is refused for another reason than before.
+pub fn refuse_start(pod: &mut PodState, node: NodeState) -> bool {
     let is_asked = has_not_begun(pod) && !(pod.admitted && pod.record.source == SourceKind::Api);
-    let refused = is_asked.then(|| refusal(&pod.record, node.pressure)).flatten();
+    let refused = is_asked.then(|| refusal(&pod.record, node)).flatten();
     pod.admitted |= refused.is_none();
     match refused {
         Some(verdict) if verdict.is_final() => {
@@ -38,13 +39,13 @@ pub fn refuse_under_pressure(pod: &mut PodState, node: NodeState) -> bool {
     }
 }
 
-/// Whether the pod waits for the end of a pressure.
+/// Whether the pod waits for the end of a pressure, or of a shutdown.
 pub fn waits(pod: &PodState) -> bool {
     pod.verdict.as_ref().is_some_and(is_wait)
 }
 
 fn is_wait(verdict: &PodVerdict) -> bool {
-    verdict.reason == EVICTED && !verdict.is_final()
+    matches!(&*verdict.reason, EVICTED | NODE_SHUTDOWN) && !verdict.is_final()
 }
 
 fn has_not_begun(pod: &PodState) -> bool {
@@ -52,9 +53,19 @@ fn has_not_begun(pod: &PodState) -> bool {
     pod.ending.is_none() && !pod.is_failed() && matches!(pod.sandbox, SandboxState::Absent { .. }) && unused
 }
 
+fn refusal(record: &PodRecord, node: NodeState) -> Option<PodVerdict> {
+    match (node.shutting_down, record.source) {
+        (false, _) => under_pressure(record, node.pressure),
+        (true, SourceKind::Api) => {
+            Some(PodVerdict::rejected(NODE_SHUTDOWN, "Pod was rejected as the node is shutting down."))
+        }
+        (true, _) => Some(PodVerdict::waiting(NODE_SHUTDOWN, "The node is shutting down. ".to_owned())),
+    }
+}
+
 /// kubelet's check of a pod before it starts: under disk or PID pressure only critical ones and those of manifests do, under
 /// memory pressure also those that request something or tolerate it.
-fn refusal(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
+fn under_pressure(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdict> {
     let conditions: Vec<Pressure> = pressure.iter().collect();
     if conditions.is_empty() || is_static(record) || is_critical(record) {
         return None;
@@ -91,4 +102,19 @@ pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
 /// Whether nothing is left of a pod that was ended for a pressure.
 pub fn is_cleared(pod: &PodState) -> bool {
     pod.ending.is_none() && pod.is_under_eviction() && matches!(pod.sandbox, SandboxState::Gone)
+}
+
+/// Whether nothing runs any more of a pod that the node has ended, and its network is given back.
+pub fn is_released(pod: &PodState) -> bool {
+    let ended = |slot: &ContainerSlot| !slot.is_running() && slot.busy.is_none();
+    pod.ending.is_none()
+        && pod.is_failed()
+        && matches!(pod.sandbox, SandboxState::Absent { dirty: false } | SandboxState::Gone)
+        && pod.containers.iter().all(ended)
+}
+
+/// Whether a pod that was ended for a shutdown runs again: the shutdown was cancelled, and the pod is not one of the
+/// apiserver's, which was reported as failed.
+pub fn resumes(pod: &PodState, node: NodeState) -> bool {
+    !node.shutting_down && pod.record.source != SourceKind::Api && pod.is_shut_down() && is_released(pod)
 }

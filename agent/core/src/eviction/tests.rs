@@ -310,30 +310,48 @@ fn pods_that_are_not_of_manifests_wait_for_the_end_of_the_pressure() {
     for (source, spec, conditions, refused) in cases {
         let mut pod = PodState::new(record("web", source, spec.clone()), jiff::Timestamp::UNIX_EPOCH);
         let node = short_of(&conditions);
-        assert_eq!(admission::refuse_under_pressure(&mut pod, node), refused, "{source} {spec} {conditions:?}");
+        assert_eq!(admission::refuse_start(&mut pod, node), refused, "{source} {spec} {conditions:?}");
         assert_eq!(admission::waits(&pod), refused);
-        assert!(!admission::refuse_under_pressure(&mut pod, node), "said once");
+        assert!(!admission::refuse_start(&mut pod, node), "said once");
         let waits = plan(&pod, node, Instant::now()) == Step::Wait(None);
         assert_eq!(waits, refused);
         if let (true, Some(verdict)) = (refused, &pod.verdict) {
             let names: Vec<&str> = conditions.iter().map(|one| one.as_str()).collect();
             assert_eq!(verdict.message, format!("The node had condition: [{}]. ", names.join(" ")));
         }
-        assert!(!admission::refuse_under_pressure(&mut pod, short_of(&[])) && pod.verdict.is_none(), "over");
+        assert!(!admission::refuse_start(&mut pod, short_of(&[])) && pod.verdict.is_none(), "over");
     }
     let mut of_cluster = PodState::new(record("web", SourceKind::Api, best_effort()), jiff::Timestamp::UNIX_EPOCH);
-    assert!(admission::refuse_under_pressure(&mut of_cluster, short_of(&[Disk])) && of_cluster.is_failed());
+    assert!(admission::refuse_start(&mut of_cluster, short_of(&[Disk])) && of_cluster.is_failed());
     let message = of_cluster.verdict.as_ref().unwrap().message.as_str();
     assert_eq!(message, "Pod was rejected: The node had condition: [DiskPressure]. ");
-    assert!(!admission::refuse_under_pressure(&mut of_cluster, short_of(&[])) && of_cluster.is_failed(), "for good");
+    assert!(!admission::refuse_start(&mut of_cluster, short_of(&[])) && of_cluster.is_failed(), "for good");
     let mut admitted = PodState::new(record("web", SourceKind::Api, best_effort()), jiff::Timestamp::UNIX_EPOCH);
     assert!(
-        !admission::refuse_under_pressure(&mut admitted, short_of(&[]))
-            && !admission::refuse_under_pressure(&mut admitted, short_of(&[Disk]))
+        !admission::refuse_start(&mut admitted, short_of(&[]))
+            && !admission::refuse_start(&mut admitted, short_of(&[Disk]))
     );
     assert!(!admitted.is_failed() && !admission::waits(&admitted), "it was taken, and waits for something else");
     let mut began = ready(PodState::new(record("web", Push, best_effort()), jiff::Timestamp::UNIX_EPOCH));
-    assert!(!admission::refuse_under_pressure(&mut began, short_of(&[Disk])), "it has begun");
+    assert!(!admission::refuse_start(&mut began, short_of(&[Disk])), "it has begun");
+}
+
+#[test]
+fn no_pod_starts_while_the_node_shuts_down() {
+    let node = NodeState { shutting_down: true, ..READY };
+    let spec = || json!({ "containers": [{ "name": "a" }], "priority": 2_000_000_000 });
+    for source in [SourceKind::File, SourceKind::Push, SourceKind::Api] {
+        let mut pod = PodState::new(record("web", source, spec()), jiff::Timestamp::UNIX_EPOCH);
+        assert!(admission::refuse_start(&mut pod, node), "{source}");
+        let verdict = pod.verdict.clone().unwrap();
+        assert_eq!((&*verdict.reason, verdict.is_final()), ("NodeShutdown", source == SourceKind::Api), "{source}");
+        assert_eq!(admission::waits(&pod), source != SourceKind::Api);
+        assert!(!admission::refuse_start(&mut pod, READY));
+        assert_eq!(pod.verdict.is_some(), source == SourceKind::Api, "the others start once it is cancelled");
+        if source == SourceKind::Api {
+            assert_eq!(verdict.message, "Pod was rejected: Pod was rejected as the node is shutting down.");
+        }
+    }
 }
 
 #[test]

@@ -106,6 +106,13 @@ fn conditions_have_kubelets_reasons() {
     down.state.runtime_ready = true;
     assert_eq!(says(&down, "Ready"), "False KubeletNotReady");
     assert!(not_ready(&down).unwrap().ends_with("reason:NetworkPluginNotReady message:no configuration"));
+    down.state.shutting_down = true;
+    assert!(not_ready(&down).unwrap().ends_with("message:no configuration, node is shutting down]"));
+    let mut leaving = report();
+    leaving.state.shutting_down = true;
+    assert_eq!(says(&leaving, "Ready"), "False KubeletNotReady");
+    assert_eq!(not_ready(&leaving).unwrap(), "node is shutting down");
+    assert!(!says_the_same(&report(), &leaving), "it is sent at once");
 }
 
 #[test]

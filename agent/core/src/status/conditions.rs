@@ -107,7 +107,7 @@ fn restarting_all(pod: &PodState, ended: Option<&str>) -> Option<ConditionState>
     })
 }
 
-/// That the pod has ended for what the node was short of, or for a critical pod.
+/// That the pod has ended for what the node was short of, for a critical pod, or for a shutdown.
 fn disrupted(pod: &PodState) -> Option<ConditionState> {
     let verdict = pod.verdict.as_ref().filter(|verdict| verdict.is_final())?;
     let message = match verdict.is_preemption() {
@@ -116,7 +116,7 @@ fn disrupted(pod: &PodState) -> Option<ConditionState> {
     };
     let reason = Some("TerminationByKubelet".to_owned());
     let state = ConditionState { holds: true, reason, message: Some(message) };
-    (pod.is_under_eviction() || verdict.is_preemption()).then_some(state)
+    (pod.is_under_eviction() || verdict.is_preemption() || verdict.is_node_shutdown()).then_some(state)
 }
 
 /// That resources of a newer version do not fit beside the other pods.

@@ -94,6 +94,7 @@ impl ConfigDiagnostics {
             }
         }
         self.kernel(map, config);
+        config.shutdown = self.shutdown(map);
         if let Some(timeout) = self.timeout(map, "runtimeRequestTimeout", "2m") {
             config.runtime_request_timeout = timeout;
         }

@@ -15,6 +15,7 @@ use limpet_core::fixtures::amounts;
 use limpet_core::image_access::{Allowlist, VerificationPolicy};
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_core::node_object::Frequencies;
+use limpet_core::node_shutdown::ShutdownPolicy;
 use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
 use limpet_model::node::{Device, NodeAddresses};
@@ -85,6 +86,10 @@ fn every_supported_key_has_an_effect() {
     ["q.io/base", "r.io/*"].iter().for_each(|pattern| allowlist.add(pattern).unwrap());
     let expected = Config {
         credential_providers: Vec::new(),
+        shutdown: Some(ShutdownPolicy::of_periods(
+            std::time::Duration::from_secs(30),
+            std::time::Duration::from_secs(10),
+        )),
         hostname_override: None,
         root_dir: "/r".into(),
         run_dir: "/x".into(),

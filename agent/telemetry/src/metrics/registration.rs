@@ -24,6 +24,10 @@ impl Metrics {
         node.get_or_create(&NodeLabel { node: node_name.to_owned() }).set(1);
         all.register("kubelet_node_name", "[ALPHA] The node's name. The count is always 1.", node);
         all.register("kubelet_cgroup_version", "[ALPHA] cgroup version on the hosts.", self.cgroup_version.clone());
+        let help = "[ALPHA] Last graceful shutdown start time since unix epoch in seconds";
+        all.register("kubelet_graceful_shutdown_start_time_seconds", help, self.shutdown_start.clone());
+        let help = "[ALPHA] Last graceful shutdown end time since unix epoch in seconds";
+        all.register("kubelet_graceful_shutdown_end_time_seconds", help, self.shutdown_end.clone());
         let help = "[ALPHA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git \
                     tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on \
                     which it is running.";

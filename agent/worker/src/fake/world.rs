@@ -26,7 +26,6 @@ use limpet_model::pod::compute_resources::CgroupLimits;
 use limpet_model::pod::ephemeral::to_record;
 use limpet_model::probe::ProbeRecord;
 use limpet_model::stop_signal::StopSignal;
-use limpet_model::verdict::PodVerdict;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
@@ -365,7 +364,7 @@ impl World {
     pub(super) fn write_exit(&mut self, pod: &PodState, id: &ContainerId, exit: &Exit) {
         if let Some(one) = self.containers.get_mut(id) {
             one.recorded.state.exit.get_or_insert_with(|| exit.clone());
-            one.recorded.state.verdict = pod.verdict.clone().filter(PodVerdict::is_final);
+            one.recorded.state.verdict = pod.lasting_verdict();
         }
     }
 

@@ -111,7 +111,7 @@ impl PodWorker {
         self.orders.victims.extend(victims.iter().cloned());
     }
 
-    /// Refuses a pod that has not begun while the node is short of something, and recreates one that was ended for what
+    /// Refuses a pod that has not begun while the node is short of something or shuts down, and recreates one that was ended for what
     /// it is no longer short of.
     pub(super) fn settle_eviction(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
@@ -135,7 +135,7 @@ impl PodWorker {
             self.begin_again(record, now);
         }
         if let Some(pod) = &mut self.current
-            && admission::refuse_under_pressure(pod, node)
+            && admission::refuse_start(pod, node)
         {
             self.context.reporter.report_refusal(pod);
         }

@@ -43,6 +43,7 @@ impl PodWorker {
             pod.take_images(&images);
         }
         messages.evictions.into_values().for_each(|order| self.evict(order));
+        messages.shutdowns.into_iter().for_each(|order| self.shut_down(order, now));
         // A version that still waits for its turn is replaced as well.
         let waiting = messages.command.as_ref().and_then(|_| self.next.take());
         if let Some(command) = &messages.command {

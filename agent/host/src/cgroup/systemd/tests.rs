@@ -1,65 +1,16 @@
 //! The D-Bus calls, against a private bus on which a script answers instead of systemd.
 #![allow(clippy::unwrap_used)]
 
-use std::path::PathBuf;
-use std::process::{Child, Stdio};
 use std::sync::{Arc, Mutex};
 
 use zbus::wire::{ObjectPath, OwnedVariant};
 
-use limpet_tests::need;
+use limpet_tests::message_bus::MessageBus;
 
 use super::*;
 
-/// A private message bus; it is stopped with the test.
-struct Bus {
-    daemon: Child,
-    directory: PathBuf,
-    address: String,
-}
-
-impl Bus {
-    fn start(name: &str) -> Option<Self> {
-        let directory = std::env::temp_dir().join(format!("limpet-bus-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let address = format!("unix:path={}", directory.join("bus").display());
-        let daemon = Self::daemon(&address)?;
-        Some(Self { daemon, directory, address })
-    }
-
-    /// Returns once it listens.
-    fn daemon(address: &str) -> Option<Child> {
-        let mut daemon = need::program("dbus-daemon")?
-            .args(["--session", "--nofork", "--print-address=1", "--address", address])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let output = daemon.stdout.take().unwrap();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut String::new()).unwrap();
-        Some(daemon)
-    }
-
-    fn stop(&mut self) {
-        self.daemon.kill().unwrap();
-        self.daemon.wait().unwrap();
-        std::fs::remove_file(self.directory.join("bus")).unwrap();
-    }
-
-    fn start_again(&mut self) {
-        self.daemon = Self::daemon(&self.address).unwrap();
-    }
-
-    async fn connect(&self) -> Connection {
-        zbus::connection::Builder::address(self.address.as_str()).build().await.unwrap()
-    }
-}
-
-impl Drop for Bus {
-    fn drop(&mut self) {
-        self.daemon.kill().unwrap();
-        self.daemon.wait().unwrap();
-        std::fs::remove_dir_all(&self.directory).unwrap();
-    }
+async fn connect(bus: &MessageBus) -> Connection {
+    zbus::connection::Builder::address(bus.address()).build().await.unwrap()
 }
 
 /// The recorded calls: `StartTransientUnit a.slice CPUWeight=39`.
@@ -136,12 +87,12 @@ async fn script(connection: Connection, calls: Calls) {
 
 #[tokio::test]
 async fn slices_are_started_changed_and_stopped() {
-    let Some(bus) = Bus::start("slices") else { return };
+    let Some(bus) = MessageBus::start("slices").unwrap() else { return };
     let calls = Calls::default();
-    let server = bus.connect().await;
+    let server = connect(&bus).await;
     let answering = tokio::spawn(script(server.clone(), calls.clone()));
-    wait_for_name(&bus.connect().await).await;
-    let manager = Manager::at(Some(bus.address.clone()));
+    wait_for_name(&connect(&bus).await).await;
+    let manager = Manager::at(Some(bus.address().to_owned()));
     let weight = [Property::Number("CPUWeight", 39)];
     manager.ensure("a.slice", false, &weight).await.unwrap();
     manager.ensure("a.slice", true, &weight).await.unwrap();
@@ -168,20 +119,20 @@ async fn slices_are_started_changed_and_stopped() {
 
 #[tokio::test]
 async fn a_restart_of_the_bus_is_survived() {
-    let Some(mut bus) = Bus::start("restart") else { return };
+    let Some(mut bus) = MessageBus::start("restart").unwrap() else { return };
     let calls = Calls::default();
-    let answering = tokio::spawn(script(bus.connect().await, calls.clone()));
-    wait_for_name(&bus.connect().await).await;
-    let manager = Manager::at(Some(bus.address.clone()));
+    let answering = tokio::spawn(script(connect(&bus).await, calls.clone()));
+    wait_for_name(&connect(&bus).await).await;
+    let manager = Manager::at(Some(bus.address().to_owned()));
     let weight = [Property::Number("CPUWeight", 39)];
     manager.ensure("a.slice", false, &weight).await.unwrap();
-    bus.stop();
+    bus.stop().unwrap();
     answering.await.unwrap();
     calls.lock().unwrap().clear();
     // Called while there is no bus, and then none with systemd on it.
     let back = async {
-        bus.start_again();
-        let server = bus.connect().await;
+        bus.start_again().unwrap();
+        let server = connect(&bus).await;
         tokio::spawn(script(server, calls.clone())).abort_handle()
     };
     let (ended, answering) = tokio::join!(manager.stop("a.slice"), back);

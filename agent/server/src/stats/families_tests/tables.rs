@@ -106,7 +106,6 @@ pub(super) const ABSENT: &[(&str, &str, &str)] = &[
     ("/metrics", "kubelet_evented_pleg_*", NO_RELIST),
     ("/metrics", "kubelet_pleg_*", NO_RELIST),
     ("/metrics", "kubelet_first_network_pod_start_sli_duration_seconds", "`kubelet_pod_start_duration_seconds`"),
-    ("/metrics", "kubelet_graceful_shutdown_*", "systemd ends the pods at a shutdown"),
     ("/metrics", "kubelet_http_inflight_requests", "a request is counted when its answer begins"),
     ("/metrics", "kubelet_image_manager_ensure_image_requests_total", NO_RECORDS),
     ("/metrics", "kubelet_imagemanager_*", NO_RECORDS),

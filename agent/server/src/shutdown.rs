@@ -1,0 +1,83 @@
+//! `/limpet/v1/shutdown`: an operator, or a script of a node without systemd, ends the pods before the machine goes down.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use super::json_response::json;
+use super::permission::Permission::Write;
+use super::routes::Routes;
+use super::status_error::StatusError;
+use super::watch::{self as stream, Lines};
+use limpet_core::node_shutdown::{Cancelled, ShutdownProgress, ShutdownRequest};
+use limpet_wire::status::ShutdownCancelled;
+
+/// What the routes need.
+#[derive(Debug, Clone)]
+pub struct ShutdownState {
+    /// To the task that ends the pods.
+    pub requests: mpsc::Sender<ShutdownRequest>,
+    /// How far it is.
+    pub progress: watch::Receiver<ShutdownProgress>,
+}
+
+/// The routes.
+pub(super) fn routes(state: ShutdownState) -> Routes {
+    Routes::default()
+        .post("/limpet/v1/shutdown", Write, begin)
+        .post("/limpet/v1/shutdown/cancel", Write, cancel)
+        .with_state(state)
+}
+
+/// Begins the shutdown, and answers with how far it is: a document a line, until it is done or cancelled. It goes on when the
+/// caller leaves.
+async fn begin(State(state): State<ShutdownState>) -> Response {
+    let (done, begun) = oneshot::channel();
+    let sent = state.requests.send(ShutdownRequest::Begin(done)).await;
+    match (sent, begun.await) {
+        (Ok(()), Ok(())) => stream::lines(ProgressLines { progress: state.progress, begun: false, over: false }),
+        _ => stopping(),
+    }
+}
+
+async fn cancel(State(state): State<ShutdownState>) -> Response {
+    let (done, answer) = oneshot::channel();
+    let sent = state.requests.send(ShutdownRequest::Cancel(done)).await;
+    match (sent, answer.await) {
+        (Ok(()), Ok(Cancelled::ByMachine)) => {
+            let message = "the machine itself is going down: only its service manager can cancel that";
+            StatusError::new(StatusCode::CONFLICT, "Conflict", message.to_owned(), None).into_response()
+        }
+        (Ok(()), Ok(answer)) => json(&ShutdownCancelled { cancelled: answer == Cancelled::Yes }),
+        _ => stopping(),
+    }
+}
+
+fn stopping() -> Response {
+    let message = "limpet is stopping".to_owned();
+    StatusError::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message, None).into_response()
+}
+
+/// The progress as lines, of which a slow reader misses some but the last.
+struct ProgressLines {
+    progress: watch::Receiver<ShutdownProgress>,
+    begun: bool,
+    over: bool,
+}
+
+impl Lines for ProgressLines {
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        if self.over {
+            return None;
+        }
+        if std::mem::replace(&mut self.begun, true) {
+            self.progress.changed().await.ok()?;
+        }
+        let progress = self.progress.borrow_and_update().clone();
+        self.over = progress.done || !progress.shutting_down;
+        let mut line = Vec::new();
+        stream::push(&mut line, &progress);
+        Some(line)
+    }
+}
