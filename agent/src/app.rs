@@ -205,7 +205,7 @@ async fn start_core(
     let (debug_orders, debug_requests) = debug_order::channel();
     let (intake, shutdown) = follow_shutdown(shared);
     let shutting_down = intake.shutting_down.clone();
-    let node_state = supervise(shared, &executor, &sources, heartbeat, offer, shortages, intake, debug_requests);
+    let node_state = supervise(shared, &executor, &sources, heartbeat, offer, shortages, (intake, debug_requests));
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
     let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
     let images = collect_images(shared, &executor.images, &evictor.pods);

@@ -53,8 +53,7 @@ pub(super) fn supervise(
     heartbeat: Heartbeat,
     feeds: Option<mpsc::Sender<Feed>>,
     Shortages { pressure, orders, evictions }: Shortages,
-    shutdown: ShutdownIntake,
-    debug: mpsc::Receiver<DebugOrder>,
+    (shutdown, debug): (ShutdownIntake, mpsc::Receiver<DebugOrder>),
 ) -> watch::Receiver<NodeState> {
     let followed: Arc<WatchedProcesses> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
