@@ -44,6 +44,7 @@ use limpet_core::image_gc::ImageGcPolicy;
 use limpet_core::node_shutdown::ShutdownPolicy;
 use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
+use limpet_image_policy::policy::ImagePolicy;
 use limpet_log::LogRotation;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::{Device, NodeAddresses};
@@ -204,6 +205,8 @@ pub struct Config {
     pub pull_rate: Option<PullRate>,
     /// The limit of parallel image pulls (`serializeImagePulls`, `maxParallelImagePulls`).
     pub max_parallel_pulls: usize,
+    /// `imagePolicy`; `None`: every image may be used.
+    pub image_policy: Option<ImagePolicy>,
     /// `imageGCHighThresholdPercent`, `imageGCLowThresholdPercent`, `imageMinimumGCAge`, `imageMaximumGCAge`.
     pub image_gc: ImageGcPolicy,
     /// `imagePullCredentialsVerificationPolicy`, `preloadedImagesVerificationAllowlist`.
@@ -236,6 +239,8 @@ pub struct Config {
     pub runtime_classes: BTreeMap<String, RuntimeClass>,
     /// `registryConfigDirectory`: containerd's `certs.d`. Default `/etc/containerd/certs.d`.
     pub registry_config_dir: PathBuf,
+    /// `containerdConfig`: where containerd's image verifiers are configured. Default `/etc/containerd/config.toml`.
+    pub containerd_config: PathBuf,
     /// `--image-credential-provider-config`: the programs that give credentials for images.
     pub credential_providers: Vec<CredentialProvider>,
     /// `cniConfigDirectory`. Default `/etc/cni/net.d`.
@@ -307,6 +312,7 @@ impl Default for Config {
             allowed_unsafe_sysctls: Vec::new(),
             pull_rate: Some(PullRate::DEFAULT),
             max_parallel_pulls: 1,
+            image_policy: None,
             image_gc: ImageGcPolicy::default(),
             image_verification: VerificationPolicy::default(),
             eviction: EvictionPolicy::default(),
@@ -323,6 +329,7 @@ impl Default for Config {
             plugin_dir: PluginDirectory::default(),
             runtime_classes: BTreeMap::new(),
             registry_config_dir: "/etc/containerd/certs.d".into(),
+            containerd_config: "/etc/containerd/config.toml".into(),
             credential_providers: Vec::new(),
             cni_conf_dir: "/etc/cni/net.d".into(),
             cni_bin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],

@@ -17,7 +17,9 @@ use crate::attribution::cgroup_path;
 use crate::config::{Config, GuardSettings};
 use crate::lifecycle::kernel_types;
 use crate::store::KeyLocation;
+use limpet_containerd::image_verifier;
 use limpet_host::memory;
+use limpet_image_policy::policy::ImagePolicy;
 use limpet_model::attribution::WatchObserver;
 use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::metrics::{GuardVerdict, Metrics};
@@ -148,6 +150,9 @@ fn of_the_host(config: &Config) -> Vec<PathBuf> {
     paths.extend(config.cni_bin_dirs.iter().cloned());
     paths.extend(config.cdi_dirs.iter().cloned());
     paths.extend(config.credential_providers.iter().map(|provider| provider.program.clone()));
+    paths.extend(config.image_policy.iter().flat_map(ImagePolicy::key_files).map(Path::to_owned));
+    paths.push(config.containerd_config.clone());
+    paths.extend(image_verifier::settings(&config.containerd_config).map(|verifiers| verifiers.directory));
     paths.extend(config.runtime_binary.clone());
     paths.extend(std::env::current_exe().ok().and_then(|executable| config.shim.program(&executable)));
     paths.extend(

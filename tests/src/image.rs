@@ -43,7 +43,8 @@ pub struct Blob {
 }
 
 impl Blob {
-    fn new(bytes: Vec<u8>) -> Self {
+    /// The bytes with their digest.
+    pub fn new(bytes: Vec<u8>) -> Self {
         let hex = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
         Self { hex, bytes }
     }
@@ -63,7 +64,7 @@ impl Blob {
         Self::new(compress_to_vec(self.bytes.as_slice(), CompressionLevel::Fastest))
     }
 
-    fn descriptor(&self, media_type: &str) -> Value {
+    pub(crate) fn descriptor(&self, media_type: &str) -> Value {
         json!({ "mediaType": media_type, "digest": self.digest(), "size": self.bytes.len() })
     }
 }
@@ -84,6 +85,11 @@ pub struct Image {
 }
 
 impl Image {
+    /// `sha256:…` of the manifest.
+    pub fn digest(&self) -> String {
+        self.manifest.digest()
+    }
+
     /// containerd's name for the snapshot of all layers.
     pub fn chain_id(&self) -> String {
         let chain = |below: String, layer: &String| Blob::new(format!("{below} {layer}").into_bytes()).digest();

@@ -34,6 +34,7 @@ pub mod nfs_tools;
 pub mod node;
 pub mod process;
 pub mod registry;
+pub mod signature;
 pub mod specs;
 pub mod suite;
 pub mod sweep;

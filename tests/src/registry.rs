@@ -12,6 +12,7 @@ use anyhow::{Context as _, Result};
 pub use self::proxy::Proxy;
 use crate::image::{Blob, Image};
 use crate::process::{self, Daemon};
+use crate::signature::SignatureArtifact;
 use crate::{tools, wait};
 
 /// The one user a closed registry knows.
@@ -101,6 +102,15 @@ impl Registry {
         store.tag(tag, &image.index())
     }
 
+    /// Puts a signature there.
+    pub fn add_artifact(&self, artifact: &SignatureArtifact, repository: &str, tag: &str) -> Result<()> {
+        let store = Repository::new(&self.dir, repository);
+        for blob in &artifact.blobs {
+            store.layer(blob)?;
+        }
+        store.tag(tag, &artifact.manifest)
+    }
+
     /// Puts an index there. No client could: a registry refuses one whose manifests it lacks.
     pub fn add_index(&self, index: &Blob, repository: &str, tag: &str) -> Result<()> {
         Repository::new(&self.dir, repository).tag(tag, index)
@@ -144,11 +154,12 @@ impl Repository {
 
     /// Layers and configuration.
     fn content(&self, image: &Image) -> Result<()> {
-        for blob in image.layers.iter().chain([&image.config]) {
-            self.blob(blob)?;
-            link(&self.dir.join("_layers/sha256").join(&blob.hex), blob)?;
-        }
-        Ok(())
+        image.layers.iter().chain([&image.config]).try_for_each(|blob| self.layer(blob))
+    }
+
+    fn layer(&self, blob: &Blob) -> Result<()> {
+        self.blob(blob)?;
+        link(&self.dir.join("_layers/sha256").join(&blob.hex), blob)
     }
 
     /// A manifest or an index.

@@ -155,6 +155,11 @@ pub fn coredns() -> Option<PathBuf> {
     in_package("coredns", "coredns")
 }
 
+/// cosign, which `cargo xtask nightly cosign` has built.
+pub fn cosign() -> Option<PathBuf> {
+    in_package("cosign", "cosign")
+}
+
 /// The directory of the CNI plugins.
 pub fn cni_plugins() -> Option<PathBuf> {
     ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"]

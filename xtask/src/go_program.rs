@@ -1,5 +1,5 @@
 //! Programs of the tests that are built from a Go module of their own and kept in the cache: crictl, metrics-server, etcd,
-//! CoreDNS.
+//! CoreDNS, cosign.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,6 +77,18 @@ pub(crate) const COREDNS: GoProgram = GoProgram {
     version_variable: "github.com/coredns/coredns/coremain.GitCommit",
     files: &[],
     takes: "8 minutes",
+};
+
+/// What signs images: the newest release of 2, which has both forms of signatures.
+pub(crate) const COSIGN: GoProgram = GoProgram {
+    name: "cosign",
+    package: "cosign",
+    module: "github.com/sigstore/cosign/v2",
+    version: "2.6.5",
+    main: "cmd/cosign",
+    version_variable: "sigs.k8s.io/release-utils/version.gitVersion",
+    files: &[],
+    takes: "10 minutes",
 };
 
 impl GoProgram {

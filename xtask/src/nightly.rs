@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use limpet_tests::suite;
 
-use crate::go_program::{COREDNS, ETCD, METRICS_SERVER};
+use crate::go_program::{COREDNS, COSIGN, ETCD, METRICS_SERVER};
 use crate::{cargo, kubernetes, setup};
 
 /// Which parts to run.
@@ -56,6 +56,8 @@ enum Part {
     /// The packages of every architecture: what the distributions' checkers say, the executables under emulation, and that
     /// a build in another directory gives the same bytes.
     Release,
+    /// What the program cosign has signed runs, in both of its forms.
+    Cosign,
     /// The attach/detach controller of a whole cluster, for a volume of a CSI driver.
     Csi,
 }
@@ -86,6 +88,7 @@ impl Part {
             Self::DevicePlugin => &["test", "-p", "limpet-tests", "--test", "devices", "--", "kubelets_sample_plugin"],
             Self::Release => &["release", "--check", "--reproduce"],
             Self::Csi => &["test", "-p", "limpet-tests", "--test", "csi", "--", "a_clusters_own_controller"],
+            Self::Cosign => &["test", "-p", "limpet-tests", "--test", "image_policy", "--", "what_cosign_has_signed"],
             // One after the other: what is measured is the agent's memory.
             Self::Streams => &["test", "-p", "limpet-tests", "--test", "streams", "--", "--test-threads=1"],
         }
@@ -100,6 +103,7 @@ impl Part {
             Self::Workloads | Self::Csi => kubernetes::control_plane(),
             Self::Standalone => kubernetes::apiserver().and_then(|_| kubernetes::node_tests()).map(drop),
             Self::Kubeadm => kubernetes::kubeadm().and_then(|()| ETCD.ready()).and_then(|_| COREDNS.ready()).map(drop),
+            Self::Cosign => COSIGN.ready().map(drop),
             Self::DevicePlugin => kubernetes::device_programs().map(drop),
             Self::KubeletServer => kubernetes::apiserver().and_then(|_| kubernetes::kubelet()).map(drop),
             Self::States => setup::with_containerd_2()

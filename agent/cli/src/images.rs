@@ -1,6 +1,7 @@
 //! `limpet images`: the node's images, and what is done with them by hand.
 
 mod pull;
+mod verify;
 
 use std::path::PathBuf;
 
@@ -65,6 +66,15 @@ enum ImagesCommand {
         /// As in a Pod
         image: String,
     },
+    /// Show whether an image may be used: the verdict of imagePolicy with each key, and that of containerd's image
+    /// verifiers. Exits with 1 when it may not
+    Verify {
+        /// As in a Pod
+        image: String,
+        /// Output format
+        #[arg(short, long)]
+        output: Option<DocumentFormat>,
+    },
     /// Remove every image that no pod and no container needs and that is not pinned
     Prune,
     /// Show how full the disk of images is
@@ -93,6 +103,7 @@ pub(super) async fn run(client: &SocketClient, args: ImagesArgs, screen: Screen)
         }
         ImagesCommand::Pin { image } => lines(&post("pin", image, true).await?.images, "pinned"),
         ImagesCommand::Unpin { image } => lines(&post("pin", image, false).await?.images, "unpinned"),
+        ImagesCommand::Verify { image, output } => return verify::run(client, image, output, &screen).await,
         ImagesCommand::Prune => {
             let removed = post("prune", String::new(), false).await?.images;
             if removed.is_empty() {

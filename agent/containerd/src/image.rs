@@ -13,11 +13,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use super::client::Client;
+use crate::image_verifier::VerifierSettings;
 use limpet_host::blocking;
+use limpet_image_policy::policy::ImagePolicy;
 use limpet_model::object::ObjectRecord;
 use limpet_model::pull_progress::PullProgress;
 use limpet_model::service_account::AccountOfPod;
 
+mod admission;
 mod archive;
 mod auth;
 mod certs;
@@ -39,14 +42,18 @@ mod progress;
 mod pull;
 mod registry;
 mod removal;
+mod signatures;
 mod token;
 mod unpack;
 
+pub use admission::ImageReport;
 pub use credential_provider::{CredentialProvider, PullAccount, TokenAttributes, TokenCache};
 pub use error::{CallError, ImageError};
 pub use flight::{PullStep, PulledNow, RunningPull};
 pub use preload::ArchiveEvent;
 
+use admission::Admission;
+use containerd_client::types;
 use content::Store;
 use credential_provider::{CredentialProviders, ProvidedCredentials};
 use flight::{Flight, PullResult};
@@ -73,6 +80,10 @@ pub struct ImagesConfig {
     pub credential_providers: Vec<CredentialProvider>,
     /// `<root-dir>/images`: archives to import.
     pub archives_dir: PathBuf,
+    /// Which images may be used; `None`: every image.
+    pub policy: Option<ImagePolicy>,
+    /// containerd's image verifiers, which are asked before a pull; `None`: it has none.
+    pub verifiers: Option<VerifierSettings>,
 }
 use ImagesConfig as Config;
 
@@ -117,6 +128,7 @@ struct Inner {
     store: Store,
     config: Config,
     credential_providers: CredentialProviders,
+    admission: Admission,
     cache: Mutex<HashMap<String, Arc<LocalImage>>>,
     flights: Mutex<HashMap<String, Vec<Flight>>>,
     /// Images whose pull was started by this agent and has not released its lease.
@@ -146,6 +158,7 @@ impl Images {
         let inner = Inner {
             store: Store::new(client, &config.snapshotter),
             credential_providers: CredentialProviders::new(config.credential_providers.clone()),
+            admission: Admission::new(config.policy.clone(), config.verifiers.clone()),
             config,
             cache: Mutex::default(),
             flights: Mutex::default(),
@@ -241,6 +254,11 @@ impl Images {
 
     /// The digest of the name in containerd.
     pub(super) async fn target(&self, name: &ImageName) -> Result<Option<String>, ImageError> {
+        Ok(self.record(name).await?.map(|target| target.digest))
+    }
+
+    /// What the name refers to in containerd.
+    async fn record(&self, name: &ImageName) -> Result<Option<types::Descriptor>, ImageError> {
         let call = |error| ImageError::call(&name.whole, error);
         let store = &self.inner.store;
         let mut record = store.image(&name.whole).await.map_err(call)?;
@@ -248,7 +266,7 @@ impl Images {
             // The same content under any name is the same image.
             record = store.list_images(&format!("target.digest=={digest}")).await.map_err(call)?.into_iter().next();
         }
-        Ok(record.and_then(|record| record.target).map(|target| target.digest))
+        Ok(record.and_then(|record| record.target))
     }
 
     /// Releases the leases of interrupted pulls in containerd, except for images that are still `wanted` (by their normalised
@@ -285,16 +303,13 @@ impl Images {
 impl Inner {
     async fn pull(&self, name: ImageName, access: &PullAccess, progress: watch::Sender<PullProgress>) -> PullResult {
         let meter = progress::Meter::new(&name.whole, progress);
-        let provided = Arc::new(self.credential_providers.credentials(&name, access.account.as_ref()).await);
-        for failure in &provided.failures {
-            tracing::warn!(image = name.whole, failure, "registry credentials are not available");
-        }
+        let provided = self.credentials(&name, access).await;
         let mut turn = 0;
         loop {
             let (session, others) = self.session(name.clone(), &access.secrets, &provided, turn).await?;
             turn += 1;
             self.unfinished().insert(name.whole.clone());
-            let pulled = pull::pull(&self.store, session, &self.config, &meter).await;
+            let pulled = pull::pull(&self.store, session, &self.config, &self.admission, &meter).await;
             if pulled.as_ref().err().is_none_or(|error| !error.keeps_ingests()) {
                 self.unfinished().remove(&name.whole);
             }
@@ -319,6 +334,15 @@ impl Inner {
                 }
             }
         }
+    }
+
+    /// What the credential providers give for an image.
+    async fn credentials(&self, name: &ImageName, access: &PullAccess) -> Arc<ProvidedCredentials> {
+        let provided = self.credential_providers.credentials(name, access.account.as_ref()).await;
+        for failure in &provided.failures {
+            tracing::warn!(image = name.whole, failure, "registry credentials are not available");
+        }
+        Arc::new(provided)
     }
 
     /// A session with the credentials of this `turn`, and whether there are further ones.

@@ -149,6 +149,8 @@ fn no_images() -> ImagesConfig {
         auth_files: Vec::new(),
         credential_providers: Vec::new(),
         archives_dir: none(),
+        policy: None,
+        verifiers: None,
     }
 }
 

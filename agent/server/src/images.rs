@@ -19,11 +19,15 @@ use super::permission::Permission::{Read, Write};
 use super::pods::WatchQuery;
 use super::routes::Routes;
 use super::watch::{self, Lines};
-use limpet_containerd::image::{ImageError, Images, PullAccess, PullStep, RunningPull};
+use limpet_containerd::image::{ImageError, ImageReport, Images, PullAccess, PullStep, RunningPull};
+use limpet_containerd::image_verifier::Judgement;
 use limpet_core::image_gc::DiskSpace;
 use limpet_core::known_pods::{KnownPods, is_named};
 use limpet_model::image::StoredImage;
-use limpet_wire::images::{ImageDiskDocument, ImageDocument, ImageNames, ImageRequest, PullEvent};
+use limpet_wire::images::{
+    ImageDiskDocument, ImageDocument, ImageNames, ImageRequest, ImageVerdictDocument, KeyVerdict, PolicyVerdict,
+    PullEvent, VerifierVerdict,
+};
 
 /// What the routes need.
 #[derive(Debug, Clone)]
@@ -53,6 +57,7 @@ pub(super) fn routes(state: ImagesState) -> Routes {
         .post("/limpet/v1/images/pull", Write, pull)
         .post("/limpet/v1/images/import", Write, import)
         .post("/limpet/v1/images/pin", Write, pin)
+        .post("/limpet/v1/images/verify", Write, verify)
         .post("/limpet/v1/images/prune", Write, remove_unneeded);
     routes.with_state(state)
 }
@@ -184,6 +189,38 @@ async fn pin(State(state): State<ImagesState>, Json(request): Json<ImageRequest>
             (StatusCode::NOT_FOUND, message).into_response()
         }
         Err(error) => failure(&error),
+    }
+}
+
+/// Judges an image without using it. Its registry is asked with the node's credentials.
+async fn verify(State(state): State<ImagesState>, Json(request): Json<ImageRequest>) -> Response {
+    answer(state.images.report(&request.image).await.map(verdict))
+}
+
+fn verdict(report: ImageReport) -> ImageVerdictDocument {
+    let policy = report.verdict.map(|verdict| PolicyVerdict {
+        rule: verdict.rule,
+        requirement: verdict.requirement.to_owned(),
+        accepted: verdict.accepted,
+        cause: verdict.cause,
+        keys: verdict
+            .keys
+            .into_iter()
+            .map(|key| KeyVerdict { key: key.file, accepted: key.accepted, detail: key.detail })
+            .collect(),
+    });
+    let verifiers = report.verifiers.map(|judgement| match judgement {
+        Judgement::Accepted(detail) => VerifierVerdict { accepted: true, detail },
+        Judgement::Refused(detail) => VerifierVerdict { accepted: false, detail },
+    });
+    ImageVerdictDocument {
+        image: report.image,
+        digest: report.digest,
+        local: report.is_local,
+        accepted: policy.as_ref().is_none_or(|policy| policy.accepted)
+            && verifiers.as_ref().is_none_or(|verifiers| verifiers.accepted),
+        policy,
+        verifiers,
     }
 }
 

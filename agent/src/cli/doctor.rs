@@ -4,12 +4,14 @@
 //! disk), [`pressure`] (eviction), [`modes`] (who may read and write the node's files), [`file_systems`], [`kernel`]
 //! (notification, BPF programs, security modules), [`attribution`] (who changes manifests), [`profiles`] (seccomp,
 //! AppArmor, SELinux), [`guard`], [`cgroups`], [`runtime`] (containerd, runc), [`network`] (CNI), [`node`]
-//! (configuration, other agents, the service), [`secrets`] (the key of Secrets on disk).
+//! (configuration, other agents, the service), [`secrets`] (the key of Secrets on disk),
+//! [`images`] (which images may be used).
 
 mod attribution;
 mod cgroups;
 mod file_systems;
 mod guard;
+mod images;
 mod kernel;
 mod kernel_events;
 mod machine;
@@ -132,6 +134,7 @@ async fn examine(flags: &RunFlags, socket: Option<PathBuf>) -> (Config, Vec<Find
     findings.extend(network::examine(&config));
     findings.extend(node::examine(&config).await);
     findings.extend(secrets::examine(&config).await);
+    findings.extend(images::examine(&config));
     (config, findings)
 }
 

@@ -13,6 +13,7 @@ use limpet_core::node_object::NodeTaint;
 use limpet_core::node_shutdown::{ShutdownGroup, ShutdownPolicy};
 use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
+use limpet_image_policy::policy::{ImagePolicy, Requirement, Rule};
 use limpet_model::go_duration;
 use limpet_model::node::Device;
 use limpet_model::pod::compute_resources::{CPU_PERIOD, CpuQuotas};
@@ -201,6 +202,8 @@ fn limpet_document(config: &Config) -> Value {
         "runtimeClasses": classes,
         "devices": devices,
         "registryConfigDirectory": config.registry_config_dir,
+        "containerdConfig": config.containerd_config,
+        "imagePolicy": config.image_policy.as_ref().map(image_policy),
         "cniConfigDirectory": config.cni_conf_dir,
         "cniBinaryDirectories": config.cni_bin_dirs,
         "metricsAddress": config.metrics_address,
@@ -211,6 +214,24 @@ fn limpet_document(config: &Config) -> Value {
         "secretEncryptionKey": config.secret_key.as_ref().map(ToString::to_string),
         "socketAllowedPods": config.socket_allowed_pods.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
+}
+
+/// The rules, as they are written.
+fn image_policy(policy: &ImagePolicy) -> Value {
+    let required = |requirement: &Requirement| {
+        let mut fields = serde_json::Map::new();
+        fields.insert("require".to_owned(), requirement.as_str().into());
+        if !requirement.keys().is_empty() {
+            fields.insert("keys".to_owned(), json!(requirement.keys()));
+        }
+        fields
+    };
+    let rule = |rule: &Rule| {
+        let mut fields = required(&rule.requirement);
+        fields.insert("images".to_owned(), rule.images.iter().map(ToString::to_string).collect());
+        fields
+    };
+    json!({ "rules": policy.rules.iter().map(rule).collect::<Vec<_>>(), "default": required(&policy.default) })
 }
 
 /// `enforceNodeAllocatable`, whose words name the cgroups that are limited.

@@ -7,6 +7,7 @@ mod documents;
 mod eviction;
 mod field_validation;
 mod image_gc;
+mod image_policy;
 mod image_verification;
 mod layers;
 mod pod_security;

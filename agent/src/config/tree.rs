@@ -106,6 +106,11 @@ impl<'a> Map<'a> {
         }
     }
 
+    /// Whether there is a map at `key`, be it empty.
+    pub(super) fn has_map(&self, key: &str) -> bool {
+        matches!(self.get(key).map(|node| &node.value), Some(Value::Map(_)))
+    }
+
     /// The maps of the list at `key`, each with its position.
     pub(super) fn maps(&self, key: &str) -> Vec<(Map<'a>, Position)> {
         let Some(Value::List(nodes)) = self.get(key).map(|node| &node.value) else { return Vec::new() };

@@ -59,6 +59,62 @@ pub struct ImageNames {
     pub images: Vec<String>,
 }
 
+/// Whether an image may be used, and why: `/limpet/v1/images/verify`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageVerdictDocument {
+    /// The image's name, normalized.
+    pub image: String,
+    /// What it refers to.
+    pub digest: String,
+    /// It is on this node.
+    pub local: bool,
+    /// It may be used.
+    pub accepted: bool,
+    /// By `imagePolicy`; missing without one.
+    pub policy: Option<PolicyVerdict>,
+    /// By containerd's image verifiers; missing without one.
+    pub verifiers: Option<VerifierVerdict>,
+}
+
+/// What the rule of an image says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyVerdict {
+    /// The rule's number and pattern.
+    pub rule: String,
+    /// `allow`, `digest`, `cosign` or `reject`.
+    pub requirement: String,
+    /// The image meets it.
+    pub accepted: bool,
+    /// Why not.
+    pub cause: Option<String>,
+    /// What each key of the rule says.
+    pub keys: Vec<KeyVerdict>,
+}
+
+/// What a key says of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeyVerdict {
+    /// The key's file.
+    pub key: PathBuf,
+    /// It has signed the image.
+    pub accepted: bool,
+    /// By which signature, or why not.
+    pub detail: String,
+}
+
+/// What containerd's image verifiers say of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VerifierVerdict {
+    /// None of them refuses it.
+    pub accepted: bool,
+    /// Which said what.
+    pub detail: String,
+}
+
 /// One line of `/limpet/v1/images/pull?watch=1`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "entry", rename_all = "UPPERCASE")]

@@ -94,6 +94,12 @@ impl Document {
     }
 }
 
+/// Whether a document is an index with entries, of whatever kind.
+pub(super) fn lists_manifests(bytes: &[u8]) -> bool {
+    let document = serde_json::from_slice::<Value>(bytes).unwrap_or_default();
+    document.get("manifests").and_then(Value::as_array).is_some_and(|entries| !entries.is_empty())
+}
+
 fn parse_index(mut index: Map<String, Value>) -> Result<Document, String> {
     let entries = match index.remove("manifests") {
         Some(Value::Array(entries)) => entries,

@@ -140,6 +140,17 @@ pub enum ImageError {
         /// Why not.
         cause: String,
     },
+    /// `imagePolicy` or an image verifier refuses the image.
+    #[error(
+        "image pull failed for {image} because the signature validation failed: {cause} \
+         (see: limpet images verify {image})"
+    )]
+    Refused {
+        /// The normalised reference.
+        image: String,
+        /// The rule with its keys, or the verifier.
+        cause: String,
+    },
     /// An image archive cannot be imported.
     #[error("image archive {}: {cause}", path.display())]
     Archive {
@@ -156,6 +167,7 @@ impl ImageError {
         match self {
             Self::InvalidName(_) => "InvalidImageName",
             Self::Unreachable { .. } => "RegistryUnavailable",
+            Self::Refused { .. } => "SignatureValidationFailed",
             _ => "ErrImagePull",
         }
     }
@@ -163,6 +175,23 @@ impl ImageError {
     /// Whether the Pod's `image:` is not a valid image name.
     pub fn is_invalid_name(&self) -> bool {
         matches!(self, Self::InvalidName(_))
+    }
+
+    /// Whether the image is there and must not be used.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused { .. })
+    }
+
+    /// What failed, without the image's name where that is known.
+    pub(super) fn cause(&self) -> String {
+        match self {
+            Self::NotFound { cause, .. }
+            | Self::Unauthorized { cause, .. }
+            | Self::Unreachable { cause, .. }
+            | Self::Content { cause, .. }
+            | Self::Registry { cause, .. } => cause.clone(),
+            other => other.to_string(),
+        }
     }
 
     /// Whether containerd itself did not answer: nothing is known about the image.

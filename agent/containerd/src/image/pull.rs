@@ -13,6 +13,7 @@ use oci_spec::image::{Descriptor, ImageConfiguration, ImageManifest};
 use tokio::sync::watch;
 
 use super::Config;
+use super::admission::Admission;
 use super::content::{Blob, Completed, Ingest, Labels, Opened, Store};
 use super::document::{self, Document};
 use super::error::ImageError;
@@ -59,6 +60,7 @@ struct Documents {
 struct Pull<'a> {
     store: &'a Store,
     session: Session,
+    admission: &'a Admission,
     meter: &'a Meter,
     lease: String,
 }
@@ -68,13 +70,14 @@ pub(super) async fn pull(
     store: &Store,
     session: Session,
     config: &Config,
+    admission: &Admission,
     meter: &Meter,
 ) -> Result<(LocalImage, PullCredential), ImageError> {
     let image = session.name.whole.clone();
     let lease = lease_id("pull", &image);
     store.create_lease(&lease, &image).await.map_err(|error| ImageError::call(&image, error))?;
     tracing::info!(image, snapshotter = config.snapshotter, "pulling image");
-    let pull = Pull { store, session, meter, lease };
+    let pull = Pull { store, session, admission, meter, lease };
     let result = pull.run().await;
     if result.as_ref().err().is_none_or(|error| !error.keeps_ingests())
         && let Err(error) = store.delete_lease(&pull.lease).await
@@ -141,12 +144,16 @@ impl Pull<'_> {
             fetched.bytes = bytes;
             let document = document.map_err(content)?;
             self.put(&fetched.digest, &fetched.bytes).await?;
-            target.get_or_insert_with(|| types::Descriptor {
-                media_type: media_type(&document, &fetched.media_type),
-                digest: fetched.digest.clone(),
-                size: i64::try_from(fetched.bytes.len()).unwrap_or(i64::MAX),
-                ..Default::default()
-            });
+            if target.is_none() {
+                let descriptor = types::Descriptor {
+                    media_type: media_type(&document, &fetched.media_type),
+                    digest: fetched.digest.clone(),
+                    size: i64::try_from(fetched.bytes.len()).unwrap_or(i64::MAX),
+                    ..Default::default()
+                };
+                self.admission.pulled(self.store, &self.session, &descriptor, &self.lease).await?;
+                target = Some(descriptor);
+            }
             match document {
                 Document::Index(index) => {
                     let chosen = platform.choose(index.manifests());

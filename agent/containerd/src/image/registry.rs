@@ -149,6 +149,33 @@ impl Session {
         Ok(FetchedDocument { bytes, digest, media_type })
     }
 
+    /// Fetches the list of the manifests that refer to an image. A host without one, or with an empty one, has not found it:
+    /// a mirror need not have what the registry has.
+    pub(super) async fn referrers(&self, digest: &str) -> Result<Vec<u8>, ImageError> {
+        let mut rounds = 0;
+        loop {
+            let mut hosts = self.attempts(true);
+            while let Some(host) = hosts.next() {
+                match self.referrers_from(host, digest).await {
+                    Ok(bytes) => return Ok(hosts.won(bytes)),
+                    Err(failure) => hosts.lost(failure),
+                }
+            }
+            hosts.wait_or_fail(&mut rounds).await?;
+        }
+    }
+
+    async fn referrers_from(&self, host: &Host, digest: &str) -> Result<Vec<u8>, Failure> {
+        let path = format!("{}/referrers/{digest}", self.name.repository);
+        let response = self.get(host, &path, Some(document::ACCEPT), 0).await?;
+        let bytes = read_bounded(response, document::MAX_DOCUMENT).await?;
+        let listed = document::examine(bytes, document::lists_manifests).await;
+        match listed {
+            (bytes, true) => Ok(bytes),
+            _ => Err(Failure::new(Kind::NotFound, "no referrers")),
+        }
+    }
+
     /// Fetches a small blob whole and verifies it.
     pub(super) async fn small_blob(&self, digest: &str) -> Result<Vec<u8>, ImageError> {
         let mut rounds = 0;

@@ -78,6 +78,8 @@ impl Node {
                 registry_config_dir: self.node.containerd.certs_d(),
                 auth_files: vec![self.scratch("none.json"), self.scratch("config.json")],
                 credential_providers: Vec::new(),
+                policy: None,
+                verifiers: None,
                 archives_dir: self.archives(),
             },
         )

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use containerd_client::services::v1::Plugin;
@@ -15,7 +15,7 @@ use crate::config::Config;
 use limpet_cli::program_output::output_of;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::runtime::SHIM_PROGRAM;
-use limpet_containerd::{event_stream, image_verifier, snapshotter};
+use limpet_containerd::{event_stream, snapshotter};
 use limpet_host::peer;
 use limpet_model::lifecycle::LifecycleEvent;
 
@@ -23,8 +23,6 @@ use limpet_model::lifecycle::LifecycleEvent;
 const CONTAINERD_NEEDED: (u32, u32) = (1, 7);
 /// The timeout of containerd and of programs that print their version.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(3);
-/// Where containerd reads its configuration by default.
-const CONTAINERD_CONFIGURATION: &str = "/etc/containerd/config.toml";
 /// The search path for programs if containerd's environment cannot be read.
 const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -84,10 +82,7 @@ fn judge_version(version: &str) -> Finding {
 async fn plugins(client: &Client, wanted: &str) -> Vec<Finding> {
     match tokio::time::timeout(RUNTIME_TIMEOUT, snapshotter::plugins(client)).await {
         Ok(Ok(plugins)) => {
-            let configuration = std::fs::read_to_string(CONTAINERD_CONFIGURATION).unwrap_or_default();
-            let verifiers = judge_verifiers(&plugins, &image_verifier::directory(&configuration));
-            let judged = [judge_snapshotter(&plugins, wanted), judge_cri(&plugins)];
-            judged.into_iter().chain(verifiers).collect()
+            vec![judge_snapshotter(&plugins, wanted), judge_cri(&plugins)]
         }
         Ok(Err(status)) => vec![Finding::degraded("snapshotter", status.message().to_owned(), "")],
         Err(_) => vec![Finding::degraded("snapshotter", "containerd's plugins cannot be listed", "")],
@@ -109,29 +104,6 @@ fn judge_cri(plugins: &[Plugin]) -> Finding {
         Some(_) => Finding::ok("CRI plugin", "loaded; it leaves limpet's containers alone"),
         None => Finding::ok("CRI plugin", "not loaded; limpet does not need it"),
     }
-}
-
-/// The programs in containerd's image verifier directory decide which images containerd pulls. limpet pulls itself.
-fn judge_verifiers(plugins: &[Plugin], directory: &Path) -> Option<Finding> {
-    let verifies = |plugin: &Plugin| {
-        plugin.init_err.is_none()
-            && plugin.r#type == image_verifier::PLUGIN_TYPE
-            && plugin.id == image_verifier::PLUGIN_ID
-    };
-    if !plugins.iter().any(verifies) {
-        return None;
-    }
-    let entries = std::fs::read_dir(directory).ok()?.flatten();
-    let programs: Vec<_> = entries.filter(|entry| entry.path().is_file()).collect();
-    let first = programs.first()?.path();
-    let text = format!(
-        "{} decides which images containerd pulls; limpet pulls images itself and does not run it",
-        match programs.len() {
-            1 => first.display().to_string(),
-            count => format!("each of {count} programs in {}", directory.display()),
-        }
-    );
-    Some(Finding::degraded("image verifiers", text, "Name images by digest, or accept pods only from trusted sources"))
 }
 
 /// Publishes an event and waits for it, as the agent does when it starts.
@@ -266,25 +238,6 @@ mod tests {
         assert_eq!(broken.remedy, "Set snapshotter to one of: overlayfs");
         assert!(judge_cri(&plugins).text.starts_with("loaded"));
         assert!(judge_cri(&plugins[..2]).text.starts_with("not loaded"));
-    }
-
-    #[test]
-    fn image_verifiers_that_limpet_bypasses_are_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let with = [plugin(image_verifier::PLUGIN_TYPE, "bindir", None)];
-        assert!(judge_verifiers(&with, dir.path()).is_none());
-        assert!(judge_verifiers(&with, Path::new("/nowhere")).is_none());
-        std::fs::write(dir.path().join("cosign"), "").unwrap();
-        let finding = judge_verifiers(&with, dir.path()).unwrap();
-        assert_eq!(finding.level, Level::Degraded);
-        assert!(finding.text.starts_with(&dir.path().join("cosign").display().to_string()), "{}", finding.text);
-        std::fs::write(dir.path().join("notation"), "").unwrap();
-        assert!(judge_verifiers(&with, dir.path()).unwrap().text.starts_with("each of 2 programs in "));
-        // containerd 1.7 has no such plugin.
-        assert!(judge_verifiers(&[plugin("io.containerd.grpc.v1", "cri", None)], dir.path()).is_none());
-        assert!(
-            judge_verifiers(&[plugin(image_verifier::PLUGIN_TYPE, "bindir", Some("failed"))], dir.path()).is_none()
-        );
     }
 
     #[test]

@@ -294,6 +294,7 @@ impl ConfigDiagnostics {
         self.absolute_path(map, "runDirectory", &mut config.run_dir);
         self.absolute_path(map, "containerLogsDirectory", &mut config.container_logs_dir);
         self.absolute_path(map, "registryConfigDirectory", &mut config.registry_config_dir);
+        self.absolute_path(map, "containerdConfig", &mut config.containerd_config);
         self.absolute_path(map, "cniConfigDirectory", &mut config.cni_conf_dir);
         let url = ["staticPodURLCAFile", "staticPodURLCertFile", "staticPodURLKeyFile"].map(|key| {
             let mut path = PathBuf::new();
@@ -340,6 +341,7 @@ impl ConfigDiagnostics {
         self.plugins(map, config);
         self.allowed_names(map, &mut config.server);
         self.runtime_classes(map, config);
+        self.image_policy(map, config);
         self.devices(map, config);
         self.guard(map, &mut config.guard);
     }

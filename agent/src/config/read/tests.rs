@@ -209,6 +209,8 @@ fn every_supported_key_has_an_effect() {
         .map(|(name, class)| (name.to_owned(), class))
         .into(),
         registry_config_dir: "/certs".into(),
+        containerd_config: "/containerd.toml".into(),
+        image_policy: Some(super::image_policy::tests::tried()),
         cni_conf_dir: "/cni".into(),
         cni_bin_dirs: vec!["/bin1".into(), "/bin2".into()],
         metrics_address: Some("127.0.0.1:10249".parse().unwrap()),

@@ -1,15 +1,17 @@
 //! Composes the executor from the configuration: each backend gets its settings, and nothing of the agent's other parts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use limpet_containerd::client::Client;
 use limpet_containerd::container::{Containers, ContainersConfig};
 use limpet_containerd::image::{Images, ImagesConfig};
+use limpet_containerd::image_verifier::{self, VerifierSettings};
 use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::pull_rate::PullPace;
+use limpet_host::blocking;
 use limpet_host::cgroup::{CgroupDriver, CgroupError, Cgroups};
 use limpet_host::network::Network;
 use limpet_host::sandbox::{SandboxError, Sandboxes};
@@ -38,6 +40,9 @@ pub enum ComposeError {
     /// No cgroups to work with.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
+    /// containerd's configuration lies on a file system that does not answer.
+    #[error("containerd's configuration: {0}")]
+    Configuration(std::io::Error),
 }
 
 /// containerd, CNI and volumes as the executor and other parts of the agent use them. A clone is another handle.
@@ -115,6 +120,8 @@ impl ContainerdExecutor {
             auth_files: auth_files(&config),
             credential_providers: config.credential_providers.clone(),
             archives_dir: config.root_dir.join("images"),
+            policy: config.image_policy.clone(),
+            verifiers: image_verifiers(&config.containerd_config).await.map_err(ComposeError::Configuration)?,
         };
         let containers = ContainersConfig {
             snapshotter: config.snapshotter.clone(),
@@ -151,6 +158,12 @@ impl ContainerdExecutor {
             service_accounts,
         })
     }
+}
+
+/// containerd's image verifiers, if it has a directory of them.
+async fn image_verifiers(configuration: &Path) -> std::io::Result<Option<VerifierSettings>> {
+    let path = configuration.to_owned();
+    blocking::run(path.clone(), blocking::DEADLINE, move |_| image_verifier::settings(&path)).await
 }
 
 /// The labels of containers, where SELinux is on. Two small files are read then.

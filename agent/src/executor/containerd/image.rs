@@ -45,16 +45,22 @@ impl ContainerdExecutor {
     ) -> Result<Arc<LocalImage>, Failure> {
         let failed = |error: &ImageError| self.image_failure(pod, slot, reference, error);
         let local = self.images.find(reference).await.map_err(|error| failed(&error))?;
-        let is_usable = match &local {
-            Some(image) if policy != Some("Always") => self.may_use(pod, reference, image).await,
-            _ => false,
-        };
+        let (mut is_usable, mut refusal) = (false, None);
+        if let Some(image) = local.as_ref().filter(|_| policy != Some("Always"))
+            && self.may_use(pod, reference, image).await
+        {
+            refusal = self.judge_image(pod, reference, image).await.err();
+            is_usable = refusal.is_none();
+        }
         match (policy, local) {
             (_, Some(image)) if is_usable => {
                 self.reporter.report_image_present(pod, slot, reference);
                 Ok(image)
             }
             (Some("Never"), _) => {
+                if let Some(error) = &refusal {
+                    return Err(failed(error));
+                }
                 let message = format!("Container image \"{reference}\" is not present with pull policy of Never");
                 self.reporter.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
                 Err(Failure { reason: "ErrImageNeverPull", message, transient: false })
@@ -62,8 +68,11 @@ impl ContainerdExecutor {
             (_, local) => match self.pull_image(pod, slot, reference).await {
                 Ok(image) => Ok(image),
                 Err(error) => {
+                    // A refused image stays what it was, unless its registry has another one.
+                    let error = if error.is_refused() { error } else { refusal.unwrap_or(error) };
                     match local.filter(|_| self.config.local_image_when_unreachable && error.is_unreachable()) {
                         Some(image) if self.may_use(pod, reference, &image).await => {
+                            self.judge_image(pod, reference, &image).await.map_err(|error| failed(&error))?;
                             self.report_local_image(pod, slot, reference, &error);
                             Ok(image)
                         }
@@ -72,6 +81,14 @@ impl ContainerdExecutor {
                 }
             },
         }
+    }
+
+    /// Whether `imagePolicy` lets the pod use an image that is here. A refused one counts as missing.
+    async fn judge_image(&self, pod: &PodState, reference: &str, image: &LocalImage) -> Result<(), ImageError> {
+        if self.config.image_policy.is_none() {
+            return Ok(());
+        }
+        self.images.admit(reference, &image.digest, &self.pull_access(pod)).await
     }
 
     /// `imagePullPolicy: Always` requires the newest image: an event reports that this may be an older one.
@@ -146,7 +163,8 @@ impl ContainerdExecutor {
             );
             return Failure { reason: "ImagePullBackOff", message, transient: error.is_runtime_unavailable() };
         }
-        Failure { reason: "ErrImagePull", message, transient: error.is_runtime_unavailable() }
+        let reason = if error.is_refused() { error.reason() } else { "ErrImagePull" };
+        Failure { reason, message, transient: error.is_runtime_unavailable() }
     }
 }
 
