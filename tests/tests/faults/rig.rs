@@ -181,6 +181,10 @@ impl<'a> Rig<'a> {
 
     /// Kills the containers whose loggers were killed.
     fn end_processes_without_a_logger(&self) -> Result<()> {
+        // Its containers have none to begin with.
+        if limpet_tests::agent::has_limpets_shim() {
+            return Ok(());
+        }
         let logged = loggers(self.node.dir());
         let tasks = self.node.containerd.tasks()?.into_iter();
         tasks
