@@ -36,6 +36,7 @@ use crate::manifest_guard::{self, ArmError, AttemptReporter};
 use crate::node::NodeLock;
 use crate::node::capacity::Capacity;
 use crate::node::network::NetworkFollower;
+use crate::workload_memory;
 use cluster::join_cluster;
 use database::open_store;
 pub use error::AppError;
@@ -73,7 +74,7 @@ use published::ConfiguredSources;
 use serving::{Sockets, start_serving};
 use shortage::{enforce_allocatable, evictor};
 use sources::start_sources;
-use supervision::{node_claims, supervise};
+use supervision::{CoreInputs, node_claims, supervise};
 
 /// How long the tasks may take to put down what they are doing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
@@ -205,7 +206,9 @@ async fn start_core(
     let (debug_orders, debug_requests) = debug_order::channel();
     let (intake, shutdown) = follow_shutdown(shared);
     let shutting_down = intake.shutting_down.clone();
-    let node_state = supervise(shared, &executor, &sources, heartbeat, offer, shortages, (intake, debug_requests));
+    let workloads = workload_memory::load(&node_name, &store).await;
+    let inputs = CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, debug: debug_requests, workloads };
+    let node_state = supervise(shared, &executor, &sources, inputs);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
     let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
     let images = collect_images(shared, &executor.images, &evictor.pods);

@@ -20,3 +20,4 @@ pub mod pull_records;
 pub mod source;
 pub mod store;
 pub mod watch;
+pub mod workload_memory;

@@ -34,6 +34,7 @@ use redb::backends::FileBackend;
 use redb::{Database, DatabaseError, ReadableDatabase, StorageError};
 
 pub use changes::Changes;
+pub use kinds::StoredMemory;
 use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
 use limpet_model::pod::PodKey;

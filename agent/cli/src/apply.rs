@@ -1,4 +1,4 @@
-//! `limpet apply`: pushes pods, ConfigMaps and Secrets to the agent, which stores them until they are deleted. Same
+//! `limpet apply`: pushes pods, workloads, ConfigMaps and Secrets to the agent, which stores them until they are deleted. Same
 //! conventions and output as kubectl.
 
 use limpet_model::manifest;
@@ -57,7 +57,7 @@ pub(super) struct NamedDocument {
 pub(super) async fn run(client: &SocketClient, args: ApplyArgs, screen: Screen) -> Result<u8, CliError> {
     let (mut all, mut failed) = read(&args.files, args.namespace.as_deref(), args.validate, screen)?;
     // Objects first: a pod that finds its objects need not wait for them.
-    all.sort_by_key(|named| named.resource == Resource::Pod);
+    all.sort_by_key(|named| named.resource.has_pods());
     for NamedDocument { resource, namespace, name, manifest } in all {
         match client.put(&resource.path(&namespace, &name), manifest).await {
             Ok(response) => {
@@ -109,7 +109,7 @@ pub(super) fn read(
         }
         if manifest.pods.is_empty() && manifest.objects.is_empty() && manifest.faults.is_empty() {
             failed = true;
-            print_error(&format!("{origin} contains no pods, ConfigMaps or Secrets"));
+            print_error(&format!("{origin} contains no pods, workloads, ConfigMaps or Secrets"));
         }
         for named in named(&manifest, namespace) {
             match named {

@@ -1,4 +1,4 @@
-//! `limpet delete`: deletes applied pods and waits until they have terminated; deletes ConfigMaps and Secrets. Same
+//! `limpet delete`: deletes applied pods and waits until they have terminated; deletes workloads, ConfigMaps and Secrets. Same
 //! conventions and output as kubectl.
 
 use std::collections::BTreeSet;
@@ -56,7 +56,7 @@ struct DeleteTarget {
 pub(super) async fn run(client: &SocketClient, args: DeleteArgs, screen: Screen) -> Result<u8, CliError> {
     let (mut doomed, mut failed) = select_targets(client, &args, screen).await?;
     // Objects last: terminating pods still read theirs.
-    doomed.sort_by_key(|doomed| doomed.resource);
+    doomed.sort_by_key(|doomed| (!doomed.resource.has_pods(), doomed.resource));
     let grace = if args.now { 1 } else { args.grace_period };
     let mut terminating = BTreeSet::new();
     for DeleteTarget { resource, key, requested } in doomed {

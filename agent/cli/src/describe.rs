@@ -109,6 +109,8 @@ fn identity(sheet: &mut Sheet, document: &DescribeDocument) {
     let none = std::collections::BTreeMap::new();
     sheet.map("Labels", metadata.labels.as_ref().unwrap_or(&none), "=");
     sheet.map("Annotations", metadata.annotations.as_ref().unwrap_or(&none), ": ");
+    let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+    sheet.optional("Controlled By", controller.map(|owner| format!("{}/{}", owner.kind, owner.name)).as_deref());
 }
 
 fn state(sheet: &mut Sheet, document: &DescribeDocument, status: &PodStatus, screen: &Screen) {

@@ -90,6 +90,8 @@ pub(super) async fn fetch(
                     ObjectKind::RuntimeClass => Box::pin(follow_runtime_class(link, &desired, &key, &source)),
                     ObjectKind::ConfigMap => Box::pin(follow_object(link, &key, Resource::ConfigMaps, &source)),
                     ObjectKind::Secret => Box::pin(follow_object(link, &key, Resource::Secrets, &source)),
+                    // No pod refers to a workload.
+                    ObjectKind::Deployment | ObjectKind::ReplicaSet | ObjectKind::DaemonSet => return,
                 };
                 stop.run_until_cancelled(work).await;
             });

@@ -135,7 +135,7 @@ impl Decoder {
             FieldValidation::Warn => self.read_leniently,
         };
         let mut manifest = read(bytes, origin, source, node);
-        manifest.enforce(self.security.of(source));
+        manifest.enforce(self.security.of(source), source);
         manifest
     }
 

@@ -8,13 +8,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord};
-use crate::pod::draft::Draft;
+use crate::object::{self, ObjectKey, ObjectKind, ObjectRecord, workload};
+use crate::pod::accept::{self, accept};
 use crate::pod::security::{self, SecurityLevel};
 use crate::pod::yaml::{self, Document};
-use crate::pod::{
-    Fault, FaultList, FieldValidation, PodKey, PodRecord, decode, encoding, identity, size, unsupported, validate,
-};
+use crate::pod::{Fault, FaultList, FieldValidation, PodKey, PodRecord, encoding, identity};
 use crate::source::SourceKind;
 
 /// The contents of one file, one HTTP response or one push.
@@ -45,8 +43,8 @@ impl Manifest {
         Self { faults: vec![fault], unknown_pod_refused: true, unknown_object_refused: true, ..Self::default() }
     }
 
-    /// Refuses the pods that require more than `level` allows.
-    pub fn enforce(&mut self, level: SecurityLevel) {
+    /// Refuses the pods, and the workloads of pods, of `source` that require more than `level` allows.
+    pub fn enforce(&mut self, level: SecurityLevel, source: SourceKind) {
         let mut faults = FaultList::default();
         let refused = &mut self.refused;
         self.pods.retain(|pod| match security::check(pod, level) {
@@ -56,6 +54,15 @@ impl Manifest {
                 refused.insert(pod.key.clone());
                 false
             }
+        });
+        let refused = &mut self.refused_objects;
+        self.objects.retain(|object| {
+            let sample = object.workload.as_ref().and_then(|one| one.sample(&object.key, &object.origin, source));
+            let Some(fault) = sample.and_then(|pod| security::check(&pod, level)) else { return true };
+            let path = format!("{}.{}", workload::TEMPLATE, fault.path);
+            faults.push(Fault { origin: Arc::clone(&object.origin), path, ..fault });
+            refused.insert(object.key.clone());
+            false
         });
         self.faults.extend(faults.finish());
     }
@@ -96,12 +103,19 @@ impl Manifest {
     fn take_object(
         &mut self,
         item: &Item<'_>,
-        (kind, validation): (ObjectKind, FieldValidation),
+        kind: ObjectKind,
         origin: &Arc<str>,
+        (source, validation): (SourceKind, FieldValidation),
         node_name: &str,
         keys: &mut BTreeSet<ObjectKey>,
     ) -> FaultList {
-        let (object, mut faults) = object::read(item.value, kind, Arc::clone(origin), validation);
+        let (object, mut faults) = match kind.is_workload() {
+            true => {
+                let (workload, faults) = workload::read(item.value, kind, origin, (source, validation));
+                (workload.map(|workload| ObjectRecord::of_workload(workload, origin)), faults)
+            }
+            false => object::read(item.value, kind, Arc::clone(origin), validation),
+        };
         faults.extend(item.duplicates());
         faults.relax(validation);
         let object = object.filter(|_| faults.errors() == 0);
@@ -146,7 +160,7 @@ fn read_by(validation: FieldValidation, text: &[u8], origin: &str, source: Sourc
     all.extend(unclear.iter().filter_map(outer).cloned());
     for item in documents.iter().flat_map(items) {
         let mut faults = match item.object_kind() {
-            Some(kind) => manifest.take_object(&item, (kind, validation), &origin, node_name, &mut objects),
+            Some(kind) => manifest.take_object(&item, kind, &origin, (source, validation), node_name, &mut objects),
             None => manifest.take_pod(&item, &origin, (source, validation), node_name, &mut keys),
         };
         faults.kept_mut().iter_mut().for_each(|fault| item.locate(fault));
@@ -175,11 +189,7 @@ fn first<K: Ord + Clone + Display>(what: &str, key: &K, known: &mut BTreeSet<K>,
 pub fn restore(manifest: &[u8], origin: &str, source: SourceKind, node_name: &str) -> Result<PodRecord, Vec<Fault>> {
     let value: Value = serde_json::from_slice(manifest)
         .map_err(|error| vec![Fault::error("", format!("stored manifest: {error}"))])?;
-    let (decoded, faults) = decode::decode_with_value(&value);
-    match decoded {
-        Some((pod, value)) => Draft::new(&value, pod, Arc::from(origin), source, node_name).record(),
-        None => Err(faults.finish()),
-    }
+    accept::restore(&value, origin, source, node_name)
 }
 
 /// A manifest that was accepted before and stored by limpet.
@@ -243,7 +253,7 @@ impl Item<'_> {
     /// The kind of a local object; `None` for everything else.
     fn object_kind(&self) -> Option<ObjectKind> {
         let kind = ObjectKind::from_name(self.value["kind"].as_str()?)?;
-        (self.value["apiVersion"] == "v1").then_some(kind)
+        (self.value["apiVersion"] == kind.api_version()).then_some(kind)
     }
 
     /// The item's namespace and name; `None` if it has no usable ones.
@@ -261,9 +271,11 @@ impl Item<'_> {
     fn candidates(&self) -> (bool, &'static [ObjectKind]) {
         match self.value["kind"].as_str() {
             Some("Pod") => (true, &[]),
-            Some("ConfigMap") => (false, &[ObjectKind::ConfigMap]),
-            Some("Secret") => (false, &[ObjectKind::Secret]),
-            _ => (true, &[ObjectKind::ConfigMap, ObjectKind::Secret]),
+            Some(kind) => match ObjectKind::LOCAL.iter().position(|local| local.as_str() == kind) {
+                Some(at) => (false, &ObjectKind::LOCAL[at..=at]),
+                None => (true, &ObjectKind::LOCAL),
+            },
+            None => (true, &ObjectKind::LOCAL),
         }
     }
 
@@ -279,26 +291,7 @@ impl Item<'_> {
             faults.push(fault);
             return (None, faults);
         }
-        let (decoded, mut faults) = decode::decode_with_value(self.value);
-        faults.extend(self.duplicates());
-        faults.relax(validation);
-        let Some((pod, value)) = decoded else { return (None, faults) };
-        let draft = Draft::new(&value, pod, Arc::clone(origin), source, node_name);
-        // A field of the wrong type was removed: faults that follow from its absence would only confuse.
-        if faults.errors() == 0 {
-            faults.absorb(validate::validate(&draft));
-        }
-        if !self.value["metadata"]["deletionTimestamp"].is_null() {
-            let warning = "has no effect: the pod of a manifest is a new one";
-            faults.push(Fault::warning("metadata.deletionTimestamp", warning).with_remedy("remove it"));
-        }
-        faults.extend(size::check(self.value, draft.manifest.len()));
-        faults.extend(unsupported::check(self.value, source));
-        if faults.errors() > 0 {
-            return (None, faults);
-        }
-        let record = draft.record().map_err(|refused| faults.extend(refused));
-        (record.ok(), faults)
+        accept(self.value, self.duplicates(), origin, (source, validation), node_name)
     }
 
     /// Duplicate keys within this item.
@@ -315,6 +308,11 @@ impl Item<'_> {
     fn kind_fault(&self) -> Option<Fault> {
         let text = |key: &str| self.value[key].as_str().unwrap_or_default();
         let (version, kind) = (text("apiVersion"), text("kind"));
+        if let Some(local) = ObjectKind::from_name(kind) {
+            let message = if version.is_empty() { "required".to_owned() } else { format!("{version} has no {kind}") };
+            let remedy = format!("apiVersion: {}", local.api_version());
+            return Some(Fault::error("apiVersion", message).with_remedy(remedy));
+        }
         match (version, kind) {
             ("v1", "Pod") => None,
             ("", "") => Some(
@@ -322,13 +320,8 @@ impl Item<'_> {
                     .with_remedy("start it with apiVersion: v1 and kind: Pod"),
             ),
             ("v1", "") => Some(Fault::error("kind", "required").with_remedy("kind: Pod")),
-            ("", "Pod" | "ConfigMap" | "Secret") => {
-                Some(Fault::error("apiVersion", "required").with_remedy("apiVersion: v1"))
-            }
+            ("", "Pod") => Some(Fault::error("apiVersion", "required").with_remedy("apiVersion: v1")),
             (_, "Pod") => Some(Fault::error("apiVersion", format!("{version} has no Pod; it must be v1"))),
-            (_, "ConfigMap" | "Secret") => {
-                Some(Fault::error("apiVersion", format!("{version} has no {kind}")).with_remedy("apiVersion: v1"))
-            }
             _ => Some(
                 Fault::error("kind", format!("{kind} is not accepted: a node runs Pods"))
                     .with_remedy("write its pod template as a Pod of its own"),

@@ -1,5 +1,6 @@
 //! Local objects: ConfigMaps and Secrets defined in a source, for the pods of that source alone, and what an
-//! apiserver has for its own: tokens, the addresses of Services, the paths of claimed volumes, certificates, runtime classes.
+//! apiserver has for its own: tokens, the addresses of Services, the paths of claimed volumes, certificates, runtime classes. Also the
+//! workloads of a source, of which pods are made ([`workload`]).
 //!
 //! Input: a decoded document. Output: an [`ObjectRecord`], shared by `Arc` from the source to the worker, and for each
 //! pod the [`PodObjects`] it refers to. Pure: no I/O, no clock. Values are [`SecretBytes`] for both kinds: they are never
@@ -9,6 +10,8 @@ pub mod claim;
 pub mod csi;
 mod decode;
 pub mod iscsi;
+mod key;
+mod metadata;
 pub mod pod_certificate;
 mod pod_objects;
 mod record;
@@ -19,10 +22,13 @@ mod secret_bytes;
 pub mod service;
 pub mod token;
 pub mod trust_bundle;
+pub mod workload;
 
 pub(crate) use decode::read;
-pub use decode::{KEYS_ANNOTATION, decode, from_apiserver, restore};
+pub use decode::{decode, from_apiserver, restore};
+pub use key::{ObjectKey, ObjectKind};
+pub use metadata::KEYS_ANNOTATION;
 pub use pod_objects::{ObjectState, PodObjects};
-pub use record::{Entry, ObjectKey, ObjectKind, ObjectRecord};
+pub use record::{Entry, ObjectRecord};
 pub use reference::{flex_secret, in_environment, iscsi_secret, mounted, of_sandbox, pull_secrets, references};
 pub use secret_bytes::SecretBytes;

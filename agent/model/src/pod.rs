@@ -2,6 +2,7 @@
 //!
 //! Everything here is pure: input is bytes and names, output is values and faults. No I/O, no clock.
 
+pub(crate) mod accept;
 pub mod allocation;
 pub mod apparmor;
 pub mod authored;
@@ -50,7 +51,7 @@ pub(crate) mod yaml;
 
 pub use decode::from_value;
 pub use diff::{Part, PodDiff};
-pub use edit::{Edit, edits};
+pub use edit::{Edit, edits, edits_between};
 pub use fault::{Fault, FaultList, Reason, Severity};
 pub use field_validation::FieldValidation;
 pub use fingerprint::Fingerprint;

@@ -37,15 +37,14 @@ const MAX_BODY: usize = 10 << 20;
 
 pub(super) fn routes() -> Routes<ServerState> {
     let pod = "/api/v1/namespaces/{namespace}/pods/{name}";
-    Routes::default()
+    let routes = Routes::default()
         .get("/api/v1/pods", Read, all)
         .get("/api/v1/namespaces/{namespace}/pods", Read, of_namespace)
         .get(pod, Read, one)
         .put(pod, Write, put)
-        .delete(pod, Write, delete)
-        .merge(objects::routes(ObjectKind::ConfigMap))
-        .merge(objects::routes(ObjectKind::Secret))
-        .body_limit(MAX_BODY)
+        .delete(pod, Write, delete);
+    let kinds = ObjectKind::LOCAL.into_iter().map(objects::routes);
+    kinds.fold(routes, Routes::merge).body_limit(MAX_BODY)
 }
 
 async fn all(State(state): State<ServerState>) -> Response {

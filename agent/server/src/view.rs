@@ -74,6 +74,10 @@ pub(super) fn rows(observed: &ObservedPods, sources: &[SourceView], desired: &De
             rows.entry(key.clone()).or_insert_with(|| Row { record: Arc::clone(record), observed: None, note: None });
         }
     }
+    // Those of workloads are in no source's snapshot.
+    for (key, record) in desired.pods.iter().filter(|(_, record)| !record.is_deleting()) {
+        rows.entry(key.clone()).or_insert_with(|| Row { record: Arc::clone(record), observed: None, note: None });
+    }
     for source in sources {
         for rejection in source.snapshot.rejected.values() {
             for key in &rejection.kept {
@@ -282,6 +286,7 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
     let lost = desired.duplicates.iter().flat_map(|(key, duplicates)| {
         duplicates.iter().filter(move |duplicate| duplicate.loser.key == *key && loses(view.kind, duplicate))
     });
+    let is_made = |key: &PodKey, pod: &PodRecord| pod.source == view.kind && !snapshot.pods.contains_key(key);
     SourceDocument {
         source: view.kind.to_string(),
         place: view.place.to_string(),
@@ -289,7 +294,7 @@ pub(super) fn source(view: &SourceView, desired: &DesiredPods) -> SourceDocument
         detail,
         last_good: view.last_good.map(Time),
         next_retry: view.next_retry.map(Time),
-        pods: snapshot.pods.len(),
+        pods: snapshot.pods.len() + desired.pods.iter().filter(|(key, pod)| is_made(key, pod)).count(),
         objects: snapshot.objects.keys().filter(|key| key.kind.is_local()).count(),
         missing: desired.missing_objects(view.kind).map(missing_object).collect(),
         rejected: (snapshot.rejected.values().map(|refused| rejection(refused)).chain(lost.map(lost_claim)))

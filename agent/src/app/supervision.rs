@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::executor::containerd::ContainerdExecutor;
 use crate::lifecycle;
 use crate::node::capacity::Capacity;
+use crate::workload_memory::WorkloadMemory;
 use limpet_containerd::event_stream;
 use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_object::initial_labels;
@@ -19,6 +20,7 @@ use limpet_core::node_shutdown::ShutdownIntake;
 use limpet_core::node_state::NodeState;
 use limpet_core::probe::ProbeGrid;
 use limpet_host::{clock, machine};
+use limpet_kinds::Controllers;
 use limpet_model::node::{NodeFacts, architecture};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::health::Heartbeat;
@@ -26,6 +28,7 @@ use limpet_worker::executor::Executor;
 use limpet_worker::node_claims::{NodeClaims, NodeOffer};
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::watched_processes::WatchedProcesses;
+use limpet_worker::workloads::Workloads;
 use limpet_worker::{WorkerContext, merge_loop};
 
 /// How many lifecycle events may wait for the supervisor before containerd's stream is held up.
@@ -45,21 +48,35 @@ pub fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity, plugi
     NodeClaims::new(offer, initial_labels(&node.name, architecture(), &config.cluster.labels))
 }
 
+/// What the core is given beside what all parts share.
+pub(super) struct CoreInputs {
+    /// Requests that check whether the supervisor is alive.
+    pub(super) heartbeat: Heartbeat,
+    /// Where the manifest watch takes further feeds of events.
+    pub(super) feeds: Option<mpsc::Sender<Feed>>,
+    /// What the node is short of.
+    pub(super) shortages: Shortages,
+    /// How the supervisor follows a shutdown of the node.
+    pub(super) shutdown: ShutdownIntake,
+    /// Containers that are to be added to pods.
+    pub(super) debug: mpsc::Receiver<DebugOrder>,
+    /// The controllers of workloads, and where they keep what they remember.
+    pub(super) workloads: (Controllers, WorkloadMemory),
+}
+
 /// Starts the core: merge, lifecycle, supervisor.
 pub(super) fn supervise(
     shared: &SharedParts,
     executor: &Arc<ContainerdExecutor>,
     sources: &[Arc<Published>],
-    heartbeat: Heartbeat,
-    feeds: Option<mpsc::Sender<Feed>>,
-    Shortages { pressure, orders, evictions }: Shortages,
-    (shutdown, debug): (ShutdownIntake, mpsc::Receiver<DebugOrder>),
+    inputs: CoreInputs,
 ) -> watch::Receiver<NodeState> {
+    let CoreInputs { heartbeat, feeds, shortages, shutdown, debug, workloads: (controllers, memory) } = inputs;
+    let Shortages { pressure, orders, evictions } = shortages;
     let followed: Arc<WatchedProcesses> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
     let (lifecycle_events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     let stop = &shared.stop;
-    shared.tasks.spawn(merge_loop::run(Arc::clone(&shared.slots), shared.desired.clone(), merging, stop.clone()));
     shared.tasks.spawn(event_stream::run(shared.backends.client.clone(), lifecycle_events.clone(), stop.clone()));
     #[cfg(feature = "attribution")]
     shared.tasks.spawn(lifecycle::kernel::run(Arc::clone(&followed), lifecycle_events, feeds, stop.clone()));
@@ -77,7 +94,10 @@ pub(super) fn supervise(
         evictions: orders,
     };
     let node_network = shared.node_network.clone();
-    let supervisor = Supervisor::new(context, kinds, stop.clone());
+    let mut supervisor = Supervisor::new(context, kinds, stop.clone());
+    let workloads = Workloads::new(controllers, Arc::new(memory), shared.observed.clone(), supervisor.adopted());
+    let (slots, desired) = (Arc::clone(&shared.slots), shared.desired.clone());
+    shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, Some(workloads), stop.clone()));
     let node_state = supervisor.node_state();
     let intake =
         Intake { merged, lifecycle, network, node_network, images, pressure, evictions, shutdown, debug, heartbeat };

@@ -14,8 +14,13 @@ use limpet_model::directory_id::DirectoryId;
 use limpet_model::pull_credential::{PullCredential, PullSecret, PullServiceAccount};
 
 /// Every type of record, for what works on records of any type. Two types must not share a tag.
-pub(super) const TABLES: [Table; 4] =
-    [Table::of::<LastGood>(), Table::of::<DirectoryId>(), Table::of::<PulledImage>(), Table::of::<PullIntent>()];
+pub(super) const TABLES: [Table; 5] = [
+    Table::of::<LastGood>(),
+    Table::of::<DirectoryId>(),
+    Table::of::<PulledImage>(),
+    Table::of::<PullIntent>(),
+    Table::of::<StoredMemory>(),
+];
 
 impl Table {
     /// The table of a record; `None` if no type has its tag, or its content cannot be decoded.
@@ -165,6 +170,29 @@ impl Stored for PullIntent {
 
     fn same(&self, _: &Self) -> bool {
         true
+    }
+}
+
+/// What the controller of a workload remembers, by the workload's kind, namespace and name. Content: its JSON.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredMemory(pub Arc<[u8]>);
+
+impl Stored for StoredMemory {
+    type Key = (&'static str, &'static str);
+    const TABLE: &'static str = "workloads";
+    const TAG: u8 = 8;
+    const REMOVED: u8 = 9;
+
+    fn encode(&self, content: &mut Vec<u8>) {
+        content.extend_from_slice(&self.0);
+    }
+
+    fn decode(content: &[u8]) -> Option<Self> {
+        Some(Self(Arc::from(content)))
+    }
+
+    fn same(&self, other: &Self) -> bool {
+        self == other
     }
 }
 

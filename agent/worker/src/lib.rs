@@ -15,6 +15,7 @@ pub mod pod_worker;
 pub mod process_watch;
 pub mod supervisor;
 pub mod watched_processes;
+pub mod workloads;
 
 use std::sync::Arc;
 

@@ -9,15 +9,31 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::workloads::Workloads;
+
 /// Owns the merged state until `stop`: waits for a snapshot, merges, stores the result, sends the changes.
 ///
 /// A burst coalesces: however often the sources publish while the supervisor is busy, one merge takes the newest.
 pub async fn run(slots: Arc<Slots>, desired: Desired, changes: mpsc::Sender<Merged>, stop: CancellationToken) {
+    run_with(slots, desired, changes, None, stop).await;
+}
+
+/// The same with the pods that controllers make of the sources' workloads.
+pub async fn run_with(
+    slots: Arc<Slots>,
+    desired: Desired,
+    changes: mpsc::Sender<Merged>,
+    mut workloads: Option<Workloads>,
+    stop: CancellationToken,
+) {
     let mut table = MergeTable::default();
     loop {
         // The channel slot is reserved before the sources are read, so that later snapshots are part of this merge.
         let permit = async {
-            slots.published().await;
+            tokio::select! {
+                () = slots.published() => {}
+                () = woken(workloads.as_mut()) => {}
+            }
             changes.reserve().await
         };
         let permit = tokio::select! {
@@ -26,7 +42,11 @@ pub async fn run(slots: Arc<Slots>, desired: Desired, changes: mpsc::Sender<Merg
         };
         let Ok(permit) = permit else { return };
         let started = Instant::now();
-        let delta = table.absorb(slots.load());
+        let snapshots = match &mut workloads {
+            Some(workloads) => workloads.expand(slots.load()),
+            None => slots.load(),
+        };
+        let delta = table.absorb(snapshots);
         let snapshot = Arc::new(table.desired().clone());
         // Also without a change to send: a Secret that no pod refers to is dropped.
         desired.store(Arc::clone(&snapshot));
@@ -36,6 +56,13 @@ pub async fn run(slots: Arc<Slots>, desired: Desired, changes: mpsc::Sender<Merg
         let MergeDelta { changes, contested, objects_changed, .. } = delta;
         let took = started.elapsed();
         permit.send(Merged { changes, contested, objects_changed, desired: snapshot, took });
+    }
+}
+
+async fn woken(workloads: Option<&mut Workloads>) {
+    match workloads {
+        Some(workloads) => workloads.woken().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +18,7 @@ use super::WorkerContext;
 use super::inbox::{EvictionOrder, Inbox, PodCommand};
 use super::node_claims::Entry;
 use super::pod_worker::{PodWorker, WorkEnded};
+use super::workloads::Adopted;
 use cleanup::Cleanup;
 use limpet_core::admission::may_preempt;
 use limpet_core::debug_order::{DebugError, DebugOrder};
@@ -80,6 +81,8 @@ pub struct Supervisor {
     waits_for_place: bool,
     /// The runtime's state was read once.
     adopted: bool,
+    /// To the controllers of workloads: their pods among those that were found then.
+    found_workloads: Option<oneshot::Sender<Vec<Arc<PodRecord>>>>,
     absence_reported: bool,
     reading: Reading,
     cleanup: Cleanup,
@@ -102,6 +105,7 @@ impl Supervisor {
             gone: HashSet::new(),
             waits_for_place: false,
             adopted: false,
+            found_workloads: None,
             absence_reported: false,
             reading: Reading::default(),
             cleanup: Cleanup::default(),
@@ -112,6 +116,13 @@ impl Supervisor {
     /// The node's state, as the workers watch it.
     pub fn node_state(&self) -> watch::Receiver<NodeState> {
         self.node.subscribe()
+    }
+
+    /// The pods of workloads that run when the agent starts, for their controllers.
+    pub fn adopted(&mut self) -> Adopted {
+        let (found, adopted) = oneshot::channel();
+        self.found_workloads = Some(found);
+        adopted
     }
 
     /// Supervises until the agent stops; then waits for the workers to put down what they are doing.

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::super::screen::{Screen, Tone, printable};
 use super::super::validate;
+use limpet_model::object::ObjectKind;
 use limpet_model::pod::{Fault, Severity};
 use limpet_wire::diff::{
     DiffDocument, DiffFile, FieldDocument, ImageDocument, ObjectDiffDocument, PodDiffDocument, ValueDocument,
@@ -160,9 +161,14 @@ fn one_object(object: &ObjectDiffDocument, screen: Screen) -> String {
         "removed" => ", gone",
         _ => "",
     };
-    let rows: Vec<(String, String)> = object.values.iter().map(value).collect();
+    let is_workload = ObjectKind::from_name(&object.kind).is_some_and(ObjectKind::is_workload);
+    let rows: Vec<(String, String)> = object.values.iter().map(|one| value(one, is_workload)).collect();
     let mut page =
         format!("{} {name} ({} {}{state})\n{}", object.kind, object.source, printable(&object.origin), columns(&rows));
+    if is_workload {
+        page.push_str(&format!("  {}\n", controller_effect(object)));
+        return page;
+    }
     let list = |pods: &[String]| {
         let short = pods.iter().map(|pod| pod.strip_prefix("default/").unwrap_or(pod));
         short.map(printable).collect::<Vec<_>>().join(", ")
@@ -184,8 +190,21 @@ fn one_object(object: &ObjectDiffDocument, screen: Screen) -> String {
     page
 }
 
-fn value(value: &ValueDocument) -> (String, String) {
-    let key = printable(&format!("data[{}]", value.key));
+/// What the controller of a workload does about a change of it.
+fn controller_effect(object: &ObjectDiffDocument) -> &'static str {
+    let is_new_template = object.values.iter().any(|value| value.key.starts_with("spec.template"));
+    match object.change.as_str() {
+        "added" => "starts: its pods",
+        "removed" => "ends: its pods",
+        _ if is_new_template && object.kind == "ReplicaSet" => "reaches: pods that it makes from then on",
+        _ if is_new_template => "rolls out: its pods are replaced by the rules of its strategy",
+        _ => "restarts: nothing",
+    }
+}
+
+/// A changed value of a ConfigMap or Secret, or a changed field of a workload.
+fn value(value: &ValueDocument, is_field: bool) -> (String, String) {
+    let key = if is_field { printable(&value.key) } else { printable(&format!("data[{}]", value.key)) };
     let text = |text: &Option<String>| match text {
         Some(text) if text.lines().count() > 1 => format!("{} lines", text.lines().count()),
         Some(text) => shown(&Value::from(text.trim_end_matches('\n'))),

@@ -1,4 +1,4 @@
-//! Predicted changes of ConfigMaps and Secrets, and the pods they affect.
+//! Predicted changes of ConfigMaps, Secrets and workloads, and the pods they affect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::merge::DesiredPods;
 use crate::source::Snapshots;
 use limpet_model::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, mounted, references};
-use limpet_model::pod::PodKey;
+use limpet_model::pod::{PodKey, edits_between};
 use limpet_model::source::SourceKind;
 
 /// One changed value of an object. Values of Secrets, and values that are not text, are not shown.
@@ -72,10 +72,24 @@ fn one(
         source,
         old: old.cloned(),
         new: new.cloned(),
-        values: values(key.kind, old, new),
+        values: match key.kind.is_workload() {
+            true => fields(old, new),
+            false => values(key.kind, old, new),
+        },
         files_of: keys(files_of),
         starts_of: keys(starts_of),
     }
+}
+
+/// The fields of a workload that differ, unless it is new or gone.
+fn fields(old: Option<&Arc<ObjectRecord>>, new: Option<&Arc<ObjectRecord>>) -> Vec<ValueChange> {
+    let Some((old, new)) = old.zip(new) else { return Vec::new() };
+    let text = |value: serde_json::Value| match value {
+        serde_json::Value::String(text) => Some(text),
+        other => Some(other.to_string()),
+    };
+    let edits = edits_between(&old.manifest(), &new.manifest()).into_iter();
+    edits.map(|edit| ValueChange { key: edit.path, old: edit.old.map(text), new: edit.new.map(text) }).collect()
 }
 
 fn values(kind: ObjectKind, old: Option<&Arc<ObjectRecord>>, new: Option<&Arc<ObjectRecord>>) -> Vec<ValueChange> {

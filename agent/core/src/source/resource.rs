@@ -6,11 +6,19 @@ use limpet_model::object::ObjectKind;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
     Pod,
-    /// ConfigMaps or Secrets.
+    /// ConfigMaps, Secrets or workloads.
     Object(ObjectKind),
 }
 
 impl Resource {
+    /// Whether it is a pod, or a workload of pods.
+    pub fn has_pods(self) -> bool {
+        match self {
+            Self::Pod => true,
+            Self::Object(kind) => kind.is_workload(),
+        }
+    }
+
     /// As in an API path: `pods`.
     pub fn plural(self) -> &'static str {
         match self {
@@ -23,6 +31,9 @@ impl Resource {
             Self::Object(ObjectKind::TrustBundle) => "clustertrustbundles",
             Self::Object(ObjectKind::RuntimeClass) => "runtimeclasses",
             Self::Object(ObjectKind::PodCertificate) => "podcertificaterequests",
+            Self::Object(ObjectKind::Deployment) => "deployments",
+            Self::Object(ObjectKind::ReplicaSet) => "replicasets",
+            Self::Object(ObjectKind::DaemonSet) => "daemonsets",
         }
     }
 
@@ -48,12 +59,25 @@ impl Resource {
             "pod" | "pods" | "po" => Some(Self::Pod),
             "configmap" | "configmaps" | "cm" => Some(Self::Object(ObjectKind::ConfigMap)),
             "secret" | "secrets" => Some(Self::Object(ObjectKind::Secret)),
+            "deployment" | "deployments" | "deploy" => Some(Self::Object(ObjectKind::Deployment)),
+            "replicaset" | "replicasets" | "rs" => Some(Self::Object(ObjectKind::ReplicaSet)),
+            "daemonset" | "daemonsets" | "ds" => Some(Self::Object(ObjectKind::DaemonSet)),
             _ => None,
         }
     }
 
+    /// The root of the API paths of its kind: `/api/v1`, `/apis/apps/v1`.
+    pub fn root(self) -> String {
+        let version = match self {
+            Self::Pod => "v1",
+            Self::Object(kind) => kind.api_version(),
+        };
+        let group = if version.contains('/') { "apis" } else { "api" };
+        format!("/{group}/{version}")
+    }
+
     /// The agent's API path of the object of that name.
     pub fn path(self, namespace: &str, name: &str) -> String {
-        format!("/api/v1/namespaces/{namespace}/{}/{name}", self.plural())
+        format!("{}/namespaces/{namespace}/{}/{name}", self.root(), self.plural())
     }
 }

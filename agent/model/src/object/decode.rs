@@ -7,20 +7,17 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Map, Value};
 
-use crate::object::{Entry, ObjectKey, ObjectKind, ObjectRecord, SecretBytes};
-use crate::pod::{Fault, FaultList, FieldValidation, Reason, Severity, is_dns_label, is_dns_subdomain, strict};
+use crate::object::metadata::{key, metadata};
+use crate::object::{Entry, ObjectKind, ObjectRecord, SecretBytes, workload};
+use crate::pod::{Fault, FaultList, FieldValidation, Reason};
 
 /// Kubernetes' limit for all values of one object together.
 const MAX_DATA: usize = 1 << 20;
 const MAX_KEY: usize = 253;
-const DEFAULT_NAMESPACE: &str = "default";
 const OPAQUE: &str = "Opaque";
 const TOKEN: &str = "kubernetes.io/service-account-token";
-/// On a Secret that the agent returns: the names of its keys, in place of its data.
-pub const KEYS_ANNOTATION: &str = "limpet.dev/keys";
 const KEY_RULE: &str = "letters, digits, -, _ and ., at most 253 characters, not beginning with ..";
 
 /// The keys that a Secret of each of Kubernetes' own types requires: all of them (`true`) or any one.
@@ -68,7 +65,8 @@ pub(crate) fn read(
         _ if kind != ObjectKind::Secret => "",
         _ => secret_type(document, &data, &mut faults),
     };
-    let record = ObjectRecord { key, origin, uid, immutable, secret_type: Arc::from(secret_type), data };
+    let record =
+        ObjectRecord { key, origin, uid, immutable, secret_type: Arc::from(secret_type), data, workload: None };
     let accepted = faults.errors() == 0;
     (accepted.then_some(record), faults)
 }
@@ -79,6 +77,10 @@ pub fn restore(value: &Value, origin: &str) -> Option<Result<ObjectRecord, Vec<F
         return Some(ObjectRecord::restore(value, kind, origin));
     }
     let kind = ObjectKind::from_name(value["kind"].as_str()?)?;
+    if kind.is_workload() {
+        let restored = workload::restore(value, kind);
+        return Some(restored.map(|restored| ObjectRecord::of_workload(restored, &Arc::from(origin))));
+    }
     let (record, faults) = decode(value, kind, Arc::from(origin));
     Some(record.ok_or(faults))
 }
@@ -115,62 +117,6 @@ fn unknown_fields(document: &Map<String, Value>, kind: ObjectKind, faults: &mut 
             None => fault.with_remedy(format!("a {} has {}", kind.as_str(), own.join(", "))),
         });
     }
-}
-
-fn key(metadata: ObjectMeta, kind: ObjectKind, faults: &mut FaultList) -> ObjectKey {
-    let name = metadata.name.unwrap_or_default();
-    if name.is_empty() && metadata.generate_name.is_some() {
-        faults.push(
-            Fault::error("metadata.generateName", "only an apiserver generates names")
-                .with_remedy("write metadata.name"),
-        );
-    } else if name.is_empty() {
-        faults.push(Fault::error("metadata.name", "required"));
-    } else if !is_dns_subdomain(&name) {
-        faults.push(
-            Fault::error("metadata.name", format!("{name:?} is not a valid name for a {}", kind.as_str()))
-                .with_remedy("lower-case letters, digits, - and ., at most 253 characters"),
-        );
-    }
-    let namespace = metadata.namespace.filter(|namespace| !namespace.is_empty());
-    let namespace = namespace.unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned());
-    if !is_dns_label(&namespace) {
-        faults.push(Fault::error("metadata.namespace", format!("{namespace:?} is not a valid namespace")));
-    }
-    if metadata.annotations.is_some_and(|annotations| annotations.contains_key(KEYS_ANNOTATION)) {
-        let message = format!("{KEYS_ANNOTATION} marks a Secret that limpet printed without its values");
-        faults.push(
-            Fault::error("metadata.annotations", message).with_remedy("add the values and remove the annotation"),
-        );
-    }
-    for (path, used) in [
-        ("metadata.finalizers", metadata.finalizers.is_some_and(|list| !list.is_empty())),
-        ("metadata.ownerReferences", metadata.owner_references.is_some_and(|list| !list.is_empty())),
-    ] {
-        if used {
-            faults.push(Fault::warning(path, "has no effect on a node without an apiserver"));
-        }
-    }
-    ObjectKey::new(kind, namespace, name)
-}
-
-/// The metadata. An annotation may hold a copy of the object (`kubectl apply` adds one), so faults quote no value here
-/// either.
-fn metadata(document: &Map<String, Value>, faults: &mut FaultList) -> ObjectMeta {
-    let Some(value) = document.get("metadata").filter(|value| !value.is_null()) else { return ObjectMeta::default() };
-    let (read, unknown) = strict::read(value);
-    faults.extend(unknown.first.into_iter().map(|unknown| {
-        let suggestion = unknown.suggestion().unwrap_or_default();
-        Fault::error(format!("metadata.{}", unknown.path), "no such field")
-            .with_remedy(suggestion)
-            .because(Reason::Strict)
-    }));
-    faults.leave_out(Severity::Error, unknown.more);
-    read.unwrap_or_else(|error| {
-        let path = if error.path.is_empty() { "metadata".to_owned() } else { format!("metadata.{}", error.path) };
-        faults.push(Fault::error(path, "has the wrong type"));
-        ObjectMeta::default()
-    })
 }
 
 fn flag(document: &Map<String, Value>, field: &str, faults: &mut FaultList) -> bool {

@@ -1,7 +1,6 @@
 //! An object as the sources publish it.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -9,102 +8,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 use zeroize::Zeroizing;
 
-use crate::object::SecretBytes;
+use crate::object::key::{ObjectKey, ObjectKind};
+use crate::object::secret_bytes::SecretBytes;
+use crate::object::workload::{self, Workload};
 use crate::pod::Fault;
-
-/// The kinds of local object.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ObjectKind {
-    /// `v1 ConfigMap`.
-    ConfigMap,
-    /// `v1 Secret`.
-    Secret,
-    /// A token that an apiserver has issued for one pod: no object of the API, but used like one. See [`super::token`].
-    ServiceAccountToken,
-    /// The variables of a namespace's Services, which no object of the API has either. See [`super::service`].
-    ServiceVariables,
-    /// A `v1 PersistentVolumeClaim` with the volume that it is bound to. See [`super::claim`].
-    VolumeClaim,
-    /// The certificates of `v1 ClusterTrustBundle`s. See [`super::trust_bundle`].
-    TrustBundle,
-    /// A `v1 RuntimeClass`. See [`super::runtime_class`].
-    RuntimeClass,
-    /// A certificate that a signer has issued for one pod, with its key. See [`super::pod_certificate`].
-    PodCertificate,
-}
-
-impl ObjectKind {
-    /// The kind as manifests write it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ConfigMap => "ConfigMap",
-            Self::Secret => "Secret",
-            Self::ServiceAccountToken => "ServiceAccountToken",
-            Self::ServiceVariables => "ServiceVariables",
-            Self::VolumeClaim => "PersistentVolumeClaim",
-            Self::TrustBundle => "ClusterTrustBundle",
-            Self::RuntimeClass => "RuntimeClass",
-            Self::PodCertificate => "PodCertificate",
-        }
-    }
-
-    /// The kind as in an apiserver's "not found" message.
-    pub fn resource(self) -> &'static str {
-        match self {
-            Self::ConfigMap => "configmap",
-            Self::Secret => "secret",
-            Self::ServiceAccountToken => "service account token",
-            Self::ServiceVariables => "service variables",
-            Self::VolumeClaim => "persistentvolumeclaim",
-            Self::TrustBundle => "clustertrustbundle",
-            Self::RuntimeClass => "runtimeclass",
-            Self::PodCertificate => "pod certificate",
-        }
-    }
-
-    /// The kinds that an apiserver alone has, and no manifest defines.
-    pub(super) const OF_APISERVER: [Self; 6] = [
-        Self::ServiceAccountToken,
-        Self::ServiceVariables,
-        Self::VolumeClaim,
-        Self::TrustBundle,
-        Self::RuntimeClass,
-        Self::PodCertificate,
-    ];
-
-    /// Whether a manifest may define one.
-    pub fn is_local(self) -> bool {
-        matches!(self, Self::ConfigMap | Self::Secret)
-    }
-
-    /// The kind of that name, of those that a manifest may define.
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::ConfigMap, Self::Secret].into_iter().find(|kind| kind.as_str() == name)
-    }
-}
-
-/// Kind, namespace and name: the target of a reference. The parts have passed Kubernetes' name rules, but for the name of a
-/// token or a certificate.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectKey {
-    /// What kind of object it is.
-    pub kind: ObjectKind,
-    pub namespace: Arc<str>,
-    pub name: Arc<str>,
-}
-
-impl ObjectKey {
-    /// Makes a key.
-    pub fn new(kind: ObjectKind, namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
-        Self { kind, namespace: namespace.into(), name: name.into() }
-    }
-}
-
-impl fmt::Display for ObjectKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}/{}", self.kind.as_str(), self.namespace, self.name)
-    }
-}
 
 /// One value of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,6 +37,8 @@ pub struct ObjectRecord {
     pub secret_type: Arc<str>,
     /// Its values by key.
     pub data: BTreeMap<String, Entry>,
+    /// What pods are made of, and how; `None` for an object that is none of [`ObjectKind::WORKLOADS`].
+    pub workload: Option<Arc<Workload>>,
 }
 
 impl ObjectRecord {
@@ -147,16 +56,34 @@ impl ObjectRecord {
             immutable: false,
             secret_type: Arc::from(""),
             data: texts.into_iter().map(|(name, text)| (name.into(), entry(text))).collect(),
+            workload: None,
+        }
+    }
+
+    /// The object of a workload.
+    pub(crate) fn of_workload((key, workload): (ObjectKey, Workload), origin: &Arc<str>) -> Self {
+        Self {
+            key,
+            origin: Arc::clone(origin),
+            uid: Arc::default(),
+            immutable: false,
+            secret_type: Arc::default(),
+            data: BTreeMap::new(),
+            workload: Some(Arc::new(workload)),
         }
     }
 
     /// Whether `other` gives pods the same values.
     pub fn same_content(&self, other: &Self) -> bool {
-        self.data == other.data && self.secret_type == other.secret_type
+        self.data == other.data && self.secret_type == other.secret_type && self.workload == other.workload
     }
 
-    /// Why `next` must not replace it: an immutable object keeps its data and stays immutable.
+    /// Why `next` must not replace it: an immutable object keeps its data and stays immutable, and a workload has fields
+    /// that cannot change.
     pub fn forbids(&self, next: &Self) -> Option<Fault> {
+        if let (Some(before), Some(next)) = (&self.workload, &next.workload) {
+            return workload::forbidden(&self.key, before, next);
+        }
         let allowed = !self.immutable || (next.immutable && self.same_content(next));
         let fault = || {
             let message = format!("{} is immutable: its data cannot change", self.key);
@@ -168,7 +95,8 @@ impl ObjectRecord {
     /// The same object in another namespace.
     #[must_use]
     pub fn in_namespace(&self, namespace: &str) -> Self {
-        Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, ..self.clone() }
+        let workload = self.workload.as_deref().map(|workload| Arc::new(workload.in_namespace(namespace)));
+        Self { key: ObjectKey { namespace: Arc::from(namespace), ..self.key.clone() }, workload, ..self.clone() }
     }
 
     /// Decodes an object of a kind that no manifest defines, stored as [`Self::manifest`].
@@ -186,11 +114,14 @@ impl ObjectRecord {
             data.insert(name.clone(), Entry { bytes: SecretBytes::new(bytes), binary: false });
         }
         let (origin, uid) = (Arc::from(origin), Arc::default());
-        Ok(Self { key, origin, uid, immutable: false, secret_type: Arc::default(), data })
+        Ok(Self { key, origin, uid, immutable: false, secret_type: Arc::default(), data, workload: None })
     }
 
     /// The object as one JSON document for [`super::restore`], as stored on disk. It contains the values.
     pub fn manifest(&self) -> Arc<[u8]> {
+        if let Some(workload) = &self.workload {
+            return Arc::clone(&workload.manifest);
+        }
         let (mut text, mut binary) = (Map::new(), Map::new());
         for (key, entry) in &self.data {
             let encoded = || Value::String(STANDARD.encode(entry.bytes.expose()));

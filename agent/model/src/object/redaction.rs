@@ -16,7 +16,10 @@ impl PodObjects {
             ObjectKind::ConfigMap
             | ObjectKind::ServiceVariables
             | ObjectKind::TrustBundle
-            | ObjectKind::RuntimeClass => false,
+            | ObjectKind::RuntimeClass
+            | ObjectKind::Deployment
+            | ObjectKind::ReplicaSet
+            | ObjectKind::DaemonSet => false,
         });
         let values = secrets.filter_map(|(_, _, entry)| entry.bytes.expose_text());
         values.filter(|value| value.len() >= 4).fold(text, |text, value| match text.contains(value) {

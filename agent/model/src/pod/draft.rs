@@ -43,6 +43,8 @@ impl Draft {
         let name = metadata.name.as_deref().unwrap_or_default();
         let name = match source {
             SourceKind::Api => name.to_owned(),
+            // Its controller gives it a name that no other node uses.
+            _ if identity::has_owner(value) => name.to_owned(),
             _ => identity::name_on_node(name, node_name),
         };
         let manifest = fingerprint::canonical(value);

@@ -47,8 +47,12 @@ pub struct Edit {
 
 /// Every field that differs, in the order of their names.
 pub fn edits(old: &PodRecord, new: &PodRecord) -> Vec<Edit> {
-    let read = |record: &PodRecord| serde_json::from_slice::<Value>(&record.manifest).unwrap_or_default();
-    let (old, new) = (read(old), read(new));
+    edits_between(&old.manifest, &new.manifest)
+}
+
+/// The same for two versions of any manifest, canonical JSON.
+pub fn edits_between(old: &[u8], new: &[u8]) -> Vec<Edit> {
+    let [old, new] = [old, new].map(|manifest| serde_json::from_slice::<Value>(manifest).unwrap_or_default());
     let mut found = Vec::new();
     compare(&Location::default(), Some(&old), Some(&new), &mut found);
     found

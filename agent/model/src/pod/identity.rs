@@ -2,6 +2,7 @@
 //! `pkg/kubelet/config/common.go`).
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus, Toleration};
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::pod::{Fingerprint, NameError, PodKey, PodUid, is_terminal_phase};
@@ -11,6 +12,8 @@ use crate::source::SourceKind;
 pub const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 /// kubelet's annotation with the pod's source.
 pub const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
+/// On every pod that a controller of the node has made: the kind and name of its workload, `Deployment/web`.
+pub const OWNER_ANNOTATION: &str = "limpet.dev/owner";
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// The key of a pod called `name` on the node: `<name>-<node name, lower case>`.
@@ -29,6 +32,11 @@ pub(crate) fn namespace_or_default(namespace: Option<&str>) -> &str {
 /// The name of a static pod: with that of its node.
 pub(crate) fn name_on_node(name: &str, node_name: &str) -> String {
     format!("{name}-{}", node_name.to_lowercase())
+}
+
+/// Whether a pod's manifest says that a controller of the node has made it.
+pub(crate) fn has_owner(manifest: &Value) -> bool {
+    manifest["metadata"]["annotations"].get(OWNER_ANNOTATION).is_some_and(Value::is_string)
 }
 
 /// The UID derived from node, source, key and the fields that cannot change in place. Each part is hashed with its

@@ -164,7 +164,14 @@ fn a_rejected_document_names_everything_it_may_be() {
         // A misspelt kind.
         (
             "kind: Secert\nmetadata: {name: a}",
-            &["default/a-node", "ConfigMap default/a", "Secret default/a"],
+            &[
+                "default/a-node",
+                "ConfigMap default/a",
+                "Secret default/a",
+                "Deployment default/a",
+                "ReplicaSet default/a",
+                "DaemonSet default/a",
+            ],
             false,
             false,
         ),

@@ -1,4 +1,4 @@
-//! Pushed ConfigMaps and Secrets. A Secret's values are never returned, only its keys.
+//! Pushed ConfigMaps, Secrets and workloads. A Secret's values are never returned, only its keys.
 
 use std::sync::Arc;
 
@@ -42,10 +42,11 @@ pub(super) fn routes(kind: ObjectKind) -> Routes<ServerState> {
     };
     let remove =
         move |State(state): State<ServerState>, name: ObjectPath| async move { delete(&state, key(kind, name)).await };
-    let one = format!("/api/v1/namespaces/{{namespace}}/{plural}/{{name}}");
+    let root = Resource::Object(kind).root();
+    let one = format!("{root}/namespaces/{{namespace}}/{plural}/{{name}}");
     Routes::default()
-        .get(&format!("/api/v1/{plural}"), Read, all)
-        .get(&format!("/api/v1/namespaces/{{namespace}}/{plural}"), Read, of_namespace)
+        .get(&format!("{root}/{plural}"), Read, all)
+        .get(&format!("{root}/namespaces/{{namespace}}/{plural}"), Read, of_namespace)
         .get(&one, Read, read)
         .put(&one, Write, write)
         .delete(&one, Write, remove)
@@ -65,7 +66,9 @@ fn list(state: &ServerState, kind: ObjectKind, namespace: Option<&str>) -> Respo
     let objects = pushed(state);
     let matches = |key: &ObjectKey| key.kind == kind && namespace.is_none_or(|namespace| *key.namespace == *namespace);
     let items: Vec<Value> = objects.iter().filter(|(key, _)| matches(key)).map(|(_, object)| render(object)).collect();
-    answer(&json!({"apiVersion": "v1", "kind": format!("{}List", kind.as_str()), "metadata": {}, "items": items}))
+    answer(
+        &json!({"apiVersion": kind.api_version(), "kind": format!("{}List", kind.as_str()), "metadata": {}, "items": items}),
+    )
 }
 
 fn one(state: &ServerState, key: &ObjectKey) -> Response {
@@ -129,11 +132,13 @@ fn warning(key: &ObjectKey, pods: &[PodKey]) -> String {
     format!("299 - \"{key} is still referred to by {}{more}\"", names.join(", "))
 }
 
-/// A ConfigMap in full; a Secret without its values.
+/// A ConfigMap or workload in full; a Secret without its values.
 fn render(object: &ObjectRecord) -> Value {
     let key = &object.key;
     match key.kind {
-        ObjectKind::ConfigMap => serde_json::from_slice(&object.manifest()).unwrap_or_default(),
+        kind if kind == ObjectKind::ConfigMap || kind.is_workload() => {
+            serde_json::from_slice(&object.manifest()).unwrap_or_default()
+        }
         _ => json!({
             "apiVersion": "v1", "kind": key.kind.as_str(), "type": &*object.secret_type, "immutable": object.immutable,
             "metadata": {"name": &*key.name, "namespace": &*key.namespace, "annotations": {

@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 34] = [
+const LOCAL: [(&str, &str, Permission); 49] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -88,6 +88,21 @@ const LOCAL: [(&str, &str, Permission); 34] = [
     ("GET", "/api/v1/namespaces/{namespace}/secrets/{name}", Read),
     ("PUT", "/api/v1/namespaces/{namespace}/secrets/{name}", Write),
     ("DELETE", "/api/v1/namespaces/{namespace}/secrets/{name}", Write),
+    ("GET", "/apis/apps/v1/deployments", Read),
+    ("GET", "/apis/apps/v1/namespaces/{namespace}/deployments", Read),
+    ("GET", "/apis/apps/v1/namespaces/{namespace}/deployments/{name}", Read),
+    ("PUT", "/apis/apps/v1/namespaces/{namespace}/deployments/{name}", Write),
+    ("DELETE", "/apis/apps/v1/namespaces/{namespace}/deployments/{name}", Write),
+    ("GET", "/apis/apps/v1/replicasets", Read),
+    ("GET", "/apis/apps/v1/namespaces/{namespace}/replicasets", Read),
+    ("GET", "/apis/apps/v1/namespaces/{namespace}/replicasets/{name}", Read),
+    ("PUT", "/apis/apps/v1/namespaces/{namespace}/replicasets/{name}", Write),
+    ("DELETE", "/apis/apps/v1/namespaces/{namespace}/replicasets/{name}", Write),
+    ("GET", "/apis/apps/v1/daemonsets", Read),
+    ("GET", "/apis/apps/v1/namespaces/{namespace}/daemonsets", Read),
+    ("GET", "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", Read),
+    ("PUT", "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", Write),
+    ("DELETE", "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", Write),
     ("GET", "/limpet/v1/pods", Read),
     ("GET", "/limpet/v1/names", Read),
     ("GET", "/limpet/v1/pods/{namespace}/{name}/describe", Read),

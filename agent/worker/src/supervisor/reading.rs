@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use limpet_core::plan::is_finished;
 use limpet_core::state::PodState;
+use limpet_kinds::has_workload;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::PodKey;
 use tokio::task::{JoinError, JoinSet};
@@ -85,6 +86,11 @@ impl Supervisor {
                 return self.begin_reading(READ_AGAIN);
             }
         };
+        if let Some(controllers) = self.found_workloads.take() {
+            let records = found.values().flat_map(|pod| &pod.incarnations).map(|pod| &pod.record);
+            // Without sources there are no controllers.
+            let _ = controllers.send(records.filter(|record| has_workload(record)).cloned().collect());
+        }
         let count = found.values().map(|pod| pod.containers.len()).sum();
         for (key, inbox) in &self.workers {
             let own = found.remove(key).map(|pod| pod.containers).unwrap_or_default();

@@ -3,6 +3,7 @@
 
 use serde_json::json;
 
+use crate::object::KEYS_ANNOTATION;
 use crate::object::decode::*;
 
 fn read(value: &Value) -> (Option<ObjectRecord>, Vec<String>) {

@@ -1,0 +1,377 @@
+//! All controllers of a node, and their place between the sources and the merge.
+//!
+//! The order of a turn: [`Controllers::turn`] notes what has changed and has each controller concerned decide;
+//! what it returns is written to disk; then [`Controllers::remembered`] puts it into effect, and
+//! [`Controllers::expand`] returns the snapshots for the merge.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use imbl::ordmap::DiffItem;
+use jiff::Timestamp;
+use limpet_core::source::{Snapshots, SourceSnapshot};
+use limpet_core::status::observed::{ObservedPod, ObservedPods};
+use limpet_model::object::workload::WorkloadSpec;
+use limpet_model::object::{ObjectKey, ObjectRecord};
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_model::source::SourceKind;
+
+use crate::adoption;
+use crate::effective::Effective;
+use crate::facts::Facts;
+use crate::id::WorkloadId;
+use crate::memory::{Memory, MemoryChange};
+use crate::pace::Pace;
+use crate::pods;
+use crate::replicated::{self, Situation};
+
+const SOURCES: usize = SourceKind::ALL.len();
+
+/// One workload and its controller's state.
+#[derive(Debug)]
+struct Entry {
+    object: Arc<ObjectRecord>,
+    /// The hash of its template.
+    hash: String,
+    /// In effect; `None`: of a workload of which nothing is remembered, and it is not known yet what runs of it.
+    memory: Option<Memory>,
+    /// Decided, and not on disk yet.
+    next: Option<Memory>,
+    pace: Pace,
+    /// The pods that are wanted, in effect.
+    records: BTreeMap<PodKey, Arc<PodRecord>>,
+    /// Its pods that are observed, wanted or not.
+    observed: BTreeSet<PodKey>,
+    due: Option<Timestamp>,
+}
+
+impl Entry {
+    fn new(object: Arc<ObjectRecord>, memory: Option<Memory>) -> Self {
+        Self {
+            hash: hash(&object),
+            object,
+            memory,
+            next: None,
+            pace: Pace::default(),
+            records: BTreeMap::new(),
+            observed: BTreeSet::new(),
+            due: None,
+        }
+    }
+}
+
+/// The controllers of a node.
+#[derive(Debug, Default)]
+pub struct Controllers {
+    node_name: Arc<str>,
+    /// What is remembered of workloads that no source has had yet.
+    loaded: BTreeMap<WorkloadId, Memory>,
+    entries: BTreeMap<WorkloadId, Entry>,
+    /// How many of them each source has.
+    counts: [usize; SOURCES],
+    /// Those without memory, which wait until it is known what runs.
+    held: BTreeSet<WorkloadId>,
+    /// Those whose memory is to be written.
+    pending: BTreeSet<WorkloadId>,
+    /// The pods of workloads, wanted or not gone yet.
+    owners: HashMap<PodKey, WorkloadId>,
+    sources: Snapshots,
+    effective: [Option<Effective>; SOURCES],
+    /// Pods whose wanted version has changed since the last [`Self::expand`].
+    touched: [BTreeSet<PodKey>; SOURCES],
+    observed: OrdMap<PodKey, Arc<ObservedPod>>,
+    due: BTreeSet<(Timestamp, WorkloadId)>,
+    /// Whose controllers are to decide.
+    open: BTreeSet<WorkloadId>,
+    /// The pods of workloads that ran when the agent started, of sources that have not reported; `None`: not known yet.
+    adopted: Option<Vec<Arc<PodRecord>>>,
+}
+
+impl Controllers {
+    /// The controllers of the node of that name, with what those before remembered.
+    pub fn new(node_name: &str, loaded: impl IntoIterator<Item = (WorkloadId, Memory)>) -> Self {
+        Self { node_name: Arc::from(node_name), loaded: loaded.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Whether there is no workload, so that nothing but a new snapshot matters.
+    pub fn is_idle(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The next moment at which a controller is to decide.
+    pub fn due(&self) -> Option<Timestamp> {
+        self.due.first().map(|(at, _)| *at)
+    }
+
+    /// What a workload's controller remembers, and the version of the workload.
+    pub fn workloads(&self) -> impl Iterator<Item = (&WorkloadId, &Arc<ObjectRecord>, &Memory)> {
+        self.entries.iter().filter_map(|(id, entry)| Some((id, &entry.object, entry.memory.as_ref()?)))
+    }
+
+    /// Has the controllers decide that something has changed for, and returns what is to be written before it takes effect.
+    /// `adopted`: the pods that ran when the agent started, in the first turn in which they are known. Not to be called again before
+    /// [`Self::remembered`] if it returns anything.
+    pub fn turn(
+        &mut self,
+        snapshots: &Snapshots,
+        observed: &ObservedPods,
+        adopted: Option<Vec<Arc<PodRecord>>>,
+        now: Timestamp,
+    ) -> Vec<MemoryChange> {
+        let mut changes = self.take_snapshots(snapshots);
+        if adopted.is_some() {
+            self.adopted = adopted;
+            self.open.extend(self.held.iter().cloned());
+        }
+        while self.due.first().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, id)) = self.due.pop_first() else { break };
+            self.open.insert(id);
+        }
+        for id in self.open.clone() {
+            match self.object(&id) {
+                Some(object) => self.take_object(&id, object, now),
+                None => changes.extend(self.forget(&id)),
+            }
+        }
+        self.take_observed(observed);
+        for id in std::mem::take(&mut self.open) {
+            changes.extend(self.decide(&id, now));
+        }
+        if let Some(adopted) = &mut self.adopted {
+            adopted.retain(|record| !self.sources[record.source.index()].ready);
+        }
+        changes
+    }
+
+    /// What the last [`Self::turn`] returned is on disk, or cannot be written.
+    pub fn remembered(&mut self) {
+        for id in std::mem::take(&mut self.pending) {
+            if let Some(entry) = self.entries.get_mut(&id) {
+                entry.memory = entry.next.take().or(entry.memory.take());
+            }
+            self.settle(&id);
+        }
+    }
+
+    /// The snapshots with the pods that controllers want.
+    pub fn expand(&mut self, snapshots: Snapshots) -> Snapshots {
+        let (entries, owners) = (&self.entries, &self.owners);
+        let mut sources = SourceKind::ALL.into_iter();
+        snapshots.map(|raw| {
+            let Some(source) = sources.next() else { return raw };
+            let at = source.index();
+            let touched = std::mem::take(&mut self.touched[at]);
+            if self.counts[at] == 0 {
+                self.effective[at] = None;
+                return raw;
+            }
+            let is_settled = !self.held.iter().any(|id| id.source == source);
+            let pod = |key: &PodKey| {
+                let id = owners.get(key).filter(|id| id.source == source)?;
+                entries.get(id)?.records.get(key).cloned()
+            };
+            self.effective[at].get_or_insert_default().expand(&raw, &touched, is_settled, pod)
+        })
+    }
+
+    /// Notes which workloads are new, changed or gone. Returns what is forgotten.
+    fn take_snapshots(&mut self, snapshots: &Snapshots) -> Vec<MemoryChange> {
+        let mut gone: Vec<WorkloadId> = Vec::new();
+        for (source, new) in SourceKind::ALL.into_iter().zip(snapshots) {
+            let old = Arc::clone(&self.sources[source.index()]);
+            if Arc::ptr_eq(&old, new) {
+                continue;
+            }
+            for key in changed_workloads(&old, new) {
+                // A source with less precedence may get it, or lose it.
+                for other in SourceKind::ALL {
+                    self.open.insert(WorkloadId { source: other, key: key.clone() });
+                }
+            }
+            if new.ready && !old.ready {
+                let is_gone = |id: &&WorkloadId| id.source == source && !new.objects.contains_key(&id.key);
+                gone.extend(self.loaded.keys().filter(is_gone).cloned());
+            }
+        }
+        self.sources = snapshots.clone();
+        gone.iter().for_each(|id| drop(self.loaded.remove(id)));
+        gone.into_iter().map(|id| MemoryChange { id, memory: None }).collect()
+    }
+
+    /// Notes the newest version of a workload, and what is remembered of it if it is new.
+    fn take_object(&mut self, id: &WorkloadId, object: Arc<ObjectRecord>, now: Timestamp) {
+        let is_new = !self.entries.contains_key(id);
+        if is_new {
+            let memory = self.loaded.remove(id);
+            self.counts[id.source.index()] += 1;
+            self.entries.insert(id.clone(), Entry::new(Arc::clone(&object), memory));
+        }
+        let Some(entry) = self.entries.get_mut(id) else { return };
+        let is_changed = !Arc::ptr_eq(&entry.object, &object);
+        if is_changed {
+            (entry.hash, entry.object) = (hash(&object), object);
+        }
+        let is_held = entry.memory.is_none();
+        match (&mut entry.memory, &self.adopted) {
+            (Some(_), _) => {}
+            (None, None) => drop(self.held.insert(id.clone())),
+            (memory @ None, Some(adopted)) => {
+                let own = adopted.iter().filter(|record| adoption::workload(record).as_ref() == Some(id));
+                *memory = Some(adoption::recall(&id.key, own, &self.node_name, now));
+                self.held.remove(id);
+            }
+        }
+        // What is remembered is wanted before anything is decided: its pods may run. And its file may have another name,
+        // which its pods' records have too.
+        if is_new || is_held || is_changed {
+            self.settle(id);
+        }
+    }
+
+    /// Notes whose pods have changed.
+    fn take_observed(&mut self, observed: &ObservedPods) {
+        if self.entries.is_empty() {
+            // Without a workload nothing is kept.
+            self.observed = OrdMap::new();
+            self.owners = HashMap::new();
+            return;
+        }
+        let before = std::mem::replace(&mut self.observed, observed.pods.clone());
+        for item in before.diff(&observed.pods) {
+            let (key, pod) = match item {
+                DiffItem::Add(key, pod) | DiffItem::Update { new: (key, pod), .. } => (key, Some(pod)),
+                DiffItem::Remove(key, _) => (key, None),
+            };
+            let id = self.owners.get(key).cloned().or_else(|| adoption::workload(&pod?.record));
+            let Some((id, entry)) = id.and_then(|id| self.entries.get_mut(&id).map(|entry| (id, entry))) else {
+                continue;
+            };
+            if pod.is_some() {
+                entry.observed.insert(key.clone());
+                self.owners.insert(key.clone(), id.clone());
+            } else {
+                entry.observed.remove(key);
+                if !entry.records.contains_key(key) {
+                    self.owners.remove(key);
+                }
+            }
+            self.open.insert(id);
+        }
+    }
+
+    /// Has one controller decide. Returns what is to be written, if that differs from what is.
+    fn decide(&mut self, id: &WorkloadId, now: Timestamp) -> Option<MemoryChange> {
+        let before = self.entries.get(id)?.memory.clone()?;
+        let mut memory = before.clone();
+        let due = self.step(id, &mut memory, now);
+        let entry = self.entries.get_mut(id)?;
+        if let Some(at) = std::mem::replace(&mut entry.due, due) {
+            self.due.remove(&(at, id.clone()));
+        }
+        self.due.extend(due.map(|at| (at, id.clone())));
+        if memory == before {
+            return None;
+        }
+        entry.next = Some(memory.clone());
+        self.pending.insert(id.clone());
+        Some(MemoryChange { id: id.clone(), memory: Some(memory) })
+    }
+
+    /// Runs the controller of the kind. Returns when it is due again.
+    fn step(&mut self, id: &WorkloadId, memory: &mut Memory, now: Timestamp) -> Option<Timestamp> {
+        let entry = self.entries.get_mut(id)?;
+        let workload = Arc::clone(entry.object.workload.as_ref()?);
+        memory.begin_revision(&entry.hash, &workload.template);
+        let observed = entry.observed.iter();
+        let facts: BTreeMap<&str, Facts> =
+            observed.filter_map(|key| Some((key.name(), Facts::of(self.observed.get(key)?)))).collect();
+        match &workload.spec {
+            WorkloadSpec::Replicated(spec) => {
+                let situation =
+                    Situation { node_name: &self.node_name, key: &id.key, spec, hash: &entry.hash, facts: &facts, now };
+                let next = replicated::step(memory, &mut entry.pace, &situation);
+                if next.overdue {
+                    let seconds = spec.progress_deadline_seconds.unwrap_or_default();
+                    tracing::warn!(workload = %id.key, "ProgressDeadlineExceeded: the update has made no progress for {seconds} s");
+                }
+                next.at
+            }
+        }
+    }
+
+    /// Makes the wanted pods those of the memory in effect.
+    fn settle(&mut self, id: &WorkloadId) {
+        let Some(entry) = self.entries.get_mut(id) else { return };
+        let Some(memory) = &entry.memory else { return };
+        let mut records = BTreeMap::new();
+        for pod in &memory.pods {
+            let key = PodKey::parse(Arc::clone(&id.key.namespace), pod.name.as_str()).ok();
+            let known = key.and_then(|key| entry.records.get(&key));
+            let known = known.filter(|record| record.origin == entry.object.origin);
+            let made = match (known, memory.revision(&pod.hash)) {
+                (Some(known), _) => Ok(Arc::clone(known)),
+                (None, Some(revision)) => pods::record(&entry.object, pod, revision, id.source, &self.node_name),
+                (None, None) => continue,
+            };
+            match made {
+                Ok(record) => drop(records.insert(record.key.clone(), record)),
+                Err(faults) => {
+                    let error = faults.first().map(ToString::to_string).unwrap_or_default();
+                    tracing::error!(workload = %id, pod = pod.name, error, "a pod of the workload cannot be made");
+                }
+            }
+        }
+        let touched = &mut self.touched[id.source.index()];
+        for (key, record) in &records {
+            if entry.records.get(key).is_none_or(|before| !Arc::ptr_eq(before, record)) {
+                touched.insert(key.clone());
+                self.owners.insert(key.clone(), id.clone());
+            }
+        }
+        for key in entry.records.keys().filter(|key| !records.contains_key(*key)) {
+            touched.insert(key.clone());
+            if !entry.observed.contains(key) {
+                self.owners.remove(key);
+            }
+        }
+        entry.records = records;
+    }
+
+    /// The workload as its source has it, unless a source with precedence has one of that name.
+    fn object(&self, id: &WorkloadId) -> Option<Arc<ObjectRecord>> {
+        let before = &self.sources[..id.source.index()];
+        if before.iter().any(|source| source.objects.contains_key(&id.key)) {
+            return None;
+        }
+        self.sources[id.source.index()].objects.get(&id.key).cloned()
+    }
+
+    /// Its source has it no more: its pods end.
+    fn forget(&mut self, id: &WorkloadId) -> Option<MemoryChange> {
+        let entry = self.entries.remove(id)?;
+        self.counts[id.source.index()] -= 1;
+        self.held.remove(id);
+        self.pending.remove(id);
+        if let Some(at) = entry.due {
+            self.due.remove(&(at, id.clone()));
+        }
+        entry.records.keys().chain(&entry.observed).for_each(|key| drop(self.owners.remove(key)));
+        self.touched[id.source.index()].extend(entry.records.into_keys());
+        Some(MemoryChange { id: id.clone(), memory: None })
+    }
+}
+
+fn hash(object: &ObjectRecord) -> String {
+    object.workload.as_ref().map(|workload| workload.template.hash()).unwrap_or_default()
+}
+
+/// The workloads that differ between two snapshots of a source.
+fn changed_workloads(old: &SourceSnapshot, new: &SourceSnapshot) -> Vec<ObjectKey> {
+    let delta = limpet_core::source::delta::between(old, new);
+    delta.objects.iter().filter(|key| key.kind.is_workload()).cloned().collect()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

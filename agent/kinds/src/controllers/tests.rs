@@ -1,0 +1,194 @@
+//! The way from snapshots to snapshots with pods, over restarts and with and without memory.
+
+use limpet_core::fixtures::observed;
+use limpet_core::source::view::View;
+use limpet_core::source::{Health, SourceSnapshot};
+use limpet_model::manifest;
+use serde_json::{Value, json};
+
+use super::*;
+
+const NODE: &str = "edge1";
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn deployment(image: &str, replicas: u32) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"},
+        "spec": {
+            "replicas": replicas, "selector": {"matchLabels": {"app": "web"}},
+            "template": {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [{"name": "a", "image": image}]}},
+        },
+    })
+}
+
+/// A file source.
+#[derive(Default)]
+struct Source(View);
+
+impl Source {
+    fn write(&mut self, document: &Value) -> Arc<SourceSnapshot> {
+        let read = manifest::read(document.to_string().as_bytes(), "web.yaml", SourceKind::File, NODE);
+        self.0.accept(&Arc::from("web.yaml"), read, Default::default);
+        self.0.finish_update(true, Health::Good);
+        self.0.snapshot()
+    }
+
+    fn remove(&mut self) -> Arc<SourceSnapshot> {
+        self.0.remove(&Arc::from("web.yaml"));
+        self.0.finish_update(true, Health::Good);
+        self.0.snapshot()
+    }
+}
+
+fn snapshots(file: &Arc<SourceSnapshot>) -> Snapshots {
+    let mut all = Snapshots::default();
+    all[SourceKind::File.index()] = Arc::clone(file);
+    all
+}
+
+/// A turn whose memory is written at once. Returns the pods that are wanted, and the memory.
+fn turn(
+    controllers: &mut Controllers,
+    file: &Arc<SourceSnapshot>,
+    pods: &ObservedPods,
+    adopted: Option<Vec<Arc<PodRecord>>>,
+) -> (Arc<SourceSnapshot>, Vec<MemoryChange>) {
+    let all = snapshots(file);
+    let changes = controllers.turn(&all, pods, adopted, at(1_000));
+    controllers.remembered();
+    (Arc::clone(&controllers.expand(all)[SourceKind::File.index()]), changes)
+}
+
+fn ready(snapshot: &SourceSnapshot) -> ObservedPods {
+    let pods = snapshot.pods.values().map(|record| {
+        let mut pod = ObservedPod::clone(&observed(json!({"metadata": {"name": "x"}})));
+        pod.record = Arc::clone(record);
+        pod.status = serde_json::from_value(json!({
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:10:00Z"}],
+        }))
+        .unwrap();
+        (record.key.clone(), Arc::new(pod))
+    });
+    ObservedPods::of(pods.collect())
+}
+
+#[test]
+fn a_deployment_becomes_pods_of_its_source_and_an_edit_replaces_them() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let file = source.write(&deployment("i:1", 2));
+    let (first, changes) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    assert_eq!((first.pods.len(), changes.len(), first.ready), (2, 1, true));
+    let record = first.pods.values().next().unwrap();
+    assert_eq!((&*record.origin, record.source), ("web.yaml", SourceKind::File));
+    let up = ready(&first);
+    let (same, changes) = turn(&mut controllers, &file, &up, None);
+    assert!(Arc::ptr_eq(&same, &first) && changes.is_empty(), "nothing has changed");
+    let file = source.write(&deployment("i:1", 3));
+    let (more, _) = turn(&mut controllers, &file, &up, None);
+    assert!(first.pods.iter().all(|(key, record)| Arc::ptr_eq(&more.pods[key], record)) && more.pods.len() == 3);
+    let up = ready(&more);
+    let file = source.write(&deployment("i:2", 3));
+    let (rolling, _) = turn(&mut controllers, &file, &up, None);
+    let images = |snapshot: &SourceSnapshot| {
+        let image = |record: &Arc<PodRecord>| record.spec().containers[0].image.clone().unwrap();
+        let mut all: Vec<String> = snapshot.pods.values().map(image).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(images(&rolling), ["i:1", "i:1", "i:1", "i:2"]);
+    let file = source.remove();
+    let (gone, changes) = turn(&mut controllers, &file, &ready(&rolling), None);
+    assert!(gone.pods.is_empty() && controllers.is_idle() && changes[0].memory.is_none());
+}
+
+#[test]
+fn nothing_takes_effect_before_it_is_written() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let all = snapshots(&source.write(&deployment("i:1", 1)));
+    let changes = controllers.turn(&all, &ObservedPods::default(), Some(Vec::new()), at(1));
+    assert_eq!((changes.len(), controllers.expand(all.clone())[0].pods.len()), (1, 0));
+    controllers.remembered();
+    assert_eq!(controllers.expand(all)[0].pods.len(), 1);
+}
+
+#[test]
+fn an_update_goes_on_after_a_restart_where_it_was() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let file = source.write(&deployment("i:1", 3));
+    let (first, _) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    let file = source.write(&deployment("i:2", 3));
+    let (middle, changes) = turn(&mut controllers, &file, &ready(&first), None);
+    let memory = Memory::from_bytes(&changes[0].memory.as_ref().unwrap().to_bytes()).unwrap();
+    let mut again = Controllers::new(NODE, [(changes[0].id.clone(), memory)]);
+    let (restored, changes) = turn(&mut again, &file, &ObservedPods::default(), None);
+    assert_eq!((restored.pods.clone(), changes.len(), restored.ready), (middle.pods.clone(), 0, true));
+}
+
+#[test]
+fn what_is_remembered_is_wanted_before_a_change_is_written() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let file = source.write(&deployment("i:1", 2));
+    let (first, changes) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    let mut again = Controllers::new(NODE, [(changes[0].id.clone(), changes[0].memory.clone().unwrap())]);
+    let all = snapshots(&source.write(&deployment("i:2", 3)));
+    let changes = again.turn(&all, &ObservedPods::default(), None, at(1));
+    let restored = Arc::clone(&again.expand(all)[SourceKind::File.index()]);
+    assert_eq!((changes.len(), restored.ready, &restored.pods), (1, true, &first.pods));
+}
+
+#[test]
+fn without_memory_the_running_pods_say_what_was() {
+    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let file = source.write(&deployment("i:1", 3));
+    let (first, _) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
+    let file = source.write(&deployment("i:2", 3));
+    let (middle, _) = turn(&mut controllers, &file, &ready(&first), None);
+    let running: Vec<Arc<PodRecord>> = middle.pods.values().cloned().collect();
+    let mut again = Controllers::new(NODE, []);
+    let (held, changes) = turn(&mut again, &file, &ObservedPods::default(), None);
+    assert!(held.pods.is_empty() && !held.ready && changes.is_empty(), "it is not known yet what runs");
+    let (recalled, _) = turn(&mut again, &file, &ready(&first), Some(running));
+    assert!(recalled.ready);
+    assert_eq!(recalled.pods.keys().collect::<Vec<_>>(), middle.pods.keys().collect::<Vec<_>>());
+    assert!(recalled.pods.iter().all(|(key, record)| middle.pods[key].fingerprint == record.fingerprint));
+}
+
+#[test]
+fn a_source_with_precedence_has_the_workload() {
+    let mut controllers = Controllers::new(NODE, []);
+    let of = |source: SourceKind, image: &str| {
+        let read = manifest::read(deployment(image, 1).to_string().as_bytes(), "web.yaml", source, NODE);
+        let objects = read.objects.into_iter().map(|object| (object.key.clone(), object)).collect();
+        Arc::new(SourceSnapshot { objects, ready: true, ..SourceSnapshot::default() })
+    };
+    let mut all = Snapshots::default();
+    all[SourceKind::Push.index()] = of(SourceKind::Push, "pushed:1");
+    let pods = |controllers: &mut Controllers, all: &Snapshots, adopted| {
+        controllers.turn(all, &ObservedPods::default(), adopted, at(1));
+        controllers.remembered();
+        controllers.expand(all.clone()).map(|snapshot| snapshot.pods.len())
+    };
+    assert_eq!(pods(&mut controllers, &all, Some(Vec::new())), [0, 1, 0, 0]);
+    all[SourceKind::File.index()] = of(SourceKind::File, "file:1");
+    assert_eq!(pods(&mut controllers, &all, None), [1, 0, 0, 0]);
+    all[SourceKind::File.index()] = Arc::new(SourceSnapshot { ready: true, ..SourceSnapshot::default() });
+    assert_eq!(pods(&mut controllers, &all, None), [0, 1, 0, 0]);
+}
+
+#[test]
+fn memory_of_a_workload_that_went_while_the_agent_was_off_is_forgotten() {
+    let id = WorkloadId {
+        source: SourceKind::File,
+        key: ObjectKey::new(limpet_model::object::ObjectKind::Deployment, "default", "gone"),
+    };
+    let mut controllers = Controllers::new(NODE, [(id.clone(), Memory::default())]);
+    let file = Arc::new(SourceSnapshot::default());
+    assert_eq!(turn(&mut controllers, &file, &ObservedPods::default(), None).1, []);
+    let file = Arc::new(SourceSnapshot { ready: true, ..SourceSnapshot::default() });
+    let (_, changes) = turn(&mut controllers, &file, &ObservedPods::default(), None);
+    assert_eq!(changes, [MemoryChange { id, memory: None }]);
+}

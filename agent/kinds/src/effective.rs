@@ -1,0 +1,51 @@
+//! The snapshot of one source with the pods of its workloads: kept from one merge to the next, so that only what differs
+//! is touched.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use limpet_core::source::SourceSnapshot;
+use limpet_core::source::delta::{self, Edits};
+use limpet_model::pod::{PodKey, PodRecord};
+
+/// A source's snapshot, and the same with pods.
+#[derive(Debug, Default)]
+pub(crate) struct Effective {
+    /// As the source published it.
+    raw: Arc<SourceSnapshot>,
+    /// With the pods of workloads.
+    expanded: Arc<SourceSnapshot>,
+    edits: Edits,
+}
+
+impl Effective {
+    /// The snapshot of a source that publishes `raw`. Of the keys in `touched` the pods of workloads have changed; `pod`
+    /// returns them. The source's own pods take precedence. `is_settled`: no workload waits for what may run of it.
+    pub(crate) fn expand(
+        &mut self,
+        raw: &Arc<SourceSnapshot>,
+        touched: &BTreeSet<PodKey>,
+        is_settled: bool,
+        pod: impl Fn(&PodKey) -> Option<Arc<PodRecord>>,
+    ) -> Arc<SourceSnapshot> {
+        let ready = raw.ready && is_settled;
+        if Arc::ptr_eq(&self.raw, raw) && touched.is_empty() && self.expanded.ready == ready {
+            return Arc::clone(&self.expanded);
+        }
+        let delta = delta::between(&self.raw, raw).into_owned();
+        let mut pods = self.expanded.pods.clone();
+        for key in delta.pods.iter().chain(touched) {
+            match raw.pods.get(key).cloned().or_else(|| pod(key)) {
+                Some(record) => drop(pods.insert(key.clone(), record)),
+                None => drop(pods.remove(key)),
+            }
+            self.edits.pod(key.clone());
+        }
+        delta.objects.into_iter().for_each(|key| self.edits.object(key));
+        delta.rejected.into_iter().for_each(|origin| self.edits.rejection(origin));
+        let revision = self.edits.next_revision();
+        self.expanded = Arc::new(SourceSnapshot { pods, ready, revision, ..SourceSnapshot::clone(raw) });
+        self.raw = Arc::clone(raw);
+        Arc::clone(&self.expanded)
+    }
+}

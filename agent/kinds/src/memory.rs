@@ -1,0 +1,103 @@
+//! What a controller remembers of its workload. It is on disk before it takes effect, so that after a power cut at any
+//! moment the controller goes on where it was.
+
+use jiff::Timestamp;
+use limpet_model::object::workload::PodTemplate;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::id::WorkloadId;
+
+/// What is remembered of one workload. Stored in this JSON form, so fields are only ever added.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Memory {
+    /// The templates that have pods, and those before them that are kept for a rollback; by number.
+    pub revisions: Vec<Revision>,
+    /// The pods that are to be there, in the order in which they were made.
+    pub pods: Vec<WantedPod>,
+    /// The number of replicas, and of pods at most, that the revisions' shares were computed for.
+    pub scaled_for: (u32, u32),
+}
+
+/// A template that was in effect.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Revision {
+    /// Grows with each template that takes effect.
+    pub number: u64,
+    /// The hash of the template.
+    pub hash: String,
+    /// The template, as [`PodTemplate::to_value`] writes it.
+    pub template: Value,
+}
+
+impl Revision {
+    /// The template.
+    pub fn template(&self) -> PodTemplate {
+        PodTemplate::new(&self.template)
+    }
+}
+
+/// A pod that is to be there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WantedPod {
+    /// Its name.
+    pub name: String,
+    /// The hash of its template.
+    pub hash: String,
+    /// Its number among the pods of that template; its name derives from it.
+    pub serial: u64,
+    /// When it was made, by the node's clock.
+    pub made: Timestamp,
+}
+
+impl Memory {
+    /// What [`Self::to_bytes`] wrote; `None` for anything else.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        serde_json::from_slice(bytes).ok()
+    }
+
+    /// The form on disk.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        // Its maps have texts as keys, and writing to memory cannot fail.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// The revision of that hash.
+    pub fn revision(&self, hash: &str) -> Option<&Revision> {
+        self.revisions.iter().find(|revision| revision.hash == hash)
+    }
+
+    /// Makes `template` the newest revision. One that was in effect before gets a new number, as in Kubernetes.
+    pub(crate) fn begin_revision(&mut self, hash: &str, template: &PodTemplate) {
+        let newest = self.revisions.last();
+        if newest.is_some_and(|newest| newest.hash == hash) {
+            return;
+        }
+        let number = newest.map_or(1, |newest| newest.number + 1);
+        self.revisions.retain(|revision| revision.hash != hash);
+        self.revisions.push(Revision { number, hash: hash.to_owned(), template: template.to_value() });
+    }
+
+    /// Forgets revisions that have no pods, apart from the newest one and `limit` before it.
+    pub(crate) fn trim_revisions(&mut self, limit: u32) {
+        let used = |hash: &str| self.pods.iter().any(|pod| pod.hash == hash);
+        let newest = self.revisions.len().saturating_sub(1);
+        let idle: Vec<usize> = (0..newest).filter(|at| !used(&self.revisions[*at].hash)).collect();
+        let excess = idle.len().saturating_sub(usize::try_from(limit).unwrap_or(usize::MAX));
+        for at in idle.into_iter().take(excess).rev() {
+            self.revisions.remove(at);
+        }
+    }
+}
+
+/// What is to be written of one workload; `None`: it is forgotten.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MemoryChange {
+    /// Which one.
+    pub id: WorkloadId,
+    /// What is remembered from now on.
+    pub memory: Option<Memory>,
+}

@@ -1,0 +1,130 @@
+//! Which objects there are, and what identifies one.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The kinds of local object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ObjectKind {
+    /// `v1 ConfigMap`.
+    ConfigMap,
+    /// `v1 Secret`.
+    Secret,
+    /// A token that an apiserver has issued for one pod: no object of the API, but used like one. See [`super::token`].
+    ServiceAccountToken,
+    /// The variables of a namespace's Services, which no object of the API has either. See [`super::service`].
+    ServiceVariables,
+    /// A `v1 PersistentVolumeClaim` with the volume that it is bound to. See [`super::claim`].
+    VolumeClaim,
+    /// The certificates of `v1 ClusterTrustBundle`s. See [`super::trust_bundle`].
+    TrustBundle,
+    /// A `v1 RuntimeClass`. See [`super::runtime_class`].
+    RuntimeClass,
+    /// A certificate that a signer has issued for one pod, with its key. See [`super::pod_certificate`].
+    PodCertificate,
+    /// An `apps/v1 Deployment`. See [`super::workload`].
+    Deployment,
+    /// An `apps/v1 ReplicaSet`.
+    ReplicaSet,
+    /// An `apps/v1 DaemonSet`.
+    DaemonSet,
+}
+
+impl ObjectKind {
+    /// The kinds of which the node's own controllers make pods.
+    pub const WORKLOADS: [Self; 3] = [Self::Deployment, Self::ReplicaSet, Self::DaemonSet];
+    /// The kinds that a manifest may define.
+    pub const LOCAL: [Self; 5] = [Self::ConfigMap, Self::Secret, Self::Deployment, Self::ReplicaSet, Self::DaemonSet];
+
+    /// The kind as manifests write it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "ConfigMap",
+            Self::Secret => "Secret",
+            Self::ServiceAccountToken => "ServiceAccountToken",
+            Self::ServiceVariables => "ServiceVariables",
+            Self::VolumeClaim => "PersistentVolumeClaim",
+            Self::TrustBundle => "ClusterTrustBundle",
+            Self::RuntimeClass => "RuntimeClass",
+            Self::PodCertificate => "PodCertificate",
+            Self::Deployment => "Deployment",
+            Self::ReplicaSet => "ReplicaSet",
+            Self::DaemonSet => "DaemonSet",
+        }
+    }
+
+    /// The kind as in kubectl's output and an apiserver's "not found" message, with its group.
+    pub fn resource(self) -> &'static str {
+        match self {
+            Self::ConfigMap => "configmap",
+            Self::Secret => "secret",
+            Self::ServiceAccountToken => "service account token",
+            Self::ServiceVariables => "service variables",
+            Self::VolumeClaim => "persistentvolumeclaim",
+            Self::TrustBundle => "clustertrustbundle",
+            Self::RuntimeClass => "runtimeclass",
+            Self::PodCertificate => "pod certificate",
+            Self::Deployment => "deployment.apps",
+            Self::ReplicaSet => "replicaset.apps",
+            Self::DaemonSet => "daemonset.apps",
+        }
+    }
+
+    /// The kinds that an apiserver alone has, and no manifest defines.
+    pub(super) const OF_APISERVER: [Self; 6] = [
+        Self::ServiceAccountToken,
+        Self::ServiceVariables,
+        Self::VolumeClaim,
+        Self::TrustBundle,
+        Self::RuntimeClass,
+        Self::PodCertificate,
+    ];
+
+    /// Whether a manifest may define one.
+    pub fn is_local(self) -> bool {
+        Self::LOCAL.contains(&self)
+    }
+
+    /// Whether the node's own controllers make pods of it.
+    pub fn is_workload(self) -> bool {
+        Self::WORKLOADS.contains(&self)
+    }
+
+    /// The API group and version as manifests write it.
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::Deployment | Self::ReplicaSet | Self::DaemonSet => "apps/v1",
+            _ => "v1",
+        }
+    }
+
+    /// The kind of that name, of those that a manifest may define.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::LOCAL.into_iter().find(|kind| kind.as_str() == name)
+    }
+}
+
+/// Kind, namespace and name: the target of a reference. The parts have passed Kubernetes' name rules, but for the name of a
+/// token or a certificate.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectKey {
+    /// What kind of object it is.
+    pub kind: ObjectKind,
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its name.
+    pub name: Arc<str>,
+}
+
+impl ObjectKey {
+    /// Makes a key.
+    pub fn new(kind: ObjectKind, namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { kind, namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind.as_str(), self.namespace, self.name)
+    }
+}

@@ -1,0 +1,69 @@
+//! Workloads: the objects of which a node's own controllers make pods, as Kubernetes' controllers do in a cluster.
+//!
+//! In: a decoded document. Out: a [`Workload`] within its [`ObjectRecord`](super::ObjectRecord): what its controller needs
+//! to know, and the [`PodTemplate`] of its pods. The controllers are in `limpet-kinds`. Pure: no I/O, no clock.
+
+mod decode;
+mod immutable;
+mod rules;
+mod selector;
+mod spec;
+mod template;
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+pub(crate) use decode::{TEMPLATE, read, restore};
+pub(crate) use immutable::forbidden;
+pub use spec::{Replicated, Update, WorkloadSpec};
+pub use template::{PodTemplate, REVISION_HASH, TEMPLATE_HASH, pod_name, suffix, uid};
+
+use crate::object::key::ObjectKey;
+use crate::pod::{PodRecord, accept, fingerprint};
+use crate::source::SourceKind;
+
+/// One accepted version of one workload.
+#[derive(Clone)]
+pub struct Workload {
+    /// The whole document without its status, canonical JSON, as stored on disk.
+    pub manifest: Arc<[u8]>,
+    /// What its controller is to do.
+    pub spec: WorkloadSpec,
+    /// What its pods are made of.
+    pub template: PodTemplate,
+}
+
+impl Workload {
+    /// A pod as its controller would make one: for rules that apply to pods. `None` if the template is no Pod.
+    pub(crate) fn sample(&self, key: &ObjectKey, origin: &Arc<str>, source: SourceKind) -> Option<PodRecord> {
+        accept::restore(&self.template.sample(key), origin, source, "node").ok()
+    }
+
+    /// The same in another namespace.
+    pub(super) fn in_namespace(&self, namespace: &str) -> Self {
+        let mut document: Value = serde_json::from_slice(&self.manifest).unwrap_or_default();
+        document["metadata"]["namespace"] = Value::from(namespace);
+        Self { manifest: Arc::from(fingerprint::canonical(&document)), ..self.clone() }
+    }
+}
+
+/// Two workloads are equal when their manifests are.
+impl PartialEq for Workload {
+    fn eq(&self, other: &Self) -> bool {
+        self.manifest == other.manifest
+    }
+}
+
+impl Eq for Workload {}
+
+impl fmt::Debug for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workload").field("spec", &self.spec).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;

@@ -1,0 +1,23 @@
+//! What cannot change of a workload once it exists, as an apiserver has it.
+
+use serde_json::Value;
+
+use super::Workload;
+use crate::object::key::{ObjectKey, ObjectKind};
+use crate::pod::Fault;
+
+/// The fields that cannot change, as JSON pointers below `/spec`.
+fn fields(kind: ObjectKind) -> &'static [&'static str] {
+    match kind {
+        ObjectKind::Deployment | ObjectKind::ReplicaSet | ObjectKind::DaemonSet => &["selector"],
+        _ => &[],
+    }
+}
+
+/// Why `next` must not replace `before`.
+pub(crate) fn forbidden(key: &ObjectKey, before: &Workload, next: &Workload) -> Option<Fault> {
+    let [before, next] = [before, next].map(|one| serde_json::from_slice::<Value>(&one.manifest).unwrap_or_default());
+    let changed = fields(key.kind).iter().find(|field| before["spec"][**field] != next["spec"][**field])?;
+    let fault = Fault::error(format!("spec.{changed}"), format!("of {key}: field is immutable"));
+    Some(fault.with_remedy(format!("give the changed {} another name, or remove it first", key.kind.as_str())))
+}

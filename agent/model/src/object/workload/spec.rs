@@ -1,0 +1,41 @@
+//! What a controller is to do, with defaults applied and percentages resolved.
+
+/// The part of a workload that its controller acts on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WorkloadSpec {
+    /// Of a Deployment, a ReplicaSet or a DaemonSet: a number of equal pods.
+    Replicated(Replicated),
+}
+
+/// A number of equal pods, and how those of a new template replace those of the one before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replicated {
+    /// How many pods there are to be; 1 for a DaemonSet.
+    pub replicas: u32,
+    /// How pods of a new template replace the others.
+    pub update: Update,
+    /// How long a pod is ready before it counts as available, in seconds.
+    pub min_ready_seconds: u32,
+    /// Without progress for so many seconds an update counts as failed; `None`: never.
+    pub progress_deadline_seconds: Option<u32>,
+    /// A new template is not rolled out.
+    pub paused: bool,
+    /// How many templates without pods are remembered.
+    pub history_limit: u32,
+}
+
+/// How pods of a new template replace the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Update {
+    /// Step by step.
+    Rolling {
+        /// How many pods there may be beyond the replicas.
+        surge: u32,
+        /// How many of the replicas need not be available.
+        unavailable: u32,
+    },
+    /// The old ones end first.
+    Recreate,
+    /// Only pods that are made anew have the new template: a ReplicaSet, and `OnDelete`.
+    Manual,
+}

@@ -1,0 +1,148 @@
+//! The template of a workload's pods, and the names and identities that derive from it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use crate::object::key::ObjectKey;
+use crate::pod::identity::OWNER_ANNOTATION;
+use crate::pod::{Fault, PodRecord, PodUid, accept, fingerprint};
+use crate::source::SourceKind;
+
+/// The label with the hash of the template, of a Deployment's pods.
+pub const TEMPLATE_HASH: &str = "pod-template-hash";
+/// The same, of the pods of a DaemonSet or StatefulSet.
+pub const REVISION_HASH: &str = "controller-revision-hash";
+/// The letters of generated names (`k8s.io/apimachinery/pkg/util/rand`): no vowels, so that no words appear.
+const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+/// The characters of the hash of a template.
+const HASH_LENGTH: usize = 10;
+/// The characters that end a pod's name.
+const SUFFIX_LENGTH: usize = 5;
+/// The longest name of a pod: it is the pod's host name.
+const MAX_NAME: usize = 63;
+/// As long as those of a Deployment's pods.
+const SAMPLE_SUFFIX: &str = "bbbbbbbbbb-bbbbb";
+
+/// Labels, annotations and spec of a workload's pods, as authored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PodTemplate {
+    /// `metadata.labels` as authored.
+    pub labels: Map<String, Value>,
+    /// `metadata.annotations` as authored.
+    pub annotations: Map<String, Value>,
+    /// `spec` as authored.
+    pub spec: Value,
+}
+
+impl PodTemplate {
+    /// The template as a workload has it. What else is in its metadata has no effect, as in Kubernetes.
+    pub fn new(value: &Value) -> Self {
+        let map = |field: &str| value["metadata"][field].as_object().cloned().unwrap_or_default();
+        Self { labels: map("labels"), annotations: map("annotations"), spec: value["spec"].clone() }
+    }
+
+    /// The template as JSON, to be read again by [`Self::new`].
+    pub fn to_value(&self) -> Value {
+        json!({"metadata": {"labels": self.labels, "annotations": self.annotations}, "spec": self.spec})
+    }
+
+    /// Identifies the template among those of one workload: ten letters and digits, as authored.
+    pub fn hash(&self) -> String {
+        letters(&Sha256::digest(fingerprint::canonical(&self.to_value())), HASH_LENGTH)
+    }
+
+    /// The labels that are texts.
+    pub fn label(&self, name: &str) -> Option<&str> {
+        self.labels.get(name)?.as_str()
+    }
+
+    /// A pod without owner, with a name as long as that of one.
+    pub(super) fn sample(&self, key: &ObjectKey) -> Value {
+        self.plain_pod(&key.namespace, &pod_name(&key.name, SAMPLE_SUFFIX))
+    }
+
+    /// A pod of that name without owner.
+    fn plain_pod(&self, namespace: &str, name: &str) -> Value {
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "spec": self.spec,
+            "metadata": {
+                "name": name, "namespace": namespace, "labels": self.labels, "annotations": self.annotations,
+            },
+        })
+    }
+
+    /// The pod of that name of the workload `owner`, with the labels and annotations that its controller adds, and with
+    /// `controller`, the object that Kubernetes' own pods name as theirs: apiVersion, kind, name.
+    ///
+    /// # Errors
+    /// The pod is none; it was checked when the workload was accepted.
+    pub fn pod(
+        &self,
+        owner: &ObjectKey,
+        name: &str,
+        added: &BTreeMap<&str, String>,
+        controller: (&str, &str, &str),
+        (origin, source, node_name): (&Arc<str>, SourceKind, &str),
+    ) -> Result<PodRecord, Vec<Fault>> {
+        let (version, kind, controller) = controller;
+        let mut pod = self.plain_pod(&owner.namespace, name);
+        for (label, value) in added {
+            pod["metadata"]["labels"][label] = Value::from(value.as_str());
+        }
+        pod["metadata"]["annotations"][OWNER_ANNOTATION] =
+            Value::from(format!("{}/{}", owner.kind.as_str(), owner.name));
+        pod["metadata"]["ownerReferences"] = json!([{
+            "apiVersion": version, "kind": kind, "name": controller, "controller": true, "blockOwnerDeletion": true,
+            "uid": uid(node_name, source, kind, &owner.namespace, controller),
+        }]);
+        accept::restore(&pod, origin, source, node_name)
+    }
+
+    /// The template of which [`Self::pod`] made `record`.
+    pub fn of_pod(record: &PodRecord) -> Option<Self> {
+        let pod: Value = serde_json::from_slice(&record.manifest).ok()?;
+        let mut template = Self::new(&pod);
+        template.annotations.remove(OWNER_ANNOTATION)?;
+        template.labels.remove(TEMPLATE_HASH);
+        template.labels.remove(REVISION_HASH);
+        Some(template)
+    }
+}
+
+/// The UID of a workload, or of an object that stands between it and its pods.
+pub fn uid(node_name: &str, source: SourceKind, kind: &str, namespace: &str, name: &str) -> String {
+    PodUid::of_digest(&digest(&["limpet object uid 1", node_name, source.as_str(), kind, namespace, name])[..16])
+        .to_string()
+}
+
+/// A pod's name: `base` and `suffix`, the base cut so that the name is a host name.
+pub fn pod_name(base: &str, suffix: &str) -> String {
+    let length = base.len().min(MAX_NAME.saturating_sub(suffix.len() + 1));
+    // A cut name must not end with what a name cannot have before a dash.
+    let base = base.get(..length).unwrap_or(base).trim_end_matches(['.', '-']);
+    format!("{base}-{suffix}")
+}
+
+/// Five characters that differ between nodes, owners and serial numbers.
+pub fn suffix(node_name: &str, owner: &ObjectKey, hash: &str, serial: u64) -> String {
+    let serial = serial.to_string();
+    let (kind, parts) = (owner.kind.as_str(), [&*owner.namespace, &*owner.name, hash, &serial]);
+    letters(&digest(&[&["limpet pod suffix 1", node_name, kind], &parts[..]].concat()), SUFFIX_LENGTH)
+}
+
+/// Each part is hashed with its length, so that no two lists of parts hash the same input.
+fn digest(parts: &[&str]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.finalize().into()
+}
+
+fn letters(digest: &[u8], length: usize) -> String {
+    digest.iter().take(length).map(|byte| char::from(ALPHABET[usize::from(*byte) % ALPHABET.len()])).collect()
+}
