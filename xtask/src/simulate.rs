@@ -16,6 +16,9 @@ pub(crate) struct Arguments {
     /// The node is part of a cluster, and the line to its apiserver is bad.
     #[arg(long)]
     link: bool,
+    /// The node's pods are those of workloads.
+    #[arg(long, conflicts_with = "link")]
+    kinds: bool,
     /// Print every step of that run.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -27,6 +30,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut command = cargo::command(&["test", "--quiet", "-p", "limpet", "--test", "simulate", "--"]);
     if arguments.link {
         command.arg("--link");
+    }
+    if arguments.kinds {
+        command.arg("--kinds");
     }
     if let Some(seeds) = &arguments.seeds {
         command.args(["--seeds", seeds]);

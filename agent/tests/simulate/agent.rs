@@ -24,6 +24,7 @@ use limpet_core::source::view::View;
 use limpet_core::source::{Decoder, Health, cluster_update};
 use limpet_core::status::observed::Observed;
 use limpet_host::network::NetworkStatus;
+use limpet_kinds::Controllers;
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
 use limpet_model::pod::requests::Requests;
@@ -34,11 +35,12 @@ use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health as AgentHealth;
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
-use limpet_worker::fake::FakeExecutor;
 use limpet_worker::fake::world::{World, live};
+use limpet_worker::fake::{FakeExecutor, FakeLedger};
 use limpet_worker::inbox::EvictionOrder;
 use limpet_worker::node_claims::{NodeClaims, NodeOffer};
 use limpet_worker::supervisor::{Intake, Supervisor};
+use limpet_worker::workloads::Workloads;
 use limpet_worker::{WorkerContext, merge_loop};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinSet;
@@ -117,7 +119,6 @@ impl Agent {
         let (merging, merged) = mpsc::channel(1);
         let (events, lifecycle) = mpsc::channel(1_024);
         let mut tasks = JoinSet::new();
-        tasks.spawn(merge_loop::run(Arc::clone(&slots), desired.clone(), merging, stop.clone()));
         let (health, heartbeat) = AgentHealth::new();
         let (network_status, network) = watch::channel(NetworkStatus::Ready { name: "sim".to_owned() });
         let (archives, images) = watch::channel(Arc::default());
@@ -159,7 +160,12 @@ impl Agent {
             node_claims: Arc::new(NodeClaims::new(offer(world), BTreeMap::new())),
             evictions: orders.clone(),
         };
-        let supervisor = Supervisor::new(context, sources, stop.clone());
+        let mut supervisor = Supervisor::new(context, sources, stop.clone());
+        let remembered = world.lock().unwrap_or_else(PoisonError::into_inner).memories.clone();
+        let (ledger, controllers) = (FakeLedger(Arc::clone(world)), Controllers::new(NODE, remembered));
+        let workloads = Workloads::new(controllers, Arc::new(ledger), observed.clone(), supervisor.adopted());
+        let merge = merge_loop::run_with(Arc::clone(&slots), desired.clone(), merging, Some(workloads), stop.clone());
+        tasks.spawn(merge);
         tasks.spawn(async move {
             let pressure = conditions;
             let shutdown = ShutdownIntake::default();

@@ -1,13 +1,14 @@
 //! The simulator: supervisor, workers, merge and a source's view over the fake executor, on one thread with a virtual
 //! clock. A seed decides manifests, edits, exits, faults and crashes, and reproduces a run exactly.
 //!
-//! With `--link` the node is part of a simulated cluster, and what befalls it is the line to its apiserver.
+//! With `--kinds` its sources define workloads, whose controllers work under the same faults. With `--link` the node is part of a simulated cluster, and what befalls it is the line to its apiserver.
 //!
 //! `cargo xtask simulate --seeds A..B` runs many; `--seed N --trace` prints the steps of one.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod agent;
 mod expected;
+mod kinds;
 mod link;
 mod manifests;
 mod places;
@@ -26,6 +27,8 @@ use run::Report;
 const EVERYDAY: Range<u64> = 0..10_000;
 /// What it tries of lines.
 const EVERYDAY_LINKS: Range<u64> = 0..500;
+/// What it tries of workloads.
+const EVERYDAY_KINDS: Range<u64> = 0..500;
 /// One seed in so many runs twice more: its steps have to be the same.
 const REPEAT_EVERY: u64 = 64;
 /// Failures after which no further seed is tried.
@@ -46,7 +49,15 @@ fn main() -> ExitCode {
     let node: (Run, bool) = (run::run, true);
     // Whom of those that wait for one change tokio wakes first is not the seed's.
     let link: (Run, bool) = (link::run, false);
-    let chosen = if is_link { link } else { node };
+    let kinds: (Run, bool) = (kinds::run, true);
+    let is_kinds = arguments.iter().any(|argument| argument == "--kinds");
+    let chosen = if is_link {
+        link
+    } else if is_kinds {
+        kinds
+    } else {
+        node
+    };
     if let Some(seed) = value("--seed") {
         let Ok(seed) = seed.parse() else { return usage() };
         return one(chosen.0, seed, arguments.iter().any(|argument| argument == "--trace"));
@@ -55,9 +66,10 @@ fn main() -> ExitCode {
         Some(Some(seeds)) => many(chosen, seeds),
         Some(None) => usage(),
         None if is_link => many(link, EVERYDAY_LINKS),
+        None if is_kinds => many(kinds, EVERYDAY_KINDS),
         None => {
-            let both = [many(node, EVERYDAY), many(link, EVERYDAY_LINKS)];
-            if both == [ExitCode::SUCCESS; 2] { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            let all = [many(node, EVERYDAY), many(link, EVERYDAY_LINKS), many(kinds, EVERYDAY_KINDS)];
+            if all == [ExitCode::SUCCESS; 3] { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
     }
 }
@@ -66,7 +78,7 @@ fn main() -> ExitCode {
 type Run = fn(u64, bool) -> Report;
 
 fn usage() -> ExitCode {
-    eprintln!("usage: simulate [--link] [--seeds A..B | --seed N [--trace]]");
+    eprintln!("usage: simulate [--link | --kinds] [--seeds A..B | --seed N [--trace]]");
     ExitCode::from(2)
 }
 

@@ -4,6 +4,7 @@
 //! The [`world`] outlives an agent, as a node does. Each call takes virtual time, and may fail before it has done
 //! anything, fail after it has done all of it (a lost answer), or hang until its deadline, as the seed has it.
 
+mod ledger;
 pub mod world;
 
 use std::collections::HashSet;
@@ -24,6 +25,8 @@ use limpet_model::probe::ProbeKind;
 use limpet_model::process::Processes;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use tokio::sync::watch;
+
+pub use ledger::FakeLedger;
 
 use crate::executor::{Executor, ExecutorError, LoggerReport};
 use limpet_telemetry::reporter::Reporter;

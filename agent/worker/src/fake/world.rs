@@ -19,6 +19,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use limpet_core::plan::restart_all;
 use limpet_core::state::{ContainerSlot, Now, PodState};
+use limpet_kinds::{Memory, WorkloadId};
 use limpet_model::container::{ContainerId, ContainerIdentity, ContainerState, Exit, Recorded, Task};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::pod::Role;
@@ -134,6 +135,8 @@ pub struct World {
     pub oom_kills: u64,
     /// What becomes of the next calls of a name, before chance decides.
     pub faults: VecDeque<(&'static str, Fault)>,
+    /// What the controllers of workloads have on the node's disk.
+    pub memories: BTreeMap<WorkloadId, Memory>,
 }
 
 /// What a test has the processes of containers do.
@@ -193,6 +196,7 @@ impl World {
             behaviour: None,
             oom_kills: 0,
             faults: VecDeque::new(),
+            memories: BTreeMap::new(),
         }
     }
 
@@ -220,6 +224,11 @@ impl World {
     pub fn set_connected(&mut self, connected: bool) {
         self.connected = connected;
         self.quiet += 1;
+    }
+
+    /// How long the disk takes for a write, in milliseconds.
+    pub(super) fn write_time(&mut self) -> u64 {
+        self.rng.u64(0..50)
     }
 
     /// Where an agent that starts receives events.

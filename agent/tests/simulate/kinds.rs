@@ -1,0 +1,370 @@
+//! Lives of a node whose pods are those of Deployments and DaemonSets: what their controllers must never do, and what they
+//! must have done at the end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use limpet_core::node_state::NodeNetwork;
+use limpet_core::source::view::{Contents, View};
+use limpet_model::lifecycle::LifecycleEvent;
+use limpet_model::manifest;
+use limpet_model::node::{NodeAddresses, Pressure};
+use limpet_model::pod::PodRecord;
+use limpet_model::source::SourceKind;
+use limpet_model::verdict::{Eviction, PodVerdict};
+use limpet_worker::fake::world::World;
+use limpet_worker::inbox::EvictionOrder;
+use serde_json::json;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::agent::{Agent, NODE, pass};
+use crate::run::Report;
+
+/// After the last fault: longer than the longest pauses of pods and of controllers together.
+const SETTLE_TIME: Duration = Duration::from_secs(3_600);
+/// How often what must never be is looked for.
+const GLANCE: Duration = Duration::from_millis(700);
+
+pub(crate) fn run(seed: u64, trace: bool) -> Report {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let mut node = Node::new(seed, trace);
+        node.live().await;
+        node.settle().await;
+        let mut world = node.world.lock().unwrap();
+        Report {
+            violations: std::mem::take(&mut world.violations),
+            trace: world.trace.take().unwrap_or_default(),
+            starts: world.starts(),
+            virtual_seconds: node.begun.elapsed().as_secs(),
+        }
+    })
+}
+
+/// A workload that a seed has made.
+#[derive(Debug, Clone)]
+struct Made {
+    kind: &'static str,
+    replicas: u32,
+    surge: u32,
+    unavailable: u32,
+    recreate: bool,
+    min_ready: u32,
+    /// Changes with each edit of the template.
+    version: u32,
+}
+
+impl Made {
+    fn new(rng: &mut fastrand::Rng) -> Self {
+        let surge = rng.u32(0..3);
+        Self {
+            kind: if rng.u32(0..4) == 0 { "DaemonSet" } else { "Deployment" },
+            replicas: rng.u32(0..4),
+            surge,
+            unavailable: if surge == 0 { rng.u32(1..3) } else { rng.u32(0..3) },
+            recreate: rng.u32(0..4) == 0,
+            min_ready: if rng.bool() { 0 } else { rng.u32(1..30) },
+            version: 0,
+        }
+    }
+
+    /// How many pods there are to be, and how many there may be.
+    fn pods(&self) -> (usize, usize) {
+        let replicas = if self.kind == "DaemonSet" { 1 } else { self.replicas };
+        let surge = if self.recreate || self.kind == "DaemonSet" { 0 } else { self.surge };
+        (replicas as usize, (replicas + surge) as usize)
+    }
+
+    fn text(&self, name: &str) -> Vec<u8> {
+        let template = json!({
+            "metadata": { "labels": { "app": name, "version": self.version.to_string() } },
+            "spec": { "terminationGracePeriodSeconds": 3, "containers": [
+                { "name": "main", "image": "app:1", "imagePullPolicy": "IfNotPresent" },
+            ] },
+        });
+        let mut spec = json!({
+            "selector": { "matchLabels": { "app": name } }, "template": template, "minReadySeconds": self.min_ready,
+        });
+        if self.kind == "Deployment" {
+            spec["replicas"] = json!(self.replicas);
+            spec["strategy"] = match self.recreate {
+                true => json!({ "type": "Recreate" }),
+                false => {
+                    json!({ "rollingUpdate": { "maxSurge": self.surge, "maxUnavailable": self.unavailable } })
+                }
+            };
+        }
+        let metadata = json!({ "name": name });
+        json!({ "apiVersion": "apps/v1", "kind": self.kind, "metadata": metadata, "spec": spec })
+            .to_string()
+            .into_bytes()
+    }
+}
+
+struct Node {
+    rng: fastrand::Rng,
+    world: Arc<Mutex<World>>,
+    agent: Option<Agent>,
+    files: BTreeMap<String, Made>,
+    view: View,
+    begun: Instant,
+    /// Until then a controller may not have taken note of the last edit, or of what runs.
+    lenient_until: Instant,
+}
+
+impl Node {
+    fn new(seed: u64, trace: bool) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut world = World::new(rng.u64(..), trace);
+        world.fault_rate = if rng.bool() { rng.u32(0..150) } else { 0 };
+        let world = Arc::new(Mutex::new(world));
+        let (files, view) = (BTreeMap::new(), View::default());
+        let now = Instant::now();
+        let mut node = Self { rng, world, agent: None, files, view, begun: now, lenient_until: now };
+        node.start_agent();
+        node
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.world.lock().unwrap()
+    }
+
+    fn note(&self, step: String) {
+        self.world().note(|| step);
+    }
+
+    async fn live(&mut self) {
+        for _ in 0..self.rng.usize(4..20) {
+            self.step().await;
+            let pause = match self.rng.u32(0..4) {
+                0 => Duration::ZERO,
+                1 => Duration::from_millis(self.rng.u64(0..200)),
+                2 => Duration::from_millis(self.rng.u64(0..10_000)),
+                _ => Duration::from_secs(self.rng.u64(0..120)),
+            };
+            self.pass(pause).await;
+        }
+    }
+
+    async fn step(&mut self) {
+        match self.rng.u32(0..20) {
+            0..=2 => self.create(),
+            3..=7 => self.edit(),
+            8 => self.delete(),
+            9..=11 => self.process_exits(),
+            12 => self.evict().await,
+            13 => self.disconnect().await,
+            14..=16 => self.restart(false).await,
+            17 => self.restart(true).await,
+            18 => self.lose_memory().await,
+            _ => self.reboot().await,
+        }
+    }
+
+    fn create(&mut self) {
+        if self.files.len() < 2 {
+            let name = format!("web-{}", self.rng.u32(0..3));
+            if self.files.contains_key(&name) {
+                return;
+            }
+            let made = Made::new(&mut self.rng);
+            self.note(format!("create {name}: {made:?}"));
+            self.files.insert(name.clone(), made);
+            self.read(&name);
+        }
+    }
+
+    fn edit(&mut self) {
+        let names: Vec<String> = self.files.keys().cloned().collect();
+        let Some(name) = self.rng.choice(&names).cloned() else { return };
+        if let Some(made) = self.files.get_mut(&name) {
+            match self.rng.u32(0..4) {
+                0 => made.replicas = self.rng.u32(0..4),
+                // Back to an earlier template now and then.
+                1 => made.version = self.rng.u32(0..made.version + 1),
+                _ => made.version += 1,
+            }
+            let made = made.clone();
+            self.note(format!("edit {name}: {made:?}"));
+        }
+        self.lenient_until = self.lenient_until.max(Instant::now() + Duration::from_secs(1));
+        self.read(&name);
+    }
+
+    fn delete(&mut self) {
+        let names: Vec<String> = self.files.keys().cloned().collect();
+        let Some(name) = self.rng.choice(&names).cloned() else { return };
+        self.note(format!("delete {name}"));
+        self.files.remove(&name);
+        self.view.remove(&Arc::from(name.as_str()));
+        self.publish();
+    }
+
+    fn read(&mut self, name: &str) {
+        let text = self.files[name].text(name);
+        let name: Arc<str> = Arc::from(name);
+        let read = manifest::read(&text, &name, SourceKind::File, NODE);
+        assert!(read.faults.is_empty(), "{:?}", read.faults);
+        self.view.accept(&name, read, Contents::default);
+        self.publish();
+    }
+
+    fn publish(&mut self) {
+        if let Some(agent) = &self.agent {
+            agent.publish(&mut self.view);
+        }
+    }
+
+    fn process_exits(&mut self) {
+        let code = *self.rng.choice(&[0, 1, 137]).unwrap();
+        let mut world = self.world.lock().unwrap();
+        let running = world.running();
+        if let Some(pid) = self.rng.choice(&running) {
+            world.exit(*pid, code);
+        }
+    }
+
+    async fn evict(&mut self) {
+        let Some(agent) = &self.agent else { return };
+        let records: Vec<_> = agent.observed.load().pods.values().map(|pod| Arc::clone(&pod.record)).collect();
+        let Some(record) = self.rng.choice(&records) else { return };
+        self.note(format!("evict {}", record.key));
+        let eviction = Eviction { pressure: Pressure::Disk, grace_seconds: 1 };
+        let verdict = PodVerdict::evicted_under_pressure(eviction, "low".to_owned());
+        let (done, _) = oneshot::channel();
+        let order = EvictionOrder { key: record.key.clone(), uid: record.uid.clone(), verdict, done };
+        agent.evictions.send(order).await.unwrap();
+    }
+
+    async fn disconnect(&mut self) {
+        self.note("containerd is gone".to_owned());
+        self.world().set_connected(false);
+        self.send(LifecycleEvent::Disconnected);
+        let away = Duration::from_millis(self.rng.u64(0..30_000));
+        self.pass(away).await;
+        self.note("containerd is back".to_owned());
+        self.world().set_connected(true);
+        self.send(LifecycleEvent::Connected);
+    }
+
+    fn send(&self, event: LifecycleEvent) {
+        if let Some(events) = &self.world().events {
+            events.try_send(event).unwrap();
+        }
+    }
+
+    async fn restart(&mut self, orderly: bool) {
+        self.note(format!("the agent ends, orderly: {orderly}"));
+        if let Some(agent) = self.agent.take() {
+            if orderly {
+                agent.stop().await;
+            } else {
+                agent.kill().await;
+            }
+        }
+        self.world().events = None;
+        let away = Duration::from_millis(self.rng.u64(0..20_000));
+        self.pass(away).await;
+        self.start_agent();
+    }
+
+    /// The agent starts again without its database.
+    async fn lose_memory(&mut self) {
+        self.note("the database is lost".to_owned());
+        self.lenient_until = Instant::now() + Duration::from_secs(600);
+        self.end_agent().await;
+        self.world().memories.clear();
+        self.start_agent();
+    }
+
+    async fn reboot(&mut self) {
+        self.end_agent().await;
+        self.world().reboot();
+        self.start_agent();
+    }
+
+    async fn end_agent(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            agent.kill().await;
+        }
+        self.world().events = None;
+    }
+
+    fn start_agent(&mut self) {
+        self.note("the agent starts".to_owned());
+        let addresses = NodeAddresses::one([10, 0, 0, 1].into());
+        self.agent = Some(Agent::start(&self.world, &mut self.view, NodeNetwork { addresses, changes: 0 }));
+    }
+
+    /// Lets time pass, and looks for what must never be.
+    async fn pass(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            pass(&self.world, GLANCE.min(end - Instant::now())).await;
+            self.glance();
+        }
+    }
+
+    /// No workload has more pods than it may, and none of a template that it replaces by ending it first.
+    fn glance(&self) {
+        let Some(agent) = self.agent.as_ref().filter(|_| Instant::now() > self.lenient_until) else { return };
+        let desired = agent.desired.load();
+        for (name, made) in &self.files {
+            let pods: Vec<&Arc<PodRecord>> = desired.pods.values().filter(|pod| is_of(pod, name)).collect();
+            let most = made.pods().1;
+            if pods.len() > most {
+                self.violate(format!("{name} has {} pods, {most} are the most", pods.len()));
+            }
+            let templates: BTreeSet<&str> = pods.iter().filter_map(|pod| version(pod)).collect();
+            if (made.recreate || made.kind == "DaemonSet") && templates.len() > 1 {
+                self.violate(format!("{name} has pods of {templates:?} at once"));
+            }
+        }
+    }
+
+    fn violate(&self, what: String) {
+        let mut world = self.world();
+        world.note(|| format!("VIOLATION {what}"));
+        world.violations.push(what);
+    }
+
+    async fn settle(&mut self) {
+        self.note("no more faults".to_owned());
+        self.world().calm_down();
+        self.send(LifecycleEvent::Disconnected);
+        self.send(LifecycleEvent::Connected);
+        pass(&self.world, SETTLE_TIME).await;
+        let desired = self.agent.as_ref().unwrap().desired.load();
+        let known: usize =
+            self.files.keys().map(|name| desired.pods.values().filter(|pod| is_of(pod, name)).count()).sum();
+        if known != desired.pods.len() {
+            self.violate(format!("{} pods are desired, {known} are of workloads", desired.pods.len()));
+        }
+        let wanted: BTreeSet<String> = desired.pods.values().map(|record| record.uid.to_string()).collect();
+        for uid in self.world().pods().difference(&wanted) {
+            self.violate(format!("orphan: something of {uid} is left"));
+        }
+        let running: BTreeSet<String> = self.world().what_runs().into_iter().map(|(uid, ..)| uid).collect();
+        for (name, made) in &self.files {
+            let pods: Vec<&Arc<PodRecord>> = desired.pods.values().filter(|pod| is_of(pod, name)).collect();
+            let up = pods.iter().filter(|pod| running.contains(pod.uid.as_str())).count();
+            let version_now = made.version.to_string();
+            let updated = pods.iter().filter(|pod| version(pod) == Some(version_now.as_str())).count();
+            let replicas = made.pods().0;
+            if [pods.len(), up, updated] != [replicas; 3] {
+                let all = pods.len();
+                self.violate(format!("{name} has {all} pods, {up} run, {updated} are of the template, not {replicas}"));
+            }
+        }
+    }
+}
+
+fn is_of(pod: &PodRecord, name: &str) -> bool {
+    pod.pod.metadata.labels.as_ref().is_some_and(|labels| labels.get("app").is_some_and(|app| app == name))
+}
+
+fn version(pod: &PodRecord) -> Option<&str> {
+    pod.pod.metadata.labels.as_ref()?.get("version").map(String::as_str)
+}
