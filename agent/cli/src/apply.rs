@@ -107,7 +107,8 @@ pub(super) fn read(
         for fault in &manifest.faults {
             print_fault(fault, &text, screen);
         }
-        if manifest.pods.is_empty() && manifest.objects.is_empty() && manifest.faults.is_empty() {
+        let holds_nothing = manifest.pods.is_empty() && manifest.objects.is_empty() && manifest.left_out == 0;
+        if holds_nothing && manifest.faults.is_empty() {
             failed = true;
             print_error(&format!("{origin} contains no pods, workloads, ConfigMaps or Secrets"));
         }

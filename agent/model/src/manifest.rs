@@ -1,6 +1,7 @@
 //! Decodes a file, an HTTP response or a push into pods, objects and faults.
 
 pub mod api;
+mod other_kinds;
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -14,6 +15,7 @@ use crate::pod::security::{self, SecurityLevel};
 use crate::pod::yaml::{self, Document};
 use crate::pod::{Fault, FaultList, FieldValidation, PodKey, PodRecord, encoding, identity};
 use crate::source::SourceKind;
+use other_kinds::{OtherKind, WithoutEffect};
 
 /// The contents of one file, one HTTP response or one push.
 #[derive(Debug, Default)]
@@ -35,6 +37,8 @@ pub struct Manifest {
     pub unknown_pod_refused: bool,
     /// The same for objects.
     pub unknown_object_refused: bool,
+    /// How many objects were accepted that a node does not act on.
+    pub left_out: usize,
 }
 
 impl Manifest {
@@ -158,7 +162,25 @@ fn read_by(validation: FieldValidation, text: &[u8], origin: &str, source: Sourc
     manifest.unknown_pod_refused = unread || !unclear.is_empty();
     manifest.unknown_object_refused = manifest.unknown_pod_refused;
     all.extend(unclear.iter().filter_map(outer).cloned());
+    let mut without_effect = WithoutEffect::default();
     for item in documents.iter().flat_map(items) {
+        match other_kinds::of(item.value) {
+            Some(OtherKind::Accepted) => {
+                manifest.left_out += 1;
+                continue;
+            }
+            Some(OtherKind::NoEffect(kind)) => {
+                manifest.left_out += 1;
+                without_effect.add(kind, |fault| item.locate(fault));
+                continue;
+            }
+            Some(OtherKind::Refused(mut fault)) => {
+                item.locate(&mut fault);
+                all.push(fault);
+                continue;
+            }
+            None => {}
+        }
         let mut faults = match item.object_kind() {
             Some(kind) => manifest.take_object(&item, kind, &origin, (source, validation), node_name, &mut objects),
             None => manifest.take_pod(&item, &origin, (source, validation), node_name, &mut keys),
@@ -166,6 +188,7 @@ fn read_by(validation: FieldValidation, text: &[u8], origin: &str, source: Sourc
         faults.kept_mut().iter_mut().for_each(|fault| item.locate(fault));
         all.absorb(faults);
     }
+    all.extend(without_effect.finish());
     all.kept_mut().iter_mut().for_each(|fault| fault.origin = Arc::clone(&origin));
     manifest.faults = all.finish();
     manifest

@@ -4,6 +4,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::pod::Severity;
 use crate::pod::fault::{MAX_FAULTS, summary};
 
 fn read_file(text: &str) -> Manifest {
@@ -144,4 +145,41 @@ fn a_pod_larger_than_an_apiserver_stores_is_refused() {
         "{text}"
     );
     assert!(large.pods.is_empty());
+}
+
+#[test]
+fn kinds_that_a_node_does_not_act_on_are_left_out_with_one_remark_each() {
+    let object =
+        |version: &str, kind: &str| format!("---\napiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\n");
+    let rbac = "rbac.authorization.k8s.io/v1";
+    let text = [
+        object("v1", "Namespace"),
+        object("v1", "ServiceAccount"),
+        object(rbac, "Role"),
+        object(rbac, "Role"),
+        object("policy/v1", "PodDisruptionBudget"),
+    ];
+    let read = read(text.concat().as_bytes(), "chart.yaml", SourceKind::File, "node");
+    let faults: Vec<String> = read.faults.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        faults,
+        [
+            "chart.yaml:11:1: kind: Role has no effect without an apiserver (2 objects)",
+            "chart.yaml:19:1: kind: PodDisruptionBudget has no effect without an apiserver",
+        ]
+    );
+    assert!(read.faults.iter().all(|fault| fault.severity == Severity::Warning));
+    assert_eq!((read.left_out, read.unknown_pod_refused, read.unknown_object_refused), (5, false, false));
+}
+
+#[test]
+fn a_service_is_refused_with_what_to_use_instead() {
+    let text = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n";
+    let read = read(text.as_bytes(), "chart.yaml", SourceKind::File, "node");
+    assert_eq!(
+        read.faults[0].to_string(),
+        "chart.yaml:2:1: kind: Service is not accepted: nothing on a node without an apiserver serves it; \
+         publish the pods' ports with hostPort or hostNetwork"
+    );
+    assert!(!read.unknown_pod_refused && read.refused.is_empty());
 }

@@ -67,7 +67,8 @@ pub(super) fn read(bytes: &[u8], decoder: Decoder, origin: &str, node_name: &str
     }
     let manifest = decoder.read(bytes, origin, SourceKind::Http, node_name);
     let has_workloads = manifest.objects.iter().any(|object| object.key.kind.is_workload());
-    let holds_nothing = manifest.pods.is_empty() && !has_workloads && manifest.faults.is_empty();
+    let holds_nothing =
+        manifest.pods.is_empty() && !has_workloads && manifest.left_out == 0 && manifest.faults.is_empty();
     if holds_nothing && !contains(bytes, b"items") {
         return Err(Failure::bad_response("a response that holds nothing; an empty list would remove the pods"));
     }
