@@ -12,7 +12,6 @@ use anyhow::{Context as _, Result};
 pub use self::proxy::Proxy;
 use crate::image::{Blob, Image};
 use crate::process::{self, Daemon};
-use crate::signature::SignatureArtifact;
 use crate::{tools, wait};
 
 /// The one user a closed registry knows.
@@ -102,13 +101,13 @@ impl Registry {
         store.tag(tag, &image.index())
     }
 
-    /// Puts a signature there.
-    pub fn add_artifact(&self, artifact: &SignatureArtifact, repository: &str, tag: &str) -> Result<()> {
+    /// Puts a manifest and what it refers to there.
+    pub fn add_artifact(&self, manifest: &Blob, blobs: &[Blob], repository: &str, tag: &str) -> Result<()> {
         let store = Repository::new(&self.dir, repository);
-        for blob in &artifact.blobs {
+        for blob in blobs {
             store.layer(blob)?;
         }
-        store.tag(tag, &artifact.manifest)
+        store.tag(tag, manifest)
     }
 
     /// Puts an index there. No client could: a registry refuses one whose manifests it lacks.

@@ -120,12 +120,12 @@ fn artifact(layer: &Value, blob: Blob, subject: &Value) -> SignatureArtifact {
 impl SignatureArtifact {
     /// Uploads it under cosign's tag for an image.
     pub fn tag(&self, registry: &Registry, repository: &str, image: &Image) -> Result<()> {
-        registry.add_artifact(self, repository, &format!("sha256-{}.sig", image.manifest.hex))
+        registry.add_artifact(&self.manifest, &self.blobs, repository, &format!("sha256-{}.sig", image.manifest.hex))
     }
 
     /// Uploads it as the one that refers to an image, in a registry without the referrers API.
     pub fn refer(&self, registry: &Registry, repository: &str, image: &Image) -> Result<()> {
-        registry.add_artifact(self, repository, &format!("untagged-{}", self.manifest.hex))?;
+        registry.add_artifact(&self.manifest, &self.blobs, repository, &format!("untagged-{}", self.manifest.hex))?;
         registry.add_index(&self.referrers(), repository, &format!("sha256-{}", image.manifest.hex))
     }
 

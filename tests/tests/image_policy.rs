@@ -195,7 +195,7 @@ fn signatures_are_found_by_the_referrers_api(node: &mut TestNode) -> Result<()> 
     let plant = Signer::new(node.dir(), "plant")?;
     let image = pushed(&registry, "referred")?;
     let signature = plant.bundle(&image)?;
-    registry.add_artifact(&signature, "referred", "untagged")?;
+    registry.add_artifact(&signature.manifest, &signature.blobs, "referred", "untagged")?;
     let list = Arc::new(String::from_utf8(signature.referrers().bytes)?);
     let path = format!("/v2/referred/referrers/{}", image.digest());
     let lister = serve_list(path, list)?;

@@ -12,8 +12,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt as _, Full};
+use http_body_util::BodyExt as _;
 use hyper::body::{self as http_body, Bytes};
 use hyper::http;
 use hyper::http::header::{AUTHORIZATION, CONTENT_TYPE};
@@ -30,6 +29,7 @@ use serde_json::Value;
 use tower::{BoxError, Service, ServiceExt as _};
 
 use crate::authorization::Authorization;
+use crate::body::{Body, full_body};
 use crate::connections::Connections;
 use crate::dial::Dial;
 use crate::error::{RequestError, was_not_processed};
@@ -63,9 +63,6 @@ const CONNECTION_WINDOW: u32 = 1_024 * 1_024;
 const MAX_ANSWER: usize = 64 << 20;
 /// The largest refusal.
 pub(crate) const MAX_REFUSAL: usize = 1 << 20;
-
-/// The body of a request or an answer, of any kind.
-pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 
 type Connector = HttpsConnector<Way>;
 /// Sends a request, and returns the beginning of its answer.
@@ -338,11 +335,6 @@ impl Client {
     pub fn received_count(&self) -> u64 {
         self.received_count.load(Ordering::Relaxed)
     }
-}
-
-/// A body of these bytes.
-pub(crate) fn full_body(bytes: Bytes) -> Body {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
 
 /// The document of an answer, in the format that its head names.

@@ -4,6 +4,7 @@
 //! values: this crate knows paths and verbs, and no fields but those that it reads of an answer in protobuf.
 
 mod authorization;
+mod body;
 pub mod client;
 mod connections;
 mod credentials_error;
@@ -19,6 +20,7 @@ pub mod request;
 mod retry_after;
 pub mod watch;
 
+pub use body::Body;
 pub use client::{Client, Credentials, Traffic};
 pub use error::{CertificateFault, RequestError};
 pub use request::{Request, Resource, Selector, WatchFrom};

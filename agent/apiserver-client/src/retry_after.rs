@@ -7,7 +7,7 @@ use hyper::http::{self, HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 use tower::BoxError;
 
-use crate::client::{Body, full_body};
+use crate::body::{Body, full_body};
 
 /// How many bytes of such an answer are read.
 const MAX_TEXT: usize = 64 * 1_024;

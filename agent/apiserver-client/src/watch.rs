@@ -11,7 +11,8 @@ use kube::core::{Status, WatchEvent};
 use limpet_model::error_chain::causes;
 use serde_json::Value;
 
-use crate::client::{Body, Client, DEADLINE, MAX_REFUSAL, refusal};
+use crate::body::Body;
+use crate::client::{Client, DEADLINE, MAX_REFUSAL, refusal};
 use crate::error::RequestError;
 use crate::lines::{LineError, Lines};
 use crate::request::{Request, Resource, Selector, WatchFrom};

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::link::Link;
+use limpet_apiserver_client::Body;
 use limpet_apiserver_client::Client;
-use limpet_apiserver_client::client::Body;
 use limpet_core::node_state::NodeNetwork;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::metrics::Metrics;
