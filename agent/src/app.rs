@@ -43,11 +43,11 @@ pub use error::AppError;
 use image_collection::RequestedCollection;
 use limpet_cluster::Link;
 use limpet_containerd::image::Images;
-use limpet_core::debug_order::{self, DebugOrder};
 use limpet_core::known_pods::KnownPods;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_state::{NodeNetwork, NodePressure};
+use limpet_core::pod_order::{self, PodOrder};
 use limpet_core::source::push::{self, Pusher};
 use limpet_core::source::{Decoder, cluster_update};
 use limpet_core::status::observed::Observed;
@@ -139,8 +139,8 @@ struct Core {
     api_updates: Option<mpsc::Sender<cluster_update::Update>>,
     images: ImagesState,
     pressure: watch::Receiver<NodePressure>,
-    /// To the supervisor: containers of `limpet debug`.
-    debug_orders: mpsc::Sender<DebugOrder>,
+    /// To the supervisor: what users ask of pods.
+    pod_orders: mpsc::Sender<PodOrder>,
     shutting_down: watch::Receiver<bool>,
     shutdown: ShutdownState,
 }
@@ -203,11 +203,11 @@ async fn start_core(
     let programs = matches!(config.manifest_watch, ManifestWatch::Auto | ManifestWatch::Ebpf);
     let offer = Some(offer).filter(|_| programs && config.manifest_path.is_some());
     let (evictor, shortages) = evictor(shared, &executor, &sources);
-    let (debug_orders, debug_requests) = debug_order::channel();
+    let (pod_orders, user_orders) = pod_order::channel();
     let (intake, shutdown) = follow_shutdown(shared);
     let shutting_down = intake.shutting_down.clone();
     let workloads = workload_memory::load(&node_name, &store).await;
-    let inputs = CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, debug: debug_requests, workloads };
+    let inputs = CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, user_orders, workloads };
     let node_state = supervise(shared, &executor, &sources, inputs);
     let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
     let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
@@ -226,7 +226,7 @@ async fn start_core(
         api_updates,
         images,
         pressure,
-        debug_orders,
+        pod_orders,
         shutting_down,
         shutdown,
     })

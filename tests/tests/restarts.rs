@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         case!(the_longest_pause_is_the_nodes_to_say)
             .on(|node| node.kubelet = vec!["crashLoopBackOff: {maxContainerRestartPeriod: 1s}".to_owned()]),
         case!(a_killed_process_is_started_again),
+        case!(a_restart_on_request_keeps_the_pod_and_its_other_containers),
         case!(an_init_container_may_fail_before_it_succeeds),
         case!(what_has_finished_is_not_run_again),
         case!(a_deadline_ends_a_pod_for_good),
@@ -30,6 +31,31 @@ fn main() -> ExitCode {
         case!(pods_run_on_when_the_root_directory_is_read_only).on(|node| node.root_size = Some(32 << 20)),
         case!(who_ended_a_container_is_reported_where_the_kernel_shows_it),
     ])
+}
+
+/// Whatever the restart policy, and without a back-off.
+fn a_restart_on_request_keeps_the_pod_and_its_other_containers(node: &mut TestNode) -> Result<()> {
+    let containers = json!([shell("main", IDLE), shell("other", IDLE)]);
+    node.apply(&pod("web", json!({ "restartPolicy": "Never", "containers": containers })))?;
+    let before = node.wait_running("web")?;
+    let printed = node.agent.cli(&["restart", "web", "-c", "main"])?.success()?;
+    ensure!(printed == format!("container main of pod {} restarted\n", node.full_name("web")), "{printed}");
+    let id = |pod: &Value, name: &str| container_id(pod, name).unwrap_or_default();
+    let again = |pod: &Value| container(pod, "main")["ready"] == true && id(pod, "main") != id(&before, "main");
+    let after = node.wait_pod("web", "restarted", again)?;
+    ensure!(after["metadata"]["uid"] == before["metadata"]["uid"], "{after}");
+    ensure!(id(&after, "other") == id(&before, "other"), "the other container was restarted: {after}");
+    ensure!(container(&after, "main")["restartCount"] == 1, "{after}");
+    node.wait_event("Container main is restarted on request")?;
+
+    let printed = node.agent.cli(&["restart", "web"])?.success()?;
+    ensure!(printed.lines().count() == 2, "{printed}");
+    node.wait_pod("web", "restarted as a whole", |pod| {
+        ["main", "other"].iter().all(|name| container(pod, name)["ready"] == true && id(pod, name) != id(&after, name))
+    })?;
+    let refused = node.agent.cli(&["restart", "web", "-c", "none"])?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("no container none in pod"), "{refused:?}");
+    Ok(())
 }
 
 /// As a kernel remounts a disk with errors.

@@ -26,6 +26,7 @@ mod pod_status;
 mod pods;
 mod port_forward;
 pub mod program_output;
+mod restart;
 pub mod screen;
 mod sheet;
 mod shutdown;
@@ -68,6 +69,8 @@ pub enum ClientCommand {
     Attach(attach::AttachArgs),
     /// Add a container to a running pod, to look into it
     Debug(debug::DebugArgs),
+    /// Restart the containers of a pod, or one of them, within their grace period; the pod keeps its UID and address
+    Restart(restart::RestartArgs),
     /// Copy files between a container and this machine
     Cp(cp::CpArgs),
     /// Forward ports of this machine to a pod
@@ -120,6 +123,7 @@ pub async fn run(command: ClientCommand, client: &SocketClient, screen: Screen) 
         ClientCommand::Exec(args) => exec::run(client, args).await,
         ClientCommand::Attach(args) => attach::run(client, args, screen).await,
         ClientCommand::Debug(args) => debug::run(client, args, screen).await,
+        ClientCommand::Restart(args) => restart::run(client, args, screen).await,
         ClientCommand::Cp(args) => cp::run(client, args, screen).await,
         ClientCommand::PortForward(args) => port_forward::run(client, args).await,
         ClientCommand::Events(args) => events::run(client, args, screen).await,

@@ -2,10 +2,7 @@
 
 use k8s_openapi::api::core::v1::EphemeralContainer;
 use limpet_model::pod::{Fault, PodKey};
-use tokio::sync::{mpsc, oneshot};
-
-/// How many orders may wait for the supervisor; then those who give them do.
-const REQUEST_QUEUE_LEN: usize = 16;
+use tokio::sync::oneshot;
 
 /// A container is to be added to a pod.
 #[derive(Debug)]
@@ -34,9 +31,4 @@ pub enum DebugError {
 
 fn list(faults: &[Fault]) -> String {
     faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
-}
-
-/// A channel for orders.
-pub fn channel() -> (mpsc::Sender<DebugOrder>, mpsc::Receiver<DebugOrder>) {
-    mpsc::channel(REQUEST_QUEUE_LEN)
 }

@@ -43,6 +43,7 @@ mod node_state_tests;
 mod objects_tests;
 pub mod outcome;
 pub mod plan;
+pub mod pod_order;
 pub mod priority;
 pub mod probe;
 pub mod provisional;

@@ -2,6 +2,7 @@
 
 mod container;
 mod pod;
+pub mod restart;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -260,7 +261,7 @@ fn begin_stop(pod: &mut PodState, index: usize, entered: &Stopping, cause: &Kill
     pod.signals_being_sent += u32::from(entered.phase != StopPhase::PreStop);
     if let Some(Instance { life: Life::Running { stopping, .. }, replaced, .. }) = instance(pod, index) {
         // Only the first phase says why the container ends.
-        *replaced |= stopping.is_none() && *cause == KillCause::DefinitionChanged;
+        *replaced |= stopping.is_none() && matches!(cause, KillCause::DefinitionChanged | KillCause::RestartAsked);
         *stopping = Some(*entered);
     }
 }

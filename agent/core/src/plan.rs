@@ -44,6 +44,8 @@ pub enum KillCause {
     ProbeFailed(ProbeKind),
     /// All containers of its pod are restarted.
     AllRestart,
+    /// `limpet restart` has asked for it.
+    RestartAsked,
 }
 
 /// One action. Containers are identified by their index in [`PodState::containers`].

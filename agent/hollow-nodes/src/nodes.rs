@@ -26,11 +26,11 @@ use limpet_apiserver_client::Credentials;
 use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::{HollowRuntime, Link, NodeRuntime};
 use limpet_core::admission::Selectable;
-use limpet_core::debug_order;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_shutdown::ShutdownIntake;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
+use limpet_core::pod_order;
 use limpet_core::probe::ProbeGrid;
 use limpet_core::source::cluster_update;
 use limpet_core::status::observed::Observed;
@@ -238,10 +238,10 @@ fn supervise(
     };
     let supervisor = Supervisor::new(context, vec![SourceKind::Api], stop.clone());
     let node_state = supervisor.node_state();
-    // There are no image loads, evictions, shutdowns or debug containers; the senders live as long as the supervisor.
+    // There are no image loads, evictions, shutdowns or orders of users; the senders live as long as the supervisor.
     let (archives, images) = watch::channel(Arc::default());
     let (unpressed, pressure) = watch::channel(NodePressure::from_iter([]));
-    let (debugs, debug) = debug_order::channel();
+    let (user_orders, orders) = pod_order::channel();
     let intake = Intake {
         merged,
         lifecycle,
@@ -251,12 +251,12 @@ fn supervise(
         pressure,
         evictions,
         shutdown: ShutdownIntake::default(),
-        debug,
+        orders,
         heartbeat,
     };
     tasks.spawn(async move {
         supervisor.run(intake).await;
-        drop((archives, unpressed, debugs));
+        drop((archives, unpressed, user_orders));
     });
     // There is room: nothing was sent before.
     let _ = events.try_send(LifecycleEvent::Connected);

@@ -6,33 +6,28 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::json_response::json;
 use super::permission::Permission::Write;
+use super::pod_orders::PodOrdersState;
 use super::routes::Routes;
 use super::status_error::StatusError;
 use limpet_core::debug_order::{DebugError, DebugOrder};
+use limpet_core::pod_order::PodOrder;
 use limpet_model::pod::{PodKey, ephemeral};
 
 /// The limit of a request body.
 const MAX_BODY: usize = 256 << 10;
 
-/// What the route needs.
-#[derive(Debug, Clone)]
-pub struct DebugContainerState {
-    /// Where orders go.
-    pub orders: mpsc::Sender<DebugOrder>,
-}
-
-pub(super) fn routes(state: DebugContainerState) -> Routes {
+pub(super) fn routes(state: PodOrdersState) -> Routes {
     let path = "/limpet/v1/pods/{namespace}/{name}/debug";
     Routes::default().post(path, Write, add).body_limit(MAX_BODY).with_state(state)
 }
 
 /// Answers with the container as the pod has it, defaults included.
 async fn add(
-    State(state): State<DebugContainerState>,
+    State(state): State<PodOrdersState>,
     Path((namespace, name)): Path<(String, String)>,
     body: Bytes,
 ) -> Response {
@@ -54,7 +49,7 @@ async fn add(
     let shown = container.clone();
     let (done, answer) = oneshot::channel();
     let order = DebugOrder { key: key.clone(), container: Box::new(container), done };
-    if state.orders.send(order).await.is_err() {
+    if state.orders.send(PodOrder::Debug(order)).await.is_err() {
         let message = "limpet is stopping".to_owned();
         return StatusError::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message, None).into_response();
     }

@@ -36,7 +36,6 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cluster::ClusterState;
-use crate::debug_container::DebugContainerState;
 use crate::diagnostics::DiagnosticsState;
 use crate::diff::DiffState;
 use crate::exec::{AttachState, ExecState};
@@ -44,6 +43,7 @@ use crate::images::{ImageCollection, ImagesState};
 use crate::kubelet::{self, KubeletRoutes, StreamStates};
 use crate::local::{self, LocalRoutes};
 use crate::logs::LogState;
+use crate::pod_orders::PodOrdersState;
 use crate::port_forward::PortForwardState;
 use crate::settings::{DebugHandlers, NodeSettings, ServerSettings};
 use crate::{ServerState, Sources, serve};
@@ -203,12 +203,12 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         }),
         collection: Arc::new(NothingToCollect),
     };
-    let debug = DebugContainerState { orders: limpet_core::debug_order::channel().0 };
+    let orders = PodOrdersState { orders: limpet_core::pod_order::channel().0 };
     let shutdown = ShutdownState {
         requests: limpet_core::node_shutdown::channel().0,
         progress: tokio::sync::watch::channel(ShutdownProgress::default()).1,
     };
-    (kubelet, local::routes(state.clone(), diff, images, debug, ClusterState { source: None }, shutdown))
+    (kubelet, local::routes(state.clone(), diff, images, orders, ClusterState { source: None }, shutdown))
 }
 
 /// Serves all of it on `listener` until `stop`.

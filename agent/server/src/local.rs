@@ -1,13 +1,14 @@
 //! limpet's own routes, for the command line and for pushes: served on the local socket and never on a network.
 
 use super::cluster::{self, ClusterState};
-use super::debug_container::{self, DebugContainerState};
+use super::debug_container;
 use super::diff::{self, DiffState};
 use super::images::{self, ImagesState};
 use super::permission::Permission::Read;
+use super::pod_orders::PodOrdersState;
 use super::routes::Routes;
 use super::shutdown::{self, ShutdownState};
-use super::{ServerState, api, events, pods, status, usage};
+use super::{ServerState, api, events, pods, restart, status, usage};
 use limpet_model::POD_API;
 
 /// limpet's own routes.
@@ -18,7 +19,7 @@ pub fn routes(
     state: ServerState,
     diff: DiffState,
     images: ImagesState,
-    debug: DebugContainerState,
+    orders: PodOrdersState,
     cluster: ClusterState,
     shutdown: ShutdownState,
 ) -> LocalRoutes {
@@ -36,7 +37,8 @@ pub fn routes(
         own.with_state(state)
             .merge(diff::routes(diff))
             .merge(images::routes(images))
-            .merge(debug_container::routes(debug))
+            .merge(debug_container::routes(orders.clone()))
+            .merge(restart::routes(orders))
             .merge(cluster::routes(cluster))
             .merge(shutdown::routes(shutdown)),
     )

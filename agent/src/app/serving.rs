@@ -15,12 +15,12 @@ use crate::source::file;
 use limpet_containerd::image::Images;
 use limpet_server::cluster::ClusterState;
 use limpet_server::cri::CriState;
-use limpet_server::debug_container::DebugContainerState;
 use limpet_server::diagnostics::DiagnosticsState;
 use limpet_server::diff::{DiffState, HasImage, ReadDirectory};
 use limpet_server::exec::{AttachState, ExecState};
 use limpet_server::kubelet::StreamStates;
 use limpet_server::logs::LogState;
+use limpet_server::pod_orders::PodOrdersState;
 use limpet_server::port_forward::PortForwardState;
 use limpet_server::{self as server, Configz, ServerState};
 use limpet_telemetry::usage::claims::ClaimMeter;
@@ -60,9 +60,9 @@ pub(super) fn start_serving(shared: &SharedParts, core: Core, sockets: Sockets, 
     start_pods_api(shared, state.clone());
     start_device_plugins(shared, &state);
     let diff = diff_state(shared, &core);
-    let debug_containers = DebugContainerState { orders: core.debug_orders };
+    let orders = PodOrdersState { orders: core.pod_orders };
     let cluster = ClusterState { source: core.api_updates };
-    let local = server::local::routes(state.clone(), diff, core.images, debug_containers, cluster, core.shutdown);
+    let local = server::local::routes(state.clone(), diff, core.images, orders, cluster, core.shutdown);
     start_listeners(shared, &state, on_network);
     shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = sockets.metrics {

@@ -14,10 +14,10 @@ use crate::lifecycle;
 use crate::node::capacity::Capacity;
 use crate::workload_memory::WorkloadMemory;
 use limpet_containerd::event_stream;
-use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_object::initial_labels;
 use limpet_core::node_shutdown::ShutdownIntake;
 use limpet_core::node_state::NodeState;
+use limpet_core::pod_order::PodOrder;
 use limpet_core::probe::ProbeGrid;
 use limpet_host::{clock, machine};
 use limpet_kinds::Controllers;
@@ -58,8 +58,8 @@ pub(super) struct CoreInputs {
     pub(super) shortages: Shortages,
     /// How the supervisor follows a shutdown of the node.
     pub(super) shutdown: ShutdownIntake,
-    /// Containers that are to be added to pods.
-    pub(super) debug: mpsc::Receiver<DebugOrder>,
+    /// What users ask of pods.
+    pub(super) user_orders: mpsc::Receiver<PodOrder>,
     /// The controllers of workloads, and where they keep what they remember.
     pub(super) workloads: (Controllers, WorkloadMemory),
 }
@@ -71,7 +71,7 @@ pub(super) fn supervise(
     sources: &[Arc<Published>],
     inputs: CoreInputs,
 ) -> watch::Receiver<NodeState> {
-    let CoreInputs { heartbeat, feeds, shortages, shutdown, debug, workloads: (controllers, memory) } = inputs;
+    let CoreInputs { heartbeat, feeds, shortages, shutdown, user_orders, workloads: (controllers, memory) } = inputs;
     let Shortages { pressure, orders, evictions } = shortages;
     let followed: Arc<WatchedProcesses> = Arc::default();
     let (merging, merged) = mpsc::channel(1);
@@ -99,8 +99,18 @@ pub(super) fn supervise(
     let (slots, desired) = (Arc::clone(&shared.slots), shared.desired.clone());
     shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, Some(workloads), stop.clone()));
     let node_state = supervisor.node_state();
-    let intake =
-        Intake { merged, lifecycle, network, node_network, images, pressure, evictions, shutdown, debug, heartbeat };
+    let intake = Intake {
+        merged,
+        lifecycle,
+        network,
+        node_network,
+        images,
+        pressure,
+        evictions,
+        shutdown,
+        orders: user_orders,
+        heartbeat,
+    };
     shared.tasks.spawn(supervisor.run(intake));
     node_state
 }

@@ -13,12 +13,12 @@ use limpet_cluster::settings::ClusterSettings;
 use limpet_cluster::{HollowRuntime, Link, Unsent};
 use limpet_core::admission::Selectable;
 use limpet_core::connectivity::Connectivity;
-use limpet_core::debug_order::{self, DebugOrder};
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
 use limpet_core::node_object::NodeDescription;
 use limpet_core::node_shutdown::ShutdownIntake;
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
+use limpet_core::pod_order::{self, PodOrder};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::source::view::View;
 use limpet_core::source::{Decoder, Health, cluster_update};
@@ -68,7 +68,7 @@ pub(crate) struct Agent {
     pub(crate) evictions: mpsc::Sender<EvictionOrder>,
     /// The containers that are to be added to pods.
     #[allow(dead_code, reason = "the suite of workers adds no container")]
-    pub(crate) debugs: mpsc::Sender<DebugOrder>,
+    pub(crate) orders_of_users: mpsc::Sender<PodOrder>,
     /// What is observed of it.
     pub(crate) observed: Observed,
     /// What has happened to its pods.
@@ -125,7 +125,7 @@ impl Agent {
         let (addresses, node_network) = watch::channel(node_network);
         let (pressure, conditions) = watch::channel(NodePressure::from_iter([]));
         let (orders, evictions) = mpsc::channel(1);
-        let (debugs, debug) = debug_order::channel();
+        let (orders_of_users, user_orders) = pod_order::channel();
         let (observed, occurrences, metrics) = (Observed::default(), Events::default(), Metrics::new(NODE));
         let mut sources = vec![SourceKind::File];
         let member = membership.map(|membership| {
@@ -178,7 +178,7 @@ impl Agent {
                 pressure,
                 evictions,
                 shutdown,
-                debug,
+                orders: user_orders,
                 heartbeat,
             };
             supervisor.run(intake).await;
@@ -198,7 +198,7 @@ impl Agent {
             network: addresses,
             pressure,
             evictions: orders,
-            debugs,
+            orders_of_users,
             observed,
             events: occurrences,
             member,

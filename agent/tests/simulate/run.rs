@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_state::NodeNetwork;
+use limpet_core::pod_order::{PodOrder, RestartOrder};
 use limpet_core::source::view::{Contents, View};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::manifest;
@@ -111,7 +112,7 @@ impl Node {
     }
 
     async fn step(&mut self) {
-        match self.rng.u32(0..27) {
+        match self.rng.u32(0..28) {
             0..=4 => self.create(),
             5..=8 => self.edit(),
             9 | 10 => self.delete(),
@@ -123,6 +124,7 @@ impl Node {
             21 => self.pressure_changes(),
             22 | 23 => self.evict().await,
             24 | 25 => self.debug().await,
+            26 => self.restart().await,
             _ => self.reboot().await,
         }
     }
@@ -250,7 +252,22 @@ impl Node {
         self.note(format!("debug {} with {}", record.key, container.name));
         // The answer is not awaited.
         let (done, _) = oneshot::channel();
-        agent.debugs.send(DebugOrder { key: record.key.clone(), container, done }).await.unwrap();
+        let order = DebugOrder { key: record.key.clone(), container, done };
+        agent.orders_of_users.send(PodOrder::Debug(order)).await.unwrap();
+    }
+
+    /// A user restarts a pod, or its first container.
+    async fn restart(&mut self) {
+        let Some(agent) = &self.agent else { return };
+        let observed = agent.observed.load();
+        let records: Vec<_> = observed.pods.values().map(|pod| Arc::clone(&pod.record)).collect();
+        let Some(record) = self.rng.choice(&records) else { return };
+        let container = self.rng.bool().then(|| record.spec().containers[0].name.clone());
+        self.note(format!("restart {} {container:?}", record.key));
+        // The answer is not awaited.
+        let (done, _) = oneshot::channel();
+        let order = RestartOrder { key: record.key.clone(), container, done };
+        agent.orders_of_users.send(PodOrder::Restart(order)).await.unwrap();
     }
 
     /// containerd restarts.

@@ -242,3 +242,18 @@ fn fault(fault: &Fault) -> FaultDocument {
         text: fault.to_string(),
     }
 }
+
+/// Which containers of a pod are to be restarted.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct RestartRequest {
+    /// Its name; missing: all that run, and all that wait for their next start.
+    #[serde(default)]
+    pub container: Option<String>,
+}
+
+/// The containers that are restarted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestartedContainers {
+    /// Their names, in the pod's order.
+    pub containers: Vec<String>,
+}

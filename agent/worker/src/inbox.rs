@@ -10,6 +10,7 @@ use tokio::sync::{Notify, oneshot};
 
 use limpet_core::debug_order::DebugOrder;
 use limpet_core::node_shutdown::ShutdownOrder;
+use limpet_core::pod_order::RestartOrder;
 use limpet_model::container::{ContainerId, FoundContainer};
 use limpet_model::lifecycle::LifecycleEvent;
 use limpet_model::object::PodObjects;
@@ -80,6 +81,8 @@ pub struct Messages {
     pub shutdowns: Vec<ShutdownOrder>,
     /// Containers that are to be added to it. Each has a connection that waits for the answer, so there are not many.
     pub debug: Vec<DebugOrder>,
+    /// Restarts that are asked for. Each has a connection that waits for the answer, too.
+    pub restarts: Vec<RestartOrder>,
     /// What an action has been waiting for, for long.
     pub hanging: Option<String>,
     /// What became of the loggers of its containers, by their names: the last of each.

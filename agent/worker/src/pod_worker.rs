@@ -9,6 +9,7 @@ mod exits;
 mod messages;
 mod oom_kills;
 mod resize;
+mod restarts;
 mod shutdown;
 
 use std::collections::{BTreeMap, VecDeque};

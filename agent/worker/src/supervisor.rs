@@ -25,6 +25,7 @@ use limpet_core::debug_order::{DebugError, DebugOrder};
 use limpet_core::merge::{DesiredPods, Merged, PodChange};
 use limpet_core::node_shutdown::{ShutdownIntake, ShutdownOrder};
 use limpet_core::node_state::{NodeNetwork, NodePressure, NodeState};
+use limpet_core::pod_order::{PodOrder, RestartError, RestartOrder};
 use limpet_core::provisional::Provisional;
 use limpet_core::state::PodState;
 use limpet_host::network::NetworkStatus;
@@ -55,8 +56,8 @@ pub struct Intake {
     pub evictions: mpsc::Receiver<EvictionOrder>,
     /// From the task that ends the pods when the node shuts down.
     pub shutdown: ShutdownIntake,
-    /// From the local socket: containers that are to be added to pods.
-    pub debug: mpsc::Receiver<DebugOrder>,
+    /// From the local socket: what users ask of pods.
+    pub orders: mpsc::Receiver<PodOrder>,
     /// Requests that check whether this loop is alive.
     pub heartbeat: Heartbeat,
 }
@@ -167,7 +168,10 @@ impl Supervisor {
                     self.change_node(|node| node.shutting_down = shutting_down);
                 }
                 Some(order) = intake.shutdown.orders.recv() => self.shut_down(order),
-                Some(order) = intake.debug.recv() => self.add_debug(order),
+                Some(order) = intake.orders.recv() => match order {
+                    PodOrder::Debug(order) => self.add_debug(order),
+                    PodOrder::Restart(order) => self.restart(order),
+                },
                 Ok(()) = intake.images.changed() => {
                     let images = Arc::clone(&intake.images.borrow_and_update());
                     self.workers.values().for_each(|inbox| inbox.put(|messages| messages.images = Some(Arc::clone(&images))));
@@ -194,6 +198,18 @@ impl Supervisor {
                 let DebugOrder { key, done, .. } = order;
                 // The caller may have gone meanwhile.
                 let _ = done.send(Err(DebugError::NoPod(key)));
+            }
+        }
+    }
+
+    /// Passes a restart on to the worker of its pod.
+    fn restart(&self, order: RestartOrder) {
+        match self.workers.get(&order.key) {
+            Some(inbox) => inbox.put(|messages| messages.restarts.push(order)),
+            None => {
+                let RestartOrder { key, done, .. } = order;
+                // The caller may have gone meanwhile.
+                let _ = done.send(Err(RestartError::NoPod(key)));
             }
         }
     }

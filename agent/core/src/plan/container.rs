@@ -17,7 +17,7 @@ pub(super) fn container(plan: &mut Plan, pod: &PodState, index: usize, wanted: b
     // A stop that has begun is carried through, whatever the desired version is by now.
     // One that is not to start yet is replaced at once if the start of the container before it waits for that.
     let replaced = wanted || pod.cgroup_waits_for_other_versions();
-    if slot.stopping().is_some() || slot.is_running() && replaced && slot.is_outdated() {
+    if slot.stopping().is_some() || slot.is_running() && (replaced && slot.is_outdated() || is_asked_to_restart(slot)) {
         return replace(plan, pod, index, now);
     }
     resize(plan, pod, index, now);
@@ -81,11 +81,18 @@ fn resize(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     }
 }
 
-/// Replaces a container with an edited image or limit: pulls first, so that a failed pull stops nothing.
+fn is_asked_to_restart(slot: &ContainerSlot) -> bool {
+    slot.instance.as_ref().is_some_and(|instance| instance.restart_asked)
+}
+
+/// Replaces a container with an edited image or limit, or one that is asked to restart: pulls first, so that a failed pull
+/// stops nothing.
 fn replace(plan: &mut Plan, pod: &PodState, index: usize, now: Instant) {
     let slot = &pod.containers[index];
     if image(plan, pod, index, now) && pod.cgroup_lets_replace() || slot.stopping().is_some() {
-        stop(plan, index, slot, grace(pod), KillCause::DefinitionChanged, now);
+        let asked = is_asked_to_restart(slot) && !slot.is_outdated();
+        let cause = if asked { KillCause::RestartAsked } else { KillCause::DefinitionChanged };
+        stop(plan, index, slot, grace(pod), cause, now);
     }
 }
 

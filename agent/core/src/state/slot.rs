@@ -92,6 +92,8 @@ pub struct Instance {
     pub asked_before_edit: bool,
     /// It was ended for a newer version of itself: that one starts, whatever the restart policy.
     pub replaced: bool,
+    /// `limpet restart` has asked for its end: it starts again without a back-off.
+    pub restart_asked: bool,
     /// Its `postStart` hook.
     pub post_start: PostStart,
     /// Its probes, if its container has any.
@@ -124,6 +126,7 @@ impl Instance {
             pod_restarts: 0,
             asked_before_edit: false,
             replaced: false,
+            restart_asked: false,
             post_start: PostStart::Done,
             probes: None,
             resize: None,
@@ -183,7 +186,7 @@ impl Instance {
             .and_then(|started| Duration::try_from(exit.finished_at.duration_since(started)).ok())
             .unwrap_or_default();
         let since = Duration::try_from(now.wall.duration_since(exit.finished_at)).unwrap_or_default();
-        let pause = backoff::after_exit(self.pause, ran);
+        let pause = if self.restart_asked { Duration::ZERO } else { backoff::after_exit(self.pause, ran) };
         // The wall clock may have jumped since: never wait longer than the back-off itself.
         let retry_at = now.mono + pause.saturating_sub(since);
         self.pause = pause;

@@ -66,6 +66,7 @@ impl PodWorker {
             None => {}
         }
         messages.debug.into_iter().for_each(|order| self.add_debug(order));
+        messages.restarts.into_iter().for_each(|order| self.restart(order, now));
         self.hand_over_objects();
     }
 
