@@ -112,7 +112,10 @@ fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     fs::copy(agent::static_program()?, files.join("limpet"))?;
     for entry in fs::read_dir(agent::workspace_dir().join("deploy"))? {
         let entry = entry?;
-        fs::copy(entry.path(), files.join("deploy").join(entry.file_name()))?;
+        // The directories hold what packages are made of.
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), files.join("deploy").join(entry.file_name()))?;
+        }
     }
     let [first, second] = image::demo_images()?;
     image::write_oci_archive(&[&first, &second], &files.join("demo.tar"))?;
