@@ -264,6 +264,11 @@ impl Node {
         let Some(record) = self.rng.choice(&records) else { return };
         let container = self.rng.bool().then(|| record.spec().containers[0].name.clone());
         self.note(format!("restart {} {container:?}", record.key));
+        let names = record.spec().containers.iter().map(|it| &it.name);
+        let sidecars = record.spec().init_containers.iter().flatten().map(|it| &it.name);
+        let asked = names.chain(sidecars).filter(|name| container.as_ref().is_none_or(|only| only == *name));
+        let asked = asked.map(|name| (record.uid.as_str().to_owned(), name.clone()));
+        self.world.lock().unwrap().restarts_asked.extend(asked);
         // The answer is not awaited.
         let (done, _) = oneshot::channel();
         let order = RestartOrder { key: record.key.clone(), container, done };

@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 49] = [
+const LOCAL: [(&str, &str, Permission); 53] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -121,7 +121,11 @@ const LOCAL: [(&str, &str, Permission); 49] = [
     ("POST", "/limpet/v1/images/import", Write),
     ("POST", "/limpet/v1/images/pin", Write),
     ("POST", "/limpet/v1/images/prune", Write),
+    ("POST", "/limpet/v1/images/verify", Write),
     ("POST", "/limpet/v1/pods/{namespace}/{name}/debug", Write),
+    ("POST", "/limpet/v1/pods/{namespace}/{name}/restart", Write),
+    ("POST", "/limpet/v1/shutdown", Write),
+    ("POST", "/limpet/v1/shutdown/cancel", Write),
 ];
 
 type Route<'a> = (&'a str, &'a str, Permission);

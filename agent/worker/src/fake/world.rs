@@ -120,6 +120,8 @@ pub struct World {
     calm: bool,
     /// What is known of hooks.
     hooks: HookLogs,
+    /// The containers that a user has asked to restart, by UID and name: they may run again whatever their policy.
+    pub restarts_asked: BTreeSet<(String, String)>,
     /// The ephemeral containers that have been started, by UID and name: none is started again.
     ephemeral: BTreeSet<(String, String)>,
     /// What had ended of pods that were evicted, by UID and container: its version and exit code.
@@ -192,6 +194,7 @@ impl World {
             due_changed: Arc::default(),
             calm: false,
             hooks: HookLogs::new(),
+            restarts_asked: BTreeSet::new(),
             agents: 0,
             behaviour: None,
             oom_kills: 0,

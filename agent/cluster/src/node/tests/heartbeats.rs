@@ -48,8 +48,12 @@ impl Server {
     fn link(&self) -> Link {
         let server = self.clone();
         fake::link(move |asked: Asked| {
-            let answer = server.answer(&asked);
-            async move { answer }
+            let server = server.clone();
+            // No server answers before the node's other tasks have run: the watch has ended by then.
+            async move {
+                time::sleep(Duration::from_millis(1)).await;
+                server.answer(&asked)
+            }
         })
     }
 

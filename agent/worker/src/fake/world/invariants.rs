@@ -132,7 +132,7 @@ impl World {
                     "OnFailure" => code == Some(0) && !one.probed.ended,
                     _ => slot.role == Role::Init && code == Some(0),
                 };
-                if again {
+                if again && !self.restarts_asked.contains(&(uid.to_owned(), slot.name.clone())) {
                     found.push(format!("{}/{} runs again after exit {code:?}", pod.record.key, slot.name));
                 }
             }
