@@ -431,7 +431,7 @@ impl World {
         for pid in self.running() {
             self.exit(pid, 137);
         }
-        self.containers.values_mut().for_each(|one| one.task = None);
+        self.forget_tasks();
         self.sandboxes.clear();
         self.cgroups.clear();
         self.due.clear();

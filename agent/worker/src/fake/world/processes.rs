@@ -63,17 +63,32 @@ impl World {
         self.note(|| format!("exit {} pid {pid} code {code}", short(&id)));
         if let Some(one) = self.containers.get_mut(&id) {
             one.task = Some(Task::Stopped { code, at });
-            if one.restarts_all && code != 0 {
-                let identity = &one.recorded.identity;
-                let asked = self.asked_restarts.entry(identity.uid.clone()).or_default();
-                *asked = (*asked).max(identity.pod_restarts + 1);
-            }
+        }
+        if code != 0 {
+            self.ask_for_all(&id);
         }
         let lost = self.rng.u32(0..1_000) < self.fault_rate;
         if let (true, false, Some(events)) = (self.connected, lost, &self.events) {
             // An agent that is not running learns of it when it reads the whole state.
             let _ = events.try_send(LifecycleEvent::Exited { id, pid, code, at });
         }
+    }
+
+    /// A container has ended with a code that a rule for the restart of all may name.
+    fn ask_for_all(&mut self, id: &ContainerId) {
+        let Some(one) = self.containers.get(id).filter(|one| one.restarts_all) else { return };
+        let identity = &one.recorded.identity;
+        let asked = self.asked_restarts.entry(identity.uid.clone()).or_default();
+        *asked = (*asked).max(identity.pod_restarts + 1);
+    }
+
+    /// The runtime forgets all tasks. An exit that nobody has recorded is unknown from then on, which counts as 137.
+    pub(super) fn forget_tasks(&mut self) {
+        let ended = self.containers.iter().filter(|(_, one)| one.task.is_some());
+        let unknown = ended.filter(|(_, one)| one.recorded.state.exit.is_none());
+        let unknown: Vec<_> = unknown.map(|(id, _)| id.clone()).collect();
+        unknown.iter().for_each(|id| self.ask_for_all(id));
+        self.containers.values_mut().for_each(|one| one.task = None);
     }
 
     /// How many processes were started so far.
