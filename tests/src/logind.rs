@@ -22,7 +22,7 @@ struct State {
     locks: Vec<PipeReader>,
     shutting_down: bool,
     delay_seconds: u64,
-    /// The file with `InhibitDelayMaxSec` that it reads when it is told to.
+    /// The file with `InhibitDelayMaxSec` that it reads on SIGHUP.
     settings: Option<PathBuf>,
 }
 

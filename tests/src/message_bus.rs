@@ -17,7 +17,7 @@ pub struct MessageBus {
 }
 
 impl MessageBus {
-    /// A bus that listens; `None`: there is no `dbus-daemon`, which is said.
+    /// A bus that listens; `None`: there is no `dbus-daemon`, and a line says so.
     ///
     /// # Errors
     /// It does not start.

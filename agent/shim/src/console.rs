@@ -1,4 +1,4 @@
-//! The socket on which the OCI runtime hands over a terminal.
+//! The socket on which the OCI runtime sends a terminal.
 
 use std::io;
 use std::mem::MaybeUninit;

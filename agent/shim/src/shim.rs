@@ -31,7 +31,7 @@ use crate::publisher::Publisher;
 
 /// The most connections at once. containerd has one for each container.
 const MAX_CLIENTS: usize = 1_024;
-/// How long a shim that was told to end goes on for its last events.
+/// How long a shim runs after `Shutdown`, so that its last events are sent.
 const LAST_EVENTS: Duration = Duration::from_secs(3);
 /// For sockets that are read and written until nothing more can be.
 const SOCKET: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlags::ET);
@@ -98,7 +98,7 @@ impl Shim {
         })
     }
 
-    /// Serves until it is told to end.
+    /// Serves until `Shutdown` is called.
     pub(crate) fn run(&mut self) -> io::Result<()> {
         loop {
             self.advance_publisher();

@@ -39,7 +39,7 @@ pub struct Workloads {
     changes: Changes,
     /// Until they are known.
     adopted: Option<Adopted>,
-    /// They are known, and no controller has been told.
+    /// They are known, but not yet given to the controllers.
     found: Option<Vec<Arc<PodRecord>>>,
     saving: Option<BoxFuture<'static, ()>>,
 }

@@ -1,4 +1,4 @@
-//! The ends of containers as limpet's shim has recorded them: known even when nobody was there to be told.
+//! The ends of containers as limpet's shim has recorded them: known even when neither agent nor containerd ran then.
 //!
 //! containerd forgets a task whose shim has gone. The shim writes down how a container ended before it tells anyone, in a
 //! directory of the agent's, so that an exit while shim, containerd and agent were down is known exactly.

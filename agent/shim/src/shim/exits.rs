@@ -99,7 +99,7 @@ impl Shim {
         self.end_process(&Key::init(id), exit);
     }
 
-    /// A process has ended: everybody who waits for that is told.
+    /// A process has ended: answers all `Wait` calls for it.
     pub(super) fn end_process(&mut self, key: &Key, exit: Exit) {
         let Some(process) = self.process_mut(key) else { return };
         process.exit = Some(exit);

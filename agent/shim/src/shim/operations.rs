@@ -338,26 +338,26 @@ impl Shim {
             _ => Err(reason),
         };
         let (key, call) = (operation.key, operation.call);
-        let told = |what: &'static str| move |reason: String| Failure::unknown(format!("{what}: {reason}"));
+        let failed = |what: &'static str| move |reason: String| Failure::unknown(format!("{what}: {reason}"));
         let is_busy = !matches!(operation.kind, Kind::Exec | Kind::Kill | Kind::Quiet);
         if is_busy && let Some(container) = self.containers.get_mut(&key.container) {
             container.busy = false;
         }
         let answer = match operation.kind {
             Kind::Create(rootfs) => {
-                let created = result.map_err(told("OCI runtime create failed"));
+                let created = result.map_err(failed("OCI runtime create failed"));
                 self.created(&key, created, operation.console.as_ref(), rootfs)
             }
-            Kind::Start => self.started(&key, result.map_err(told("OCI runtime start failed"))),
+            Kind::Start => self.started(&key, result.map_err(failed("OCI runtime start failed"))),
             Kind::Exec => {
-                let started = result.map_err(told("OCI runtime exec failed"));
+                let started = result.map_err(failed("OCI runtime exec failed"));
                 self.exec_started(&key, started, operation.console.as_ref())
             }
             Kind::Delete => self.deleted(&key, result),
             Kind::Kill => result.map(|()| Vec::new()).map_err(|reason| kill_failure(&reason)),
-            Kind::Pause => self.changed(&key, result.map_err(told("OCI runtime pause failed")), State::Paused),
-            Kind::Resume => self.changed(&key, result.map_err(told("OCI runtime resume failed")), State::Running),
-            Kind::Update => result.map(|()| Vec::new()).map_err(told("OCI runtime update failed")),
+            Kind::Pause => self.changed(&key, result.map_err(failed("OCI runtime pause failed")), State::Paused),
+            Kind::Resume => self.changed(&key, result.map_err(failed("OCI runtime resume failed")), State::Running),
+            Kind::Update => result.map(|()| Vec::new()).map_err(failed("OCI runtime update failed")),
             Kind::Quiet => Ok(Vec::new()),
         };
         if let Some(call) = call {

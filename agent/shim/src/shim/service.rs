@@ -153,7 +153,7 @@ impl Shim {
         if !bundle.is_absolute() || bundle.components().any(|part| part == Component::ParentDir) {
             return Err(Failure::invalid(format!("bundle {}", bundle.display())));
         }
-        // A shim that was told to end goes on for the container.
+        // A shim that is about to shut down continues for the container.
         self.ending = None;
         self.create_container(call, request, &bundle)?;
         Ok(None)

@@ -182,7 +182,7 @@ async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
     }
 }
 
-/// limpet's own shim, if the pods have it: whether it is where containerd is told to find it, and runs.
+/// limpet's own shim, if the pods have it: whether it is at the path that containerd gets, and runs.
 async fn shim(config: &Config) -> Option<Finding> {
     let program = config.shim.program(&std::env::current_exe().ok()?)?;
     let version = output_of(&program, &["-v"]).await;

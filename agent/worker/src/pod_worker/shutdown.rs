@@ -10,7 +10,7 @@ use limpet_core::state::{ContainerSlot, Now};
 use super::PodWorker;
 
 impl PodWorker {
-    /// Ends the pod, or has one that ends already do so in time. Whoever waits is told once nothing of it runs.
+    /// Ends the pod, or has one that ends already do so in time. Callers that wait get the answer once nothing of it runs.
     pub(super) fn shut_down(&mut self, order: ShutdownOrder, now: Now) {
         let Some(pod) = self.current.as_mut().filter(|pod| pod.record.uid == order.uid) else { return };
         if is_finished(pod) && pod.ending.is_none() && !pod.containers.iter().any(ContainerSlot::is_running) {
