@@ -46,35 +46,28 @@ pub enum Extent {
     Orphan,
 }
 
+const POD_STAGES: &[&[Resource]] = &[
+    &[Containers],
+    &[Shims],
+    &[Network],
+    &[Namespaces],
+    &[Cgroup],
+    &[Mounts],
+    &[ImageVolumes],
+    &[DriverVolumes],
+    &[Logs],
+    &[Directory],
+];
+
 impl Extent {
     /// The resources in the order of their removal. Those of one stage are removed side by side: none waits for the deadline of
     /// another.
     pub fn stages(self) -> &'static [&'static [Resource]] {
         match self {
             Self::Sandbox => &[&[Network], &[Namespaces], &[Cgroup], &[DriverVolumes, Disks]],
-            Self::Pod => &[
-                &[Containers],
-                &[Shims],
-                &[Network],
-                &[Namespaces],
-                &[Cgroup],
-                &[Mounts],
-                &[ImageVolumes],
-                &[DriverVolumes],
-                &[Logs],
-                &[Directory],
-            ],
-            Self::Orphan => &[
-                &[Shims],
-                &[Network],
-                &[Namespaces],
-                &[Cgroup],
-                &[Mounts],
-                &[ImageVolumes],
-                &[DriverVolumes],
-                &[Logs],
-                &[Directory],
-            ],
+            Self::Pod => POD_STAGES,
+            // Its containers are gone already.
+            Self::Orphan => &POD_STAGES[1..],
         }
     }
 }
