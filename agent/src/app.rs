@@ -67,14 +67,14 @@ use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
-use limpet_worker::node_claims::NodeClaims;
+use limpet_worker::allocator::Allocator;
 use node_shutdown::follow_shutdown;
 use observer::NodeObserver;
 use published::ConfiguredSources;
 use serving::{Sockets, start_serving};
 use shortage::{enforce_allocatable, evictor};
 use sources::start_sources;
-use supervision::{CoreInputs, node_claims, supervise};
+use supervision::{CoreInputs, allocator, supervise};
 
 /// How long the tasks may take to put down what they are doing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(15);
@@ -108,7 +108,7 @@ struct SharedParts {
     config: Arc<Config>,
     backends: Backends,
     capacity: Capacity,
-    claims: Arc<NodeClaims>,
+    allocator: Arc<Allocator>,
     device_plugins: Arc<DevicePlugins>,
     csi: Arc<CsiVolumes>,
     csi_drivers: Arc<CsiDrivers>,
@@ -298,7 +298,7 @@ async fn shared(
     let volumes_in_use = VolumesInUse::default();
     let (events, metrics) = (Events::default(), Metrics::new(&node.name));
     SharedParts {
-        claims: Arc::new(node_claims(&config, node, &capacity, &device_plugins)),
+        allocator: Arc::new(allocator(&config, node, &capacity, &device_plugins)),
         device_plugins,
         csi: Arc::new(CsiVolumes::new(
             Arc::clone(&csi_drivers),

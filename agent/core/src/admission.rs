@@ -158,30 +158,30 @@ pub fn deferred_message(desired: &PodRecord, refusal: &Refusal) -> String {
 }
 
 /// Whether the resize of the pod `key` fits into what the pods leave of `allocatable`, and into what the pending ones before
-/// it leave: those that fit. `claimed` is what each pod has now.
+/// it leave: those that fit. `assigned` is what each pod has now.
 pub fn resize_fits(
     key: &PodKey,
     pending: &BTreeMap<PodKey, PendingResize>,
-    mut claimed: BTreeMap<PodKey, Requests>,
+    mut assigned: BTreeMap<PodKey, Requests>,
     allocatable: &Requests,
 ) -> Result<(), Refusal> {
     let mut ranked: Vec<(&PodKey, &PendingResize)> = pending.iter().collect();
     ranked.sort_by_cached_key(|(_, resize)| resize.rank());
     for (one, resize) in ranked {
         let requested = Requests::of(resize.desired.spec());
-        let result = fits(&requested, &sum(claimed.iter().filter(|(other, _)| *other != one)), allocatable);
+        let result = fits(&requested, &sum(assigned.iter().filter(|(other, _)| *other != one)), allocatable);
         if one == key {
             return result;
         }
         if result.is_ok() {
-            claimed.insert(one.clone(), requested);
+            assigned.insert(one.clone(), requested);
         }
     }
     Ok(())
 }
 
-fn sum<'a>(claimed: impl Iterator<Item = (&'a PodKey, &'a Requests)>) -> Requests {
-    claimed.fold(Requests::default(), |sum, (_, one)| sum.plus(one))
+fn sum<'a>(assigned: impl Iterator<Item = (&'a PodKey, &'a Requests)>) -> Requests {
+    assigned.fold(Requests::default(), |sum, (_, one)| sum.plus(one))
 }
 
 /// Whether there are enough devices of the extended resource `name`: `offered` healthy ones, `None` where no plugin has

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::PodSpec;
 
 use limpet_model::device_allocation::DeviceAllocation;
-use limpet_model::pod::{PodKey, PodUid, Role};
+use limpet_model::pod::device::pod_devices;
+use limpet_model::pod::{PodKey, PodRecord, PodUid, Role};
+use limpet_model::source::SourceKind;
 
 /// How long the node shows the resource of a plugin that is gone; kubelet's `endpointStopGracePeriod`.
 pub const STOP_GRACE_PERIOD: Duration = Duration::from_secs(5 * 60);
@@ -126,6 +128,8 @@ impl Choice {
 /// All devices of all plugins.
 #[derive(Debug, Default)]
 pub struct Inventory {
+    /// The resources that `devices` of the LimpetConfiguration names: no plugin may register them.
+    configured: BTreeSet<String>,
     resources: BTreeMap<String, Resource>,
     pods: BTreeMap<PodUid, PodDevices>,
     /// What is recorded on containers that were found, until their pods claim it.
@@ -133,6 +137,29 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// No plugin is connected yet.
+    pub fn new(configured: BTreeSet<String>) -> Self {
+        Self { configured, ..Self::default() }
+    }
+
+    /// Whether the LimpetConfiguration names the resource.
+    pub fn is_configured(&self, resource: &str) -> bool {
+        self.configured.contains(resource)
+    }
+
+    /// Whether it is for a plugin to give the pod this resource. A resource that another client has written into the
+    /// Node's status is counted by the scheduler, and no device: pods of the apiserver run with it, as under kubelet.
+    pub fn serves(&self, record: &PodRecord, resource: &str) -> bool {
+        let is_counted = || record.source == SourceKind::Api && !self.resources.contains_key(resource);
+        !self.is_configured(resource) && !is_counted()
+    }
+
+    /// The plugins' resources that the pod needs at once, and how many of each.
+    pub fn pod_wants<'a>(&'a self, record: &'a PodRecord) -> impl Iterator<Item = (&'a str, usize)> {
+        let all = pod_devices(record.spec()).into_iter().filter(|(name, _)| self.serves(record, name));
+        all.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
+    }
+
     /// The node has had this resource before the agent started; its plugin may come back.
     pub fn remember(&mut self, resource: &str, now: Instant) {
         let known = Resource { stopped: Some(now), ..Resource::default() };
@@ -204,11 +231,6 @@ impl Inventory {
     /// The plugin of a resource.
     pub fn plugin(&self, resource: &str) -> Option<PluginId> {
         self.resources.get(resource)?.plugins.last().copied()
-    }
-
-    /// Whether the resource is, or was, one of a plugin's.
-    pub fn is_of_plugin(&self, resource: &str) -> bool {
-        self.resources.contains_key(resource)
     }
 
     /// Whether a plugin has registered the resource, now or a short time ago.

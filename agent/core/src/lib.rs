@@ -10,6 +10,7 @@
 
 pub mod admission;
 pub mod adopt;
+pub mod allocation;
 pub mod api_pod;
 pub mod backoff;
 pub mod byte_size;

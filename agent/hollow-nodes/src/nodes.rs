@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use limpet::app::cluster::follow_selectable;
 use limpet::app::published::Published;
-use limpet::app::supervision::{LIFECYCLE_INBOX, node_claims};
+use limpet::app::supervision::{LIFECYCLE_INBOX, allocator};
 use limpet::app::{AppError, DECODER, drain, service};
 use limpet::config::Config;
 use limpet::node::capacity::Capacity;
@@ -225,15 +225,15 @@ fn supervise(
     let (events, lifecycle) = mpsc::channel(LIFECYCLE_INBOX);
     tasks.spawn(merge_loop::run(Arc::clone(slots), desired.clone(), merging, stop.clone()));
     let (orders, evictions) = mpsc::channel(1);
-    let claims = Arc::new(node_claims(&common.config, facts, &common.capacity, &common.device_plugins));
-    let selectable = follow_selectable(&claims, tasks);
+    let allocator = Arc::new(allocator(&common.config, facts, &common.capacity, &common.device_plugins));
+    let selectable = follow_selectable(&allocator, tasks);
     let reporter = Arc::new(reporter);
     let context = WorkerContext {
         executor: Arc::new(FakeExecutor::reporting(Arc::clone(&world), Arc::clone(&reporter))),
         reporter,
         probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: common.config.probe_timer_slack },
         followed: Arc::clone(&common.followed),
-        node_claims: claims,
+        allocator,
         evictions: orders,
     };
     let supervisor = Supervisor::new(context, vec![SourceKind::Api], stop.clone());

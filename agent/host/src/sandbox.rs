@@ -23,7 +23,6 @@ mod levels;
 mod mounts;
 mod namespaces;
 mod start;
-pub mod sysctl;
 mod unshare;
 pub mod users;
 
@@ -72,7 +71,7 @@ pub struct SandboxRequest<'a> {
     pub own_users: bool,
     /// The pod's own hostname, at most 64 bytes; with `hostNetwork` the host's, whose UTS namespace the pod is in.
     pub hostname: &'a str,
-    /// The Pod's sysctls, checked by [`sysctl::check_sysctls`].
+    /// The Pod's sysctls, checked by [`limpet_model::pod::sysctl::check_sysctls`].
     pub sysctls: &'a [(String, String)],
     /// Bytes of `/dev/shm`, normally [`DEFAULT_SHM_SIZE`].
     pub shm_size: u64,

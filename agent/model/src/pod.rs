@@ -44,6 +44,7 @@ pub mod security;
 pub(crate) mod size;
 pub mod strict;
 pub mod swap;
+pub mod sysctl;
 pub mod totals;
 pub(crate) mod unsupported;
 pub(crate) mod validate;

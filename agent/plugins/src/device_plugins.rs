@@ -26,8 +26,8 @@ use limpet_core::device_plugins::{DeviceCount, Inventory, PluginId};
 use limpet_host::clock::sleep_until_or_forever;
 use limpet_host::private_file;
 use limpet_model::device_allocation::DeviceAllocation;
+use limpet_model::pod::PodUid;
 use limpet_model::pod::device::is_extended_resource;
-use limpet_model::pod::{PodKey, PodUid};
 
 pub use self::allocation::AllocateError;
 
@@ -75,8 +75,6 @@ pub struct DevicePlugins {
     /// Counts changes of devices.
     changes: watch::Sender<u64>,
     next: AtomicU64,
-    /// The resources that `devices` of the LimpetConfiguration names.
-    table: BTreeSet<String>,
     /// The file of [`NAMES`]; `None`: nothing is kept.
     names: Option<PathBuf>,
     tasks: TaskTracker,
@@ -89,16 +87,16 @@ impl DevicePlugins {
     pub fn new(table: BTreeSet<String>, root_dir: &Path, tasks: TaskTracker, stop: CancellationToken) -> Self {
         let names = root_dir.join(NAMES);
         let known = std::fs::read_to_string(&names).unwrap_or_default();
-        let mut inventory = Inventory::default();
+        let mut inventory = Inventory::new(table);
         let now = Instant::now();
         known.lines().filter(|name| is_extended_resource(name)).for_each(|name| inventory.remember(name, now));
-        Self { inventory: Mutex::new(inventory), table, names: Some(names), tasks, stop, ..Self::default() }
+        Self { inventory: Mutex::new(inventory), names: Some(names), tasks, stop, ..Self::default() }
     }
 
     /// Without a place on disk, for tests.
     #[cfg(any(test, feature = "fixtures"))]
     pub fn with_table<const N: usize>(table: [&str; N]) -> Self {
-        Self { table: table.map(str::to_owned).into(), ..Self::default() }
+        Self { inventory: Mutex::new(Inventory::new(table.map(str::to_owned).into())), ..Self::default() }
     }
 
     /// A plugin lists healthy devices of the resource, for tests.
@@ -144,7 +142,7 @@ impl DevicePlugins {
         if !is_extended_resource(resource) {
             return Err(RegisterError::Name(resource.to_owned()));
         }
-        if self.table.contains(resource) {
+        if self.inventory().is_configured(resource) {
             return Err(RegisterError::InTable(resource.to_owned()));
         }
         let (connection, client) = Connection::open(resource, socket).await?;
@@ -220,18 +218,13 @@ impl DevicePlugins {
         look(&self.inventory())
     }
 
+    /// Runs `change` on the devices as they are now: it assigns devices to pods, or frees them.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Inventory) -> T) -> T {
+        change(&mut self.inventory())
+    }
+
     /// What is recorded on a container that was found when the agent started.
     pub fn record_found(&self, uid: &PodUid, container: &str, allocations: &[DeviceAllocation]) {
         self.inventory().adopt(uid, container, allocations);
-    }
-
-    /// Assigns the pod the devices that are recorded on its containers.
-    pub fn restore(&self, key: &PodKey, uid: &PodUid) {
-        self.inventory().restore(key, uid);
-    }
-
-    /// Frees the devices of the pod of `key`.
-    pub fn free(&self, key: &PodKey) {
-        self.inventory().free(key);
     }
 }

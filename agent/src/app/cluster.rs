@@ -16,7 +16,7 @@ use limpet_core::node_state::NodeState;
 use limpet_core::source::cluster_update;
 use limpet_model::node::NodeFacts;
 use limpet_model::source::SourceKind;
-use limpet_worker::node_claims::NodeClaims;
+use limpet_worker::allocator::Allocator;
 
 /// Starts the connection to the cluster of the kubeconfig, if there is one. Nothing waits for it.
 pub(super) fn join_cluster(
@@ -38,7 +38,7 @@ pub(super) fn join_cluster(
         desired: shared.desired.clone(),
         sources,
         events: shared.events.clone(),
-        selectable: follow_selectable(&shared.claims, &shared.tasks),
+        selectable: follow_selectable(&shared.allocator, &shared.tasks),
         node_state,
         network: shared.backends.network.subscribe(),
         runtime: Arc::new(Containerd { client: shared.backends.client.clone(), images }),
@@ -57,13 +57,13 @@ pub(super) fn join_cluster(
 }
 
 /// Where the labels and taints of the Node object are to be reported: pods wait for them.
-pub fn follow_selectable(claims: &Arc<NodeClaims>, tasks: &TaskTracker) -> watch::Sender<Selectable> {
+pub fn follow_selectable(allocator: &Arc<Allocator>, tasks: &TaskTracker) -> watch::Sender<Selectable> {
     let (selectable, mut changes) = watch::channel(Selectable::default());
-    let claims = Arc::clone(claims);
+    let allocator = Arc::clone(allocator);
     tasks.spawn(async move {
         while changes.changed().await.is_ok() {
             let now = changes.borrow_and_update().clone();
-            claims.set_selectable(now);
+            allocator.set_selectable(now);
         }
     });
     selectable

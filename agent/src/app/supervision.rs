@@ -14,6 +14,7 @@ use crate::lifecycle;
 use crate::node::capacity::Capacity;
 use crate::workload_memory::WorkloadMemory;
 use limpet_containerd::event_stream;
+use limpet_core::allocation::NodeOffer;
 use limpet_core::node_object::initial_labels;
 use limpet_core::node_shutdown::ShutdownIntake;
 use limpet_core::node_state::NodeState;
@@ -24,8 +25,8 @@ use limpet_kinds::Controllers;
 use limpet_model::node::{NodeFacts, architecture};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::health::Heartbeat;
+use limpet_worker::allocator::Allocator;
 use limpet_worker::executor::Executor;
-use limpet_worker::node_claims::{NodeClaims, NodeOffer};
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::watched_processes::WatchedProcesses;
 use limpet_worker::workloads::Workloads;
@@ -35,17 +36,17 @@ use limpet_worker::{WorkerContext, merge_loop};
 pub const LIFECYCLE_INBOX: usize = 1_024;
 
 /// What the node has for its pods; none of it is allocated yet.
-pub fn node_claims(config: &Config, node: &NodeFacts, capacity: &Capacity, plugins: &Arc<DevicePlugins>) -> NodeClaims {
+pub fn allocator(config: &Config, node: &NodeFacts, capacity: &Capacity, plugins: &Arc<DevicePlugins>) -> Allocator {
     let exclusive = config.devices.iter().filter(|(_, device)| device.exclusive);
     let offer = NodeOffer {
         node_name: node.name.clone(),
         max_pods: usize::try_from(config.most_pods(machine::processors())).ok(),
         allowed_unsafe_sysctls: config.allowed_unsafe_sysctls.clone(),
         exclusive: exclusive.map(|(name, _)| name.clone()).collect(),
-        plugins: Arc::clone(plugins),
         allocatable: Some(capacity.offer()),
     };
-    NodeClaims::new(offer, initial_labels(&node.name, architecture(), &config.cluster.labels))
+    let labels = initial_labels(&node.name, architecture(), &config.cluster.labels);
+    Allocator::new(offer, labels, Arc::clone(plugins))
 }
 
 /// What the core is given beside what all parts share.
@@ -90,7 +91,7 @@ pub(super) fn supervise(
         reporter: Arc::clone(&executor.reporter),
         probe_grid: ProbeGrid { origin: Some(clock::now().mono), slack_percent: executor.config.probe_timer_slack },
         followed,
-        node_claims: Arc::clone(&shared.claims),
+        allocator: Arc::clone(&shared.allocator),
         evictions: orders,
     };
     let node_network = shared.node_network.clone();

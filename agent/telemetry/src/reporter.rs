@@ -96,7 +96,7 @@ impl Reporter {
         }
     }
 
-    /// The node has as many pods as it may have: this one waits for a place, or fails.
+    /// The node has as many pods as it may have: this one waits for a slot, or fails.
     pub fn report_out_of_pods(&self, record: &Arc<PodRecord>, verdict: PodVerdict, node: NodeState, now: Now) {
         let known = self.observed.load().pods.get(&record.key).cloned();
         let known = known.filter(|known| known.record.uid == record.uid);
@@ -104,12 +104,12 @@ impl Reporter {
             Arc::ptr_eq(&known.record, record) && known.status.message.as_ref() == Some(&verdict.message)
         };
         if known.as_deref().is_some_and(is_shown) {
-            // Of ten thousand manifests each place that is freed would have all but one reported once more.
+            // Of ten thousand manifests each slot that is freed would have all but one reported once more.
             return;
         }
         let start = known.and_then(|known| known.status.start_time.clone());
         let mut pod = PodState::new(Arc::clone(record), start.map_or(now.wall, |start| start.0));
-        self.report_claim(&pod, &verdict);
+        self.report_not_admitted(&pod, &verdict);
         match verdict.is_final() {
             true => pod.fail(verdict),
             false => pod.verdict = Some(verdict),
@@ -165,7 +165,7 @@ impl Reporter {
     pub fn report_refusal(&self, pod: &PodState) {
         let Some(verdict) = &pod.verdict else { return };
         if verdict.is_final() {
-            return self.report_claim(pod, verdict);
+            return self.report_not_admitted(pod, verdict);
         }
         let message = &verdict.message;
         self.report_wait(pod, None, verdict.reason.clone(), format!("{message}The pod starts when that is over"));
@@ -208,7 +208,7 @@ impl Reporter {
     }
 
     /// The node does not take the pod, now or at all.
-    pub fn report_claim(&self, pod: &PodState, verdict: &PodVerdict) {
+    pub fn report_not_admitted(&self, pod: &PodState, verdict: &PodVerdict) {
         if !verdict.is_final() {
             return self.report_wait(pod, None, verdict.reason.clone(), verdict.message.clone());
         }

@@ -12,6 +12,7 @@ use limpet_cluster::certificates::CertificateSettings;
 use limpet_cluster::settings::ClusterSettings;
 use limpet_cluster::{HollowRuntime, Link, Unsent};
 use limpet_core::admission::Selectable;
+use limpet_core::allocation::NodeOffer;
 use limpet_core::connectivity::Connectivity;
 use limpet_core::merge::Desired;
 use limpet_core::merge::slot::Slots;
@@ -35,10 +36,10 @@ use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health as AgentHealth;
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
+use limpet_worker::allocator::Allocator;
 use limpet_worker::fake::world::{World, live};
 use limpet_worker::fake::{FakeExecutor, FakeLedger};
 use limpet_worker::inbox::EvictionOrder;
-use limpet_worker::node_claims::{NodeClaims, NodeOffer};
 use limpet_worker::supervisor::{Intake, Supervisor};
 use limpet_worker::workloads::Workloads;
 use limpet_worker::{WorkerContext, merge_loop};
@@ -157,7 +158,7 @@ impl Agent {
             reporter: Arc::new(reporter),
             probe_grid: ProbeGrid { origin: Some(Instant::now().into_std()), slack_percent: 10 },
             followed: Arc::default(),
-            node_claims: Arc::new(NodeClaims::new(offer(world), BTreeMap::new())),
+            allocator: Arc::new(Allocator::new(offer(world), BTreeMap::new(), Arc::default())),
             evictions: orders.clone(),
         };
         let mut supervisor = Supervisor::new(context, sources, stop.clone());

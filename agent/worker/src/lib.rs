@@ -4,13 +4,13 @@
 //! [`limpet_core::plan`], and done by an [`executor::Executor`].
 
 pub mod adoption;
+pub mod allocator;
 pub mod executor;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fake;
 mod hook_jobs;
 pub mod inbox;
 pub mod merge_loop;
-pub mod node_claims;
 pub mod pod_worker;
 pub mod process_watch;
 pub mod supervisor;
@@ -19,12 +19,12 @@ pub mod workloads;
 
 use std::sync::Arc;
 
+use crate::allocator::Allocator;
 use crate::executor::Executor;
 use crate::watched_processes::WatchedProcesses;
 use inbox::EvictionOrder;
 use limpet_core::probe::ProbeGrid;
 use limpet_telemetry::reporter::Reporter;
-use node_claims::NodeClaims;
 use tokio::sync::mpsc;
 
 /// What every worker works with. Clones share it.
@@ -39,7 +39,7 @@ pub struct WorkerContext {
     /// The processes that BPF programs report on.
     pub followed: Arc<WatchedProcesses>,
     /// Which pod has what of the node.
-    pub node_claims: Arc<NodeClaims>,
+    pub allocator: Arc<Allocator>,
     /// To the supervisor: pods that have to end so that another one can start.
     pub evictions: mpsc::Sender<EvictionOrder>,
 }

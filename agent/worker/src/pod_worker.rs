@@ -21,11 +21,12 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
+use super::allocator::AllocationGuard;
 use super::hook_jobs::HookJobs;
 use super::inbox::{EvictionOrder, Inbox};
-use super::node_claims::{Entry, Hold, Refused};
 use super::process_watch::ProcessWatch;
 use eviction::{LimitBackOff, Orders};
+use limpet_core::allocation::Refused;
 use limpet_core::eviction::admission;
 use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
@@ -72,7 +73,7 @@ pub struct PodWorker {
     probes: JoinSet<(u64, Outcome)>,
     processes: ProcessWatch,
     /// What the pod has of the node, or waits for.
-    hold: Hold,
+    allocation: AllocationGuard,
     /// Changes of the devices of plugins.
     device_changes: watch::Receiver<u64>,
     /// Registrations of drivers of volumes, and their ends.
@@ -95,8 +96,8 @@ pub struct PodWorker {
 }
 
 impl PodWorker {
-    /// A worker for `key`; `adopted` are the incarnations found running, the one to keep last; `entry`
-    /// is the pod's place among those of the node, or the promise of one.
+    /// A worker for `key`; `adopted` are the incarnations found running, the one to keep last;
+    /// `allocation` is what the pod has of the node already.
     pub fn new(
         key: PodKey,
         inbox: Arc<Inbox>,
@@ -104,15 +105,14 @@ impl PodWorker {
         node: watch::Receiver<NodeState>,
         stop: CancellationToken,
         adopted: Vec<PodState>,
-        entry: Option<Entry>,
+        allocation: AllocationGuard,
     ) -> Self {
         let mut others: VecDeque<PodState> = adopted.into();
         let current = others.pop_front();
         let network_changes = node.borrow().network.changes;
-        let device_changes = context.node_claims.device_changes();
+        let device_changes = context.allocator.device_changes();
         let volume_drivers = context.executor.volume_drivers();
-        let mut hold = Hold::of_found(&context.node_claims, &key, current.iter().chain(&others));
-        hold.begin(entry);
+        allocation.adopt(current.iter().chain(&others));
         let orders = Orders::new(&context);
         Self {
             key,
@@ -133,7 +133,7 @@ impl PodWorker {
             hooks: HookJobs::default(),
             probes: JoinSet::new(),
             processes: ProcessWatch::default(),
-            hold,
+            allocation,
             device_changes,
             volume_drivers,
             evicting: None,
@@ -163,7 +163,7 @@ impl PodWorker {
             self.judge(node, now);
             self.settle_eviction(node, now);
             self.settle_shutdown(node, now);
-            self.settle_hold();
+            self.settle_allocation();
             self.retry_resize();
             self.judge_kills(now);
             self.hooks.drop_ended(self.current.as_ref());
@@ -200,8 +200,8 @@ impl PodWorker {
     /// Waits for messages, an outcome, or `until`. True: the agent stops.
     async fn wait(&mut self, until: Option<std::time::Instant>) -> bool {
         let alarm = sleep_until_or_forever(until.map(Into::into));
-        let claims = &self.context.node_claims;
-        let has_devices = self.current.as_ref().is_some_and(|pod| claims.wants_plugins(&pod.record));
+        let allocator = &self.context.allocator;
+        let has_devices = self.current.as_ref().is_some_and(|pod| allocator.wants_plugins(&pod.record));
         let has_drivers = self.current.as_ref().is_some_and(|pod| claim::may_need_driver(&pod.record));
         tokio::select! {
             biased;
@@ -211,7 +211,7 @@ impl PodWorker {
             Some(joined) = self.jobs.join_next() => self.finish(joined),
             Some(joined) = self.probes.join_next() => self.probed(joined),
             (process, answer) = self.processes.missed_exit() => self.missed_exit(process, answer),
-            () = self.hold.freed() => {}
+            () = self.allocation.freed() => {}
             Ok(()) = self.device_changes.changed(), if has_devices => {}
             Ok(()) = self.volume_drivers.changed(), if has_drivers => {
                 self.current.iter_mut().for_each(PodState::take_driver_change);
@@ -332,18 +332,18 @@ impl PodWorker {
         }
     }
 
-    /// Claims what the pod needs of the node, or gives back what it no longer has.
-    fn settle_hold(&mut self) {
+    /// Brings what the pod has of the node in line with what it needs.
+    fn settle_allocation(&mut self) {
         if !self.others.is_empty() {
-            // The claim of what was found covers all of it.
+            // What all of them use is kept together.
             return;
         }
-        let Some(pod) = &mut self.current else { return self.hold.release() };
+        let Some(pod) = &mut self.current else { return self.allocation.release() };
         if admission::waits(pod) {
-            return self.hold.give_back_claims();
+            return self.allocation.release_assigned();
         }
-        if let Some(Refused { verdict, victims }) = self.hold.settle(&self.context.node_claims, &self.key, pod) {
-            self.context.reporter.report_claim(pod, &verdict);
+        if let Some(Refused { verdict, victims }) = self.allocation.settle(pod) {
+            self.context.reporter.report_not_admitted(pod, &verdict);
             self.preempt(&victims.unwrap_or_default());
         }
     }
@@ -371,7 +371,7 @@ impl PodWorker {
         self.probes.abort_all();
         self.evicting = None;
         self.shutting_down.clear();
-        self.hold.forget_resize();
+        self.allocation.forget_resize();
         self.generation += 1;
     }
 
@@ -387,7 +387,7 @@ impl PodWorker {
         self.leave_incarnation();
         self.current = self.others.pop_front();
         if self.current.is_none() {
-            self.hold.release();
+            self.allocation.release();
         }
         if self.current.is_none()
             && let Some(next) = self.next.take()

@@ -15,8 +15,8 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::WorkerContext;
+use super::allocator::AllocationGuard;
 use super::inbox::{EvictionOrder, Inbox, PodCommand};
-use super::node_claims::Entry;
 use super::pod_worker::{PodWorker, WorkEnded};
 use super::workloads::Adopted;
 use cleanup::Cleanup;
@@ -79,7 +79,9 @@ pub struct Supervisor {
     /// Pods that are being deleted and whose worker has ended them: nothing is left of them either, and it is reported.
     gone: HashSet<PodUid>,
     /// A pod waits until the node has fewer.
-    waits_for_place: bool,
+    waits_for_slot: bool,
+    /// Changes of the devices of plugins, which may be what such a pod waits for.
+    device_changes: watch::Receiver<u64>,
     /// The runtime's state was read once.
     adopted: bool,
     /// To the controllers of workloads: their pods among those that were found then.
@@ -95,6 +97,7 @@ impl Supervisor {
     pub fn new(context: WorkerContext, sources: Vec<SourceKind>, stop: CancellationToken) -> Self {
         let (node, _) = watch::channel(NodeState { probe_grid: context.probe_grid, ..NodeState::default() });
         Self {
+            device_changes: context.allocator.device_changes(),
             context,
             node,
             desired: Arc::default(),
@@ -104,7 +107,7 @@ impl Supervisor {
             provisional: Provisional::new(sources),
             torn_down: HashSet::new(),
             gone: HashSet::new(),
-            waits_for_place: false,
+            waits_for_slot: false,
             adopted: false,
             found_workloads: None,
             absence_reported: false,
@@ -140,10 +143,8 @@ impl Supervisor {
                 read = self.reading.next() => self.read(read),
                 Some(merged) = intake.merged.recv() => self.merged(merged),
                 Some(ended) = self.tasks.join_next() => self.ended(ended),
-                () = self.context.node_claims.place_freed(), if self.waits_for_place => {
-                    self.waits_for_place = false;
-                    self.start_waiting();
-                }
+                () = self.context.allocator.slot_freed(), if self.waits_for_slot => self.fill_slots(),
+                Ok(()) = self.device_changes.changed(), if self.waits_for_slot => self.fill_slots(),
                 Ok(()) = intake.network.changed() => {
                     let ready = intake.network.borrow_and_update().is_ready();
                     self.change_node(|node| node.network_ready = ready);
@@ -316,18 +317,18 @@ impl Supervisor {
             // Nothing of it is here, and it does not run again.
             (None, PodCommand::Run(record)) if record.has_ended() || self.context.reporter.has_refused(&record) => {}
             (None, PodCommand::Run(record)) => self.start(key, record),
-            // It may have been waiting for a place.
+            // It may have been waiting for a slot.
             (None, PodCommand::End { .. }) => self.context.reporter.retire(key),
         }
     }
 
-    /// Gives the pod a worker, if there is a place for it, or will be once lesser pods have ended for it.
+    /// Gives the pod a worker, if there is a slot for it, or will be once lesser pods have ended for it.
     fn start(&mut self, key: &PodKey, record: Arc<PodRecord>) {
-        match self.context.node_claims.enter(&record) {
-            Ok(entry) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record)), Some(entry)),
+        match self.context.allocator.enter(&record) {
+            Ok(allocation) => self.spawn(key.clone(), Vec::new(), Some(PodCommand::Run(record)), Some(allocation)),
             Err(refusal) => {
                 let verdict = refusal.verdict(record.source);
-                self.waits_for_place |= !verdict.is_final();
+                self.waits_for_slot |= !verdict.is_final();
                 let (node, now) = (*self.node.borrow(), self.context.executor.now());
                 self.context.reporter.report_out_of_pods(&record, verdict, node, now);
             }
@@ -355,7 +356,13 @@ impl Supervisor {
         }
     }
 
-    fn spawn(&mut self, key: PodKey, adopted: Vec<PodState>, command: Option<PodCommand>, entry: Option<Entry>) {
+    fn spawn(
+        &mut self,
+        key: PodKey,
+        adopted: Vec<PodState>,
+        command: Option<PodCommand>,
+        allocation: Option<AllocationGuard>,
+    ) {
         let wanted = command.iter().filter_map(|command| match command {
             PodCommand::Run(record) => Some(record),
             PodCommand::End { .. } => None,
@@ -370,7 +377,8 @@ impl Supervisor {
         }
         self.workers.insert(key.clone(), Arc::clone(&inbox));
         let (node, stop) = (self.node.subscribe(), self.stop.child_token());
-        let worker = PodWorker::new(key, inbox, self.context.clone(), node, stop, adopted, entry);
+        let allocation = allocation.unwrap_or_else(|| self.context.allocator.guard(&key));
+        let worker = PodWorker::new(key, inbox, self.context.clone(), node, stop, adopted, allocation);
         self.tasks.spawn(worker.run());
     }
 
@@ -421,13 +429,19 @@ impl Supervisor {
         self.cleanup.pods_changed(self.context.executor.has_unfinished_pulls());
         self.reading.pod_ended(&key);
         self.routes.retain(|_, owner| *owner != key);
-        // A command that came while the worker was ending lies unread, and a pod may wait for the place that is free now.
+        // A command that came while the worker was ending lies unread, and a pod may wait for the slot that is free now.
         if !self.stop.is_cancelled() {
             self.start_waiting();
         }
     }
 
-    /// Starts the workers of pods that are wanted and have none, as far as there are places: first those for which
+    /// Starts the pods that wait for a slot.
+    fn fill_slots(&mut self) {
+        self.waits_for_slot = false;
+        self.start_waiting();
+    }
+
+    /// Starts the workers of pods that are wanted and have none, as far as there are slots: first those for which
     /// another would have to end.
     fn start_waiting(&mut self) {
         let mut waiting: Vec<Arc<PodRecord>> = self

@@ -162,14 +162,14 @@ fn resizes_that_wait_get_room_by_priority_class_and_age() {
             .zip(waiting)
             .map(|(since, desired)| (desired.key.clone(), PendingResize { desired: Arc::clone(desired), since }))
             .collect();
-        let claimed: BTreeMap<PodKey, Requests> =
+        let assigned: BTreeMap<PodKey, Requests> =
             pending.keys().map(|key| (key.clone(), amounts("1", "1Mi", "0"))).collect();
         let node = amounts(cpu, "1Gi", "0");
-        let got = |desired: &&&Arc<PodRecord>| resize_fits(&desired.key, &pending, claimed.clone(), &node).is_ok();
+        let got = |desired: &&&Arc<PodRecord>| resize_fits(&desired.key, &pending, assigned.clone(), &node).is_ok();
         let got: Vec<&str> = waiting.iter().filter(got).map(|desired| desired.key.name()).collect();
         assert_eq!(got, expected, "{cpu}");
         for desired in waiting.iter().filter(|desired| !got.contains(&desired.key.name())) {
-            let refusal = resize_fits(&desired.key, &pending, claimed.clone(), &node).unwrap_err();
+            let refusal = resize_fits(&desired.key, &pending, assigned.clone(), &node).unwrap_err();
             assert_eq!(refusal.reason, "OutOfcpu");
             assert!(refusal.message.starts_with("Node didn't have enough resource: cpu, requested: "), "{refusal:?}");
         }

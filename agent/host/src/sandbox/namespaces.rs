@@ -11,9 +11,9 @@ use rustix::thread::UnshareFlags;
 
 use super::unshare::unshare_namespaces;
 use super::users::NamespaceHolder;
-use super::{SandboxError, SandboxRequest, sysctl};
+use super::{SandboxError, SandboxRequest};
 use crate::{rtnetlink, selinux};
-use limpet_model::pod::PodUid;
+use limpet_model::pod::{PodUid, sysctl};
 use limpet_model::sandbox::{Namespaces, Sandbox};
 
 /// containerd 2's defaults in every pod's network namespace (`enable_unprivileged_icmp`, `enable_unprivileged_ports`),

@@ -9,9 +9,8 @@ use super::connection::Connection;
 use crate::plugin_socket::status_message;
 use limpet_core::device_plugins::{AllocationError, Choice};
 use limpet_model::device_allocation::DeviceAllocation;
-use limpet_model::pod::device::{devices, pod_devices};
+use limpet_model::pod::device::devices;
 use limpet_model::pod::{PodRecord, Role};
-use limpet_model::source::SourceKind;
 use limpet_telemetry::reporter::DeviceHealth;
 
 /// Why a container does not get its devices.
@@ -30,23 +29,11 @@ pub enum AllocateError {
 
 impl DevicePlugins {
     /// The plugins' resources that a container requests, and how many of each.
-    fn wanted<'a>(&'a self, record: &'a PodRecord, container: &str) -> impl Iterator<Item = (&'a str, usize)> {
-        let container = record.container(container);
-        let plain = container.into_iter().flat_map(devices).filter(|(name, _)| self.serves(record, name));
-        plain.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
-    }
-
-    /// The plugins' resources that the pod needs at once, and how many of each.
-    pub fn pod_wants<'a>(&'a self, record: &'a PodRecord) -> impl Iterator<Item = (&'a str, usize)> {
-        let all = pod_devices(record.spec()).into_iter().filter(|(name, _)| self.serves(record, name));
-        all.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX)))
-    }
-
-    /// Whether it is for a plugin to give the pod this resource. A resource that another client has written into the
-    /// Node's status is counted by the scheduler, and no device: pods of the apiserver run with it, as under kubelet.
-    fn serves(&self, record: &PodRecord, resource: &str) -> bool {
-        let is_counted = || record.source == SourceKind::Api && !self.inventory().is_of_plugin(resource);
-        !self.table.contains(resource) && !is_counted()
+    fn wanted<'a>(&self, record: &'a PodRecord, container: &str) -> Vec<(&'a str, usize)> {
+        let Some(container) = record.container(container) else { return Vec::new() };
+        let inventory = self.inventory();
+        let wanted = devices(container).filter(|(name, _)| inventory.serves(record, name));
+        wanted.map(|(name, count)| (name, usize::try_from(count).unwrap_or(usize::MAX))).collect()
     }
 
     /// Allocates to every container of the pod what it requests and does not have yet.
@@ -69,14 +56,14 @@ impl DevicePlugins {
         let has = |(resource, count): (&str, usize)| {
             given.iter().any(|one| one.resource == resource && one.ids.len() == count)
         };
-        if self.wanted(record, container).all(has) {
+        if self.wanted(record, container).into_iter().all(has) {
             return Ok(());
         }
         self.allocate_container(record, container).await
     }
 
     async fn allocate_container(self: &Arc<Self>, record: &PodRecord, container: &str) -> Result<(), AllocateError> {
-        let wanted: Vec<(&str, usize)> = self.wanted(record, container).collect();
+        let wanted = self.wanted(record, container);
         self.inventory().withdraw(&record.uid, container, &wanted);
         for (resource, count) in wanted {
             let given = self.allocate_resource(record, container, resource, count).await;
@@ -136,13 +123,13 @@ impl DevicePlugins {
 
     /// What the plugins have returned for a container, of the resources that it requests.
     pub fn given(&self, record: &PodRecord, container: &str) -> Vec<DeviceAllocation> {
-        let wanted: Vec<&str> = self.wanted(record, container).map(|(name, _)| name).collect();
+        let wanted = self.wanted(record, container);
         if wanted.is_empty() {
             return Vec::new();
         }
         let inventory = self.inventory();
         let given = inventory.of_container(&record.uid, container);
-        given.filter(|one| wanted.contains(&one.resource.as_str())).cloned().collect()
+        given.filter(|given| wanted.iter().any(|(name, _)| *name == given.resource)).cloned().collect()
     }
 
     /// Lets the plugins that require it prepare a container's devices for its start.

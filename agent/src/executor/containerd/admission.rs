@@ -1,5 +1,5 @@
 //! Whether the host has what a pod requests by name: profiles of security modules, devices of plugins. Node-level
-//! checks run earlier: see [`limpet_worker::node_claims`].
+//! checks run earlier: see [`limpet_core::allocation`].
 
 use k8s_openapi::api::core::v1::PodSpec;
 
@@ -56,7 +56,7 @@ impl ContainerdExecutor {
 
     fn reject(&self, pod: &PodState, reason: &'static str, message: &str) -> NotAdmitted {
         let verdict = PodVerdict::rejected(reason, message);
-        self.reporter.report_claim(pod, &verdict);
+        self.reporter.report_not_admitted(pod, &verdict);
         NotAdmitted::Never(verdict)
     }
 }

@@ -16,21 +16,21 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::PodWorker;
 use crate::WorkerContext;
+use crate::allocator::Allocator;
 use crate::inbox::EvictionOrder;
-use crate::node_claims::NodeClaims;
 
 /// Orders to end for this pod that are still to be sent. The node counts those pods as ending, so it learns of an order
 /// that is never sent.
 #[derive(Debug)]
 pub(super) struct Orders {
-    node: Arc<NodeClaims>,
+    node: Arc<Allocator>,
     to: mpsc::Sender<EvictionOrder>,
     victims: VecDeque<Arc<PodRecord>>,
 }
 
 impl Orders {
     pub(super) fn new(context: &WorkerContext) -> Self {
-        let (node, to) = (Arc::clone(&context.node_claims), context.evictions.clone());
+        let (node, to) = (Arc::clone(&context.allocator), context.evictions.clone());
         Self { node, to, victims: VecDeque::new() }
     }
 
@@ -88,7 +88,7 @@ impl PodWorker {
         let Some(pod) = self.current.as_mut().filter(|pod| pod.record.uid == order.uid) else {
             if self.others.is_empty() {
                 // Otherwise it would count as ending, and no other pod would be ordered to.
-                self.context.node_claims.forget_order(&self.key);
+                self.context.allocator.forget_order(&self.key);
             } else {
                 self.postponed = Some(order);
             }
@@ -131,7 +131,7 @@ impl PodWorker {
             self.context.reporter.report_eviction_over(pod);
             let record = Arc::clone(&pod.record).without_added();
             // A critical pod may need it.
-            self.hold.release();
+            self.allocation.release();
             self.begin_again(record, now);
         }
         if let Some(pod) = &mut self.current

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use limpet_core::allocation::NoRoom;
 use limpet_core::state::Deferred;
 use limpet_model::pod::PodRecord;
 
 use super::PodWorker;
-use crate::node_claims::NoRoom;
 
 impl PodWorker {
     /// Brings the pod to `desired`, but for resources that do not fit now: it gets them once they do.
@@ -15,7 +15,7 @@ impl PodWorker {
         let desired = desired.keeping_ephemeral(&pod.record);
         let before = pod.deferred.take().map(|deferred| deferred.desired);
         let is_retry = before.as_ref().is_some_and(|before| Arc::ptr_eq(before, &desired));
-        let refused = self.hold.resize(&self.context.node_claims, pod, &desired).err();
+        let refused = self.allocation.resize(pod, &desired).err();
         let taken = match &refused {
             None => desired.clone(),
             Some(_) => Arc::new(desired.with_resources_of(&pod.record)),

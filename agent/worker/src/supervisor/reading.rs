@@ -14,7 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use super::{Supervisor, command_for};
 use crate::adoption::{self, FoundPod};
 use crate::executor::ExecutorError;
-use crate::node_claims::uses_node;
+use limpet_core::allocation::uses_node;
 
 /// After a reading that failed, while containerd's events still come.
 const READ_AGAIN: Duration = Duration::from_secs(1);
@@ -132,10 +132,11 @@ impl Supervisor {
         if incarnations.is_empty() && desired.is_none() {
             return;
         }
-        // A pod that has ended has no place: its worker keeps the status and the logs.
+        // A pod that has ended has no slot: its worker keeps the status and the logs.
         let runs = |pod: &&PodState| uses_node(pod) || (!pod.is_failed() && !is_finished(pod));
-        let entry = incarnations.iter().rfind(runs).map(|pod| self.context.node_claims.place_of_running(&pod.record));
-        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)), entry);
+        let running = incarnations.iter().rfind(runs);
+        let allocation = running.map(|pod| self.context.allocator.enter_running(&pod.record));
+        self.spawn(key.clone(), incarnations, desired.map(|record| command_for(&record)), allocation);
         if let Some(inbox) = self.workers.get(&key) {
             inbox.put(|messages| messages.found = Some(found.containers));
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use futures_util::FutureExt as _;
+use limpet_core::allocation::NodeOffer;
 use limpet_core::fixtures::{now, record_of};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::state::{PodState, SandboxState};
@@ -16,10 +17,10 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::allocator::AllocationGuard;
 use crate::fake::FakeExecutor;
 use crate::fake::world::World;
 use crate::inbox::Inbox;
-use crate::node_claims::{Entry, Hold, NodeOffer};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health;
@@ -46,7 +47,7 @@ fn context() -> WorkerContext {
         reporter: Arc::new(reporter),
         probe_grid: ProbeGrid::default(),
         followed: Arc::default(),
-        node_claims: Arc::new(NodeClaims::new(one_pod, BTreeMap::new())),
+        allocator: Arc::new(Allocator::new(one_pod, BTreeMap::new(), Arc::default())),
         evictions: mpsc::channel(1).0,
     }
 }
@@ -60,57 +61,50 @@ fn found(uid: &str) -> PodState {
 }
 
 /// A worker that has found these, and a critical pod for which the last of them is ordered to end.
-fn ordered(context: &WorkerContext, uids: &[&str]) -> (PodWorker, PodState, Hold, EvictionOrder) {
-    let node = &context.node_claims;
+fn ordered(context: &WorkerContext, uids: &[&str]) -> (PodWorker, PodState, AllocationGuard, EvictionOrder) {
+    let node = &context.allocator;
     let incarnations: Vec<PodState> = uids.iter().map(|uid| found(uid)).collect();
-    let entry = incarnations.last().map(|pod| node.place_of_running(&pod.record));
+    let running = node.enter_running(&incarnations.last().unwrap().record);
     let (key, inbox) = (incarnations[0].record.key.clone(), Arc::<Inbox>::default());
     let (_, state) = watch::channel(NodeState::default());
     let stop = CancellationToken::new();
-    let worker = PodWorker::new(key, inbox, context.clone(), state, stop, incarnations, entry);
+    let worker = PodWorker::new(key, inbox, context.clone(), state, stop, incarnations, running);
     let mut critical =
         PodState::new(record_of("critical", File, json!({ "containers": [{ "name": "a" }] })), now().wall);
-    let mut hold = Hold::default();
-    let entry = node.enter(&critical.record).unwrap();
-    assert!(matches!(entry, Entry::Promise(_)));
-    hold.begin(Some(entry));
-    let victims = victims_of(context, &mut critical, &mut hold);
+    let mut allocation = node.enter(&critical.record).unwrap();
+    let victims = victims_of(&mut critical, &mut allocation);
     let [victim] = &victims[..] else { panic!("{victims:?}") };
     let (key, uid) = (victim.key.clone(), victim.uid.clone());
     let order = EvictionOrder { key, uid, verdict: PodVerdict::preempted(), done: oneshot::channel().0 };
-    (worker, critical, hold, order)
+    (worker, critical, allocation, order)
 }
 
-fn victims_of(context: &WorkerContext, critical: &mut PodState, hold: &mut Hold) -> Vec<Arc<PodRecord>> {
-    let key = critical.record.key.clone();
-    hold.settle(&context.node_claims, &key, critical).and_then(|refused| refused.victims).unwrap_or_default()
+fn victims_of(critical: &mut PodState, allocation: &mut AllocationGuard) -> Vec<Arc<PodRecord>> {
+    allocation.settle(critical).and_then(|refused| refused.victims).unwrap_or_default()
 }
 
 #[tokio::test]
 async fn an_incarnation_is_ended_once_it_is_the_current_one() {
     let context = context();
-    let (mut worker, mut critical, mut hold, order) = ordered(&context, &["first", "second"]);
+    let (mut worker, mut critical, mut allocation, order) = ordered(&context, &["first", "second"]);
     worker.settle(now());
     worker.evict(order);
-    assert!(hold.freed().now_or_never().is_none(), "it is not ordered again before that");
+    assert!(allocation.freed().now_or_never().is_none(), "it is not ordered again before that");
     assert!(worker.advance(now()));
     let current = worker.current.as_ref().unwrap();
     assert_eq!((current.record.uid.as_str(), current.is_failed()), ("second", true));
-    assert!(victims_of(&context, &mut critical, &mut hold).is_empty());
+    assert!(victims_of(&mut critical, &mut allocation).is_empty());
     worker.advance(now());
-    assert!(
-        victims_of(&context, &mut critical, &mut hold).is_empty() && critical.verdict.is_none(),
-        "it has the place"
-    );
+    assert!(victims_of(&mut critical, &mut allocation).is_empty() && critical.verdict.is_none(), "it has the slot");
 }
 
 #[tokio::test]
 async fn an_order_for_an_incarnation_that_is_not_there_does_not_count() {
     let context = context();
-    let (mut worker, mut critical, mut hold, order) = ordered(&context, &["only"]);
+    let (mut worker, mut critical, mut allocation, order) = ordered(&context, &["only"]);
     worker.evict(EvictionOrder { uid: PodUid::new("other"), ..order });
-    assert!(hold.freed().now_or_never().is_some() && !worker.current.as_ref().unwrap().is_failed());
-    assert_eq!(victims_of(&context, &mut critical, &mut hold).len(), 1);
+    assert!(allocation.freed().now_or_never().is_some() && !worker.current.as_ref().unwrap().is_failed());
+    assert_eq!(victims_of(&mut critical, &mut allocation).len(), 1);
 }
 
 #[test]

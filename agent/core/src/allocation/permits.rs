@@ -2,21 +2,22 @@
 //! order (`pkg/kubelet/sysctl`, `pkg/kubelet/lifecycle/predicate.go`). They also come before any lesser pod ends for a
 //! critical one.
 
-use super::NodeClaims;
-use limpet_core::admission::{OTHER_OS, OTHER_OS_LABEL, Refusal, SYSCTL_FORBIDDEN, UNEXPECTED};
-use limpet_host::sandbox::sysctl;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::device::pod_devices;
+use limpet_model::pod::sysctl;
+
+use super::NodeOffer;
+use crate::admission::{OTHER_OS, OTHER_OS_LABEL, Refusal, SYSCTL_FORBIDDEN, UNEXPECTED};
 
 /// The label of a node's, and of a pod's, operating system.
 const OS_LABEL: &str = "kubernetes.io/os";
 const LINUX: &str = "linux";
 
-impl NodeClaims {
+impl NodeOffer {
     /// Whether the pod may run here at all.
     pub(super) fn permits(&self, record: &PodRecord) -> Result<(), Refusal> {
         let spec = record.spec();
-        sysctl::check_sysctls(spec, &self.offer.allowed_unsafe_sysctls)
+        sysctl::check_sysctls(spec, &self.allowed_unsafe_sysctls)
             .map_err(|error| refusal(SYSCTL_FORBIDDEN, error.to_string()))?;
         self.check_exclusive_count(record)?;
         let label = record.pod.metadata.labels.as_ref().and_then(|labels| labels.get(OS_LABEL));
@@ -33,8 +34,7 @@ impl NodeClaims {
     /// A configured exclusive device exists once.
     fn check_exclusive_count(&self, record: &PodRecord) -> Result<(), Refusal> {
         let mut wanted = pod_devices(record.spec()).into_iter();
-        let Some((name, count)) = wanted.find(|(name, count)| *count > 1 && self.offer.exclusive.contains(*name))
-        else {
+        let Some((name, count)) = wanted.find(|(name, count)| *count > 1 && self.exclusive.contains(*name)) else {
             return Ok(());
         };
         let message = format!(

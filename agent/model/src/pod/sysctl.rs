@@ -85,7 +85,7 @@ fn namespace(dotted_name: &str) -> Option<&'static str> {
 
 /// The name with `.` between its parts. Where the first separator is a `/`, the two characters are swapped, so that a
 /// `.` within an interface's name stays distinct: `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`.
-pub(super) fn dotted(name: &str) -> String {
+pub fn dotted(name: &str) -> String {
     match name.find(['.', '/']) {
         Some(first) if name[first..].starts_with('/') => swap_separators(name),
         _ => name.to_owned(),
@@ -93,7 +93,7 @@ pub(super) fn dotted(name: &str) -> String {
 }
 
 /// The file below `/proc/sys`. A validated name contains no `..` and starts with a letter.
-pub(super) fn path(name: &str) -> PathBuf {
+pub fn path(name: &str) -> PathBuf {
     PathBuf::from("/proc/sys").join(swap_separators(&dotted(name)))
 }
 

@@ -1,0 +1,90 @@
+//! How many pods the node may have at a time: `maxPods`. A pod has its slot until it has ended, as with kubelet, where
+//! pods that have finished are not counted. For a critical pod beyond the number a lesser one ends.
+
+use std::sync::Arc;
+
+use limpet_model::pod::quantity::Amount;
+use limpet_model::pod::requests::{Requests, Resource};
+use limpet_model::pod::{PodKey, PodRecord};
+
+use super::{Allocations, Assignment, Check, Purpose, Refused};
+use crate::admission::{self, Refusal, may_preempt, preempts};
+use crate::device_plugins::Inventory;
+
+/// With what a pod begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// It has a slot.
+    Slot,
+    /// The next one that becomes free is kept for it: its worker has lesser pods end.
+    Promise,
+}
+
+impl Allocations {
+    /// A slot for a pod, or the promise of one.
+    ///
+    /// # Errors
+    /// All slots are taken, and no pod may end for this one, or that would not be enough.
+    pub fn enter(&mut self, record: &Arc<PodRecord>, plugins: &Inventory) -> Result<Entry, Refusal> {
+        let key = &record.key;
+        let Err(refusal) = self.has_slot(record) else {
+            self.slots.insert(key.clone(), Arc::clone(record));
+            return Ok(Entry::Slot);
+        };
+        let fits =
+            || self.offer.permits(record).is_ok() && self.selects(record).is_ok() && self.tolerates(record).is_ok();
+        if !self.outranks_any(record) || !fits() {
+            return Err(refusal);
+        }
+        let wanted = Assignment::wanted(record, &self.offer, plugins);
+        let check = Check { slot: true, node: false, exclusive: true, requests: true, devices: true };
+        let Err(Refused { victims: Some(_), .. }) = self.check(key, &wanted, check, plugins) else {
+            return Err(refusal);
+        };
+        self.reservations.reserve(record, self.counted(&wanted, check), Purpose::Start);
+        Ok(Entry::Promise)
+    }
+
+    /// The pod was found running and has a slot, also beyond the number.
+    pub fn enter_running(&mut self, record: &Arc<PodRecord>) {
+        self.slots.insert(record.key.clone(), Arc::clone(record));
+    }
+
+    /// What a slot counts: nothing, where there is any number of them.
+    pub(super) fn slot(&self) -> Requests {
+        self.offer.max_pods.map(|_| one_slot()).unwrap_or_default()
+    }
+
+    /// The pod that has a slot is of this version now. Another may be allowed to have it end.
+    pub(super) fn renew_slot(&mut self, record: &Arc<PodRecord>) {
+        if let Some(before) = self.slots.get_mut(&record.key).filter(|before| !Arc::ptr_eq(before, record)) {
+            *before = Arc::clone(record);
+            self.freed = true;
+        }
+    }
+
+    /// Whether a slot is free for a pod that has nothing yet. Asked for each of the pods that wait for one, which may be
+    /// ten thousand.
+    fn has_slot(&self, record: &PodRecord) -> Result<(), Refusal> {
+        let mut taken = Requests::default();
+        taken[Resource::Pods] = Amount::from_units(self.slots.len() as u64);
+        admission::fits(&self.slot(), &taken.plus(&self.reservations.promised(record)), &self.capacity)
+    }
+
+    /// Whether some pod with a slot may end for this one.
+    fn outranks_any(&self, record: &PodRecord) -> bool {
+        may_preempt(record) && self.slots.values().any(|other| preempts(record, other))
+    }
+
+    /// Whether the pod has a slot.
+    pub(super) fn is_in_slot(&self, key: &PodKey) -> bool {
+        self.slots.contains_key(key)
+    }
+}
+
+/// A slot among the node's pods.
+pub(super) fn one_slot() -> Requests {
+    let mut slot = Requests::default();
+    slot[Resource::Pods] = Amount::from_units(1);
+    slot
+}

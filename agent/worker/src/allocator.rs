@@ -1,0 +1,198 @@
+//! Owns what the node has given to its pods, and wakes the pods that wait for something of it. What a pod gets is decided
+//! by [`limpet_core::allocation`], under one lock.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use limpet_core::admission::{Refusal, Selectable};
+use limpet_core::allocation::{Allocations, NoRoom, NodeOffer, PodAllocation, Refused};
+use limpet_core::device_plugins::Inventory;
+use limpet_core::state::PodState;
+use limpet_model::pod::{PodKey, PodRecord};
+use limpet_plugins::device_plugins::DevicePlugins;
+use tokio::sync::{Notify, watch};
+
+/// What pods have of the node now.
+#[derive(Debug)]
+pub struct Allocator {
+    plugins: Arc<DevicePlugins>,
+    state: Mutex<State>,
+    /// Notified when a pod without a worker may have a slot.
+    slot_freed: Notify,
+}
+
+#[derive(Debug)]
+struct State {
+    allocations: Allocations,
+    /// Those that wait until something changes. A map: they are woken in the order of their keys.
+    waiting: BTreeMap<PodKey, Arc<Notify>>,
+}
+
+impl Default for Allocator {
+    /// Of a node on which nothing is short.
+    fn default() -> Self {
+        Self::new(NodeOffer::default(), BTreeMap::new(), Arc::default())
+    }
+}
+
+impl Allocator {
+    /// No pod has anything yet.
+    pub fn new(offer: NodeOffer, labels: BTreeMap<String, String>, plugins: Arc<DevicePlugins>) -> Self {
+        let state = State { allocations: Allocations::new(offer, labels), waiting: BTreeMap::new() };
+        Self { plugins, state: Mutex::new(state), slot_freed: Notify::new() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides, then wakes those that wait for what has become free.
+    fn decide<T>(&self, decide: impl FnOnce(&mut State, &mut Inventory) -> T) -> T {
+        let mut state = self.state();
+        let result = self.plugins.change(|plugins| decide(&mut state, plugins));
+        if !state.allocations.take_freed() {
+            return result;
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        // Before they are woken: each tries at once to take what is free.
+        drop(state);
+        self.slot_freed.notify_one();
+        waiting.values().for_each(|changed| changed.notify_one());
+        result
+    }
+
+    /// The node has these labels and taints from now on.
+    pub fn set_selectable(&self, now: Selectable) {
+        self.decide(|state, _| state.allocations.set_selectable(now));
+    }
+
+    /// The pod was not ordered to end after all.
+    pub fn forget_order(&self, key: &PodKey) {
+        self.decide(|state, _| state.allocations.forget_order(key));
+    }
+
+    /// Reports changes of the devices of plugins.
+    pub fn device_changes(&self) -> watch::Receiver<u64> {
+        self.plugins.subscribe()
+    }
+
+    /// Whether the pod has devices of plugins, or waits for some.
+    pub fn wants_plugins(&self, record: &PodRecord) -> bool {
+        self.plugins.with(|plugins| plugins.pod_wants(record).next().is_some())
+    }
+
+    /// A slot for a pod, or the promise of one.
+    ///
+    /// # Errors
+    /// All slots are taken, and no pod may end for this one, or that would not be enough.
+    pub fn enter(self: &Arc<Self>, record: &Arc<PodRecord>) -> Result<AllocationGuard, Refusal> {
+        self.decide(|state, plugins| state.allocations.enter(record, plugins))?;
+        Ok(self.guard(&record.key))
+    }
+
+    /// The slot of a pod that was found running, also beyond the number.
+    pub fn enter_running(self: &Arc<Self>, record: &Arc<PodRecord>) -> AllocationGuard {
+        self.decide(|state, _| state.allocations.enter_running(record));
+        self.guard(&record.key)
+    }
+
+    /// What the pod gets from now on is free again once the guard is dropped. A pod has one.
+    pub fn guard(self: &Arc<Self>, key: &PodKey) -> AllocationGuard {
+        AllocationGuard {
+            node: Arc::clone(self),
+            key: key.clone(),
+            allocation: PodAllocation::default(),
+            changed: Arc::default(),
+        }
+    }
+
+    /// Resolves once a slot may be free, for one caller: one is free, or a critical pod may have another end now.
+    /// Cancel safe.
+    pub async fn slot_freed(&self) {
+        self.slot_freed.notified().await;
+    }
+}
+
+/// What one pod has of the node, until this is dropped.
+#[derive(Debug)]
+pub struct AllocationGuard {
+    node: Arc<Allocator>,
+    key: PodKey,
+    allocation: PodAllocation,
+    /// Notified when something changes that the pod waits for.
+    changed: Arc<Notify>,
+}
+
+impl AllocationGuard {
+    /// The pod was found: its incarnations keep what they use now.
+    pub fn adopt<'a>(&self, found: impl Iterator<Item = &'a PodState>) {
+        self.node.decide(|state, plugins| PodAllocation::adopt(&mut state.allocations, plugins, &self.key, found));
+    }
+
+    /// Brings what the pod has in line with what it needs. A refusal: it begins to wait, waits for another reason, or
+    /// fails.
+    pub fn settle(&mut self, pod: &mut PodState) -> Option<Refused> {
+        if self.allocation.is_settled(pod) {
+            return None;
+        }
+        self.waiting(|allocation, allocations, plugins| allocation.settle(allocations, plugins, pod))
+    }
+
+    /// Whether a pod that the node has taken may have the requests of `desired` now; it has them then. Otherwise it
+    /// waits for them: see [`Self::freed`].
+    ///
+    /// # Errors
+    /// They do not fit.
+    pub fn resize(&mut self, pod: &PodState, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
+        self.waiting(|allocation, allocations, plugins| allocation.resize(allocations, plugins, pod, desired))
+    }
+
+    /// Decides, and waits for the next change if the pod does not get all it asks for: under the same lock, so that no
+    /// change is missed.
+    fn waiting<T>(&mut self, decide: impl FnOnce(&mut PodAllocation, &mut Allocations, &mut Inventory) -> T) -> T {
+        let Self { node, key, allocation, changed } = self;
+        node.decide(|state, plugins| {
+            let result = decide(allocation, &mut state.allocations, plugins);
+            if allocation.waits() {
+                *changed = Arc::clone(state.waiting.entry(key.clone()).or_default());
+            }
+            result
+        })
+    }
+
+    /// The pod waits for no room any more.
+    pub fn forget_resize(&mut self) {
+        let Self { node, key, allocation, .. } = self;
+        node.decide(|state, _| allocation.forget_resize(&mut state.allocations, key));
+    }
+
+    /// Releases everything but the pod's slot.
+    pub fn release_assigned(&mut self) {
+        let Self { node, key, allocation, .. } = self;
+        node.decide(|state, plugins| allocation.release_assigned(&mut state.allocations, plugins, key));
+    }
+
+    /// Releases everything.
+    pub fn release(&mut self) {
+        let Self { node, key, allocation, .. } = self;
+        node.decide(|state, plugins| allocation.release(&mut state.allocations, plugins, key));
+    }
+
+    /// Resolves when something changes that the pod may be waiting for.
+    pub async fn freed(&self) {
+        match self.allocation.waits() {
+            true => self.changed.notified().await,
+            false => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for AllocationGuard {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
