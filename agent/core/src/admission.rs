@@ -5,6 +5,7 @@
 //! kubelet refuses a pod for good. Here that holds for the apiserver's pods, whose controller makes another one; a pod of the
 //! node's own sources waits and starts as soon as the reason is gone.
 
+mod host;
 mod preemption;
 
 use std::cmp::Reverse;
@@ -23,6 +24,7 @@ use serde_json::{Value, json};
 use crate::priority::priority;
 use crate::taint::tolerates;
 
+pub use host::HostLack;
 pub use preemption::{Candidate, may_preempt, preempts, victims};
 
 /// kubelet's reason for a pod that needs more of a resource than is left begins so; the resource's name follows.

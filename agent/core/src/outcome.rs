@@ -7,6 +7,7 @@ pub mod restart;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::admission::HostLack;
 use super::plan::{Action, KillCause, restart_all};
 use super::probe::Probes;
 use super::state::{
@@ -24,7 +25,7 @@ use container::{
     discarded, forgotten, image_ensured, orphan_removed, post_started, probes_of, reaped, started, stopped,
 };
 use pod::{
-    cgroup_updated, refused, resized, sandbox_examined, sandbox_failed, sandbox_lost, sandbox_prepared,
+    cgroup_updated, host_lacks, resized, sandbox_examined, sandbox_failed, sandbox_lost, sandbox_prepared,
     storage_measured, volumes_updated,
 };
 
@@ -58,8 +59,8 @@ pub enum Outcome {
     SandboxExamined(Result<Option<Arc<PodSandbox>>, Failure>),
     /// Of [`Action::PrepareSandbox`].
     SandboxPrepared(Result<Arc<PodSandbox>, Failure>),
-    /// Of [`Action::PrepareSandbox`], when the node refuses the pod.
-    Refused(PodVerdict),
+    /// Of [`Action::PrepareSandbox`], when the host does not have what the pod names.
+    HostLacks(HostLack),
     /// Of [`Action::UpdateVolumes`].
     VolumesUpdated(Result<(), Failure>),
     /// Of [`Action::MeasureStorage`].
@@ -272,7 +273,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
     match outcome {
         Outcome::SandboxExamined(result) => sandbox_examined(pod, result, now),
         Outcome::SandboxPrepared(result) => sandbox_prepared(pod, result, now),
-        Outcome::Refused(verdict) => refused(pod, verdict),
+        Outcome::HostLacks(lack) => host_lacks(pod, &lack, now),
         Outcome::StorageMeasured { excess, again } => storage_measured(pod, excess, again, now),
         Outcome::VolumesUpdated(result) => volumes_updated(pod, result, now),
         Outcome::CgroupUpdated(result) => cgroup_updated(pod, result, now),

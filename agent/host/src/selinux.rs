@@ -28,10 +28,6 @@ const CONTEXTS: &str = "contexts/lxc_contexts";
 /// What an enforcing host without labels for containers means, for the log and `limpet doctor`.
 pub const UNLABELLED: &str = "containers and volumes are not labelled, and pods with seLinuxOptions are refused";
 
-/// Why a Pod that names a label is refused on such a host.
-pub const REFUSED: &str = "this host enforces SELinux, and its policy has no labels for containers; install the policy for \
-     containers (container-selinux) and start limpet again, remove seLinuxOptions, or set SELinux to permissive";
-
 /// Why the policy's labels for containers are not known.
 #[derive(Debug, thiserror::Error)]
 pub enum ContextsError {

@@ -14,6 +14,7 @@ use crate::event::{EventType, Events};
 use crate::health::Health;
 use crate::metrics::{ContainerType, MergeChange, Metrics};
 use limpet_core::admission::{Refusal, deferred_message};
+use limpet_core::eviction::admission;
 use limpet_core::merge::{DesiredPods, Duplicate, PodChange};
 use limpet_core::node_state::NodeState;
 use limpet_core::plan::awaits::Awaited;
@@ -161,16 +162,6 @@ impl Reporter {
         tracing::info!(pod = %pod.record.key, uid = %pod.record.uid, "the shutdown was cancelled: the pod runs again");
     }
 
-    /// The pod does not start while the node is short of something or shuts down, or has failed for that.
-    pub fn report_refusal(&self, pod: &PodState) {
-        let Some(verdict) = &pod.verdict else { return };
-        if verdict.is_final() {
-            return self.report_not_admitted(pod, verdict);
-        }
-        let message = &verdict.message;
-        self.report_wait(pod, None, verdict.reason.clone(), format!("{message}The pod starts when that is over"));
-    }
-
     /// The pod is gone; its last status stays for those who have registered to take it.
     pub fn retire(&self, key: &PodKey) {
         if let Some(known) = self.observed.load().pods.get(key) {
@@ -210,10 +201,21 @@ impl Reporter {
     /// The node does not take the pod, now or at all.
     pub fn report_not_admitted(&self, pod: &PodState, verdict: &PodVerdict) {
         if !verdict.is_final() {
-            return self.report_wait(pod, None, verdict.reason.clone(), verdict.message.clone());
+            let when = if admission::waits(pod) { "The pod starts when that is over" } else { "" };
+            return self.report_wait(pod, None, verdict.reason.clone(), format!("{}{when}", verdict.message));
         }
         tracing::warn!(pod = %pod.record.key, reason = %verdict.reason, message = verdict.cause(), "pod rejected");
         self.event(pod, None, EventType::Warning, verdict.reason.clone(), verdict.cause().to_owned());
+    }
+
+    /// The host does not have what the pod names: it was refused for that, or is tried again.
+    pub fn report_host_lack(&self, pod: &PodState, refusal: &Refusal) {
+        let Refusal { reason, message } = refusal;
+        if let Some(verdict) = pod.verdict.as_ref().filter(|verdict| verdict.is_final()) {
+            return self.report_not_admitted(pod, verdict);
+        }
+        tracing::warn!(pod = %pod.record.key, reason, message, "the node cannot run the pod yet");
+        self.event(pod, None, EventType::Warning, reason.clone(), message.clone());
     }
 
     /// The node has no room for the resources of a newer version: kubelet's event.

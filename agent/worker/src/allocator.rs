@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use limpet_core::admission::{Refusal, Selectable};
 use limpet_core::allocation::{Allocations, NoRoom, NodeOffer, PodAllocation, Refused};
 use limpet_core::device_plugins::Inventory;
+use limpet_core::node_state::NodeState;
 use limpet_core::state::PodState;
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_plugins::device_plugins::DevicePlugins;
@@ -129,13 +130,13 @@ impl AllocationGuard {
         self.node.decide(|state, plugins| PodAllocation::adopt(&mut state.allocations, plugins, &self.key, found));
     }
 
-    /// Brings what the pod has in line with what it needs. A refusal: it begins to wait, waits for another reason, or
-    /// fails.
-    pub fn settle(&mut self, pod: &mut PodState) -> Option<Refused> {
+    /// Asks whether the node takes the pod now, and brings what it has in line with what it needs. `alone`: no other
+    /// incarnation of it uses the node. A refusal: the pod begins to wait, waits for another reason, or fails.
+    pub fn admit(&mut self, pod: &mut PodState, node: NodeState, alone: bool) -> Option<Refused> {
         if self.allocation.is_settled(pod) {
             return None;
         }
-        self.waiting(|allocation, allocations, plugins| allocation.settle(allocations, plugins, pod))
+        self.waiting(|allocation, allocations, plugins| allocation.admit((allocations, plugins), pod, node, alone))
     }
 
     /// Whether a pod that the node has taken may have the requests of `desired` now; it has them then. Otherwise it
@@ -164,12 +165,6 @@ impl AllocationGuard {
     pub fn forget_resize(&mut self) {
         let Self { node, key, allocation, .. } = self;
         node.decide(|state, _| allocation.forget_resize(&mut state.allocations, key));
-    }
-
-    /// Releases everything but the pod's slot.
-    pub fn release_assigned(&mut self) {
-        let Self { node, key, allocation, .. } = self;
-        node.decide(|state, plugins| allocation.release_assigned(&mut state.allocations, plugins, key));
     }
 
     /// Releases everything.

@@ -27,7 +27,6 @@ use super::inbox::{EvictionOrder, Inbox};
 use super::process_watch::ProcessWatch;
 use eviction::{LimitBackOff, Orders};
 use limpet_core::allocation::Refused;
-use limpet_core::eviction::admission;
 use limpet_core::node_state::NodeState;
 use limpet_core::outcome::{self, Outcome};
 use limpet_core::plan::{self, Action, Step, awaits, plan};
@@ -163,7 +162,7 @@ impl PodWorker {
             self.judge(node, now);
             self.settle_eviction(node, now);
             self.settle_shutdown(node, now);
-            self.settle_allocation();
+            self.admit(node);
             self.retry_resize();
             self.judge_kills(now);
             self.hooks.drop_ended(self.current.as_ref());
@@ -248,6 +247,10 @@ impl PodWorker {
                 };
                 let now = self.context.executor.now();
                 let Some(pod) = &mut self.current else { return };
+                let lack = match &outcome {
+                    Outcome::HostLacks(lack) => Some(lack.refusal()),
+                    _ => None,
+                };
                 let started = match &outcome {
                     Outcome::Started { result: Ok(instance), .. } => Some(instance.id.clone()),
                     _ => None,
@@ -255,6 +258,9 @@ impl PodWorker {
                 if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
                     self.exited(&id, 0, exit.code, exit.finished_at, now);
                     return;
+                }
+                if let Some(refusal) = lack {
+                    self.context.reporter.report_host_lack(pod, &refusal);
                 }
                 let newest = |slot: &ContainerSlot| slot.instance.as_ref().map(|instance| instance.id.clone());
                 if let Some(index) =
@@ -332,17 +338,16 @@ impl PodWorker {
         }
     }
 
-    /// Brings what the pod has of the node in line with what it needs.
-    fn settle_allocation(&mut self) {
-        if !self.others.is_empty() {
-            // What all of them use is kept together.
-            return;
-        }
-        let Some(pod) = &mut self.current else { return self.allocation.release() };
-        if admission::waits(pod) {
-            return self.allocation.release_assigned();
-        }
-        if let Some(Refused { verdict, victims }) = self.allocation.settle(pod) {
+    /// Asks whether the node takes the pod now: the only place where a pod with a worker is refused before it begins.
+    fn admit(&mut self, node: NodeState) {
+        // What several incarnations use is kept until one is left.
+        let alone = self.others.is_empty();
+        let Some(pod) = &mut self.current else {
+            return if alone {
+                self.allocation.release()
+            };
+        };
+        if let Some(Refused { verdict, victims }) = self.allocation.admit(pod, node, alone) {
             self.context.reporter.report_not_admitted(pod, &verdict);
             self.preempt(&victims.unwrap_or_default());
         }

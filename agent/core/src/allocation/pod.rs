@@ -10,6 +10,8 @@ use limpet_model::verdict::PodVerdict;
 use super::{Allocations, Assignment, Check, NoRoom, Purpose, Refused};
 use crate::admission::{NODE_AFFINITY, OUT_OF, TAINT_TOLERATION, UNEXPECTED};
 use crate::device_plugins::Inventory;
+use crate::eviction::admission::{refuse_start, waits};
+use crate::node_state::NodeState;
 use crate::plan::is_finished;
 use crate::state::{ContainerSlot, PodState, SandboxState};
 
@@ -39,8 +41,32 @@ impl PodAllocation {
         }
     }
 
+    /// Asks whether the node takes the pod, at every change of either: while the node is short of something or shuts down
+    /// none begins, and what the pod needs must be there. `alone`: no other incarnation of it uses the node. A refusal:
+    /// the pod begins to wait, waits for another reason, or fails.
+    pub fn admit(
+        &mut self,
+        (allocations, plugins): (&mut Allocations, &mut Inventory),
+        pod: &mut PodState,
+        node: NodeState,
+        alone: bool,
+    ) -> Option<Refused> {
+        let refused = refuse_start(pod, node).then(|| pod.verdict.clone()).flatten();
+        if alone && waits(pod) {
+            self.release_assigned(allocations, plugins, &pod.record.key);
+        } else if alone && let Some(refused) = self.settle(allocations, plugins, pod) {
+            return Some(refused);
+        }
+        refused.map(|verdict| Refused { verdict, victims: None })
+    }
+
     /// Gives the pod what it needs. A refusal: it begins to wait, waits for another reason, or fails.
-    pub fn settle(&mut self, node: &mut Allocations, plugins: &mut Inventory, pod: &mut PodState) -> Option<Refused> {
+    pub(super) fn settle(
+        &mut self,
+        node: &mut Allocations,
+        plugins: &mut Inventory,
+        pod: &mut PodState,
+    ) -> Option<Refused> {
         let leaves = pod.ending.is_some() || pod.is_failed();
         if leaves {
             // It may take its time to end, and grows no more.
@@ -122,7 +148,7 @@ impl PodAllocation {
 
     /// Releases everything but the pod's slot. While the node is short of something many pods may wait, each with a
     /// worker: the next pod without a slot is given none.
-    pub fn release_assigned(&mut self, node: &mut Allocations, plugins: &mut Inventory, key: &PodKey) {
+    fn release_assigned(&mut self, node: &mut Allocations, plugins: &mut Inventory, key: &PodKey) {
         *self = Self::default();
         node.release_assigned(key, plugins);
     }
@@ -136,7 +162,7 @@ impl PodAllocation {
     /// Whether there is nothing to decide: the pod runs on, in a version that has all it needs.
     pub fn is_settled(&self, pod: &PodState) -> bool {
         let ends = pod.ending.is_some() || pod.is_failed() || is_finished(pod);
-        !ends && self.has_version(pod)
+        !ends && uses_node(pod) && self.has_version(pod)
     }
 
     fn has_version(&self, pod: &PodState) -> bool {

@@ -9,7 +9,8 @@ mod slots;
 use super::pod::is_refusal;
 use super::*;
 use crate::device_plugins::PluginDevice;
-use crate::fixtures::{amounts, now, record_of};
+use crate::fixtures::{READY, amounts, now, record_of};
+use crate::node_state::NodeState;
 use crate::state::{PodState, SandboxState};
 use limpet_model::source::SourceKind::{self, Api, File, Http, Push};
 
@@ -113,6 +114,12 @@ impl Candidate<'_> {
         self.seen = self.node.changes.get();
         let (allocation, pod) = (&mut self.allocation, &mut self.pod);
         self.node.decide(|allocations, plugins| allocation.settle(allocations, plugins, pod))
+    }
+
+    fn admit(&mut self, node: NodeState) -> Option<Refused> {
+        self.seen = self.node.changes.get();
+        let (allocation, pod) = (&mut self.allocation, &mut self.pod);
+        self.node.decide(|allocations, plugins| allocation.admit((allocations, plugins), pod, node, true))
     }
 
     fn resize(&mut self, desired: &Arc<PodRecord>) -> Result<(), NoRoom> {
@@ -460,4 +467,23 @@ fn a_pod_that_does_not_tolerate_no_execute_is_not_taken() {
         let reason = refused.map(|refused| refused.verdict.reason.to_string());
         assert_eq!(reason.as_deref(), (!taken).then_some("TaintToleration"), "{source:?} {taint} {tolerations}");
     }
+}
+
+#[test]
+fn a_pod_that_waits_for_the_end_of_a_shutdown_leaves_what_it_had_to_others() {
+    let node = two_cores(&[]);
+    let shutting_down = NodeState { shutting_down: true, ..READY };
+    let (mut waits, mut remote) =
+        (node.candidate(&pod("waits", Push, cpu("2"))), node.candidate(&pod("remote", Api, cpu("1"))));
+    assert!(waits.admit(READY).is_none());
+    let reason = |refused: Option<Refused>| refused.map(|refused| refused.verdict.reason.into_owned());
+    assert_eq!(reason(waits.admit(shutting_down)).as_deref(), Some("NodeShutdown"));
+    assert!(waits.admit(shutting_down).is_none() && !waits.pod.is_failed(), "it is said once");
+    let mut other = node.candidate(&pod("other", File, cpu("2")));
+    assert!(other.settle().is_none(), "what it had is free");
+    assert_eq!(reason(remote.admit(shutting_down)).as_deref(), Some("NodeShutdown"));
+    assert!(remote.pod.is_failed() && remote.admit(READY).is_none());
+    assert_eq!(reason(waits.admit(READY)).as_deref(), Some("OutOfcpu"), "the next reason");
+    drop(other);
+    assert!(waits.is_woken() && waits.admit(READY).is_none() && waits.reason().is_empty());
 }

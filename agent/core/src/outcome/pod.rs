@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use limpet_model::container::ContainerId;
 use limpet_model::object::claim;
+use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
 use super::Failure;
+use crate::admission::HostLack;
 use crate::plan::is_finished;
 use crate::state::{
     CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, MAX_BACKOFF_AFTER_NETWORK_CHANGE, MAX_RESIZE_BACKOFF, MAX_SYNC_BACKOFF,
@@ -48,12 +50,17 @@ pub(super) fn sandbox_prepared(pod: &mut PodState, result: Result<Arc<PodSandbox
     }
 }
 
-/// Applies that the node refuses the pod.
-pub(super) fn refused(pod: &mut PodState, verdict: PodVerdict) {
+/// Decides what becomes of a pod for which the host lacks something: it fails for good where no try would help, and one of
+/// the apiserver in any case, which has a controller that makes another one; every other pod is tried again.
+pub(super) fn host_lacks(pod: &mut PodState, lack: &HostLack, now: Now) {
+    if !lack.is_lasting() && pod.record.source != SourceKind::Api {
+        let (reason, message, transient) = (lack.reason(), lack.to_string(), lack.is_transient());
+        return sandbox_prepared(pod, Err(Failure { reason, message, transient }), now);
+    }
     pod.set_sandbox(SandboxState::Absent { dirty: true });
     (pod.volumes.writing, pod.retry) = (None, None);
     pod.cgroup = CgroupState::default();
-    pod.fail(verdict);
+    pod.fail(lack.refusal().for_good());
 }
 
 /// Applies a measurement of the pod's storage; the next one follows after `again`.

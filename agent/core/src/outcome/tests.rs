@@ -1,9 +1,10 @@
 #![allow(clippy::unwrap_used)]
 
 use super::super::adopt::unknown_exit;
-use super::super::fixtures::{self, exit, now, sandbox};
+use super::super::fixtures::{self, exit, now, record_of, sandbox};
 use super::*;
 use crate::state::{CONFIG_ERROR, FAILED_MOUNT, FAILED_UNMOUNT};
+use limpet_model::source::SourceKind;
 
 fn pod() -> PodState {
     fixtures::pod("Always", &[], &["a"])
@@ -194,10 +195,9 @@ fn an_exit_found_by_a_signal_is_collected_as_every_other_and_an_unknown_one_ends
 #[test]
 fn a_refused_pod_has_no_sandbox_and_is_not_tried_again() {
     use crate::plan::{Step, plan};
-    use limpet_model::verdict::PodVerdict;
     let mut pod = fixtures::pod("Always", &[], &["a"]);
     begin(&mut pod, &Action::PrepareSandbox);
-    apply(&mut pod, Outcome::Refused(PodVerdict::rejected("SysctlForbidden", "no")), now());
+    apply(&mut pod, Outcome::HostLacks(HostLack::AppArmor), now());
     assert!(pod.is_failed());
     assert_eq!(plan(&pod, fixtures::READY, Instant::now()), Step::Do(vec![Action::ReleaseSandbox]));
     begin(&mut pod, &Action::ReleaseSandbox);
@@ -247,4 +247,29 @@ fn what_fails_while_a_driver_of_volumes_comes_is_tried_again_at_once() {
     let failure = failed(crate::state::CONFIG_ERROR);
     apply(&mut pod, Outcome::Started { index: 0, result: Err(failure) }, now());
     assert!(pod.containers[0].retry.is_none());
+}
+
+#[test]
+fn what_the_host_lacks_is_looked_for_again_unless_no_try_would_help_or_a_controller_makes_another_pod() {
+    let rows = [
+        (HostLack::SelinuxLabels, "SELinux", None),
+        (HostLack::AppArmor, "AppArmor", None),
+        (HostLack::AppArmorProfile("web".into()), "AppArmor", Some(10)),
+        (HostLack::AppArmorUnknown("busy".into()), "AppArmor", Some(10)),
+        (HostLack::Devices("gone".into()), "UnexpectedAdmissionError", Some(1)),
+    ];
+    for (lack, reason, again) in rows {
+        for source in [SourceKind::File, SourceKind::Push, SourceKind::Http, SourceKind::Api] {
+            let record = record_of("web", source, serde_json::json!({ "containers": [{ "name": "a" }] }));
+            let (mut pod, now) = (PodState::new(record, now().wall), now());
+            begin(&mut pod, &Action::PrepareSandbox);
+            apply(&mut pod, Outcome::HostLacks(lack.clone()), now);
+            assert_eq!(pod.sandbox, SandboxState::Absent { dirty: true }, "{lack:?}");
+            let again = again.filter(|_| source != SourceKind::Api).map(Duration::from_secs);
+            let retry = pod.retry.as_ref().map(|retry| (retry.reason, retry.retry_at.duration_since(now.mono)));
+            assert_eq!(retry, again.map(|pause| (reason, pause)), "{lack:?} {source}");
+            let refused = pod.verdict.as_ref().map(|verdict| (&*verdict.reason, verdict.is_final()));
+            assert_eq!(refused, again.is_none().then_some((reason, true)), "{lack:?} {source}");
+        }
+    }
 }

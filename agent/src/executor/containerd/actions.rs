@@ -8,7 +8,6 @@ use limpet_core::plan::Action;
 use limpet_core::state::PodState;
 
 use super::ContainerdExecutor;
-use super::admission::NotAdmitted;
 
 impl ContainerdExecutor {
     /// Does `action`, planned from `pod`. Each action is a future of its own: one for all would have the size of the largest, and
@@ -19,10 +18,9 @@ impl ContainerdExecutor {
                 async move { Outcome::SandboxExamined(self.existing_sandbox(&pod.record).await) }.boxed()
             }
             Action::PrepareSandbox => async move {
-                match self.admit(&pod).await {
+                match self.provide(&pod.record).await {
                     Ok(()) => Outcome::SandboxPrepared(self.prepare_sandbox(&pod).await),
-                    Err(NotAdmitted::Never(verdict)) => Outcome::Refused(verdict),
-                    Err(NotAdmitted::Yet(failure)) => Outcome::SandboxPrepared(Err(failure)),
+                    Err(lack) => Outcome::HostLacks(lack),
                 }
             }
             .boxed(),

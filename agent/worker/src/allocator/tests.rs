@@ -1,7 +1,7 @@
 //! Who is woken, and what a pod gives back with its guard.
 
 use futures_util::FutureExt as _;
-use limpet_core::fixtures::{now, record_of};
+use limpet_core::fixtures::{READY, now, record_of};
 use limpet_model::source::SourceKind::{File, Push};
 use serde_json::json;
 
@@ -26,14 +26,14 @@ fn a_pod_that_waits_is_woken_once_by_what_another_frees_with_its_guard() {
     let node = with_slots(1, &Arc::default());
     let (mut first, mut second) = (pod("first", json!({})), pod("second", json!({})));
     let mut held = node.enter(&first.record).unwrap();
-    assert!(held.settle(&mut first).is_none());
+    assert!(held.admit(&mut first, READY, true).is_none());
     let mut waits = node.guard(&second.record.key);
-    assert!(waits.settle(&mut second).is_some() && !is_woken(&waits));
+    assert!(waits.admit(&mut second, READY, true).is_some() && !is_woken(&waits));
     assert!(node.slot_freed().now_or_never().is_none(), "nothing was freed");
     drop(held);
     assert!(is_woken(&waits) && !is_woken(&waits));
     assert!(node.slot_freed().now_or_never().is_some(), "so are pods without a worker");
-    assert!(waits.settle(&mut second).is_none());
+    assert!(waits.admit(&mut second, READY, true).is_none());
     assert!(!is_woken(&waits), "it waits for nothing");
     assert_eq!(node.enter(&first.record).unwrap_err().reason, "OutOfpods");
 }
@@ -48,11 +48,11 @@ fn devices_of_plugins_are_free_with_the_guard() {
     let gpu = || json!({ "x.io/gpu": 1 });
     let (mut first, mut second) = (pod("first", gpu()), pod("second", gpu()));
     let mut held = node.guard(&first.record.key);
-    assert!(held.settle(&mut first).is_none() && node.wants_plugins(&first.record));
+    assert!(held.admit(&mut first, READY, true).is_none() && node.wants_plugins(&first.record));
     let mut waits = node.guard(&second.record.key);
-    assert_eq!(&*waits.settle(&mut second).unwrap().verdict.reason, "OutOfx.io/gpu");
+    assert_eq!(&*waits.admit(&mut second, READY, true).unwrap().verdict.reason, "OutOfx.io/gpu");
     drop(held);
-    assert!(is_woken(&waits) && waits.settle(&mut second).is_none());
+    assert!(is_woken(&waits) && waits.admit(&mut second, READY, true).is_none());
 }
 
 #[test]

@@ -111,8 +111,7 @@ impl PodWorker {
         self.orders.victims.extend(victims.iter().cloned());
     }
 
-    /// Refuses a pod that has not begun while the node is short of something or shuts down, and recreates one that was ended for what
-    /// it is no longer short of.
+    /// Recreates a pod that was ended for what the node is no longer short of.
     pub(super) fn settle_eviction(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
         if admission::is_cleared(pod)
@@ -133,11 +132,6 @@ impl PodWorker {
             // A critical pod may need it.
             self.allocation.release();
             self.begin_again(record, now);
-        }
-        if let Some(pod) = &mut self.current
-            && admission::refuse_start(pod, node)
-        {
-            self.context.reporter.report_refusal(pod);
         }
     }
 }

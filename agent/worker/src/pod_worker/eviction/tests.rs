@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use futures_util::FutureExt as _;
 use limpet_core::allocation::NodeOffer;
-use limpet_core::fixtures::{now, record_of};
+use limpet_core::fixtures::{READY, now, record_of};
 use limpet_core::probe::ProbeGrid;
 use limpet_core::state::{PodState, SandboxState};
 use limpet_core::status::observed::Observed;
@@ -80,7 +80,7 @@ fn ordered(context: &WorkerContext, uids: &[&str]) -> (PodWorker, PodState, Allo
 }
 
 fn victims_of(critical: &mut PodState, allocation: &mut AllocationGuard) -> Vec<Arc<PodRecord>> {
-    allocation.settle(critical).and_then(|refused| refused.victims).unwrap_or_default()
+    allocation.admit(critical, READY, true).and_then(|refused| refused.victims).unwrap_or_default()
 }
 
 #[tokio::test]

@@ -1,0 +1,69 @@
+//! What the host lacks of what a pod names: profiles of security modules, devices of plugins. The executor reports what
+//! is not there; what becomes of the pod is decided by [`crate::outcome`]. Part of [`super`].
+
+use std::fmt;
+
+use super::{Refusal, UNEXPECTED};
+
+/// kubelet's reason for a pod whose AppArmor profile cannot be enforced.
+const APPARMOR: &str = "AppArmor";
+
+/// What the host does not have for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HostLack {
+    /// SELinux is enforcing, and its policy has no labels for containers.
+    SelinuxLabels,
+    /// The kernel runs without AppArmor.
+    AppArmor,
+    /// An AppArmor profile is not loaded.
+    AppArmorProfile(String),
+    /// Whether its profiles are loaded cannot be read.
+    AppArmorUnknown(String),
+    /// A device plugin has given no devices, in its words.
+    Devices(String),
+}
+
+impl HostLack {
+    /// kubelet's reason.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::SelinuxLabels => "SELinux",
+            Self::AppArmor | Self::AppArmorProfile(_) | Self::AppArmorUnknown(_) => APPARMOR,
+            Self::Devices(_) => UNEXPECTED,
+        }
+    }
+
+    /// Why the node does not take the pod now.
+    pub fn refusal(&self) -> Refusal {
+        Refusal { reason: self.reason().to_owned(), message: self.to_string() }
+    }
+
+    /// Whether no try would succeed until another kernel or policy runs.
+    pub fn is_lasting(&self) -> bool {
+        matches!(self, Self::SelinuxLabels | Self::AppArmor)
+    }
+
+    /// Whether it is expected to pass by itself: a plugin that restarts is back soon.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Devices(_))
+    }
+}
+
+/// kubelet's messages.
+impl fmt::Display for HostLack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SelinuxLabels => f.write_str(
+                "this host enforces SELinux, and its policy has no labels for containers; install the policy for \
+                 containers (container-selinux) and start limpet again, remove seLinuxOptions, or set SELinux to permissive",
+            ),
+            Self::AppArmor => f.write_str("Cannot enforce AppArmor: AppArmor is not enabled on the host"),
+            Self::AppArmorProfile(name) => write!(
+                f,
+                "Cannot enforce AppArmor: profile {name:?} is not loaded; load it with apparmor_parser"
+            ),
+            Self::AppArmorUnknown(why) => write!(f, "Cannot enforce AppArmor: {why}"),
+            Self::Devices(why) => write!(f, "Allocate failed due to {why}, which is unexpected"),
+        }
+    }
+}
