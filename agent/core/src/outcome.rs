@@ -11,7 +11,7 @@ use super::admission::HostLack;
 use super::plan::{Action, KillCause, restart_all};
 use super::probe::Probes;
 use super::state::{
-    CgroupState, ImageState, Instance, Life, Now, OngoingAction, PodSandbox, PodState, PostStart, RetryState,
+    CgroupState, Changes, ImageState, Instance, Life, Now, OngoingAction, PodSandbox, PodState, PostStart, RetryState,
     SandboxState, StopPhase, Stopping,
 };
 use limpet_model::container::{ContainerId, Exit};
@@ -202,7 +202,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
         Action::ExamineSandbox => pod.sandbox = SandboxState::Examining,
         Action::PrepareSandbox => {
             pod.sandbox = SandboxState::Preparing;
-            (pod.network_changed, pod.drivers_changed) = (false, false);
+            pod.changed_meanwhile = Changes::NONE;
             pod.volumes.writing = pod.volumes_version();
             pod.cgroup = CgroupState { setting: Some(pod_limits(pod.record.spec())), ..CgroupState::default() };
         }
@@ -211,7 +211,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
         Action::UpdateVolumes => pod.volumes.writing = pod.volumes_version(),
         Action::ReleaseSandbox | Action::TearDown => {
             pod.set_sandbox(SandboxState::Releasing);
-            (pod.network_changed, pod.drivers_changed) = (false, false);
+            pod.changed_meanwhile = Changes::NONE;
         }
         Action::EnsureImage(index) => {
             let slot = &mut pod.containers[*index];
@@ -255,7 +255,7 @@ fn begin_start(pod: &mut PodState, index: usize) {
     let slot = &mut pod.containers[index];
     slot.start_follows = pod_restarts;
     slot.busy = Some(OngoingAction::Starting(id));
-    (slot.mended, slot.discard_begun) = (false, false);
+    (slot.changed_meanwhile, slot.discard_begun) = (Changes::NONE, false);
 }
 
 fn begin_stop(pod: &mut PodState, index: usize, entered: &Stopping, cause: &KillCause) {

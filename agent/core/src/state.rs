@@ -8,6 +8,7 @@ mod hook;
 mod resize;
 mod resizing;
 mod restart_rule;
+mod retry;
 mod slot;
 mod stop;
 mod volumes;
@@ -20,7 +21,6 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Container;
 
-use crate::backoff;
 use crate::storage::{self, StorageWatch};
 pub use cgroup::CgroupState;
 pub use hook::{Hooks, PostStart};
@@ -36,6 +36,7 @@ use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 pub use resize::{Deferred, MAX_RESIZE_BACKOFF, Resize};
 pub use restart_rule::{RESTART_ALL, matching_rule};
+pub use retry::{Changes, RetryState};
 pub use slot::{ContainerSlot, ImageState, Instance, Life, OngoingAction};
 pub use stop::{KILL_RETRY_INTERVAL, StopPhase, Stopping};
 pub use volumes::{VolumesState, VolumesVersion};
@@ -95,42 +96,6 @@ impl SandboxState {
     }
 }
 
-/// A failure that will be retried.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RetryState {
-    /// kubelet's reason: `ImagePullBackOff`, `CreateContainerError`…
-    pub reason: &'static str,
-    /// The sentence people read.
-    pub message: String,
-    /// The earliest time of the retry.
-    pub retry_at: Instant,
-    /// The back-off before that retry.
-    pub pause: Duration,
-}
-
-impl RetryState {
-    /// The state after a repeated failure: the back-off of `previous` doubles.
-    pub fn after(previous: Option<&Self>, reason: &'static str, message: String, now: Instant) -> Self {
-        let pause = backoff::next(previous.map_or(Duration::ZERO, |retry| retry.pause));
-        Self { reason, message, retry_at: now + pause, pause }
-    }
-
-    /// Shortens the back-off to `most`.
-    pub fn cap(&mut self, most: Duration) {
-        if self.pause > most {
-            let excess = self.pause - most;
-            self.retry_at = self.retry_at.checked_sub(excess).unwrap_or(self.retry_at);
-            self.pause = most;
-        }
-    }
-
-    /// A transient failure: retried after a second.
-    pub fn transient(reason: &'static str, message: String, now: Instant) -> Self {
-        let pause = Duration::from_secs(1);
-        Self { reason, message, retry_at: now + pause, pause: Duration::ZERO }
-    }
-}
-
 /// Hash of the container's fields that can change in place: a change restarts that container alone.
 fn fingerprint(authored: &Authored<'_>, name: &str) -> String {
     authored.container(name).map(AuthoredContainer::fingerprint).unwrap_or_default()
@@ -163,10 +128,8 @@ pub struct PodState {
     pub last_addresses: Vec<IpAddr>,
     /// Why the sandbox is missing, or is not removed yet.
     pub retry: Option<RetryState>,
-    /// The node's network changed while the sandbox was being prepared or given back.
-    pub network_changed: bool,
-    /// A driver of volumes registered, or went, while the sandbox was being prepared or given back.
-    pub drivers_changed: bool,
+    /// What has changed since the sandbox began to be prepared or given back.
+    pub changed_meanwhile: Changes,
     /// The call that an action has been waiting for too long.
     pub hanging: Option<String>,
     /// Init containers and sidecars in order, then the others in order.
@@ -221,8 +184,7 @@ impl PodState {
             sandbox: SandboxState::Absent { dirty: false },
             last_addresses: Vec::new(),
             retry: None,
-            network_changed: false,
-            drivers_changed: false,
+            changed_meanwhile: Changes::NONE,
             hanging: None,
             containers,
             outlived_connection: false,
@@ -384,22 +346,26 @@ impl PodState {
         if self.record.host_network() {
             return;
         }
-        match (&self.sandbox, &mut self.retry) {
-            (SandboxState::Preparing | SandboxState::Releasing, _) => self.network_changed = true,
-            (SandboxState::Absent { .. }, Some(retry)) => retry.cap(MAX_BACKOFF_AFTER_NETWORK_CHANGE),
-            _ => {}
+        self.changed_meanwhile = self.changed_meanwhile | Changes::NETWORK;
+        if let Some(retry) = self.retry.as_mut().filter(|retry| retry.ends_with(Changes::NETWORK)) {
+            retry.cap(MAX_BACKOFF_AFTER_NETWORK_CHANGE);
         }
     }
 
     /// A driver of volumes has registered, or gone: what failed because it was missing is tried again at once, what is
     /// under way as well, should it fail.
     pub fn take_driver_change(&mut self) {
-        self.drivers_changed = true;
-        self.retry.take_if(|retry| matches!(retry.reason, FAILED_MOUNT | FAILED_UNMOUNT));
-        self.volumes.retry.take_if(|retry| retry.reason == FAILED_MOUNT);
+        self.end_pauses(Changes::VOLUME_DRIVERS);
+    }
+
+    /// What waits for one of `changes` is tried again at once, what is under way as well, should it fail.
+    fn end_pauses(&mut self, changes: Changes) {
+        self.changed_meanwhile = self.changed_meanwhile | changes;
+        self.retry.take_if(|retry| retry.ends_with(changes));
+        self.volumes.retry.take_if(|retry| retry.ends_with(changes));
         for slot in &mut self.containers {
-            slot.mended = true;
-            slot.retry.take_if(|retry| retry.reason == CONFIG_ERROR);
+            slot.changed_meanwhile = slot.changed_meanwhile | changes;
+            slot.retry.take_if(|retry| retry.ends_with(changes));
         }
     }
 
@@ -409,13 +375,10 @@ impl PodState {
             return;
         }
         self.objects = objects;
-        self.volumes.retry = None;
-        self.retry.take_if(|retry| retry.reason == FAILED_MOUNT);
+        self.end_pauses(Changes::OBJECTS);
         let pulls_with_secrets = self.record.spec().image_pull_secrets.as_ref().is_some_and(|list| !list.is_empty());
-        for slot in &mut self.containers {
-            slot.mended = true;
-            slot.retry.take_if(|retry| retry.reason == CONFIG_ERROR);
-            if pulls_with_secrets && matches!(slot.image, ImageState::Failed(_)) {
+        for slot in self.containers.iter_mut().filter(|_| pulls_with_secrets) {
+            if matches!(slot.image, ImageState::Failed(_)) {
                 slot.image = ImageState::Unknown;
                 slot.pull_retry = None;
             }

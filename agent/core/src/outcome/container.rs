@@ -11,7 +11,7 @@ use crate::adopt::STATUS_UNKNOWN;
 use crate::backoff::MAX_BACKOFF;
 use crate::probe::Probes;
 use crate::state::{
-    CONFIG_ERROR, ContainerSlot, ImageState, Instance, Life, MAX_SYNC_BACKOFF, Now, OngoingAction, PodState, PostStart,
+    Changes, ContainerSlot, ImageState, Instance, Life, MAX_SYNC_BACKOFF, Now, OngoingAction, PodState, PostStart,
     RetryState, StopPhase,
 };
 
@@ -70,8 +70,10 @@ pub(super) fn started(
             slot.possible_orphan = begun;
             // Resolving the image again may fix what made it unusable.
             slot.image = ImageState::Unknown;
-            let mended = slot.mended && failure.reason == CONFIG_ERROR;
-            slot.retry = (!mended).then(|| failure.retry_state(slot.retry.as_ref(), MAX_SYNC_BACKOFF, now));
+            let awaited = Changes::awaited_by_container(failure.reason);
+            let at_once = slot.changed_meanwhile.meet(awaited);
+            let retry = |failure: Failure| failure.retry_state(slot.retry.as_ref(), MAX_SYNC_BACKOFF, now);
+            slot.retry = (!at_once).then(|| retry(failure).awaiting(awaited));
             None
         }
     }

@@ -12,7 +12,7 @@ use super::Failure;
 use crate::admission::HostLack;
 use crate::plan::is_finished;
 use crate::state::{
-    CgroupState, FAILED_MOUNT, FAILED_UNMOUNT, MAX_BACKOFF_AFTER_NETWORK_CHANGE, MAX_RESIZE_BACKOFF, MAX_SYNC_BACKOFF,
+    CgroupState, Changes, FAILED_MOUNT, MAX_BACKOFF_AFTER_NETWORK_CHANGE, MAX_RESIZE_BACKOFF, MAX_SYNC_BACKOFF,
     MAX_VOLUME_BACKOFF, Now, PodSandbox, PodState, REPUBLISH_INTERVAL, SandboxState,
 };
 use crate::storage::StorageWatch;
@@ -93,9 +93,11 @@ pub(super) fn resized(pod: &mut PodState, index: usize, id: &ContainerId, result
 /// Applies that the sandbox could not be prepared or released.
 pub(super) fn sandbox_failed(pod: &mut PodState, failure: Failure, now: Now) {
     pod.sandbox = SandboxState::Absent { dirty: true };
-    let mended = pod.drivers_changed && matches!(failure.reason, FAILED_MOUNT | FAILED_UNMOUNT);
-    let max = if pod.network_changed { MAX_BACKOFF_AFTER_NETWORK_CHANGE } else { MAX_SYNC_BACKOFF };
-    pod.retry = (!mended).then(|| failure.retry_state(pod.retry.as_ref(), max, now.mono));
+    let awaited = Changes::awaited_by_sandbox(failure.reason, pod.record.host_network());
+    let came = |change| awaited.meet(change) && pod.changed_meanwhile.meet(change);
+    let max = if came(Changes::NETWORK) { MAX_BACKOFF_AFTER_NETWORK_CHANGE } else { MAX_SYNC_BACKOFF };
+    let at_once = came(Changes::VOLUME_DRIVERS) || came(Changes::OBJECTS);
+    pod.retry = (!at_once).then(|| failure.retry_state(pod.retry.as_ref(), max, now.mono).awaiting(awaited));
 }
 
 /// Applies an attempt to write the volumes.
@@ -108,7 +110,11 @@ pub(super) fn volumes_updated(pod: &mut PodState, result: Result<(), Failure>, n
             (volumes.written, volumes.retry) = (writing, None);
             volumes.republish_at = again.then(|| now.mono + REPUBLISH_INTERVAL);
         }
-        Err(failure) => volumes.retry = Some(failure.retry_state(volumes.retry.as_ref(), MAX_VOLUME_BACKOFF, now.mono)),
+        Err(failure) => {
+            let awaited = Changes::awaited_by_volumes(failure.reason);
+            let retry = failure.retry_state(volumes.retry.as_ref(), MAX_VOLUME_BACKOFF, now.mono);
+            volumes.retry = Some(retry.awaiting(awaited));
+        }
     }
 }
 

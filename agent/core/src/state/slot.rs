@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use crate::backoff;
 use crate::probe::Probes;
-use crate::state::{Hooks, Now, PostStart, Resize, RetryState, Stopping};
+use crate::state::{Changes, Hooks, Now, PostStart, Resize, RetryState, Stopping};
 use limpet_model::container::{ContainerId, ContainerUser, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::Role;
@@ -239,8 +239,8 @@ pub struct ContainerSlot {
     pub interrupted: Option<(u32, ContainerId)>,
     /// How many ids no next attempt may have: containerd keeps them reserved, or a process may have run under them.
     pub ids_spent: u64,
-    /// The pod's objects, or the drivers of volumes, changed since its start began.
-    pub mended: bool,
+    /// What has changed since its start began.
+    pub changed_meanwhile: Changes,
     /// The exit of a process, perhaps of the instance whose start has not been reported yet.
     pub early_exit: Option<(ContainerId, u32, Exit)>,
 }
@@ -267,7 +267,7 @@ impl ContainerSlot {
             attempt_floor: 0,
             interrupted: None,
             ids_spent: 0,
-            mended: false,
+            changed_meanwhile: Changes::NONE,
             early_exit: None,
         }
     }
