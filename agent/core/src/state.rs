@@ -10,6 +10,7 @@ mod resizing;
 mod restart_rule;
 mod retry;
 mod slot;
+mod slots;
 mod stop;
 mod volumes;
 
@@ -38,6 +39,7 @@ pub use resize::{Deferred, MAX_RESIZE_BACKOFF, Resize};
 pub use restart_rule::{RESTART_ALL, matching_rule};
 pub use retry::{Changes, RetryState};
 pub use slot::{ContainerSlot, ImageState, Instance, Life, OngoingAction};
+pub use slots::ContainerSlots;
 pub use stop::{KILL_RETRY_INTERVAL, StopPhase, Stopping};
 pub use volumes::{VolumesState, VolumesVersion};
 
@@ -133,7 +135,7 @@ pub struct PodState {
     /// The call that an action has been waiting for too long.
     pub hanging: Option<String>,
     /// Init containers and sidecars in order, then the others in order.
-    pub containers: Vec<ContainerSlot>,
+    pub containers: ContainerSlots,
     /// It outlived a connection to containerd, or an agent: a forgotten shim may be running.
     pub outlived_connection: bool,
     /// Why the node refuses or ends it.

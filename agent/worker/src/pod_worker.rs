@@ -297,8 +297,10 @@ impl PodWorker {
             std::mem::take(&mut self.pulls).into_values().for_each(|pull| pull.abort());
         }
         let executor = Arc::clone(&self.context.executor);
-        let (generation, before) = (self.generation, pod.clone());
+        // A probe does not ask for what its own beginning changes: the container's state is not copied for it.
+        let before = (!matches!(action, Action::Probe(..))).then(|| pod.clone());
         outcome::begin(pod, &action);
+        let (generation, before) = (self.generation, before.unwrap_or_else(|| pod.clone()));
         self.hooks.yield_to(&action);
         if let Some(index) = HookJobs::runs_hook(&action) {
             // A hook may take as long as it needs: nothing hangs.

@@ -29,7 +29,7 @@ pub(super) fn hold_back(plan: &Plan, pod: &PodState, index: usize) -> bool {
     let ordered = pod.containers[index].role != Role::Ephemeral
         && pod.containers.iter().any(|slot| slot.hooks.post_start && slot.role != Role::Ephemeral);
     ordered
-        && pod.containers[..index].iter().enumerate().any(|(earlier, slot)| {
+        && pod.containers.iter().take(index).enumerate().any(|(earlier, slot)| {
             let fetched =
                 matches!(slot.image, ImageState::Pulling) || plan.actions.contains(&Action::EnsureImage(earlier));
             let begins =

@@ -43,6 +43,9 @@ impl PodWorker {
         mut signals: BTreeMap<ContainerId, Sender>,
         now: Now,
     ) {
+        if victims.is_empty() && signals.is_empty() {
+            return;
+        }
         let slots = self.current.iter_mut().flat_map(|pod| &mut pod.containers);
         for instance in slots.filter_map(|slot| slot.instance.as_mut()).filter(|instance| instance.is_running()) {
             let victim = victims.remove(&instance.id).map(|victim| (victim, now.mono));

@@ -133,7 +133,7 @@ impl World {
     /// goes wrong: a start whose answer was lost is one that the agent does not know of.
     fn later_before(&self, pod: &PodState, index: usize, id: &ContainerId) -> Option<String> {
         let own = self.hooks.get(id).filter(|_| self.fault_rate == 0 && self.quiet == 1)?;
-        let later = pod.containers[index + 1..].iter().filter(|slot| slot.role == Role::Main);
+        let later = pod.containers.iter().skip(index + 1).filter(|slot| slot.role == Role::Main);
         let after = later.filter_map(|slot| {
             let other = pod.next_id(slot);
             self.hooks.get(&other).filter(|log| log.agent == own.agent && self.is_running(&other)).map(|_| other)
