@@ -10,6 +10,7 @@ pub mod executor;
 pub mod fake;
 mod hook_jobs;
 pub mod inbox;
+mod jobs;
 pub mod merge_loop;
 pub mod pod_worker;
 pub mod process_watch;

@@ -82,6 +82,27 @@ impl LimitBackOff {
     }
 }
 
+/// What a worker has to do with the ends of pods for what the node is short of: its own, and those for its pod.
+#[derive(Debug)]
+pub(super) struct Eviction {
+    /// Who waits for the end of the pod.
+    pub(super) waiting: Option<oneshot::Sender<()>>,
+    /// An order to end for another incarnation, until that is the current one.
+    pub(super) postponed: Option<EvictionOrder>,
+    /// The pauses before a pod runs again that has exceeded a limit of its own, and the end of one that lasts.
+    limit_back_off: LimitBackOff,
+    pub(super) again_at: Option<Instant>,
+    /// To the pods that end for this one.
+    pub(super) orders: Orders,
+}
+
+impl Eviction {
+    pub(super) fn new(context: &WorkerContext) -> Self {
+        let orders = Orders::new(context);
+        Self { waiting: None, postponed: None, limit_back_off: LimitBackOff::default(), again_at: None, orders }
+    }
+}
+
 impl PodWorker {
     /// Ends the pod, unless it ends anyway: at once, or once what was found before the ordered incarnation is gone.
     pub(super) fn evict(&mut self, order: EvictionOrder) {
@@ -90,7 +111,7 @@ impl PodWorker {
                 // Otherwise it would count as ending, and no other pod would be ordered to.
                 self.context.allocator.forget_order(&self.key);
             } else {
-                self.postponed = Some(order);
+                self.eviction.postponed = Some(order);
             }
             return;
         };
@@ -99,8 +120,8 @@ impl PodWorker {
         }
         self.context.reporter.report_eviction(pod, &order.verdict);
         pod.fail(order.verdict);
-        self.evicting = Some(order.done);
-        self.abort_pulls();
+        self.eviction.waiting = Some(order.done);
+        self.jobs.abort_pulls();
     }
 
     /// Has other pods end so that this one can start. It is woken when what they had is free.
@@ -108,25 +129,25 @@ impl PodWorker {
         for victim in victims {
             tracing::info!(pod = %self.key, victim = %victim.key, "a pod is terminated to admit a critical pod");
         }
-        self.orders.victims.extend(victims.iter().cloned());
+        self.eviction.orders.victims.extend(victims.iter().cloned());
     }
 
     /// Recreates a pod that was ended for what the node is no longer short of.
     pub(super) fn settle_eviction(&mut self, node: NodeState, now: Now) {
         let Some(pod) = &mut self.current else { return };
         if admission::is_cleared(pod)
-            && let Some(done) = self.evicting.take()
+            && let Some(done) = self.eviction.waiting.take()
         {
             // The caller may no longer be waiting.
             let _ = done.send(());
         }
-        self.again_at = None;
+        self.eviction.again_at = None;
         let runs_again = admission::runs_again(pod, node);
         if runs_again && pod.exceeded_limit() {
-            self.again_at = self.limit_back_off.due(now.mono);
+            self.eviction.again_at = self.eviction.limit_back_off.due(now.mono);
         }
-        if runs_again && self.again_at.is_none() {
-            self.limit_back_off.ran(now.mono);
+        if runs_again && self.eviction.again_at.is_none() {
+            self.eviction.limit_back_off.ran(now.mono);
             self.context.reporter.report_eviction_over(pod);
             let record = Arc::clone(&pod.record).without_added();
             // A critical pod may need it.

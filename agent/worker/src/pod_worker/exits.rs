@@ -10,6 +10,7 @@ use limpet_model::container::{ContainerId, Task};
 use limpet_model::process::{ProcessName, Sender};
 
 use super::PodWorker;
+use crate::jobs::JobKind;
 use crate::process_watch::{Answer, ProcessKey};
 
 impl PodWorker {
@@ -66,7 +67,7 @@ impl PodWorker {
     /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
     pub(super) fn exited(&mut self, id: &ContainerId, pid: u32, code: i32, at: jiff::Timestamp, now: Now) {
         let Some(pod) = &mut self.current else { return };
-        let running = |slot: &ContainerSlot| slot.instance.clone().filter(|one| one.is_process(id, pid));
+        let running = |slot: &ContainerSlot| slot.instance.as_ref().filter(|one| one.is_process(id, pid)).cloned();
         let found = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
         let Some((index, instance)) = found else {
             // Its start has not been reported yet; its end is kept until then.
@@ -75,11 +76,10 @@ impl PodWorker {
         };
         let exit = observed_exit(code, at);
         pod.exits_being_recorded.push(instance.id.clone());
-        let (executor, generation, pod) = (Arc::clone(&self.context.executor), self.generation, pod.clone());
-        let id = instance.id.clone();
-        self.jobs.spawn(async move {
+        let (executor, pod, id) = (Arc::clone(&self.context.executor), pod.clone(), instance.id.clone());
+        self.jobs.spawn(JobKind::Call, async move {
             let exit = executor.record_exit(pod, index, instance, exit).await;
-            (generation, Outcome::Ended { id, exit })
+            Outcome::Ended { id, exit }
         });
     }
 }

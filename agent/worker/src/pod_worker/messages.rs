@@ -11,6 +11,7 @@ use limpet_model::pod::{PodRecord, PodUid};
 use super::PodWorker;
 use crate::adoption::take_over;
 use crate::inbox::{MOST_PASSED_OVER, Messages, PodCommand};
+use crate::jobs::JobKind;
 use limpet_telemetry::event::EventType;
 
 impl PodWorker {
@@ -37,7 +38,7 @@ impl PodWorker {
             self.exited(&id, pid, code, at, now);
         }
         if messages.objects.is_some() {
-            self.objects = messages.objects;
+            self.wanted.objects = messages.objects;
         }
         if let (Some(pod), Some(images)) = (&mut self.current, messages.images) {
             pod.take_images(&images);
@@ -45,7 +46,7 @@ impl PodWorker {
         messages.evictions.into_values().for_each(|order| self.evict(order));
         messages.shutdowns.into_iter().for_each(|order| self.shut_down(order, now));
         // A version that still waits for its turn is replaced as well.
-        let waiting = messages.command.as_ref().and_then(|_| self.next.take());
+        let waiting = messages.command.as_ref().and_then(|_| self.wanted.next.take());
         if let Some(command) = &messages.command {
             for record in waiting.into_iter().chain(messages.passed_over) {
                 self.pass_over(record, command, now);
@@ -53,14 +54,14 @@ impl PodWorker {
         }
         match messages.command {
             Some(PodCommand::Run(record)) => {
-                self.unwanted = false;
-                self.grace = None;
-                self.next = Some(record);
+                self.wanted.ends = false;
+                self.wanted.grace = None;
+                self.wanted.next = Some(record);
                 self.settle(now);
             }
             Some(PodCommand::End { grace }) => {
-                self.unwanted = true;
-                self.grace = grace.or(self.grace);
+                self.wanted.ends = true;
+                self.wanted.grace = grace.or(self.wanted.grace);
                 self.settle(now);
             }
             None => {}
@@ -92,20 +93,20 @@ impl PodWorker {
     /// Reconciles the current incarnation with the command: the same one is updated in place, another one ends.
     pub(super) fn settle(&mut self, now: Now) {
         let others = !self.others.is_empty();
-        match (&mut self.current, &self.next) {
+        match (&mut self.current, &self.wanted.next) {
             (Some(pod), Some(next)) if !others && pod.ending.is_none() && recreate::takes_in_place(pod, next) => {
                 let next = Arc::clone(next);
-                self.next = None;
+                self.wanted.next = None;
                 self.take_in_place(next);
             }
             (Some(pod), Some(_)) => pod.end(Duration::from_secs(pod.record.grace_seconds()), now),
-            (Some(pod), None) if others || self.unwanted => {
+            (Some(pod), None) if others || self.wanted.ends => {
                 let own = Duration::from_secs(pod.record.grace_seconds());
-                pod.end(self.grace.unwrap_or(own), now)
+                pod.end(self.wanted.grace.unwrap_or(own), now)
             }
             (None, Some(next)) => {
                 self.current = Some(self.incarnation(Arc::clone(next), now));
-                self.next = None;
+                self.wanted.next = None;
             }
             _ => {}
         }
@@ -122,7 +123,7 @@ impl PodWorker {
 
     /// Gives the objects to the incarnation they are for: the one that is wanted, once it is the current one.
     pub(super) fn hand_over_objects(&mut self) {
-        if let (Some(pod), Some(objects), None) = (&mut self.current, &self.objects, &self.next)
+        if let (Some(pod), Some(objects), None) = (&mut self.current, &self.wanted.objects, &self.wanted.next)
             && pod.ending.is_none()
         {
             pod.take_objects(Arc::clone(objects));
@@ -144,8 +145,7 @@ impl PodWorker {
             let is_next = |slot: &ContainerSlot| pod.next_id(slot) == id && slot.busy.is_none();
             let Some(index) = pod.containers.iter().position(is_next) else { continue };
             pod.containers[index].busy = Some(OngoingAction::Reaping);
-            let (executor, generation) = (Arc::clone(&self.context.executor), self.generation);
-            self.jobs.spawn(async move { (generation, executor.discard(index, id).await) });
+            self.jobs.spawn(JobKind::Call, Arc::clone(&self.context.executor).discard(index, id));
         }
     }
 }

@@ -22,10 +22,7 @@ impl PodWorker {
         };
         if refused.is_none() || !is_retry {
             for index in pod.update(taken) {
-                // What is being pulled for the version before is of no use any more.
-                if let Some(pull) = self.pulls.remove(&index) {
-                    pull.abort();
-                }
+                self.jobs.abort_pull(index);
             }
         }
         let Some(NoRoom { refusal, victims }) = refused else { return };

@@ -19,7 +19,7 @@ impl PodWorker {
         self.context.reporter.report_shutdown(pod, order.grace);
         pod.shut_down(order.grace, now);
         self.shutting_down.push(order.done);
-        self.abort_pulls();
+        self.jobs.abort_pulls();
     }
 
     /// Answers those who wait for the end, and runs the pod again once the shutdown is cancelled.
