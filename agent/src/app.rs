@@ -56,7 +56,6 @@ use limpet_host::cgroup::Cgroups;
 use limpet_model::attribution::{ManifestWatch, WatchObserver};
 use limpet_model::node::NodeFacts;
 use limpet_model::service_account::ServiceAccounts;
-use limpet_model::source::SourceKind;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_server::Sources;
@@ -209,7 +208,7 @@ async fn start_core(
     let workloads = workload_memory::load(&node_name, &store).await;
     let inputs = CoreInputs { heartbeat, feeds: offer, shortages, shutdown: intake, user_orders, workloads };
     let node_state = supervise(shared, &executor, &sources, inputs);
-    let own = sources.iter().map(|source| source.kind()).filter(|kind| *kind != SourceKind::Api).collect();
+    let own = sources.iter().map(|source| source.kind()).filter(|kind| kind.traits().is_mirrored).collect();
     let cluster = join_cluster(shared, facts, own, node_state, api_updates.clone(), executor.images.clone());
     let images = collect_images(shared, &executor.images, &evictor.pods);
     let pressure = evictor.pressure.subscribe();

@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::link::Link;
 use super::seen_node::NodeFromApiserver;
+use crate::SOURCE;
 use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::merge::Desired;
 use limpet_core::source::cluster_update;
@@ -26,7 +27,6 @@ use limpet_model::manifest::api::ORIGIN;
 use limpet_model::node_selector;
 use limpet_model::object::{ObjectKey, ObjectRecord, claim};
 use limpet_model::pod::PodRecord;
-use limpet_model::source::SourceKind;
 use limpet_plugins::csi::{CsiVolumes, InUse, VolumesInUse};
 use limpet_telemetry::event::Events;
 
@@ -68,7 +68,7 @@ pub(super) async fn resolve(
     source: &mpsc::Sender<cluster_update::Update>,
     mut attachments: Attachments,
 ) {
-    let known = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
+    let known = desired.load().objects[SOURCE.index()].get(key).cloned();
     if let Some(known) = known
         && let Ok(claimed) = claim::source(&known)
     {
@@ -148,7 +148,7 @@ fn is_attached(seen: &NodeFromApiserver, name: &str) -> bool {
 /// The pod that refers to the claim.
 fn user(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
     let desired = desired.load();
-    let pods = desired.demand(SourceKind::Api);
+    let pods = desired.demand(SOURCE);
     desired.pods.get(pods.get(key)?.get_min()?).cloned()
 }
 

@@ -79,6 +79,9 @@ pub use runtime::{HollowRuntime, NodeRuntime, RuntimeError};
 use seen_node::NodeFromApiserver;
 use unsent_events::UnsentEvents;
 
+/// The source of the pods that the apiserver has for the node.
+pub(crate) const SOURCE: SourceKind = SourceKind::Api;
+
 /// How many updates of a watch may wait for those who compare; then the watch waits.
 const UPDATE_QUEUE_LEN: usize = 16;
 

@@ -219,19 +219,18 @@ impl Mirrors {
     fn wanted(&self) -> BTreeMap<PodKey, DesiredMirror> {
         let (observed, desired) = (self.observed.load(), self.desired.load());
         let mut wanted: BTreeMap<PodKey, DesiredMirror> = BTreeMap::new();
-        let of_node = |kind: SourceKind| kind != SourceKind::Api;
         wanted.extend(
             desired
                 .pods
                 .iter()
-                .filter(|(_, record)| of_node(record.source))
+                .filter(|(_, record)| record.source.traits().is_mirrored)
                 .map(|(k, r)| (k.clone(), DesiredMirror::desired(r))),
         );
         wanted.extend(
             observed
                 .pods
                 .iter()
-                .filter(|(_, pod)| of_node(pod.record.source))
+                .filter(|(_, pod)| pod.record.source.traits().is_mirrored)
                 .map(|(k, p)| (k.clone(), DesiredMirror::observed(p))),
         );
         wanted

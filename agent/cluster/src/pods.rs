@@ -13,6 +13,7 @@ use super::corrections::Corrections;
 use super::followed::Update;
 use super::in_flight::InFlight;
 use super::link::Link;
+use crate::SOURCE;
 use limpet_apiserver_client::{Request, RequestError, Resource};
 use limpet_core::api_pod::{self, ApiPod, Ended, LocalPod};
 use limpet_core::connectivity;
@@ -23,7 +24,6 @@ use limpet_core::status::observed::{Consumer, Observed, ObservedPod};
 use limpet_core::stored_status::{Reported, StoredStatus};
 use limpet_host::clock::sleep_until_or_forever;
 use limpet_model::pod::PodKey;
-use limpet_model::source::SourceKind;
 
 /// What a status is made of.
 #[derive(Debug, Clone)]
@@ -158,12 +158,12 @@ impl Pods {
     /// that its source holds although another cluster's list lacks it may be requested once the earlier cluster is
     /// back.
     fn release(&self) {
-        let source = Arc::clone(&self.slots.load()[SourceKind::Api.index()]);
+        let source = Arc::clone(&self.slots.load()[SOURCE.index()]);
         for (version, pod) in self.last_statuses.awaited(&self.observed.load()) {
             let found = self.found.as_ref();
             let there = found.is_none_or(|found| found.get(&pod.record.key).is_some_and(|found| is_it(found, pod)));
             let is_held = source.pods.get(&pod.record.key).is_some_and(|held| held.uid == pod.record.uid);
-            if pod.record.source != SourceKind::Api || !(there || is_held) {
+            if pod.record.source != SOURCE || !(there || is_held) {
                 self.last_statuses.acknowledge(version);
             }
         }
@@ -176,7 +176,7 @@ impl Pods {
         let count = match &self.found {
             Some(_) => due.len(),
             // What the apiserver knows of them has not been seen yet.
-            None => self.observed.load().pods.values().filter(|pod| pod.record.source == SourceKind::Api).count(),
+            None => self.observed.load().pods.values().filter(|pod| pod.record.source == SOURCE).count(),
         };
         self.link.outbox().set_statuses(count);
         due
@@ -191,7 +191,7 @@ impl Pods {
             last.insert(&pod.record.key, pod);
         }
         self.known.retain(|key, _| found.contains_key(key));
-        let source = Arc::clone(&self.slots.load()[SourceKind::Api.index()]);
+        let source = Arc::clone(&self.slots.load()[SOURCE.index()]);
         let nothing = Acknowledged::default();
         let mut due = Vec::new();
         for (key, pod) in found {
@@ -199,7 +199,7 @@ impl Pods {
             let rejection = source.rejected.get(&*key.to_string()).filter(|rejection| rejection.kept.is_empty());
             let running = observed.pods.get(key);
             // A pod of another source that has its place runs only once nothing of this one does.
-            let displaced = running.is_some_and(|running| running.record.source != SourceKind::Api);
+            let displaced = running.is_some_and(|running| running.record.source != SOURCE);
             let last = last.get(key).copied().or_else(|| self.deleted.get(key)).filter(of_pod);
             let (known, report) = match (running.filter(of_pod), last, rejection) {
                 (Some(running), ..) => (LocalPod::Observed(running, Ended::No), Report::Observed(Arc::clone(running))),

@@ -30,10 +30,10 @@ use limpet_core::merge::Desired;
 use limpet_core::source::cluster_update;
 use limpet_model::manifest::api::ORIGIN;
 
+use crate::SOURCE;
 use limpet_model::object::token::{self, TokenDemand};
 use limpet_model::object::trust_bundle::{self, TrustBundleDemand};
 use limpet_model::object::{ObjectKey, ObjectKind, ObjectRecord, ObjectState, from_apiserver, runtime_class, service};
-use limpet_model::source::SourceKind;
 
 /// How many bytes the trust bundles of one projection may have together; an apiserver has at most 1 MiB in each.
 const MAX_BUNDLES: usize = 8 << 20;
@@ -58,9 +58,9 @@ pub(super) async fn fetch(
     let mut running: BTreeMap<ObjectKey, Fetching> = BTreeMap::new();
     loop {
         let pods = desired.load();
-        let wanted = pods.demand(SourceKind::Api);
+        let wanted = pods.demand(SOURCE);
         running.retain(|key, fetching| {
-            let is_known = !matches!(pods.object(SourceKind::Api, key), ObjectState::Unknown);
+            let is_known = !matches!(pods.object(SOURCE, key), ObjectState::Unknown);
             // The source forgets an object with its last pod: a successor that came before this was noticed needs it again.
             let stays = wanted.contains_key(key) && (is_known || !fetching.was_known);
             fetching.was_known |= is_known;
@@ -220,7 +220,7 @@ async fn follow_runtime_class(
     let followed = WatchTarget { resource: Resource::RuntimeClasses, selector, leads: None };
     let (send, mut updates) = mpsc::channel(1);
     let pass_on = async {
-        let mut is_known = desired.load().objects[SourceKind::Api.index()].contains_key(key);
+        let mut is_known = desired.load().objects[SOURCE.index()].contains_key(key);
         while let Some(update) = updates.recv().await {
             let class = match update {
                 Update::Bookmark(_) | Update::Deleted(_) => continue,
@@ -242,14 +242,14 @@ async fn follow_runtime_class(
 /// Asks for a token whenever the one there is has passed most of its life.
 async fn keep_token(link: &Link, desired: &Desired, key: &ObjectKey, source: &mpsc::Sender<cluster_update::Update>) {
     let Some(demand) = TokenDemand::from_name(&key.name) else { return };
-    let mut newest = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
+    let mut newest = desired.load().objects[SOURCE.index()].get(key).cloned();
     let mut failures = 0;
     loop {
         if let Some(token) = &newest {
             sleep_until(token::renewal(token)).await;
         }
         link.online().await;
-        let Some(pod) = desired.load().demand(SourceKind::Api).get(key).and_then(|pods| pods.get_min().cloned()) else {
+        let Some(pod) = desired.load().demand(SOURCE).get(key).and_then(|pods| pods.get_min().cloned()) else {
             return;
         };
         match issue(link, key, &demand, pod.name()).await {
@@ -336,15 +336,10 @@ mod tests {
         let (slots, desired, mut table) = (Slots::default(), Desired::default(), MergeTable::default());
         let mut snapshot = SourceSnapshot { ready: true, ..SourceSnapshot::default() };
         snapshot.pods.insert(pod.key.clone(), pod);
-        slots.publish(SourceKind::Api, Arc::new(snapshot));
+        slots.publish(SOURCE, Arc::new(snapshot));
         table.absorb(slots.load());
         desired.store(Arc::new(table.desired().clone()));
-        let key = desired
-            .load()
-            .demand(SourceKind::Api)
-            .keys()
-            .find(|key| key.kind == ObjectKind::ServiceAccountToken)
-            .cloned();
+        let key = desired.load().demand(SOURCE).keys().find(|key| key.kind == ObjectKind::ServiceAccountToken).cloned();
         (desired, key.unwrap())
     }
 

@@ -59,9 +59,11 @@ pub struct Refusal {
 impl Refusal {
     /// What becomes of the pod: one of the apiserver's fails, any other waits.
     pub fn verdict(self, source: SourceKind) -> PodVerdict {
-        if source == SourceKind::Api {
-            return self.for_good();
-        }
+        if source.traits().is_replaced { self.for_good() } else { self.waiting() }
+    }
+
+    /// The pod waits, whatever its source.
+    pub fn waiting(self) -> PodVerdict {
         let message = format!("{}; it starts when that has changed", self.message);
         PodVerdict::waiting(self.reason, message)
     }
@@ -84,7 +86,7 @@ pub struct Selectable {
 pub fn tolerates_node(record: &PodRecord, taints: &[Taint]) -> Result<(), Refusal> {
     let tolerations = || record.spec().tolerations.iter().flatten();
     let mut no_execute = taints.iter().filter(|taint| taint.effect == NO_EXECUTE);
-    if record.source != SourceKind::Api
+    if !record.source.traits().is_scheduled
         || no_execute.all(|taint| tolerations().any(|toleration| tolerates(toleration, taint)))
     {
         return Ok(());

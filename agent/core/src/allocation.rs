@@ -18,7 +18,6 @@ use std::sync::Arc;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::{Fingerprint, PodKey, PodRecord, PodUid};
-use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
 use crate::admission::{self, Refusal, Selectable};
@@ -63,7 +62,7 @@ impl Refused {
     /// It waits, whatever its source: others end for it, or it ran here before the agent started and its plugin may not
     /// be back yet.
     fn for_now(refusal: Refusal) -> Self {
-        Self { verdict: refusal.verdict(SourceKind::File), victims: None }
+        Self { verdict: refusal.waiting(), victims: None }
     }
 }
 
@@ -135,7 +134,7 @@ impl Allocations {
     /// Whether the pod may run on this node at all. A scheduler has chosen it for a pod of the apiserver, by labels
     /// that a start without a connection does not know.
     fn selects(&self, record: &PodRecord) -> Result<(), Refusal> {
-        if record.source == SourceKind::Api && !self.object_seen {
+        if record.source.traits().is_scheduled && !self.object_seen {
             return Ok(());
         }
         admission::selects_node(record, &self.offer.node_name, &self.selectable.labels)
@@ -143,7 +142,7 @@ impl Allocations {
 
     /// Whether the pod tolerates the node's taints.
     fn tolerates(&self, record: &PodRecord) -> Result<(), Refusal> {
-        if record.source == SourceKind::Api && !self.object_seen {
+        if record.source.traits().is_scheduled && !self.object_seen {
             return Ok(());
         }
         admission::tolerates_node(record, &self.selectable.taints)

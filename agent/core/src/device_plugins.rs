@@ -12,7 +12,6 @@ use k8s_openapi::api::core::v1::PodSpec;
 use limpet_model::device_allocation::DeviceAllocation;
 use limpet_model::pod::device::pod_devices;
 use limpet_model::pod::{PodKey, PodRecord, PodUid, Role};
-use limpet_model::source::SourceKind;
 
 /// How long the node shows the resource of a plugin that is gone; kubelet's `endpointStopGracePeriod`.
 pub const STOP_GRACE_PERIOD: Duration = Duration::from_secs(5 * 60);
@@ -150,7 +149,7 @@ impl Inventory {
     /// Whether it is for a plugin to give the pod this resource. A resource that another client has written into the
     /// Node's status is counted by the scheduler, and no device: pods of the apiserver run with it, as under kubelet.
     pub fn serves(&self, record: &PodRecord, resource: &str) -> bool {
-        let is_counted = || record.source == SourceKind::Api && !self.resources.contains_key(resource);
+        let is_counted = || record.source.traits().is_scheduled && !self.resources.contains_key(resource);
         !self.is_configured(resource) && !is_counted()
     }
 

@@ -252,12 +252,10 @@ pub fn document(wanted: &DesiredMirror, node_name: &str, node_uid: &str, seen: &
 
 /// The strategic merge patch that gives the Pod of that UID the pod's status; that of another is refused.
 pub fn status_patch(pod: &ObservedPod, uid: &str, generation: Option<i64>) -> Value {
-    let own: &[&str] = match pod.record.source {
-        SourceKind::Api => &RESIZE_CONDITIONS,
-        _ => &PASSING_CONDITIONS,
-    };
+    let is_stored = pod.record.source.traits().is_stored;
+    let own: &[&str] = if is_stored { &RESIZE_CONDITIONS } else { &PASSING_CONDITIONS };
     // A pod of a manifest has no generation, so its mirror has no observed one, as with kubelet.
-    let generation = generation.filter(|_| pod.record.source == SourceKind::Api);
+    let generation = generation.filter(|_| is_stored);
     let mut shown = pod.status_with_resources();
     if let Some(ephemeral) = shown.ephemeral_container_statuses.take() {
         // Of those that the apiserver's Pod has.

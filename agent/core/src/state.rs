@@ -33,7 +33,6 @@ use limpet_model::pod::authored::{Authored, AuthoredContainer};
 use limpet_model::pod::images::images;
 use limpet_model::pod::{PodDiff, PodRecord, Role};
 use limpet_model::sandbox::{PodAddresses, Sandbox};
-use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 pub use resize::{Deferred, MAX_RESIZE_BACKOFF, Resize};
 pub use restart_rule::{RESTART_ALL, matching_rule};
@@ -216,8 +215,8 @@ impl PodState {
 
     /// Whether the node has ended it for a time: because a resource was low, or to make room for a critical pod.
     pub fn is_under_eviction(&self) -> bool {
-        let is_own = self.record.source != SourceKind::Api;
-        let until = |verdict: &PodVerdict| verdict.eviction.is_some() || is_own && verdict.is_preemption();
+        let runs_again = !self.record.source.traits().is_replaced;
+        let until = |verdict: &PodVerdict| verdict.eviction.is_some() || runs_again && verdict.is_preemption();
         self.exceeded_limit() || self.verdict.as_ref().is_some_and(|verdict| verdict.is_final() && until(verdict))
     }
 
@@ -226,7 +225,7 @@ impl PodState {
     pub fn exceeded_limit(&self) -> bool {
         let is_restarted = self.record.spec().restart_policy.as_deref() != Some("Never");
         let exceeded = self.verdict.as_ref().is_some_and(PodVerdict::is_limit_eviction);
-        exceeded && is_restarted && self.record.source != SourceKind::Api
+        exceeded && is_restarted && !self.record.source.traits().is_replaced
     }
 
     /// Whether it waits for something that the node does not have for it now.
@@ -270,7 +269,7 @@ impl PodState {
     /// The verdict that is recorded on containers that exit: a pod of the node's own sources that ends for a shutdown runs
     /// again after it.
     pub fn lasting_verdict(&self) -> Option<PodVerdict> {
-        let runs_again = self.is_shut_down() && self.record.source != SourceKind::Api;
+        let runs_again = self.is_shut_down() && !self.record.source.traits().is_replaced;
         self.verdict.clone().filter(|verdict| verdict.is_final() && !runs_again)
     }
 

@@ -1,4 +1,4 @@
-//! The kinds of source that pods come from.
+//! The kinds of source that pods come from, and in what their pods differ.
 
 use std::fmt;
 
@@ -15,7 +15,54 @@ pub enum SourceKind {
     Api,
 }
 
+/// In what the pods of one source differ from those of another. What only one source has, such as the way in which it is
+/// read, is not here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourceTraits {
+    /// An apiserver stores the pod: name, UID and defaults are written there, and it stays one Pod until it is deleted
+    /// there. Otherwise the node makes all of that from a manifest.
+    pub is_stored: bool,
+    /// A controller makes another pod in place of one that fails: the node refuses or ends it for good. Otherwise it waits,
+    /// and runs again as soon as it can.
+    pub is_replaced: bool,
+    /// A scheduler has chosen the node, by labels, taints and resources of which the node may not know all.
+    pub is_scheduled: bool,
+    /// It may refer to what a cluster has: Services, RuntimeClasses, service accounts.
+    pub has_cluster: bool,
+    /// A cluster sees it as a mirror pod.
+    pub is_mirrored: bool,
+    /// It is read through the connection to an apiserver, which has a state and a place of its own.
+    pub is_connection: bool,
+}
+
+/// The sources of the node's own pods.
+const OF_NODE: SourceTraits = SourceTraits {
+    is_stored: false,
+    is_replaced: false,
+    is_scheduled: false,
+    has_cluster: false,
+    is_mirrored: true,
+    is_connection: false,
+};
+
+const OF_CLUSTER: SourceTraits = SourceTraits {
+    is_stored: true,
+    is_replaced: true,
+    is_scheduled: true,
+    has_cluster: true,
+    is_mirrored: false,
+    is_connection: true,
+};
+
 impl SourceKind {
+    /// In what its pods differ from those of other sources.
+    pub const fn traits(self) -> &'static SourceTraits {
+        match self {
+            Self::File | Self::Push | Self::Http => &OF_NODE,
+            Self::Api => &OF_CLUSTER,
+        }
+    }
+
     /// All kinds, in order of precedence.
     pub const ALL: [Self; 4] = [Self::File, Self::Push, Self::Http, Self::Api];
 

@@ -20,7 +20,6 @@ use limpet_host::peer::Peer;
 use limpet_model::actor::{Actor, ActorPod};
 use limpet_model::attribution::WatchObserver;
 use limpet_model::pod::identity;
-use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
 
 /// How long `/proc` may take to show a process.
@@ -145,7 +144,7 @@ impl CallerLookup {
         let Some(observed) = observed.pods.get(&key).filter(|observed| observed.record.uid == uid) else {
             return false;
         };
-        let is_static = observed.record.source != SourceKind::Api;
+        let is_static = observed.record.source.traits().is_mirrored;
         self.config.socket_allowed_pods.iter().any(|listed| {
             *listed == key
                 || is_static

@@ -15,7 +15,6 @@ use super::{ServerState, SourceView, status};
 use limpet_core::merge::DesiredPods;
 use limpet_core::source::{Health, ManifestChange};
 use limpet_model::pod::PodKey;
-use limpet_model::source::SourceKind;
 use limpet_telemetry::metrics::{CONTENT_TYPE, ClaimFigures};
 use limpet_telemetry::usage::claims::ClaimName;
 use limpet_telemetry::usage::disks::VolumeDisk;
@@ -129,13 +128,13 @@ pub(super) async fn sources(State(state): State<ServerState>) -> Response {
         });
         // Of the apiserver's source the connection is shown in the place of its health.
         let held = match &view.snapshot.health {
-            Health::Unavailable(reason) if view.kind == SourceKind::Api => Some(reason.to_string()),
+            Health::Unavailable(reason) if view.kind.traits().is_connection => Some(reason.to_string()),
             _ => None,
         };
         let remarks: Vec<String> = damage.iter().cloned().chain(persist_error).chain(held).collect();
         let remark = (!remarks.is_empty()).then(|| remarks.join("\n"));
         let source = SourceDocument { remark, ..view::source(view, &desired) };
-        match state.cluster.as_ref().filter(|_| view.kind == SourceKind::Api) {
+        match state.cluster.as_ref().filter(|_| view.kind.traits().is_connection) {
             Some(link) => view::cluster(&link.view(), source),
             None => source,
         }

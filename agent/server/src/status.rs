@@ -16,7 +16,6 @@ use limpet_core::connectivity::Connectivity;
 use limpet_host::blocking;
 use limpet_host::proc_files::boot_time;
 use limpet_model::object::{ObjectKind, token};
-use limpet_model::source::SourceKind;
 use limpet_wire::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument, UnsentDocument};
 
 /// All of it, now.
@@ -89,8 +88,8 @@ fn serving_file(config: &NodeSettings) -> Option<PathBuf> {
 /// The tokens that pods of the apiserver have.
 pub(super) fn tokens(state: &ServerState) -> TokensDocument {
     let views = state.sources.views();
-    let of_apiserver = views.iter().filter(|view| view.kind == SourceKind::Api);
-    let expiries: Vec<Option<Timestamp>> = of_apiserver
+    let connected = views.iter().filter(|view| view.kind.traits().is_connection);
+    let expiries: Vec<Option<Timestamp>> = connected
         .flat_map(|view| view.snapshot.objects.iter())
         .filter(|(key, _)| key.kind == ObjectKind::ServiceAccountToken)
         .map(|(_, record)| token::expiry(record))

@@ -203,7 +203,7 @@ impl Row {
     /// The name in the manifest: of a static pod, the name without the node's suffix.
     fn manifest_name(&self, node: &str) -> &str {
         let name = self.record.key.name();
-        if self.record.source == SourceKind::Api {
+        if self.record.source.traits().is_stored {
             return name;
         }
         name.strip_suffix(node).and_then(|rest| rest.strip_suffix('-')).filter(|rest| !rest.is_empty()).unwrap_or(name)

@@ -100,9 +100,9 @@ pub struct ConfiguredSources {
 impl ConfiguredSources {
     /// Where it reads: for the apiserver, the server of the kubeconfig as it is now.
     fn place(&self, source: &Published) -> Arc<str> {
-        match (source.kind, &self.link) {
-            (SourceKind::Api, Some(link)) => Arc::from(link.view().server),
-            _ => Arc::clone(&source.place),
+        match self.link.as_ref().filter(|_| source.kind.traits().is_connection) {
+            Some(link) => Arc::from(link.view().server),
+            None => Arc::clone(&source.place),
         }
     }
 }

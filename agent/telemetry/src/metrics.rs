@@ -365,7 +365,7 @@ impl Metrics {
             }
             running += i64::from(any);
             if !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
-                active[usize::from(pod.record.source != SourceKind::Api)] += 1;
+                active[usize::from(pod.record.source.traits().is_mirrored)] += 1;
             }
         }
         self.running_pods.set(running);
@@ -381,10 +381,9 @@ impl Metrics {
         let (mut of_node, mut of_apiserver, mut rejected) = (0, 0, 0);
         for (kind, snapshot, last_success) in sources {
             let pods = i64::try_from(snapshot.pods.len()).unwrap_or(i64::MAX);
-            if kind == SourceKind::Api {
-                of_apiserver += pods;
-            } else {
-                of_node += pods;
+            match kind.traits().is_mirrored {
+                true => of_node += pods,
+                false => of_apiserver += pods,
             }
             rejected += i64::try_from(snapshot.rejected.len()).unwrap_or(i64::MAX);
             let label = SourceLabel { source: kind.as_str() };

@@ -27,7 +27,6 @@ use limpet_host::network::NetworkStatus;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::qos::qos_class;
 use limpet_model::pod::{PodKey, PodRecord, Role};
-use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
 /// Where pods and the runtime are reported: for readers, people and machines.
@@ -122,7 +121,8 @@ impl Reporter {
     pub fn has_refused(&self, record: &PodRecord) -> bool {
         let observed = self.observed.load();
         let known = observed.pods.get(&record.key).filter(|known| known.record.uid == record.uid);
-        record.source == SourceKind::Api && known.is_some_and(|known| known.status.phase.as_deref() == Some("Failed"))
+        let failed = |known: &Arc<ObservedPod>| known.status.phase.as_deref() == Some("Failed");
+        record.source.traits().is_replaced && known.is_some_and(failed)
     }
 
     /// The deadline of the pod has passed.

@@ -61,7 +61,8 @@ pub(super) fn certificate(held: &CertificateDocument, now: Timestamp) -> Option<
 fn of_source(source: &SourceDocument, now: Timestamp, points: &mut Vec<String>) {
     let kind = &source.source;
     // Of the apiserver's the connection says it.
-    if source.health == "unavailable" && kind != SourceKind::Api.as_str() {
+    let is_connection = SourceKind::from_name(kind).is_some_and(|kind| kind.traits().is_connection);
+    if source.health == "unavailable" && !is_connection {
         points.push(format!("source {kind} cannot be read: {}; its pods keep running", sources::state(source, now).0));
     }
     match source.rejected.len() {

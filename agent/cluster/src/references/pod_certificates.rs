@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use zeroize::Zeroizing;
 
 use super::sleep_until;
+use crate::SOURCE;
 use crate::follow::{WatchTarget, follow};
 use crate::followed::Update;
 use crate::link::Link;
@@ -26,7 +27,6 @@ use limpet_model::manifest::api::ORIGIN;
 use limpet_model::object::pod_certificate::{self, Answer, PodCertificateDemand, Requester};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::PodRecord;
-use limpet_model::source::SourceKind;
 use limpet_telemetry::event::{EventType, Events};
 
 /// kubelet's bound on how many seconds after its time a renewal may be requested, so that not all nodes do so at once.
@@ -79,7 +79,7 @@ pub(super) async fn maintain(
     mut asking: CertificateContext,
 ) {
     let Some(demand) = PodCertificateDemand::from_name(&key.name) else { return };
-    let stored = desired.load().objects[SourceKind::Api.index()].get(key).cloned();
+    let stored = desired.load().objects[SOURCE.index()].get(key).cloned();
     // A refusal is final until the agent starts again, as with kubelet.
     let mut newest = stored.filter(|record| pod_certificate::renewal(record).is_some());
     let (mut failures, mut reported) = (0, 0);
@@ -113,7 +113,7 @@ pub(super) async fn maintain(
 
 fn pod_of(desired: &Desired, key: &ObjectKey) -> Option<Arc<PodRecord>> {
     let desired = desired.load();
-    let pod = desired.demand(SourceKind::Api).get(key)?.get_min()?.clone();
+    let pod = desired.demand(SOURCE).get(key)?.get_min()?.clone();
     desired.pods.get(&pod).cloned()
 }
 
@@ -261,8 +261,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_certificate_that_is_not_renewed_is_reported_once_when_overdue_and_once_when_expired() {
         let manifest = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"a:1"}]}}"#;
-        let pod =
-            limpet_model::manifest::read(manifest.as_bytes(), "web.json", SourceKind::File, "edge1").pods.remove(0);
+        let pod = limpet_model::manifest::read(
+            manifest.as_bytes(),
+            "web.json",
+            limpet_model::source::SourceKind::File,
+            "edge1",
+        )
+        .pods
+        .remove(0);
         let now = Timestamp::now();
         let seconds = |seconds| now + jiff::SignedDuration::from_secs(seconds);
         let key = ObjectKey {

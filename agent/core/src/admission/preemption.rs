@@ -7,7 +7,6 @@ use std::sync::Arc;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::requests::{Requests, Resource};
-use limpet_model::source::SourceKind;
 
 use crate::eviction::rank::is_static;
 use crate::priority::{is_critical, known_priority};
@@ -87,7 +86,7 @@ fn nearest(mut candidates: Vec<Candidate>, mut missing: Requests) -> Vec<Candida
 /// The nearer one first, then the smaller one; of equal ones that of the apiserver, whose controller makes another.
 fn compare(one: &Candidate, other: &Candidate, missing: &Requests) -> Ordering {
     let rest = |(pod, requests): &Candidate| {
-        (requests[Resource::Memory], requests[Resource::Cpu], pod.source != SourceKind::Api, pod.key.clone())
+        (requests[Resource::Memory], requests[Resource::Cpu], !pod.source.traits().is_replaced, pod.key.clone())
     };
     distance(missing, &one.1).total_cmp(&distance(missing, &other.1)).then_with(|| rest(one).cmp(&rest(other)))
 }

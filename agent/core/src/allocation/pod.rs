@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use limpet_model::pod::host_port::NODE_PORTS;
 use limpet_model::pod::{PodKey, PodRecord};
-use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
 use super::{Allocations, Assignment, Check, NoRoom, Purpose, Refused};
@@ -197,7 +196,7 @@ fn allocate(node: &mut Allocations, plugins: &mut Inventory, pod: &PodState) -> 
             exclusive: wanted.grows_exclusively(has),
             requests: !uses && wanted.requests_more(has),
             // A plugin may have registered what the scheduler alone has counted, for a pod that runs without it.
-            devices: wanted.has_more_devices(has) && !(uses && record.source == SourceKind::Api),
+            devices: wanted.has_more_devices(has) && !(uses && record.source.traits().is_scheduled),
         },
     };
     node.allocate(&record.key, wanted, check, plugins)?;

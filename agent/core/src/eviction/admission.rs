@@ -11,7 +11,6 @@ use crate::taint::tolerates;
 use limpet_model::node::Pressure;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::qos::{QosClass, qos_class};
-use limpet_model::source::SourceKind;
 use limpet_model::taint::MEMORY_PRESSURE;
 use limpet_model::verdict::{EVICTED, NODE_SHUTDOWN, PodVerdict};
 
@@ -19,7 +18,7 @@ use limpet_model::verdict::{EVICTED, NODE_SHUTDOWN, PodVerdict};
 /// apiserver's fails, so that its controller makes another, and any other waits. kubelet asks once: a pod of the
 /// apiserver that was taken then is not asked again. Returns whether it is refused for another reason than before.
 pub fn refuse_start(pod: &mut PodState, node: NodeState) -> bool {
-    let is_asked = has_not_begun(pod) && !(pod.admitted && pod.record.source == SourceKind::Api);
+    let is_asked = has_not_begun(pod) && !(pod.admitted && pod.record.source.traits().is_replaced);
     let refused = is_asked.then(|| refusal(&pod.record, node)).flatten();
     pod.admitted |= refused.is_none();
     match refused {
@@ -54,12 +53,10 @@ fn has_not_begun(pod: &PodState) -> bool {
 }
 
 fn refusal(record: &PodRecord, node: NodeState) -> Option<PodVerdict> {
-    match (node.shutting_down, record.source) {
+    match (node.shutting_down, record.source.traits().is_replaced) {
         (false, _) => under_pressure(record, node.pressure),
-        (true, SourceKind::Api) => {
-            Some(PodVerdict::rejected(NODE_SHUTDOWN, "Pod was rejected as the node is shutting down."))
-        }
-        (true, _) => Some(PodVerdict::waiting(NODE_SHUTDOWN, "The node is shutting down. ".to_owned())),
+        (true, true) => Some(PodVerdict::rejected(NODE_SHUTDOWN, "Pod was rejected as the node is shutting down.")),
+        (true, false) => Some(PodVerdict::waiting(NODE_SHUTDOWN, "The node is shutting down. ".to_owned())),
     }
 }
 
@@ -78,9 +75,9 @@ fn under_pressure(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdi
     }
     let names: Vec<&str> = conditions.into_iter().map(Pressure::as_str).collect();
     let message = format!("The node had condition: [{}]. ", names.join(" "));
-    Some(match record.source {
-        SourceKind::Api => PodVerdict::rejected(EVICTED, &message),
-        _ => PodVerdict::waiting(EVICTED, message),
+    Some(match record.source.traits().is_replaced {
+        true => PodVerdict::rejected(EVICTED, &message),
+        false => PodVerdict::waiting(EVICTED, message),
     })
 }
 
@@ -88,7 +85,7 @@ fn under_pressure(record: &PodRecord, pressure: NodePressure) -> Option<PodVerdi
 /// own, and nothing is left of it: it runs again, once there is room. One of the apiserver's does not: it is reported
 /// as failed, and its controller has made another.
 pub fn runs_again(pod: &PodState, node: NodeState) -> bool {
-    if pod.record.source == SourceKind::Api {
+    if pod.record.source.traits().is_replaced {
         return false;
     }
     let over = |pressure| node.pressure.is_known() && !node.pressure.is_under(pressure);
@@ -116,5 +113,5 @@ pub fn is_released(pod: &PodState) -> bool {
 /// Whether a pod that was ended for a shutdown runs again: the shutdown was cancelled, and the pod is not one of the
 /// apiserver's, which was reported as failed.
 pub fn resumes(pod: &PodState, node: NodeState) -> bool {
-    !node.shutting_down && pod.record.source != SourceKind::Api && pod.is_shut_down() && is_released(pod)
+    !node.shutting_down && !pod.record.source.traits().is_replaced && pod.is_shut_down() && is_released(pod)
 }

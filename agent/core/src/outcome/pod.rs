@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use limpet_model::container::ContainerId;
 use limpet_model::object::claim;
-use limpet_model::source::SourceKind;
 use limpet_model::verdict::PodVerdict;
 
 use super::Failure;
@@ -53,7 +52,7 @@ pub(super) fn sandbox_prepared(pod: &mut PodState, result: Result<Arc<PodSandbox
 /// Decides what becomes of a pod for which the host lacks something: it fails for good where no try would help, and one of
 /// the apiserver in any case, which has a controller that makes another one; every other pod is tried again.
 pub(super) fn host_lacks(pod: &mut PodState, lack: &HostLack, now: Now) {
-    if !lack.is_lasting() && pod.record.source != SourceKind::Api {
+    if !lack.is_lasting() && !pod.record.source.traits().is_replaced {
         let (reason, message, transient) = (lack.reason(), lack.to_string(), lack.is_transient());
         return sandbox_prepared(pod, Err(Failure { reason, message, transient }), now);
     }

@@ -6,7 +6,6 @@ use std::fmt;
 use super::{is_finished, wants_restart};
 use crate::state::PodState;
 use limpet_model::pod::{PodDiff, PodRecord, Role};
-use limpet_model::source::SourceKind;
 
 /// Which part of a pod has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,7 +37,7 @@ pub fn takes_in_place(pod: &PodState, next: &PodRecord) -> bool {
 /// finished for good.
 pub fn recreation_cause(pod: &PodState, next: &PodRecord) -> Option<PodEnd> {
     // Pods of the apiserver are identified by their UID: one that has ended stays so, and ignores edits.
-    if next.source == SourceKind::Api {
+    if next.source.traits().is_stored {
         return None;
     }
     let over = match &pod.verdict {
@@ -63,6 +62,7 @@ fn has_finished(pod: &PodState, name: &str) -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use limpet_model::source::SourceKind;
     use std::sync::Arc;
 
     use super::*;

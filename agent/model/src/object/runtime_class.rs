@@ -5,14 +5,13 @@
 
 use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::PodRecord;
-use crate::source::SourceKind;
 
 /// The key of the handler among the object's data.
 const HANDLER: &str = "handler";
 
 /// The RuntimeClass that an API pod refers to. The key has the pod's namespace, though the object has none.
 pub fn reference(pod: &PodRecord) -> Option<ObjectKey> {
-    let name = class_name(pod).filter(|_| pod.source == SourceKind::Api)?;
+    let name = class_name(pod).filter(|_| pod.source.traits().has_cluster)?;
     Some(ObjectKey::new(ObjectKind::RuntimeClass, pod.key.namespace(), name))
 }
 
@@ -34,6 +33,7 @@ pub fn handler(record: &ObjectRecord) -> Option<&str> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use crate::source::SourceKind;
     use serde_json::{Value, json};
 
     use super::*;

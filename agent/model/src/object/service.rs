@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::{Service, ServicePort};
 
 use crate::object::{ObjectKey, ObjectKind, ObjectRecord};
 use crate::pod::PodRecord;
-use crate::source::SourceKind;
 
 /// The name of the object with the Services of the pod's namespace.
 const OF_NAMESPACE: &str = "services";
@@ -18,10 +17,10 @@ const KUBERNETES_NAMESPACE: &str = "default";
 
 /// What the environment of the pod's containers refers to: nothing, unless the pod is of a cluster.
 pub(super) fn references(pod: &PodRecord) -> impl Iterator<Item = ObjectKey> {
-    let of_cluster = pod.source == SourceKind::Api;
-    let links = of_cluster && pod.spec().enable_service_links.unwrap_or(true);
+    let has_cluster = pod.source.traits().has_cluster;
+    let links = has_cluster && pod.spec().enable_service_links.unwrap_or(true);
     let key = |namespace: &str, name: &str| ObjectKey::new(ObjectKind::ServiceVariables, namespace, name);
-    let master = of_cluster.then(|| key(KUBERNETES_NAMESPACE, KUBERNETES));
+    let master = has_cluster.then(|| key(KUBERNETES_NAMESPACE, KUBERNETES));
     master.into_iter().chain(links.then(|| key(pod.key.namespace(), OF_NAMESPACE)))
 }
 
@@ -76,6 +75,7 @@ fn variable_name(name: &str) -> String {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use crate::source::SourceKind;
     use serde_json::json;
 
     use super::*;

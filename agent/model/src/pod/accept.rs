@@ -30,7 +30,7 @@ pub(crate) fn accept(
         let warning = "has no effect: the pod of a manifest is a new one";
         faults.push(Fault::warning("metadata.deletionTimestamp", warning).with_remedy("remove it"));
     }
-    if source != SourceKind::Api && has_owner(&value) {
+    if !source.traits().is_stored && has_owner(&value) {
         let message = format!("{OWNER_ANNOTATION} marks a pod that limpet made of a workload");
         faults.push(Fault::error("metadata.annotations", message).with_remedy("remove the annotation"));
     }

@@ -10,7 +10,6 @@ use crate::pod::quantity::Amount;
 use crate::pod::requests::{EPHEMERAL_STORAGE, is_of_pods};
 use crate::pod::totals::{is_sidecar, pod_request, together, totals};
 use crate::pod::{PodRecord, huge_pages};
-use crate::source::SourceKind;
 
 /// The minimum and maximum CPU shares of the kernel.
 const CPU_SHARES_RANGE: (u64, u64) = (2, 262_144);
@@ -226,7 +225,7 @@ fn burstable_formula(requested: i64, memory_capacity: u64) -> i64 {
 fn is_node_critical(pod: &PodRecord) -> bool {
     let spec = pod.spec();
     spec.priority_class_name.as_deref() == Some("system-node-critical")
-        && (pod.source != SourceKind::Api || spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY))
+        && (!pod.source.traits().is_stored || spec.priority.is_some_and(|priority| priority >= CRITICAL_PRIORITY))
 }
 
 #[cfg(test)]

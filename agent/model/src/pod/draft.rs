@@ -41,15 +41,15 @@ impl Draft {
         let metadata = &pod.metadata;
         let namespace = identity::namespace_or_default(metadata.namespace.as_deref()).to_owned();
         let name = metadata.name.as_deref().unwrap_or_default();
-        let name = match source {
-            SourceKind::Api => name.to_owned(),
-            // Its controller gives it a name that no other node uses.
-            _ if identity::has_owner(value) => name.to_owned(),
-            _ => identity::name_on_node(name, node_name),
+        let is_stored = source.traits().is_stored;
+        // A controller of the node gives its pods names that no other node uses.
+        let name = match is_stored || identity::has_owner(value) {
+            true => name.to_owned(),
+            false => identity::name_on_node(name, node_name),
         };
         let manifest = fingerprint::canonical(value);
         // A pod of an apiserver stays the same version while it is being deleted.
-        let version = (source == SourceKind::Api).then(|| without_deletion(value));
+        let version = is_stored.then(|| without_deletion(value));
         let version = version.as_ref().unwrap_or(value);
         let immutable = fingerprint::immutable(version);
         let names = (namespace.as_str(), name.as_str());
@@ -57,15 +57,15 @@ impl Draft {
             Some(written) => written.to_owned(),
             None => identity::derive_uid(node_name, source, names, immutable).to_string(),
         };
-        if source != SourceKind::Api {
+        if !is_stored {
             forget_another_life(&mut pod.metadata);
         }
         default::default(&mut pod);
         identity::set_node_fields(&mut pod, names, &uid, source, node_name);
         Self {
-            fingerprint: match source {
-                SourceKind::Api => fingerprint::hash(&fingerprint::canonical(version)),
-                _ => fingerprint::hash(&manifest),
+            fingerprint: match is_stored {
+                true => fingerprint::hash(&fingerprint::canonical(version)),
+                false => fingerprint::hash(&manifest),
             },
             immutable_fingerprint: immutable,
             namespace,

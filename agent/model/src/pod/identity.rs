@@ -70,7 +70,7 @@ pub(crate) fn set_node_fields(
     metadata.namespace = Some(namespace.to_owned());
     metadata.uid = Some(uid.to_owned());
     let annotations = metadata.annotations.get_or_insert_default();
-    if source != SourceKind::Api {
+    if !source.traits().is_stored {
         annotations.insert(HASH_ANNOTATION.to_owned(), uid.to_owned());
     }
     annotations.insert(SOURCE_ANNOTATION.to_owned(), source.to_string());
@@ -80,7 +80,7 @@ pub(crate) fn set_node_fields(
         tolerate_all(spec.tolerations.get_or_insert_default());
     }
     let phase = &mut pod.status.get_or_insert_with(PodStatus::default).phase;
-    let is_over = source == SourceKind::Api && phase.as_deref().is_some_and(is_terminal_phase);
+    let is_over = source.traits().is_stored && phase.as_deref().is_some_and(is_terminal_phase);
     if !is_over {
         *phase = Some("Pending".to_owned());
     }

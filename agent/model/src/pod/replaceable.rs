@@ -11,7 +11,6 @@ use k8s_openapi::api::core::v1::PodSpec;
 use crate::pod::authored::Authored;
 use crate::pod::resize::resizes_in_place;
 use crate::pod::{PodRecord, Role};
-use crate::source::SourceKind;
 
 /// Why a container cannot be replaced alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +36,7 @@ impl fmt::Display for Obstacle<'_> {
 /// There are none in a pod of the apiserver, which has one UID for all its life: as under kubelet a container of it that runs
 /// is replaced whatever its restart policy, and one that has finished stays so.
 pub fn obstacles<'a>(old: &PodRecord, new: &'a PodRecord) -> Vec<Obstacle<'a>> {
-    if new.source == SourceKind::Api || old.fingerprint == new.fingerprint || !irreplaceable(new.spec()).any(|_| true) {
+    if new.source.traits().is_stored || old.fingerprint == new.fingerprint || !irreplaceable(new.spec()).any(|_| true) {
         return Vec::new();
     }
     let (before, after) = (Authored::of(&old.manifest), Authored::of(&new.manifest));
@@ -61,6 +60,7 @@ fn irreplaceable(spec: &PodSpec) -> impl Iterator<Item = (&str, Obstacle<'_>)> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use crate::source::SourceKind;
     use serde_json::json;
 
     use super::*;

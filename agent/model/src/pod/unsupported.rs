@@ -121,7 +121,7 @@ pub(super) const NOT_ON_LINUX: &[&str] =
 
 /// Every field of `manifest` that is rejected or has no effect for a pod of `source`.
 pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
-    let local = source != SourceKind::Api;
+    let local = !source.traits().has_cluster;
     let host_network = manifest.pointer("/spec/hostNetwork") == Some(&Value::Bool(true));
     let used = |pattern: &'static str, used: UsedIf| {
         select(manifest, pattern).into_iter().filter(move |(_, value)| is_used(value, used)).map(|(path, _)| path)

@@ -11,7 +11,6 @@ use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
 use limpet_model::pod::images::image_volumes;
 use limpet_model::service_account::AccountOfPod;
-use limpet_model::source::SourceKind;
 use limpet_telemetry::event::EventType;
 
 impl ContainerdExecutor {
@@ -114,7 +113,7 @@ impl ContainerdExecutor {
 
     /// The pod's service account, which the apiserver's own pods alone have.
     fn pull_account(&self, pod: &PodState) -> Option<PullAccount> {
-        let issuer = self.service_accounts.as_ref().filter(|_| pod.record.source == SourceKind::Api)?;
+        let issuer = self.service_accounts.as_ref().filter(|_| pod.record.source.traits().has_cluster)?;
         let name = pod.record.spec().service_account_name.clone().filter(|name| !name.is_empty())?;
         let key = &pod.record.key;
         let (namespace, pod_uid) = (key.namespace().to_owned(), pod.record.uid.to_string());

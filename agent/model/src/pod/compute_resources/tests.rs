@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::source::SourceKind;
 use crate::fixtures::record_of_spec as record;
 
 #[test]
