@@ -146,8 +146,8 @@ impl PendingResize {
 pub fn deferred_message(desired: &PodRecord, refusal: &Refusal) -> String {
     let spec = desired.spec();
     let list = |containers: &[Container]| -> Vec<Value> {
-        let one = |one: &Container| json!({ "name": one.name, "resources": one.resources.clone().unwrap_or_default() });
-        containers.iter().map(one).collect()
+        let document = |container: &Container| json!({ "name": container.name, "resources": container.resources.clone().unwrap_or_default() });
+        containers.iter().map(document).collect()
     };
     // In kubelet's order, which a map would not keep.
     let mut parts = Vec::new();
@@ -171,21 +171,21 @@ pub fn resize_fits(
 ) -> Result<(), Refusal> {
     let mut ranked: Vec<(&PodKey, &PendingResize)> = pending.iter().collect();
     ranked.sort_by_cached_key(|(_, resize)| resize.rank());
-    for (one, resize) in ranked {
+    for (resizing, resize) in ranked {
         let requested = Requests::of(resize.desired.spec());
-        let result = fits(&requested, &sum(assigned.iter().filter(|(other, _)| *other != one)), allocatable);
-        if one == key {
+        let result = fits(&requested, &sum(assigned.iter().filter(|(other, _)| *other != resizing)), allocatable);
+        if resizing == key {
             return result;
         }
         if result.is_ok() {
-            assigned.insert(one.clone(), requested);
+            assigned.insert(resizing.clone(), requested);
         }
     }
     Ok(())
 }
 
 fn sum<'a>(assigned: impl Iterator<Item = (&'a PodKey, &'a Requests)>) -> Requests {
-    assigned.fold(Requests::default(), |sum, (_, one)| sum.plus(one))
+    assigned.fold(Requests::default(), |sum, (_, requests)| sum.plus(requests))
 }
 
 /// Whether there are enough devices of the extended resource `name`: `offered` healthy ones, `None` where no plugin has

@@ -182,7 +182,7 @@ impl Inventory {
     pub fn disconnected(&mut self, resource: &str, plugin: PluginId, now: Instant) -> bool {
         let Some(known) = self.resources.get_mut(resource) else { return false };
         let before = known.plugins.len();
-        known.plugins.retain(|one| *one != plugin);
+        known.plugins.retain(|connected| *connected != plugin);
         if known.plugins.is_empty() && known.stopped.is_none() {
             known.stopped = Some(now);
             known.devices.values_mut().for_each(|device| device.healthy = false);
@@ -257,7 +257,7 @@ impl Inventory {
             let stopped = Resource { gone: true, ..Resource::default() };
             resources.entry(allocation.resource.clone()).or_insert(stopped);
             let recorded = self.recorded.entry(uid.clone()).or_default();
-            if !recorded.iter().any(|(name, one)| name == container && one.resource == allocation.resource) {
+            if !recorded.iter().any(|(name, recorded)| name == container && recorded.resource == allocation.resource) {
                 recorded.push((container.to_owned(), allocation.clone()));
             }
         }
@@ -304,23 +304,24 @@ impl Inventory {
         if !listed.values().any(|device| device.healthy) {
             return Err(AllocationError::NoneHealthy(resource.to_owned()));
         }
-        let own = pod.and_then(|pod| pod.containers.get(container)?.get(resource));
-        if let Some(AssignedDevices::Allocated(own)) = own.filter(|own| own.ids().len() == count) {
-            let healthy = own.ids.iter().all(|id| is_healthy(id));
+        let has = pod.and_then(|pod| pod.containers.get(container)?.get(resource));
+        if let Some(AssignedDevices::Allocated(has)) = has.filter(|has| has.ids().len() == count) {
+            let healthy = has.ids.iter().all(|id| is_healthy(id));
             return if healthy { Ok(None) } else { Err(AllocationError::Unhealthy(resource.to_owned())) };
         }
         // A container that requests another number since an edit keeps its devices.
-        let own: BTreeSet<String> = own.into_iter().flat_map(AssignedDevices::ids).cloned().collect();
+        let kept: BTreeSet<String> = has.into_iter().flat_map(AssignedDevices::ids).cloned().collect();
         let mut reusable = pod.map(|pod| pod.reusable(spec, container, resource)).unwrap_or_default();
-        reusable.retain(|id| !own.contains(id));
-        let reused: Vec<String> = own.into_iter().chain(reusable).filter(|id| is_healthy(id)).take(count).collect();
+        reusable.retain(|id| !kept.contains(id));
+        let reused: Vec<String> = kept.into_iter().chain(reusable).filter(|id| is_healthy(id)).take(count).collect();
         let taken = self.taken(resource);
         let healthy = listed.iter().filter(|(_, device)| device.healthy).map(|(id, _)| id);
         let mut free: BTreeSet<String> = healthy.filter(|id| !taken.contains(id.as_str())).cloned().collect();
         let needed = count - reused.len();
         // What a pod had before the agent started is left to it as long as there is something else.
         let awaited = self.recorded.iter().filter(|(other, _)| *other != uid).flat_map(|(_, recorded)| recorded);
-        let awaited = awaited.filter(|(_, one)| one.resource == resource).flat_map(|(_, one)| &one.ids);
+        let awaited =
+            awaited.filter(|(_, recorded)| recorded.resource == resource).flat_map(|(_, recorded)| &recorded.ids);
         for id in awaited {
             if free.len() > needed {
                 free.remove(id);
@@ -349,7 +350,7 @@ impl Inventory {
         let given = self.pods.get_mut(uid).and_then(|pod| pod.containers.get_mut(container));
         let asked = |resource: &String| wanted.iter().any(|(name, _)| name == resource);
         if let Some(given) = given {
-            given.retain(|resource, one| matches!(one, AssignedDevices::Allocated(_)) && asked(resource));
+            given.retain(|resource, assigned| matches!(assigned, AssignedDevices::Allocated(_)) && asked(resource));
         }
     }
 

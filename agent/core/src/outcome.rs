@@ -220,7 +220,7 @@ pub fn begin(pod: &mut PodState, action: &Action) {
         }
         Action::Resize(index) => {
             let record = Arc::clone(&pod.record);
-            if let Some(resize) = instance(pod, *index).and_then(|one| one.resize.as_mut()) {
+            if let Some(resize) = instance(pod, *index).and_then(|instance| instance.resize.as_mut()) {
                 resize.setting = Some(record);
             }
         }
@@ -230,11 +230,11 @@ pub fn begin(pod: &mut PodState, action: &Action) {
         }
         Action::Stop(index, entered, cause) => begin_stop(pod, *index, entered, cause),
         Action::Probe(index, kind, next) => {
-            let probes = instance(pod, *index).and_then(|one| one.probes.as_mut());
+            let probes = instance(pod, *index).and_then(|instance| instance.probes.as_mut());
             probes.into_iter().for_each(|probes| probes.run(*kind, *next));
         }
         Action::RecordProbes(index, record) => {
-            let probes = instance(pod, *index).and_then(|one| one.probes.as_mut());
+            let probes = instance(pod, *index).and_then(|instance| instance.probes.as_mut());
             probes.into_iter().for_each(|probes| probes.record(*record));
         }
         Action::Reap(index) | Action::ReapPrevious(index) | Action::Forget(index) | Action::Discard(index) => {

@@ -310,7 +310,7 @@ impl PodState {
             let Some(index) = self.containers.iter().position(|slot| slot.name == name) else { continue };
             let asked = self.asks_for_all(&self.containers[index]);
             let slot = &mut self.containers[index];
-            slot.instance.iter_mut().for_each(|one| one.asked_before_edit |= asked);
+            slot.instance.iter_mut().for_each(|instance| instance.asked_before_edit |= asked);
             let before = slot.is_current().then_some(&self.record);
             slot.fingerprint = fingerprint(&authored, name);
             slot.settle_resize(before, &record);
@@ -335,7 +335,10 @@ impl PodState {
         (self.cgroup.retry, self.cgroup.refused) = (None, false);
         // That it failed stays known: its shim may be lost.
         for slot in &mut self.containers {
-            slot.instance.iter_mut().filter_map(|one| one.resize.as_mut()).for_each(|resize| resize.retry = None);
+            slot.instance
+                .iter_mut()
+                .filter_map(|instance| instance.resize.as_mut())
+                .for_each(|resize| resize.retry = None);
             let Some(retry) = &mut slot.retry else { continue };
             retry.retry_at = retry.retry_at.checked_sub(retry.pause).unwrap_or(retry.retry_at);
         }
@@ -420,7 +423,7 @@ impl PodState {
     pub fn next_id(&self, slot: &ContainerSlot) -> ContainerId {
         let attempt = slot.next_attempt();
         match &slot.interrupted {
-            Some((of, id)) if *of == attempt => id.clone(),
+            Some((interrupted, id)) if *interrupted == attempt => id.clone(),
             _ => {
                 let salt = self.id_seed.wrapping_add(slot.ids_spent);
                 ContainerId::derive(&self.record.uid, &slot.name, attempt, salt)

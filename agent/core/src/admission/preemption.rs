@@ -23,11 +23,11 @@ pub(super) fn missing(requested: &Requests, used: &Requests, allocatable: &Reque
     missing
 }
 
-/// Whether `one` may have `other` end in order to start, whatever their sources (kubelet's `Preemptable`): a critical pod one
+/// Whether `pod` may have `other` end in order to start, whatever their sources (kubelet's `Preemptable`): a critical pod one
 /// that is not, and among critical ones, whose priorities are both known, the higher.
-pub fn preempts(one: &PodRecord, other: &PodRecord) -> bool {
-    let outranks = || known_priority(one).zip(known_priority(other)).is_some_and(|(one, other)| one > other);
-    may_preempt(one) && (!may_preempt(other) || outranks())
+pub fn preempts(pod: &PodRecord, other: &PodRecord) -> bool {
+    let outranks = || known_priority(pod).zip(known_priority(other)).is_some_and(|(priority, other)| priority > other);
+    may_preempt(pod) && (!may_preempt(other) || outranks())
 }
 
 /// Whether others may end for the pod at all: it is of a manifest, or critical by its priority.
@@ -74,7 +74,8 @@ fn freed<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> Requests {
 fn nearest(mut candidates: Vec<Candidate>, mut missing: Requests) -> Vec<Candidate> {
     let mut chosen = Vec::new();
     while !missing.is_zero() {
-        let best = (0..candidates.len()).min_by(|one, other| compare(&candidates[*one], &candidates[*other], &missing));
+        let best =
+            (0..candidates.len()).min_by(|index, other| compare(&candidates[*index], &candidates[*other], &missing));
         let Some(best) = best else { break };
         let candidate = candidates.remove(best);
         missing = missing.without(&candidate.1);
@@ -84,11 +85,13 @@ fn nearest(mut candidates: Vec<Candidate>, mut missing: Requests) -> Vec<Candida
 }
 
 /// The nearer one first, then the smaller one; of equal ones that of the apiserver, whose controller makes another.
-fn compare(one: &Candidate, other: &Candidate, missing: &Requests) -> Ordering {
+fn compare(candidate: &Candidate, other: &Candidate, missing: &Requests) -> Ordering {
     let rest = |(pod, requests): &Candidate| {
         (requests[Resource::Memory], requests[Resource::Cpu], !pod.source.traits().is_replaced, pod.key.clone())
     };
-    distance(missing, &one.1).total_cmp(&distance(missing, &other.1)).then_with(|| rest(one).cmp(&rest(other)))
+    distance(missing, &candidate.1)
+        .total_cmp(&distance(missing, &other.1))
+        .then_with(|| rest(candidate).cmp(&rest(other)))
 }
 
 /// How much of what is missing would still be after the end of a pod, each resource as a part of it, squared and added up.

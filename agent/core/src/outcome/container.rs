@@ -17,7 +17,8 @@ use crate::state::{
 
 /// The probes of the instance `id`, if it is still the one that runs.
 pub(super) fn probes_of<'a>(pod: &'a mut PodState, index: usize, id: &ContainerId) -> Option<&'a mut Probes> {
-    let running = pod.containers[index].instance.as_mut().filter(|one| one.id == *id && one.is_running());
+    let running =
+        pod.containers[index].instance.as_mut().filter(|instance| instance.id == *id && instance.is_running());
     running?.probes.as_deref_mut()
 }
 
@@ -86,7 +87,10 @@ pub(super) fn post_started(
     result: Result<(), Failure>,
     now: Instant,
 ) {
-    let Some(instance) = slot.instance.as_mut().filter(|one| Some(&one.id) == id && one.is_running()) else { return };
+    let Some(instance) = slot.instance.as_mut().filter(|instance| Some(&instance.id) == id && instance.is_running())
+    else {
+        return;
+    };
     instance.post_start = match result {
         Ok(()) => PostStart::Done,
         Err(failure) if failure.transient => {
@@ -105,7 +109,7 @@ pub(super) fn stopped(
     now: Now,
 ) -> Option<(ContainerId, Exit)> {
     // A call that hung may be answered after the instance has ended, or has a successor.
-    let instance = slot.instance.as_mut().filter(|one| Some(&one.id) == id)?;
+    let instance = slot.instance.as_mut().filter(|instance| Some(&instance.id) == id)?;
     let Life::Running { stopping: Some(stopping), .. } = &mut instance.life else { return None };
     match result {
         Ok(Some(exit)) if exit.reason == STATUS_UNKNOWN => instance.end(exit, now),

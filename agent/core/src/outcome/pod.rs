@@ -19,8 +19,8 @@ use crate::storage::StorageWatch;
 /// Applies what was learnt of the sandbox of containers that were found running.
 pub(super) fn sandbox_examined(pod: &mut PodState, result: Result<Option<Arc<PodSandbox>>, Failure>, now: Now) {
     match result {
-        Ok(found) => {
-            pod.set_sandbox(found.map_or(SandboxState::Absent { dirty: true }, SandboxState::Ready));
+        Ok(sandbox) => {
+            pod.set_sandbox(sandbox.map_or(SandboxState::Absent { dirty: true }, SandboxState::Ready));
             pod.retry = None;
         }
         Err(failure) => {
@@ -83,7 +83,7 @@ pub(super) fn sandbox_lost(pod: &mut PodState, index: usize, sandbox: &Arc<PodSa
 
 /// Applies an attempt to change the resources of a running container.
 pub(super) fn resized(pod: &mut PodState, index: usize, id: &ContainerId, result: Result<(), Failure>, now: Now) {
-    let resizes = pod.containers[index].instance.as_ref().and_then(|one| one.resize.as_ref());
+    let resizes = pod.containers[index].instance.as_ref().and_then(|instance| instance.resize.as_ref());
     let before = resizes.and_then(|resize| resize.retry.clone());
     let retry = |failure: Failure| failure.retry_state(before.as_ref(), MAX_RESIZE_BACKOFF, now.mono);
     pod.resized(index, id, result.map_err(retry));

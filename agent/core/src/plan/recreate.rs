@@ -56,7 +56,9 @@ pub fn recreation_cause(pod: &PodState, next: &PodRecord) -> Option<PodEnd> {
 /// Whether a regular container has exited and is not restarted.
 fn has_finished(pod: &PodState, name: &str) -> bool {
     let slot = pod.containers.iter().find(|slot| slot.name == name && slot.role == Role::Main);
-    slot.is_some_and(|slot| slot.instance.as_ref().is_some_and(|one| !one.is_running()) && !wants_restart(pod, slot))
+    slot.is_some_and(|slot| {
+        slot.instance.as_ref().is_some_and(|instance| !instance.is_running()) && !wants_restart(pod, slot)
+    })
 }
 
 #[cfg(test)]

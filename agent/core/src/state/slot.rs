@@ -161,8 +161,8 @@ impl Instance {
 
     /// Whether `pid`, of the container `id`, is its process, as far as either is known.
     pub fn is_process(&self, id: &ContainerId, pid: u32) -> bool {
-        let Life::Running { pid: own, .. } = self.life else { return false };
-        self.id == *id && (own == pid || own == 0 || pid == 0)
+        let Life::Running { pid: known, .. } = self.life else { return false };
+        self.id == *id && (known == pid || known == 0 || pid == 0)
     }
 
     /// How long ago its process was started, by the wall clock.

@@ -54,7 +54,7 @@ impl DevicePlugins {
     pub async fn complete(self: &Arc<Self>, record: &PodRecord, container: &str) -> Result<(), AllocateError> {
         let given = self.given(record, container);
         let has = |(resource, count): (&str, usize)| {
-            given.iter().any(|one| one.resource == resource && one.ids.len() == count)
+            given.iter().any(|given| given.resource == resource && given.ids.len() == count)
         };
         if self.wanted(record, container).into_iter().all(has) {
             return Ok(());
@@ -137,16 +137,16 @@ impl DevicePlugins {
     /// # Errors
     /// A plugin refuses, or does not answer in time.
     pub async fn pre_start(&self, given: &[DeviceAllocation]) -> Result<(), AllocateError> {
-        for one in given {
+        for allocation in given {
             // Without its plugin a container starts with the devices that it has.
-            let Some(plugin) = self.connection(&one.resource) else { continue };
+            let Some(plugin) = self.connection(&allocation.resource) else { continue };
             let failed = |status| {
                 AllocateError::Plugin(format!(
                     "device plugin PreStartContainer rpc failed with err: {}",
                     status_message(&status)
                 ))
             };
-            plugin.pre_start(one.ids.clone()).await.map_err(failed)?;
+            plugin.pre_start(allocation.ids.clone()).await.map_err(failed)?;
         }
         Ok(())
     }
@@ -169,9 +169,9 @@ impl DeviceHealth for DevicePlugins {
                 };
                 ResourceHealth { resource_id: id.clone(), health: Some(word.to_owned()), ..ResourceHealth::default() }
             };
-            let shown = given.iter().map(|one| ResourceStatus {
-                name: one.resource.clone(),
-                resources: Some(one.ids.iter().map(|id| health(&one.resource, id)).collect()),
+            let shown = given.iter().map(|given| ResourceStatus {
+                name: given.resource.clone(),
+                resources: Some(given.ids.iter().map(|id| health(&given.resource, id)).collect()),
             });
             container.allocated_resources_status = Some(shown.collect());
         }

@@ -67,9 +67,10 @@ impl PodWorker {
     /// A process ended: what there is to say of it is gathered first, so that it is never shown without.
     pub(super) fn exited(&mut self, id: &ContainerId, pid: u32, code: i32, at: jiff::Timestamp, now: Now) {
         let Some(pod) = &mut self.current else { return };
-        let running = |slot: &ContainerSlot| slot.instance.as_ref().filter(|one| one.is_process(id, pid)).cloned();
-        let found = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
-        let Some((index, instance)) = found else {
+        let running =
+            |slot: &ContainerSlot| slot.instance.as_ref().filter(|instance| instance.is_process(id, pid)).cloned();
+        let ended = pod.containers.iter().enumerate().find_map(|(index, slot)| Some((index, running(slot)?)));
+        let Some((index, instance)) = ended else {
             // Its start has not been reported yet; its end is kept until then.
             outcome::exited(pod, id, pid, observed_exit(code, at), now);
             return;

@@ -18,7 +18,7 @@ impl PodWorker {
     /// Takes in what has come since the worker looked last.
     pub(super) fn read(&mut self, messages: Messages, now: Now) {
         if let Some(found) = messages.found {
-            self.found(found, now);
+            self.take_found(found, now);
         }
         if let (Some(pod), Some(hanging)) = (&mut self.current, messages.hanging) {
             pod.hanging = Some(hanging);
@@ -101,8 +101,8 @@ impl PodWorker {
             }
             (Some(pod), Some(_)) => pod.end(Duration::from_secs(pod.record.grace_seconds()), now),
             (Some(pod), None) if others || self.wanted.ends => {
-                let own = Duration::from_secs(pod.record.grace_seconds());
-                pod.end(self.wanted.grace.unwrap_or(own), now)
+                let authored = Duration::from_secs(pod.record.grace_seconds());
+                pod.end(self.wanted.grace.unwrap_or(authored), now)
             }
             (None, Some(next)) => {
                 self.current = Some(self.incarnation(Arc::clone(next), now));
@@ -131,7 +131,7 @@ impl PodWorker {
     }
 
     /// Brings the current incarnation in line with containerd's view of its containers.
-    fn found(&mut self, found: Vec<FoundContainer>, now: Now) {
+    fn take_found(&mut self, found: Vec<FoundContainer>, now: Now) {
         self.reconnected = true;
         let Some(pod) = &mut self.current else { return };
         let never_ran = take_over(&*self.context.executor, pod, found, now);

@@ -62,7 +62,7 @@ impl PodWorker {
             }
             self.context.reporter.report_survived(pod, &id, kills);
             let instances = pod.containers.iter_mut().filter_map(|slot| slot.instance.as_mut());
-            let survivors = instances.filter(|one| one.id == id && one.oom_kills_survived < kills);
+            let survivors = instances.filter(|instance| instance.id == id && instance.oom_kills_survived < kills);
             survivors.for_each(|survivor| survivor.oom_kills_survived = kills);
             let counted = self.context.executor.oom_kills(&pod.record, &id);
             if counted > kills {
@@ -75,8 +75,9 @@ impl PodWorker {
 /// The instance, if it runs and no exit of it is known.
 fn running<'a>(pod: &'a PodState, id: &ContainerId) -> Option<&'a Instance> {
     let instances = pod.containers.iter().filter_map(|slot| slot.instance.as_ref());
-    let mut running = instances.filter(|one| one.is_running() && !pod.exits_being_recorded.contains(&one.id));
-    running.find(|one| one.id == *id)
+    let mut running =
+        instances.filter(|instance| instance.is_running() && !pod.exits_being_recorded.contains(&instance.id));
+    running.find(|instance| instance.id == *id)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::source::SourceKind;
 use crate::fixtures::record_of_spec as record;
+use crate::source::SourceKind;
 
 #[test]
 fn shares_follow_millicores() {
