@@ -15,7 +15,7 @@ use crate::store::{Changes, SavedCopy, Store, StoreError};
 use limpet_containerd::image::{ImageError, Images};
 use limpet_core::image_access::{ImageAccess, PullIntent, PulledImage, VerificationPolicy, access};
 use limpet_model::error_chain::error_chain;
-use limpet_model::pull_credential::PullCredential;
+use limpet_model::pull_credential::{PullCredential, Salt};
 use limpet_model::source::SourceKind;
 
 /// The keys of both types have no source in them.
@@ -124,7 +124,14 @@ impl PullRecords {
         // Set once: the agent has one database.
         let _ = inner.store.set(Arc::clone(&store));
         let loaded = blocking(move || {
-            let pulled = store.load::<PulledImage>(SOURCE)?.records;
+            let mut pulled = store.load::<PulledImage>(SOURCE)?.records;
+            let mut changes = Changes::default();
+            for (digest, record) in &mut pulled {
+                // An earlier version wrote them without.
+                if record.salt(salt) {
+                    changes.put(Arc::clone(digest), Some(record.clone()));
+                }
+            }
             let intents = store.load::<PullIntent>(SOURCE)?.records;
             let mut state = inner.state();
             state.pulled = pulled.into_iter().map(|(digest, record)| (digest, (0, record))).collect();
@@ -132,6 +139,9 @@ impl PullRecords {
             state.intents = intents.into_keys().map(|image| (image, open())).collect();
             drop(state);
             store.register(SOURCE, &inner);
+            if let Err(error) = store.apply(SOURCE, &changes) {
+                tracing::error!(error = error_chain(&error), "saving a pull record failed");
+            }
             Ok(())
         });
         if let Err(error) = loaded.await {
@@ -249,7 +259,9 @@ impl PullRecords {
         let changes = state.changes;
         let (changed, record) = state.pulled.entry(Arc::from(digest)).or_default();
         *changed = changes;
-        pulled.is_some_and(|(reference, credential)| record.add(reference, credential))
+        let is_new = pulled.is_some_and(|(reference, credential)| record.add(reference, credential));
+        record.salt(salt);
+        is_new
     }
 
     async fn end(&self, mut pull: AnnouncedPull, digest: Option<&str>) {
@@ -289,6 +301,14 @@ impl PullRecords {
     }
 }
 
+/// Random bytes for a hash that is written.
+fn salt() -> Salt {
+    let mut salt = Salt::default();
+    // The kernel's random numbers do not fail once they are there, and 16 bytes come at once.
+    let _ = rustix::rand::getrandom(&mut salt, rustix::rand::GetRandomFlags::empty());
+    salt
+}
+
 /// Runs `work` on the blocking pool. A panic there is reported, and counts as nothing written.
 async fn blocking(work: impl FnOnce() -> Result<(), StoreError> + Send + 'static) -> Result<(), StoreError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| {
@@ -300,6 +320,8 @@ async fn blocking(work: impl FnOnce() -> Result<(), StoreError> + Send + 'static
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use limpet_model::pull_credential::{CredentialHash, PullSecret};
+
     use super::*;
 
     const NAME: &str = "q.io/closed:v1";
@@ -346,6 +368,31 @@ mod tests {
         };
         check(records);
         check(load(&dir).await);
+    }
+
+    /// Also one that an earlier version has written.
+    #[tokio::test]
+    async fn no_hash_of_a_password_is_on_disk_without_a_salt() {
+        let dir = tempfile::tempdir().unwrap();
+        let hash = CredentialHash::new(b"password");
+        let [uid, namespace, name] = ["u", "n", "s"].map(str::to_owned);
+        let secret = PullCredential::Secret(PullSecret { uid, namespace, name, hash: hash.clone() });
+        let mut earlier = PulledImage::default();
+        earlier.add(NAME, secret.clone());
+        let mut changes = Changes::default();
+        changes.put(Arc::from("earlier"), Some(earlier));
+        open(&dir).apply(SOURCE, &changes).unwrap();
+        load(&dir).await.succeeded(None, NAME, "new", secret.clone()).await;
+        let stored = open(&dir).load::<PulledImage>(SOURCE).unwrap().records;
+        assert_eq!(stored.len(), 2);
+        assert!(!format!("{stored:?}").contains(hash.as_str()), "{stored:?}");
+        assert_ne!(stored["earlier"], stored["new"], "each has a salt of its own");
+        let records = load(&dir).await;
+        for digest in ["earlier", "new"] {
+            let ImageAccess::Holders(holders) = records.access(&POLICY, NAME, NAME, digest) else { panic!("{digest}") };
+            assert!(limpet_core::image_access::holder(&holders, std::slice::from_ref(&secret)).is_some());
+        }
+        assert!(!records.add("new", Some((NAME, secret))), "written again though nothing has changed");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! the registry permits or not. The rules are those of kubelet's `pkg/kubelet/images/pullmanager`.
 
 use limpet_model::image_name::without_tag;
-use limpet_model::pull_credential::PullCredential;
+use limpet_model::pull_credential::{PullCredential, Salt};
 
 /// Credentials remembered for one name of an image, and its names: the oldest go.
 const MAX_REMEMBERED: usize = 100;
@@ -116,7 +116,7 @@ impl PulledImage {
             (PullCredential::Secret(known), PullCredential::Secret(new)) => known.is_same_object(new),
             (known, new) => known == new,
         };
-        if known.contains(&PullCredential::Node) || known.contains(&credential) {
+        if known.contains(&PullCredential::Node) || known.iter().any(|known| known.matches(&credential)) {
             return false;
         }
         if credential == PullCredential::Node {
@@ -127,6 +127,20 @@ impl PulledImage {
             None => push(known, credential),
         }
         true
+    }
+
+    /// Gives each hash without a salt one of its own. Returns whether there was any.
+    pub fn salt(&mut self, mut salt: impl FnMut() -> Salt) -> bool {
+        let mut changed = false;
+        for credential in self.names.iter_mut().flat_map(|(_, credentials)| credentials) {
+            if let PullCredential::Secret(secret) = credential
+                && !secret.hash.is_salted()
+            {
+                secret.hash = std::mem::take(&mut secret.hash).salted(&salt());
+                changed = true;
+            }
+        }
+        changed
     }
 
     /// Whether any pod could have pulled the content, by whatever name.
@@ -173,7 +187,7 @@ pub fn holder<'a>(holders: &[PullCredential], pod: &'a [PullCredential]) -> Opti
     pod.iter().find(|own| {
         holders.iter().any(|known| match (*own, known) {
             (PullCredential::Secret(own), PullCredential::Secret(known)) => {
-                own.hash == known.hash || own.is_same_object(known)
+                own.hash.matches(&known.hash) || own.is_same_object(known)
             }
             (PullCredential::ServiceAccount(own), PullCredential::ServiceAccount(known)) => own.may_be(known),
             _ => false,

@@ -22,8 +22,7 @@ pub struct PullSecret {
     pub uid: String,
     pub namespace: String,
     pub name: String,
-    /// The hash of the credential, never empty.
-    pub hash: String,
+    pub hash: CredentialHash,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,6 +31,67 @@ pub struct PullServiceAccount {
     pub uid: String,
     pub namespace: String,
     pub name: String,
+}
+
+/// Recognizes a credential. As it is remembered it has a salt of its own: what is on one node's disk is found in no table,
+/// and tells of no two nodes or Secrets that they have the same password.
+///
+/// As text `<SHA-256>`, or `<salt>$<SHA-256 of the salt and that>`, in hexadecimal digits.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct CredentialHash(String);
+
+/// Random bytes for one hash.
+pub type Salt = [u8; 16];
+
+impl CredentialHash {
+    /// Without a salt, for comparison.
+    pub fn new(credential: &[u8]) -> Self {
+        Self(hex(&Sha256::digest(credential)))
+    }
+
+    /// As it was remembered, with a salt or by an earlier version without.
+    pub fn from_text(text: String) -> Self {
+        Self(text)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub fn is_salted(&self) -> bool {
+        self.0.contains('$')
+    }
+
+    /// With this salt, unless it has one.
+    #[must_use]
+    pub fn salted(self, salt: &Salt) -> Self {
+        if self.is_salted() { self } else { self.with_salt(&hex(salt)) }
+    }
+
+    fn with_salt(&self, salt: &str) -> Self {
+        let digest = Sha256::new().chain_update(salt).chain_update("$").chain_update(&self.0).finalize();
+        Self(format!("{salt}${}", hex(&digest)))
+    }
+
+    /// Whether both are of one credential, as far as one of them has no salt; two with salts must be equal.
+    pub fn matches(&self, other: &Self) -> bool {
+        let salt_of = |hash: &Self| hash.0.split_once('$').map(|(salt, _)| salt.to_owned());
+        match (salt_of(self), salt_of(other)) {
+            (Some(salt), None) => *self == other.with_salt(&salt),
+            (None, Some(salt)) => self.with_salt(&salt) == *other,
+            _ => self == other,
+        }
+    }
+}
+
+impl PullCredential {
+    /// Whether both are from the same place and are the same credential.
+    pub fn matches(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Secret(own), Self::Secret(other)) => own.is_same_object(other) && own.hash.matches(&other.hash),
+            (own, other) => own == other,
+        }
+    }
 }
 
 impl PullSecret {
@@ -49,7 +109,20 @@ impl PullServiceAccount {
     }
 }
 
-/// The hash of a credential: SHA-256 in hexadecimal digits.
-pub fn hash(credential: &[u8]) -> String {
-    hex(&Sha256::digest(credential))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_salted_hash_recognizes_its_credential_and_shows_no_equal_ones() {
+        let (own, other) = (CredentialHash::new(b"pass"), CredentialHash::new(b"word"));
+        let salted = own.clone().salted(&[1; 16]);
+        assert!(salted.is_salted() && !own.is_salted());
+        assert!(!salted.as_str().contains(own.as_str()));
+        assert!(salted.matches(&own) && own.matches(&salted) && !salted.matches(&other) && !other.matches(&salted));
+        assert_ne!(own.clone().salted(&[2; 16]), salted, "the same password elsewhere");
+        assert_eq!(salted.clone().salted(&[2; 16]), salted, "the salt stays");
+        assert_eq!(CredentialHash::from_text(salted.as_str().to_owned()), salted);
+        assert!(own.matches(&CredentialHash::from_text(own.as_str().to_owned())), "of an earlier version");
+    }
 }

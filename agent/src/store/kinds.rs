@@ -11,7 +11,7 @@ use super::table::{Stored, Table};
 use limpet_core::image_access::{PullIntent, PulledImage};
 use limpet_core::last_good::LastGood;
 use limpet_model::directory_id::DirectoryId;
-use limpet_model::pull_credential::{PullCredential, PullSecret, PullServiceAccount};
+use limpet_model::pull_credential::{CredentialHash, PullCredential, PullSecret, PullServiceAccount};
 
 /// Every type of record, for what works on records of any type. Two types must not share a tag.
 pub(super) const TABLES: [Table; 5] = [
@@ -110,10 +110,10 @@ impl Stored for PulledImage {
             put(content, name.as_bytes());
             let mut all = Vec::new();
             for credential in credentials {
-                let (kind, texts): (u8, &[&String]) = match credential {
+                let (kind, texts): (u8, &[&str]) = match credential {
                     PullCredential::Node => (0, &[]),
                     PullCredential::Secret(secret) => {
-                        (1, &[&secret.uid, &secret.namespace, &secret.name, &secret.hash])
+                        (1, &[&secret.uid, &secret.namespace, &secret.name, secret.hash.as_str()])
                     }
                     PullCredential::ServiceAccount(account) => (2, &[&account.uid, &account.namespace, &account.name]),
                 };
@@ -135,7 +135,8 @@ impl Stored for PulledImage {
                 credentials.push(match kind {
                     0 => PullCredential::Node,
                     1 => {
-                        let (uid, namespace, name, hash) = (text()?, text()?, text()?, text()?);
+                        let (uid, namespace, name) = (text()?, text()?, text()?);
+                        let hash = CredentialHash::from_text(text()?);
                         PullCredential::Secret(PullSecret { uid, namespace, name, hash })
                     }
                     2 => {
@@ -221,7 +222,8 @@ mod tests {
         let id = DirectoryId { device: 3, inode: u64::MAX };
         assert_eq!(DirectoryId::decode(&content(&id)), Some(id));
         assert_eq!(DirectoryId::decode(&content(&id)[..15]), None);
-        let [uid, namespace, name, hash] = ["u", "n", "s", "h"].map(str::to_owned);
+        let [uid, namespace, name] = ["u", "n", "s"].map(str::to_owned);
+        let hash = CredentialHash::new(b"p").salted(&[7; 16]);
         let account = PullServiceAccount { uid: uid.clone(), namespace: namespace.clone(), name: name.clone() };
         let secret = PullCredential::Secret(PullSecret { uid, namespace, name, hash });
         let credentials = vec![secret, PullCredential::ServiceAccount(account)];

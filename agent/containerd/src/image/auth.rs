@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::go_json::{self, Shape, always};
 use limpet_model::object::ObjectRecord;
-use limpet_model::pull_credential::{self, PullCredential, PullSecret};
+use limpet_model::pull_credential::{CredentialHash, PullCredential, PullSecret};
 
 /// The largest `config.json` that is read.
 const MAX_FILE: u64 = 1 << 20;
@@ -51,12 +51,12 @@ struct Hashed<'a> {
 
 impl Credentials {
     /// The hash by which the agent remembers them.
-    fn hash(&self) -> String {
+    fn hash(&self) -> CredentialHash {
         let hashed = match self {
             Self::Password { user, password } => Hashed { username: user, password, identitytoken: "" },
             Self::IdentityToken(token) => Hashed { username: "", password: "", identitytoken: token },
         };
-        pull_credential::hash(&serde_json::to_vec(&hashed).unwrap_or_default())
+        CredentialHash::new(&serde_json::to_vec(&hashed).unwrap_or_default())
     }
 }
 

@@ -4,11 +4,11 @@
 
 use super::*;
 use PullCredential::Node;
-use limpet_model::pull_credential::{PullSecret, PullServiceAccount};
+use limpet_model::pull_credential::{CredentialHash, PullSecret, PullServiceAccount};
 
 fn secret(uid: &str, namespace: &str, name: &str, hash: &str) -> PullCredential {
-    let [uid, namespace, name, hash] = [uid, namespace, name, hash].map(str::to_owned);
-    PullCredential::Secret(PullSecret { uid, namespace, name, hash })
+    let [uid, namespace, name] = [uid, namespace, name].map(str::to_owned);
+    PullCredential::Secret(PullSecret { uid, namespace, name, hash: CredentialHash::from_text(hash.to_owned()) })
 }
 
 fn account(uid: &str, namespace: &str, name: &str) -> PullCredential {
@@ -204,4 +204,23 @@ fn what_is_remembered_is_bounded() {
     assert_eq!((names.names.len(), names.names[0].0.as_str()), (MAX_REMEMBERED, "image-1"));
     let known = &credentials.names[0].1;
     assert_eq!((known.len(), &known[0]), (MAX_REMEMBERED, &account("1", "n", "s")));
+}
+
+/// What is remembered is recognized with a salt, too, and is not remembered again.
+#[test]
+fn salted_hashes_count_as_those_of_their_credentials() {
+    let (one, new) = (secret("u", "n", "s", "hash"), secret("u", "n", "s", "other"));
+    let mut record = PulledImage::default();
+    assert!(record.add("image", one.clone()));
+    let mut salts = 0..;
+    let mut salt = || [salts.next().unwrap(); 16];
+    assert!(record.salt(&mut salt) && !record.salt(&mut salt));
+    assert!(!record.names.iter().any(|(_, known)| known.contains(&one)), "{record:?}");
+    assert!(!record.add("image", one.clone()), "known already");
+    let policy = VerificationPolicy::default();
+    let elsewhere = [secret("v", "n", "t", "hash")];
+    assert!(may_use(&policy, "image", Some(&record), false, &elsewhere), "the same credential by another Secret");
+    assert!(!may_use(&policy, "image", Some(&record), false, &[secret("v", "n", "t", "other")]));
+    assert!(record.add("image", new) && record.salt(&mut salt));
+    assert_eq!(record.names[0].1.len(), 1, "a new password takes the place of the old one");
 }

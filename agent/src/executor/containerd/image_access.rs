@@ -41,7 +41,7 @@ impl ContainerdExecutor {
         let own = self.images.pod_credentials(reference, &access).await?;
         let Some(credential) = holder(&holders, &own) else { return Ok(false) };
         // A new password of the Secret, or another Secret with the same one, counts from now on.
-        if matches!(credential, PullCredential::Secret(_)) && !holders.contains(credential) {
+        if matches!(credential, PullCredential::Secret(_)) && !holders.iter().any(|known| known.matches(credential)) {
             records.learn(reference, &image.digest, credential).await;
         }
         Ok(true)

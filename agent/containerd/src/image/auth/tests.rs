@@ -134,7 +134,7 @@ fn a_secrets_credentials_are_known_by_the_secret_and_kubelets_hash() {
         namespace: "default".to_owned(),
         name: "pull".to_owned(),
         // Of kubelet's secrets_test.go.
-        hash: "a55436fc140d516560d072c5fe8700385ce9f41629abf65c1edcbcb39fac691d".to_owned(),
+        hash: CredentialHash::from_text("a55436fc140d516560d072c5fe8700385ce9f41629abf65c1edcbcb39fac691d".to_owned()),
     });
     let found: Vec<_> = ring.candidates("q.io", "x").map(|candidate| &candidate.source).collect();
     assert_eq!((found, ring.candidates("r.io", "x").count()), (vec![&wanted], 0));
