@@ -204,7 +204,8 @@ impl Store {
         self.inline
     }
 
-    /// Keeps Secrets and tokens sealed from now on, also those that are stored already.
+    /// Keeps Secrets and tokens sealed from now on, also those that are stored already, open or as earlier versions sealed
+    /// them.
     ///
     /// # Errors
     /// Reading or writing failed.
@@ -213,8 +214,11 @@ impl Store {
         if let Sealer::Ready(_) = self.sealer {
             for source in SourceKind::ALL {
                 let mut changes = Changes::default();
-                let records = self.load::<LastGood>(source)?.records;
-                records.into_iter().for_each(|(name, record)| changes.put(name, Some(record)));
+                for (name, record) in self.stored::<LastGood>(source)? {
+                    if let Some(renewed) = self.sealer.renewed(record) {
+                        changes.put(name, Some(renewed));
+                    }
+                }
                 self.apply(source, &changes)?;
             }
         }
@@ -239,9 +243,17 @@ impl Store {
     /// # Errors
     /// Reading failed.
     pub fn load<R: Stored>(&self, source: SourceKind) -> Result<Loaded<R>, StoreError> {
-        let records: BTreeMap<_, R> = self.transact("read", |database| table::all(&database.begin_read()?, source))?;
-        let records = records.into_iter().map(|(name, record)| (name, record.opened(&self.sealer))).collect();
+        let open = |(name, record): (Arc<str>, R)| {
+            let opened = record.opened(&self.sealer, table::place::<R>(source, &name));
+            (name, opened)
+        };
+        let records = self.stored(source)?.into_iter().map(open).collect();
         Ok(Loaded { records, complete: self.damaged().is_empty() })
+    }
+
+    /// The records as they are written.
+    fn stored<R: Stored>(&self, source: SourceKind) -> Result<BTreeMap<Arc<str>, R>, StoreError> {
+        self.transact("read", |database| table::all(&database.begin_read()?, source))
     }
 
     /// One record; one that fails its checksum counts as absent.
@@ -250,7 +262,7 @@ impl Store {
     /// Reading failed.
     pub fn get<R: Stored>(&self, source: SourceKind, name: &str) -> Result<Option<R>, StoreError> {
         let record: Option<R> = self.transact("read", |database| table::get(&database.begin_read()?, source, name))?;
-        Ok(record.map(|record| record.opened(&self.sealer)))
+        Ok(record.map(|record| record.opened(&self.sealer, table::place::<R>(source, name))))
     }
 
     /// The last changes of a pod's manifest, oldest first.
@@ -268,7 +280,7 @@ impl Store {
     /// Writing failed and nothing was stored: retry with the next changes. [`StoreError::Locked`]: all but Secrets was.
     pub fn apply(&self, source: SourceKind, changes: &Changes) -> Result<bool, StoreError> {
         let written = self.transact("write", |database| changes.write(database, source, &self.sealer))?;
-        let withheld = matches!(self.sealer, Sealer::Locked) && !changes.may_be_written(&self.sealer);
+        let withheld = matches!(self.sealer, Sealer::Locked) && !changes.may_be_written(source, &self.sealer);
         if withheld { Err(StoreError::Locked) } else { Ok(written) }
     }
 

@@ -45,8 +45,8 @@ impl Changes {
     }
 
     /// Whether all of them may be written.
-    pub(super) fn may_be_written(&self, sealer: &Sealer) -> bool {
-        self.records.values().all(|record| record.may_be_written(sealer))
+    pub(super) fn may_be_written(&self, source: SourceKind, sealer: &Sealer) -> bool {
+        self.records.iter().all(|((_, name), record)| record.may_be_written(source, name, sealer))
     }
 
     /// Writes what is not stored yet. Returns whether there was any.

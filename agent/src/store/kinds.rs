@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::record::{Record, put, take};
-use super::seal::Sealer;
+use super::seal::{Place, Sealer};
 use super::table::{Stored, Table};
 use limpet_core::image_access::{PullIntent, PulledImage};
 use limpet_core::last_good::LastGood;
@@ -65,12 +65,12 @@ impl Stored for LastGood {
         Self::same(self, other)
     }
 
-    fn sealed(&self, sealer: &Sealer) -> Option<Cow<'_, Self>> {
-        sealer.sealed(self)
+    fn sealed(&self, sealer: &Sealer, place: Place<'_>) -> Option<Cow<'_, Self>> {
+        sealer.sealed(self, place)
     }
 
-    fn opened(self, sealer: &Sealer) -> Self {
-        sealer.opened(self)
+    fn opened(self, sealer: &Sealer, place: Place<'_>) -> Self {
+        sealer.opened(self, place)
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A manifest of theirs is replaced by its sealed form before it is written, and opened when it is read; what else is
 //! kept stays readable. ChaCha20-Poly1305, which is fast without AES instructions, by `ring`, which TLS needs anyway.
-//! The nonce is a keyed digest of the text: equal texts have equal sealed forms, so what has not changed is not written
-//! again.
+//! The nonce is a keyed digest of the text and its place: equal texts have equal sealed forms there, so what has not changed
+//! is not written again. The place (table, source, name) is authenticated: moved to another record nothing is opened.
 //!
 //! Without the key that was configured nothing of them is read, and nothing written: what is on disk stays for the day
 //! when the key is there again.
@@ -27,9 +27,14 @@ use limpet_core::last_good::LastGood;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::program;
 use limpet_model::object::ObjectKind;
+use limpet_model::source::SourceKind;
+
+use super::record::put;
 
 /// How a sealed manifest begins; no manifest does.
-const SEALED: &[u8] = b"limpet-sealed-1\0";
+const SEALED: &[u8] = b"limpet-sealed-2\0";
+/// The form of earlier versions, which is of any place: read once, when the agent starts, and written in the present one.
+const PLACELESS: &[u8] = b"limpet-sealed-1\0";
 /// Bytes of a key.
 const KEY_SIZE: usize = 32;
 /// A key in hexadecimal digits has twice as many.
@@ -94,6 +99,23 @@ pub enum Sealer {
     Ready(Box<Keys>),
 }
 
+/// Where a record is stored.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    pub(super) table: &'static str,
+    pub(super) source: SourceKind,
+    pub(super) name: &'a str,
+}
+
+impl Place<'_> {
+    /// What a sealed manifest is bound to.
+    fn authenticated(self) -> Vec<u8> {
+        let mut bytes = SEALED.to_vec();
+        [self.table, self.source.as_str(), self.name].iter().for_each(|part| put(&mut bytes, part.as_bytes()));
+        bytes
+    }
+}
+
 /// Made from the configured key.
 pub struct Keys {
     encryption: LessSafeKey,
@@ -142,52 +164,84 @@ impl Sealer {
     }
 
     /// The record as it is written; `None`: it is not to be written, since it has something that cannot be sealed.
-    pub(super) fn sealed<'a>(&self, record: &'a LastGood) -> Option<Cow<'a, LastGood>> {
+    pub(super) fn sealed<'a>(&self, record: &'a LastGood, place: Place<'_>) -> Option<Cow<'a, LastGood>> {
         if matches!(self, Self::Off) || !record.manifests.iter().any(|manifest| is_confidential(manifest)) {
             return Some(Cow::Borrowed(record));
         }
         let Self::Ready(keys) = self else { return None };
+        let place = place.authenticated();
         let seal = |manifest: &Arc<[u8]>| match is_confidential(manifest) {
-            true => keys.seal(manifest),
+            true => keys.seal(manifest, &place),
             false => Some(Arc::clone(manifest)),
         };
         let manifests = record.manifests.iter().map(seal).collect::<Option<_>>()?;
         Some(Cow::Owned(LastGood { manifests, mark: record.mark.clone(), accepted: record.accepted }))
     }
 
-    /// The record as it was before it was sealed, without what cannot be opened.
-    pub(super) fn opened(&self, mut record: LastGood) -> LastGood {
-        let open = |manifest: Arc<[u8]>| match (manifest.strip_prefix(SEALED), self) {
-            (None, _) => Some(manifest),
-            (Some(sealed), Self::Ready(keys)) => keys.open(sealed),
-            (Some(_), _) => None,
-        };
+    /// The record as it was before it was sealed, without what cannot be opened at its place.
+    pub(super) fn opened(&self, record: LastGood, place: Place<'_>) -> LastGood {
         let before = record.manifests.len();
-        record.manifests = record.manifests.into_iter().filter_map(open).collect();
-        if record.manifests.len() < before {
-            tracing::error!("a saved Secret cannot be decrypted: restore the key that it was encrypted with");
+        let opened =
+            self.open_with(record, |keys, manifest| keys.open(manifest.strip_prefix(SEALED)?, &place.authenticated()));
+        if opened.manifests.len() < before {
+            tracing::error!(
+                source = %place.source,
+                name = place.name,
+                "a saved Secret cannot be decrypted: restore the key that it was encrypted with"
+            );
         }
+        opened
+    }
+
+    /// What is to be written in place of a record of an earlier version; `None`: nothing.
+    pub(super) fn renewed(&self, record: LastGood) -> Option<LastGood> {
+        let is_earlier = |manifest: &Arc<[u8]>| manifest.starts_with(PLACELESS);
+        let is_open = |manifest: &Arc<[u8]>| is_confidential(manifest);
+        if !record.manifests.iter().any(|manifest| is_earlier(manifest) || is_open(manifest)) {
+            return None;
+        }
+        let before = record.manifests.len();
+        let opened = self.open_with(record, |keys, manifest| keys.open(manifest.strip_prefix(PLACELESS)?, PLACELESS));
+        // What only another key opens stays as it is.
+        (opened.manifests.len() == before).then_some(opened)
+    }
+
+    fn open_with(&self, mut record: LastGood, open: impl Fn(&Keys, &[u8]) -> Option<Arc<[u8]>>) -> LastGood {
+        record.manifests.retain_mut(|manifest| {
+            let is_sealed = manifest.starts_with(SEALED) || manifest.starts_with(PLACELESS);
+            let opened = match self {
+                _ if !is_sealed => return true,
+                Self::Ready(keys) => open(keys, manifest),
+                Self::Off | Self::Locked => None,
+            };
+            let is_opened = opened.is_some();
+            opened.into_iter().for_each(|opened| *manifest = opened);
+            is_opened
+        });
         record
     }
 }
 
 impl Keys {
-    fn seal(&self, manifest: &[u8]) -> Option<Arc<[u8]>> {
-        let digest = hmac::sign(&self.nonces, manifest);
+    fn seal(&self, manifest: &[u8], place: &[u8]) -> Option<Arc<[u8]>> {
+        // The place, too: one nonce must not serve two texts that are authenticated.
+        let mut digest = hmac::Context::with_key(&self.nonces);
+        [place, manifest].iter().for_each(|part| digest.update(part));
+        let digest = digest.sign();
         let nonce = digest.as_ref().first_chunk::<NONCE_LEN>()?;
         let mut text = Zeroizing::new(manifest.to_vec());
         text.reserve_exact(CHACHA20_POLY1305.tag_len());
         self.encryption
-            .seal_in_place_append_tag(Nonce::assume_unique_for_key(*nonce), Aad::from(SEALED), &mut *text)
+            .seal_in_place_append_tag(Nonce::assume_unique_for_key(*nonce), Aad::from(place), &mut *text)
             .ok()?;
         Some([SEALED, nonce, &text].concat().into())
     }
 
-    fn open(&self, sealed: &[u8]) -> Option<Arc<[u8]>> {
+    fn open(&self, sealed: &[u8], place: &[u8]) -> Option<Arc<[u8]>> {
         let (nonce, text) = sealed.split_first_chunk::<NONCE_LEN>()?;
         let mut text = Zeroizing::new(text.to_vec());
         let nonce = Nonce::assume_unique_for_key(*nonce);
-        let opened = self.encryption.open_in_place(nonce, Aad::from(SEALED), &mut text).ok()?;
+        let opened = self.encryption.open_in_place(nonce, Aad::from(place), &mut text).ok()?;
         Some(Arc::from(&*opened))
     }
 }

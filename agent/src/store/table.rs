@@ -9,7 +9,7 @@ use std::sync::Arc;
 use redb::{Key, ReadTransaction, ReadableTable, TableDefinition, TableError, Value, WriteTransaction};
 
 use super::record::Record;
-use super::seal::Sealer;
+use super::seal::{Place, Sealer};
 use limpet_model::source::SourceKind;
 
 /// `sequence` -> the sequence of the newest record.
@@ -38,12 +38,12 @@ pub trait Stored: Debug + Clone + Send + Sync + Sized + 'static {
     fn same(&self, other: &Self) -> bool;
 
     /// The record as it is written; `None`: it is not to be written now.
-    fn sealed(&self, _: &Sealer) -> Option<Cow<'_, Self>> {
+    fn sealed(&self, _: &Sealer, _: Place<'_>) -> Option<Cow<'_, Self>> {
         Some(Cow::Borrowed(self))
     }
 
     /// The record as it was before [`Stored::sealed`].
-    fn opened(self, _: &Sealer) -> Self {
+    fn opened(self, _: &Sealer, _: Place<'_>) -> Self {
         self
     }
 }
@@ -97,6 +97,11 @@ impl<R: Stored> Found<R> {
             _ => Self::Damaged,
         }
     }
+}
+
+/// The place of the record `name` of `source` in the table `R`.
+pub(super) fn place<R: Stored>(source: SourceKind, name: &str) -> Place<'_> {
+    Place { table: R::TABLE, source, name }
 }
 
 fn definition<R: Stored>() -> TableDefinition<'static, R::Key, &'static [u8]> {
@@ -168,7 +173,7 @@ pub(super) fn start_sequence(transaction: &WriteTransaction, sequence: u64) -> R
 /// One record to write, whatever its type.
 pub(super) trait Write: Debug + Send + Sync {
     /// Whether it is to be written now: not a Secret without the key that is configured.
-    fn may_be_written(&self, sealer: &Sealer) -> bool;
+    fn may_be_written(&self, source: SourceKind, name: &str, sealer: &Sealer) -> bool;
 
     /// Whether something else is stored, and it may be written.
     fn is_new(
@@ -201,8 +206,8 @@ pub(super) type LimitRemoved = fn(&WriteTransaction, SourceKind) -> Result<(), r
 pub(super) struct Put<R>(pub(super) Option<R>);
 
 impl<R: Stored> Write for Put<R> {
-    fn may_be_written(&self, sealer: &Sealer) -> bool {
-        self.0.as_ref().is_none_or(|record| record.sealed(sealer).is_some())
+    fn may_be_written(&self, source: SourceKind, name: &str, sealer: &Sealer) -> bool {
+        self.0.as_ref().is_none_or(|record| record.sealed(sealer, place::<R>(source, name)).is_some())
     }
 
     fn is_new(
@@ -213,7 +218,7 @@ impl<R: Stored> Write for Put<R> {
         sealer: &Sealer,
     ) -> Result<bool, redb::Error> {
         let wanted = match &self.0 {
-            Some(record) => match record.sealed(sealer) {
+            Some(record) => match record.sealed(sealer, place::<R>(source, name)) {
                 Some(sealed) => Some(sealed),
                 None => return Ok(false),
             },
@@ -237,7 +242,7 @@ impl<R: Stored> Write for Put<R> {
         let mut content = Vec::new();
         let tag = match &self.0 {
             Some(record) => {
-                let Some(sealed) = record.sealed(sealer) else { return Ok(()) };
+                let Some(sealed) = record.sealed(sealer, place::<R>(source, name)) else { return Ok(()) };
                 sealed.encode(&mut content);
                 R::TAG
             }
