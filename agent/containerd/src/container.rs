@@ -12,6 +12,7 @@ mod view;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use containerd_client::services::v1::containers_client::ContainersClient;
 use containerd_client::services::v1::snapshots::snapshots_client::SnapshotsClient;
@@ -31,6 +32,7 @@ use self::runtime::RuntimeClass;
 use super::attach::AttachPoint;
 use super::client::Client;
 use super::error::{RuntimeError, found};
+use super::logger_scan::LoggerScan;
 use super::record;
 use super::start_leases::StartLeases;
 use limpet_host::call_watch::calling;
@@ -111,12 +113,13 @@ pub struct Containers {
     pub(super) client: Client,
     config: ContainersConfig,
     pub(super) leases: StartLeases,
+    pub(crate) loggers: Arc<LoggerScan>,
 }
 
 impl Containers {
     /// Calls over `client`.
     pub fn new(client: Client, config: ContainersConfig) -> Self {
-        Self { client, config, leases: StartLeases::default() }
+        Self { client, config, leases: StartLeases::default(), loggers: Arc::default() }
     }
 
     fn containers(&self) -> ContainersClient<tonic::transport::Channel> {

@@ -15,6 +15,7 @@ pub mod image_verifier;
 pub mod image_volumes;
 mod lease;
 pub mod log;
+mod logger_scan;
 pub mod record;
 pub mod snapshot_mount;
 pub mod snapshotter;

@@ -21,6 +21,7 @@ use crate::client::NAMESPACE;
 use crate::container::Containers;
 use crate::container::runtime::SHIM_PROGRAM;
 use crate::error::RuntimeError;
+use crate::logger_scan::LoggerScan;
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::process;
 use limpet_log::config;
@@ -57,8 +58,9 @@ impl Containers {
         executable: &Path,
         report: &(dyn Fn(String) + Send + Sync),
     ) {
-        let (subject, container) = (PathBuf::from(format!("/proc/{pid}")), id.clone());
-        let Ok(Some(logger)) = blocking::run(subject, DEADLINE, move |_| find(pid, &container)).await else { return };
+        let (subject, container, scan) = (PathBuf::from(format!("/proc/{pid}")), id.clone(), Arc::clone(&self.loggers));
+        let found = blocking::run(subject, DEADLINE, move |_| find(pid, &container, &scan));
+        let Ok(Some(logger)) = found.await else { return };
         let (value, mut ended) = match logger.running {
             Some((pid, handle, value)) => {
                 // Its end cannot be waited for: then it is as without a pidfd.
@@ -162,14 +164,15 @@ async fn start(
 
 /// The logger of the container `id`, whose first process is `container`; `None`: that has exited, it has limpet's shim, or
 /// the kernel has no pidfds.
-fn find(container: u32, id: &ContainerId) -> Option<Logger> {
+fn find(container: u32, id: &ContainerId, scan: &LoggerScan) -> Option<Logger> {
     let shim = process::parent(container)?;
     if is_limpets(shim) {
         // It writes the log itself.
         return None;
     }
     // A logger that has replaced one is no child of the shim.
-    let candidates = process::children(shim).into_iter().chain(all_processes());
+    let others = std::iter::once_with(|| scan.candidates(id)).flatten();
+    let candidates = process::children(shim).into_iter().chain(others);
     for pid in candidates {
         let Some(invocation) = invocation(pid, id) else { continue };
         let handle = process::open(pid)?;
@@ -189,11 +192,6 @@ fn is_limpets(shim: u32) -> bool {
     let arguments = std::fs::read(format!("/proc/{shim}/cmdline")).unwrap_or_default();
     let program = arguments.split(|byte| *byte == 0).next().unwrap_or_default();
     Path::new(OsStr::from_bytes(program)).file_name().is_some_and(|name| name == SHIM_PROGRAM)
-}
-
-fn all_processes() -> impl Iterator<Item = u32> {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// How the process `pid` was started, if as the logger of the container `id`. A process in a container may claim to be one.

@@ -43,7 +43,7 @@ async fn output_waits_for_the_next_logger_and_is_not_lost() {
     let killed = command.stdin(out_reader).stdout(err_reader).process_group(0).spawn().unwrap();
     drop(command);
     let container = StdCommand::new("sleep").arg("1000").spawn().unwrap();
-    let logger = find(container.id(), &id).unwrap();
+    let logger = find(container.id(), &id, &LoggerScan::default()).unwrap();
     let (pid, handle, value) = logger.running.unwrap();
     assert_eq!((pid, value.as_os_str()), (killed.id(), OsStr::new("7:2:0:/0.log")));
     assert!(logger.pipes.iter().all(Option::is_some) && handle.is_alive() && !is_over(&logger.pipes));
@@ -76,7 +76,7 @@ fn the_logger_of_another_container_is_not_taken() {
     let mut command = idle(dir.path(), &["logger", "7:2:0:/0.log", "replacement"], &new_id(3));
     let other = command.stdin(reader).process_group(0).spawn().unwrap();
     let container = StdCommand::new("sleep").arg("1000").spawn().unwrap();
-    let logger = find(container.id(), &id).unwrap();
+    let logger = find(container.id(), &id, &LoggerScan::default()).unwrap();
     assert!(logger.running.is_none(), "{logger:?}");
     end_group(other);
     end(container);
