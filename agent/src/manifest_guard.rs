@@ -357,12 +357,9 @@ mod tests {
             client_files: Some((at("missing.pem"), at("key.pem"))),
         };
         let class = RuntimeClass {
-            runtime: "io.containerd.runsc.v1".to_owned(),
             binary: Some(at("crun")),
             config: Some(at("runsc.toml")),
-            no_pivot_root: false,
-            no_new_keyring: false,
-            devices: Vec::new(),
+            ..RuntimeClass::of("io.containerd.runsc.v1")
         };
         let mut config = Config {
             manifest_url: Some(url),

@@ -114,9 +114,30 @@ impl Image {
         index_of(&[foreign(), own])
     }
 
+    /// The same with a configuration for that system and architecture.
+    pub fn for_platform(&self, os: &str, architecture: &str) -> Result<Self> {
+        let mut config: Value = serde_json::from_slice(&self.config.bytes)?;
+        (config["os"], config["architecture"]) = (os.into(), architecture.into());
+        let config = Blob::new(serde_json::to_vec(&config)?);
+        let mut manifest: Value = serde_json::from_slice(&self.manifest.bytes)?;
+        manifest["config"] = config.descriptor(CONFIG_TYPE);
+        Ok(Self { manifest: Blob::new(serde_json::to_vec(&manifest)?), config, ..self.clone() })
+    }
+
     fn is_compressed(&self) -> bool {
         self.layers.iter().map(Blob::digest).ne(self.diff_ids.iter().cloned())
     }
+}
+
+/// An index of images, each with the system and the architecture that it is for; this machine's is `None`.
+pub fn index_of_platforms(images: &[(&Image, Option<(&str, &str)>)]) -> Blob {
+    let entry = |(image, platform): &(&Image, Option<(&str, &str)>)| {
+        let (os, architecture) = platform.unwrap_or(("linux", architecture()));
+        let mut entry = image.manifest.descriptor(MANIFEST_TYPE);
+        entry["platform"] = json!({ "os": os, "architecture": architecture });
+        entry
+    };
+    index_of(&images.iter().map(entry).collect::<Vec<_>>())
 }
 
 /// An index without an image for this machine.

@@ -16,11 +16,14 @@ use serde_json::{Value, json};
 
 #[path = "images/access.rs"]
 mod access;
+#[path = "images/wasm.rs"]
+mod wasm;
 
 use access::{
     an_image_pulled_with_a_secret_is_for_the_pods_that_have_it,
     what_a_pull_cut_by_a_crash_may_have_brought_is_not_preloaded,
 };
+use wasm::a_module_is_for_pods_whose_runtime_class_says_so;
 
 fn main() -> ExitCode {
     suite::run([
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
         case!(an_image_with_the_digest_of_another_name_is_not_pulled),
         case!(an_image_pulled_with_a_secret_is_for_the_pods_that_have_it),
         case!(what_a_pull_cut_by_a_crash_may_have_brought_is_not_preloaded),
+        case!(a_module_is_for_pods_whose_runtime_class_says_so),
         case!(an_archive_present_at_start).on(|node| (node.images, node.agent) = (false, false)),
         case!(an_archive_that_appears).on(|node| node.images = false),
         case!(a_truncated_archive_is_reported).on(|node| node.images = false),

@@ -50,6 +50,7 @@ pub use admission::ImageReport;
 pub use credential_provider::{CredentialProvider, PullAccount, TokenAttributes, TokenCache};
 pub use error::{CallError, ImageError};
 pub use flight::{PullStep, PulledNow, RunningPull};
+pub use platform::{ImagePlatform, WASM};
 pub use preload::ArchiveEvent;
 
 use admission::Admission;
@@ -97,9 +98,16 @@ pub struct PullAccess {
     pub secrets: PullSecrets,
     /// Its service account, for credential providers that take its tokens.
     pub account: Option<PullAccount>,
+    /// What it runs.
+    pub platform: ImagePlatform,
 }
 
 impl PullAccess {
+    /// For an image that is stored, whichever pod may use it.
+    pub fn of_node() -> Self {
+        Self { platform: ImagePlatform::Any, ..Self::default() }
+    }
+
     fn pod(&self) -> Option<&AccountOfPod> {
         self.account.as_ref().map(|account| &account.pod)
     }
@@ -108,7 +116,7 @@ impl PullAccess {
     fn equals(&self, other: &Self) -> bool {
         let (a, b) = (&self.secrets, &other.secrets);
         let same_secrets = a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| Arc::ptr_eq(a, b) || a == b);
-        same_secrets && self.pod() == other.pod()
+        same_secrets && self.pod() == other.pod() && self.platform == other.platform
     }
 }
 
@@ -129,7 +137,7 @@ struct Inner {
     config: Config,
     credential_providers: CredentialProviders,
     admission: Admission,
-    cache: Mutex<HashMap<String, Arc<LocalImage>>>,
+    cache: Mutex<HashMap<(String, ImagePlatform), Arc<LocalImage>>>,
     flights: Mutex<HashMap<String, Vec<Flight>>>,
     /// Images whose pull was started by this agent and has not released its lease.
     unfinished: Mutex<HashSet<String>>,
@@ -179,19 +187,19 @@ impl Images {
     ///
     /// # Errors
     /// `InvalidName`; `Runtime` while containerd does not answer; `DiskFull` while it is unpacked.
-    pub async fn find(&self, reference: &str) -> Result<Option<Arc<LocalImage>>, ImageError> {
+    pub async fn find(&self, reference: &str, platform: ImagePlatform) -> Result<Option<Arc<LocalImage>>, ImageError> {
         let name = ImageName::parse(reference)?;
         let call = |error| ImageError::call(&name.whole, error);
         let store = &self.inner.store;
         let Some(digest) = self.reserve_name(&name).await? else { return Ok(None) };
-        let cached = self.inner.cached(&name.whole).filter(|image| *image.digest == *digest);
+        let cached = self.inner.cached(&name.whole, platform).filter(|image| *image.digest == *digest);
         if let Some(image) = cached
             && store.has_snapshot(&image.chain_id).await.map_err(call)?
         {
             return Ok(Some(image));
         }
-        match store.local(&name.whole, &digest).await {
-            Ok(local) => Ok(local.map(|image| self.inner.remember(image))),
+        match store.local(&name.whole, &digest, platform).await {
+            Ok(local) => Ok(local.map(|image| self.inner.remember(image, platform))),
             // Such as another platform's image: it counts as missing; a pull reports why it cannot be used.
             Err(error @ ImageError::Content { .. }) => {
                 tracing::warn!(%error, "the image in containerd is not usable and counts as missing");
@@ -309,7 +317,7 @@ impl Inner {
             let (session, others) = self.session(name.clone(), &access.secrets, &provided, turn).await?;
             turn += 1;
             self.unfinished().insert(name.whole.clone());
-            let pulled = pull::pull(&self.store, session, &self.config, &self.admission, &meter).await;
+            let pulled = pull::pull(&self.store, session, &self.config, &self.admission, &meter, access.platform).await;
             if pulled.as_ref().err().is_none_or(|error| !error.keeps_ingests()) {
                 self.unfinished().remove(&name.whole);
             }
@@ -330,7 +338,7 @@ impl Inner {
                     self.reservations.reserve(&local.digest).await;
                     self.note_change();
                     tracing::info!(image = name.whole, digest = &*local.digest, size = local.size, "image pulled");
-                    return Ok(PulledNow { image: self.remember(local), with });
+                    return Ok(PulledNow { image: self.remember(local, access.platform), with });
                 }
             }
         }
@@ -408,21 +416,21 @@ impl Inner {
         }
     }
 
-    fn cached(&self, name: &str) -> Option<Arc<LocalImage>> {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    fn cached(&self, name: &str, platform: ImagePlatform) -> Option<Arc<LocalImage>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(&(name.to_owned(), platform)).cloned()
     }
 
     fn forget(&self, name: &str) {
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner).retain(|(known, _), _| known != name);
     }
 
-    fn remember(&self, image: LocalImage) -> Arc<LocalImage> {
+    fn remember(&self, image: LocalImage, platform: ImagePlatform) -> Arc<LocalImage> {
         let image = Arc::new(image);
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.len() >= MAX_CACHED_IMAGES {
             cache.clear();
         }
-        cache.insert(image.name.to_string(), Arc::clone(&image));
+        cache.insert((image.name.to_string(), platform), Arc::clone(&image));
         image
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bearer::Bearer;
-use limpet_containerd::image::{ArchiveEvent, ImageError, Images, PullAccess, PullStep, RunningPull};
+use limpet_containerd::image::{ArchiveEvent, ImageError, ImagePlatform, Images, PullAccess, PullStep, RunningPull};
 use limpet_model::object::{self, ObjectKind};
 use limpet_model::pull_progress::PullProgress;
 use limpet_tests::claim::Port;
@@ -48,7 +48,7 @@ async fn an_image_is_pulled_unpacked_and_survives_the_collector() {
     registry.add_with_index(&made, "demo/app", "1").unwrap();
     let images = node.images();
     let name = format!("{}/demo/app:1", registry.address());
-    assert!(images.find(&name).await.unwrap().is_none());
+    assert!(images.find(&name, ImagePlatform::Node).await.unwrap().is_none());
 
     let image = images.pull(&name).await.unwrap();
     assert_eq!(*image.name, *name);
@@ -59,12 +59,12 @@ async fn an_image_is_pulled_unpacked_and_survives_the_collector() {
 
     node.collect_garbage().await;
     // Another agent knows only what is in containerd.
-    let found = node.images().find(&name).await.unwrap().unwrap();
+    let found = node.images().find(&name, ImagePlatform::Node).await.unwrap().unwrap();
     assert_eq!((&found.chain_id, &found.digest), (&image.chain_id, &image.digest));
     assert_eq!(found.size, image.size);
     assert!(node.has_snapshot(&image.chain_id).await);
     let by_digest = format!("elsewhere.example/x@{}", image.digest);
-    assert_eq!(node.images().find(&by_digest).await.unwrap().unwrap().chain_id, image.chain_id);
+    assert_eq!(node.images().find(&by_digest, ImagePlatform::Node).await.unwrap().unwrap().chain_id, image.chain_id);
     node.assert_file(&image.chain_id, "bin/busybox").await;
     node.assert_file(&image.chain_id, "etc/made").await;
 }
@@ -83,7 +83,7 @@ async fn an_image_gets_no_layers_of_another_one_by_claiming_them() {
     registry.add(&claiming, "evil/claims", "1").unwrap();
     let error = node.images().pull(&name("evil/claims")).await.unwrap_err();
     assert!(error.to_string().contains("layer unpacks to"), "{error}");
-    assert!(node.images().find(&name("evil/claims")).await.unwrap().is_none());
+    assert!(node.images().find(&name("evil/claims"), ImagePlatform::Node).await.unwrap().is_none());
 
     // A manifest that names them, in a repository that does not have them.
     let mut without = secret.clone();
@@ -130,13 +130,16 @@ async fn content_lost_in_a_power_cut_is_restored() {
     let image = images.pull(&name).await.unwrap();
 
     node.remove_snapshot(&image.chain_id).await;
-    assert!(images.find(&name).await.unwrap().is_some());
+    assert!(images.find(&name, ImagePlatform::Node).await.unwrap().is_some());
     assert!(node.has_snapshot(&image.chain_id).await, "content is unpacked again without a registry");
 
     node.remove_content(&made.config.digest()).await;
-    assert!(node.images().find(&name).await.unwrap().is_none(), "an image without its configuration is missing");
+    assert!(
+        node.images().find(&name, ImagePlatform::Node).await.unwrap().is_none(),
+        "an image without its configuration is missing"
+    );
     images.pull(&name).await.unwrap();
-    assert!(node.images().find(&name).await.unwrap().is_some());
+    assert!(node.images().find(&name, ImagePlatform::Node).await.unwrap().is_some());
 
     // A partial download whose bytes the disk has lost: the digest shows it, and it is fetched from the beginning.
     let other = build("other", 2 << 20);
@@ -161,7 +164,7 @@ async fn a_password_is_needed_and_found() {
     let error = node.images().pull(&name).await.unwrap_err();
     assert!(matches!(error, ImageError::Unauthorized { .. }), "{error}");
     assert!(!error.to_string().contains("wr0ng") && !format!("{error:?}").contains("wr0ng"), "{error}");
-    assert!(node.images().find(&name).await.unwrap().is_none());
+    assert!(node.images().find(&name, ImagePlatform::Node).await.unwrap().is_none());
 
     node.credentials(&registry.address().to_string(), USER, PASSWORD);
     node.images().pull(&name).await.unwrap();
@@ -275,7 +278,7 @@ async fn a_mirror_stands_in_for_the_registry() {
     node.hosts_toml("docker.io", &hosts);
     let image = node.images().pull("app:1").await.unwrap();
     assert_eq!(&*image.name, "docker.io/library/app:1");
-    assert!(node.images().find("docker.io/library/app:1").await.unwrap().is_some());
+    assert!(node.images().find("docker.io/library/app:1", ImagePlatform::Node).await.unwrap().is_some());
     node.hosts_toml("docker.io", "server = \"ftp://x\"");
     let error = node.images().pull("app:1").await.unwrap_err();
     assert!(matches!(error, ImageError::Config { .. }), "{error}");
@@ -356,7 +359,7 @@ async fn a_pull_that_waits_for_another_one_shows_its_progress() {
     let secret = json!({"kind": "Secret", "metadata": {"name": "pull"}, "type": "kubernetes.io/dockerconfigjson",
         "stringData": {".dockerconfigjson": "{}"}});
     let (secret, _) = object::decode(&secret, ObjectKind::Secret, "pull.yaml".into());
-    let access = PullAccess { secrets: [Arc::new(secret.unwrap())].into(), account: None };
+    let access = PullAccess { secrets: [Arc::new(secret.unwrap())].into(), ..PullAccess::default() };
     let second = images.start_pull(&name, access).unwrap();
     let (first, second) = tokio::join!(steps(first), steps(second));
     let all = first.last().unwrap();
@@ -398,7 +401,7 @@ async fn a_layer_is_unpacked_while_the_next_is_downloaded() {
     let seen = steps(pull).await;
     assert_eq!(seen.last().unwrap().unpacked, 2, "{seen:?}");
     node.collect_garbage().await;
-    assert!(node.images().find(&name).await.unwrap().is_some());
+    assert!(node.images().find(&name, ImagePlatform::Node).await.unwrap().is_some());
 }
 
 async fn wait_for(pull: &mut RunningPull, is_so: impl Fn(&PullProgress) -> bool) {
@@ -476,7 +479,7 @@ async fn archives_are_imported_pinned_and_not_read_again() {
     assert!(matches!(events.recv().await.unwrap(), ArchiveEvent::Failed { path, .. } if path == dir.join("e.tar")));
     node.collect_garbage().await;
     for made in &made {
-        let image = node.images().find(&made.name).await.unwrap().unwrap();
+        let image = node.images().find(&made.name, ImagePlatform::Node).await.unwrap().unwrap();
         assert_eq!(*image.chain_id, *made.chain_id());
         assert!(node.is_pinned(&made.name).await);
         node.assert_file(&image.chain_id, "bin/busybox").await;

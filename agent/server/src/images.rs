@@ -123,7 +123,7 @@ async fn pull(
         let pulled = state.images.pull(&request.image).await;
         return answer(pulled.map(|image| ImageNames { images: vec![image.name.to_string()] }));
     }
-    match state.images.start_pull(&request.image, PullAccess::default()) {
+    match state.images.start_pull(&request.image, PullAccess::of_node()) {
         Ok(pull) => watch::lines(PullWatch::of(pull)),
         Err(error) => failure(&error),
     }

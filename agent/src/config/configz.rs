@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 
 use crate::config::{ClusterSettings, Config, Reservation, ReservedCgroup, ServerSettings};
 use limpet_containerd::container::runtime::RuntimeClass;
+use limpet_containerd::image::WASM;
+use limpet_core::cpu_allocation::{NONE, STATIC};
 use limpet_core::eviction::{Amount, DEFAULT_HARD, EvictionPolicy};
 use limpet_core::node_object::NodeTaint;
 use limpet_core::node_shutdown::{ShutdownGroup, ShutdownPolicy};
@@ -174,10 +176,11 @@ fn cpu_period(quotas: CpuQuotas) -> String {
 
 fn limpet_document(config: &Config) -> Value {
     let class = |(name, class): (&String, &RuntimeClass)| {
-        let RuntimeClass { runtime, binary, config, no_pivot_root, no_new_keyring, devices } = class;
+        let RuntimeClass { runtime, binary, config, no_pivot_root, no_new_keyring, wasm, devices } = class;
         let fields = json!({
             "runtime": runtime, "binary": binary, "config": config, "noPivotRoot": no_pivot_root,
-            "noNewKeyring": no_new_keyring, "devices": devices,
+            "noNewKeyring": no_new_keyring,
+            "platform": wasm.then_some(WASM), "devices": devices,
         });
         (name.clone(), fields)
     };

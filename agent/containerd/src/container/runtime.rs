@@ -30,6 +30,8 @@ pub struct RuntimeClass {
     pub no_pivot_root: bool,
     /// [`RUNC_SHIM`]: containers keep the session keyring of their runtime.
     pub no_new_keyring: bool,
+    /// Its containers are modules for WebAssembly, where an image has one.
+    pub wasm: bool,
     /// CDI devices of each container, by their qualified names: `nvidia.com/gpu=all`.
     pub devices: Vec<String>,
 }
@@ -38,7 +40,15 @@ impl RuntimeClass {
     /// What is called like this shim, with nothing set.
     pub fn of(runtime: impl Into<String>) -> Self {
         let runtime = runtime.into();
-        Self { runtime, binary: None, config: None, no_pivot_root: false, no_new_keyring: false, devices: Vec::new() }
+        Self {
+            runtime,
+            binary: None,
+            config: None,
+            no_pivot_root: false,
+            no_new_keyring: false,
+            wasm: false,
+            devices: Vec::new(),
+        }
     }
 }
 

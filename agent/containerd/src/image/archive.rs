@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use super::document::{self, Document, MAX_DOCUMENT, MAX_LAYERS};
 use super::error::ImageError;
 use super::go_json::{self, Shape, always};
-use super::platform::HostPlatform;
+use super::platform::{HostPlatform, ImagePlatform};
 use limpet_model::image_name::normalize;
 
 /// The most entries an archive may have.
@@ -319,7 +319,7 @@ fn from_index(bytes: &[u8]) -> Result<Vec<ArchivedImage>, String> {
     let choose = |(name, descriptors): (String, Vec<Descriptor>)| {
         let chosen = match descriptors.as_slice() {
             [one] => one,
-            many => platform.choose(many).ok_or_else(|| format!("{name}: no manifest for {platform}"))?,
+            many => platform.select(many, ImagePlatform::Any).map_err(|why| format!("{name}: {why}"))?,
         };
         Ok(ArchivedImage { target: Target::Blob(Box::new(chosen.clone())), name })
     };

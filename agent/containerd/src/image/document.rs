@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
 use super::go_json::{self, Member, Shape, always, may};
+use super::platform::{ImagePlatform, WASM_REMEDY, is_wasm_system};
 
 /// The largest manifest, index or configuration that is read: the limit of registries.
 pub(super) const MAX_DOCUMENT: u64 = 4 << 20;
@@ -184,6 +185,15 @@ pub(super) fn parse_config(bytes: &[u8], manifest: &ImageManifest) -> Result<Ima
     match diff_ids.iter().find(|id| !is_sha256(id)) {
         Some(id) => Err(format!("unsupported layer id {id:?}")),
         None => Ok(config),
+    }
+}
+
+/// Whether an image of that configuration is of the platform that is wanted.
+pub(super) fn fits(config: &ImageConfiguration, wanted: ImagePlatform) -> Result<(), String> {
+    let is_module = is_wasm_system(&config.os().to_string());
+    match wanted {
+        ImagePlatform::Node if is_module => Err(WASM_REMEDY.to_owned()),
+        _ => Ok(()),
     }
 }
 

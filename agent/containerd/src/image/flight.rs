@@ -80,7 +80,7 @@ impl Images {
     /// # Errors
     /// See [`ImageError`]; [`ImageError::reason`] is kubelet's reason for it.
     pub async fn pull(&self, reference: &str) -> Result<Arc<LocalImage>, ImageError> {
-        Ok(self.start_pull(reference, PullAccess::default())?.job.await?.image)
+        Ok(self.start_pull(reference, PullAccess::of_node())?.job.await?.image)
     }
 
     /// The same with what a pod may pull with; its secrets are tried before the node's credentials. Shared only between

@@ -13,6 +13,7 @@ use super::content::{Blob, Completed, Labels, Opened, Store};
 use super::document;
 use super::error::{CallError, ImageError};
 use super::local::lease_id;
+use super::platform::ImagePlatform;
 use limpet_model::image::LocalImage;
 
 /// Pieces between the reader and the writer: enough to keep both busy.
@@ -62,7 +63,7 @@ async fn import_leased(
     let mut images = Vec::with_capacity(found.len());
     for image in &found {
         let target = target(store, image, lease).await?;
-        images.push(store.finish(&image.name, &target, labels(found.len()), lease).await?);
+        images.push(store.finish(&image.name, &target, labels(found.len()), lease, ImagePlatform::Any).await?);
     }
     Ok(images)
 }

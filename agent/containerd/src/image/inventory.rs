@@ -19,6 +19,7 @@ use tonic::Code;
 
 use super::content::{Labels, Store};
 use super::error::{CallError, ImageError};
+use super::platform::ImagePlatform;
 use super::preload::PINNED_LABEL;
 use super::{ImageName, Images};
 use limpet_model::image::{LocalImage, StoredImage};
@@ -63,7 +64,7 @@ impl Images {
     /// `Runtime` when containerd does not answer.
     pub async fn documents(&self, image: &StoredImage) -> Result<Option<LocalImage>, ImageError> {
         let name = image.names.first().map_or("*", String::as_str);
-        match self.inner.store.resolve(name, &image.digest).await {
+        match self.inner.store.resolve(name, &image.digest, ImagePlatform::Any).await {
             Ok(resolved) => Ok(resolved.map(|resolved| resolved.into_local(name, &image.digest))),
             Err(ImageError::Content { .. }) => Ok(None),
             Err(error) => Err(error),

@@ -13,9 +13,13 @@ use tonic::Code;
 use super::content::{Labels, Store};
 use super::document::{self, Document};
 use super::error::{CallError, ImageError};
-use super::platform::HostPlatform;
+use super::platform::{HostPlatform, ImagePlatform, is_wasm};
 use super::unpack::Layer;
 use limpet_model::image::LocalImage;
+
+/// The label of an index for the manifest of it that is here, which the collector of garbage keeps then.
+const REFERENCE: &str = "containerd.io/gc.ref.content.m.0";
+const REFERENCE_OF_WASM: &str = "containerd.io/gc.ref.content.m.wasi";
 
 /// How many indexes may be between a name and its manifest.
 pub(super) const MAX_DEPTH: usize = 4;
@@ -23,8 +27,8 @@ pub(super) const MAX_DEPTH: usize = 4;
 /// An image's documents, all of them in the content store.
 #[derive(Debug)]
 pub(super) struct Resolved {
-    /// Digests of the indexes, outermost first, each with the entry that was chosen.
-    indexes: Vec<(String, String)>,
+    /// Digests of the indexes, outermost first, each with the label and the digest of the entry that was chosen.
+    indexes: Vec<(String, &'static str, String)>,
     manifest_digest: String,
     manifest: Box<ImageManifest>,
     config: ImageConfiguration,
@@ -48,9 +52,7 @@ impl Resolved {
         let mut labels: Vec<_> = self
             .indexes
             .iter()
-            .map(|(index, child)| {
-                (index.clone(), Labels::from([("containerd.io/gc.ref.content.m.0".to_owned(), child.clone())]))
-            })
+            .map(|(index, label, child)| (index.clone(), Labels::from([((*label).to_owned(), child.clone())])))
             .collect();
         let config = self.manifest.config().digest().to_string();
         let mut children = Labels::from([("containerd.io/gc.ref.content.config".to_owned(), config.clone())]);
@@ -99,7 +101,12 @@ impl Store {
     }
 
     /// Reads an image's documents. `None` when one is missing: the image has to be pulled again.
-    pub(super) async fn resolve(&self, image: &str, target: &str) -> Result<Option<Resolved>, ImageError> {
+    pub(super) async fn resolve(
+        &self,
+        image: &str,
+        target: &str,
+        wanted: ImagePlatform,
+    ) -> Result<Option<Resolved>, ImageError> {
         let call = |error| ImageError::call(image, error);
         let content = |cause: String| ImageError::content(image, cause);
         let platform = HostPlatform::current();
@@ -109,10 +116,11 @@ impl Store {
             documents_size += bytes.len() as u64;
             match document::examine(bytes, Document::parse).await.1.map_err(content)? {
                 Document::Index(index) => {
-                    let chosen = platform.choose(index.manifests());
-                    let chosen = chosen.ok_or_else(|| content(format!("no manifest for {platform}")))?;
+                    let chosen = platform.select(index.manifests(), wanted).map_err(content)?;
+                    // Each has its own: another pod may have the manifest of the other platform.
+                    let label = if is_wasm(chosen) { REFERENCE_OF_WASM } else { REFERENCE };
                     let chosen = chosen.digest().to_string();
-                    indexes.push((std::mem::replace(&mut digest, chosen.clone()), chosen));
+                    indexes.push((std::mem::replace(&mut digest, chosen.clone()), label, chosen));
                 }
                 Document::Manifest(manifest) => {
                     let config_digest = manifest.config().digest().to_string();
@@ -121,6 +129,7 @@ impl Store {
                     let parse = move |config: &[u8]| (document::parse_config(config, &manifest), manifest);
                     let (_, (config, manifest)) = document::examine(bytes, parse).await;
                     let config = config.map_err(content)?;
+                    document::fits(&config, wanted).map_err(content)?;
                     let chain_ids = document::chain_ids(config.rootfs().diff_ids());
                     let manifest_digest = digest;
                     return Ok(Some(Resolved {
@@ -140,7 +149,7 @@ impl Store {
     /// Whether the image of a record is complete, unpacked or not.
     pub(super) async fn is_complete(&self, name: &str, digest: &str) -> Result<bool, ImageError> {
         let call = |error| ImageError::call(name, error);
-        let Some(resolved) = self.resolve(name, digest).await? else { return Ok(false) };
+        let Some(resolved) = self.resolve(name, digest, ImagePlatform::Any).await? else { return Ok(false) };
         Ok(self.has_snapshot(resolved.chain_id()).await.map_err(call)?
             || self.has_layers(&resolved).await.map_err(call)?)
     }
@@ -155,9 +164,14 @@ impl Store {
     }
 
     /// The image of a record; unpacks it if its snapshot is missing but its layers exist.
-    pub(super) async fn local(&self, name: &str, digest: &str) -> Result<Option<LocalImage>, ImageError> {
+    pub(super) async fn local(
+        &self,
+        name: &str,
+        digest: &str,
+        wanted: ImagePlatform,
+    ) -> Result<Option<LocalImage>, ImageError> {
         let call = |error| ImageError::call(name, error);
-        let Some(resolved) = self.resolve(name, digest).await? else { return Ok(None) };
+        let Some(resolved) = self.resolve(name, digest, wanted).await? else { return Ok(None) };
         if !self.has_snapshot(resolved.chain_id()).await.map_err(call)? {
             if !self.has_layers(&resolved).await.map_err(call)? {
                 return Ok(None);
@@ -179,9 +193,10 @@ impl Store {
         target: &types::Descriptor,
         labels: Labels,
         lease: &str,
+        wanted: ImagePlatform,
     ) -> Result<LocalImage, ImageError> {
         let call = |error| ImageError::call(name, error);
-        let resolved = self.resolve(name, &target.digest).await?;
+        let resolved = self.resolve(name, &target.digest, wanted).await?;
         let resolved = resolved.ok_or_else(|| ImageError::content(name, "a part of it is missing"))?;
         self.reference_and_unpack(&resolved, lease).await.map_err(call)?;
         self.record(name, target, labels).await.map_err(call)?;

@@ -5,6 +5,35 @@ use oci_spec::image::{Descriptor, Platform};
 /// The rank of a platform whose programs this node's processor may run beside its own.
 const FOREIGN: u8 = 100;
 
+/// The platform of modules for WebAssembly, as a runtime class names it.
+pub const WASM: &str = "wasi/wasm";
+
+/// Which manifest of an index is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum ImagePlatform {
+    /// The node's own.
+    #[default]
+    Node,
+    /// That of WebAssembly, else the node's own: a pod whose runtime class runs modules may have other containers beside.
+    Wasm,
+    /// The node's own, else that of WebAssembly: for what is stored and not started.
+    Any,
+}
+
+/// Whether programs of that system are modules for WebAssembly: `wasi`, `wasip1`.
+pub(super) fn is_wasm_system(os: &str) -> bool {
+    os.to_ascii_lowercase().starts_with("wasi")
+}
+
+/// Whether it is that of WebAssembly.
+pub(super) fn is_wasm(descriptor: &Descriptor) -> bool {
+    descriptor.platform().as_ref().is_some_and(|platform| is_wasm_system(&platform.os().to_string()))
+}
+
+/// What a pod needs whose image is a module.
+pub(super) const WASM_REMEDY: &str =
+    "it is for wasi/wasm: give the pod a runtimeClassName whose entry in runtimeClasses has `platform: wasi/wasm`";
+
 /// The node's platform, in the form of image indexes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HostPlatform {
@@ -66,6 +95,28 @@ impl HostPlatform {
         self.arm_version.checked_sub(version)
     }
 
+    /// The manifest to use.
+    ///
+    /// # Errors
+    /// There is none, and what would help.
+    pub(super) fn select<'a>(
+        &self,
+        manifests: &'a [Descriptor],
+        wanted: ImagePlatform,
+    ) -> Result<&'a Descriptor, String> {
+        let (own, wasm) = (self.choose(manifests), manifests.iter().find(|descriptor| is_wasm(descriptor)));
+        let chosen = match wanted {
+            ImagePlatform::Node => own,
+            ImagePlatform::Wasm => wasm.or(own),
+            ImagePlatform::Any => own.or(wasm),
+        };
+        chosen.ok_or_else(|| match (wanted, wasm) {
+            (ImagePlatform::Node, Some(_)) => format!("no manifest for {self}; {WASM_REMEDY}"),
+            (ImagePlatform::Node, None) => format!("no manifest for {self}"),
+            (ImagePlatform::Wasm | ImagePlatform::Any, _) => format!("no manifest for {WASM} or {self}"),
+        })
+    }
+
     /// The manifest for this node; entries without a platform are used only when no other matches.
     pub(super) fn choose<'a>(&self, manifests: &'a [Descriptor]) -> Option<&'a Descriptor> {
         let ranked = manifests.iter().filter_map(|descriptor| match descriptor.platform() {
@@ -124,6 +175,32 @@ mod tests {
             serde_json::from_value(json).unwrap()
         };
         platforms.iter().enumerate().map(entry).collect()
+    }
+
+    #[test]
+    fn modules_are_for_pods_whose_runtime_class_says_so() {
+        use ImagePlatform::{Any, Node, Wasm};
+        let host = HostPlatform::from_names("x86_64", "x86_64");
+        let table: &[(&[&str], ImagePlatform, Result<u64, &str>)] = &[
+            (&["linux/amd64", "wasi/wasm"], Node, Ok(0)),
+            (&["linux/amd64", "wasi/wasm"], Wasm, Ok(1)),
+            (&["linux/amd64", "wasip1/wasm32"], Wasm, Ok(1)),
+            (&["wasi/wasm", "linux/amd64"], Any, Ok(1)),
+            (&["wasi/wasm"], Any, Ok(0)),
+            // A container of another kind beside a module's.
+            (&["linux/amd64"], Wasm, Ok(0)),
+            (&["wasi/wasm"], Node, Err("platform: wasi/wasm")),
+            (&["linux/arm64"], Node, Err("no manifest for linux/amd64")),
+            (&["linux/arm64"], Wasm, Err("no manifest for wasi/wasm or linux/amd64")),
+        ];
+        for (offered, wanted, result) in table {
+            let offered = manifests(offered);
+            match (host.select(&offered, *wanted), result) {
+                (Ok(chosen), Ok(size)) => assert_eq!(chosen.size(), *size, "{offered:?} {wanted:?}"),
+                (Err(error), Err(why)) => assert!(error.contains(why), "{error}"),
+                (chosen, _) => panic!("{offered:?} {wanted:?}: {chosen:?}"),
+            }
+        }
     }
 
     #[test]

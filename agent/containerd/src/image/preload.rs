@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::content::Labels;
 use super::error::{CallError, ImageError};
+use super::platform::ImagePlatform;
 use super::{Images, document, import};
 use limpet_host::blocking;
 use limpet_host::path_watch::PathWatch;
@@ -182,7 +183,8 @@ impl Images {
             let Some((known, count)) = record.labels.get(&key).and_then(|value| value.rsplit_once('/')) else {
                 continue;
             };
-            if known == stamp.0 && self.find(&record.name).await.is_ok_and(|image| image.is_some()) {
+            if known == stamp.0 && self.find(&record.name, ImagePlatform::Any).await.is_ok_and(|image| image.is_some())
+            {
                 missing = Some(missing.unwrap_or(count.parse().unwrap_or(usize::MAX)).saturating_sub(1));
             }
         }
@@ -210,7 +212,8 @@ impl Images {
     async fn import_with(&self, path: &Path, labels: impl Fn(usize) -> Labels) -> Result<Vec<String>, ImageError> {
         let imported = import::import(&self.inner.store, path, labels).await;
         let images = imported.inspect_err(|error| self.inner.note_failure(error))?;
-        let names: Vec<_> = images.into_iter().map(|image| self.inner.remember(image).name.to_string()).collect();
+        let names: Vec<_> =
+            images.into_iter().map(|image| self.inner.remember(image, ImagePlatform::Any).name.to_string()).collect();
         self.inner.note_change();
         self.inner.imported.send_modify(|known| Arc::make_mut(known).extend(names.iter().cloned()));
         Ok(names)

@@ -18,7 +18,7 @@ use super::content::{Blob, Completed, Ingest, Labels, Opened, Store};
 use super::document::{self, Document};
 use super::error::ImageError;
 use super::local::{MAX_DEPTH, lease_id};
-use super::platform::HostPlatform;
+use super::platform::{HostPlatform, ImagePlatform};
 use super::progress::{BlobMeter, Meter};
 use super::registry::{FetchedDocument, Session};
 use super::unpack::Layer;
@@ -62,6 +62,7 @@ struct Pull<'a> {
     session: Session,
     admission: &'a Admission,
     meter: &'a Meter,
+    platform: ImagePlatform,
     lease: String,
 }
 
@@ -72,12 +73,13 @@ pub(super) async fn pull(
     config: &Config,
     admission: &Admission,
     meter: &Meter,
+    platform: ImagePlatform,
 ) -> Result<(LocalImage, PullCredential), ImageError> {
     let image = session.name.whole.clone();
     let lease = lease_id("pull", &image);
     store.create_lease(&lease, &image).await.map_err(|error| ImageError::call(&image, error))?;
     tracing::info!(image, snapshotter = config.snapshotter, "pulling image");
-    let pull = Pull { store, session, admission, meter, lease };
+    let pull = Pull { store, session, admission, meter, platform, lease };
     let result = pull.run().await;
     if result.as_ref().err().is_none_or(|error| !error.keeps_ingests())
         && let Err(error) = store.delete_lease(&pull.lease).await
@@ -100,7 +102,7 @@ impl Pull<'_> {
         let layers = Layer::of(&manifest, &config, &chain_ids);
         self.meter.begin(layers.iter().map(|layer| layer.descriptor.size()).sum(), layers.len());
         self.layers(&layers).await?;
-        self.store.finish(self.image(), &target, Labels::new(), &self.lease).await
+        self.store.finish(self.image(), &target, Labels::new(), &self.lease, self.platform).await
     }
 
     /// Downloads several layers at once, and unpacks what has arrived meanwhile.
@@ -156,8 +158,7 @@ impl Pull<'_> {
             }
             match document {
                 Document::Index(index) => {
-                    let chosen = platform.choose(index.manifests());
-                    let chosen = chosen.ok_or_else(|| content(format!("no manifest for {platform}")))?;
+                    let chosen = platform.select(index.manifests(), self.platform).map_err(content)?;
                     fetched = self.session.manifest(chosen.digest().as_ref()).await?;
                 }
                 Document::Manifest(manifest) => {
@@ -175,6 +176,7 @@ impl Pull<'_> {
                     let parse = move |config: &[u8]| (document::parse_config(config, &manifest), manifest);
                     let (bytes, (config, manifest)) = document::examine(config, parse).await;
                     let config = config.map_err(content)?;
+                    document::fits(&config, self.platform).map_err(content)?;
                     self.put(&digest, &bytes).await?;
                     // Set in the first round.
                     return Ok(Documents { manifest, config, target: target.unwrap_or_default() });

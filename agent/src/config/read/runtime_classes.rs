@@ -6,10 +6,11 @@ use super::super::Config;
 use super::super::tree::{Entry, Map, Node, Value};
 use super::ConfigDiagnostics;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
+use limpet_containerd::image::WASM;
 use limpet_model::pod::is_dns_subdomain;
 
 const KEY: &str = "runtimeClasses";
-const FIELDS: [&str; 6] = ["runtime", "binary", "config", "noPivotRoot", "noNewKeyring", "devices"];
+const FIELDS: [&str; 7] = ["runtime", "binary", "config", "noPivotRoot", "noNewKeyring", "platform", "devices"];
 
 impl ConfigDiagnostics {
     /// Reads the table: a class's name, then its fields, all optional.
@@ -65,6 +66,8 @@ fn set(class: &mut RuntimeClass, key: &str, value: &Value) -> Result<(), String>
         ("config", Value::Text(text)) => class.config = Some(file(text)?),
         ("noPivotRoot", Value::Bool(given)) => class.no_pivot_root = *given,
         ("noNewKeyring", Value::Bool(given)) => class.no_new_keyring = *given,
+        ("platform", Value::Text(text)) if text == WASM => class.wasm = true,
+        ("platform", _) => return Err(format!("expected {WASM}, the one platform beside the node's own")),
         ("devices", Value::List(nodes)) => class.devices = nodes.iter().map(cdi_device).collect::<Result<_, _>>()?,
         ("runtime" | "binary" | "config", other) => return Err(format!("expected text, found {}", other.kind())),
         ("noPivotRoot" | "noNewKeyring", other) => {

@@ -205,6 +205,7 @@ fn every_supported_key_has_an_effect() {
                 "runsc",
                 RuntimeClass { config: Some("/runsc.toml".into()), ..RuntimeClass::of("io.containerd.runsc.v1") },
             ),
+            ("wasm", RuntimeClass { wasm: true, ..RuntimeClass::of("io.containerd.wasmtime.v1") }),
         ]
         .map(|(name, class)| (name.to_owned(), class))
         .into(),

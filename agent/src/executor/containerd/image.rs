@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::ContainerdExecutor;
-use limpet_containerd::image::{ImageError, PullAccess, PullAccount, PullSecrets};
+use limpet_containerd::image::{ImageError, ImagePlatform, PullAccess, PullAccount, PullSecrets};
 use limpet_core::outcome::Failure;
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::image::LocalImage;
@@ -26,10 +26,12 @@ impl ContainerdExecutor {
         // contacted.
         self.images.archives_ready().await;
         let (reference, policy) = (container.image.as_deref(), container.image_pull_policy.as_deref());
-        let image = self.image_by_policy(pod, slot, reference.unwrap_or_default(), policy).await?;
+        let platform = self.image_platform(pod);
+        let image = self.image_by_policy(pod, slot, reference.unwrap_or_default(), policy, platform).await?;
         for (_, source) in image_volumes(pod.record.spec(), container) {
             let (reference, policy) = (source.reference.as_deref(), source.pull_policy.as_deref());
-            self.image_by_policy(pod, slot, reference.unwrap_or_default(), policy).await?;
+            let reference = reference.unwrap_or_default();
+            self.image_by_policy(pod, slot, reference, policy, ImagePlatform::Node).await?;
         }
         Ok(image)
     }
@@ -41,9 +43,10 @@ impl ContainerdExecutor {
         slot: &ContainerSlot,
         reference: &str,
         policy: Option<&str>,
+        platform: ImagePlatform,
     ) -> Result<Arc<LocalImage>, Failure> {
         let failed = |error: &ImageError| self.image_failure(pod, slot, reference, error);
-        let local = self.images.find(reference).await.map_err(|error| failed(&error))?;
+        let local = self.images.find(reference, platform).await.map_err(|error| failed(&error))?;
         let (mut is_usable, mut refusal) = (false, None);
         if let Some(image) = local.as_ref().filter(|_| policy != Some("Always"))
             && self.may_use(pod, reference, image).await
@@ -64,7 +67,7 @@ impl ContainerdExecutor {
                 self.reporter.event(pod, Some(&slot.name), EventType::Warning, "ErrImageNeverPull", message.clone());
                 Err(Failure { reason: "ErrImageNeverPull", message, transient: false })
             }
-            (_, local) => match self.pull_image(pod, slot, reference).await {
+            (_, local) => match self.pull_image(pod, slot, reference, platform).await {
                 Ok(image) => Ok(image),
                 Err(error) => {
                     // A refused image stays what it was, unless its registry has another one.
@@ -108,7 +111,15 @@ impl ContainerdExecutor {
 
     /// What the pod may pull with, beside the node's own credentials.
     pub(super) fn pull_access(&self, pod: &PodState) -> PullAccess {
-        PullAccess { secrets: self.pull_secrets(pod), account: self.pull_account(pod) }
+        PullAccess { secrets: self.pull_secrets(pod), account: self.pull_account(pod), ..PullAccess::default() }
+    }
+
+    /// What the pod's runtime class runs.
+    fn image_platform(&self, pod: &PodState) -> ImagePlatform {
+        match self.runtime_class(pod) {
+            Ok(Some(class)) if class.wasm => ImagePlatform::Wasm,
+            _ => ImagePlatform::Node,
+        }
     }
 
     /// The pod's service account, which the apiserver's own pods alone have.

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 
 use super::start::map_layers;
 use super::{ContainerdExecutor, sandbox_of};
+use limpet_containerd::image::ImagePlatform;
 use limpet_containerd::snapshot_mount::{SnapshotMount, mount_read_only};
 use limpet_core::outcome::Failure;
 use limpet_core::state::PodState;
@@ -30,7 +31,8 @@ impl ContainerdExecutor {
                 continue;
             }
             let reference = source.reference.as_deref().unwrap_or_default();
-            let image = self.images.find(reference).await.map_err(|error| failed(volume, error))?;
+            let image =
+                self.images.find(reference, ImagePlatform::Node).await.map_err(|error| failed(volume, error))?;
             let image = image.ok_or_else(|| failed(volume, format!("image {reference:?} is not there any more")))?;
             let view =
                 self.containers.view(uid, volume, &image.chain_id).await.map_err(|error| failed(volume, error))?;

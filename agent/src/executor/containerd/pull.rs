@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::ContainerdExecutor;
 use crate::pull_records::AnnouncedPull;
-use limpet_containerd::image::{ImageError, PullAccess, PullStep, PulledNow};
+use limpet_containerd::image::{ImageError, ImagePlatform, PullAccess, PullStep, PulledNow};
 use limpet_core::state::{ContainerSlot, PodState};
 use limpet_model::error_chain::error_chain;
 use limpet_model::go_duration;
@@ -28,8 +28,9 @@ impl ContainerdExecutor {
         pod: &PodState,
         slot: &ContainerSlot,
         reference: &str,
+        platform: ImagePlatform,
     ) -> Result<Arc<LocalImage>, ImageError> {
-        let access = self.pull_access(pod);
+        let access = PullAccess { platform, ..self.pull_access(pod) };
         let announced = self.announce_pull(&access, reference).await?;
         let message = format!("Pulling image \"{reference}\"");
         self.reporter.event(pod, Some(&slot.name), EventType::Normal, "Pulling", message);

@@ -30,7 +30,8 @@ fn a_wrong_runtime_class_is_an_error_with_its_place() {
     let text = format!(
         "{LIMPET_HEAD}runtimeClasses:\n  Bad Name: {{}}\n  plain:\n  text: x\n  a: {{binary: crun}}\n  b: {{binary: 3}}\n  \
          c: {{path: /x}}\n  d: {{config: /x}}\n  e: {{runtime: other, binary: /x}}\n  \
-         f: {{noPivotRoot: 1, devices: [gpu]}}\n  g: {{devices: all}}\n  h: {{runtime: other, noNewKeyring: false}}\n"
+         f: {{noPivotRoot: 1, devices: [gpu]}}\n  g: {{devices: all}}\n  h: {{runtime: other, noNewKeyring: false}}\n  \
+         i: {{platform: linux/arm64}}\n"
     );
     let (config, _, _) = load_text(&text, &[]);
     let message = config.unwrap_err().join("\n");
@@ -46,6 +47,7 @@ fn a_wrong_runtime_class_is_an_error_with_its_place() {
         "runtimeClasses.f.devices: \"gpu\" is not a CDI device; write vendor.com/class=name",
         "runtimeClasses.g.devices: expected a list",
         "runtimeClasses.h.noNewKeyring: only io.containerd.runc.v2 takes it",
+        "runtimeClasses.i.platform: expected wasi/wasm",
     ] {
         assert!(message.contains(part), "{part}: {message}");
     }
