@@ -65,3 +65,20 @@ fn the_kernel_is_checked_only_on_demand() {
     let config = flags::loaded(&["--fail-swap-on", "--protect-kernel-defaults=True"]).unwrap();
     assert_eq!((config.fail_swap_on, config.protect_kernel_defaults), (true, Some(true)));
 }
+
+/// As kubeadm writes it 0 counts as not set.
+#[test]
+fn the_log_is_as_verbose_as_the_file_says_unless_a_flag_says_otherwise() {
+    let verbosity = |text: &str| loaded(text).unwrap().verbosity;
+    assert_eq!(["", "logging: {verbosity: 0}", "logging: {verbosity: 4}"].map(verbosity), [2, 2, 4]);
+    let text = format!("{KUBELET_HEAD}logging: {{verbosity: 4}}");
+    assert_eq!(load_text(&text, &["--v=3"]).0.unwrap().verbosity, 3);
+    let errors = loaded("logging: {verbosity: -1}").unwrap_err();
+    assert!(errors[0].contains("logging.verbosity: -1 is less than 0"), "{errors:?}");
+}
+
+#[test]
+fn an_amount_without_a_value_is_named_with_what_to_write() {
+    let errors = loaded("kubeReserved: {memory: }").unwrap_err();
+    assert!(errors[0].contains("kubeReserved.memory: has no value; write a quantity"), "{errors:?}");
+}
