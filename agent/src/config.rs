@@ -43,14 +43,16 @@ use limpet_core::image_access::VerificationPolicy;
 use limpet_core::image_gc::ImageGcPolicy;
 use limpet_core::node_shutdown::ShutdownPolicy;
 use limpet_core::pull_rate::PullRate;
-use limpet_host::cgroup::CgroupDriver;
+use limpet_cpus::CpuSettings;
+use limpet_host::cgroup::{CgroupDriver, CgroupSettings};
 use limpet_image_policy::policy::ImagePolicy;
 use limpet_log::LogRotation;
 use limpet_model::attribution::ManifestWatch;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::compute_resources::CpuQuotas;
 use limpet_model::pod::field_validation::FieldValidations;
-use limpet_model::pod::requests::Requests;
+use limpet_model::pod::memory_qos::MemoryQos;
+use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::security::SecurityLevels;
 use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::pod::{Fault, PodKey};
@@ -191,6 +193,8 @@ pub struct Config {
     pub seccomp_default: bool,
     /// `memorySwap.swapBehavior`.
     pub swap_behavior: SwapBehavior,
+    /// `memoryReservationPolicy`, `memoryThrottlingFactor`.
+    pub memory_qos: MemoryQos,
     /// `singleProcessOOMKill`.
     pub single_process_oom_kill: bool,
     /// `containerLogMaxSize`, `containerLogMaxFiles`.
@@ -304,6 +308,7 @@ impl Default for Config {
             protect_kernel_defaults: None,
             seccomp_default: false,
             swap_behavior: SwapBehavior::default(),
+            memory_qos: MemoryQos::default(),
             single_process_oom_kill: false,
             log_rotation: LogRotation { max_size: 10 << 20, max_files: 5 },
             resolv_conf: Some("/etc/resolv.conf".into()),
@@ -351,6 +356,12 @@ impl Default for Config {
 }
 
 impl Config {
+    /// What of it concerns pods' cgroups.
+    pub fn cgroup_settings(&self) -> CgroupSettings {
+        let Self { pod_pids_limit, cpu_quotas, memory_qos, .. } = *self;
+        CgroupSettings { pod_pids_limit, cpu_quotas, memory_qos }
+    }
+
     /// How many pods the node may have, on a machine of so many processors.
     pub fn most_pods(&self, processors: usize) -> u32 {
         let of_cores = self.pods_per_core.map(|each| u64::from(each).saturating_mul(processors as u64));

@@ -31,6 +31,7 @@ pub use self::reserved::ReservedLimits;
 use crate::{huge_pages, proc_files, process};
 use limpet_model::pod::compute_resources::{CgroupLimits, CpuQuotas, cpu_shares, pod_cpu_request, pod_limits};
 use limpet_model::pod::huge_pages::requests;
+use limpet_model::pod::memory_qos::{MemoryFiles, MemoryQos, RequestedMemory, pod_memory_request};
 use limpet_model::pod::qos::{QosClass, qos_class};
 use limpet_model::pod::{PodRecord, PodUid};
 
@@ -62,6 +63,43 @@ pub fn owner(root: &Path, path: &str) -> Option<CgroupOwner> {
     Layout::new(CgroupDriver::default(), root).owner(path)
 }
 
+/// What a pod adds to the levels above it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Requested {
+    /// Millicores of a burstable pod.
+    burstable_cpu: i64,
+    memory: RequestedMemory,
+}
+
+impl Requested {
+    fn of(pod: &PodRecord) -> Self {
+        let burstable_cpu = match qos_class(pod.spec()) {
+            QosClass::Burstable => pod_cpu_request(pod.spec()),
+            QosClass::Guaranteed | QosClass::BestEffort => 0,
+        };
+        Self { burstable_cpu, memory: pod_memory_request(pod.spec()) }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            burstable_cpu: self.burstable_cpu.saturating_add(other.burstable_cpu),
+            memory: RequestedMemory {
+                guaranteed: self.memory.guaranteed.saturating_add(other.memory.guaranteed),
+                burstable: self.memory.burstable.saturating_add(other.memory.burstable),
+            },
+        }
+    }
+}
+
+/// What of the configuration concerns pods' cgroups.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct CgroupSettings {
+    /// `podPidsLimit`.
+    pub pod_pids_limit: Option<i64>,
+    pub cpu_quotas: CpuQuotas,
+    pub memory_qos: MemoryQos,
+}
+
 /// The pods' cgroups. Clones share the state.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
@@ -74,11 +112,12 @@ struct Shared {
     layout: Layout,
     pod_pids_limit: Option<i64>,
     cpu_quotas: CpuQuotas,
+    memory_qos: MemoryQos,
     /// The sizes of huge pages whose use is limited; none where the kernel cannot limit them.
     huge_page_sizes: Vec<u64>,
     systemd: Option<systemd::Manager>,
-    /// Millicores requested by each burstable pod: together the CPU weight of their level.
-    burstable: Mutex<BTreeMap<PodUid, i64>>,
+    /// What each pod requests: together what their levels have.
+    requested: Mutex<BTreeMap<PodUid, (QosClass, Requested)>>,
     /// For each pod: the OOM kills in containers that have exited, as far as they are known.
     exited_oom_kills: Mutex<BTreeMap<PodUid, u64>>,
 }
@@ -88,12 +127,8 @@ impl Cgroups {
     ///
     /// # Errors
     /// When no cgroups are mounted, or the levels cannot be created.
-    pub async fn open(
-        driver: CgroupDriver,
-        root: &Path,
-        pod_pids_limit: Option<i64>,
-        cpu_quotas: CpuQuotas,
-    ) -> Result<Self, CgroupError> {
+    pub async fn open(driver: CgroupDriver, root: &Path, settings: CgroupSettings) -> Result<Self, CgroupError> {
+        let CgroupSettings { pod_pids_limit, cpu_quotas, memory_qos } = settings;
         let hierarchies = blocking(Hierarchies::find).await?;
         let systemd = match driver {
             CgroupDriver::Cgroupfs => None,
@@ -108,9 +143,10 @@ impl Cgroups {
                 layout,
                 pod_pids_limit,
                 cpu_quotas,
+                memory_qos,
                 huge_page_sizes,
                 systemd,
-                burstable: Mutex::default(),
+                requested: Mutex::default(),
                 exited_oom_kills: Mutex::default(),
             }),
         };
@@ -126,6 +162,10 @@ impl Cgroups {
                 (burstable, GroupLimits::default()),
             ])
             .await?;
+        cgroups.keep_nothing_that_is_not_configured().await?;
+        if shared.memory_qos.is_set() && !cgroups.is_v2() {
+            tracing::warn!("memoryReservationPolicy and memoryThrottlingFactor have no effect: they need cgroup v2");
+        }
         for controller in cgroups.missing_controllers() {
             tracing::warn!(
                 controller,
@@ -168,14 +208,9 @@ impl Cgroups {
     pub async fn update_pod(&self, pod: &PodRecord, limits: &CgroupLimits) -> Result<(), CgroupError> {
         let spec = pod.spec();
         let class = qos_class(spec);
-        let (request, layout) = (pod_cpu_request(spec), &self.shared.layout);
-        let level = match class {
-            QosClass::Burstable => {
-                GroupLimits::weighing(self.burstable_shares(|pods| _ = pods.insert(pod.uid.clone(), request)))
-            }
-            QosClass::BestEffort => GroupLimits::weighing(cpu_shares(0)),
-            QosClass::Guaranteed => GroupLimits::default(),
-        };
+        let layout = &self.shared.layout;
+        let of_all = self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::of(pod))));
+        let mut groups = self.levels(class, of_all);
         let requested = requests(spec);
         // As in kubelet, a pod has no huge pages of sizes that it does not request.
         let huge_pages = self.shared.huge_page_sizes.iter().map(|size| {
@@ -184,8 +219,10 @@ impl Cgroups {
         });
         let own = GroupLimits::of_pod(limits, self.shared.pod_pids_limit)
             .with_cpu_quotas(self.shared.cpu_quotas)
+            .with_memory_qos(self.shared.memory_qos.of_pod(spec, rustix::param::page_size() as u64))
             .with_huge_pages(huge_pages.collect());
-        self.apply(vec![(layout.level(class), level), (layout.pod(class, &pod.uid), own)]).await?;
+        groups.push((layout.pod(class, &pod.uid), own));
+        self.apply(groups).await?;
         self.begin_oom_account(&pod.uid);
         Ok(())
     }
@@ -193,10 +230,8 @@ impl Cgroups {
     /// Counts a pod that was found running: its OOM kills from now on, and its part of its level's weight. The level keeps the
     /// weight that it has until a pod's limits are set.
     pub fn adopt_pod(&self, pod: &PodRecord) {
-        if qos_class(pod.spec()) == QosClass::Burstable {
-            let request = pod_cpu_request(pod.spec());
-            self.burstable_shares(|pods| _ = pods.insert(pod.uid.clone(), request));
-        }
+        let class = qos_class(pod.spec());
+        self.requested(|pods| _ = pods.insert(pod.uid.clone(), (class, Requested::of(pod))));
         self.begin_oom_account(&pod.uid);
     }
 
@@ -255,13 +290,14 @@ impl Cgroups {
         })
         .await?;
         self.end_oom_account(uid);
-        let mut was_burstable = false;
-        let shares = self.burstable_shares(|pods| was_burstable = pods.remove(uid).is_some());
-        if was_burstable {
-            let level = self.shared.layout.level(QosClass::Burstable);
-            self.apply(vec![(level, GroupLimits::weighing(shares))]).await?;
+        let mut had = None;
+        let requested = self.requested(|pods| had = pods.remove(uid));
+        match had {
+            Some((class, _)) if class == QosClass::Burstable || self.keeps_memory() => {
+                self.apply(self.levels(class, requested)).await
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Kills the processes in a container's cgroups and removes these: for a container whose OCI runtime was killed before
@@ -317,11 +353,57 @@ impl Cgroups {
         self.shared.layout.owner(path)
     }
 
-    /// Changes the known burstable pods and returns their level's CPU shares.
-    fn burstable_shares(&self, change: impl FnOnce(&mut BTreeMap<PodUid, i64>)) -> u64 {
-        let mut pods = self.shared.burstable.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Changes the known pods and returns what they request together.
+    fn requested(&self, change: impl FnOnce(&mut BTreeMap<PodUid, (QosClass, Requested)>)) -> Requested {
+        let mut pods = self.shared.requested.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut pods);
-        cpu_shares(pods.values().fold(0, |sum: i64, request| sum.saturating_add(*request)))
+        pods.values().fold(Requested::default(), |sum, (_, pod)| sum.plus(*pod))
+    }
+
+    fn keeps_memory(&self) -> bool {
+        self.shared.memory_qos.keeps_requests && self.is_v2()
+    }
+
+    /// What changes of the levels above a pod of that class, when all pods request so much.
+    fn levels(&self, class: QosClass, requested: Requested) -> Vec<(GroupName, GroupLimits)> {
+        let kept = |files: MemoryFiles| if self.keeps_memory() { files } else { MemoryFiles::default() };
+        let all = GroupLimits::default().with_memory_qos(kept(requested.memory.of_all_pods()));
+        let level = match class {
+            QosClass::Guaranteed => None,
+            QosClass::Burstable => {
+                let shares = cpu_shares(requested.burstable_cpu);
+                Some(GroupLimits::weighing(shares).with_memory_qos(kept(requested.memory.of_burstable())))
+            }
+            QosClass::BestEffort => Some(GroupLimits::weighing(cpu_shares(0))),
+        };
+        let layout = &self.shared.layout;
+        let all = (self.keeps_memory() || level.is_none()).then(|| (layout.level(QosClass::Guaranteed), all));
+        all.into_iter().chain(level.map(|level| (layout.level(class), level))).collect()
+    }
+
+    /// Levels keep no memory that an agent with another configuration has had them keep. Nothing is written where they do not.
+    async fn keep_nothing_that_is_not_configured(&self) -> Result<(), CgroupError> {
+        if self.shared.memory_qos.keeps_requests || !self.is_v2() {
+            return Ok(());
+        }
+        let nothing = RequestedMemory::default();
+        let layout = &self.shared.layout;
+        for (class, files) in
+            [(QosClass::Guaranteed, nothing.of_all_pods()), (QosClass::Burstable, nothing.of_burstable())]
+        {
+            let level = layout.level(class);
+            let (shared, directory) = (self.shared.clone(), layout.directory(&level));
+            let keeps = blocking(move || {
+                let path = shared.hierarchies.path("memory", &directory).unwrap_or_default();
+                Ok(files
+                    .named()
+                    .any(|(file, _)| std::fs::read_to_string(path.join(file)).is_ok_and(|bytes| bytes.trim() != "0")))
+            });
+            if keeps.await? {
+                self.apply(vec![(level, GroupLimits::default().with_memory_qos(files))]).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Creates groups, each after its parent, and sets their limits.

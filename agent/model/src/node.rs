@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::pod::compute_resources::CpuQuotas;
 use crate::pod::downward::NodeLimits;
+use crate::pod::memory_qos::MemoryQos;
 use crate::pod::swap::SwapBehavior;
 
 /// The machine's architecture as Kubernetes names it.
@@ -42,6 +43,8 @@ pub struct NodeFacts {
     pub single_process_oom_kill: bool,
     /// How limits of cpu are enforced.
     pub cpu_quotas: CpuQuotas,
+    /// `memoryReservationPolicy`, `memoryThrottlingFactor`. With cgroup v2.
+    pub memory_qos: MemoryQos,
     /// The lowest `oom_score_adj` the agent may set: its own when it lacks `CAP_SYS_RESOURCE`.
     pub oom_score_floor: i32,
     /// Only the unified (v2) cgroup hierarchy is mounted.

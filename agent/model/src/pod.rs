@@ -32,6 +32,7 @@ pub mod identity;
 pub mod images;
 mod incarnation;
 pub mod key;
+pub mod memory_qos;
 pub(crate) mod name;
 pub mod qos;
 pub mod quantity;

@@ -151,6 +151,8 @@ fn kubelet_document(config: &Config) -> Value {
         "seccompDefault": config.seccomp_default,
         "memorySwap": { "swapBehavior": config.swap_behavior.as_str() },
         "singleProcessOOMKill": config.single_process_oom_kill,
+        "memoryReservationPolicy": if config.memory_qos.keeps_requests { "TieredReservation" } else { "None" },
+        "memoryThrottlingFactor": config.memory_qos.throttling,
         "containerLogMaxSize": config.log_rotation.max_size.to_string(),
         "containerLogMaxFiles": config.log_rotation.max_files,
         "resolvConf": config.resolv_conf.clone().unwrap_or_default(),

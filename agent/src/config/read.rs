@@ -10,6 +10,7 @@ mod image_gc;
 mod image_policy;
 mod image_verification;
 mod layers;
+mod memory_qos;
 mod pod_security;
 mod reserved;
 mod runtime_classes;

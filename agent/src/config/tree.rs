@@ -93,6 +93,16 @@ impl<'a> Map<'a> {
         if let Value::Int(number) = node.value { Some((number, node.position)) } else { None }
     }
 
+    #[allow(clippy::cast_precision_loss)] // a whole number in a configuration is small
+    pub(super) fn float(&self, key: &str) -> Found<f64> {
+        let node = self.get(key)?;
+        match node.value {
+            Value::Float(number) => Some((number, node.position)),
+            Value::Int(number) => Some((number as f64, node.position)),
+            _ => None,
+        }
+    }
+
     pub(super) fn bool(&self, key: &str) -> Found<bool> {
         let node = self.get(key)?;
         if let Value::Bool(value) = node.value { Some((value, node.position)) } else { None }

@@ -28,6 +28,7 @@ pub fn facts(config: &Config, name: String) -> NodeFacts {
         swap_behavior: config.swap_behavior,
         single_process_oom_kill: config.single_process_oom_kill,
         cpu_quotas: config.cpu_quotas,
+        memory_qos: config.memory_qos,
         oom_score_floor: oom_score_floor(),
         cgroup_v2: cgroup_v2(),
         systemd_cgroup: config.cgroup_driver == CgroupDriver::Systemd,

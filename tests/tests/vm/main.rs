@@ -11,6 +11,7 @@ mod cuts;
 mod guard;
 mod leftovers;
 mod machine;
+mod memory;
 mod pod;
 mod runtimes;
 mod selinux;
@@ -41,7 +42,7 @@ const FIRST: [Case; 3] = [
 ];
 
 /// What only a long run shows.
-const FURTHER: [Case; 21] = [
+const FURTHER: [Case; 22] = [
     ("a_guard_refuses_pods_and_the_actor_of_each_change_is_known", guard::a_guard_and_the_actors),
     ("apparmor_profiles_confine_containers", apparmor::profiles_confine),
     ("selinux_keeps_pods_apart", selinux::pods_are_apart),
@@ -50,6 +51,7 @@ const FURTHER: [Case; 21] = [
     ("huge_pages_are_limited_by_cgroups", storage::huge_pages),
     ("a_file_system_counts_what_a_volume_takes", storage::project_quota),
     ("containers_have_a_share_of_the_swap", swap::limited_swap),
+    ("memory_that_is_requested_is_kept", memory::what_is_requested_is_kept),
     ("a_pod_lives_on_btrfs", snapshotters::btrfs),
     ("a_pod_lives_on_devmapper", snapshotters::devmapper),
     ("a_pod_lives_on_native_snapshots", snapshotters::native),

@@ -18,7 +18,8 @@ use limpet_model::pod::swap::{SwapBehavior, limited_swap};
 pub fn resized(pod: &PodSpec, container: &Container, node: &NodeFacts) -> LinuxResources {
     let mut resources = container_resources(pod, container, node, swap_limit(node.cgroup_v2));
     if node.swap_behavior == SwapBehavior::NoSwap {
-        resources.set_unified(None);
+        let kept = node.cgroup_v2.then(|| memory_files(pod, container, node));
+        resources.set_unified(kept.filter(|files| !files.is_empty()));
     }
     resources
 }
@@ -86,9 +87,16 @@ pub(super) fn container_resources(
     resources
 }
 
+/// The memory that is kept for a container, and from which use on it is slowed.
+fn memory_files(pod: &PodSpec, container: &Container, node: &NodeFacts) -> HashMap<String, String> {
+    let allocatable = u64::try_from(node.limits.memory.units()).unwrap_or(0);
+    let files = node.memory_qos.of_container(pod, container, allocatable, rustix::param::page_size() as u64);
+    files.named().map(|(file, bytes)| (file.to_owned(), bytes.to_string())).collect()
+}
+
 /// The files of a container's cgroup v2 for which OCI resources have no field.
 fn unified(pod: &PodSpec, container: &Container, node: &NodeFacts, swap: bool) -> HashMap<String, String> {
-    let mut files = HashMap::new();
+    let mut files = memory_files(pod, container, node);
     if !node.single_process_oom_kill {
         // The OOM killer kills all processes of a container together.
         files.insert("memory.oom.group".to_owned(), "1".to_owned());

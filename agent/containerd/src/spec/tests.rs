@@ -13,6 +13,7 @@ use limpet_host::volume::{self, Propagation};
 use limpet_model::fixtures::record_of_spec as record;
 use limpet_model::pod::compute_resources::CpuQuotas;
 use limpet_model::pod::downward::NodeLimits;
+use limpet_model::pod::memory_qos::MemoryQos;
 use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::sandbox::Namespaces;
@@ -92,6 +93,7 @@ impl Fixture {
                 swap_behavior: SwapBehavior::NoSwap,
                 single_process_oom_kill: false,
                 cpu_quotas: CpuQuotas::default(),
+                memory_qos: MemoryQos::default(),
                 oom_score_floor: -1_000,
                 cgroup_v2: false,
                 systemd_cgroup: false,
@@ -343,6 +345,9 @@ fn resources_become_cgroup_values() {
     let v2 = of(&fixture);
     assert_eq!(v2["memory"], json!({"limit": 67_108_864}));
     assert_eq!(v2["unified"], json!({"memory.oom.group": "1"}));
+    fixture.node.memory_qos = MemoryQos { keeps_requests: true, throttling: None };
+    let kept = json!({"memory.oom.group": "1", "memory.low": "67108864"});
+    assert_eq!(of(&fixture)["unified"], kept, "a limit without a request is one");
     assert_eq!(of(&Fixture::new(json!({}), json!({"Cmd": ["run"]})))["cpu"], json!({"shares": 2}));
 }
 

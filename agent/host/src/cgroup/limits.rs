@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use limpet_model::pod::compute_resources::{CPU_PERIOD, CgroupLimits, CpuQuotas};
 use limpet_model::pod::huge_pages::kernel_name;
+use limpet_model::pod::memory_qos::MemoryFiles;
 
 /// The controller of huge pages, which many kernels lack.
 pub(super) const HUGE_PAGES_CONTROLLER: &str = "hugetlb";
@@ -19,6 +20,8 @@ pub(super) struct GroupLimits {
     cpu_quotas: CpuQuotas,
     /// Bytes of memory of a group that is not a pod's.
     memory: Option<u64>,
+    /// What is kept, and from which use on it is slowed, with v2.
+    memory_qos: MemoryFiles,
     /// The maximum number of processes, or no limit.
     pids: Option<Option<i64>>,
     /// Bytes in huge pages, by the size of one.
@@ -73,6 +76,11 @@ impl GroupLimits {
         Self { cpu_quotas, ..self }
     }
 
+    /// The same with memory that is kept, or slowed.
+    pub(super) fn with_memory_qos(self, memory_qos: MemoryFiles) -> Self {
+        Self { memory_qos, ..self }
+    }
+
     /// The same with limits of huge pages, in bytes by the size of one.
     pub(super) fn with_huge_pages(self, huge_pages: Vec<(u64, u64)>) -> Self {
         Self { huge_pages, ..self }
@@ -110,6 +118,9 @@ impl GroupLimits {
         }
         if let Some(bytes) = self.memory {
             let file = if v2 { "memory.max" } else { "memory.limit_in_bytes" };
+            settings.push(setting("memory", file, bytes.to_string(), false));
+        }
+        for (file, bytes) in self.memory_qos.named().filter(|_| v2) {
             settings.push(setting("memory", file, bytes.to_string(), false));
         }
         if let Some(pids) = self.pids {
@@ -158,6 +169,14 @@ impl GroupLimits {
             properties.push(Property::Number(most_memory, number(pod.memory)));
         }
         properties.extend(self.memory.map(|bytes| Property::Number(most_memory, bytes)));
+        for (file, bytes) in self.memory_qos.named().filter(|_| v2) {
+            let name = match file {
+                "memory.min" => "MemoryMin",
+                "memory.low" => "MemoryLow",
+                _ => "MemoryHigh",
+            };
+            properties.push(Property::Number(name, bytes));
+        }
         properties.extend(self.pids.map(|pids| Property::Number("TasksMax", number(pids))));
         properties
     }
@@ -306,6 +325,22 @@ mod tests {
                 Number("TasksMax", u64::MAX)
             ]
         );
+    }
+
+    #[test]
+    fn memory_is_kept_and_slowed_with_v2_alone() {
+        let files = MemoryFiles { min: Some(4096), low: Some(0), high: Some(8192) };
+        let limits = GroupLimits::weighing(1_024).with_memory_qos(files);
+        let names: Vec<_> =
+            written(limits.clone(), true).into_iter().map(|(file, value)| format!("{file}={value}")).collect();
+        assert_eq!(names, ["cpu.weight=39", "memory.min=4096", "memory.low=0", "memory.high=8192"]);
+        assert_eq!(written(limits.clone(), false).len(), 1);
+        use Property::Number;
+        assert_eq!(
+            limits.unit_properties(true)[1..],
+            [Number("MemoryMin", 4096), Number("MemoryLow", 0), Number("MemoryHigh", 8192)]
+        );
+        assert_eq!(limits.unit_properties(false).len(), 1);
     }
 
     #[test]

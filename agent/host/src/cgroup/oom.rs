@@ -105,9 +105,10 @@ mod tests {
                 layout: Layout::new(CgroupDriver::Systemd, Path::new("/")),
                 pod_pids_limit: None,
                 cpu_quotas: limpet_model::pod::compute_resources::CpuQuotas::default(),
+                memory_qos: limpet_model::pod::memory_qos::MemoryQos::default(),
                 huge_page_sizes: Vec::new(),
                 systemd: None,
-                burstable: Mutex::default(),
+                requested: Mutex::default(),
                 exited_oom_kills: Mutex::default(),
             };
             let mut pod = record(json!({"containers": [{"name": "c"}]}));

@@ -24,7 +24,8 @@ impl Root {
     }
 
     async fn open(&self, pids: Option<i64>) -> Option<Cgroups> {
-        let cgroups = Cgroups::open(CgroupDriver::Cgroupfs, &self.0, pids, CpuQuotas::default()).await;
+        let settings = CgroupSettings { pod_pids_limit: pids, ..CgroupSettings::default() };
+        let cgroups = Cgroups::open(CgroupDriver::Cgroupfs, &self.0, settings).await;
         need(cgroups.map_err(|error| format!("cannot make cgroups here: {error}")))
     }
 }
@@ -177,6 +178,40 @@ async fn the_burstable_level_has_the_weight_of_its_pods_requests() {
     }
     cgroups.remove_pod(&PodUid::new("b")).await.unwrap();
     assert_eq!(cgroups.shares("burstable"), cgroups.in_shares(1_024));
+}
+
+/// With cgroup v2; the machine of `cargo xtask test-vm` has it.
+#[tokio::test]
+async fn what_pods_request_is_kept_up_to_the_level_of_all_pods() {
+    let root = Root::new("kept");
+    let tiered = MemoryQos { keeps_requests: true, throttling: Some(0.5) };
+    let settings = CgroupSettings { memory_qos: tiered, ..CgroupSettings::default() };
+    let open = async |settings| {
+        need(Cgroups::open(CgroupDriver::Cgroupfs, &root.0, settings).await.map_err(|error| error.to_string()))
+    };
+    let Some(cgroups) = open(settings).await else { return };
+    if !cgroups.is_v2() {
+        return;
+    }
+    let read = |group: &str, file: &str| cgroups.read(group, "memory", file, file);
+    let guaranteed = pod("g", json!({"limits": {"cpu": "1", "memory": "8Mi"}}));
+    let other = pod("b", json!({"requests": {"memory": "4Mi"}}));
+    let mib = |count: u64| (count << 20).to_string();
+    cgroups.ensure_pod(&guaranteed).await.unwrap();
+    cgroups.ensure_pod(&other).await.unwrap();
+    assert_eq!((read("podg", "memory.min"), read("podg", "memory.low")), (mib(8), mib(0)));
+    assert_eq!((read("burstable/podb", "memory.min"), read("burstable/podb", "memory.low")), (mib(0), mib(4)));
+    assert_eq!(
+        (read("", "memory.min"), read("", "memory.low"), read("burstable", "memory.low")),
+        (mib(12), mib(4), mib(4))
+    );
+    cgroups.remove_pod(&other.uid).await.unwrap();
+    assert_eq!(
+        (read("", "memory.min"), read("", "memory.low"), read("burstable", "memory.low")),
+        (mib(8), mib(0), mib(0))
+    );
+    let other_configuration = open(CgroupSettings::default()).await.unwrap();
+    assert_eq!(other_configuration.read("", "memory", "memory.min", "memory.min"), mib(0));
 }
 
 #[tokio::test]

@@ -160,6 +160,7 @@ impl ConfigDiagnostics {
     }
 
     fn memory(&mut self, map: &Map<'_>, config: &mut Config) {
+        config.memory_qos = self.memory_qos(map);
         if let Some((single, _)) = map.bool("singleProcessOOMKill") {
             config.single_process_oom_kill = single;
         }

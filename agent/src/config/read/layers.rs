@@ -155,7 +155,7 @@ impl ConfigDiagnostics {
 }
 
 /// Keys without effect whose zero is a value: pointers in Go's type. kubelet replaces the zero of any other by its default.
-const POINTERS: [&str; 11] = [
+const POINTERS: [&str; 10] = [
     "eventRecordQPS",
     "kubeAPIQPS",
     "oomScoreAdj",
@@ -163,7 +163,6 @@ const POINTERS: [&str; 11] = [
     "containerLogMonitorInterval",
     "iptablesMasqueradeBit",
     "iptablesDropBit",
-    "memoryThrottlingFactor",
     "idsPerPod",
     "endpoint",
     "samplingRatePerMillion",

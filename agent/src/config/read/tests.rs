@@ -22,6 +22,7 @@ use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::PodKey;
 use limpet_model::pod::compute_resources::CpuQuotas;
 use limpet_model::pod::field_validation::{FieldValidation, FieldValidations};
+use limpet_model::pod::memory_qos::MemoryQos;
 use limpet_model::pod::security::{SecurityLevel, SecurityLevels};
 use limpet_model::pod::swap::SwapBehavior;
 use limpet_model::source::SourceKind;
@@ -33,6 +34,7 @@ mod kernel;
 mod kubeadm;
 mod layers;
 mod limpet;
+mod memory_qos;
 mod places;
 mod server;
 
@@ -129,6 +131,7 @@ fn every_supported_key_has_an_effect() {
         runtime_request_timeout: std::time::Duration::from_secs(90),
         seccomp_default: true,
         swap_behavior: SwapBehavior::LimitedSwap,
+        memory_qos: MemoryQos { keeps_requests: true, throttling: Some(0.8) },
         single_process_oom_kill: true,
         log_rotation: super::super::LogRotation { max_size: 5 << 20, max_files: 3 },
         resolv_conf: None,

@@ -135,8 +135,7 @@ impl ContainerdExecutor {
             containers: Containers::new(client.clone(), containers),
             images: Images::new(client.clone(), images),
             sandboxes: Sandboxes::open(&config.run_dir).await?,
-            cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.pod_pids_limit, config.cpu_quotas)
-                .await?,
+            cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.cgroup_settings()).await?,
             accounts: AccountsCache::default(),
             contexts: container_contexts(),
             logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
