@@ -38,6 +38,7 @@ use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::image::CredentialProvider;
 use limpet_core::backoff;
+use limpet_core::cpu_allocation::{CpuPolicyOptions, ReservedCpus};
 use limpet_core::eviction::EvictionPolicy;
 use limpet_core::image_access::VerificationPolicy;
 use limpet_core::image_gc::ImageGcPolicy;
@@ -48,6 +49,7 @@ use limpet_host::cgroup::{CgroupDriver, CgroupSettings};
 use limpet_image_policy::policy::ImagePolicy;
 use limpet_log::LogRotation;
 use limpet_model::attribution::ManifestWatch;
+use limpet_model::cpu_set::CpuSet;
 use limpet_model::node::{Device, NodeAddresses};
 use limpet_model::pod::compute_resources::CpuQuotas;
 use limpet_model::pod::field_validation::FieldValidations;
@@ -186,6 +188,12 @@ pub struct Config {
     pub shutdown: Option<ShutdownPolicy>,
     /// `cpuCFSQuota`, `cpuCFSQuotaPeriod`.
     pub cpu_quotas: CpuQuotas,
+    /// `cpuManagerPolicy: static` and its options; `None`: containers share all processors.
+    pub cpu_policy: Option<CpuPolicyOptions>,
+    /// `cpuManagerReconcilePeriod`.
+    pub cpu_reconcile_period: Duration,
+    /// `reservedSystemCPUs`.
+    pub reserved_cpus: Option<CpuSet>,
     /// `failSwapOn`: limpet does not start while swap is in use. Unlike kubelet's, false by default.
     pub fail_swap_on: bool,
     /// `protectKernelDefaults`; `None`: the kernel's settings are neither checked nor changed.
@@ -304,6 +312,9 @@ impl Default for Config {
             runtime_request_timeout: Duration::from_secs(120),
             shutdown: None,
             cpu_quotas: CpuQuotas::default(),
+            cpu_policy: None,
+            cpu_reconcile_period: read::processors::RECONCILE_PERIOD,
+            reserved_cpus: None,
             fail_swap_on: false,
             protect_kernel_defaults: None,
             seccomp_default: false,
@@ -367,6 +378,18 @@ impl Config {
         let of_cores = self.pods_per_core.map(|each| u64::from(each).saturating_mul(processors as u64));
         let most = of_cores.map(|most| u32::try_from(most).unwrap_or(u32::MAX));
         most.map_or(self.max_pods, |most| most.min(self.max_pods))
+    }
+
+    /// How containers have processors.
+    pub fn cpu_settings(&self) -> CpuSettings {
+        let Reserved { kube, system, .. } = &self.reserved;
+        let amount = kube.resources[Resource::Cpu] + system.resources[Resource::Cpu];
+        CpuSettings {
+            policy: self.cpu_policy,
+            retry_period: self.cpu_reconcile_period,
+            reserved: self.reserved_cpus.clone().map_or(ReservedCpus::Amount(amount), ReservedCpus::These),
+            root_dir: self.root_dir.clone(),
+        }
     }
 
     /// The path of the local socket.

@@ -8,7 +8,8 @@ use crate::{cargo, dist, kubernetes, setup, vm_image};
 
 /// The end-to-end suites that `--all` runs inside the machine: what another cgroup driver and another cgroup version may
 /// change, each with a part of the names of its cases where not all run. The others, emulated, would take hours.
-const SUITES: [(&str, &str); 8] = [
+const SUITES: [(&str, &str); 9] = [
+    ("cpus", ""),
     ("crashes", ""),
     ("edits", ""),
     // The kernel reports that the pods have used up their memory, which differs between the versions.

@@ -29,7 +29,7 @@ use oci_spec::runtime::{
 
 pub use self::expansion::expand_probe_command;
 pub use self::host::HostInput;
-pub use self::resources::{resized, with_resources};
+pub use self::resources::{ContainerCpus, resized, with_resources};
 pub use self::sub_paths::expand_sub_paths;
 
 use limpet_host::volume::{BlockDevice, Mount};
@@ -81,6 +81,8 @@ pub struct SpecInput<'a> {
     pub class_devices: &'a [String],
     /// What device plugins have given it.
     pub given: &'a [DeviceAllocation],
+    /// `None`: it may run on all processors.
+    pub cpus: Option<&'a ContainerCpus>,
     /// The block devices of its volumes.
     pub block_devices: &'a [BlockDevice],
     /// Its labels of SELinux; `None`: nothing is labelled.
@@ -312,7 +314,8 @@ fn devices(host: &HostInput, privileged: bool) -> Option<Vec<LinuxDevice>> {
 /// The container's cgroup. It allows only the devices that every runtime creates and those that the container requests, or
 /// all for a privileged container.
 fn cgroup_resources(input: &SpecInput<'_>, host: &HostInput) -> LinuxResources {
-    let mut resources = resources::container_resources(input.pod.spec(), input.container, input.node, host.swap_limit);
+    let mut resources =
+        resources::container_resources(input.pod.spec(), input.container, input.node, host.swap_limit, input.cpus);
     let mut devices = LinuxDeviceCgroup::default();
     devices.set_allow(is_privileged(input.container)).set_access(Some("rwm".to_owned()));
     let granted = host.granted.iter().map(|(device, permissions)| {

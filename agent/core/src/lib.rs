@@ -17,6 +17,7 @@ pub mod byte_size;
 pub mod certificate;
 pub mod cluster_history;
 pub mod connectivity;
+pub mod cpu_allocation;
 pub mod cpu_rate;
 pub mod csi_node;
 pub mod debug_order;

@@ -7,6 +7,7 @@ pub mod actor;
 pub mod attribution;
 pub mod clock;
 pub mod container;
+pub mod cpu_set;
 pub mod device_allocation;
 pub mod directory_id;
 pub mod error_chain;

@@ -86,6 +86,7 @@ pub fn state(sources: Arc<dyn Sources>, pusher: Pusher, meter: Meter) -> (Server
         pusher,
         health,
         device_plugins: Arc::default(),
+        cpus: None,
     };
     (state, heartbeat)
 }

@@ -28,6 +28,7 @@ use limpet_core::merge::Desired;
 use limpet_core::node_state::NodePressure;
 use limpet_core::source::push::Pusher;
 use limpet_core::status::observed::Observed;
+use limpet_cpus::ExclusiveCpus;
 use limpet_model::actor::Actor;
 use limpet_model::attribution::WatchObserver;
 use limpet_plugins::device_plugins::DevicePlugins;
@@ -140,6 +141,8 @@ pub struct ServerState {
     /// Whether the agent is alive and ready.
     pub health: Health,
     pub device_plugins: Arc<DevicePlugins>,
+    /// The exclusive processors of containers; `None`: there are none.
+    pub cpus: Option<Arc<ExclusiveCpus>>,
 }
 
 /// Why a listener could not be opened.

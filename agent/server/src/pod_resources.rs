@@ -1,6 +1,5 @@
-//! kubelet's PodResources API, `v1`: which devices of the host the containers have.
-//!
-//! limpet gives containers devices alone: it pins no CPU and no memory, as kubelet without its static policies.
+//! kubelet's PodResources API, `v1`: which devices of the host and which exclusive processors the containers have. No memory
+//! is theirs alone, as with kubelet's memory manager off.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +37,9 @@ type Table = BTreeMap<String, Device>;
 #[tonic::async_trait]
 impl PodResourcesLister for Lister {
     async fn list(&self, _: Request<ListPodResourcesRequest>) -> Answer<ListPodResourcesResponse> {
-        let pod_resources = all(&self.0.observed.load(), &self.0.settings.devices, &self.0.device_plugins);
+        let observed = self.0.observed.load();
+        let mut pod_resources = all(&observed, &self.0.settings.devices, &self.0.device_plugins);
+        pod_resources.iter_mut().for_each(|resources| self.add_cpus(resources, &observed));
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
@@ -51,7 +52,9 @@ impl PodResourcesLister for Lister {
             inventory.healthy().map(|(name, id, device)| plugin_entry(name, id, Some(device))).collect::<Vec<_>>()
         };
         let devices = table.chain(self.0.device_plugins.with(healthy)).collect();
-        Ok(Response::new(AllocatableResourcesResponse { devices, ..AllocatableResourcesResponse::default() }))
+        let cpu_ids = self.0.cpus.iter().flat_map(|cpus| cpus.allocatable().iter().map(i64::from).collect::<Vec<_>>());
+        let cpu_ids = cpu_ids.collect();
+        Ok(Response::new(AllocatableResourcesResponse { devices, cpu_ids, ..AllocatableResourcesResponse::default() }))
     }
 
     async fn get(&self, request: Request<GetPodResourcesRequest>) -> Answer<GetPodResourcesResponse> {
@@ -61,9 +64,24 @@ impl PodResourcesLister for Lister {
         let pod = key.and_then(|key| observed.pods.get(&key));
         let pod =
             pod.ok_or_else(|| Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found")))?;
-        Ok(Response::new(GetPodResourcesResponse {
-            pod_resources: Some(of_pod(pod, &self.0.settings.devices, &self.0.device_plugins)),
-        }))
+        let mut resources = of_pod(pod, &self.0.settings.devices, &self.0.device_plugins);
+        self.add_cpus(&mut resources, &observed);
+        Ok(Response::new(GetPodResourcesResponse { pod_resources: Some(resources) }))
+    }
+}
+
+impl Lister {
+    /// Adds the processors that no other container has, as kubelet.
+    fn add_cpus(&self, resources: &mut PodResources, observed: &ObservedPods) {
+        let Some(cpus) = &self.0.cpus else { return };
+        let key = PodKey::parse(resources.namespace.as_str(), resources.name.as_str()).ok();
+        let Some(pod) = key.and_then(|key| observed.pods.get(&key)) else { return };
+        for container in &mut resources.containers {
+            let given = cpus.of(&pod.record.uid, &container.name);
+            if given.exclusive {
+                container.cpu_ids = given.cpus.iter().map(i64::from).collect();
+            }
+        }
     }
 }
 

@@ -90,6 +90,7 @@ fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> Server
         started,
         health: shared.health.clone(),
         device_plugins: Arc::clone(&shared.device_plugins),
+        cpus: core.executor.cpus.clone(),
     }
 }
 

@@ -32,6 +32,9 @@ pub(super) fn enforce_allocatable(shared: &SharedParts, executor: &ContainerdExe
     let enforcement = Enforcement { cgroups, events, stop };
     shared.tasks.spawn(enforcement.clone().of_all_pods(shared.capacity.clone()));
     shared.tasks.spawn(enforcement.of_reserved(shared.config.reserved.clone()));
+    if let Some(cpus) = &executor.cpus {
+        shared.tasks.spawn(Arc::clone(cpus).follow(executor.containers.clone(), shared.stop.clone()));
+    }
 }
 
 /// What watches the node's memory and disks, and where it reports to the supervisor.

@@ -102,6 +102,10 @@ fn kernel(config: &Config) -> Value {
         "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
         "cpuCFSQuota": config.cpu_quotas != CpuQuotas::Off,
         "cpuCFSQuotaPeriod": cpu_period(config.cpu_quotas),
+        "cpuManagerPolicy": if config.cpu_policy.is_some() { STATIC } else { NONE },
+        "cpuManagerPolicyOptions": cpu_policy_options(config),
+        "cpuManagerReconcilePeriod": go_duration::show(config.cpu_reconcile_period),
+        "reservedSystemCPUs": config.reserved_cpus.as_ref().map(ToString::to_string),
         "failSwapOn": config.fail_swap_on,
         "protectKernelDefaults": config.protect_kernel_defaults,
     })
@@ -168,6 +172,12 @@ fn kubelet_document(config: &Config) -> Value {
         "volumeStatsAggPeriod": go_duration::show(config.volume_stats_period),
         "logging": { "verbosity": config.verbosity },
     })
+}
+
+/// `None`: none is set, and Go's encoder leaves the map out.
+fn cpu_policy_options(config: &Config) -> Option<BTreeMap<&'static str, &'static str>> {
+    let options: BTreeMap<_, _> = config.cpu_policy?.names().map(|name| (name, "true")).collect();
+    Some(options).filter(|options| !options.is_empty())
 }
 
 /// `cpuCFSQuotaPeriod`; kubelet's default where there are no quotas.

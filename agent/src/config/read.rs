@@ -12,6 +12,7 @@ mod image_verification;
 mod layers;
 mod memory_qos;
 mod pod_security;
+pub(super) mod processors;
 mod reserved;
 mod runtime_classes;
 mod server;
@@ -234,6 +235,7 @@ impl ConfigDiagnostics {
         }
         self.cluster_flags(flags, &mut config.cluster);
         self.reserved_flags(flags, &mut config.reserved);
+        config.reserve_named_cpus();
         self.server_flags(&flags.server, &mut config.server);
         self.credential_provider_flags(flags, config);
         if let Some(verbosity) = flags.verbosity {

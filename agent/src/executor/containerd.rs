@@ -5,6 +5,7 @@
 mod actions;
 mod admission;
 pub mod compose;
+mod cpus;
 mod csi;
 pub mod handler;
 mod hooks;
@@ -48,6 +49,7 @@ use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::KillCause;
 use limpet_core::pull_rate::PullPace;
 use limpet_core::state::{ContainerSlot, Instance, PodState, SandboxState, StopPhase, Stopping};
+use limpet_cpus::ExclusiveCpus;
 use limpet_host::cgroup::Cgroups;
 use limpet_host::network::Network;
 use limpet_host::sandbox::Sandboxes;
@@ -89,6 +91,8 @@ pub struct ContainerdExecutor {
     /// Volumes and provided files.
     pub volumes: Volumes,
     pub cgroups: Cgroups,
+    /// `None`: every container may run on all processors.
+    pub cpus: Option<Arc<ExclusiveCpus>>,
     /// Users of images, resolved once.
     pub accounts: AccountsCache,
     /// The labels of SELinux that the host's policy has for containers; `None`: nothing is labelled.

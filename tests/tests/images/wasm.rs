@@ -27,7 +27,7 @@ fn kind(node: &TestNode, pod: &str) -> Result<String> {
     node.exec(pod, "main", &["/bin/sh", "-c", "cat /kind"])
 }
 
-pub fn a_module_is_for_pods_whose_runtime_class_says_so(node: &mut TestNode) -> Result<()> {
+pub(super) fn a_module_is_for_pods_whose_runtime_class_says_so(node: &mut TestNode) -> Result<()> {
     let registry = Registry::start(&node.dir().join("registry"))?;
     registry::allow_plain_http(&node.containerd.certs_d(), HOST, registry.address())?;
     let program = ImageBuilder::new(&format!("{HOST}/both:1")).file("kind", "program", 0o644).build()?;

@@ -8,15 +8,24 @@ use serde_json::Value;
 
 use super::host::swap_limit;
 
+use limpet_model::cpu_set::CpuSet;
 use limpet_model::node::NodeFacts;
 use limpet_model::pod::compute_resources;
 use limpet_model::pod::huge_pages::{container_limits, kernel_name};
 use limpet_model::pod::swap::{SwapBehavior, limited_swap};
 
+/// The processors that a container may run on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerCpus {
+    pub cpus: CpuSet,
+    /// No other container runs on them.
+    pub exclusive: bool,
+}
+
 /// What of a running container's limits a resize sets: cpu, memory, and the share of the swap that follows from the request of
 /// memory. Reads a small file.
-pub fn resized(pod: &PodSpec, container: &Container, node: &NodeFacts) -> LinuxResources {
-    let mut resources = container_resources(pod, container, node, swap_limit(node.cgroup_v2));
+pub fn resized(pod: &PodSpec, container: &Container, node: &NodeFacts, cpus: Option<&ContainerCpus>) -> LinuxResources {
+    let mut resources = container_resources(pod, container, node, swap_limit(node.cgroup_v2), cpus);
     if node.swap_behavior == SwapBehavior::NoSwap {
         let kept = node.cgroup_v2.then(|| memory_files(pod, container, node));
         resources.set_unified(kept.filter(|files| !files.is_empty()));
@@ -64,11 +73,15 @@ pub(super) fn container_resources(
     container: &Container,
     node: &NodeFacts,
     swap: bool,
+    cpus: Option<&ContainerCpus>,
 ) -> LinuxResources {
     let limits = compute_resources::container_limits(pod, container);
     let mut cpu = LinuxCpu::default();
     cpu.set_shares(Some(limits.cpu_shares));
-    if let Some((quota, period)) = node.cpu_quotas.of(limits.cpu_quota) {
+    cpu.set_cpus(cpus.map(|cpus| cpus.cpus.to_string()));
+    // Processors of its own are limit enough.
+    let quota = limits.cpu_quota.filter(|_| !cpus.is_some_and(|cpus| cpus.exclusive));
+    if let Some((quota, period)) = node.cpu_quotas.of(quota) {
         cpu.set_quota(Some(quota)).set_period(Some(period));
     }
     let mut resources = LinuxResources::default();

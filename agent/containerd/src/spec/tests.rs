@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use limpet_host::volume::{self, Propagation};
+use limpet_model::cpu_set::CpuSet;
 use limpet_model::fixtures::record_of_spec as record;
 use limpet_model::pod::compute_resources::CpuQuotas;
 use limpet_model::pod::downward::NodeLimits;
@@ -33,6 +34,7 @@ pub(crate) struct Fixture {
     pub(crate) objects: PodObjects,
     pub(crate) class_devices: Vec<String>,
     pub(crate) given: Vec<limpet_model::device_allocation::DeviceAllocation>,
+    pub(crate) cpus: Option<ContainerCpus>,
     pub(crate) block_devices: Vec<volume::BlockDevice>,
     pub(crate) labels: Option<ContainerLabels>,
 }
@@ -79,6 +81,7 @@ impl Fixture {
             objects: PodObjects::default(),
             class_devices: Vec::new(),
             given: Vec::new(),
+            cpus: None,
             block_devices: Vec::new(),
             labels: None,
             node: NodeFacts {
@@ -130,6 +133,7 @@ impl Fixture {
             objects: &self.objects,
             class_devices: &self.class_devices,
             given: &self.given,
+            cpus: self.cpus.as_ref(),
             block_devices: &self.block_devices,
             labels: self.labels.as_ref(),
         }
@@ -340,6 +344,12 @@ fn resources_become_cgroup_values() {
     fixture.node.cpu_quotas = CpuQuotas::Off;
     assert_eq!(of(&fixture)["cpu"], json!({"shares": 256}));
     fixture.node.cpu_quotas = CpuQuotas::default();
+    let cpus = CpuSet::parse("0,2-3").unwrap();
+    fixture.cpus = Some(ContainerCpus { cpus: cpus.clone(), exclusive: false });
+    assert_eq!(of(&fixture)["cpu"], json!({"shares": 256, "quota": 150_000, "period": 100_000, "cpus": "0,2-3"}));
+    fixture.cpus = Some(ContainerCpus { cpus, exclusive: true });
+    assert_eq!(of(&fixture)["cpu"], json!({"shares": 256, "cpus": "0,2-3"}), "no quota of processors of its own");
+    fixture.cpus = None;
     fixture.node.cgroup_v2 = true;
     fixture.host.swap_limit = false;
     let v2 = of(&fixture);

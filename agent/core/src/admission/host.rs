@@ -1,9 +1,10 @@
-//! What the host lacks of what a pod names: profiles of security modules, devices of plugins. The executor reports what
-//! is not there; what becomes of the pod is decided by [`crate::outcome`]. Part of [`super`].
+//! What the host lacks of what a pod names: profiles of security modules, devices of plugins, processors. The executor
+//! reports what is not there; what becomes of the pod is decided by [`crate::outcome`]. Part of [`super`].
 
 use std::fmt;
 
 use super::{Refusal, UNEXPECTED};
+use crate::cpu_allocation::SMT_ALIGNMENT;
 
 /// kubelet's reason for a pod whose AppArmor profile cannot be enforced.
 const APPARMOR: &str = "AppArmor";
@@ -21,6 +22,10 @@ pub enum HostLack {
     AppArmorUnknown(String),
     /// A device plugin has given no devices, in its words.
     Devices(String),
+    /// Too few processors that a container could have for itself.
+    Processors(String),
+    /// Not all processors of a core would be one container's, as `full-pcpus-only` demands.
+    WholeCores(String),
 }
 
 impl HostLack {
@@ -29,7 +34,8 @@ impl HostLack {
         match self {
             Self::SelinuxLabels => "SELinux",
             Self::AppArmor | Self::AppArmorProfile(_) | Self::AppArmorUnknown(_) => APPARMOR,
-            Self::Devices(_) => UNEXPECTED,
+            Self::Devices(_) | Self::Processors(_) => UNEXPECTED,
+            Self::WholeCores(_) => SMT_ALIGNMENT,
         }
     }
 
@@ -43,9 +49,9 @@ impl HostLack {
         matches!(self, Self::SelinuxLabels | Self::AppArmor)
     }
 
-    /// Whether it is expected to pass by itself: a plugin that restarts is back soon.
+    /// Whether it is expected to pass by itself: a plugin that restarts is back soon, and pods end.
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Devices(_))
+        matches!(self, Self::Devices(_) | Self::Processors(_) | Self::WholeCores(_))
     }
 }
 
@@ -63,7 +69,8 @@ impl fmt::Display for HostLack {
                 "Cannot enforce AppArmor: profile {name:?} is not loaded; load it with apparmor_parser"
             ),
             Self::AppArmorUnknown(why) => write!(f, "Cannot enforce AppArmor: {why}"),
-            Self::Devices(why) => write!(f, "Allocate failed due to {why}, which is unexpected"),
+            Self::WholeCores(why) => f.write_str(why),
+            Self::Devices(why) | Self::Processors(why) => write!(f, "Allocate failed due to {why}, which is unexpected"),
         }
     }
 }

@@ -257,6 +257,8 @@ fn what_the_host_lacks_is_looked_for_again_unless_no_try_would_help_or_a_control
         (HostLack::AppArmorProfile("web".into()), "AppArmor", Some(10)),
         (HostLack::AppArmorUnknown("busy".into()), "AppArmor", Some(10)),
         (HostLack::Devices("gone".into()), "UnexpectedAdmissionError", Some(1)),
+        (HostLack::Processors("too few".into()), "UnexpectedAdmissionError", Some(1)),
+        (HostLack::WholeCores("half a core".into()), "SMTAlignmentError", Some(1)),
     ];
     for (lack, reason, again) in rows {
         for source in [SourceKind::File, SourceKind::Push, SourceKind::Http, SourceKind::Api] {

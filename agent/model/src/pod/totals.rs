@@ -78,7 +78,7 @@ pub(super) fn together(spec: &PodSpec, of: impl Fn(&ResourceRequirements) -> Amo
 }
 
 /// Whether an init container runs on beside the containers after it.
-pub(super) fn is_sidecar(container: &Container) -> bool {
+pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 

@@ -39,6 +39,7 @@ impl ConfigDiagnostics {
             config.seccomp_default = on;
         }
         self.memory(map, config);
+        self.processors(map, config);
         self.names(map, config);
         self.logs(map, config);
         self.pulls(map, config);
@@ -133,7 +134,7 @@ impl ConfigDiagnostics {
     }
 
     /// A duration of 1s or more; `None` if it is not set, or zero, which is Kubernetes' default.
-    fn timeout(&mut self, map: &Map<'_>, key: &'static str, example: &str) -> Option<Duration> {
+    pub(super) fn timeout(&mut self, map: &Map<'_>, key: &'static str, example: &str) -> Option<Duration> {
         let (text, at) = map.text(key)?;
         match go_duration::parse(text) {
             Some(Duration::ZERO) => return None,

@@ -11,6 +11,7 @@ use crate::config::{
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
+use limpet_core::cpu_allocation::CpuPolicyOptions;
 use limpet_core::fixtures::amounts;
 use limpet_core::image_access::{Allowlist, VerificationPolicy};
 use limpet_core::image_gc::ImageGcPolicy;
@@ -36,6 +37,7 @@ mod layers;
 mod limpet;
 mod memory_qos;
 mod places;
+mod processors;
 mod server;
 
 #[derive(Debug, Parser)]
@@ -117,6 +119,9 @@ fn every_supported_key_has_an_effect() {
         max_pods: 20,
         pods_per_core: Some(4),
         cpu_quotas: CpuQuotas::InPeriods(20_000),
+        cpu_policy: Some(CpuPolicyOptions { full_cores_only: true, ..CpuPolicyOptions::default() }),
+        cpu_reconcile_period: std::time::Duration::from_secs(20),
+        reserved_cpus: None,
         fail_swap_on: true,
         protect_kernel_defaults: Some(true),
         max_restart_pause: std::time::Duration::from_secs(40),

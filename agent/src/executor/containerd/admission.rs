@@ -11,12 +11,14 @@ use limpet_model::pod::PodRecord;
 use limpet_model::pod::apparmor::needs;
 
 impl ContainerdExecutor {
-    /// Looks for what the pod names, in kubelet's order; then its containers get the devices of plugins that they request.
+    /// Looks for what the pod names, in kubelet's order; then its containers get the processors and the devices of plugins
+    /// that they request.
     ///
     /// # Errors
     /// Something is missing.
     pub(super) async fn provide(&self, record: &PodRecord) -> Result<(), HostLack> {
         profiles(record.spec(), self.contexts.is_some()).await?;
+        self.allocate_cpus(record).await?;
         self.device_plugins.allocate(record).await.map_err(|why| HostLack::Devices(why.to_string()))
     }
 }

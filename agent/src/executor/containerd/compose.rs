@@ -11,6 +11,7 @@ use limpet_containerd::log::LogPaths;
 use limpet_containerd::user::AccountsCache;
 use limpet_core::node_state::NodeNetwork;
 use limpet_core::pull_rate::PullPace;
+use limpet_cpus::{CpuError, ExclusiveCpus};
 use limpet_host::blocking;
 use limpet_host::cgroup::{CgroupDriver, CgroupError, Cgroups};
 use limpet_host::network::Network;
@@ -40,6 +41,9 @@ pub enum ComposeError {
     /// No cgroups to work with.
     #[error(transparent)]
     Cgroup(#[from] CgroupError),
+    /// The processors of containers are not those of this machine or policy.
+    #[error(transparent)]
+    Cpus(#[from] CpuError),
     /// containerd's configuration lies on a file system that does not answer.
     #[error("containerd's configuration: {0}")]
     Configuration(std::io::Error),
@@ -137,6 +141,7 @@ impl ContainerdExecutor {
             sandboxes: Sandboxes::open(&config.run_dir).await?,
             cgroups: Cgroups::open(config.cgroup_driver, &config.cgroup_root, config.cgroup_settings()).await?,
             accounts: AccountsCache::default(),
+            cpus: ExclusiveCpus::open(config.cpu_settings()).await?.map(Arc::new),
             contexts: container_contexts(),
             logs: LogPaths::new(config.pod_logs_dir.clone(), config.container_logs_dir.clone()),
             getter: HttpGetter::default(),

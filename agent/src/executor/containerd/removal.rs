@@ -74,11 +74,16 @@ impl ContainerdExecutor {
         found.extend(self.sandboxes.list().await.unwrap_or_default());
         found.extend(self.volumes.list().await);
         found.extend(self.cgroups.pods().await.unwrap_or_default());
+        found.extend(self.cpus.iter().flat_map(|cpus| cpus.pods()));
         found
     }
 
     async fn remove_resources(&self, extent: Extent, subject: Subject<'_>) -> Result<(), Failure> {
         let mut remains = Remains::default();
+        // Its processes have ended by now.
+        if let Some(cpus) = &self.cpus {
+            cpus.release(subject.uid).await;
+        }
         for stage in extent.stages() {
             let removable = remains.removable(stage);
             // Boxed: the largest of them is several KiB.

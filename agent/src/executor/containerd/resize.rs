@@ -63,9 +63,11 @@ impl ContainerdExecutor {
             return Err(below_usage(format!("container {:?}", slot.name), wanted, used));
         }
         let (record, container, node) = (Arc::clone(&pod.record), container.clone(), self.node.clone());
+        let cpus = self.cpus_of(&pod.record.uid, &slot.name);
         let subject = PathBuf::from("the kernel's limit of swap");
         let resources =
-            blocking::run(subject, DEADLINE, move |_| spec::resized(record.spec(), &container, &node)).await;
+            blocking::run(subject, DEADLINE, move |_| spec::resized(record.spec(), &container, &node, cpus.as_ref()))
+                .await;
         let resources = resources.map_err(|error| refused(error.to_string()))?;
         let resized = self.timed("update_container", self.containers.resize_task(&instance.id, &resources)).await;
         if !resized.map_err(|error| failure(RESIZE_ERROR, &error))? {

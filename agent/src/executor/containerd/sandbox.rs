@@ -18,7 +18,7 @@ use limpet_host::user_namespace;
 use limpet_host::volume::{Resolver, VolumeError, pod_hostname};
 use limpet_model::object::{ObjectKind, runtime_class};
 use limpet_model::pod::PodRecord;
-use limpet_model::pod::compute_resources::CgroupLimits;
+use limpet_model::pod::compute_resources::{CgroupLimits, pod_limits};
 use limpet_model::pod::sysctl;
 use limpet_model::sandbox::{PodAddresses, Sandbox};
 use limpet_model::selinux::PodLabelling;
@@ -68,12 +68,14 @@ impl ContainerdExecutor {
         let sysctls = sysctl::sysctls(record.spec());
         let labelling = self.labelling(record).map_err(sandbox_failure)?;
         let request = self.sandbox_request(record, &hostname, &sysctls, labelling.as_ref());
-        let (cgroup, sandbox) = tokio::join!(self.on_cgroup("create", self.cgroups.ensure_pod(record)), async {
-            match self.sandboxes.find(&request).await? {
-                Some(sandbox) => Ok(CreatedSandbox { sandbox, init: None }),
-                None => self.sandboxes.create(&request).await,
-            }
-        });
+        let limits = self.limits_with_cpus(&record.uid, pod_limits(record.spec()));
+        let (cgroup, sandbox) =
+            tokio::join!(self.on_cgroup("create", self.cgroups.update_pod(record, &limits)), async {
+                match self.sandboxes.find(&request).await? {
+                    Some(sandbox) => Ok(CreatedSandbox { sandbox, init: None }),
+                    None => self.sandboxes.create(&request).await,
+                }
+            });
         let cgroup_failure = |error: CgroupError| Failure { transient: error.is_transient(), ..sandbox_failure(error) };
         cgroup.map_err(cgroup_failure)?;
         let CreatedSandbox { sandbox, init } = sandbox.map_err(sandbox_failure)?;
@@ -122,10 +124,11 @@ impl ContainerdExecutor {
 
     /// Sets the limits of the pod's cgroup; containers in it keep running.
     pub(super) async fn update_cgroup(&self, pod: &PodState, limits: &CgroupLimits) -> Result<(), Failure> {
+        let limits = self.limits_with_cpus(&pod.record.uid, *limits);
         let updated = match self.check_pod_memory(&pod.record, limits.memory).await {
             Ok(()) => {
                 let failed = |error: CgroupError| (error.to_string(), !error.is_refusal());
-                self.on_cgroup("update", self.cgroups.update_pod(&pod.record, limits)).await.map_err(failed)
+                self.on_cgroup("update", self.cgroups.update_pod(&pod.record, &limits)).await.map_err(failed)
             }
             Err(failure) => Err((failure.message, failure.transient)),
         };

@@ -27,7 +27,7 @@ use super::{ContainerdExecutor, ended_state, sandbox_of};
 use limpet_containerd::container::{NewContainer, Rootfs, TaskStreams};
 use limpet_containerd::error::RuntimeError;
 use limpet_containerd::snapshot_mount;
-use limpet_containerd::spec::ProcessUser;
+use limpet_containerd::spec::{ContainerCpus, ProcessUser};
 use limpet_containerd::user::{self, UserRequest, read_accounts};
 use limpet_core::adopt::observed_exit;
 use limpet_core::outcome::{Failure, Outcome};
@@ -57,6 +57,7 @@ struct Start<'a> {
     stop_signal: StopSignal,
     /// What device plugins have given it.
     given: Vec<DeviceAllocation>,
+    cpus: Option<ContainerCpus>,
     /// Who it runs as, once that is known.
     user: OnceLock<Arc<ContainerUser>>,
 }
@@ -112,6 +113,7 @@ impl ContainerdExecutor {
             pause: slot.next_pause().min(self.config.max_restart_pause),
             stop_signal: self.stop_signal(pod, slot, image),
             given,
+            cpus: self.cpus_of(&pod.record.uid, &slot.name),
             user: OnceLock::new(),
         };
         let objects = Arc::clone(&pod.objects);
@@ -123,8 +125,14 @@ impl ContainerdExecutor {
         };
         let (began, ran) = with_permit(&self.starts, run).await;
         match ran {
-            Ok(Ran::Now { pid, created }) => Ok(Box::new(self.started(&start, pid, began, created).await)),
-            Ok(Ran::Before(task, recorded)) => Ok(Box::new(self.started_before(&start, task, recorded, began).await)),
+            Ok(Ran::Now { pid, created }) => {
+                self.started_on_cpus(&start.id, pod, slot, start.cpus.as_ref());
+                Ok(Box::new(self.started(&start, pid, began, created).await))
+            }
+            Ok(Ran::Before(task, recorded)) => {
+                self.started_on_cpus(&start.id, pod, slot, None);
+                Ok(Box::new(self.started_before(&start, task, recorded, began).await))
+            }
             Err(StartFailure::Before(mut failure)) => {
                 failure.message = objects.redact(failure.message);
                 self.reporter.metrics.container_start_failed(container_type, failure.reason);

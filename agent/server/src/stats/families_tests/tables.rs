@@ -53,7 +53,8 @@ const OF_CLAIMS: &str = "as kubelet's, of the volumes of CSI drivers that report
 const REST_CLIENT: &str = "in a cluster; `resource` in place of `host`, which is always the same";
 const PRESSURE: &str = "as kubelet's, with cgroup v2";
 
-const NO_EXCLUSIVE: &str = "no container gets processors or memory of its own";
+const NO_EXCLUSIVE: &str =
+    "exclusive processors are in the file `cpu_manager_state` and in PodResources; memory is never exclusive";
 const NO_RELIST: &str = "nothing is listed again and again: events come from containerd and the kernel";
 const NO_RECORDS: &str = "alpha; the log names each pod that may not use an image without a pull";
 const VOLUMES: &str = "volumes are made by a pod's worker; a failure is an event of the pod";

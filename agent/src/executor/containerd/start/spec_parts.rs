@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 
 use super::{ContainerdExecutor, Start, StartFailure, config_error, devices};
 use limpet_containerd::image_volumes::declared;
-use limpet_containerd::spec::{self, ProcessUser, SpecInput};
+use limpet_containerd::spec::{self, ContainerCpus, ProcessUser, SpecInput};
 use limpet_host::blocking::Progress;
 use limpet_host::call_watch::calling;
 use limpet_host::sandbox::id_mapped::IdMapping;
@@ -40,6 +40,7 @@ pub(super) struct SpecParts {
     objects: Arc<PodObjects>,
     class_devices: Vec<String>,
     given: Vec<DeviceAllocation>,
+    cpus: Option<ContainerCpus>,
     labels: Option<Arc<ContainerLabels>>,
 }
 
@@ -82,6 +83,7 @@ impl ContainerdExecutor {
             objects: Arc::clone(&start.pod.objects),
             class_devices: class.map(|class| class.devices.clone()).unwrap_or_default(),
             given: start.given.clone(),
+            cpus: start.cpus.clone(),
             labels,
             record,
         })
@@ -134,6 +136,7 @@ impl SpecParts {
             objects: &self.objects,
             class_devices: &self.class_devices,
             given: &self.given,
+            cpus: self.cpus.as_ref(),
             block_devices: &[],
             labels: self.labels.as_deref(),
         }

@@ -1,0 +1,144 @@
+//! Which processors are taken for a container: kubelet's `takeByTopologyNUMAPacked` (`cpu_assignment.go`).
+//!
+//! Whole sockets and NUMA nodes first, then whole cores, then single threads; of each those with the fewest free processors,
+//! so that what is left stays together.
+
+use std::collections::BTreeMap;
+
+use limpet_model::cpu_set::{CpuSet, Processor};
+
+use super::CpuTopology;
+
+/// kubelet's message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not enough cpus available to satisfy request: requested={requested}, available={available}")]
+pub struct NotEnough {
+    pub requested: usize,
+    pub available: usize,
+}
+
+/// A level of the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    NumaNode,
+    Socket,
+    Core,
+}
+
+impl Level {
+    fn of(self, processor: &Processor) -> i64 {
+        match self {
+            Self::NumaNode => i64::from(processor.numa_node),
+            Self::Socket => processor.socket,
+            Self::Core => i64::from(processor.core),
+        }
+    }
+}
+
+/// `count` processors of the available ones.
+///
+/// # Errors
+/// There are fewer.
+pub(super) fn take(topology: &CpuTopology, available: &CpuSet, count: usize) -> Result<CpuSet, NotEnough> {
+    let free: CpuSet = available.intersection(&topology.all());
+    if count > free.len() {
+        return Err(NotEnough { requested: count, available: free.len() });
+    }
+    let mut selection = Selection { topology, free, missing: count, taken: CpuSet::default() };
+    for level in selection.upper_levels().into_iter().chain([Level::Core]) {
+        selection.take_whole(level);
+    }
+    selection.take_single();
+    Ok(selection.taken)
+}
+
+struct Selection<'a> {
+    topology: &'a CpuTopology,
+    free: CpuSet,
+    missing: usize,
+    taken: CpuSet,
+}
+
+impl Selection<'_> {
+    /// What is larger, NUMA nodes or sockets, first.
+    fn upper_levels(&self) -> [Level; 2] {
+        let sockets = self.topology.count_of(|processor| processor.socket);
+        let nodes = self.topology.count_of(|processor| processor.numa_node);
+        if sockets >= nodes { [Level::NumaNode, Level::Socket] } else { [Level::Socket, Level::NumaNode] }
+    }
+
+    /// How many processors one has, all of them or the free ones.
+    fn size(&self, level: Level, id: i64, free_only: bool) -> usize {
+        let of_it = self.topology.processors.iter().filter(|(_, processor)| level.of(processor) == id);
+        of_it.filter(|(cpu, _)| !free_only || self.free.contains(**cpu)).count()
+    }
+
+    /// Those with free processors, the fewest first; `within`: of one of a higher level.
+    fn sorted(&self, level: Level, within: Option<(Level, i64)>) -> Vec<i64> {
+        let mut free: BTreeMap<i64, usize> = BTreeMap::new();
+        for cpu in self.free.iter() {
+            let Some(processor) = self.topology.processors.get(&cpu) else { continue };
+            if within.is_none_or(|(level, id)| level.of(processor) == id) {
+                *free.entry(level.of(processor)).or_default() += 1;
+            }
+        }
+        // kubelet counts all that are free in one, also where only a part of it is within the higher level.
+        let mut ids: Vec<i64> = free.into_keys().collect();
+        ids.sort_by_key(|id| (self.size(level, *id, true), *id));
+        ids
+    }
+
+    /// All of a level, in the order of those above them.
+    fn in_order(&self, level: Level) -> Vec<i64> {
+        let [first, second] = self.upper_levels();
+        let firsts = self.sorted(first, None);
+        if level == first {
+            return firsts;
+        }
+        let seconds: Vec<i64> = firsts.into_iter().flat_map(|id| self.sorted(second, Some((first, id)))).collect();
+        if level == second {
+            return seconds;
+        }
+        seconds.into_iter().flat_map(|id| self.sorted(level, Some((second, id)))).collect()
+    }
+
+    /// Takes those of a level of which nothing is used, as long as all of one is needed.
+    fn take_whole(&mut self, level: Level) {
+        let mut whole = self.in_order(level);
+        whole.retain(|id| self.size(level, *id, true) == self.whole_size(level, *id));
+        for id in whole {
+            let size = self.size(level, id, false);
+            if self.missing >= size && size > 0 {
+                let of_it = self.topology.processors.iter().filter(|(_, processor)| level.of(processor) == id);
+                self.take(of_it.map(|(cpu, _)| *cpu).collect());
+            }
+        }
+    }
+
+    /// As kubelet counts: sockets and cores are all of the average size.
+    fn whole_size(&self, level: Level, id: i64) -> usize {
+        let average = |count: usize| self.topology.processors.len() / count.max(1);
+        match level {
+            Level::NumaNode => self.size(level, id, false),
+            Level::Socket => average(self.topology.count_of(|processor| processor.socket)),
+            Level::Core => self.topology.per_core(),
+        }
+    }
+
+    /// Single threads, of cores that are used in part first.
+    fn take_single(&mut self) {
+        let cores = self.in_order(Level::Core);
+        let threads = cores.into_iter().flat_map(|core| {
+            let of_core = |cpu: &u32| self.topology.processors.get(cpu).is_some_and(|one| Level::Core.of(one) == core);
+            self.free.iter().filter(of_core).collect::<Vec<_>>()
+        });
+        let taken: CpuSet = threads.take(self.missing).collect();
+        self.take(taken);
+    }
+
+    fn take(&mut self, cpus: CpuSet) {
+        self.free = self.free.difference(&cpus);
+        self.missing = self.missing.saturating_sub(cpus.len());
+        self.taken = self.taken.union(&cpus);
+    }
+}

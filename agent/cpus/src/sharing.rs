@@ -1,0 +1,129 @@
+//! Moves running containers when what they may run on has changed. Woken by a change alone, and by a time only while a
+//! container could not be moved.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use limpet_containerd::container::Containers;
+use limpet_containerd::error::RuntimeError;
+use limpet_containerd::spec::ContainerCpus;
+use limpet_model::container::{ContainerId, Task};
+use limpet_model::cpu_set::CpuSet;
+use limpet_model::pod::PodUid;
+use oci_spec::runtime::{LinuxCpu, LinuxResources};
+use tokio_util::sync::CancellationToken;
+
+use super::ExclusiveCpus;
+
+/// What running containers have, as far as this agent has given it.
+#[derive(Debug, Default)]
+pub(super) struct Applied(BTreeMap<ContainerId, CpuSet>);
+
+impl Applied {
+    /// The containers that are to have others than they have. Those that do not run any more are forgotten.
+    fn outdated(&mut self, wanted: &BTreeMap<ContainerId, CpuSet>) -> Vec<(ContainerId, CpuSet)> {
+        self.0.retain(|id, _| wanted.contains_key(id));
+        let differ = |(id, cpus): &(&ContainerId, &CpuSet)| self.0.get(*id) != Some(cpus) && !cpus.is_empty();
+        wanted.iter().filter(differ).map(|(id, cpus)| (id.clone(), cpus.clone())).collect()
+    }
+}
+
+impl ExclusiveCpus {
+    fn applied(&self) -> MutexGuard<'_, Applied> {
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A container was started with these, `None`: with unknown ones. What has changed meanwhile is made up for.
+    pub fn started(&self, id: &ContainerId, uid: &PodUid, container: &str, with: Option<&ContainerCpus>) {
+        if let Some(with) = with {
+            self.applied().0.insert(id.clone(), with.cpus.clone());
+        }
+        if with != Some(&self.of(uid, container)) {
+            self.changes.send_modify(|changes| *changes += 1);
+        }
+    }
+
+    /// Has running containers on the processors that are theirs, until the agent stops. At first those of an earlier agent.
+    pub async fn follow(self: Arc<Self>, containers: Containers, stop: CancellationToken) {
+        let mut changes = self.changes.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let is_done = self.move_running(&containers).await;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Ok(()) = changes.changed() => {}
+                () = tokio::time::sleep(self.retry_period), if !is_done => {}
+            }
+        }
+    }
+
+    /// Returns whether every container is where it is to be.
+    async fn move_running(&self, containers: &Containers) -> bool {
+        let wanted = match self.wanted(containers).await {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                tracing::debug!(%error, "the running containers cannot be listed; retried later");
+                return false;
+            }
+        };
+        let outdated = self.applied().outdated(&wanted);
+        let mut is_done = true;
+        for (id, cpus) in outdated {
+            match containers.resize_task(&id, &resources(&cpus)).await {
+                Ok(true) => drop(self.applied().0.insert(id, cpus)),
+                // It has ended meanwhile.
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(container = %id, %cpus, %error, "moving a container to other processors failed; retried later");
+                    is_done = false;
+                }
+            }
+        }
+        is_done
+    }
+
+    /// What each running container is to have.
+    async fn wanted(&self, containers: &Containers) -> Result<BTreeMap<ContainerId, CpuSet>, RuntimeError> {
+        let (found, _) = containers.list().await?;
+        let assignments = self.assignments();
+        let running = found.into_iter().filter(|one| matches!(one.task, Some(Task::Running { .. })));
+        let wanted = running.map(|one| {
+            let identity = &one.recorded.identity;
+            (one.id, assignments.of(&identity.uid, &identity.container).clone())
+        });
+        Ok(wanted.collect())
+    }
+}
+
+/// The processors alone: an update changes nothing else.
+fn resources(cpus: &CpuSet) -> LinuxResources {
+    let mut cpu = LinuxCpu::default();
+    cpu.set_cpus(Some(cpus.to_string()));
+    let mut resources = LinuxResources::default();
+    resources.set_cpu(Some(cpu));
+    resources
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn sets(pairs: &[(&str, &str)]) -> BTreeMap<ContainerId, CpuSet> {
+        pairs.iter().map(|(id, text)| (ContainerId::new(*id), CpuSet::parse(text).unwrap())).collect()
+    }
+
+    #[test]
+    fn those_alone_are_moved_that_are_elsewhere() {
+        let mut applied = Applied(sets(&[("a", "0-1"), ("b", "0"), ("gone", "0")]));
+        let outdated = applied.outdated(&sets(&[("a", "0"), ("b", "0"), ("new", "0"), ("none", "")]));
+        assert_eq!(outdated.into_iter().collect::<BTreeMap<_, _>>(), sets(&[("a", "0"), ("new", "0")]));
+        assert!(!applied.0.contains_key(&ContainerId::new("gone")));
+    }
+
+    #[test]
+    fn an_update_has_processors_alone() {
+        let update = serde_json::to_value(resources(&CpuSet::parse("0-1").unwrap())).unwrap();
+        assert_eq!(update, serde_json::json!({"cpu": {"cpus": "0-1"}}));
+    }
+}

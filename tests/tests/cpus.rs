@@ -1,0 +1,179 @@
+//! Exclusive processors (`cpuManagerPolicy: static`), as Kubernetes' specs of kubelet's CPU manager expect them, on two
+//! processors: the first is reserved, the second can be exclusive.
+
+use std::fs;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use limpet_tests::manifest::{IDLE, pod, shell, with};
+use limpet_tests::node::NodeOptions;
+use limpet_tests::{TestNode, case, suite, wait};
+use serde_json::{Value, json};
+
+const STATE: &str = "cpu_manager_state";
+
+fn main() -> ExitCode {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    if online.trim() == "0" {
+        eprintln!("no exclusive processors with one alone; nothing is tried");
+        return ExitCode::SUCCESS;
+    }
+    suite::run([
+        case!(exclusive_processors_are_one_containers_alone).on(fixed),
+        case!(exclusive_processors_survive_the_agent).on(fixed),
+        case!(reserved_processors_are_no_pods_if_strict).on(|node| {
+            fixed(node);
+            node.kubelet.push("cpuManagerPolicyOptions: {strict-cpu-reservation: 'true'}".to_owned());
+        }),
+        case!(a_state_of_another_policy_or_machine_stops_the_agent).on(fixed),
+        case!(without_the_policy_nothing_is_kept),
+    ])
+}
+
+/// All processors but the last one are reserved: on any machine one alone can be exclusive.
+fn fixed(node: &mut NodeOptions) {
+    let last = last_processor();
+    let reserved = if last == 1 { "0".to_owned() } else { format!("0-{}", last - 1) };
+    let lines = ["cpuManagerPolicy: static".to_owned(), format!("reservedSystemCPUs: '{reserved}'")];
+    node.kubelet.extend(lines);
+}
+
+fn last_processor() -> u32 {
+    let online = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
+    online.trim().rsplit(['-', ',']).next().and_then(|last| last.parse().ok()).unwrap_or(0)
+}
+
+fn reserved() -> String {
+    match last_processor() {
+        1 => "0".to_owned(),
+        last => format!("0-{}", last - 1),
+    }
+}
+
+fn all() -> String {
+    format!("0-{}", last_processor())
+}
+
+fn own() -> String {
+    last_processor().to_string()
+}
+
+/// A guaranteed pod of one container.
+fn guaranteed(name: &str, cpu: &str) -> Value {
+    let limits = json!({ "resources": { "limits": { "cpu": cpu, "memory": "32Mi" } } });
+    pod(name, json!({ "terminationGracePeriodSeconds": 1, "containers": [with(shell("main", IDLE), limits)] }))
+}
+
+fn plain(name: &str) -> Value {
+    pod(name, json!({ "terminationGracePeriodSeconds": 1, "containers": [shell("main", IDLE)] }))
+}
+
+/// What a new process of the container may run on.
+fn allowed(node: &TestNode, pod: &str) -> Result<String> {
+    let status = node.exec(pod, "main", &["/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status"])?;
+    Ok(status.split_whitespace().last().unwrap_or_default().to_owned())
+}
+
+fn wait_allowed(node: &TestNode, pod: &str, cpus: &str) -> Result<()> {
+    wait::until_true(wait::SOON, &format!("{pod} on {cpus}"), || allowed(node, pod).is_ok_and(|found| found == cpus))
+}
+
+fn state(node: &TestNode) -> Result<Value> {
+    let text = fs::read(node.agent.settings().root().join(STATE)).context("no file")?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+fn exclusive_processors_are_one_containers_alone(node: &mut TestNode) -> Result<()> {
+    node.apply(&plain("shared"))?;
+    let shared = node.wait_running("shared")?;
+    ensure!(allowed(node, "shared")? == all(), "{}", allowed(node, "shared")?);
+    node.apply(&guaranteed("pinned", "1"))?;
+    let pinned = node.wait_running("pinned")?;
+    ensure!(allowed(node, "pinned")? == own(), "{}", allowed(node, "pinned")?);
+    wait_allowed(node, "shared", &reserved())?;
+    let kept = state(node)?;
+    let uid = pinned["metadata"]["uid"].as_str().context("no UID")?;
+    ensure!(kept["policyName"] == "static" && kept["defaultCpuSet"] == reserved(), "{kept}");
+    ensure!(kept["entries"][uid]["main"] == own(), "{kept}");
+
+    // So is every container that starts now.
+    node.apply(&plain("later"))?;
+    node.wait_running("later")?;
+    ensure!(allowed(node, "later")? == reserved(), "{}", allowed(node, "later")?);
+    // Nothing is left for another one, until the first has ended.
+    let mark = node.mark()?;
+    node.apply(&guaranteed("waits", "1"))?;
+    node.wait_event_since(&mark, &["waits", "OutOfcpu"])?;
+    node.remove("pinned")?;
+    node.wait_running("waits")?;
+    ensure!(allowed(node, "waits")? == own(), "{}", allowed(node, "waits")?);
+    node.remove("waits")?;
+    node.wait_gone("waits")?;
+    wait_allowed(node, "shared", &all())?;
+    ensure!(state(node)?["entries"].is_null(), "{}", state(node)?);
+    // A part of a processor is shared.
+    node.apply(&guaranteed("part", "500m"))?;
+    node.wait_running("part")?;
+    ensure!(allowed(node, "part")? == all(), "{}", allowed(node, "part")?);
+    node.ensure_unchanged("shared", &shared)
+}
+
+/// A restart, and a manifest that went while the agent was down.
+fn exclusive_processors_survive_the_agent(node: &mut TestNode) -> Result<()> {
+    node.apply(&plain("shared"))?;
+    node.apply(&guaranteed("pinned", "1"))?;
+    let (shared, pinned) = (node.wait_running("shared")?, node.wait_running("pinned")?);
+    wait_allowed(node, "shared", &reserved())?;
+    let before = state(node)?;
+    node.agent.kill();
+    node.agent.start()?;
+    node.wait_running("pinned")?;
+    ensure!(state(node)? == before, "{} and {before}", state(node)?);
+    ensure!(allowed(node, "pinned")? == own() && allowed(node, "shared")? == reserved());
+    node.ensure_unchanged("shared", &shared)?;
+    node.ensure_unchanged("pinned", &pinned)?;
+
+    node.agent.kill();
+    node.remove("pinned")?;
+    node.agent.start()?;
+    node.wait_gone("pinned")?;
+    wait_allowed(node, "shared", &all())?;
+    ensure!(state(node)?["entries"].is_null(), "{}", state(node)?);
+    node.ensure_unchanged("shared", &shared)
+}
+
+fn reserved_processors_are_no_pods_if_strict(node: &mut TestNode) -> Result<()> {
+    node.apply(&plain("shared"))?;
+    node.wait_running("shared")?;
+    ensure!(allowed(node, "shared")? == own(), "{}", allowed(node, "shared")?);
+    ensure!(state(node)?["defaultCpuSet"] == own(), "{}", state(node)?);
+    Ok(())
+}
+
+fn a_state_of_another_policy_or_machine_stops_the_agent(node: &mut TestNode) -> Result<()> {
+    node.apply(&plain("shared"))?;
+    let shared = node.wait_running("shared")?;
+    let path = node.agent.settings().root().join(STATE);
+    let intact = fs::read(&path)?;
+    let refused = |node: &mut TestNode, content: &[u8], why: &str| {
+        node.agent.kill();
+        fs::write(&path, content)?;
+        let from = node.agent.log_size();
+        node.agent.spawn()?;
+        wait::until_true(wait::SOON, why, || node.agent.log_from(from).contains(why))
+    };
+    refused(node, b"{}", "configured policy")?;
+    refused(node, &intact[..intact.len() / 2], "could not restore state from checkpoint")?;
+    node.agent.kill();
+    fs::write(&path, &intact)?;
+    node.agent.start()?;
+    node.ensure_unchanged("shared", &shared)
+}
+
+fn without_the_policy_nothing_is_kept(node: &mut TestNode) -> Result<()> {
+    node.apply(&guaranteed("pinned", "1"))?;
+    node.wait_running("pinned")?;
+    ensure!(allowed(node, "pinned")? == all(), "{}", allowed(node, "pinned")?);
+    ensure!(!node.agent.settings().root().join(STATE).exists(), "a file without the policy");
+    Ok(())
+}
