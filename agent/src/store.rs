@@ -22,6 +22,7 @@ mod record;
 mod salvage;
 mod seal;
 mod table;
+mod version;
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -39,6 +40,7 @@ use limpet_core::last_good::LastGood;
 use limpet_core::source::ManifestChange;
 use limpet_model::pod::PodKey;
 use limpet_model::source::SourceKind;
+use limpet_upgrade::state_version::StateError;
 use record::Record;
 pub use seal::{KeyError, KeyLocation, Sealer};
 use table::Table;
@@ -71,6 +73,9 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
+    /// A newer release wrote it.
+    #[error(transparent)]
+    Version(#[from] StateError),
     /// A Secret is among the changes, and the key to encrypt it with is not available.
     #[error("a Secret cannot be saved: the key of secretEncryptionKey is not available")]
     Locked,
@@ -94,7 +99,7 @@ impl StoreError {
                 _ => return false,
             },
             Self::SetAside { source, .. } | Self::Create { source, .. } => source,
-            Self::Locked => return false,
+            Self::Locked | Self::Version(_) => return false,
         };
         cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem
     }
@@ -393,8 +398,9 @@ impl Drop for Store {
 /// intact records of the one set aside last.
 fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreError> {
     if path.exists() {
+        version::demand_readable(path)?;
         match open_database(path) {
-            Ok(database) => return Ok((database, None)),
+            Ok(database) => return Ok((version::settled(database, path)?, None)),
             Err(error) if is_damage(&error) => {
                 tracing::error!(%error, path = %path.display(), "damaged database");
                 quarantine::set_aside(path).map_err(|source| StoreError::SetAside { path: path.to_owned(), source })?;
@@ -404,10 +410,12 @@ fn open_or_rebuild(path: &Path) -> Result<(Database, Option<SetAside>), StoreErr
     }
     let Some(aside) = quarantine::unsalvaged(path) else {
         salvage::create(path)?;
-        return Ok((open_database(path).map_err(|error| open_error(path, error))?, None));
+        let database = open_database(path).map_err(|error| open_error(path, error))?;
+        return Ok((version::settled(database, path)?, None));
     };
     let recovered = salvage::rebuild(&aside, path)?;
     let database = open_database(path).map_err(|error| open_error(path, error))?;
+    let database = version::settled(database, path)?;
     // Renamed only now: if the agent crashes before, the next start salvages it again.
     let aside = quarantine::mark_salvaged(path, aside);
     Ok((database, Some(SetAside { path: aside, recovered })))

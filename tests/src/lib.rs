@@ -33,6 +33,7 @@ pub mod need;
 pub mod nfs_tools;
 pub mod node;
 pub mod process;
+pub mod recorded_state;
 pub mod registry;
 pub mod signature;
 pub mod specs;

@@ -20,6 +20,7 @@ mod kubernetes;
 mod lint;
 mod module_cycles;
 mod nightly;
+mod record_state;
 mod record_ui;
 mod release;
 mod setup;
@@ -56,6 +57,8 @@ enum Task {
     Demo(demo::Arguments),
     /// Record limpet ui on a real agent for the picture in the README: docs/ui.svg.
     RecordUi,
+    /// Record the root directory that an agent of this release leaves, for the tests of later releases: tests/states.
+    RecordState,
     /// Build the executable for nodes: static, so that it runs on any Linux of this architecture. Takes minutes.
     Dist(dist::Arguments),
     /// Make what nodes install, for x86_64, aarch64, armv7 and riscv64: tarball, deb, rpm, SBOM, checksums, signatures.
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Task::Setup(arguments) => setup::run(&arguments),
         Task::Demo(arguments) => demo::run(&arguments),
         Task::RecordUi => record_ui::run(),
+        Task::RecordState => record_state::run(),
         Task::Dist(arguments) => dist::run(&arguments).map(print_path),
         Task::Release(arguments) => release::run(&arguments),
         Task::IdleText => idle_text::run(),

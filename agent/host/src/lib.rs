@@ -21,6 +21,7 @@ pub mod memory;
 pub mod mount_table;
 pub mod network;
 mod network_namespace;
+pub mod node_name;
 pub mod node_network;
 pub mod orphan_processes;
 pub mod path_watch;

@@ -7,12 +7,17 @@ use super::AppError;
 use crate::config::Config;
 use crate::store::{Sealer, SetAside, Store, StoreError};
 use limpet_model::error_chain::error_chain;
+use limpet_upgrade::state_version;
 
 /// The database below the root directory; a damaged one is replaced and reported.
 pub(super) async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
     let (path, sealer) = (config.database(), sealer(config).await);
     let copy = config.run_dir.join("limpet.db");
+    let root_dir = config.root_dir.clone();
     let open = move || {
+        if let Err(error) = state_version::settle(&root_dir) {
+            tracing::error!(%error, "the version of the state is not recorded");
+        }
         let (store, set_aside) = open_or_copy(&path, &copy)?;
         Ok::<_, StoreError>((store.sealed_by(sealer)?, set_aside))
     };

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use super::logging;
 use crate::app::{self, Prepared};
 use crate::config::{self, RunFlags};
-use crate::node::{self, NameNotice, StartError};
+use crate::node::{self, StartError};
 use limpet_cli::screen::printable_lines;
 use limpet_host::memory;
+use limpet_host::node_name::{self, NameNotice};
+use limpet_upgrade::state_version;
 
 /// Runs the agent until a signal stops it; returns the exit code.
 pub(crate) fn run(flags: &RunFlags) -> ExitCode {
@@ -57,10 +59,12 @@ pub(crate) fn prepare(flags: &RunFlags) -> Result<Prepared, StartError> {
     for warning in warnings {
         tracing::warn!(%warning, "configuration");
     }
+    // Before the first change, the lock's file included.
+    state_version::check(&config.root_dir)?;
     let lock = node::guard(&config)?;
     node::capabilities::drop_unneeded(&config);
     let host_name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let (name, notice) = node::settle_name(&config.root_dir, config.hostname_override.as_deref(), &host_name)?;
+    let (name, notice) = node_name::settle_name(&config.root_dir, config.hostname_override.as_deref(), &host_name)?;
     match notice {
         None => {}
         Some(NameNotice::Settled) => tracing::info!(node = %name, "node name stored"),

@@ -16,11 +16,12 @@ use jiff::Timestamp;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 
-use super::NameError;
 use super::kernel_settings::{self, KernelError};
 use crate::config::{Config, ConfigError};
 pub use agent_conflicts::{OtherAgent, find as other_agent};
+use limpet_host::node_name::NameError;
 use limpet_host::peer;
+use limpet_upgrade::state_version::StateError;
 
 /// The lock file in the root and the run directory.
 const LOCK: &str = "lock";
@@ -64,6 +65,9 @@ pub enum StartError {
         /// PID and command line, as far as known.
         holder: String,
     },
+    /// The state is of a newer release, or its version cannot be read or written.
+    #[error(transparent)]
+    State(#[from] StateError),
     /// A directory or lock could not be created.
     #[error("cannot {verb} {path}: {source}")]
     Io { verb: &'static str, path: PathBuf, source: io::Error },
@@ -81,7 +85,7 @@ impl StartError {
             {
                 4
             }
-            Self::Kernel(_) | Self::Io { .. } | Self::Name(NameError::Io { .. }) => 1,
+            Self::Kernel(_) | Self::State(_) | Self::Io { .. } | Self::Name(NameError::Io { .. }) => 1,
         }
     }
 }
