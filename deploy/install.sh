@@ -61,6 +61,8 @@ put_text() {
 }
 
 install_program() {
+    # An upgrade on trial would replace what is installed now.
+    rm -f "$prefix/bin/limpet-upgrade.json" "$prefix"/bin/*.new
     for program in "$source"/usr/bin/*; do
         put 0755 "$program" "$prefix/bin/$(basename "$program")"
     done

@@ -59,6 +59,7 @@ use limpet_model::service_account::ServiceAccounts;
 use limpet_plugins::csi::{CsiDrivers, CsiVolumes, VolumesInUse};
 use limpet_plugins::device_plugins::DevicePlugins;
 use limpet_server::Sources;
+use limpet_server::agent_restart::AgentRestart;
 use limpet_server::diagnostics::{DiagnosticsState, SetVerbosity};
 use limpet_server::images::ImagesState;
 use limpet_server::shutdown::ShutdownState;
@@ -66,6 +67,7 @@ use limpet_telemetry::event::{EventType, Events};
 use limpet_telemetry::health::{Health, Heartbeat};
 use limpet_telemetry::metrics::Metrics;
 use limpet_telemetry::reporter::Reporter;
+use limpet_upgrade::starter;
 use limpet_worker::allocator::Allocator;
 use node_shutdown::follow_shutdown;
 use observer::NodeObserver;
@@ -100,6 +102,15 @@ pub struct Prepared {
     pub node: NodeFacts,
     /// To be kept until the process ends.
     pub lock: NodeLock,
+}
+
+/// How the agent ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// It is to stay away.
+    Stopped,
+    /// It is to start again in this process.
+    ToRestart,
 }
 
 /// What several parts share.
@@ -148,7 +159,7 @@ struct Core {
 ///
 /// # Errors
 /// What is not available at the start: a directory, a socket, the cgroups.
-pub async fn run(prepared: Prepared) -> Result<(), AppError> {
+pub async fn run(prepared: Prepared) -> Result<Ended, AppError> {
     let Prepared { config, flags, set_verbosity, node, lock } = prepared;
     let started = Timestamp::now();
     let stop = CancellationToken::new();
@@ -159,7 +170,8 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     let sockets = Sockets::bind(&shared.config).await?;
     let core = start_core(&shared, node, follower, heartbeat).await?;
     let diagnostics = DiagnosticsState { started, flags: Arc::new(flags.values()), set_verbosity };
-    start_serving(&shared, core, sockets, diagnostics);
+    let restart = AgentRestart::new(stop.clone());
+    start_serving(&shared, core, sockets, diagnostics, restart.clone());
     start_watchdog(&shared);
     let socket = shared.config.socket();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), socket = %socket.display(), "limpet started");
@@ -170,7 +182,7 @@ pub async fn run(prepared: Prepared) -> Result<(), AppError> {
     drain(&shared.tasks).await;
     signals.abort();
     drop(lock);
-    Ok(())
+    Ok(if restart.is_requested() { Ended::ToRestart } else { Ended::Stopped })
 }
 
 /// Opens the executor, arms the guard, opens the store, and starts all tasks but the listeners.
@@ -331,7 +343,7 @@ async fn executor(shared: &SharedParts, node: NodeFacts) -> Result<ContainerdExe
         reporter: Arc::new(reporter(shared, &node)),
         node,
         node_network: shared.node_network.clone(),
-        executable: std::env::current_exe().map_err(AppError::Executable)?,
+        executable: starter::lasting_executable().map_err(AppError::Executable)?,
         backends: shared.backends.clone(),
         device_plugins: Arc::clone(&shared.device_plugins),
         csi: Arc::clone(&shared.csi),

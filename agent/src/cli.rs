@@ -10,6 +10,7 @@ use limpet_cli::error::CliError;
 use limpet_cli::screen::Screen;
 use limpet_cli::support_bundle::{self, NodeReport, SupportBundleArgs};
 use limpet_cli::{ClientCommand, DEFAULT_SOCKET};
+use limpet_upgrade::command::UpgradeArgs;
 use limpet_wire::socket_client::SocketClient;
 
 mod doctor;
@@ -52,6 +53,9 @@ enum Command {
     /// Write an archive that explains this node's state to those who support it
     #[command(display_order = 101)]
     SupportBundle(BundleArgs),
+    /// Run another version of limpet; it is undone by itself if the node is not as before. No pod is touched
+    #[command(display_order = 105)]
+    Upgrade(UpgradeArgs),
     /// Show or remove the manifest guard
     #[command(display_order = 104)]
     Guard(guard::GuardArgs),
@@ -97,6 +101,7 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Run(flags) => return run::run(&RunFlags { socket, ..flags }),
         Command::Guard(args) => guard::run(&args, screen),
+        Command::Upgrade(args) => block_on(limpet_upgrade::command::run(&client, args, screen)),
         Command::Doctor(args) => block_on(doctor::run(args, socket, screen)),
         Command::SupportBundle(BundleArgs { bundle, flags }) => {
             block_on(support_bundle::run(&client, bundle, node_report(&flags, socket), screen))

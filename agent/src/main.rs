@@ -7,6 +7,7 @@ use limpet_containerd::stdin;
 use limpet_host::orphan_processes;
 use limpet_host::sandbox::{init, users};
 use limpet_log::writer;
+use limpet_upgrade::{guardian, starter};
 
 fn main() -> ExitCode {
     // A container's logger, started by containerd's shim: checked first, because it must stay tiny.
@@ -24,5 +25,10 @@ fn main() -> ExitCode {
     if users::invoked() {
         return users::main();
     }
+    if let Some(invocation) = guardian::invoked() {
+        return guardian::main(invocation);
+    }
+    // Another version may be to run.
+    starter::start_version();
     if kernel_types::invoked() { kernel_types::main() } else { limpet::cli::main() }
 }

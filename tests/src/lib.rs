@@ -35,6 +35,7 @@ pub mod node;
 pub mod process;
 pub mod recorded_state;
 pub mod registry;
+pub mod release_key;
 pub mod signature;
 pub mod specs;
 pub mod suite;

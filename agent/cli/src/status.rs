@@ -16,7 +16,7 @@ use super::sheet::Sheet;
 use super::{age, sources};
 use limpet_wire::pods::{PodEntry, PodsDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
-use limpet_wire::status::{ApiserverDocument, CertificateDocument, StatusDocument, TokensDocument};
+use limpet_wire::status::{ApiserverDocument, CertificateDocument, LastUpgrade, StatusDocument, TokensDocument};
 
 /// Arguments of `limpet status`.
 #[derive(Debug, clap::Args)]
@@ -117,6 +117,9 @@ fn render(report: &Report, screen: &Screen, now: Timestamp) -> String {
             false => screen.paint(Tone::Bad, "not connected"),
         },
     );
+    if let Some(last) = status.upgrade.as_ref().and_then(|upgrade| upgrade.last.as_ref()) {
+        sheet.painted("Upgrade", &upgrade(last, screen, now));
+    }
     sheet.painted("Pods", &pods(&report.pods, screen));
     sheet.section("Sources");
     sheet.indented(|sheet| report.sources.iter().for_each(|one| sheet.painted(&one.source, &source(one, screen, now))));
@@ -148,6 +151,18 @@ fn render(report: &Report, screen: &Screen, now: Timestamp) -> String {
         points().for_each(|point| sheet.text(&format!("  {point}\n")));
     }
     sheet.into_text()
+}
+
+/// `0.1.0 -> 0.2.0, installed 3d ago`.
+fn upgrade(last: &LastUpgrade, screen: &Screen, now: Timestamp) -> String {
+    let ago = last.at.as_ref().map_or_else(String::new, |Time(at)| format!(" {} ago", age::since(*at, now)));
+    let (words, tone) = match last.outcome.as_str() {
+        "trial" => ("on trial", Tone::Warn),
+        "undone" => ("undone", Tone::Bad),
+        other => (other, Tone::Good),
+    };
+    let versions = printable(&format!("{} -> {}", last.from, last.to));
+    format!("{versions}, {}", screen.paint(tone, &printable(&format!("{words}{ago}"))))
 }
 
 fn pods(counts: &PodCounts, screen: &Screen) -> String {

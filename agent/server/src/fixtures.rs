@@ -35,6 +35,7 @@ use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::agent_restart::AgentRestart;
 use crate::cluster::ClusterState;
 use crate::diagnostics::DiagnosticsState;
 use crate::diff::DiffState;
@@ -83,6 +84,7 @@ pub fn state(sources: Arc<dyn Sources>, pusher: Pusher, meter: Meter) -> (Server
         meter,
         pressure: tokio::sync::watch::channel(NodePressure::UNKNOWN).1,
         shutting_down: tokio::sync::watch::channel(false).1,
+        upgrade: tokio::sync::watch::channel(None).1,
         pusher,
         health,
         device_plugins: Arc::default(),
@@ -209,7 +211,18 @@ pub fn all_routes(state: &ServerState) -> (KubeletRoutes, LocalRoutes) {
         requests: limpet_core::node_shutdown::channel().0,
         progress: tokio::sync::watch::channel(ShutdownProgress::default()).1,
     };
-    (kubelet, local::routes(state.clone(), diff, images, orders, ClusterState { source: None }, shutdown))
+    (
+        kubelet,
+        local::routes(
+            state.clone(),
+            diff,
+            images,
+            orders,
+            ClusterState { source: None },
+            shutdown,
+            AgentRestart::new(CancellationToken::new()),
+        ),
+    )
 }
 
 /// Serves all of it on `listener` until `stop`.

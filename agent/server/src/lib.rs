@@ -36,8 +36,10 @@ use limpet_telemetry::event::Events;
 use limpet_telemetry::health::Health;
 use limpet_telemetry::metrics::{Metrics, ServerType};
 use limpet_telemetry::usage::Meter;
+use limpet_wire::status::UpgradeDocument;
 
 mod admission;
+pub mod agent_restart;
 mod api;
 mod authentication;
 mod authorization;
@@ -136,6 +138,8 @@ pub struct ServerState {
     pub pressure: watch_channel::Receiver<NodePressure>,
     /// Whether the node is shutting down.
     pub shutting_down: watch_channel::Receiver<bool>,
+    /// Where new versions of limpet are put, and how the last one did.
+    pub upgrade: watch_channel::Receiver<Option<UpgradeDocument>>,
     /// When the agent started.
     pub started: Timestamp,
     /// Whether the agent is alive and ready.

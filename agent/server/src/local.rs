@@ -1,5 +1,6 @@
 //! limpet's own routes, for the command line and for pushes: served on the local socket and never on a network.
 
+use super::agent_restart::{self, AgentRestart};
 use super::cluster::{self, ClusterState};
 use super::debug_container;
 use super::diff::{self, DiffState};
@@ -22,6 +23,7 @@ pub fn routes(
     orders: PodOrdersState,
     cluster: ClusterState,
     shutdown: ShutdownState,
+    agent: AgentRestart,
 ) -> LocalRoutes {
     let own = api::routes()
         .get("/limpet/v1/pods", Read, pods::entries)
@@ -40,7 +42,8 @@ pub fn routes(
             .merge(debug_container::routes(orders.clone()))
             .merge(restart::routes(orders))
             .merge(cluster::routes(cluster))
-            .merge(shutdown::routes(shutdown)),
+            .merge(shutdown::routes(shutdown))
+            .merge(agent_restart::routes(agent)),
     )
 }
 

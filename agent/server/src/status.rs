@@ -31,6 +31,7 @@ pub(super) async fn status(State(state): State<ServerState>) -> Response {
         certificates: certificates(&state).await,
         tokens: tokens(&state),
         shutting_down: *state.shutting_down.borrow(),
+        upgrade: state.upgrade.borrow().clone(),
         conditions: pressure.is_known().then(|| pressure.iter().collect()),
     })
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
 
 use super::listeners::{start_cri, start_device_plugins, start_listeners, start_pod_resources, start_pods_api};
 use super::{AppError, Core, SharedParts, decoder};
@@ -13,6 +14,7 @@ use crate::config::{Config, DebugHandlers};
 use crate::executor::containerd::ContainerdExecutor;
 use crate::source::file;
 use limpet_containerd::image::Images;
+use limpet_server::agent_restart::AgentRestart;
 use limpet_server::cluster::ClusterState;
 use limpet_server::cri::CriState;
 use limpet_server::diagnostics::DiagnosticsState;
@@ -26,6 +28,9 @@ use limpet_server::{self as server, Configz, ServerState};
 use limpet_telemetry::usage::claims::ClaimMeter;
 use limpet_telemetry::usage::disks::{DiskMeter, MeasureDisks};
 use limpet_telemetry::usage::{Meter, NodeReader};
+use limpet_upgrade::report::{self, Reporter};
+use limpet_upgrade::starter;
+use limpet_wire::status::UpgradeDocument;
 
 /// The sockets that are reserved before anything else starts.
 pub(super) struct Sockets {
@@ -45,7 +50,13 @@ impl Sockets {
 }
 
 /// Serves limpet's socket, the metrics, kubelet's API, CRI and the sockets of plugins.
-pub(super) fn start_serving(shared: &SharedParts, core: Core, sockets: Sockets, diagnostics: DiagnosticsState) {
+pub(super) fn start_serving(
+    shared: &SharedParts,
+    core: Core,
+    sockets: Sockets,
+    diagnostics: DiagnosticsState,
+    restart: AgentRestart,
+) {
     let (config, stop) = (&shared.config, &shared.stop);
     let state = server_state(shared, &core, diagnostics.started);
     let streams = stream_states(shared, &core.executor, diagnostics);
@@ -62,7 +73,7 @@ pub(super) fn start_serving(shared: &SharedParts, core: Core, sockets: Sockets, 
     let diff = diff_state(shared, &core);
     let orders = PodOrdersState { orders: core.pod_orders };
     let cluster = ClusterState { source: core.api_updates };
-    let local = server::local::routes(state.clone(), diff, core.images, orders, cluster, core.shutdown);
+    let local = server::local::routes(state.clone(), diff, core.images, orders, cluster, core.shutdown, restart);
     start_listeners(shared, &state, on_network);
     shared.tasks.spawn(server::serve(sockets.local, state.clone(), kubelet, local, stop.clone()));
     if let Some(listener) = sockets.metrics {
@@ -87,11 +98,29 @@ fn server_state(shared: &SharedParts, core: &Core, started: Timestamp) -> Server
         meter: meter(shared, &core.executor),
         pressure: core.pressure.clone(),
         shutting_down: core.shutting_down.clone(),
+        upgrade: follow_upgrade(shared),
         started,
         health: shared.health.clone(),
         device_plugins: Arc::clone(&shared.device_plugins),
         cpus: core.executor.cpus.clone(),
     }
+}
+
+/// How the newest upgrade did.
+fn follow_upgrade(shared: &SharedParts) -> watch::Receiver<Option<UpgradeDocument>> {
+    let (document, followed) = watch::channel(None);
+    match starter::agent_slot() {
+        Ok(slot) => {
+            let reporter = Reporter {
+                events: shared.events.clone(),
+                metrics: shared.metrics.clone(),
+                document: Arc::new(document),
+            };
+            shared.tasks.spawn(report::follow(slot, reporter, shared.stop.clone()));
+        }
+        Err(error) => tracing::warn!(%error, "the executables of this agent are not known"),
+    }
+    followed
 }
 
 fn diff_state(shared: &SharedParts, core: &Core) -> DiffState {

@@ -7,13 +7,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use super::logging;
-use crate::app::{self, Prepared};
+use crate::app::{self, Ended, Prepared};
 use crate::config::{self, RunFlags};
 use crate::node::{self, StartError};
 use limpet_cli::screen::printable_lines;
 use limpet_host::memory;
 use limpet_host::node_name::{self, NameNotice};
-use limpet_upgrade::state_version;
+use limpet_upgrade::{starter, state_version};
 
 /// Runs the agent until a signal stops it; returns the exit code.
 pub(crate) fn run(flags: &RunFlags) -> ExitCode {
@@ -33,7 +33,8 @@ pub(crate) fn run(flags: &RunFlags) -> ExitCode {
     let result = runtime.block_on(app::run(prepared));
     runtime.shutdown_background();
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Ended::Stopped) => ExitCode::SUCCESS,
+        Ok(Ended::ToRestart) => fail(&starter::restart(), 1),
         Err(error) => fail(&error, 1),
     }
 }

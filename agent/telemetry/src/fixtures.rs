@@ -15,13 +15,14 @@ use serde_json::json;
 
 use crate::metrics::{
     ClaimFigures, ContainerType, GuardVerdict, ImageRemoval, MergeChange, Metrics, NodeCertificate, ProbeResult,
-    RejectionReason, RequestKind, ServerType,
+    RejectionReason, RequestKind, ServerType, UpgradeOutcome,
 };
 
 /// Metrics of which every family has a value.
 pub fn filled() -> Metrics {
     let metrics = Metrics::new("edge1");
     metrics.set_cgroup_version(2);
+    metrics.set_last_upgrade(UpgradeOutcome::Installed, Timestamp::UNIX_EPOCH);
     metrics.container_start_begun(ContainerType::Container);
     metrics.container_start_failed(ContainerType::Container, "ErrImagePull");
     metrics.container_terminated(ContainerType::Container, 3, "Error");

@@ -34,9 +34,9 @@ use claims::ClaimGauges;
 use labels::{
     BackendLabel, ChangeLabel, ConditionLabel, ContainerState, OperationLabel, RejectionLabels, RemovalLabel,
     SignalLabel, SourceLabel, StartErrorLabels, StateLabel, Static, StaticLabel, TerminationLabels, TypeLabel,
-    VerdictLabel, WriterLabels,
+    UpgradeLabel, VerdictLabel, WriterLabels,
 };
-pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason};
+pub use labels::{ContainerType, GuardVerdict, ImageRemoval, MergeChange, RejectionReason, UpgradeOutcome};
 use limpet_core::eviction::Signal;
 use limpet_core::source::SourceSnapshot;
 use limpet_core::status::observed::ObservedPods;
@@ -73,6 +73,7 @@ pub struct Metrics {
     desired_pods: Family<StaticLabel, Gauge>,
     active_pods: Family<StaticLabel, Gauge>,
     cgroup_version: Gauge,
+    last_upgrade: Family<UpgradeLabel, Gauge<f64, AtomicU64>>,
     shutdown_start: Gauge<f64, AtomicU64>,
     shutdown_end: Gauge<f64, AtomicU64>,
     started_pods: Counter,
@@ -120,6 +121,7 @@ impl Metrics {
             desired_pods: Family::default(),
             active_pods: Family::default(),
             cgroup_version: Gauge::default(),
+            last_upgrade: Family::default(),
             shutdown_start: Gauge::default(),
             shutdown_end: Gauge::default(),
             started_pods: Counter::default(),
@@ -207,6 +209,12 @@ impl Metrics {
     /// The version of the node's cgroups.
     pub fn set_cgroup_version(&self, version: i64) {
         self.cgroup_version.set(version);
+    }
+
+    /// When the newest upgrade of limpet ended, and how.
+    pub fn set_last_upgrade(&self, outcome: UpgradeOutcome, at: Timestamp) {
+        self.last_upgrade.clear();
+        self.last_upgrade.get_or_create(&UpgradeLabel { outcome }).set(at.as_duration().as_secs_f64());
     }
 
     /// When the pods last began to end for a shutdown, and when they had ended.

@@ -1,5 +1,7 @@
 //! The JSON documents of `/limpet/v1/status`, `/limpet/v1/cluster` and `/limpet/v1/shutdown`. Fields are only ever added.
 
+use std::path::PathBuf;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use limpet_model::node::Pressure;
 use serde::{Deserialize, Serialize};
@@ -32,6 +34,37 @@ pub struct StatusDocument {
     /// The node is shutting down: pods end, and none starts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shutting_down: bool,
+    /// The newest upgrade, and where new versions are put.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<UpgradeDocument>,
+}
+
+/// Where new versions of limpet are put, and how the last one did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UpgradeDocument {
+    /// The directory of the executables.
+    pub directory: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last: Option<LastUpgrade>,
+}
+
+/// An upgrade.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LastUpgrade {
+    /// The version before.
+    pub from: String,
+    /// The new version.
+    pub to: String,
+    /// `trial`, `installed` or `undone`.
+    pub outcome: String,
+    /// When it ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
+    /// Why it was undone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 /// The connection to the apiserver.

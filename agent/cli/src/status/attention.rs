@@ -28,6 +28,11 @@ pub(super) fn points(
     if status.shutting_down {
         points.push("the node is shutting down: no pod starts. To run pods again: limpet shutdown --cancel".to_owned());
     }
+    let last = status.upgrade.as_ref().and_then(|upgrade| upgrade.last.as_ref());
+    if let Some(last) = last.filter(|last| last.outcome == "undone") {
+        let reason = last.reason.as_deref().unwrap_or("its reason is not known");
+        points.push(format!("limpet {} was undone, {} runs: {reason}", last.to, last.from));
+    }
     if let Some(apiserver) = status.apiserver.as_ref().filter(|apiserver| apiserver.state == "offline") {
         points.push(format!("the apiserver is {}; pods keep running", state(apiserver, now).0));
     }

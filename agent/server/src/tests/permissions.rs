@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 53] = [
+const LOCAL: [(&str, &str, Permission); 54] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -126,6 +126,7 @@ const LOCAL: [(&str, &str, Permission); 53] = [
     ("POST", "/limpet/v1/pods/{namespace}/{name}/restart", Write),
     ("POST", "/limpet/v1/shutdown", Write),
     ("POST", "/limpet/v1/shutdown/cancel", Write),
+    ("POST", "/limpet/v1/agent/restart", Write),
 ];
 
 type Route<'a> = (&'a str, &'a str, Permission);

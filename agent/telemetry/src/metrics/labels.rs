@@ -82,6 +82,15 @@ pub enum ImageRemoval {
     Space,
 }
 
+/// How an upgrade of limpet ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UpgradeOutcome {
+    /// The new version runs.
+    Installed,
+    /// The version before runs again.
+    Undone,
+}
+
 /// A label set of one label, for families whose label values come from a closed set.
 macro_rules! one_label {
     ($set:ident, $field:ident: $value:ty) => {
@@ -111,6 +120,7 @@ label_values!(MergeChange {
 });
 
 label_values!(ImageRemoval { Age => "age", Space => "space" });
+label_values!(UpgradeOutcome { Installed => "installed", Undone => "undone" });
 label_values!(GuardVerdict { Refused => "refused", Audited => "audited" });
 label_values!(RejectionReason { Unreadable => "unreadable", Invalid => "invalid", Duplicate => "duplicate" });
 
@@ -156,6 +166,7 @@ pub(super) struct TerminationLabels {
 one_label!(BackendLabel, backend: &'static str);
 one_label!(VerdictLabel, verdict: GuardVerdict);
 one_label!(RemovalLabel, reason: ImageRemoval);
+one_label!(UpgradeLabel, outcome: UpgradeOutcome);
 one_label!(SignalLabel, eviction_signal: &'static str);
 one_label!(ConditionLabel, condition: &'static str);
 

@@ -1,23 +1,15 @@
-//! Upgrades and downgrades: an agent reads what those of every release have left, and refuses what it does not know.
+//! What agents of other releases have left: it is read, or refused and not changed.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
+use limpet_tests::TestNode;
 use limpet_tests::manifest::{IDLE, simple};
 use limpet_tests::recorded_state::{self, NODE_NAME, PODS, VALUE};
-use limpet_tests::{TestNode, case, suite};
 
-fn main() -> ExitCode {
-    suite::run([
-        case!(the_state_of_every_release_is_read).on(|node| node.agent = false),
-        case!(state_of_an_unknown_version_is_refused_and_not_changed).on(|node| node.agent = false),
-    ])
-}
-
-fn the_state_of_every_release_is_read(node: &mut TestNode) -> Result<()> {
+pub(crate) fn the_state_of_every_release_is_read(node: &mut TestNode) -> Result<()> {
     node.agent.reconfigure(|settings| settings.node_name = NODE_NAME.to_owned())?;
     for archive in recorded_state::archives()? {
         let read = read_state(node, &archive);
@@ -51,7 +43,7 @@ fn read_state(node: &mut TestNode, archive: &Path) -> Result<()> {
     Ok(())
 }
 
-fn state_of_an_unknown_version_is_refused_and_not_changed(node: &mut TestNode) -> Result<()> {
+pub(crate) fn state_of_an_unknown_version_is_refused_and_not_changed(node: &mut TestNode) -> Result<()> {
     node.agent.reconfigure(|settings| settings.node_name = NODE_NAME.to_owned())?;
     let root = node.agent.settings().root();
     let newest = recorded_state::archives()?.pop().context("no archive")?;

@@ -1,0 +1,72 @@
+//! The journal of an upgrade, a small file beside the executables: what is on trial, how often it was started, and how it
+//! ended. A starter of any earlier release reads it, so its form never changes but by fields that may be missing.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::{Deserialize, Serialize};
+
+/// Where an upgrade is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "step")]
+pub enum Step {
+    /// The new executable is beside the present one. It is started until it is accepted or undone.
+    #[serde(rename_all = "camelCase")]
+    Trial {
+        /// How often it was started.
+        attempts: u32,
+    },
+    /// It is accepted, and takes the place of the present one.
+    Accepted,
+    /// It is the present one.
+    Installed { at: Time },
+    /// It was discarded.
+    Undone { at: Time, reason: String },
+}
+
+/// The newest upgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Journal {
+    #[serde(flatten)]
+    pub step: Step,
+    /// The version that ran before.
+    pub from: String,
+    /// The version on trial.
+    pub to: String,
+    /// How long one attempt may take until the agent is as it was before.
+    pub deadline_seconds: u64,
+    /// Where the agent is asked how it is.
+    pub socket: PathBuf,
+    pub baseline: Baseline,
+    /// The agent has reported the end.
+    #[serde(default)]
+    pub reported: bool,
+}
+
+/// What the agent had before, and has to have again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Baseline {
+    /// containerd was connected.
+    #[serde(default)]
+    pub containerd: bool,
+    /// The UIDs of pods that had been started.
+    #[serde(default)]
+    pub pods: BTreeSet<String>,
+    /// The sources that could be read.
+    #[serde(default)]
+    pub sources: BTreeSet<String>,
+}
+
+impl Journal {
+    /// Whether nothing is to be done for it any more.
+    pub fn is_over(&self) -> bool {
+        matches!(self.step, Step::Installed { .. } | Step::Undone { .. })
+    }
+
+    pub(crate) fn at(self, step: Step) -> Self {
+        Self { step, ..self }
+    }
+}

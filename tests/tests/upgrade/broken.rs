@@ -1,0 +1,48 @@
+//! Versions that do not work: this test's own executable, installed as limpet. It says a version, and as an agent does what the
+//! file `mode` beside it says.
+
+use std::fs;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// What it says to be.
+pub(crate) const VERSION: &str = "9.9.9";
+/// Ends at once.
+pub(crate) const EXIT: &str = "exit";
+/// Does nothing.
+pub(crate) const HANG: &str = "hang";
+/// Serves the agent's socket and answers nothing.
+pub(crate) const DEAF: &str = "deaf";
+
+/// Whether this process is one: it has the name of a staged version.
+pub(crate) fn main() -> Option<ExitCode> {
+    let executable = std::env::current_exe().ok()?;
+    if executable.file_name()? != "limpet.new" {
+        return None;
+    }
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments == ["--version"] {
+        println!("limpet {VERSION}");
+        return Some(ExitCode::SUCCESS);
+    }
+    let mode = fs::read_to_string(executable.with_file_name("mode")).unwrap_or_default();
+    let config = arguments.iter().skip_while(|word| *word != "--config").nth(1);
+    match (mode.as_str(), config) {
+        (DEAF, Some(config)) => {
+            let socket = Path::new(config).with_file_name("run").join("limpet.sock");
+            let _ = fs::remove_file(&socket);
+            if let Ok(listener) = UnixListener::bind(&socket) {
+                let mut held = Vec::new();
+                for connection in listener.incoming() {
+                    held.push(connection);
+                }
+            }
+        }
+        (HANG, _) => loop {
+            std::thread::park();
+        },
+        _ => {}
+    }
+    Some(ExitCode::FAILURE)
+}
