@@ -251,7 +251,7 @@ pub struct Config {
     pub runtime_classes: BTreeMap<String, RuntimeClass>,
     /// `registryConfigDirectory`: containerd's `certs.d`. Default `/etc/containerd/certs.d`.
     pub registry_config_dir: PathBuf,
-    /// `containerdConfig`: where containerd's image verifiers are configured. Default `/etc/containerd/config.toml`.
+    /// `containerdConfigFile`: where containerd's image verifiers are configured. Default `/etc/containerd/config.toml`.
     pub containerd_config: PathBuf,
     /// `--image-credential-provider-config`: the programs that give credentials for images.
     pub credential_providers: Vec<CredentialProvider>,

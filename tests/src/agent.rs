@@ -269,7 +269,7 @@ impl Settings {
         let has_shim = self.limpet.iter().flat_map(|keys| keys.lines()).any(|line| line.starts_with("shim:"));
         let shim = if has_shim { None } else { chosen_shim()? };
         Ok(format!(
-            "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n\
+            "apiVersion: limpet.dev/v1beta1\nkind: LimpetConfiguration\n\
              rootDirectory: {}\nrunDirectory: {}\ncontainerLogsDirectory: {}\nregistryConfigDirectory: {}\n\
              cniConfigDirectory: {}\ncniBinaryDirectories: {plugin_dirs}\nsnapshotter: {}\npluginDirectory: {}\n\
              cdiSpecDirectories: [{}]\n{}{}",

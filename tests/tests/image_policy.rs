@@ -246,7 +246,7 @@ fn containerds_image_verifiers_are_asked_before_a_pull(node: &mut TestNode) -> R
     let table = format!("[plugins.\"io.containerd.image-verifier.v1.bindir\"]\nbin_dir = {verifiers:?}\n");
     fs::write(&configuration, table)?;
     node.agent
-        .reconfigure(|settings| settings.limpet.push(format!("containerdConfig: {}", configuration.display())))?;
+        .reconfigure(|settings| settings.limpet.push(format!("containerdConfigFile: {}", configuration.display())))?;
     node.agent.start()?;
     node.apply(&running("good", &good.name))?;
     node.apply(&running("bad", &bad.name))?;

@@ -269,7 +269,7 @@ fn how<'a>(image: &'a Path, payload: &'a Path, dir: &'a Path) -> Boot<'a> {
 /// Writes the configuration of the contender and starts it.
 fn start(guest: &mut Guest, scenario: Scenario, contender: Contender) -> Result<()> {
     let own = json!({
-        "apiVersion": "limpet.dev/v1alpha1",
+        "apiVersion": "limpet.dev/v1beta1",
         "kind": "LimpetConfiguration",
         "rootDirectory": "/node/limpet",
         "runDirectory": "/run/limpet",

@@ -217,7 +217,7 @@ fn limpet_document(config: &Config) -> Value {
         "runtimeClasses": classes,
         "devices": devices,
         "registryConfigDirectory": config.registry_config_dir,
-        "containerdConfig": config.containerd_config,
+        "containerdConfigFile": config.containerd_config,
         "imagePolicy": config.image_policy.as_ref().map(image_policy),
         "cniConfigDirectory": config.cni_conf_dir,
         "cniBinaryDirectories": config.cni_bin_dirs,

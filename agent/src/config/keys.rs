@@ -224,7 +224,15 @@ pub(crate) fn kubelet_names() -> impl Iterator<Item = &'static str> {
     KUBELET.iter().map(|key| key.name)
 }
 
-/// LimpetConfiguration, `limpet.dev/v1alpha1`: what kubelet has no key for.
+/// The `apiVersion` of LimpetConfiguration.
+pub(super) const LIMPET_VERSION: &str = "limpet.dev/v1beta1";
+/// Earlier ones, which are accepted with a warning.
+pub(super) const EARLIER_LIMPET_VERSIONS: &[&str] = &["limpet.dev/v1alpha1"];
+/// Keys of LimpetConfiguration that have been renamed: the earlier name, which is accepted with a warning, and the present
+/// one.
+pub(super) const RENAMED_LIMPET_KEYS: &[(&str, &str)] = &[("containerdConfig", "containerdConfigFile")];
+
+/// LimpetConfiguration: what kubelet has no key for.
 pub(super) const LIMPET: &[Key] = &[
     supported("apiVersion", Text),
     supported("kind", Text),
@@ -236,7 +244,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("staticPodURLCertFile", Text),
     supported("staticPodURLKeyFile", Text),
     supported("registryConfigDirectory", Text),
-    supported("containerdConfig", Text),
+    supported("containerdConfigFile", Text),
     supported("cniConfigDirectory", Text),
     supported("cniBinaryDirectories", Texts),
     supported("localImageWhenUnreachable", Bool),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use super::keys::{KUBELET, Key, LIMPET, Shape, Support};
+use super::keys::{KUBELET, Key, LIMPET, LIMPET_VERSION, Shape, Support};
 
 const PAGE: &str = include_str!("../../../docs/configuration.md");
 
@@ -14,7 +14,7 @@ const DURATION_PATTERN: &str = r"^[-+]?(0|([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs
 
 /// The schema of `LimpetConfiguration`.
 pub fn limpet() -> Value {
-    document("LimpetConfiguration", "limpet.dev/v1alpha1", LIMPET)
+    document("LimpetConfiguration", LIMPET_VERSION, LIMPET)
 }
 
 /// The schema of the `KubeletConfiguration` keys that work in limpet. Others are accepted with a warning, so they are no

@@ -296,7 +296,7 @@ impl ConfigDiagnostics {
         self.absolute_path(map, "runDirectory", &mut config.run_dir);
         self.absolute_path(map, "containerLogsDirectory", &mut config.container_logs_dir);
         self.absolute_path(map, "registryConfigDirectory", &mut config.registry_config_dir);
-        self.absolute_path(map, "containerdConfig", &mut config.containerd_config);
+        self.absolute_path(map, "containerdConfigFile", &mut config.containerd_config);
         self.absolute_path(map, "cniConfigDirectory", &mut config.cni_conf_dir);
         let url = ["staticPodURLCAFile", "staticPodURLCertFile", "staticPodURLKeyFile"].map(|key| {
             let mut path = PathBuf::new();

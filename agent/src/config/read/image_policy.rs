@@ -153,7 +153,7 @@ pub(super) mod tests {
 
     #[test]
     fn every_mistake_of_a_policy_is_named_with_its_place() {
-        let text = "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\nimagePolicy:\n  rules:\n  \
+        let text = "apiVersion: limpet.dev/v1beta1\nkind: LimpetConfiguration\nimagePolicy:\n  rules:\n  \
                     - {images: [busybox], require: allow}\n  \
                     - {images: [a.io/b], require: cosign}\n  \
                     - {images: [a.io/b], require: cosign, keys: [plant.pub]}\n  \
@@ -184,7 +184,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_policy_without_a_default_rejects() {
-        let text = "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\nimagePolicy: {rules: []}\n";
+        let text = "apiVersion: limpet.dev/v1beta1\nkind: LimpetConfiguration\nimagePolicy: {rules: []}\n";
         assert_eq!(load_text(text, &[]).0.unwrap().image_policy, Some(ImagePolicy::default()));
         assert_eq!(ImagePolicy::default().default, Requirement::Reject);
     }

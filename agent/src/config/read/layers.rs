@@ -5,7 +5,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::super::keys::{KUBELET, Key, LIMPET, Shape, Support};
+use super::super::keys::{
+    EARLIER_LIMPET_VERSIONS, KUBELET, Key, LIMPET, LIMPET_VERSION, RENAMED_LIMPET_KEYS, Shape, Support,
+};
 use super::super::kubelet_flags::KubeletFlags;
 use super::super::tree::{Entry, Map, Node, Position, Value, put_over};
 use super::super::{Config, ConfigError, RunFlags};
@@ -114,14 +116,19 @@ impl ConfigDiagnostics {
     fn document(
         &mut self,
         position: Position,
-        entries: Vec<Entry>,
+        mut entries: Vec<Entry>,
         merged: &mut Merged,
         kinds: &mut Vec<&'static str>,
     ) {
         let map = Map { entries: &entries };
-        let (kind, version, keys) = match map.text("kind") {
-            Some(("KubeletConfiguration", _)) => ("KubeletConfiguration", "kubelet.config.k8s.io/v1beta1", KUBELET),
-            Some(("LimpetConfiguration", _)) => ("LimpetConfiguration", "limpet.dev/v1alpha1", LIMPET),
+        let none: &[&str] = &[];
+        let (kind, version, earlier, keys) = match map.text("kind") {
+            Some(("KubeletConfiguration", _)) => {
+                ("KubeletConfiguration", "kubelet.config.k8s.io/v1beta1", none, KUBELET)
+            }
+            Some(("LimpetConfiguration", _)) => {
+                ("LimpetConfiguration", LIMPET_VERSION, EARLIER_LIMPET_VERSIONS, LIMPET)
+            }
             found => {
                 let message = "must be KubeletConfiguration or LimpetConfiguration";
                 return self.error(Some(found.map_or(position, |(_, at)| at)), "kind", message);
@@ -133,11 +140,35 @@ impl ConfigDiagnostics {
         kinds.push(kind);
         match map.text("apiVersion") {
             Some((given, _)) if given == version => {}
+            Some((given, at)) if earlier.contains(&given) => {
+                self.warn(
+                    Some(at),
+                    "apiVersion",
+                    format!("{given} is an earlier version, still accepted: write {version}"),
+                );
+            }
             found => self.error(Some(found.map_or(position, |(_, at)| at)), "apiVersion", format!("must be {version}")),
+        }
+        if kind == "LimpetConfiguration" {
+            self.rename(&mut entries);
         }
         self.keys(&entries, keys, "");
         let into = if kind == "KubeletConfiguration" { &mut merged.kubelet } else { &mut merged.limpet };
         put_over(into.get_or_insert_default(), entries);
+    }
+
+    /// Gives keys with an earlier name their present one. Where both are there, the earlier one is left, which is an error.
+    fn rename(&mut self, entries: &mut [Entry]) {
+        for (earlier, name) in RENAMED_LIMPET_KEYS {
+            if entries.iter().any(|entry| entry.key == *name) {
+                continue;
+            }
+            for entry in entries.iter_mut().filter(|entry| entry.key == *earlier) {
+                let message = format!("is an earlier name, still accepted: write {name}");
+                self.warn(Some(entry.position), earlier, message);
+                (*name).clone_into(&mut entry.key);
+            }
+        }
     }
 
     /// Flags override every file. As with kubelet a flag replaces a map, except the feature gates, which are merged.

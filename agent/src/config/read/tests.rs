@@ -69,7 +69,7 @@ pub(super) fn load_text(text: &str, more: &[&str]) -> (Result<Config, Vec<String
 }
 
 pub(super) const KUBELET_HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-const LIMPET_HEAD: &str = "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\n";
+const LIMPET_HEAD: &str = "apiVersion: limpet.dev/v1beta1\nkind: LimpetConfiguration\n";
 
 #[test]
 fn without_flags_everything_is_the_default_and_one_warning_names_the_missing_key() {
@@ -340,13 +340,24 @@ fn documents_are_recognized_by_kind_and_version() {
         ("- a\n", "config.yaml:1:1: expected a map, found a list"),
         (
             "kind: LimpetConfiguration\napiVersion: limpet.dev/v2\n",
-            "config.yaml:2:13: apiVersion: must be limpet.dev/v1alpha1",
+            "config.yaml:2:13: apiVersion: must be limpet.dev/v1beta1",
         ),
-        ("kind: LimpetConfiguration\n", "config.yaml:1:1: apiVersion: must be limpet.dev/v1alpha1"),
+        ("kind: LimpetConfiguration\n", "config.yaml:1:1: apiVersion: must be limpet.dev/v1beta1"),
     ];
     for (text, expected) in cases {
         assert_eq!(load_text(text, &[]).0.unwrap_err(), [expected], "{text}");
     }
+    let earlier = "apiVersion: limpet.dev/v1alpha1\nkind: LimpetConfiguration\ncontainerdConfig: /c.toml\n";
+    let (config, warnings, _) = load_text(earlier, &[]);
+    assert_eq!(config.unwrap().containerd_config, Path::new("/c.toml"));
+    let expected = [
+        "config.yaml:1:13: apiVersion: limpet.dev/v1alpha1 is an earlier version, still accepted: write limpet.dev/v1beta1",
+        "config.yaml:3:1: containerdConfig: is an earlier name, still accepted: write containerdConfigFile",
+    ];
+    assert_eq!(warnings[..2], expected, "{warnings:?}");
+    let both = format!("{LIMPET_HEAD}containerdConfig: /c.toml\ncontainerdConfigFile: /d.toml\n");
+    let errors = load_text(&both, &[]).0.unwrap_err();
+    assert!(errors.len() == 1 && errors[0].starts_with("config.yaml:3:1: containerdConfig: "), "{errors:?}");
     let twice = format!("{LIMPET_HEAD}---\n{LIMPET_HEAD}");
     assert_eq!(load_text(&twice, &[]).0.unwrap_err(), ["config.yaml:4:1: kind: a second LimpetConfiguration"]);
     let broken = load_text("a: [1\nb: }\n", &[]).0.unwrap_err();
