@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use limpet_tests::agent::workspace_dir;
 use limpet_tests::{process, tools};
 
-use crate::{apt, cargo, crate_borders, cross, ebpf, module_cycles, setup};
+use crate::{apt, cargo, crate_borders, cross, ebpf, module_cycles, page_links, setup};
 
 /// cargo's companions, and the version of each that decides.
 const DENY: (&str, &str) = ("cargo-deny", "0.20.2");
@@ -80,6 +80,7 @@ fn own_checks() -> Vec<OwnCheck> {
     let mut checks: Vec<OwnCheck> = vec![
         ("no cycle between modules", module_cycles::check),
         ("the borders between crates", crate_borders::check),
+        ("links of the pages", page_links::check),
         ("a build without eBPF leaves aya out", without_ebpf),
     ];
     match ebpf::obstacle() {

@@ -20,6 +20,7 @@ mod kubernetes;
 mod lint;
 mod module_cycles;
 mod nightly;
+mod page_links;
 mod record_state;
 mod record_ui;
 mod release;
