@@ -3,6 +3,7 @@
 //! Nothing here waits for anything but the poller. The OCI runtime is started and its end is an event like any other
 //! (`operations`), so a runtime or a container that hangs holds up nothing else of the pod.
 
+mod completion;
 mod exits;
 mod operations;
 mod service;

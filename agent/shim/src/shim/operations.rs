@@ -1,4 +1,4 @@
-//! The calls of the OCI runtime: started here, and completed when their process has ended.
+//! The calls of the OCI runtime: what is prepared, and how each is started. `completion` has their ends.
 
 use std::fs;
 use std::io;
@@ -7,44 +7,36 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use prost::Message as _;
-use rustix::event::epoll::EventFlags;
-use rustix::process::WaitStatus;
 
 use super::Shim;
 use crate::bundle::Spec;
-use crate::cgroup::{Cgroup, OomWatch};
 use crate::console::ConsoleSocket;
-use crate::exit::Exit;
 use crate::failure::Failure;
-use crate::messages::{
-    CreateTaskRequest, DeleteResponse, Mount, Options, PidResponse, TaskCreate, TaskDelete, TaskEvent, TaskExecStarted,
-    TaskIo, TaskStart,
-};
-use crate::poller::Source;
+use crate::messages::{CreateTaskRequest, DeleteResponse, Mount, Options};
 use crate::process::{Call, Container, Key, Process, State};
 use crate::rootfs;
 use crate::runtime::{self, Runtime};
 use crate::stdio::Stdio;
 
 /// The file with the id of a container's first process.
-const PID_FILE: &str = "init.pid";
+pub(super) const PID_FILE: &str = "init.pid";
 /// How long a deletion waits for output that its client has not read.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 
 /// A call of the runtime that has not ended.
 pub(super) struct Operation {
-    key: Key,
-    kind: Kind,
-    call: Option<Call>,
+    pub(super) key: Key,
+    pub(super) kind: Kind,
+    pub(super) call: Option<Call>,
     /// The call's own log.
-    log: PathBuf,
-    console: Option<ConsoleSocket>,
+    pub(super) log: PathBuf,
+    pub(super) console: Option<ConsoleSocket>,
     /// A file that it reads, which is removed afterwards.
-    input: Option<PathBuf>,
+    pub(super) input: Option<PathBuf>,
 }
 
 /// What a call of the runtime is to do.
-enum Kind {
+pub(super) enum Kind {
     Create(Vec<Mount>),
     Start,
     Exec,
@@ -326,259 +318,17 @@ impl Shim {
         self.reply_with(call, &deletion_of(&process));
     }
 
-    /// Completes a call of the runtime.
-    pub(super) fn finish_operation(&mut self, operation: Operation, status: WaitStatus) {
-        remove(operation.input.as_deref());
-        let reason = runtime::last_error(&operation.log);
-        let result = match status.exit_status() {
-            Some(0) => Ok(()),
-            _ if reason.is_empty() => {
-                Err(format!("the OCI runtime did not terminate successfully: {}", ending(status)))
-            }
-            _ => Err(reason),
-        };
-        let (key, call) = (operation.key, operation.call);
-        let failed = |what: &'static str| move |reason: String| Failure::unknown(format!("{what}: {reason}"));
-        let is_busy = !matches!(operation.kind, Kind::Exec | Kind::Kill | Kind::Quiet);
-        if is_busy && let Some(container) = self.containers.get_mut(&key.container) {
-            container.busy = false;
-        }
-        let answer = match operation.kind {
-            Kind::Create(rootfs) => {
-                let created = result.map_err(failed("OCI runtime create failed"));
-                self.created(&key, created, operation.console.as_ref(), rootfs)
-            }
-            Kind::Start => self.started(&key, result.map_err(failed("OCI runtime start failed"))),
-            Kind::Exec => {
-                let started = result.map_err(failed("OCI runtime exec failed"));
-                self.exec_started(&key, started, operation.console.as_ref())
-            }
-            Kind::Delete => self.deleted(&key, result),
-            Kind::Kill => result.map(|()| Vec::new()).map_err(|reason| kill_failure(&reason)),
-            Kind::Pause => self.changed(&key, result.map_err(failed("OCI runtime pause failed")), State::Paused),
-            Kind::Resume => self.changed(&key, result.map_err(failed("OCI runtime resume failed")), State::Running),
-            Kind::Update => result.map(|()| Vec::new()).map_err(failed("OCI runtime update failed")),
-            Kind::Quiet => Ok(Vec::new()),
-        };
-        if let Some(call) = call {
-            self.reply(call, answer);
-        }
-        self.settle(&key.container);
-        let deferred = self.containers.get_mut(&key.container).map(|container| std::mem::take(&mut container.deferred));
-        for (call, request) in deferred.into_iter().flatten() {
-            self.handle(call, request);
-        }
-    }
-
-    fn created(
-        &mut self,
-        key: &Key,
-        result: Result<(), Failure>,
-        console: Option<&ConsoleSocket>,
-        rootfs: Vec<Mount>,
-    ) -> Result<Vec<u8>, Failure> {
-        let bundle = self.bundle(key);
-        let created = result.and_then(|()| {
-            self.take_terminal(key, console)?;
-            read_pid(&bundle.join(PID_FILE))
-        });
-        let pid = match created {
-            Ok(pid) => pid,
-            Err(failure) => {
-                self.forget_container(&key.container);
-                return Err(failure);
-            }
-        };
-        let Some(container) = self.containers.get_mut(&key.container) else {
-            return Err(Failure::not_found("container not created"));
-        };
-        container.init.pid = pid;
-        container.init.state = State::Created;
-        container.cgroup = Cgroup::of_process(pid).ok();
-        let Stdio { stdin, stdout, stderr, terminal } = container.init.stdio.clone();
-        let event = TaskCreate {
-            container_id: key.container.clone(),
-            bundle: bundle.to_string_lossy().into_owned(),
-            rootfs,
-            io: Some(TaskIo { stdin, stdout, stderr, terminal }),
-            pid,
-        };
-        self.publisher.publish("/tasks/create", "TaskCreate", &event);
-        self.take_early_exit(key, pid);
-        Ok(PidResponse { pid }.encode_to_vec())
-    }
-
-    /// Connects the terminal that the runtime has sent.
-    fn take_terminal(&mut self, key: &Key, console: Option<&ConsoleSocket>) -> Result<(), Failure> {
-        let Some(console) = console else { return Ok(()) };
-        let Some(stdio) = self.process_mut(key).map(|process| process.stdio.clone()) else { return Ok(()) };
-        let id = if key.is_init() { &key.container } else { &key.exec };
-        let terminal = console.receive();
-        let terminal =
-            terminal.map_err(|error| Failure::unknown(format!("failed to retrieve console master: {error}")))?;
-        let streams = self.open_terminal(id, &stdio, terminal);
-        let streams = streams.map_err(|error| Failure::unknown(format!("failed to start console copy: {error}")))?;
-        if let Some(process) = self.process_mut(key) {
-            process.streams = streams;
-        }
-        self.watch_streams(key);
-        Ok(())
-    }
-
-    fn started(&mut self, key: &Key, result: Result<(), Failure>) -> Result<Vec<u8>, Failure> {
-        result?;
-        let Some(container) = self.containers.get_mut(&key.container) else {
-            return Err(Failure::not_found("container not created"));
-        };
-        container.init.state = State::Running;
-        let pid = container.init.pid;
-        // Without it containerd does not learn that memory ran out; its end is reported all the same.
-        if let Some(watch) = container.cgroup.as_ref().and_then(|cgroup| cgroup.watch_oom().ok()) {
-            let source = Source::Memory(key.container.clone());
-            let token = match &watch {
-                OomWatch::V1(event) => self.poller.add(event, source, EventFlags::IN),
-                OomWatch::V2(file) => self.poller.add(file, source, EventFlags::PRI),
-            };
-            container.oom = token.map(|token| (watch, token));
-        }
-        let event = TaskStart { container_id: key.container.clone(), pid };
-        self.publisher.publish("/tasks/start", "TaskStart", &event);
-        Ok(PidResponse { pid }.encode_to_vec())
-    }
-
-    fn exec_started(
-        &mut self,
-        key: &Key,
-        result: Result<(), Failure>,
-        console: Option<&ConsoleSocket>,
-    ) -> Result<Vec<u8>, Failure> {
-        let pid_file = self.bundle(key).join(format!("{}.pid", key.exec));
-        let started = result.and_then(|()| {
-            let pid = read_pid(&pid_file)?;
-            self.take_terminal(key, console)?;
-            Ok(pid)
-        });
-        let pid = match started {
-            Ok(pid) => pid,
-            Err(failure) => {
-                self.close_streams(key);
-                // It never ran: who waits for it must not wait forever.
-                self.end_process(key, Exit::unknown(0));
-                return Err(failure);
-            }
-        };
-        if let Some(process) = self.process_mut(key) {
-            process.pid = pid;
-            process.state = State::Running;
-            process.spec = None;
-        }
-        let event = TaskExecStarted { container_id: key.container.clone(), exec_id: key.exec.clone(), pid };
-        self.publisher.publish("/tasks/exec-started", "TaskExecStarted", &event);
-        self.take_early_exit(key, pid);
-        Ok(PidResponse { pid }.encode_to_vec())
-    }
-
-    fn deleted(&mut self, key: &Key, result: Result<(), String>) -> Result<Vec<u8>, Failure> {
-        match result {
-            // What was deleted before is deleted.
-            Err(reason) if !reason.contains("does not exist") => {
-                return Err(Failure::unknown(format!("failed to delete task: {reason}")));
-            }
-            _ => {}
-        }
-        let Some(container) = self.containers.get(&key.container) else { return Ok(Vec::new()) };
-        let response = deletion_of(&container.init);
-        let event = TaskDelete {
-            container_id: key.container.clone(),
-            pid: response.pid,
-            exit_status: response.exit_status,
-            exited_at: response.exited_at,
-        };
-        self.forget_container(&key.container);
-        self.publisher.publish("/tasks/delete", "TaskDelete", &event);
-        Ok(response.encode_to_vec())
-    }
-
-    fn changed(&mut self, key: &Key, result: Result<(), Failure>, state: State) -> Result<Vec<u8>, Failure> {
-        let Some(container) = self.containers.get_mut(&key.container) else { return Ok(Vec::new()) };
-        let before = if state == State::Paused { State::Running } else { State::Paused };
-        container.init.state = if result.is_ok() { state } else { before };
-        result?;
-        let event = TaskEvent { container_id: key.container.clone() };
-        let (topic, name) = match state {
-            State::Paused => ("/tasks/paused", "TaskPaused"),
-            _ => ("/tasks/resumed", "TaskResumed"),
-        };
-        self.publisher.publish(topic, name, &event);
-        Ok(Vec::new())
-    }
-
-    /// Gives back everything that the shim has of a container.
-    fn forget_container(&mut self, id: &str) {
-        let execs = self.containers.get(id).map(|container| container.execs.keys().cloned().collect::<Vec<_>>());
-        for exec in execs.into_iter().flatten().chain([String::new()]) {
-            self.close_streams(&Key { container: id.to_owned(), exec });
-        }
-        let Some(container) = self.containers.remove(id) else { return };
-        if let Some((watch, token)) = container.oom {
-            match &watch {
-                OomWatch::V1(fd) | OomWatch::V2(fd) => self.poller.remove(fd, token),
-            }
-        }
-        if container.has_rootfs
-            && let Err(error) = rootfs::unmount_all(&container.bundle.join("rootfs"))
-        {
-            self.warn(&format!("container {id}: unmount its root: {error}"));
-        }
-        for call in container.init.waiters.iter().chain(container.execs.values().flat_map(|exec| &exec.waiters)) {
-            self.reply(*call, Err(Failure::not_found("container not created")));
-        }
-        for (call, _) in container.deferred {
-            self.reply(call, Err(Failure::not_found("container not created")));
-        }
-    }
-
-    fn bundle(&self, key: &Key) -> PathBuf {
+    pub(super) fn bundle(&self, key: &Key) -> PathBuf {
         self.containers.get(&key.container).map(|container| container.bundle.clone()).unwrap_or_default()
     }
 }
 
-fn deletion_of(process: &Process) -> DeleteResponse {
+pub(super) fn deletion_of(process: &Process) -> DeleteResponse {
     DeleteResponse {
         pid: process.pid,
         exit_status: process.exit.map_or(0, |exit| exit.code),
         exited_at: process.exit.map(|exit| exit.timestamp()),
     }
-}
-
-/// The words of containerd's shim for a signal that could not be sent.
-fn kill_failure(reason: &str) -> Failure {
-    let lower = reason.to_lowercase();
-    if ["process already finished", "container not running", "no such process"]
-        .iter()
-        .any(|words| lower.contains(words))
-    {
-        Failure::not_found("process already finished")
-    } else if lower.contains("does not exist") {
-        Failure::not_found("no such container")
-    } else {
-        Failure::unknown(format!("unknown error after kill: {reason}"))
-    }
-}
-
-fn ending(status: WaitStatus) -> String {
-    match (status.exit_status(), status.terminating_signal()) {
-        (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => format!("signal {signal}"),
-        (None, None) => "it did not exit".to_owned(),
-    }
-}
-
-fn read_pid(path: &Path) -> Result<u32, Failure> {
-    let text = fs::read_to_string(path);
-    let text =
-        text.map_err(|error| Failure::unknown(format!("failed to retrieve OCI runtime container pid: {error}")))?;
-    text.trim().parse().map_err(|_| Failure::unknown(format!("{} contains no process id: {text:?}", path.display())))
 }
 
 fn make_directory(path: &Path) -> io::Result<()> {
@@ -590,7 +340,7 @@ fn make_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a file that may not exist.
-fn remove(path: Option<&Path>) {
+pub(super) fn remove(path: Option<&Path>) {
     // One that stays goes with the bundle.
     let _ = path.map(fs::remove_file);
 }
@@ -614,17 +364,5 @@ mod tests {
         assert_eq!(made(br#"{"terminal":true,"args":["a", 1.0]}"#, false), r#"{"args":["a", 1.0],"terminal":false}"#);
         assert_eq!(made(br#"{}"#, true), r#"{"terminal":true}"#);
         assert!(with_terminal(b"[]", true).is_err());
-    }
-
-    #[test]
-    fn a_signal_to_what_has_ended_is_not_found() {
-        for (reason, code) in [
-            ("container not running", 5),
-            ("os: process already finished", 5),
-            ("container does not exist", 5),
-            ("operation not permitted", 2),
-        ] {
-            assert_eq!(kill_failure(reason).code, code, "{reason}");
-        }
     }
 }
