@@ -37,6 +37,7 @@ pub use shim::Shim;
 use crate::source::http::HttpSettings;
 use limpet_containerd::container::runtime::RuntimeClass;
 use limpet_containerd::image::CredentialProvider;
+use limpet_containerd::spec::ShimGroup;
 use limpet_core::backoff;
 use limpet_core::cpu_allocation::{CpuPolicyOptions, ReservedCpus};
 use limpet_core::eviction::EvictionPolicy;
@@ -242,6 +243,7 @@ pub struct Config {
     /// `runtimeBinary`: the OCI runtime for containerd's shim; `None`: the shim's own default, runc.
     pub runtime_binary: Option<PathBuf>,
     pub shim: Shim,
+    pub shim_group: ShimGroup,
     /// `devices`, by the resource's name.
     pub devices: BTreeMap<String, Device>,
     /// `cdiSpecDirectories`. Default `/etc/cdi` and `/var/run/cdi`; a later one precedes.
@@ -340,6 +342,7 @@ impl Default for Config {
             snapshotter: "overlayfs".to_owned(),
             runtime_binary: None,
             shim: Shim::default(),
+            shim_group: ShimGroup::default(),
             devices: BTreeMap::new(),
             cdi_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
             plugin_dir: PluginDirectory::default(),

@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 fn main() -> ExitCode {
     let by_limpets = |node: &mut NodeOptions| node.limpet = agent::limpets_shim().into_iter().collect();
     let by_containerds = |node: &mut NodeOptions| node.limpet = vec!["shim: runc-v2".to_owned()];
+    let for_the_node = |node: &mut NodeOptions| {
+        node.limpet = agent::limpets_shim().into_iter().chain(["shimGroup: node".to_owned()]).collect();
+    };
     suite::run([
         case!(a_pod_has_one_small_process).on(by_limpets),
         case!(commands_and_terminals_work).on(by_limpets),
@@ -19,6 +22,7 @@ fn main() -> ExitCode {
         case!(a_killed_shim_is_replaced).on(by_limpets),
         case!(pods_keep_their_shim).on(by_containerds),
         case!(other_clients_of_containerd_can_use_it).on(by_limpets),
+        case!(one_shim_serves_the_node).on(for_the_node),
     ])
 }
 
@@ -145,6 +149,39 @@ fn pods_keep_their_shim(node: &mut TestNode) -> Result<()> {
     ensure!(of("containerd-shim-runc-v2") == 1 && of("containerd-shim-limpet-v1") == 1, "{programs:?}");
     ensure!(loggers(node) == 1, "{} loggers", loggers(node));
     Ok(())
+}
+
+/// Pods come and go, are killed and write logs beside each other; the last one takes the shim along.
+fn one_shim_serves_the_node(node: &mut TestNode) -> Result<()> {
+    let names = ["a", "b", "c"];
+    for name in names {
+        let script = format!("echo from {name}; while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 7");
+        node.apply(&pod(name, json!({ "containers": [shell("main", &script)] })))?;
+    }
+    for name in names {
+        node.wait_running(name)?;
+        node.wait_logged(name, "main", &format!("from {name}"))?;
+    }
+    let shim = shims(node);
+    ensure!(shim.len() == 1 && shim[0].1.ends_with("containerd-shim-limpet-v1"), "{shim:?}");
+    let untouched = node.pod("c").context("no pod")?;
+    node.exec("a", "main", &["/bin/touch", "/tmp/end"])?;
+    let a = node.wait_pod("a", "restarted", |pod| container(pod, "main")["restartCount"] == 1)?;
+    ensure!(container(&a, "main")["lastState"]["terminated"]["exitCode"] == 7, "{a}");
+    node.remove("b")?;
+    node.wait_gone("b")?;
+    node.containerd.kill();
+    node.containerd.start()?;
+    node.apply(&simple("d", IDLE))?;
+    node.wait_running("d")?;
+    node.ensure_unchanged("c", &untouched)?;
+    ensure!(shims(node) == shim, "{shim:?} {:?}", shims(node));
+    for name in ["a", "c", "d"] {
+        node.remove(name)?;
+        node.wait_gone(name)?;
+    }
+    node.wait_nothing_runs()?;
+    wait::until_true(wait::SOON, "the end of the shim", || shims(node).is_empty())
 }
 
 fn other_clients_of_containerd_can_use_it(node: &mut TestNode) -> Result<()> {

@@ -15,6 +15,7 @@ mod process;
 mod resources;
 mod scope;
 mod seccomp;
+mod shim_group;
 mod sub_paths;
 
 use std::collections::HashMap;
@@ -30,6 +31,7 @@ use oci_spec::runtime::{
 pub use self::expansion::expand_probe_command;
 pub use self::host::HostInput;
 pub use self::resources::{ContainerCpus, resized, with_resources};
+pub use self::shim_group::ShimGroup;
 pub use self::sub_paths::expand_sub_paths;
 
 use limpet_host::volume::{BlockDevice, Mount};
@@ -87,9 +89,11 @@ pub struct SpecInput<'a> {
     pub block_devices: &'a [BlockDevice],
     /// Its labels of SELinux; `None`: nothing is labelled.
     pub labels: Option<&'a ContainerLabels>,
+    /// Which containers its shim serves.
+    pub shim_group: ShimGroup,
 }
 
-/// The annotation by which containers share containerd's shim: those of one pod.
+/// The annotation by which containers share containerd's shim.
 const SHIM_GROUP: &str = "io.containerd.runc.v2.group";
 
 /// The version of the OCI runtime spec the document follows.
@@ -265,7 +269,7 @@ pub fn assemble(input: &SpecInput<'_>, host: &HostInput) -> Result<Spec, SpecErr
 }
 
 fn annotations(input: &SpecInput<'_>) -> HashMap<String, String> {
-    let group = (SHIM_GROUP.to_owned(), input.pod.uid.as_str().to_owned());
+    let group = (SHIM_GROUP.to_owned(), input.shim_group.name(&input.pod.uid));
     cdi::annotations(input.given).into_iter().chain(scope::annotations(input)).chain([group]).collect()
 }
 

@@ -1,4 +1,5 @@
-//! The process that serves a pod: takes the socket it was started with, and serves until its last container is deleted.
+//! The process that serves a group of containers, by default a pod's: takes the socket it was started with, and serves until
+//! the last container is deleted.
 
 use std::fs;
 use std::io;

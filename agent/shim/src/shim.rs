@@ -37,7 +37,7 @@ const LAST_EVENTS: Duration = Duration::from_secs(3);
 /// For sockets that are read and written until nothing more can be.
 const SOCKET: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlags::ET);
 
-/// The shim of one pod.
+/// The shim of a group of containers: a pod's, or all of the node.
 pub(crate) struct Shim {
     poller: Poller,
     listener: UnixListener,
@@ -45,7 +45,7 @@ pub(crate) struct Shim {
     /// Where it listens; the sockets for terminals are beside it.
     socket: PathBuf,
     namespace: String,
-    /// The bundle of the container it was started for: messages for containerd's log go there.
+    /// The bundle of the container it was started for: messages for containerd's log go there while it has no container.
     first_bundle: PathBuf,
     containers: BTreeMap<String, Container>,
     clients: BTreeMap<u64, Client>,
@@ -248,7 +248,8 @@ impl Shim {
 
     /// Writes a message to containerd's log.
     fn warn(&self, message: &str) {
-        crate::diagnostics::warn(&self.first_bundle, message);
+        let bundle = self.containers.values().next().map_or(&self.first_bundle, |container| &container.bundle);
+        crate::diagnostics::warn(bundle, message);
     }
 }
 

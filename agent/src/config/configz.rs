@@ -214,6 +214,7 @@ fn limpet_document(config: &Config) -> Value {
         "snapshotter": config.snapshotter,
         "runtimeBinary": config.runtime_binary,
         "shim": config.shim.to_string(),
+        "shimGroup": config.shim_group.to_string(),
         "runtimeClasses": classes,
         "devices": devices,
         "registryConfigDirectory": config.registry_config_dir,

@@ -255,6 +255,7 @@ pub(super) const LIMPET: &[Key] = &[
     supported("snapshotter", Text),
     supported("runtimeBinary", Text),
     supported("shim", Text),
+    supported("shimGroup", Text),
     supported("runtimeClasses", Map),
     supported("devices", Map),
     supported("metricsAddress", Text),

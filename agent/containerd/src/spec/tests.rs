@@ -136,6 +136,7 @@ impl Fixture {
             cpus: self.cpus.as_ref(),
             block_devices: &self.block_devices,
             labels: self.labels.as_ref(),
+            shim_group: ShimGroup::Pod,
         }
     }
 
@@ -207,6 +208,17 @@ fn a_plain_container_is_confined() {
     assert_eq!(spec["linux"]["resources"]["devices"], json!([{"allow": false, "access": "rwm"}]));
     assert_eq!(spec["linux"]["cgroupsPath"], "/kubepods/podx/y");
     assert_eq!(spec["annotations"], json!({"io.containerd.runc.v2.group": "0123456789abcdef0123456789abcdef"}));
+}
+
+#[test]
+fn one_shim_serves_a_pod_or_the_node() {
+    let fixture = Fixture::new(json!({}), json!({"Cmd": ["run"]}));
+    for (group, name) in [("pod", fixture.pod.uid.as_str()), ("node", "_node")] {
+        let shim_group = ShimGroup::parse(group).unwrap();
+        let spec = assemble(&SpecInput { shim_group, ..fixture.input() }, &fixture.host).unwrap();
+        assert_eq!(spec.annotations().as_ref().unwrap()["io.containerd.runc.v2.group"], name);
+    }
+    assert_eq!(ShimGroup::parse("Node"), None);
 }
 
 #[test]

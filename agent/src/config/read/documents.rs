@@ -12,6 +12,7 @@ use super::super::tree::Map;
 use super::super::{Config, CriSocket, PluginDirectory, Shim, quantity};
 use super::ConfigDiagnostics;
 use crate::config::GuardSettings;
+use limpet_containerd::spec::ShimGroup;
 use limpet_core::backoff;
 use limpet_core::pull_rate::PullRate;
 use limpet_host::cgroup::CgroupDriver;
@@ -318,6 +319,12 @@ impl ConfigDiagnostics {
             match Shim::parse(text) {
                 Ok(shim) => config.shim = shim,
                 Err(why) => self.error(Some(at), "shim", why),
+            }
+        }
+        if let Some((text, at)) = map.text("shimGroup") {
+            match ShimGroup::parse(text) {
+                Some(group) => config.shim_group = group,
+                None => self.error(Some(at), "shimGroup", format!("{text:?} is unknown; use pod or node")),
             }
         }
         self.metrics_address(map, config);

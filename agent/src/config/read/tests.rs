@@ -11,6 +11,7 @@ use crate::config::{
 use crate::source::http::{Address, HttpSettings};
 use limpet_bpf::GuardMode;
 use limpet_containerd::container::runtime::{RUNC_SHIM, RuntimeClass};
+use limpet_containerd::spec::ShimGroup;
 use limpet_core::cpu_allocation::CpuPolicyOptions;
 use limpet_core::fixtures::amounts;
 use limpet_core::image_access::{Allowlist, VerificationPolicy};
@@ -188,6 +189,7 @@ fn every_supported_key_has_an_effect() {
         snapshotter: "native".to_owned(),
         runtime_binary: Some("/usr/bin/crun".into()),
         shim: super::super::Shim::Limpet(Some("/opt/containerd-shim-limpet-v1".into())),
+        shim_group: ShimGroup::Node,
         devices: [(
             "example.com/modem".to_owned(),
             Device {

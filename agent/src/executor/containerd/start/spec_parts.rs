@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Container;
 
 use super::{ContainerdExecutor, Start, StartFailure, config_error, devices};
 use limpet_containerd::image_volumes::declared;
-use limpet_containerd::spec::{self, ContainerCpus, ProcessUser, SpecInput};
+use limpet_containerd::spec::{self, ContainerCpus, ProcessUser, ShimGroup, SpecInput};
 use limpet_host::blocking::Progress;
 use limpet_host::call_watch::calling;
 use limpet_host::sandbox::id_mapped::IdMapping;
@@ -42,6 +42,7 @@ pub(super) struct SpecParts {
     given: Vec<DeviceAllocation>,
     cpus: Option<ContainerCpus>,
     labels: Option<Arc<ContainerLabels>>,
+    shim_group: ShimGroup,
 }
 
 impl ContainerdExecutor {
@@ -85,6 +86,7 @@ impl ContainerdExecutor {
             given: start.given.clone(),
             cpus: start.cpus.clone(),
             labels,
+            shim_group: self.config.shim_group,
             record,
         })
     }
@@ -139,6 +141,7 @@ impl SpecParts {
             cpus: self.cpus.as_ref(),
             block_devices: &[],
             labels: self.labels.as_deref(),
+            shim_group: self.shim_group,
         }
     }
 }
