@@ -91,7 +91,7 @@ pub fn limpets_shim() -> Result<String> {
 
 /// Whether the nodes whose configuration does not say otherwise have limpet's shim, which needs no loggers.
 pub fn has_limpets_shim() -> bool {
-    std::env::var(SHIM_VARIABLE).is_ok_and(|shim| shim == "limpet")
+    std::env::var(SHIM_VARIABLE).map_or(true, |shim| shim == "limpet")
 }
 
 /// The same by what the environment says; `None`: it says nothing.
@@ -103,9 +103,12 @@ fn chosen_shim() -> Result<Option<String>> {
     }
 }
 
-/// Has cargo build the executable with further arguments such as `--release`, and returns its path.
+/// Has cargo build the executable, and limpet's shim beside it, with further arguments such as `--release`; returns its
+/// path.
 pub fn build(args: &[&str]) -> Result<PathBuf> {
-    built_by(cargo().args(["build", "--package", "limpet", "--bin", "limpet"]).args(args), "limpet")
+    let (shim, package) = SHIM;
+    let both = ["build", "--package", "limpet", "--bin", "limpet", "--package", package, "--bin", shim];
+    built_by(cargo().args(both).args(args), "limpet")
 }
 
 /// Has cargo build every test, and returns the path of the executable that is built with them.

@@ -14,7 +14,7 @@ use crate::pod::{self, SOON};
 /// The README's commands, with the package's files at `/payload`, and images from an
 /// archive as a box without a registry gets them.
 const INSTALL: &str = "set -e
-install /payload/limpet /usr/bin/limpet
+install /payload/limpet /payload/containerd-shim-limpet-v1 /usr/bin/
 install -d -m 0700 /etc/limpet /etc/limpet/manifests
 install -m 0600 /payload/deploy/config.yaml /etc/limpet/config.yaml
 install -D /payload/deploy/10-limpet.conflist /etc/cni/net.d/10-limpet.conflist
@@ -109,7 +109,9 @@ impl Machine {
 /// Everything a test brings along: the package, images, a registry with an image, the suites.
 fn write_payload(files: &Path, payload: &Path) -> Result<()> {
     fs::create_dir_all(files.join("deploy"))?;
-    fs::copy(agent::static_program()?, files.join("limpet"))?;
+    let program = agent::static_program()?;
+    fs::copy(&program, files.join("limpet"))?;
+    fs::copy(program.with_file_name(agent::SHIM.0), files.join(agent::SHIM.0))?;
     for entry in fs::read_dir(agent::workspace_dir().join("deploy"))? {
         let entry = entry?;
         // The directories hold what packages are made of.

@@ -11,7 +11,7 @@ use containerd_client::services::v1::version_client::VersionClient;
 use tokio_util::sync::CancellationToken;
 
 use super::Finding;
-use crate::config::Config;
+use crate::config::{Config, Shim};
 use limpet_cli::program_output::output_of;
 use limpet_containerd::client::Client;
 use limpet_containerd::container::runtime::SHIM_PROGRAM;
@@ -182,9 +182,15 @@ async fn oci_runtime(config: &Config, containerd: Option<u32>) -> Finding {
     }
 }
 
-/// limpet's own shim, if the pods have it: whether it is at the path that containerd gets, and runs.
+/// limpet's own shim, unless the configuration chooses containerd's: whether it is at the path that containerd gets, and
+/// runs.
 async fn shim(config: &Config) -> Option<Finding> {
-    let program = config.shim.program(&std::env::current_exe().ok()?)?;
+    let executable = std::env::current_exe().ok()?;
+    let Some(program) = config.shim.program(&executable) else {
+        let missing = executable.with_file_name(SHIM_PROGRAM);
+        let text = format!("{} is not there: each pod has containerd's, which takes 4 MiB more", missing.display());
+        return (config.shim == Shim::Auto).then(|| Finding::degraded("shim", text, "Install it beside limpet"));
+    };
     let version = output_of(&program, &["-v"]).await;
     Some(match version.filter(|text| text.starts_with(SHIM_PROGRAM)) {
         Some(text) => Finding::ok("shim", format!("{}, {}", text.trim(), program.display())),
