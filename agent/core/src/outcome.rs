@@ -14,11 +14,11 @@ use super::state::{
     CgroupState, Changes, ImageState, Instance, Life, Now, OngoingAction, PodSandbox, PodState, PostStart, RetryState,
     SandboxState, StopPhase, Stopping,
 };
+use super::storage::StorageUsage;
 use limpet_model::container::{ContainerId, Exit};
 use limpet_model::image::LocalImage;
 use limpet_model::pod::compute_resources::pod_limits;
 use limpet_model::probe::ProbeKind;
-use limpet_model::verdict::PodVerdict;
 
 pub use container::exited;
 use container::{
@@ -65,8 +65,8 @@ pub enum Outcome {
     VolumesUpdated(Result<(), Failure>),
     /// Of [`Action::MeasureStorage`].
     StorageMeasured {
-        /// The pod takes more than it may.
-        excess: Option<PodVerdict>,
+        /// What the pod takes.
+        usage: StorageUsage,
         /// The time until the next measurement.
         again: Duration,
     },
@@ -274,7 +274,7 @@ pub fn apply(pod: &mut PodState, outcome: Outcome, now: Now) -> Option<(Containe
         Outcome::SandboxExamined(result) => sandbox_examined(pod, result, now),
         Outcome::SandboxPrepared(result) => sandbox_prepared(pod, result, now),
         Outcome::HostLacks(lack) => host_lacks(pod, &lack, now),
-        Outcome::StorageMeasured { excess, again } => storage_measured(pod, excess, again, now),
+        Outcome::StorageMeasured { usage, again } => storage_measured(pod, &usage, again, now),
         Outcome::VolumesUpdated(result) => volumes_updated(pod, result, now),
         Outcome::CgroupUpdated(result) => cgroup_updated(pod, result, now),
         Outcome::SandboxReleased(Ok(())) => pod.sandbox = SandboxState::Absent { dirty: false },

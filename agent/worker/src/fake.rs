@@ -17,6 +17,7 @@ use limpet_core::adopt::{observed_exit, unknown_exit};
 use limpet_core::outcome::{Failure, Outcome};
 use limpet_core::plan::{Action, KillCause};
 use limpet_core::state::{CONFIG_ERROR, ContainerSlot, Instance, Life, Now, PodSandbox, PodState, StopPhase, Stopping};
+use limpet_core::storage::StorageUsage;
 use limpet_model::container::{ContainerId, Exit, FoundContainer, Task};
 use limpet_model::image::LocalImage;
 use limpet_model::object::ObjectKind;
@@ -120,7 +121,10 @@ impl FakeExecutor {
                 };
                 Outcome::SandboxPrepared(self.done("PrepareSandbox", make).await)
             }
-            Action::MeasureStorage => Outcome::StorageMeasured { excess: None, again: Duration::from_secs(60) },
+            Action::MeasureStorage => {
+                let usage = StorageUsage::default();
+                Outcome::StorageMeasured { usage, again: Duration::from_secs(60) }
+            }
             Action::UpdateVolumes => Outcome::VolumesUpdated(self.done("UpdateVolumes", |_| ()).await),
             Action::UpdateCgroup(limits) => {
                 let update = |world: &mut World| world.set_cgroup(&uid, limits);

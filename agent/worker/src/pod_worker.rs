@@ -249,9 +249,13 @@ impl PodWorker {
             Outcome::HostLacks(lack) => Some(lack.refusal()),
             _ => None,
         };
+        let judges = matches!(outcome, Outcome::StorageMeasured { .. }) && !pod.is_failed();
         if let Some((id, exit)) = outcome::apply(pod, outcome, now) {
             self.exited(&id, 0, exit.code, exit.finished_at, now);
             return;
+        }
+        if judges && let Some(verdict) = pod.verdict.as_ref().filter(|verdict| verdict.is_final()) {
+            self.context.reporter.report_eviction(pod, verdict);
         }
         if let Some(refusal) = lack {
             self.context.reporter.report_host_lack(pod, &refusal);

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use limpet_model::container::ContainerId;
 use limpet_model::object::claim;
-use limpet_model::verdict::PodVerdict;
 
 use super::Failure;
 use crate::admission::HostLack;
@@ -14,7 +13,7 @@ use crate::state::{
     CgroupState, Changes, FAILED_MOUNT, MAX_BACKOFF_AFTER_NETWORK_CHANGE, MAX_RESIZE_BACKOFF, MAX_SYNC_BACKOFF,
     MAX_VOLUME_BACKOFF, Now, PodSandbox, PodState, REPUBLISH_INTERVAL, SandboxState,
 };
-use crate::storage::StorageWatch;
+use crate::storage::{StorageUsage, StorageWatch, excess};
 
 /// Applies what was learnt of the sandbox of containers that were found running.
 pub(super) fn sandbox_examined(pod: &mut PodState, result: Result<Option<Arc<PodSandbox>>, Failure>, now: Now) {
@@ -62,12 +61,15 @@ pub(super) fn host_lacks(pod: &mut PodState, lack: &HostLack, now: Now) {
     pod.fail(lack.refusal().for_good());
 }
 
-/// Applies a measurement of the pod's storage; the next one follows after `again`.
-pub(super) fn storage_measured(pod: &mut PodState, excess: Option<PodVerdict>, again: Duration, now: Now) {
+/// Applies a measurement of the pod's storage: one that takes more than it may ends. The next one follows after `again`.
+pub(super) fn storage_measured(pod: &mut PodState, usage: &StorageUsage, again: Duration, now: Now) {
     if let Some(watch) = &mut pod.storage {
         **watch = StorageWatch { due: now.mono.checked_add(again), measuring: false };
     }
-    if let Some(verdict) = excess.filter(|_| pod.ending.is_none() && !is_finished(pod)) {
+    if pod.ending.is_none()
+        && !is_finished(pod)
+        && let Some(verdict) = excess(&pod.record, usage)
+    {
         pod.fail(verdict);
     }
 }

@@ -9,6 +9,8 @@ use crate::outcome::{self, Outcome};
 use crate::plan::{Action, Step, plan};
 use crate::state::PodState;
 
+const MI: u64 = 1 << 20;
+
 fn spec(volumes: Value, containers: Value) -> PodSpec {
     serde_json::from_value(json!({ "volumes": volumes, "containers": containers })).unwrap()
 }
@@ -41,7 +43,6 @@ fn only_what_has_a_limit_is_measured() {
 
 #[test]
 fn too_much_is_reported_in_kubelets_words_and_order() {
-    const MI: u64 = 1 << 20;
     let volumes = json!([{ "name": "v", "emptyDir": { "sizeLimit": "2Mi" } }, { "name": "w", "emptyDir": {} }]);
     let two = spec(volumes.clone(), json!([limited("a", "1Mi"), limited("b", "3Mi")]));
     let cases = [
@@ -93,12 +94,15 @@ fn a_pod_is_measured_while_it_runs_and_ends_when_it_takes_too_much() {
     outcome::begin(&mut pod, &Action::MeasureStorage);
     assert!(!measures(&pod, now.mono));
     let again = Duration::from_secs(60);
-    outcome::apply(&mut pod, Outcome::StorageMeasured { excess: None, again }, now);
+    outcome::apply(&mut pod, Outcome::StorageMeasured { usage: usage(&[("v", MI)], &[]), again }, now);
     assert!(!measures(&pod, now.mono + again - Duration::from_millis(1)));
     assert!(measures(&pod, now.mono + again));
-    let excess = Some(PodVerdict::evicted("too much".to_owned()));
-    outcome::apply(&mut pod, Outcome::StorageMeasured { excess, again }, now);
-    assert!(pod.is_failed());
+    let mut ending = pod.clone();
+    ending.end(Duration::from_secs(1), now);
+    for pod in [&mut pod, &mut ending] {
+        outcome::apply(pod, Outcome::StorageMeasured { usage: usage(&[("v", MI + 1)], &[]), again }, now);
+    }
+    assert!(pod.is_failed() && !ending.is_failed(), "one that ends already does so as it was told");
     let Step::Do(actions) = plan(&pod, READY, now.mono) else { panic!("its container is stopped") };
     assert!(matches!(actions[..], [Action::Stop(0, ..)]), "{actions:?}");
 }

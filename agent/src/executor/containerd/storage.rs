@@ -11,15 +11,13 @@ use super::ContainerdExecutor;
 use limpet_core::outcome::Outcome;
 use limpet_core::state::PodState;
 use limpet_core::status::observed::{ObservedContainer, ObservedPod};
-use limpet_core::storage::{StorageUsage, excess, measured};
+use limpet_core::storage::{StorageUsage, measured};
 use limpet_host::blocking::{self, DEADLINE};
 use limpet_host::disk_usage::{DiskUsage, Walk, disk_usage};
 use limpet_host::file_system;
 use limpet_host::volume::MeasuredVolume;
 use limpet_model::container::ContainerId;
 use limpet_model::pod::{PodKey, PodRecord};
-use limpet_model::verdict::EVICTED;
-use limpet_telemetry::event::EventType;
 use limpet_telemetry::usage::disks::{ContainerDisk, ImageDisk, MeasureDisks, PodDisk, VolumeDisk};
 
 /// The walk of one directory ends after so long; what it has seen by then counts.
@@ -29,11 +27,11 @@ const WALK_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE_FACTOR: u32 = 100;
 
 impl ContainerdExecutor {
-    /// Measures the pod and judges it. What cannot be measured counts as nothing.
+    /// Measures the pod. What cannot be measured counts as nothing.
     pub(super) async fn measure_storage(&self, pod: &PodState) -> Outcome {
         let (record, began) = (&pod.record, Instant::now());
         let Some((volumes, containers)) = measured(record.spec()) else {
-            return Outcome::StorageMeasured { excess: None, again: self.config.volume_stats_period };
+            return Outcome::StorageMeasured { usage: StorageUsage::default(), again: self.config.volume_stats_period };
         };
         let mut usage = StorageUsage::default();
         for volume in volumes {
@@ -55,13 +53,7 @@ impl ContainerdExecutor {
             usage.containers.insert(slot.name.clone(), bytes);
         }
         self.images.note_measurement();
-        let excess = excess(record, &usage);
-        if let Some(verdict) = &excess {
-            let message = verdict.message.clone();
-            tracing::warn!(pod = %record.key, uid = %record.uid, message, "pod evicted");
-            self.reporter.event(pod, None, EventType::Warning, EVICTED, message);
-        }
-        Outcome::StorageMeasured { excess, again: self.config.volume_stats_period.max(began.elapsed() * PAUSE_FACTOR) }
+        Outcome::StorageMeasured { usage, again: self.config.volume_stats_period.max(began.elapsed() * PAUSE_FACTOR) }
     }
 
     /// Measures a pod's containers and the volumes that are its own. What cannot be measured is left out.
