@@ -31,19 +31,28 @@ pub struct SourceTraits {
     pub has_cluster: bool,
     /// A cluster sees it as a mirror pod.
     pub is_mirrored: bool,
+    /// It is static, in kubelet's sense: critical, and the last to end for what the node is short of.
+    pub is_static: bool,
+    /// It tolerates every taint, as the pods of kubelet's directory.
+    pub tolerates_all: bool,
     /// It is read through the connection to an apiserver, which has a state and a place of its own.
     pub is_connection: bool,
 }
 
-/// The sources of the node's own pods.
-const OF_NODE: SourceTraits = SourceTraits {
+/// Pods that are pushed to the node.
+const PUSHED: SourceTraits = SourceTraits {
     is_stored: false,
     is_replaced: false,
     is_scheduled: false,
     has_cluster: false,
     is_mirrored: true,
+    is_static: false,
+    tolerates_all: false,
     is_connection: false,
 };
+
+const OF_URL: SourceTraits = SourceTraits { is_static: true, ..PUSHED };
+const OF_FILE: SourceTraits = SourceTraits { tolerates_all: true, ..OF_URL };
 
 const OF_CLUSTER: SourceTraits = SourceTraits {
     is_stored: true,
@@ -51,6 +60,8 @@ const OF_CLUSTER: SourceTraits = SourceTraits {
     is_scheduled: true,
     has_cluster: true,
     is_mirrored: false,
+    is_static: false,
+    tolerates_all: false,
     is_connection: true,
 };
 
@@ -58,7 +69,9 @@ impl SourceKind {
     /// In what its pods differ from those of other sources.
     pub const fn traits(self) -> &'static SourceTraits {
         match self {
-            Self::File | Self::Push | Self::Http => &OF_NODE,
+            Self::File => &OF_FILE,
+            Self::Push => &PUSHED,
+            Self::Http => &OF_URL,
             Self::Api => &OF_CLUSTER,
         }
     }

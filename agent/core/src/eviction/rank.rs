@@ -13,7 +13,6 @@ use crate::priority::{is_critical, priority};
 use crate::storage::in_binary;
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::totals::pod_request;
-use limpet_model::source::SourceKind;
 
 /// A pod of which something runs, and what it takes of what is short.
 #[derive(Debug, Clone)]
@@ -27,7 +26,7 @@ pub struct Candidate {
 
 /// Whether the pod is of a manifest of this node, a file or a URL: kubelet's static pods.
 pub fn is_static(record: &PodRecord) -> bool {
-    matches!(record.source, SourceKind::File | SourceKind::Http)
+    record.source.traits().is_static
 }
 
 /// Less than this of it is not worth a pod: its end would change nothing.

@@ -76,7 +76,7 @@ pub(crate) fn set_node_fields(
     annotations.insert(SOURCE_ANNOTATION.to_owned(), source.to_string());
     let spec = pod.spec.get_or_insert_default();
     spec.node_name = Some(node_name.to_owned());
-    if source == SourceKind::File {
+    if source.traits().tolerates_all {
         tolerate_all(spec.tolerations.get_or_insert_default());
     }
     let phase = &mut pod.status.get_or_insert_with(PodStatus::default).phase;

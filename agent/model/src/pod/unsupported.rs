@@ -121,7 +121,8 @@ pub(super) const NOT_ON_LINUX: &[&str] =
 
 /// Every field of `manifest` that is rejected or has no effect for a pod of `source`.
 pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
-    let local = !source.traits().has_cluster;
+    let traits = source.traits();
+    let local = !traits.has_cluster;
     let host_network = manifest.pointer("/spec/hostNetwork") == Some(&Value::Bool(true));
     let used = |pattern: &'static str, used: UsedIf| {
         select(manifest, pattern).into_iter().filter(move |(_, value)| is_used(value, used)).map(|(path, _)| path)
@@ -133,7 +134,7 @@ pub(crate) fn check(manifest: &Value, source: SourceKind) -> Vec<Fault> {
         select(manifest, "spec.readinessGates").into_iter().filter(|(_, gates)| local && is_used(gates, Always));
     let rates = select(manifest, "metadata.annotations").into_iter().flat_map(|found| bandwidth(found, host_network));
     let unknown = select(manifest, "spec.C.resources.limits").into_iter().flat_map(unknown_resources);
-    let tolerates = source == SourceKind::Push && tolerates_memory_pressure(manifest);
+    let tolerates = local && !traits.is_static && tolerates_memory_pressure(manifest);
     let silent = NO_EFFECT.iter().filter(|(pattern, _)| local && !(tolerates && *pattern == TOLERATIONS));
     let silent = silent.flat_map(|(pattern, when)| used(pattern, *when).map(|path| no_effect(path, *when)));
     let elsewhere = NOT_ON_LINUX.iter().flat_map(|pattern| used(pattern, Filled).map(not_on_linux));
