@@ -26,9 +26,8 @@ use assignment::{Assignment, Check, Exclusive};
 pub use pod::{PodAllocation, uses_node};
 pub use resizes::NoRoom;
 use resizes::Resizes;
-use room::{Purpose, Reservations, Room};
+use room::{Purpose, Reservations, Room, one_slot};
 pub use slots::Entry;
-use slots::one_slot;
 
 /// What the node has for its pods, beside the devices of plugins.
 #[derive(Debug, Clone, Default)]

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use limpet_model::pod::requests::Requests;
+use limpet_model::pod::quantity::Amount;
+use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::{PodKey, PodRecord};
 
-use super::{Allocations, one_slot};
+use super::Allocations;
 use crate::admission::{self, Candidate, Refusal, may_preempt, preempts};
 
 /// For what something is kept.
@@ -151,4 +152,11 @@ impl Allocations {
     fn is_leaving(&self, record: &PodRecord) -> bool {
         self.leaving.get(&record.key).is_some_and(|(uid, version)| (uid, version) == (&record.uid, &record.fingerprint))
     }
+}
+
+/// A slot among the node's pods.
+pub(super) fn one_slot() -> Requests {
+    let mut slot = Requests::default();
+    slot[Resource::Pods] = Amount::from_units(1);
+    slot
 }

@@ -7,7 +7,7 @@ use limpet_model::pod::quantity::Amount;
 use limpet_model::pod::requests::{Requests, Resource};
 use limpet_model::pod::{PodKey, PodRecord};
 
-use super::{Allocations, Assignment, Check, Purpose, Refused};
+use super::{Allocations, Assignment, Check, Purpose, Refused, one_slot};
 use crate::admission::{self, Refusal, may_preempt, preempts};
 use crate::device_plugins::Inventory;
 
@@ -80,11 +80,4 @@ impl Allocations {
     pub(super) fn is_in_slot(&self, key: &PodKey) -> bool {
         self.slots.contains_key(key)
     }
-}
-
-/// A slot among the node's pods.
-pub(super) fn one_slot() -> Requests {
-    let mut slot = Requests::default();
-    slot[Resource::Pods] = Amount::from_units(1);
-    slot
 }
