@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use limpet_host::blocking::DEADLINE;
-use limpet_host::clock;
+use limpet_host::{clock, wall_clock};
 use limpet_kinds::{Controllers, Memory, MemoryChange, WorkloadId};
 use limpet_model::error_chain::error_chain;
 use limpet_model::object::{ObjectKey, ObjectKind};
@@ -65,12 +65,16 @@ pub async fn load(node_name: &str, store: &Arc<Store>) -> (Controllers, Workload
         store.register(source, &of_source);
         held.push(of_source);
     }
-    (Controllers::new(node_name, loaded), WorkloadMemory { store: Arc::clone(store), held })
+    (Controllers::new(node_name, wall_clock::zone, loaded), WorkloadMemory { store: Arc::clone(store), held })
 }
 
 impl Ledger for WorkloadMemory {
     fn now(&self) -> Timestamp {
         clock::now().wall
+    }
+
+    fn until(&self, at: Timestamp) -> BoxFuture<'_, ()> {
+        Box::pin(wall_clock::reached(at))
     }
 
     fn save(self: Arc<Self>, changes: Vec<MemoryChange>) -> BoxFuture<'static, ()> {

@@ -15,6 +15,10 @@ fn main() -> ExitCode {
         case!(a_rollout_outlives_the_agent_and_the_database),
         case!(an_applied_deployment_is_stored_and_deleted),
         case!(a_daemon_set_of_a_broken_file_stays),
+        case!(a_stateful_set_keeps_its_ordinals).on(|node| node.cni = true),
+        case!(an_indexed_job_finishes_once).on(|node| node.cni = true),
+        case!(a_job_that_fails_says_why),
+        case!(a_cron_job_begins_jobs_by_its_schedule),
     ])
 }
 
@@ -153,4 +157,145 @@ fn a_daemon_set_of_a_broken_file_stays(node: &mut TestNode) -> Result<()> {
     ensure!(containers(&wait_ready(node, 1, image::V1)?)? == ids, "restarted");
     write(node, &daemon(image::V2))?;
     wait_ready(node, 1, image::V2).map(drop)
+}
+
+/// A Job called `build` whose containers run `script`, with further fields of its spec.
+fn job(script: &str, spec: Value) -> Value {
+    let template = json!({ "spec": {
+        "hostNetwork": true, "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
+        "containers": [shell("main", script)],
+    } });
+    json!({
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "build" },
+        "spec": with(json!({ "template": template }), spec),
+    })
+}
+
+fn phases(pods: &[Value]) -> Vec<&str> {
+    let mut phases: Vec<&str> = pods.iter().filter_map(|pod| pod["status"]["phase"].as_str()).collect();
+    phases.sort_unstable();
+    phases
+}
+
+/// Each index runs once, also after a kill of the agent, without containers, and with another one's file.
+fn an_indexed_job_finishes_once(node: &mut TestNode) -> Result<()> {
+    let results = node.dir().join("results");
+    fs::create_dir_all(&results)?;
+    let script =
+        "cat /proc/sys/kernel/hostname >> /results/$JOB_COMPLETION_INDEX; echo index $JOB_COMPLETION_INDEX is done";
+    let spec = json!({ "completions": 3, "parallelism": 2, "completionMode": "Indexed" });
+    let mut indexed = job(script, spec);
+    let pod = &mut indexed["spec"]["template"]["spec"];
+    pod["hostNetwork"] = json!(false);
+    pod["volumes"] = json!([{ "name": "results", "hostPath": { "path": results } }]);
+    pod["containers"][0]["volumeMounts"] = json!([{ "name": "results", "mountPath": "/results" }]);
+    write(node, &indexed)?;
+    node.wait_event("Job completed")?;
+    let pods = wait_pods(node, "three pods that have succeeded", |pods| phases(pods) == ["Succeeded"; 3])?;
+    let metadata = &pods[0]["metadata"];
+    let (name, labels) = (metadata["name"].as_str().unwrap_or_default(), &metadata["labels"]);
+    ensure!(name.starts_with("build-0-") && name.len() == "build-0-12345".len(), "{name}");
+    ensure!(labels["batch.kubernetes.io/job-name"] == "build" && labels["job-name"] == "build", "{labels}");
+    ensure!(metadata["annotations"]["batch.kubernetes.io/job-completion-index"] == "0", "{metadata}");
+    ensure!(metadata["ownerReferences"][0]["kind"] == "Job", "{metadata}");
+    ensure!(metadata["ownerReferences"][0]["uid"] == labels["controller-uid"], "{metadata}");
+    let logs = node.agent.cli(&["logs", name])?.success()?;
+    ensure!(logs == "index 0 is done\n", "{logs}");
+    let runs = || -> Result<Vec<String>> {
+        (0..3).map(|index| Ok(fs::read_to_string(results.join(index.to_string()))?)).collect()
+    };
+    let hosts = ["build-0\n", "build-1\n", "build-2\n"];
+    ensure!(runs()? == hosts, "{:?}", runs()?);
+    let events = node.events()?;
+    ensure!(events.contains("job/build") && events.contains("SuccessfulCreate"), "{events}");
+
+    node.agent.kill();
+    node.agent.start()?;
+    wait_pods(node, "the same after a kill", |pods| phases(pods) == ["Succeeded"; 3])?;
+    let mut edited = indexed.clone();
+    edited["spec"]["template"]["spec"]["containers"][0]["image"] = json!(image::V2);
+    write(node, &edited)?;
+    node.wait_event("spec.template: of Job default/build: field is immutable")?;
+    ensure!(runs()? == hosts, "an index has run twice: {:?}", runs()?);
+    node.remove("web")?;
+    wait_pods(node, "no pods", <[Value]>::is_empty)?;
+    node.wait_nothing_runs()
+}
+
+fn a_job_that_fails_says_why(node: &mut TestNode) -> Result<()> {
+    let rules = json!([{ "action": "FailJob", "onExitCodes": { "operator": "In", "values": [42] } }]);
+    write(node, &job("exit 42", json!({ "podFailurePolicy": { "rules": rules } })))?;
+    node.wait_event("failed with exit code 42 matching FailJob rule at index 0")?;
+    let pods = wait_pods(node, "a pod that has failed", |pods| phases(pods) == ["Failed"])?;
+    ensure!(pods[0]["metadata"]["ownerReferences"][0]["name"] == "build", "{}", pods[0]);
+    let misspelt = job("true", json!({ "backofLimit": 2 })).to_string();
+    let refused = node.agent.cli_with_input(&["apply", "-f", "-"], misspelt.as_bytes())?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("backoffLimit"), "{refused:?}");
+    Ok(())
+}
+
+/// `@every` has no minute to wait for.
+fn a_cron_job_begins_jobs_by_its_schedule(node: &mut TestNode) -> Result<()> {
+    let of_job = &job("echo done", json!({}))["spec"];
+    let spec = json!({ "schedule": "@every 2s", "timeZone": "Europe/Berlin", "jobTemplate": { "spec": of_job } });
+    let cron = json!({ "apiVersion": "batch/v1", "kind": "CronJob", "metadata": { "name": "tick" }, "spec": spec });
+    write(node, &cron)?;
+    node.wait_event("Saw completed job: tick-")?;
+    let pods = wait_pods(node, "a pod that has succeeded", |pods| phases(pods).first() == Some(&"Succeeded"))?;
+    let owner = pods[0]["metadata"]["ownerReferences"][0]["name"].as_str().unwrap_or_default();
+    let minutes: u64 = owner.strip_prefix("tick-").context("no Job of the CronJob")?.parse()?;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs() / 60;
+    ensure!(now - minutes < 5, "{owner} at {now}");
+    node.agent.kill();
+    node.agent.start()?;
+    let id = container_id(&pods[0], "main")?;
+    let is_same = |pod: &Value| container_id(pod, "main").is_ok_and(|other| other == id);
+    wait_pods(node, "the same after a kill", |pods| pods.iter().any(is_same))?;
+    node.remove("web")?;
+    wait_pods(node, "no pods", <[Value]>::is_empty).map(drop)
+}
+
+/// Pods begin in order, are updated from the last one on, and no ordinal is there twice.
+fn a_stateful_set_keeps_its_ordinals(node: &mut TestNode) -> Result<()> {
+    let script = "cat /proc/sys/kernel/hostname; trap 'exit 0' TERM; sleep 100000 & wait";
+    let set = |image: &str, replicas: u32| {
+        let mut set = workload("StatefulSet", image, script, json!({ "replicas": replicas, "serviceName": "peers" }));
+        set["spec"]["template"]["spec"]["hostNetwork"] = json!(false);
+        set
+    };
+    let names = |pods: &[Value]| -> Vec<String> {
+        let mut names: Vec<String> =
+            pods.iter().filter_map(|pod| pod["metadata"]["name"].as_str()).map(str::to_owned).collect();
+        names.sort();
+        names
+    };
+    write(node, &set(image::V1, 2))?;
+    let first = wait_ready(node, 2, image::V1)?;
+    ensure!(names(&first) == ["web-0", "web-1"], "{:?}", names(&first));
+    let pod = first.iter().find(|pod| pod["metadata"]["name"] == "web-1").context("no web-1")?;
+    let labels = &pod["metadata"]["labels"];
+    ensure!(labels["apps.kubernetes.io/pod-index"] == "1", "{labels}");
+    ensure!(labels["statefulset.kubernetes.io/pod-name"] == "web-1", "{labels}");
+    ensure!(labels["controller-revision-hash"].as_str().is_some_and(|hash| hash.starts_with("web-")), "{labels}");
+    ensure!(pod["spec"]["subdomain"] == "peers" && pod["metadata"]["ownerReferences"][0]["kind"] == "StatefulSet");
+    ensure!(node.agent.cli(&["logs", "web-1"])?.success()? == "web-1\n", "another host name");
+    let started = |pods: &[Value], name: &str| {
+        let pod = pods.iter().find(|pod| pod["metadata"]["name"] == name);
+        pod.and_then(|pod| pod["status"]["startTime"].as_str().map(str::to_owned)).unwrap_or_default()
+    };
+    ensure!(started(&first, "web-0") <= started(&first, "web-1"), "web-1 was first");
+    let ids = containers(&first)?;
+    node.agent.kill();
+    fs::remove_file(node.agent.settings().root().join("limpet.db"))?;
+    node.agent.start()?;
+    ensure!(containers(&wait_ready(node, 2, image::V1)?)? == ids, "restarted by the loss of the database");
+    write(node, &set(image::V2, 3))?;
+    let updated = wait_ready(node, 3, image::V2)?;
+    ensure!(names(&updated) == ["web-0", "web-1", "web-2"], "{:?}", names(&updated));
+    write(node, &set(image::V2, 1))?;
+    let last = wait_ready(node, 1, image::V2)?;
+    ensure!(names(&last) == ["web-0"], "{:?}", names(&last));
+    node.remove("web")?;
+    wait_pods(node, "no pods", <[Value]>::is_empty)?;
+    node.wait_nothing_runs()
 }

@@ -11,7 +11,9 @@ const EVENT_LIFETIME: SignedDuration = SignedDuration::from_hours(1);
 /// The events that the server does not have, or not with their count.
 pub(super) fn due<'a>(all: &'a [Event], posted: &BTreeMap<String, u32>, node: &str, now: Timestamp) -> Vec<&'a Event> {
     let is_due = |event: &&Event| {
-        now.duration_since(event.last_seen) < EVENT_LIFETIME
+        // No apiserver has the workloads of the node's own.
+        event.workload.is_none()
+            && now.duration_since(event.last_seen) < EVENT_LIFETIME
             && posted.get(&event.name(node)).is_none_or(|count| *count < event.count)
     };
     all.iter().filter(is_due).collect()

@@ -179,6 +179,7 @@ mod tests {
     fn an_event_is_due_once_and_again_with_a_higher_count_and_never_when_old() {
         let event = |second, count| Event {
             pod: None,
+            workload: None,
             field_path: None,
             event_type: EventType::Normal,
             reason: "Started".into(),

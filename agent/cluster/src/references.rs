@@ -91,7 +91,12 @@ pub(super) async fn fetch(
                     ObjectKind::ConfigMap => Box::pin(follow_object(link, &key, Resource::ConfigMaps, &source)),
                     ObjectKind::Secret => Box::pin(follow_object(link, &key, Resource::Secrets, &source)),
                     // No pod refers to a workload.
-                    ObjectKind::Deployment | ObjectKind::ReplicaSet | ObjectKind::DaemonSet => return,
+                    ObjectKind::Deployment
+                    | ObjectKind::ReplicaSet
+                    | ObjectKind::DaemonSet
+                    | ObjectKind::StatefulSet
+                    | ObjectKind::Job
+                    | ObjectKind::CronJob => return,
                 };
                 stop.run_until_cancelled(work).await;
             });

@@ -148,6 +148,7 @@ mod tests {
         let key = PodKey::new("lab", "web");
         let event = |pod, container: Option<&str>, event_type, count| Event {
             pod,
+            workload: None,
             field_path: container.map(|name| limpet_model::pod::Role::Sidecar.field_path(name)),
             event_type,
             reason: "BackOff".into(),

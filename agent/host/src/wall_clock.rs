@@ -5,8 +5,10 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -53,6 +55,26 @@ pub async fn until(at: Option<Timestamp>) -> io::Result<Wake> {
             Ok(Err(error)) => return Err(error),
             Err(_would_block) => {}
         }
+    }
+}
+
+/// Waits until the clock shows `at`, or until it is set. Without a timer of the kernel's it looks again every minute. Cancel
+/// safe.
+pub async fn reached(at: Timestamp) {
+    if until(Some(at)).await.is_err() {
+        let pause = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or(Duration::ZERO);
+        tokio::time::sleep(pause.min(Duration::from_secs(60))).await;
+    }
+}
+
+/// The time zone of that name as the system has it (`/usr/share/zoneinfo`), or the system's own; `None`: it has none of that
+/// name.
+pub fn zone(name: Option<&str>) -> Option<TimeZone> {
+    match name {
+        Some("UTC") => Some(TimeZone::UTC),
+        Some(name) => TimeZone::get(name).ok(),
+        // Where nothing is set it is UTC.
+        None => Some(TimeZone::system()),
     }
 }
 

@@ -4,13 +4,16 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use limpet_model::object::workload::PodTemplate;
+use limpet_model::object::workload::labels::INDEX;
+use limpet_model::object::workload::{PodTemplate, WorkloadSpec, incarnation_uid};
 use limpet_model::object::{ObjectKey, ObjectKind};
 use limpet_model::pod::PodRecord;
 use limpet_model::pod::identity::OWNER_ANNOTATION;
+use serde_json::Value;
 
+use crate::cron_job::scheduled;
 use crate::id::WorkloadId;
-use crate::memory::{Memory, WantedPod};
+use crate::memory::{CronMemory, JobMemory, MadeJob, Memory, Task, WantedPod};
 use crate::pods::replica_name;
 
 /// Whether the pod is one of a workload.
@@ -30,9 +33,17 @@ pub(crate) fn workload(record: &PodRecord) -> Option<WorkloadId> {
     Some(WorkloadId { source: record.source, key })
 }
 
-/// The memory of the workload as its running pods have it. What they do not have are the templates before theirs.
+/// The Job that a pod is of: the object that it names as its controller.
+pub(crate) fn job(record: &PodRecord) -> Option<&str> {
+    let owner = record.pod.metadata.owner_references.as_ref()?.first()?;
+    (owner.kind == "Job").then_some(owner.name.as_str())
+}
+
+/// The memory of the workload as its running pods have it. What they do not have are the templates before theirs, and the
+/// pods that have ended and gone.
 pub(crate) fn recall<'a>(
     key: &ObjectKey,
+    spec: &WorkloadSpec,
     pods: impl Iterator<Item = &'a Arc<PodRecord>>,
     node_name: &str,
     now: Timestamp,
@@ -43,9 +54,47 @@ pub(crate) fn recall<'a>(
         let hash = template.hash();
         memory.begin_revision(&hash, &template);
         let name = record.key.name().to_owned();
+        let is_serial = |serial: &u64| match spec {
+            WorkloadSpec::StatefulSet(_) => {
+                let names = (&*key.namespace, name.as_str());
+                record.uid.as_str() == incarnation_uid(node_name, record.source, names, &hash, *serial)
+            }
+            _ => replica_name(node_name, key, &hash, *serial) == name,
+        };
         // A number above those of a node's pods is of no use to anybody.
-        let serial = (0..1_000).find(|serial| replica_name(node_name, key, &hash, *serial) == name).unwrap_or(0);
-        memory.pods.push(WantedPod { name, hash, serial, made: now });
+        let serial = (0..1_000).find(is_serial).unwrap_or(0);
+        memory.pods.push(WantedPod { name, hash, serial, made: now, task: task(record) });
+    }
+    if let WorkloadSpec::CronJob(spec) = spec {
+        memory.cron = Some(recall_jobs(key, &spec.job, &memory, now));
     }
     memory
+}
+
+fn task(record: &PodRecord) -> Option<Task> {
+    let labels = record.pod.metadata.labels.as_ref();
+    let index = labels.and_then(|labels| labels.get(INDEX)?.parse().ok());
+    Some(Task { job: job(record)?.to_owned(), index, end: None })
+}
+
+/// The Jobs that the pods are of: no run that they are of happens again.
+fn recall_jobs(key: &ObjectKey, spec: &Value, memory: &Memory, now: Timestamp) -> CronMemory {
+    let mut cron = CronMemory::default();
+    for pod in &memory.pods {
+        let Some(task) = &pod.task else { continue };
+        if cron.jobs.iter().any(|made| made.name == task.job) {
+            continue;
+        }
+        cron.jobs.push(MadeJob {
+            name: task.job.clone(),
+            scheduled: scheduled(&key.name, &task.job).unwrap_or(now),
+            spec: spec.clone(),
+            hash: pod.hash.clone(),
+            state: JobMemory::default(),
+            is_reported: false,
+        });
+    }
+    cron.jobs.sort_by_key(|made| made.scheduled);
+    cron.last_schedule = cron.jobs.last().map(|made| made.scheduled);
+    cron
 }

@@ -10,21 +10,30 @@ use std::sync::Arc;
 use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use limpet_core::source::{Snapshots, SourceSnapshot};
 use limpet_core::status::observed::{ObservedPod, ObservedPods};
-use limpet_model::object::workload::WorkloadSpec;
+use limpet_model::object::workload::{WorkloadSpec, uid};
 use limpet_model::object::{ObjectKey, ObjectRecord};
 use limpet_model::pod::{PodKey, PodRecord};
 use limpet_model::source::SourceKind;
 
 use crate::adoption;
+use crate::clock::{Clock, built};
+use crate::cron_job;
 use crate::effective::Effective;
 use crate::facts::Facts;
 use crate::id::WorkloadId;
+use crate::job::{self, Seen};
 use crate::memory::{Memory, MemoryChange};
+use crate::notice::{Notice, Notices};
 use crate::pace::Pace;
 use crate::pods;
 use crate::replicated::{self, Situation};
+use crate::stateful_set::{self, Member};
+
+/// The time zone of that name, or the node's own; `None`: the node does not have it.
+pub type Zones = fn(Option<&str>) -> Option<TimeZone>;
 
 const SOURCES: usize = SourceKind::ALL.len();
 
@@ -62,9 +71,12 @@ impl Entry {
 }
 
 /// The controllers of a node.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Controllers {
     node_name: Arc<str>,
+    zones: Zones,
+    /// No clock that is right shows an earlier time.
+    earliest: Timestamp,
     /// What is remembered of workloads that no source has had yet.
     loaded: BTreeMap<WorkloadId, Memory>,
     entries: BTreeMap<WorkloadId, Entry>,
@@ -86,12 +98,37 @@ pub struct Controllers {
     open: BTreeSet<WorkloadId>,
     /// The pods of workloads that ran when the agent started, of sources that have not reported; `None`: not known yet.
     adopted: Option<Vec<Arc<PodRecord>>>,
+    /// What the last turn has to report.
+    notices: Vec<Notice>,
 }
 
 impl Controllers {
     /// The controllers of the node of that name, with what those before remembered.
-    pub fn new(node_name: &str, loaded: impl IntoIterator<Item = (WorkloadId, Memory)>) -> Self {
-        Self { node_name: Arc::from(node_name), loaded: loaded.into_iter().collect(), ..Self::default() }
+    pub fn new(node_name: &str, zones: Zones, loaded: impl IntoIterator<Item = (WorkloadId, Memory)>) -> Self {
+        Self {
+            node_name: Arc::from(node_name),
+            zones,
+            earliest: built(),
+            loaded: loaded.into_iter().collect(),
+            entries: BTreeMap::new(),
+            counts: [0; SOURCES],
+            held: BTreeSet::new(),
+            pending: BTreeSet::new(),
+            owners: HashMap::new(),
+            sources: Snapshots::default(),
+            effective: Default::default(),
+            touched: Default::default(),
+            observed: OrdMap::new(),
+            due: BTreeSet::new(),
+            open: BTreeSet::new(),
+            adopted: None,
+            notices: Vec::new(),
+        }
+    }
+
+    /// What the last turn has to report, once it is in effect.
+    pub fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
     }
 
     /// Whether there is no workload, so that nothing but a new snapshot matters.
@@ -213,14 +250,15 @@ impl Controllers {
             (entry.hash, entry.object) = (hash(&object), object);
         }
         let is_held = entry.memory.is_none();
-        match (&mut entry.memory, &self.adopted) {
-            (Some(_), _) => {}
-            (None, None) => drop(self.held.insert(id.clone())),
-            (memory @ None, Some(adopted)) => {
+        match (&mut entry.memory, &self.adopted, &entry.object.workload) {
+            (None, Some(adopted), Some(workload)) => {
                 let own = adopted.iter().filter(|record| adoption::workload(record).as_ref() == Some(id));
-                *memory = Some(adoption::recall(&id.key, own, &self.node_name, now));
+                let recalled = adoption::recall(&id.key, &workload.spec, own, &self.node_name, now);
+                entry.memory = Some(recalled);
                 self.held.remove(id);
             }
+            (None, ..) => drop(self.held.insert(id.clone())),
+            (Some(_), ..) => {}
         }
         // What is remembered is wanted before anything is decided: its pods may run. And its file may have another name,
         // which its pods' records have too.
@@ -283,21 +321,55 @@ impl Controllers {
         let entry = self.entries.get_mut(id)?;
         let workload = Arc::clone(entry.object.workload.as_ref()?);
         memory.begin_revision(&entry.hash, &workload.template);
-        let observed = entry.observed.iter();
-        let facts: BTreeMap<&str, Facts> =
-            observed.filter_map(|key| Some((key.name(), Facts::of(self.observed.get(key)?)))).collect();
-        match &workload.spec {
+        let observed: Vec<&Arc<ObservedPod>> = entry.observed.iter().filter_map(|key| self.observed.get(key)).collect();
+        let (node_name, key, hash) = (&*self.node_name, &id.key, entry.hash.as_str());
+        let (pace, clock, mut notices) = (&mut entry.pace, Clock { now, earliest: self.earliest }, Notices::default());
+        let at = match &workload.spec {
             WorkloadSpec::Replicated(spec) => {
-                let situation =
-                    Situation { node_name: &self.node_name, key: &id.key, spec, hash: &entry.hash, facts: &facts, now };
-                let next = replicated::step(memory, &mut entry.pace, &situation);
+                let facts = observed.iter().map(|pod| (pod.record.key.name(), Facts::of(pod))).collect();
+                let situation = Situation { node_name, key, spec, hash, facts: &facts, now };
+                let next = replicated::step(memory, pace, &situation);
                 if next.overdue {
-                    let seconds = spec.progress_deadline_seconds.unwrap_or_default();
-                    tracing::warn!(workload = %id.key, "ProgressDeadlineExceeded: the update has made no progress for {seconds} s");
+                    let message = format!("ReplicaSet \"{}-{hash}\" has timed out progressing.", key.name);
+                    notices.warning(key, "ProgressDeadlineExceeded", message);
                 }
                 next.at
             }
-        }
+            WorkloadSpec::StatefulSet(spec) => {
+                let records = &entry.records;
+                let member = |pod: &&Arc<ObservedPod>| Member {
+                    facts: Facts::of(pod),
+                    is_wanted: records.get(&pod.record.key).is_some_and(|wanted| wanted.uid == pod.record.uid),
+                    terminating: pod.terminating_since.is_some(),
+                };
+                let members = observed.iter().map(|pod| (pod.record.key.name(), member(pod))).collect();
+                let situation = stateful_set::Situation { key, spec, hash, members: &members, now };
+                stateful_set::step(memory, pace, &situation, &mut notices)
+            }
+            WorkloadSpec::Job(spec) => {
+                let seen = observed.iter().map(|pod| (pod.record.key.name(), Seen::of(pod))).collect();
+                let situation = job::Situation { node_name, key, spec, hash, seen: &seen, clock };
+                let state = memory.job.get_or_insert_default();
+                job::step(state, &mut memory.pods, &situation, &mut notices).at
+            }
+            WorkloadSpec::CronJob(spec) => {
+                let mut seen: BTreeMap<&str, BTreeMap<&str, Seen>> = BTreeMap::new();
+                for pod in &observed {
+                    let job = adoption::job(&pod.record).unwrap_or_default();
+                    seen.entry(job).or_default().insert(pod.record.key.name(), Seen::of(pod));
+                }
+                let zone = (self.zones)(spec.time_zone.as_deref());
+                let situation = cron_job::Situation { node_name, key, spec, hash, seen: &seen, zone, clock };
+                cron_job::step(memory, pace, &situation, &mut notices)
+            }
+        };
+        let with_uid = |notice: Notice| {
+            let object = &notice.object;
+            let uid = uid(node_name, id.source, object.kind.as_str(), &object.namespace, &object.name);
+            Notice { uid, ..notice }
+        };
+        self.notices.extend(notices.0.into_iter().map(with_uid));
+        at
     }
 
     /// Makes the wanted pods those of the memory in effect.
@@ -308,7 +380,13 @@ impl Controllers {
         for pod in &memory.pods {
             let key = PodKey::parse(Arc::clone(&id.key.namespace), pod.name.as_str()).ok();
             let known = key.and_then(|key| entry.records.get(&key));
-            let known = known.filter(|record| record.origin == entry.object.origin);
+            let has_ended = pod.task.as_ref().is_some_and(|task| task.end.is_some());
+            let is_same = |record: &&Arc<PodRecord>| {
+                record.origin == entry.object.origin
+                    && record.has_ended() == has_ended
+                    && pods::is_incarnation(record, pod, id.key.kind, &self.node_name)
+            };
+            let known = known.filter(is_same);
             let made = match (known, memory.revision(&pod.hash)) {
                 (Some(known), _) => Ok(Arc::clone(known)),
                 (None, Some(revision)) => pods::record(&entry.object, pod, revision, id.source, &self.node_name),

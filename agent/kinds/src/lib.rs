@@ -1,4 +1,5 @@
-//! Controllers of the workloads that a node's own sources define: Deployments, ReplicaSets, DaemonSets.
+//! Controllers of the workloads that a node's own sources define: Deployments, ReplicaSets, DaemonSets, StatefulSets,
+//! Jobs, CronJobs.
 //!
 //! [`Controllers`] stands between the sources' snapshots and the merge. In: snapshots, observed pods, what it remembers,
 //! the time. Out: the same snapshots with the pods that controllers want, what is to be remembered, and the next moment
@@ -9,17 +10,25 @@
 //! drives them.
 
 mod adoption;
+mod clock;
 mod controllers;
+mod cron_job;
 mod effective;
 mod facts;
 mod id;
+mod job;
 mod memory;
+mod notice;
 mod pace;
 mod pods;
 mod replicated;
+mod stateful_set;
 mod victims;
 
 pub use adoption::has_workload;
-pub use controllers::Controllers;
+pub use controllers::{Controllers, Zones};
 pub use id::WorkloadId;
-pub use memory::{Memory, MemoryChange, Revision, WantedPod};
+pub use memory::{
+    CronMemory, End, Failures, JobMemory, MadeJob, Memory, MemoryChange, Revision, Task, Verdict, WantedPod,
+};
+pub use notice::Notice;

@@ -1,10 +1,18 @@
 //! What a controller remembers of its workload. It is on disk before it takes effect, so that after a power cut at any
 //! moment the controller goes on where it was.
 
+mod cron_job;
+mod job;
+
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use limpet_model::object::workload::PodTemplate;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+pub use cron_job::{CronMemory, MadeJob};
+pub use job::{Failures, JobMemory, Verdict};
 
 use crate::id::WorkloadId;
 
@@ -18,6 +26,15 @@ pub struct Memory {
     pub pods: Vec<WantedPod>,
     /// The number of replicas, and of pods at most, that the revisions' shares were computed for.
     pub scaled_for: (u32, u32),
+    /// The hash of the template that all pods of a StatefulSet had last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub set: Option<String>,
+    /// What a Job's controller remembers beside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<JobMemory>,
+    /// What a CronJob's controller remembers beside.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cron: Option<CronMemory>,
 }
 
 /// A template that was in effect.
@@ -51,6 +68,42 @@ pub struct WantedPod {
     pub serial: u64,
     /// When it was made, by the node's clock.
     pub made: Timestamp,
+    /// What it does, if it is a Job's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<Task>,
+}
+
+/// What a Job's pod does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Task {
+    /// The Job.
+    pub job: String,
+    /// Its completion index, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub index: Option<u32>,
+    /// How it has ended, once that was counted: it does not run again, whatever is left of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<End>,
+}
+
+/// How a Job's pod has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// It has succeeded.
+    Succeeded,
+    /// It has failed.
+    Failed,
+}
+
+impl End {
+    /// The phase of such a pod.
+    pub(crate) fn phase(self) -> &'static str {
+        match self {
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+        }
+    }
 }
 
 impl Memory {
@@ -83,7 +136,10 @@ impl Memory {
 
     /// Forgets revisions that have no pods, apart from the newest one and `limit` before it.
     pub(crate) fn trim_revisions(&mut self, limit: u32) {
-        let used = |hash: &str| self.pods.iter().any(|pod| pod.hash == hash);
+        let jobs = self.cron.iter().flat_map(|cron| &cron.jobs).map(|made| &made.hash);
+        let hashes = self.pods.iter().map(|pod| &pod.hash).chain(jobs).chain(&self.set);
+        let hashes: BTreeSet<String> = hashes.cloned().collect();
+        let used = |hash: &str| hashes.contains(hash);
         let newest = self.revisions.len().saturating_sub(1);
         let idle: Vec<usize> = (0..newest).filter(|at| !used(&self.revisions[*at].hash)).collect();
         let excess = idle.len().saturating_sub(usize::try_from(limit).unwrap_or(usize::MAX));

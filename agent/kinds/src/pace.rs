@@ -22,6 +22,8 @@ pub(crate) struct Pace {
     progressed_at: Option<Timestamp>,
     /// The update has missed its deadline, and that was reported.
     is_overdue: bool,
+    /// What was reported last.
+    said: Option<String>,
 }
 
 impl Pace {
@@ -46,6 +48,13 @@ impl Pace {
         if is_available {
             self.replaced = 0;
         }
+    }
+
+    /// Whether something else was reported last; notes it.
+    pub(crate) fn is_news(&mut self, text: &str) -> bool {
+        let is_news = self.said.as_deref() != Some(text);
+        self.said = Some(text.to_owned());
+        is_news
     }
 
     /// Notes how far an update is. Returns when it is overdue, if it is not complete, and whether it has just become so.

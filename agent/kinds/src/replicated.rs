@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use limpet_model::object::ObjectKey;
 use limpet_model::object::workload::{Replicated, Update};
 
+use crate::clock::earlier;
 use crate::facts::{Facts, Phase};
 use crate::memory::{Memory, WantedPod};
 use crate::pace::Pace;
@@ -217,7 +218,7 @@ impl Step<'_> {
                 serial += 1;
             };
             taken.insert(name.clone());
-            self.memory.pods.push(WantedPod { name, hash: hash.to_owned(), serial, made: now });
+            self.memory.pods.push(WantedPod { name, hash: hash.to_owned(), serial, made: now, task: None });
         }
         count > 0
     }
@@ -269,11 +270,6 @@ impl Step<'_> {
         let others = self.memory.revisions.iter().filter(|revision| revision.hash != hash);
         others.map(|revision| &revision.hash).find(|other| self.size(other) > 0).cloned()
     }
-}
-
-/// The earlier of two moments that may be.
-pub(crate) fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
-    one.into_iter().chain(other).min()
 }
 
 fn usize_of(number: u32) -> usize {

@@ -40,7 +40,13 @@ mod tests {
     #[test]
     fn those_that_serve_least_go_first() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let pod = |name: &str, serial| WantedPod { name: name.to_owned(), hash: "h".to_owned(), serial, made: at(1) };
+        let pod = |name: &str, serial| WantedPod {
+            name: name.to_owned(),
+            hash: "h".to_owned(),
+            serial,
+            made: at(1),
+            task: None,
+        };
         let pods = ["pending", "unready", "cheap", "young", "restarted", "old", "ended", "older"];
         let pods: Vec<WantedPod> = pods.iter().zip(0..).map(|(name, serial)| pod(name, serial)).collect();
         let ready = |since| Facts { phase: Phase::Running, ready_since: Some(at(since)), ..Facts::default() };

@@ -63,7 +63,7 @@ impl Manifest {
         self.objects.retain(|object| {
             let sample = object.workload.as_ref().and_then(|one| one.sample(&object.key, &object.origin, source));
             let Some(fault) = sample.and_then(|pod| security::check(&pod, level)) else { return true };
-            let path = format!("{}.{}", workload::TEMPLATE, fault.path);
+            let path = format!("{}.{}", workload::template_path(object.key.kind), fault.path);
             faults.push(Fault { origin: Arc::clone(&object.origin), path, ..fault });
             refused.insert(object.key.clone());
             false

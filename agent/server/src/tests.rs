@@ -100,6 +100,7 @@ fn rejecting(key: Option<&PodKey>) -> Arc<SourceSnapshot> {
 fn event(key: &PodKey, reason: &'static str) -> Event {
     Event {
         pod: Some((key.clone(), limpet_model::pod::PodUid::new("u1"))),
+        workload: None,
         field_path: Some("spec.containers{web}".to_owned()),
         event_type: EventType::Normal,
         reason: reason.into(),

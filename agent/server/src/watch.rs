@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::pod_changes::{ChangeKind, PodChanges, Remarks};
 use super::{ServerState, view};
+use limpet_model::object::ObjectKey;
 use limpet_model::pod::PodKey;
 use limpet_telemetry::event::Event;
 use limpet_wire::pods::PodChange;
@@ -87,7 +88,7 @@ pub(super) struct EventWatch {
 }
 
 /// What identifies an event; its count is not part of it.
-type EventId = (Option<PodKey>, Option<String>, Cow<'static, str>, String);
+type EventId = (Option<PodKey>, Option<ObjectKey>, Option<String>, Cow<'static, str>, String);
 
 impl EventWatch {
     pub(super) fn new(state: ServerState, about: Option<PodKey>) -> Self {
@@ -116,6 +117,7 @@ impl EventWatch {
 fn id(event: &Event) -> EventId {
     (
         event.pod.as_ref().map(|(key, _)| key.clone()),
+        event.workload.as_ref().map(|(key, _)| key.clone()),
         event.field_path.clone(),
         event.reason.clone(),
         event.message.clone(),

@@ -96,7 +96,8 @@ pub(super) fn supervise(
     };
     let node_network = shared.node_network.clone();
     let mut supervisor = Supervisor::new(context, kinds, stop.clone());
-    let workloads = Workloads::new(controllers, Arc::new(memory), shared.observed.clone(), supervisor.adopted());
+    let (observed, events) = (shared.observed.clone(), shared.events.clone());
+    let workloads = Workloads::new(controllers, Arc::new(memory), observed, events, supervisor.adopted());
     let (slots, desired) = (Arc::clone(&shared.slots), shared.desired.clone());
     shared.tasks.spawn(merge_loop::run_with(slots, desired, merging, Some(workloads), stop.clone()));
     let node_state = supervisor.node_state();

@@ -1,4 +1,4 @@
-//! Kubernetes Events, in memory and limited in number: what happened to which pod and why, with kubelet's reasons
+//! Kubernetes Events, in memory and limited in number: what happened to which pod or workload and why, with kubelet's reasons
 //! first.
 
 use std::borrow::Cow;
@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as KubeEvent, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
+use limpet_model::object::{ObjectKey, ObjectKind};
 use limpet_model::pod::{PodKey, PodUid, fault};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -33,8 +34,10 @@ pub enum EventType {
 /// One event; repeats of the same one raise `count` and `last_seen`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// The involved pod; `None` for the node.
+    /// The involved pod; `None` for the node or a workload.
     pub pod: Option<(PodKey, PodUid)>,
+    /// The involved workload and its UID, if it is about one.
+    pub workload: Option<(ObjectKey, String)>,
     /// Where the Pod has the involved container, if any: `spec.containers{web}` ([`limpet_model::pod::Role::field_path`]).
     pub field_path: Option<String>,
     /// Normal or Warning.
@@ -54,14 +57,18 @@ pub struct Event {
 impl Event {
     /// The name of its object on the node `node`.
     pub fn name(&self, node: &str) -> String {
-        let object = self.pod.as_ref().map_or(node, |(key, _)| key.name());
+        let object = match (&self.pod, &self.workload) {
+            (Some((key, _)), _) => key.name(),
+            (None, Some((key, _))) => &*key.name,
+            (None, None) => node,
+        };
         format!("{object}.{:x}", self.first_seen.as_nanosecond())
     }
 
     /// The event as Kubernetes has it (core/v1).
     pub fn as_kubernetes(&self, node: &str) -> KubeEvent {
-        let (involved_object, namespace) = match &self.pod {
-            Some((key, uid)) => {
+        let (involved_object, namespace) = match (&self.pod, &self.workload) {
+            (Some((key, uid)), _) => {
                 let object = ObjectReference {
                     api_version: Some("v1".to_owned()),
                     kind: Some("Pod".to_owned()),
@@ -73,7 +80,18 @@ impl Event {
                 };
                 (object, key.namespace().to_owned())
             }
-            None => {
+            (None, Some((key, uid))) => {
+                let object = ObjectReference {
+                    api_version: Some(key.kind.api_version().to_owned()),
+                    kind: Some(key.kind.as_str().to_owned()),
+                    namespace: Some(key.namespace.to_string()),
+                    name: Some(key.name.to_string()),
+                    uid: Some(uid.clone()),
+                    ..ObjectReference::default()
+                };
+                (object, key.namespace.to_string())
+            }
+            (None, None) => {
                 let object = ObjectReference {
                     api_version: Some("v1".to_owned()),
                     kind: Some("Node".to_owned()),
@@ -115,15 +133,21 @@ impl Event {
     /// The event that [`Self::as_kubernetes`] made this of; `None`: it is none of those.
     pub fn from_kubernetes(event: KubeEvent) -> Option<Self> {
         let object = event.involved_object;
-        let pod = match object.kind.as_deref()? {
-            "Pod" => Some((PodKey::parse(object.namespace?, object.name?).ok()?, PodUid::parse(object.uid?).ok()?)),
-            _ => None,
+        let (pod, workload) = match object.kind.as_deref()? {
+            "Pod" => {
+                (Some((PodKey::parse(object.namespace?, object.name?).ok()?, PodUid::parse(object.uid?).ok()?)), None)
+            }
+            kind => match ObjectKind::from_name(kind) {
+                Some(kind) => (None, Some((ObjectKey::new(kind, object.namespace?, object.name?), object.uid?))),
+                None => (None, None),
+            },
         };
         // The object's name has its time to the nanosecond, and two events of a second differ by it.
         let (_, time) = event.metadata.name.as_deref()?.rsplit_once('.')?;
         let first_seen = Timestamp::from_nanosecond(i128::from_str_radix(time, 16).ok()?).ok()?;
         Some(Self {
             pod,
+            workload,
             field_path: object.field_path,
             event_type: if event.type_.as_deref() == Some("Warning") { EventType::Warning } else { EventType::Normal },
             reason: Cow::Owned(event.reason?),
@@ -155,7 +179,40 @@ impl Events {
     ) -> u32 {
         let now = Timestamp::now();
         let reason = reason.into();
-        self.record(Event { pod, field_path, event_type, reason, message, count: 1, first_seen: now, last_seen: now })
+        let workload = None;
+        self.record(Event {
+            pod,
+            workload,
+            field_path,
+            event_type,
+            reason,
+            message,
+            count: 1,
+            first_seen: now,
+            last_seen: now,
+        })
+    }
+
+    /// Records that something happened now to a workload of that UID.
+    pub fn emit_of_workload(
+        &self,
+        workload: (ObjectKey, String),
+        event_type: EventType,
+        reason: Cow<'static, str>,
+        message: String,
+    ) {
+        let now = Timestamp::now();
+        self.record(Event {
+            pod: None,
+            workload: Some(workload),
+            field_path: None,
+            event_type,
+            reason,
+            message,
+            count: 1,
+            first_seen: now,
+            last_seen: now,
+        });
     }
 
     /// Records `event`, or raises the count of a stored event equal but for the times by its own. Returns the count.
@@ -180,6 +237,7 @@ impl Events {
         fault::cut(&mut message, MAX_MESSAGE);
         let event = Event {
             pod: Some(pod.clone()),
+            workload: None,
             field_path: Some(field_path),
             event_type: EventType::Normal,
             reason: Cow::Borrowed(reason),
@@ -196,6 +254,7 @@ impl Events {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let known = ring.iter().position(|stored| {
             stored.pod == event.pod
+                && stored.workload == event.workload
                 && stored.field_path == event.field_path
                 && stored.reason == event.reason
                 && is_same(&stored.message)
@@ -250,6 +309,20 @@ mod tests {
         let stored: Vec<(String, u32)> =
             events.snapshot().into_iter().map(|event| (event.message, event.count)).collect();
         assert_eq!(stored, [("b".to_owned(), 1), ("a".to_owned(), 2)]);
+    }
+
+    #[test]
+    fn an_event_of_a_workload_names_it() {
+        let events = Events::default();
+        let job = (ObjectKey::new(ObjectKind::Job, "shop", "backup"), "1".to_owned());
+        events.emit_of_workload(job, EventType::Normal, "Completed".into(), "Job completed".to_owned());
+        let stored = events.snapshot().remove(0);
+        let written = stored.as_kubernetes("edge1");
+        let object = &written.involved_object;
+        let named = [&object.api_version, &object.kind, &object.namespace, &object.name].map(|text| text.as_deref());
+        assert_eq!(named, [Some("batch/v1"), Some("Job"), Some("shop"), Some("backup")]);
+        assert_eq!(written.metadata.namespace.as_deref(), Some("shop"));
+        assert_eq!(Event::from_kubernetes(written), Some(stored));
     }
 
     #[test]

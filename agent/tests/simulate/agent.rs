@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use jiff::tz::TimeZone;
 use limpet::source::api::ApiSource;
 use limpet::store::Store;
 use limpet_apiserver_client::Client;
@@ -163,8 +164,9 @@ impl Agent {
         };
         let mut supervisor = Supervisor::new(context, sources, stop.clone());
         let remembered = world.lock().unwrap_or_else(PoisonError::into_inner).memories.clone();
-        let (ledger, controllers) = (FakeLedger(Arc::clone(world)), Controllers::new(NODE, remembered));
-        let workloads = Workloads::new(controllers, Arc::new(ledger), observed.clone(), supervisor.adopted());
+        let (ledger, controllers) = (FakeLedger(Arc::clone(world)), Controllers::new(NODE, zone, remembered));
+        let workloads =
+            Workloads::new(controllers, Arc::new(ledger), observed.clone(), occurrences.clone(), supervisor.adopted());
         let merge = merge_loop::run_with(Arc::clone(&slots), desired.clone(), merging, Some(workloads), stop.clone());
         tasks.spawn(merge);
         tasks.spawn(async move {
@@ -305,6 +307,11 @@ impl Parts<'_> {
         tasks.spawn(limpet_cluster::run(link.clone(), inputs, description, self.stop.clone()));
         Member { link, source }
     }
+}
+
+/// Every zone is UTC.
+fn zone(_: Option<&str>) -> Option<TimeZone> {
+    Some(TimeZone::UTC)
 }
 
 fn offer(world: &Mutex<World>) -> NodeOffer {

@@ -5,26 +5,26 @@
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use limpet_core::source::Snapshots;
 use limpet_core::status::observed::{Changes, Observed};
-use limpet_kinds::{Controllers, MemoryChange};
+use limpet_kinds::{Controllers, MemoryChange, Notice};
 use limpet_model::pod::PodRecord;
+use limpet_telemetry::event::{EventType, Events};
 use tokio::sync::oneshot;
 
 /// Receives the pods of workloads that ran when the agent started, once they are known.
 pub type Adopted = oneshot::Receiver<Vec<Arc<PodRecord>>>;
 
-/// The longest sleep: a clock that is set does not shorten one that has begun.
-const LONGEST_SLEEP: Duration = Duration::from_secs(60);
-
 /// Where controllers' memory is kept.
 pub trait Ledger: Debug + Send + Sync {
     /// This moment, by the node's clock.
     fn now(&self) -> Timestamp;
+
+    /// Resolves when the node's clock shows `at`, or is set. Cancel safe.
+    fn until(&self, at: Timestamp) -> BoxFuture<'_, ()>;
 
     /// Writes what is remembered from now on. Resolves when it is on disk, or cannot be written in reasonable time: then it
     /// takes effect all the same.
@@ -36,6 +36,7 @@ pub struct Workloads {
     controllers: Controllers,
     ledger: Arc<dyn Ledger>,
     observed: Observed,
+    events: Events,
     changes: Changes,
     /// Until they are known.
     adopted: Option<Adopted>,
@@ -46,9 +47,15 @@ pub struct Workloads {
 
 impl Workloads {
     /// Drives `controllers`.
-    pub fn new(controllers: Controllers, ledger: Arc<dyn Ledger>, observed: Observed, adopted: Adopted) -> Self {
+    pub fn new(
+        controllers: Controllers,
+        ledger: Arc<dyn Ledger>,
+        observed: Observed,
+        events: Events,
+        adopted: Adopted,
+    ) -> Self {
         let changes = observed.changes();
-        Self { controllers, ledger, observed, changes, adopted: Some(adopted), found: None, saving: None }
+        Self { controllers, ledger, observed, events, changes, adopted: Some(adopted), found: None, saving: None }
     }
 
     /// Resolves when controllers may decide otherwise than before, although no source has published. Cancel safe.
@@ -57,22 +64,26 @@ impl Workloads {
             saving.await;
             self.saving = None;
             self.controllers.remembered();
+            self.report();
             return;
         }
         if self.controllers.is_idle() {
             return std::future::pending().await;
         }
-        let due = self.controllers.due().map(|at| {
-            let pause = at.duration_since(self.ledger.now());
-            Duration::try_from(pause).unwrap_or(Duration::ZERO).min(LONGEST_SLEEP)
-        });
+        let (due, ledger) = (self.controllers.due(), &self.ledger);
+        let is_due = async move {
+            match due {
+                Some(at) => ledger.until(at).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             true = self.changes.next() => {}
             found = received(&mut self.adopted) => {
                 self.adopted = None;
                 self.found = Some(found);
             }
-            () = tokio::time::sleep(due.unwrap_or_default()), if due.is_some() => {}
+            () = is_due => {}
             else => std::future::pending().await,
         }
     }
@@ -86,11 +97,29 @@ impl Workloads {
             }
             let (adopted, now) = (self.found.take(), self.ledger.now());
             let changes = self.controllers.turn(&snapshots, &self.observed.load(), adopted, now);
-            if !changes.is_empty() {
-                self.saving = Some(Arc::clone(&self.ledger).save(changes));
+            match changes.is_empty() {
+                true => self.report(),
+                false => self.saving = Some(Arc::clone(&self.ledger).save(changes)),
             }
         }
         self.controllers.expand(snapshots)
+    }
+
+    /// Records what the controllers report as events, and logs it.
+    fn report(&mut self) {
+        for Notice { object, uid, is_warning, reason, message } in self.controllers.take_notices() {
+            let event_type = match is_warning {
+                true => {
+                    tracing::warn!(workload = %object, "{reason}: {message}");
+                    EventType::Warning
+                }
+                false => {
+                    tracing::info!(workload = %object, "{reason}: {message}");
+                    EventType::Normal
+                }
+            };
+            self.events.emit_of_workload((object, uid), event_type, reason, message);
+        }
     }
 }
 

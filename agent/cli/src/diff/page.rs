@@ -194,10 +194,12 @@ fn one_object(object: &ObjectDiffDocument, screen: Screen) -> String {
 fn controller_effect(object: &ObjectDiffDocument) -> &'static str {
     let is_new_template = object.values.iter().any(|value| value.key.starts_with("spec.template"));
     match object.change.as_str() {
+        "added" if object.kind == "CronJob" => "begins: Jobs by its schedule",
         "added" => "starts: its pods",
         "removed" => "ends: its pods",
         _ if is_new_template && object.kind == "ReplicaSet" => "reaches: pods that it makes from then on",
         _ if is_new_template => "rolls out: its pods are replaced by the rules of its strategy",
+        _ if object.kind == "CronJob" => "reaches: Jobs that begin from then on",
         _ => "restarts: nothing",
     }
 }

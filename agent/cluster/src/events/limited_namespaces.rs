@@ -56,6 +56,7 @@ mod tests {
     fn event(namespace: &str) -> Event {
         Event {
             pod: Some((PodKey::new(namespace, "web"), PodUid::new("1"))),
+            workload: None,
             field_path: None,
             event_type: EventType::Normal,
             reason: "Started".into(),

@@ -58,7 +58,7 @@ pub(super) enum Decision {
     /// It is sent as it is.
     Own,
     /// This one is sent in its place: it represents several.
-    Combined(Event),
+    Combined(Box<Event>),
     /// It is not sent.
     Dropped,
 }
@@ -83,7 +83,7 @@ impl EventLimits {
         }
         let (first_seen, count) = similar.combined.unwrap_or((now, 0));
         let message = format!("{COMBINED}{}", event.message);
-        Decision::Combined(Event { message, count: count + 1, first_seen, last_seen: now, ..event.clone() })
+        Decision::Combined(Box::new(Event { message, count: count + 1, first_seen, last_seen: now, ..event.clone() }))
     }
 
     /// The server has what was decided on, or it is not to have it.
@@ -157,6 +157,7 @@ mod tests {
     fn event(pod: &str, reason: &'static str, message: &str) -> Event {
         Event {
             pod: Some((PodKey::new("default", pod), PodUid::new(pod))),
+            workload: None,
             field_path: None,
             event_type: EventType::Warning,
             reason: reason.into(),
@@ -206,7 +207,8 @@ mod tests {
         let combined = |number: u32, count: u32, second: i64| {
             let message = format!("(combined from similar events): try {number}");
             let seen = (at(10), at(second));
-            Decision::Combined(Event { message, count, first_seen: seen.0, last_seen: seen.1, ..failed(number) })
+            let event = Event { message, count, first_seen: seen.0, last_seen: seen.1, ..failed(number) };
+            Decision::Combined(Box::new(event))
         };
         // One that could not be sent is decided on once more.
         assert_eq!(limits.decide(&failed(9), at(10)), combined(9, 1, 10));

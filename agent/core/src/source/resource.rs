@@ -34,6 +34,9 @@ impl Resource {
             Self::Object(ObjectKind::Deployment) => "deployments",
             Self::Object(ObjectKind::ReplicaSet) => "replicasets",
             Self::Object(ObjectKind::DaemonSet) => "daemonsets",
+            Self::Object(ObjectKind::StatefulSet) => "statefulsets",
+            Self::Object(ObjectKind::Job) => "jobs",
+            Self::Object(ObjectKind::CronJob) => "cronjobs",
         }
     }
 
@@ -62,6 +65,9 @@ impl Resource {
             "deployment" | "deployments" | "deploy" => Some(Self::Object(ObjectKind::Deployment)),
             "replicaset" | "replicasets" | "rs" => Some(Self::Object(ObjectKind::ReplicaSet)),
             "daemonset" | "daemonsets" | "ds" => Some(Self::Object(ObjectKind::DaemonSet)),
+            "statefulset" | "statefulsets" | "sts" => Some(Self::Object(ObjectKind::StatefulSet)),
+            "job" | "jobs" => Some(Self::Object(ObjectKind::Job)),
+            "cronjob" | "cronjobs" | "cj" => Some(Self::Object(ObjectKind::CronJob)),
             _ => None,
         }
     }

@@ -10,6 +10,10 @@ use super::*;
 
 const NODE: &str = "edge1";
 
+fn zones(_: Option<&str>) -> Option<TimeZone> {
+    Some(TimeZone::UTC)
+}
+
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
@@ -78,7 +82,7 @@ fn ready(snapshot: &SourceSnapshot) -> ObservedPods {
 
 #[test]
 fn a_deployment_becomes_pods_of_its_source_and_an_edit_replaces_them() {
-    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
     let file = source.write(&deployment("i:1", 2));
     let (first, changes) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
     assert_eq!((first.pods.len(), changes.len(), first.ready), (2, 1, true));
@@ -107,7 +111,7 @@ fn a_deployment_becomes_pods_of_its_source_and_an_edit_replaces_them() {
 
 #[test]
 fn nothing_takes_effect_before_it_is_written() {
-    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
     let all = snapshots(&source.write(&deployment("i:1", 1)));
     let changes = controllers.turn(&all, &ObservedPods::default(), Some(Vec::new()), at(1));
     assert_eq!((changes.len(), controllers.expand(all.clone())[0].pods.len()), (1, 0));
@@ -117,23 +121,23 @@ fn nothing_takes_effect_before_it_is_written() {
 
 #[test]
 fn an_update_goes_on_after_a_restart_where_it_was() {
-    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
     let file = source.write(&deployment("i:1", 3));
     let (first, _) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
     let file = source.write(&deployment("i:2", 3));
     let (middle, changes) = turn(&mut controllers, &file, &ready(&first), None);
     let memory = Memory::from_bytes(&changes[0].memory.as_ref().unwrap().to_bytes()).unwrap();
-    let mut again = Controllers::new(NODE, [(changes[0].id.clone(), memory)]);
+    let mut again = Controllers::new(NODE, zones, [(changes[0].id.clone(), memory)]);
     let (restored, changes) = turn(&mut again, &file, &ObservedPods::default(), None);
     assert_eq!((restored.pods.clone(), changes.len(), restored.ready), (middle.pods.clone(), 0, true));
 }
 
 #[test]
 fn what_is_remembered_is_wanted_before_a_change_is_written() {
-    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
     let file = source.write(&deployment("i:1", 2));
     let (first, changes) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
-    let mut again = Controllers::new(NODE, [(changes[0].id.clone(), changes[0].memory.clone().unwrap())]);
+    let mut again = Controllers::new(NODE, zones, [(changes[0].id.clone(), changes[0].memory.clone().unwrap())]);
     let all = snapshots(&source.write(&deployment("i:2", 3)));
     let changes = again.turn(&all, &ObservedPods::default(), None, at(1));
     let restored = Arc::clone(&again.expand(all)[SourceKind::File.index()]);
@@ -142,13 +146,13 @@ fn what_is_remembered_is_wanted_before_a_change_is_written() {
 
 #[test]
 fn without_memory_the_running_pods_say_what_was() {
-    let (mut controllers, mut source) = (Controllers::new(NODE, []), Source::default());
+    let (mut controllers, mut source) = (Controllers::new(NODE, zones, []), Source::default());
     let file = source.write(&deployment("i:1", 3));
     let (first, _) = turn(&mut controllers, &file, &ObservedPods::default(), Some(Vec::new()));
     let file = source.write(&deployment("i:2", 3));
     let (middle, _) = turn(&mut controllers, &file, &ready(&first), None);
     let running: Vec<Arc<PodRecord>> = middle.pods.values().cloned().collect();
-    let mut again = Controllers::new(NODE, []);
+    let mut again = Controllers::new(NODE, zones, []);
     let (held, changes) = turn(&mut again, &file, &ObservedPods::default(), None);
     assert!(held.pods.is_empty() && !held.ready && changes.is_empty(), "it is not known yet what runs");
     let (recalled, _) = turn(&mut again, &file, &ready(&first), Some(running));
@@ -159,7 +163,7 @@ fn without_memory_the_running_pods_say_what_was() {
 
 #[test]
 fn a_source_with_precedence_has_the_workload() {
-    let mut controllers = Controllers::new(NODE, []);
+    let mut controllers = Controllers::new(NODE, zones, []);
     let of = |source: SourceKind, image: &str| {
         let read = manifest::read(deployment(image, 1).to_string().as_bytes(), "web.yaml", source, NODE);
         let objects = read.objects.into_iter().map(|object| (object.key.clone(), object)).collect();
@@ -185,7 +189,7 @@ fn memory_of_a_workload_that_went_while_the_agent_was_off_is_forgotten() {
         source: SourceKind::File,
         key: ObjectKey::new(limpet_model::object::ObjectKind::Deployment, "default", "gone"),
     };
-    let mut controllers = Controllers::new(NODE, [(id.clone(), Memory::default())]);
+    let mut controllers = Controllers::new(NODE, zones, [(id.clone(), Memory::default())]);
     let file = Arc::new(SourceSnapshot::default());
     assert_eq!(turn(&mut controllers, &file, &ObservedPods::default(), None).1, []);
     let file = Arc::new(SourceSnapshot { ready: true, ..SourceSnapshot::default() });

@@ -28,13 +28,29 @@ pub enum ObjectKind {
     ReplicaSet,
     /// An `apps/v1 DaemonSet`.
     DaemonSet,
+    /// An `apps/v1 StatefulSet`.
+    StatefulSet,
+    /// A `batch/v1 Job`.
+    Job,
+    /// A `batch/v1 CronJob`.
+    CronJob,
 }
 
 impl ObjectKind {
     /// The kinds of which the node's own controllers make pods.
-    pub const WORKLOADS: [Self; 3] = [Self::Deployment, Self::ReplicaSet, Self::DaemonSet];
+    pub const WORKLOADS: [Self; 6] =
+        [Self::Deployment, Self::ReplicaSet, Self::DaemonSet, Self::StatefulSet, Self::Job, Self::CronJob];
     /// The kinds that a manifest may define.
-    pub const LOCAL: [Self; 5] = [Self::ConfigMap, Self::Secret, Self::Deployment, Self::ReplicaSet, Self::DaemonSet];
+    pub const LOCAL: [Self; 8] = [
+        Self::ConfigMap,
+        Self::Secret,
+        Self::Deployment,
+        Self::ReplicaSet,
+        Self::DaemonSet,
+        Self::StatefulSet,
+        Self::Job,
+        Self::CronJob,
+    ];
 
     /// The kind as manifests write it.
     pub fn as_str(self) -> &'static str {
@@ -50,6 +66,9 @@ impl ObjectKind {
             Self::Deployment => "Deployment",
             Self::ReplicaSet => "ReplicaSet",
             Self::DaemonSet => "DaemonSet",
+            Self::StatefulSet => "StatefulSet",
+            Self::Job => "Job",
+            Self::CronJob => "CronJob",
         }
     }
 
@@ -67,6 +86,9 @@ impl ObjectKind {
             Self::Deployment => "deployment.apps",
             Self::ReplicaSet => "replicaset.apps",
             Self::DaemonSet => "daemonset.apps",
+            Self::StatefulSet => "statefulset.apps",
+            Self::Job => "job.batch",
+            Self::CronJob => "cronjob.batch",
         }
     }
 
@@ -93,7 +115,8 @@ impl ObjectKind {
     /// The API group and version as manifests write it.
     pub fn api_version(self) -> &'static str {
         match self {
-            Self::Deployment | Self::ReplicaSet | Self::DaemonSet => "apps/v1",
+            Self::Deployment | Self::ReplicaSet | Self::DaemonSet | Self::StatefulSet => "apps/v1",
+            Self::Job | Self::CronJob => "batch/v1",
             _ => "v1",
         }
     }

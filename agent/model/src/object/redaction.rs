@@ -19,7 +19,10 @@ impl PodObjects {
             | ObjectKind::RuntimeClass
             | ObjectKind::Deployment
             | ObjectKind::ReplicaSet
-            | ObjectKind::DaemonSet => false,
+            | ObjectKind::DaemonSet
+            | ObjectKind::StatefulSet
+            | ObjectKind::Job
+            | ObjectKind::CronJob => false,
         });
         let values = secrets.filter_map(|(_, _, entry)| entry.bytes.expose_text());
         values.filter(|value| value.len() >= 4).fold(text, |text, value| match text.contains(value) {

@@ -3,11 +3,17 @@
 //! In: a decoded document. Out: a [`Workload`] within its [`ObjectRecord`](super::ObjectRecord): what its controller needs
 //! to know, and the [`PodTemplate`] of its pods. The controllers are in `limpet-kinds`. Pure: no I/O, no clock.
 
+mod amount;
+mod authored;
+pub mod cron_job;
 mod decode;
 mod immutable;
-mod rules;
+pub mod job;
+pub mod labels;
+mod replicated;
 mod selector;
 mod spec;
+pub mod stateful_set;
 mod template;
 
 use std::fmt;
@@ -15,14 +21,17 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-pub(crate) use decode::{TEMPLATE, read, restore};
+pub(crate) use decode::{read, restore, template_path};
 pub(crate) use immutable::forbidden;
 pub use spec::{Replicated, Update, WorkloadSpec};
-pub use template::{PodTemplate, REVISION_HASH, TEMPLATE_HASH, pod_name, suffix, uid};
+pub use template::{Additions, PodTemplate, incarnation_uid, pod_name, suffix, uid};
 
 use crate::object::key::ObjectKey;
 use crate::pod::{PodRecord, accept, fingerprint};
 use crate::source::SourceKind;
+
+/// The most pods of one workload: a node runs hundreds, and a number that is mistyped must not take its memory.
+const MAX_REPLICAS: i32 = 1_000;
 
 /// One accepted version of one workload.
 #[derive(Clone)]

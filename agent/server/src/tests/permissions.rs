@@ -72,7 +72,7 @@ const KUBELET: [(&str, &str, Permission); 28] = [
     ("GET", "/debug/pprof/{*name}", Nodes(Proxy)),
 ];
 
-const LOCAL: [(&str, &str, Permission); 54] = [
+const LOCAL: [(&str, &str, Permission); 69] = [
     ("GET", "/api/v1/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods", Read),
     ("GET", "/api/v1/namespaces/{namespace}/pods/{name}", Read),
@@ -103,6 +103,21 @@ const LOCAL: [(&str, &str, Permission); 54] = [
     ("GET", "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", Read),
     ("PUT", "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", Write),
     ("DELETE", "/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}", Write),
+    ("GET", "/apis/apps/v1/statefulsets", Read),
+    ("GET", "/apis/apps/v1/namespaces/{namespace}/statefulsets", Read),
+    ("GET", "/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}", Read),
+    ("PUT", "/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}", Write),
+    ("DELETE", "/apis/apps/v1/namespaces/{namespace}/statefulsets/{name}", Write),
+    ("GET", "/apis/batch/v1/jobs", Read),
+    ("GET", "/apis/batch/v1/namespaces/{namespace}/jobs", Read),
+    ("GET", "/apis/batch/v1/namespaces/{namespace}/jobs/{name}", Read),
+    ("PUT", "/apis/batch/v1/namespaces/{namespace}/jobs/{name}", Write),
+    ("DELETE", "/apis/batch/v1/namespaces/{namespace}/jobs/{name}", Write),
+    ("GET", "/apis/batch/v1/cronjobs", Read),
+    ("GET", "/apis/batch/v1/namespaces/{namespace}/cronjobs", Read),
+    ("GET", "/apis/batch/v1/namespaces/{namespace}/cronjobs/{name}", Read),
+    ("PUT", "/apis/batch/v1/namespaces/{namespace}/cronjobs/{name}", Write),
+    ("DELETE", "/apis/batch/v1/namespaces/{namespace}/cronjobs/{name}", Write),
     ("GET", "/limpet/v1/pods", Read),
     ("GET", "/limpet/v1/names", Read),
     ("GET", "/limpet/v1/pods/{namespace}/{name}/describe", Read),

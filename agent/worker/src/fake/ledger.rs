@@ -27,9 +27,19 @@ impl FakeLedger {
     }
 }
 
+/// A clock that is set is noticed so soon.
+const GLANCE: Duration = Duration::from_secs(60);
+
 impl Ledger for FakeLedger {
     fn now(&self) -> Timestamp {
         self.world().now().wall
+    }
+
+    fn until(&self, at: Timestamp) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let pause = Duration::try_from(at.duration_since(self.now())).unwrap_or(Duration::ZERO);
+            tokio::time::sleep(pause.min(GLANCE)).await;
+        })
     }
 
     fn save(self: Arc<Self>, changes: Vec<MemoryChange>) -> BoxFuture<'static, ()> {

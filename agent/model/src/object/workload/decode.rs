@@ -2,20 +2,28 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::apps::v1::{DaemonSet, Deployment, ReplicaSet};
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::Workload;
-use super::rules::{self, Authored};
+use super::authored::Authored;
 use super::template::PodTemplate;
 use crate::object::key::{ObjectKey, ObjectKind};
 use crate::object::metadata::{key, metadata};
-use crate::pod::{Fault, FaultList, FieldValidation, Reason, Severity, accept, fingerprint, strict};
+use crate::pod::{Fault, FaultList, FieldValidation, Reason, accept, fingerprint};
 use crate::source::SourceKind;
 
-/// Where a workload has the template of its pods.
-pub(crate) const TEMPLATE: &str = "spec.template";
+/// The fields that lead to the template of a workload's pods.
+fn template_fields(kind: ObjectKind) -> &'static [&'static str] {
+    match kind {
+        ObjectKind::CronJob => &["spec", "jobTemplate", "spec", "template"],
+        _ => &["spec", "template"],
+    }
+}
+
+/// Where a workload of that kind has the template of its pods.
+pub(crate) fn template_path(kind: ObjectKind) -> String {
+    template_fields(kind).join(".")
+}
 
 /// Decodes a workload of a manifest: with its key, unless it has an error, and its faults.
 pub(crate) fn read(
@@ -31,23 +39,23 @@ pub(crate) fn read(
     };
     let metadata = metadata(document, &mut faults);
     let key = key(metadata, kind, &mut faults);
-    let (frame, template) = split(value);
-    let spec = spec(kind, &frame, &mut faults);
+    let (frame, template) = split(value, kind);
+    let spec = Authored::read(kind, &frame, &mut faults);
     faults.relax(validation);
     match &template {
         Some(value) => {
             let template = PodTemplate::new(value);
             faults.absorb(of_template(value, &template, &key, origin, (source, validation)));
             if let Some(spec) = &spec {
-                faults.extend(rules::check(spec, &template, TEMPLATE));
+                faults.extend(spec.check(&key, &template, &template_path(kind)));
             }
         }
-        None => faults.push(Fault::error(TEMPLATE, "required").with_remedy("what its pods are made of")),
+        None => faults.push(Fault::error(template_path(kind), "required").with_remedy("what its pods are made of")),
     }
     if faults.errors() > 0 {
         return (None, faults);
     }
-    (spec.zip(template).map(|(spec, template)| settled(value, key, spec, &template)), faults)
+    (spec.zip(template).and_then(|(spec, template)| settled(value, key, spec, &template)), faults)
 }
 
 /// Decodes a workload that was accepted before and stored by limpet. It is not validated again.
@@ -58,11 +66,12 @@ pub(crate) fn restore(value: &Value, kind: ObjectKind) -> Result<(ObjectKey, Wor
     let mut faults = FaultList::default();
     let metadata = metadata(value.as_object().unwrap_or(&Map::new()), &mut FaultList::default());
     let key = key(metadata, kind, &mut faults);
-    let (frame, template) = split(value);
+    let (frame, template) = split(value, kind);
     // A field that is not known any more has no effect.
-    let spec = spec(kind, &frame, &mut FaultList::default());
-    match spec.zip(template).filter(|_| faults.errors() == 0) {
-        Some((spec, template)) => Ok(settled(value, key, spec, &template)),
+    let spec = Authored::read(kind, &frame, &mut FaultList::default());
+    let known = spec.zip(template).filter(|_| faults.errors() == 0);
+    match known.and_then(|(spec, template)| settled(value, key, spec, &template)) {
+        Some(workload) => Ok(workload),
         None => {
             faults.push(Fault::error("", format!("stored {}: damaged", kind.resource())));
             Err(faults.finish())
@@ -70,43 +79,25 @@ pub(crate) fn restore(value: &Value, kind: ObjectKind) -> Result<(ObjectKey, Wor
     }
 }
 
-fn settled(value: &Value, key: ObjectKey, spec: Authored, template: &Value) -> (ObjectKey, Workload) {
+fn settled(value: &Value, key: ObjectKey, spec: Authored, template: &Value) -> Option<(ObjectKey, Workload)> {
     let mut document = value.clone();
     document["metadata"]["namespace"] = Value::from(&*key.namespace);
     let manifest = Arc::from(fingerprint::canonical(&document));
-    (key, Workload { manifest, spec: rules::settle(spec), template: PodTemplate::new(template) })
+    let template = PodTemplate::new(template);
+    let spec = spec.settle(&template)?;
+    Some((key, Workload { manifest, spec, template }))
 }
 
 /// The document without its template, and the template.
-fn split(value: &Value) -> (Value, Option<Value>) {
+fn split(value: &Value, kind: ObjectKind) -> (Value, Option<Value>) {
     let mut frame = value.clone();
     if let Some(document) = frame.as_object_mut() {
         document.remove("status");
     }
-    let template = frame["spec"].as_object_mut().and_then(|spec| spec.remove("template"));
+    let [parents @ .., last] = template_fields(kind) else { return (frame, None) };
+    let parent = parents.iter().try_fold(&mut frame, |value, field| value.get_mut(*field));
+    let template = parent.and_then(Value::as_object_mut).and_then(|parent| parent.remove(*last));
     (frame, template.filter(Value::is_object))
-}
-
-/// What the document says beside its template; `None`: it has an error.
-fn spec(kind: ObjectKind, frame: &Value, faults: &mut FaultList) -> Option<Authored> {
-    match kind {
-        ObjectKind::Deployment => typed::<Deployment>(frame, faults).map(|one| Authored::Deployment(one.spec)),
-        ObjectKind::ReplicaSet => typed::<ReplicaSet>(frame, faults).map(|one| Authored::ReplicaSet(one.spec)),
-        ObjectKind::DaemonSet => typed::<DaemonSet>(frame, faults).map(|one| Authored::DaemonSet(one.spec)),
-        _ => None,
-    }
-}
-
-fn typed<T: for<'a> Deserialize<'a>>(frame: &Value, faults: &mut FaultList) -> Option<T> {
-    let (read, unknown) = strict::read::<T>(frame);
-    // Those of the metadata were found before.
-    let unknown_fields = unknown.first.into_iter().filter(|field| !field.path.starts_with("metadata."));
-    faults.extend(unknown_fields.map(|field| {
-        let suggestion = field.suggestion().unwrap_or_default();
-        Fault::error(field.path, "no such field").with_remedy(suggestion).because(Reason::Strict)
-    }));
-    faults.leave_out(Severity::Error, unknown.more);
-    read.map_err(|error| faults.push(Fault::error(error.path.clone(), "has the wrong type"))).ok()
 }
 
 /// The faults of the template, at their places in the document.
@@ -117,6 +108,7 @@ fn of_template(
     origin: &Arc<str>,
     of: (SourceKind, FieldValidation),
 ) -> FaultList {
+    let root = template_path(key.kind);
     let mut pod = template.sample(key);
     // Strictness is about the template as it is written.
     for field in ["metadata", "spec"] {
@@ -129,8 +121,8 @@ fn of_template(
         let own = ["metadata.name", "metadata.namespace", "metadata.uid"].iter().any(|path| fault.path == *path);
         if !own {
             fault.path = match fault.path.as_str() {
-                "" => TEMPLATE.to_owned(),
-                path => format!("{TEMPLATE}.{path}"),
+                "" => root.clone(),
+                path => format!("{root}.{path}"),
             };
         }
     }
@@ -138,7 +130,7 @@ fn of_template(
     let unknown = value.as_object().into_iter().flat_map(Map::keys).filter(|field| !known.contains(&field.as_str()));
     let mut unknown_fields = FaultList::default();
     unknown_fields.extend(unknown.map(|field| {
-        Fault::error(format!("{TEMPLATE}.{field}"), "no such field")
+        Fault::error(format!("{root}.{field}"), "no such field")
             .with_remedy("a template has metadata and spec")
             .because(Reason::Strict)
     }));

@@ -10,6 +10,17 @@ use crate::pod::Fault;
 fn fields(kind: ObjectKind) -> &'static [&'static str] {
     match kind {
         ObjectKind::Deployment | ObjectKind::ReplicaSet | ObjectKind::DaemonSet => &["selector"],
+        ObjectKind::StatefulSet => &["selector", "volumeClaimTemplates", "serviceName", "podManagementPolicy"],
+        ObjectKind::Job => &[
+            "completions",
+            "selector",
+            "template",
+            "completionMode",
+            "podFailurePolicy",
+            "backoffLimitPerIndex",
+            "managedBy",
+            "successPolicy",
+        ],
         _ => &[],
     }
 }
@@ -17,7 +28,14 @@ fn fields(kind: ObjectKind) -> &'static [&'static str] {
 /// Why `next` must not replace `before`.
 pub(crate) fn forbidden(key: &ObjectKey, before: &Workload, next: &Workload) -> Option<Fault> {
     let [before, next] = [before, next].map(|one| serde_json::from_slice::<Value>(&one.manifest).unwrap_or_default());
-    let changed = fields(key.kind).iter().find(|field| before["spec"][**field] != next["spec"][**field])?;
+    let is_changed = |field: &str| before["spec"][field] != next["spec"][field];
+    let is_allowed = |field: &str| field == "completions" && is_elastic(&next["spec"]);
+    let changed = fields(key.kind).iter().find(|field| is_changed(field) && !is_allowed(field))?;
     let fault = Fault::error(format!("spec.{changed}"), format!("of {key}: field is immutable"));
     Some(fault.with_remedy(format!("give the changed {} another name, or remove it first", key.kind.as_str())))
+}
+
+/// Whether an Indexed Job's completions may change: together with its parallelism.
+fn is_elastic(spec: &Value) -> bool {
+    spec["completionMode"] == "Indexed" && spec["completions"] == spec["parallelism"]
 }

@@ -1,10 +1,20 @@
 //! What a controller is to do, with defaults applied and percentages resolved.
 
+use super::cron_job::CronJob;
+use super::job::Job;
+use super::stateful_set::StatefulSet;
+
 /// The part of a workload that its controller acts on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkloadSpec {
     /// Of a Deployment, a ReplicaSet or a DaemonSet: a number of equal pods.
     Replicated(Replicated),
+    /// Of a Job.
+    Job(Box<Job>),
+    /// Of a StatefulSet.
+    StatefulSet(StatefulSet),
+    /// Of a CronJob.
+    CronJob(Box<CronJob>),
 }
 
 /// A number of equal pods, and how those of a new template replace those of the one before.

@@ -1,20 +1,17 @@
 //! The template of a workload's pods, and the names and identities that derive from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
+use super::labels::{INDEX, INDEX_VARIABLE, NAMES, POD_INDEX, POD_NAME, REVISION_HASH, TEMPLATE_HASH, UIDS};
 use crate::object::key::ObjectKey;
 use crate::pod::identity::OWNER_ANNOTATION;
 use crate::pod::{Fault, PodRecord, PodUid, accept, fingerprint};
 use crate::source::SourceKind;
 
-/// The label with the hash of the template, of a Deployment's pods.
-pub const TEMPLATE_HASH: &str = "pod-template-hash";
-/// The same, of the pods of a DaemonSet or StatefulSet.
-pub const REVISION_HASH: &str = "controller-revision-hash";
 /// The letters of generated names (`k8s.io/apimachinery/pkg/util/rand`): no vowels, so that no words appear.
 const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 /// The characters of the hash of a template.
@@ -25,6 +22,29 @@ const SUFFIX_LENGTH: usize = 5;
 const MAX_NAME: usize = 63;
 /// As long as those of a Deployment's pods.
 const SAMPLE_SUFFIX: &str = "bbbbbbbbbb-bbbbb";
+
+/// The lists of containers whose environment has the completion index.
+const CONTAINERS: [&str; 2] = ["initContainers", "containers"];
+/// The labels that controllers add.
+const ADDED_LABELS: [&str; 9] =
+    [TEMPLATE_HASH, REVISION_HASH, NAMES[0], NAMES[1], UIDS[0], UIDS[1], INDEX, POD_NAME, POD_INDEX];
+
+/// What a controller adds to its template for one pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Additions {
+    /// Labels by name.
+    pub labels: BTreeMap<&'static str, String>,
+    /// Annotations by name.
+    pub annotations: BTreeMap<&'static str, String>,
+    /// Its host name, in place of the template's.
+    pub host_name: Option<String>,
+    /// Its subdomain, in place of the template's.
+    pub subdomain: Option<String>,
+    /// Its UID, in place of one that derives from its fields.
+    pub uid: Option<String>,
+    /// Its containers learn the completion index from their environment.
+    pub index_variable: bool,
+}
 
 /// Labels, annotations and spec of a workload's pods, as authored.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,7 +74,18 @@ impl PodTemplate {
         letters(&Sha256::digest(fingerprint::canonical(&self.to_value())), HASH_LENGTH)
     }
 
-    /// The labels that are texts.
+    /// The restart policy; `Always` by default.
+    pub(super) fn restart_policy(&self) -> &str {
+        self.spec["restartPolicy"].as_str().unwrap_or("Always")
+    }
+
+    /// The names of its containers and init containers.
+    pub(super) fn container_names(&self) -> BTreeSet<&str> {
+        let all = CONTAINERS.iter().filter_map(|list| self.spec[list].as_array()).flatten();
+        all.filter_map(|container| container["name"].as_str()).collect()
+    }
+
+    /// The label, if it is a text.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.get(name)?.as_str()
     }
@@ -83,15 +114,13 @@ impl PodTemplate {
         &self,
         owner: &ObjectKey,
         name: &str,
-        added: &BTreeMap<&str, String>,
+        added: &Additions,
         controller: (&str, &str, &str),
         (origin, source, node_name): (&Arc<str>, SourceKind, &str),
     ) -> Result<PodRecord, Vec<Fault>> {
         let (version, kind, controller) = controller;
         let mut pod = self.plain_pod(&owner.namespace, name);
-        for (label, value) in added {
-            pod["metadata"]["labels"][label] = Value::from(value.as_str());
-        }
+        added.apply(&mut pod);
         pod["metadata"]["annotations"][OWNER_ANNOTATION] =
             Value::from(format!("{}/{}", owner.kind.as_str(), owner.name));
         pod["metadata"]["ownerReferences"] = json!([{
@@ -106,9 +135,79 @@ impl PodTemplate {
         let pod: Value = serde_json::from_slice(&record.manifest).ok()?;
         let mut template = Self::new(&pod);
         template.annotations.remove(OWNER_ANNOTATION)?;
-        template.labels.remove(TEMPLATE_HASH);
-        template.labels.remove(REVISION_HASH);
+        template.annotations.remove(INDEX);
+        let is_indexed = template.labels.contains_key(INDEX);
+        let is_of_set = template.labels.contains_key(POD_NAME);
+        ADDED_LABELS.iter().for_each(|label| drop(template.labels.remove(*label)));
+        if is_indexed {
+            template.forget_index();
+        }
+        if let (true, Some(spec)) = (is_of_set, template.spec.as_object_mut()) {
+            spec.remove("hostname");
+            spec.remove("subdomain");
+        }
         Some(template)
+    }
+}
+
+impl PodTemplate {
+    /// Without what a pod has by its completion index.
+    fn forget_index(&mut self) {
+        if let Some(spec) = self.spec.as_object_mut() {
+            spec.remove("hostname");
+        }
+        let variable = index_variable();
+        for list in CONTAINERS {
+            for container in self.spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+                let Some(container) = container.as_object_mut() else { continue };
+                let Some(variables) = container.get_mut("env").and_then(Value::as_array_mut) else { continue };
+                variables.retain(|one| *one != variable);
+                if variables.is_empty() {
+                    container.remove("env");
+                }
+            }
+        }
+    }
+}
+
+impl Additions {
+    /// Adds them to a pod.
+    fn apply(&self, pod: &mut Value) {
+        for (field, values) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+            for (name, value) in values {
+                pod["metadata"][field][*name] = Value::from(value.as_str());
+            }
+        }
+        if let Some(host_name) = &self.host_name {
+            pod["spec"]["hostname"] = Value::from(host_name.as_str());
+        }
+        if let Some(subdomain) = &self.subdomain {
+            pod["spec"]["subdomain"] = Value::from(subdomain.as_str());
+        }
+        if let Some(uid) = &self.uid {
+            pod["metadata"]["uid"] = Value::from(uid.as_str());
+        }
+        if self.index_variable {
+            add_index_variable(&mut pod["spec"]);
+        }
+    }
+}
+
+/// The variable that tells a container the completion index of its pod.
+fn index_variable() -> Value {
+    json!({"name": INDEX_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": format!("metadata.labels['{INDEX}']")}}})
+}
+
+fn add_index_variable(spec: &mut Value) {
+    for list in CONTAINERS {
+        for container in spec.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten() {
+            let variables = &mut container["env"];
+            match variables.as_array_mut() {
+                Some(variables) if variables.iter().any(|one| one["name"] == INDEX_VARIABLE) => {}
+                Some(variables) => variables.push(index_variable()),
+                None => *variables = json!([index_variable()]),
+            }
+        }
     }
 }
 
@@ -116,6 +215,19 @@ impl PodTemplate {
 pub fn uid(node_name: &str, source: SourceKind, kind: &str, namespace: &str, name: &str) -> String {
     PodUid::of_digest(&digest(&["limpet object uid 1", node_name, source.as_str(), kind, namespace, name])[..16])
         .to_string()
+}
+
+/// The UID of a pod of a name that others had before it: it differs with the template, and with each time it is made anew.
+pub fn incarnation_uid(
+    node_name: &str,
+    source: SourceKind,
+    (namespace, name): (&str, &str),
+    hash: &str,
+    serial: u64,
+) -> String {
+    let serial = serial.to_string();
+    let parts = ["limpet pod incarnation 1", node_name, source.as_str(), namespace, name, hash, &serial];
+    PodUid::of_digest(&digest(&parts)[..16]).to_string()
 }
 
 /// A pod's name: `base` and `suffix`, the base cut so that the name is a host name.

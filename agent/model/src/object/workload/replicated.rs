@@ -1,21 +1,22 @@
-//! Kubernetes' rules for workloads (`pkg/apis/apps/validation`), their defaults, and what a node adds to both.
+//! Deployments, ReplicaSets and DaemonSets: Kubernetes' rules (`pkg/apis/apps/validation`), their defaults, and what a node
+//! adds to both.
 
 use k8s_openapi::api::apps::v1::{DaemonSetSpec, DeploymentSpec, ReplicaSetSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use super::MAX_REPLICAS;
+use super::amount::{natural, number, percent, scaled};
 use super::selector;
-use super::spec::{Replicated, Update, WorkloadSpec};
+use super::spec::{Replicated, Update};
 use super::template::PodTemplate;
 use crate::pod::{Fault, FaultList};
 
-/// The most pods of one workload: a node runs hundreds, and a number that is mistyped must not take its memory.
-const MAX_REPLICAS: i32 = 1_000;
 const DEFAULT_HISTORY: i32 = 10;
 const DEFAULT_PROGRESS_DEADLINE: i32 = 600;
 const QUARTER: &str = "25%";
 
-/// A workload's spec as authored, without its template.
+/// The spec of one of them as authored, without its template.
 #[derive(Debug)]
 pub(super) enum Authored {
     /// Of a Deployment.
@@ -156,9 +157,9 @@ fn strategy(Strategy { path, name, known, surge, unavailable }: Strategy<'_>) ->
 }
 
 /// What such pods must not have.
-fn of_pods(template: &PodTemplate, path: &str) -> Vec<Fault> {
+pub(super) fn of_pods(template: &PodTemplate, path: &str) -> Vec<Fault> {
     let mut faults = Vec::new();
-    let policy = template.spec["restartPolicy"].as_str().unwrap_or("Always");
+    let policy = template.restart_policy();
     if policy != "Always" {
         let message = format!("Unsupported value: {policy:?}: supported values: \"Always\"");
         faults.push(Fault::error(format!("{path}.spec.restartPolicy"), message));
@@ -171,8 +172,8 @@ fn of_pods(template: &PodTemplate, path: &str) -> Vec<Fault> {
 }
 
 /// What the controller is to do, with defaults.
-pub(super) fn settle(spec: Authored) -> WorkloadSpec {
-    WorkloadSpec::Replicated(match spec {
+pub(super) fn settle(spec: Authored) -> Replicated {
+    match spec {
         Authored::Deployment(spec) => {
             let replicas = natural(spec.replicas, 1);
             let strategy = spec.strategy.unwrap_or_default();
@@ -224,35 +225,6 @@ pub(super) fn settle(spec: Authored) -> WorkloadSpec {
                 paused: false,
                 history_limit: natural(spec.revision_history_limit, DEFAULT_HISTORY),
             }
-        }
-    })
-}
-
-fn natural(value: Option<i32>, default: i32) -> u32 {
-    u32::try_from(value.unwrap_or(default)).unwrap_or(0)
-}
-
-/// An amount of `total`; a percentage is rounded by `divide`.
-fn scaled(amount: &IntOrString, total: u32, divide: fn(u64, u64) -> u64) -> u32 {
-    let part = percent(amount).map(|percent| divide(u64::from(percent) * u64::from(total), 100));
-    let amount = part.or(number(amount).map(u64::from)).unwrap_or(0);
-    u32::try_from(amount).unwrap_or(u32::MAX)
-}
-
-fn number(amount: &IntOrString) -> Option<u32> {
-    match amount {
-        IntOrString::Int(number) => u32::try_from(*number).ok(),
-        IntOrString::String(_) => None,
-    }
-}
-
-fn percent(amount: &IntOrString) -> Option<u32> {
-    match amount {
-        IntOrString::Int(_) => None,
-        IntOrString::String(text) => {
-            let digits = text.strip_suffix('%')?;
-            let is_plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-            digits.parse().ok().filter(|_| is_plain)
         }
     }
 }

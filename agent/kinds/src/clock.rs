@@ -1,0 +1,45 @@
+//! Whether the node's clock can be right.
+
+use jiff::{SignedDuration, Timestamp};
+
+/// The time of a build whose sources do not say theirs: 2026-11-01.
+const UNKNOWN_BUILD: i64 = 1_793_491_200;
+
+/// When the agent was built: no clock that is right shows an earlier time.
+pub(crate) fn built() -> Timestamp {
+    let written = option_env!("SOURCE_DATE_EPOCH").and_then(|seconds| seconds.parse().ok());
+    Timestamp::from_second(written.unwrap_or(UNKNOWN_BUILD)).unwrap_or(Timestamp::UNIX_EPOCH)
+}
+
+/// The moment of a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Clock {
+    /// What the node's clock shows.
+    pub(crate) now: Timestamp,
+    /// A clock that shows an earlier time has not been set yet.
+    pub(crate) earliest: Timestamp,
+}
+
+impl Clock {
+    /// Whether the clock may be right.
+    pub(crate) fn is_set(&self) -> bool {
+        self.now >= self.earliest
+    }
+
+    /// A moment that was noted before the clock was set says nothing: from then on time counts anew. And one that is to come,
+    /// for the clock was set back, has been.
+    pub(crate) fn since(&self, noted: Timestamp) -> Timestamp {
+        if self.is_set() && noted < self.earliest { self.now } else { noted.min(self.now) }
+    }
+
+    /// The moment so many seconds later.
+    pub(crate) fn after(time: Timestamp, seconds: u64) -> Timestamp {
+        let pause = SignedDuration::from_secs(i64::try_from(seconds).unwrap_or(i64::MAX));
+        time.checked_add(pause).unwrap_or(Timestamp::MAX)
+    }
+}
+
+/// The earlier of two moments that may be.
+pub(crate) fn earlier(one: Option<Timestamp>, other: Option<Timestamp>) -> Option<Timestamp> {
+    one.into_iter().chain(other).min()
+}

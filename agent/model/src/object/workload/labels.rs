@@ -1,0 +1,18 @@
+//! Labels and other names that Kubernetes' controllers give their pods.
+
+/// The label with the hash of the template, of a Deployment's pods.
+pub const TEMPLATE_HASH: &str = "pod-template-hash";
+/// The same, of the pods of a DaemonSet or StatefulSet.
+pub const REVISION_HASH: &str = "controller-revision-hash";
+/// The label and annotation with a pod's completion index.
+pub const INDEX: &str = "batch.kubernetes.io/job-completion-index";
+/// The variable with it.
+pub const INDEX_VARIABLE: &str = "JOB_COMPLETION_INDEX";
+/// The labels with the name of a pod's Job, with those of before 1.27.
+pub const NAMES: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
+/// The labels with the UID of a pod's Job.
+pub const UIDS: [&str; 2] = ["batch.kubernetes.io/controller-uid", "controller-uid"];
+/// The label with a pod's name.
+pub const POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
+/// The label with a pod's ordinal.
+pub const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
