@@ -139,6 +139,13 @@ fn an_applied_deployment_is_stored_and_deleted(node: &mut TestNode) -> Result<()
     node.agent.kill();
     node.agent.start()?;
     ensure!(containers(&wait_ready(node, 1, image::V1)?)? == ids, "restarted");
+    let wide = node.agent.cli(&["pods", "-o", "wide"])?.success()?;
+    ensure!(wide.contains("Deployment/web"), "{wide}");
+    let scaled = node.agent.cli(&["scale", "deployment/web", "--replicas", "2"])?.success()?;
+    ensure!(scaled == "deployment.apps/web scaled\n", "{scaled}");
+    ensure!(containers(&wait_ready(node, 2, image::V1)?)?.contains(&ids[0]), "restarted by another number");
+    let missing = node.agent.cli(&["scale", "deploy/other", "--replicas", "2"])?;
+    ensure!(missing.code == Some(1) && missing.stderr.contains("was not applied"), "{missing:?}");
     let said = node.agent.cli(&["delete", "deployment", "web"])?.success()?;
     ensure!(said == "deployment.apps \"web\" deleted\n", "{said}");
     wait_pods(node, "no pods", <[Value]>::is_empty).map(drop)

@@ -27,6 +27,7 @@ mod pods;
 mod port_forward;
 pub mod program_output;
 mod restart;
+mod scale;
 pub mod screen;
 mod sheet;
 mod shutdown;
@@ -83,6 +84,8 @@ pub enum ClientCommand {
     Apply(apply::ApplyArgs),
     /// Show what manifests would change
     Diff(diff::DiffArgs),
+    /// Set the number of pods of an applied Deployment, ReplicaSet or StatefulSet
+    Scale(scale::ScaleArgs),
     /// Delete applied pods, ConfigMaps and Secrets
     Delete(delete::DeleteArgs),
     /// Show how the agent, its connection to a cluster and the node's credentials are doing, and what needs attention
@@ -135,6 +138,7 @@ pub async fn run(command: ClientCommand, client: &SocketClient, screen: Screen) 
         ClientCommand::Images(args) => images::run(client, args, screen).await,
         ClientCommand::Apply(args) => apply::run(client, args, screen).await,
         ClientCommand::Diff(args) => diff::run(client, args, screen).await,
+        ClientCommand::Scale(args) => scale::run(client, args, screen).await,
         ClientCommand::Delete(args) => delete::run(client, args, screen).await,
         ClientCommand::Version(args) => version::run(client, args, screen).await,
     }

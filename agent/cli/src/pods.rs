@@ -12,6 +12,7 @@ use super::pod_status::Summary;
 use super::screen::{Screen, Tone, printable};
 use super::table::{Cell, Table};
 use super::{age, completion, target};
+use limpet_model::pod::identity::OWNER_ANNOTATION;
 use limpet_wire::pods::{PodChange, PodEntry, PodNames, PodsDocument, SourceDocument};
 use limpet_wire::socket_client::SocketClient;
 
@@ -259,7 +260,7 @@ impl Columns {
         }
         header.extend(["NAME", "READY", "STATUS", "RESTARTS", "AGE", "SOURCE"]);
         if self.wide {
-            header.extend(["IP", "NODE", "UID", "IMAGES"]);
+            header.extend(["IP", "NODE", "UID", "IMAGES", "OWNER"]);
         }
         header.push("NOTE");
         Table::new(header)
@@ -308,7 +309,7 @@ fn ended(entry: &PodEntry) -> String {
     ["deleted".to_owned()].into_iter().chain(exits).collect::<Vec<_>>().join("; ")
 }
 
-fn wide(entry: &PodEntry) -> [Cell; 4] {
+fn wide(entry: &PodEntry) -> [Cell; 5] {
     let none = || "<none>".to_owned();
     let status = entry.pod.status.as_ref();
     let spec = entry.pod.spec.as_ref();
@@ -320,7 +321,16 @@ fn wide(entry: &PodEntry) -> [Cell; 4] {
         Cell::from(spec.and_then(|spec| spec.node_name.clone()).unwrap_or_else(none)),
         Cell::from(uid.chars().take(8).collect::<String>()),
         Cell::from(images.join(",")),
+        Cell::from(owner(entry).unwrap_or_else(none)),
     ]
+}
+
+/// The workload that made the pod: one of the node's own, else its controller in a cluster.
+fn owner(entry: &PodEntry) -> Option<String> {
+    let metadata = &entry.pod.metadata;
+    let of_node = metadata.annotations.as_ref().and_then(|annotations| annotations.get(OWNER_ANNOTATION)).cloned();
+    let controller = metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true));
+    of_node.or_else(|| controller.map(|owner| format!("{}/{}", owner.kind, owner.name)))
 }
 
 /// The pod's namespace.

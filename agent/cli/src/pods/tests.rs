@@ -75,9 +75,12 @@ fn the_namespace_and_more_columns_are_shown_when_useful() {
     assert!(render(&["-A"], &pods[..1]).starts_with("NAMESPACE"), "asked for");
     assert_eq!(
         render(&["-o", "wide"], &pods[..1]),
-        "NAME   READY   STATUS    RESTARTS   AGE   SOURCE        IP         NODE    UID        IMAGES      NOTE\n\
-         a      1/1     Running   0          3d    file a.yaml   10.1.0.7   edge1   01234567   busybox:1\n"
+        "NAME   READY   STATUS    RESTARTS   AGE   SOURCE        IP         NODE    UID        IMAGES      OWNER    NOTE\n\
+         a      1/1     Running   0          3d    file a.yaml   10.1.0.7   edge1   01234567   busybox:1   <none>\n"
     );
+    let mut owned = entry("a", running(0), None);
+    owned.pod.metadata.annotations = Some([(OWNER_ANNOTATION.to_owned(), "Deployment/web".to_owned())].into());
+    assert!(render(&["-o", "wide"], &[owned]).ends_with("busybox:1   Deployment/web\n"));
 }
 
 #[test]

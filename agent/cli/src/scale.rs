@@ -1,0 +1,88 @@
+//! `limpet scale`: another number of replicas of an applied workload. kubectl's conventions and output.
+
+use serde_json::{Value, json};
+
+use super::error::CliError;
+use super::screen::{Screen, printable};
+use limpet_core::source::resource::Resource;
+use limpet_model::object::ObjectKind;
+use limpet_wire::pods::DEFAULT_NAMESPACE;
+use limpet_wire::socket_client::{ClientError, SocketClient};
+
+/// The kinds that have a number of replicas.
+const SCALABLE: [ObjectKind; 3] = [ObjectKind::Deployment, ObjectKind::ReplicaSet, ObjectKind::StatefulSet];
+
+/// Arguments of `limpet scale`.
+#[derive(Debug, clap::Args)]
+pub struct ScaleArgs {
+    /// An applied workload: deployment/NAME, statefulset/NAME
+    #[arg(value_name = "KIND/NAME")]
+    workload: String,
+    /// How many pods there are to be
+    #[arg(long, value_name = "N")]
+    replicas: u32,
+    /// The namespace
+    #[arg(short, long, value_name = "NAME")]
+    namespace: Option<String>,
+}
+
+/// Writes the number into the applied manifest and applies it again.
+///
+/// # Errors
+/// When the agent cannot be reached, or refuses.
+pub(super) async fn run(client: &SocketClient, args: ScaleArgs, screen: Screen) -> Result<u8, CliError> {
+    let (resource, name) = workload(&args.workload)?;
+    let path = resource.path(args.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE), name);
+    let mut manifest: Value = match client.get_json(&path).await {
+        Ok(manifest) => manifest,
+        Err(ClientError::Refused { status: 404, .. }) => return Err(not_applied(resource, name)),
+        Err(error) => return Err(error.into()),
+    };
+    manifest["spec"]["replicas"] = json!(args.replicas);
+    client.put(&path, manifest.to_string().into_bytes()).await?;
+    screen.print(&format!("{}/{} scaled\n", resource.singular(), printable(name)))?;
+    Ok(0)
+}
+
+/// The kind and the name of a workload that has replicas.
+fn workload(argument: &str) -> Result<(Resource, &str), CliError> {
+    let Some((kind, name)) = argument.split_once('/').filter(|(_, name)| !name.is_empty()) else {
+        return Err(CliError::Usage(format!("{argument} is no KIND/NAME, such as deployment/web")));
+    };
+    match Resource::from_name(&kind.to_lowercase()) {
+        Some(resource @ Resource::Object(object)) if SCALABLE.contains(&object) => Ok((resource, name)),
+        Some(resource) => Err(CliError::Usage(format!("a {} has no replicas", resource.kind()))),
+        None => {
+            Err(CliError::Usage(format!("{kind} is no kind of workload: use deployment, replicaset or statefulset")))
+        }
+    }
+}
+
+fn not_applied(resource: Resource, name: &str) -> CliError {
+    CliError::Target(format!(
+        "{} \"{name}\" was not applied; set spec.replicas in its file, or where its manifest comes from",
+        resource.singular()
+    ))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_has_replicas_is_scaled() {
+        let kind = |argument: &str| workload(argument).map(|(resource, name)| (resource.plural(), name.to_owned()));
+        assert_eq!(kind("deploy/web").unwrap(), ("deployments", "web".to_owned()));
+        assert_eq!(kind("sts/db").unwrap(), ("statefulsets", "db".to_owned()));
+        for (argument, message) in [
+            ("web", "web is no KIND/NAME, such as deployment/web"),
+            ("deploy/", "deploy/ is no KIND/NAME, such as deployment/web"),
+            ("ds/web", "a DaemonSet has no replicas"),
+            ("job/web", "a Job has no replicas"),
+            ("thing/web", "thing is no kind of workload: use deployment, replicaset or statefulset"),
+        ] {
+            assert_eq!(kind(argument).unwrap_err().to_string(), message);
+        }
+    }
+}
