@@ -3,6 +3,7 @@
 //! In: a decoded document. Out: a [`Workload`] within its [`ObjectRecord`](super::ObjectRecord): what its controller needs
 //! to know, and the [`PodTemplate`] of its pods. The controllers are in `limpet-kinds`. Pure: no I/O, no clock.
 
+mod always_running;
 mod amount;
 mod authored;
 pub mod cron_job;

@@ -6,6 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::MAX_REPLICAS;
+use super::always_running::of_pods;
 use super::amount::{natural, number, percent, scaled};
 use super::selector;
 use super::spec::{Replicated, Update};
@@ -152,21 +153,6 @@ fn strategy(Strategy { path, name, known, surge, unavailable }: Strategy<'_>) ->
     if daemon && surge.is_some_and(|_| !is_zero(surge)) && (unavailable.is_none() || !is_zero(unavailable)) {
         let message = "Invalid value: may not be set when maxUnavailable is non-zero";
         faults.push(Fault::error(format!("{path}.rollingUpdate.maxSurge"), message).with_remedy("maxUnavailable: 0"));
-    }
-    faults
-}
-
-/// What such pods must not have.
-pub(super) fn of_pods(template: &PodTemplate, path: &str) -> Vec<Fault> {
-    let mut faults = Vec::new();
-    let policy = template.restart_policy();
-    if policy != "Always" {
-        let message = format!("Unsupported value: {policy:?}: supported values: \"Always\"");
-        faults.push(Fault::error(format!("{path}.spec.restartPolicy"), message));
-    }
-    if !template.spec["activeDeadlineSeconds"].is_null() {
-        let message = "Forbidden: not supported in pods that always run";
-        faults.push(Fault::error(format!("{path}.spec.activeDeadlineSeconds"), message));
     }
     faults
 }

@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::apps::v1::StatefulSetSpec;
 
+use super::always_running::of_pods;
 use super::amount::{natural, number, percent, scaled};
-use super::replicated::of_pods;
 use super::template::PodTemplate;
 use super::{MAX_REPLICAS, selector};
 use crate::pod::{Fault, FaultList, is_dns_label};
